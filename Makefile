@@ -1,0 +1,59 @@
+# Everything runs in .venv here, which is made once and again only when what is to be installed has changed.
+#
+#   make caption [CLIP=path] [ARGS="--profile ar ..."]   caption a shipped clip, or another
+#   make test                                            ruff, mypy, pytest
+#   make bench [ARGS=...]                                measure
+#
+# PYTHON=python3.12 makes .venv with another Python. pip's own configuration and PIP_* variables are honoured.
+
+PYTHON ?= python3
+CLIP ?= vidspec/embedded/clips/three-objects.mp4
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INPUTS := pyproject.toml vidspec/_version.py constraints/cpu.txt
+# Without an NVIDIA GPU: a pinned torch, of which pip prefers the CPU build ("+cpu") wherever an index offers it.
+HAS_GPU = nvidia-smi -L >/dev/null 2>&1
+PIP_INSTALL = if $(HAS_GPU); then set --; else set -- -c constraints/cpu.txt; fi; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"
+
+.PHONY: caption test lint bench clean
+
+caption: $(VENV)/installed
+	@$(BIN)/vidspec caption "$(CLIP)" $(ARGS)
+
+test: lint
+	@$(BIN)/python -m pytest -q $(ARGS)
+
+lint: $(VENV)/installed-test
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/mypy
+
+bench: $(VENV)/installed
+	@$(BIN)/python -m vidspec.bench $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find vidspec tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "$(PYTHON) is older than Python 3.10; name another: make PYTHON=python3.12" >&2; exit 1; }
+	@echo "making $(VENV)" >&2
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+$(VENV)/installed: $(INPUTS) | $(BIN)/python
+	@echo "installing vidspec and what it needs into $(VENV); this takes minutes, once" >&2
+	@$(HAS_GPU) || echo "no NVIDIA GPU found: taking the CPU build of torch, if pip is configured to find it" >&2
+	@$(PIP_INSTALL) -e .
+	@$(HAS_GPU) || $(BIN)/python -c 'import sys, torch; torch.version.cuda and print("note: no NVIDIA GPU is here, " \
+		"yet pip chose the CUDA build of torch; it works but is large. Set PIP_EXTRA_INDEX_URL to the index of CPU " \
+		"wheels of PyTorch, then make clean, to have the small one.", file=sys.stderr)'
+	@touch $@
+
+$(VENV)/installed-test: $(VENV)/installed
+	@echo "installing what the tests need into $(VENV)" >&2
+	@$(PIP_INSTALL) -e '.[test]'
+	@touch $@

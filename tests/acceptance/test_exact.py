@@ -1,0 +1,229 @@
+"""The exact rule: greedy against a literal loop, sampled against the exact distribution of whole texts."""
+
+import pytest
+import torch
+from acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value, reference_distribution
+from decoding.toys import GREEDY, ToyEngine, blend, job, random_table
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vidspec.acceptance.base import Verdict
+from vidspec.acceptance.exact import Exact
+from vidspec.decoding.autoregressive import autoregressive
+from vidspec.decoding.base import Limits
+from vidspec.decoding.sequential import sequential
+from vidspec.drafting.base import Draft
+from vidspec.drafting.model import ModelDrafter
+from vidspec.engine.sampling import Sampling, draw
+
+RNG = torch.Generator()
+
+
+def chain(*tokens, probs=None):
+    return Draft(tuple(tokens), tuple(range(-1, len(tokens) - 1)), probs)
+
+
+def literal_greedy(tokens, rows):
+    accepted = 0
+    for token, row in zip(tokens, rows, strict=False):
+        if token != row.index(max(row)):
+            break
+        accepted += 1
+    return Verdict(accepted, rows[accepted].index(max(rows[accepted])))
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_greedy_equals_a_literal_loop(data):
+    vocabulary, gamma = data.draw(st.integers(1, 6)), data.draw(st.integers(0, 8))
+    # Few different values, so that there are ties.
+    value = st.sampled_from([-1.0, 0.0, 0.5, 2.0])
+    rows = [[data.draw(value) for _ in range(vocabulary)] for _ in range(gamma + 1)]
+    best = [row.index(max(row)) for row in rows]
+    agree = data.draw(st.integers(0, gamma))
+    tokens = [best[i] if i < agree else data.draw(st.integers(0, vocabulary - 1)) for i in range(gamma)]
+    verdict = Exact(GREEDY)(chain(*tokens), torch.tensor(rows), None, RNG)
+    assert verdict == literal_greedy(tokens, rows)
+    assert verdict.loose == ()
+
+
+LOGITS = torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, 0.0], [0.0, 0.0, 1.0]])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        pytest.param((1, 0), Verdict(2, 2), id="all pass and the bonus follows"),
+        pytest.param((1, 1), Verdict(1, 0), id="of equals the first is the target's choice"),
+        pytest.param((2, 0), Verdict(0, 1), id="a later match does not help"),
+    ],
+)
+def test_greedy(tokens, expected):
+    assert Exact(GREEDY)(chain(*tokens), LOGITS, None, RNG) == expected
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.7, 0.9)])
+def test_an_empty_window_gives_the_targets_own_token(sampling):
+    sharp = torch.tensor([[0.0, 0.0, 99.0, 0.0]])
+    assert Exact(sampling)(chain(), sharp, None, RNG) == Verdict(0, 2)
+
+
+def test_is_lossless():
+    assert Exact.lossless is True
+
+
+@pytest.mark.parametrize("given_probs", [True, False])
+def test_a_token_the_target_never_draws_is_never_accepted(given_probs):
+    p = torch.tensor([[0.0, -1e9, 0.5], [0.0, 0.0, 0.0]])
+    probs = torch.tensor([[0.0, 1.0, 0.0]]) if given_probs else None
+    rng = torch.Generator().manual_seed(1)
+    verdicts = [Exact(Sampling(1.0))(chain(1, probs=probs), p, None, rng) for _ in range(200)]
+    assert {v.accepted for v in verdicts} == {0}
+    assert {v.token for v in verdicts} == {0, 2}
+
+
+def test_a_draft_that_equals_the_target_is_always_accepted():
+    sampling, rng = Sampling(0.8, 0.9), torch.Generator().manual_seed(1)
+    logits = torch.randn(4, 6, generator=rng)
+    probs = sampling.distribution(logits)
+    for _ in range(200):
+        tokens = [draw(row, rng) for row in probs[:3]]
+        assert Exact(sampling)(chain(*tokens, probs=probs[:3]), logits, None, rng).accepted == 3
+
+
+def test_leaves_what_it_is_given_as_it_was():
+    sampling, rng = Sampling(0.8), torch.Generator().manual_seed(1)
+    logits, probs = torch.randn(3, 5, generator=rng), torch.full((2, 5), 0.2)
+    before = logits.clone(), probs.clone()
+    for _ in range(50):
+        Exact(sampling)(chain(0, 1, probs=probs), logits, None, rng)
+    assert torch.equal(logits, before[0]) and torch.equal(probs, before[1])
+
+
+class AcceptsAll:
+    """Wrong: emits whatever is drafted."""
+
+    lossless = True
+
+    def __init__(self, sampling):
+        self.sampling = sampling
+
+    def __call__(self, draft, target_logits, hidden, rng):
+        return Verdict(len(draft.tokens), draw(self.sampling.distribution(target_logits)[-1], rng))
+
+
+class ResamplesFromTarget(AcceptsAll):
+    """Wrong: after a rejection draws from p instead of from what is left of it."""
+
+    def __call__(self, draft, target_logits, hidden, rng):
+        p = self.sampling.distribution(target_logits)
+        for i, x in enumerate(draft.tokens):
+            q = 1.0 if draft.probs is None else float(draft.probs[i, x])
+            if torch.rand((), generator=rng) * q >= p[i, x]:
+                return Verdict(i, draw(p[i], rng))
+        return Verdict(len(draft.tokens), draw(p[-1], rng))
+
+
+class ForgetsTemperature(Exact):
+    """Wrong: tests against the target's plain distribution."""
+
+    def __init__(self, sampling):
+        super().__init__(Sampling(1.0))
+
+
+VOCABULARY, EOS, LENGTH = 4, 3, 3
+TARGET = random_table(11, VOCABULARY, 1.2)
+DRAFT = blend(TARGET, random_table(12, VOCABULARY, 1.5), 0.6)
+LIMITS = Limits(LENGTH, frozenset({EOS}))
+SAMPLINGS = [Sampling(1.0), Sampling(0.7, 0.8)]
+
+
+def draws_of_the_rule(rule, sampling, draft_sampling, count):
+    """Windows of the whole remaining text, judged by ``rule``: prefix to text without any schedule."""
+    rng, judge, model = torch.Generator().manual_seed(5), rule(sampling), ToyEngine(TARGET)
+    for _ in range(count):
+        text = ()
+        while len(text) < LENGTH and EOS not in text:
+            tokens, probs, prefix = [], [], text
+            for _ in range(LENGTH - len(text)):
+                q = draft_sampling.distribution(DRAFT(prefix)[None])[0]
+                tokens.append(int(q.argmax()) if draft_sampling.greedy else draw(q, rng))
+                probs.append(q)
+                prefix = (*prefix, tokens[-1])
+            rows = torch.stack([model.table((*text, *tokens[:i])) for i in range(len(tokens) + 1)])
+            draft = chain(*tokens, probs=None if draft_sampling.greedy else torch.stack(probs))
+            verdict = judge(draft, rows, None, rng)
+            new = LIMITS.cut([*tokens[: verdict.accepted], verdict.token], len(text))[0]
+            text = (*text, *new)
+        yield text
+
+
+def shifted(table):
+    """The same table behind a first token that is always 0: with it, windows of two fit into texts of three."""
+    first = torch.tensor([99.0, 0.0, 0.0, 0.0])
+    return lambda prefix: table(prefix[1:]) if prefix else first
+
+
+def draws_of_the_schedule(rule, sampling, draft_sampling, count):
+    rng = torch.Generator().manual_seed(6)
+    limits = Limits(LENGTH + 1, LIMITS.eos)
+    target, draft = shifted(TARGET), shifted(DRAFT)
+    for _ in range(count):
+        one = job(
+            target, limits, draft=draft, gamma=2, sampling=sampling, draft_sampling=draft_sampling,
+            rule=rule(sampling), rng=rng,
+        )  # fmt: skip
+        first, *text = [token for step in sequential(one) for token in step.token_ids]
+        assert first == 0
+        yield tuple(text)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("greedy_draft", [False, True], ids=["sampled draft", "greedy draft"])
+@pytest.mark.parametrize(("draws", "count"), [(draws_of_the_rule, 6000), (draws_of_the_schedule, 5000)])
+def test_texts_have_the_targets_distribution(draws, count, greedy_draft, sampling):
+    texts = draws(Exact, sampling, GREEDY if greedy_draft else sampling, count)
+    assert p_value(texts, exact_distribution(TARGET, sampling, LIMITS)) > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("rule", [AcceptsAll, ResamplesFromTarget, ForgetsTemperature])
+@pytest.mark.parametrize("greedy_draft", [False, True], ids=["sampled draft", "greedy draft"])
+@pytest.mark.parametrize("draws", [draws_of_the_rule, draws_of_the_schedule])
+def test_wrong_samplers_are_rejected(draws, greedy_draft, rule):
+    """The control: the same test, fewer draws even."""
+    sampling = SAMPLINGS[1]
+    texts = draws(rule, sampling, GREEDY if greedy_draft else sampling, 1500)
+    assert p_value(texts, exact_distribution(TARGET, sampling, LIMITS)) < SIGNIFICANCE
+
+
+def test_resampling_from_the_target_is_rejected_without_top_p_too():
+    texts = draws_of_the_rule(ResamplesFromTarget, Sampling(1.0), Sampling(1.0), 6000)
+    assert p_value(texts, exact_distribution(TARGET, Sampling(1.0), LIMITS)) < SIGNIFICANCE
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_plain_decoding_has_the_same_distribution(sampling):
+    rng = torch.Generator().manual_seed(7)
+    texts = [
+        tuple(token for step in autoregressive(job(TARGET, LIMITS, sampling=sampling, rng=rng)) for token in step.token_ids)
+        for _ in range(4000)
+    ]  # fmt: skip
+    assert p_value(texts, exact_distribution(TARGET, sampling, LIMITS)) > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, Sampling(2.0, 0.5), Sampling(0.3, 0.05)], ids=str)
+def test_the_reference_distribution_is_the_engines(sampling):
+    """Both sides of the gate mean the same by temperature and top-p."""
+    for prefix in [(), (0,), (1, 2)]:
+        expected = reference_distribution(TARGET(prefix), sampling)
+        assert sampling.distribution(TARGET(prefix)[None])[0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_drafter_of_the_schedule_really_samples():
+    engine = ToyEngine(DRAFT)
+    drafter = ModelDrafter(engine, engine.start(), Sampling(1.0), torch.Generator().manual_seed(1))
+    drafter.begin(0)
+    window = drafter.propose(2)
+    assert window.probs is not None and window.probs.shape == (2, VOCABULARY)
+    expected = Sampling(1.0).distribution(torch.stack([DRAFT((0,)), DRAFT((0, window.tokens[0]))]))
+    assert torch.allclose(window.probs, expected)

@@ -1,0 +1,256 @@
+import json
+import os
+from types import SimpleNamespace
+
+import jsonschema
+import pytest
+from fake_captioner import IDS, TEXT, FakeCaptioner, record
+
+from vidspec.batch.compare import decode_rate, first_difference, speed_against
+from vidspec.batch.run import Observer, Options, exit_code, run
+from vidspec.batch.schema import record_schema
+from vidspec.batch.trace_file import joined
+from vidspec.batch.writers import FileLines, check_output, render
+from vidspec.errors import DeviceError, OutputError, UsageError, VideoError
+from vidspec.record import RECORD_KEYS, failed
+
+
+@pytest.fixture
+def captioner():
+    return FakeCaptioner(SimpleNamespace(name="vanilla-sd"))
+
+
+def test_goes_on_after_failures_and_bugs(captioner):
+    outcomes = list(run(captioner, ["missing.mp4", "bug.mp4", "good.mp4"]))
+    assert [outcome.caption.caption for outcome in outcomes] == [None, None, TEXT]
+    assert outcomes[0].caption.error == {
+        "stage": "decode_video",
+        "kind": "missing",
+        "message": "missing.mp4: there is no such file (check the path)",
+    }
+    assert outcomes[1].caption.error == {"stage": "run", "kind": "internal", "message": "TypeError: broken"}
+    assert outcomes[0].caption.profile == "vanilla-sd"
+    assert [type(outcome.error) for outcome in outcomes] == [VideoError, TypeError, type(None)]
+
+
+def test_each_outcome_comes_before_the_next_clip_starts(captioner):
+    outcomes = run(captioner, ["good.mp4", "good.mp4"])
+    next(outcomes)
+    assert len(captioner.calls) == 1
+
+
+def test_interrupt_ends_the_run(captioner):
+    outcomes = run(captioner, ["good.mp4", "stop.mp4", "good.mp4"])
+    next(outcomes)
+    with pytest.raises(KeyboardInterrupt):
+        next(outcomes)
+
+
+def test_a_stream_without_a_caption_is_a_bug(captioner):
+    captioner.stream = lambda *_, **__: iter(())
+    (outcome,) = run(captioner, ["good.mp4"])
+    assert isinstance(outcome.error, RuntimeError)
+
+
+def test_part_of_the_clip_is_passed_on_to_both_runs(captioner):
+    list(run(captioner, ["good.mp4"], Options(start=1.0, end=2.0, baseline=True, verify=True)))
+    assert captioner.calls == [("stream", "good.mp4", 1.0, 2.0), ("baseline", "good.mp4", 1.0, 2.0)]
+
+
+def test_plain_decoding_runs_only_on_request(captioner):
+    list(run(captioner, ["good.mp4"]))
+    assert [call[0] for call in captioner.calls] == ["stream"]
+
+
+def test_verify_fails_on_a_difference_and_keeps_what_was_measured(captioner):
+    good, differs = run(captioner, ["good.mp4", "differs.mp4"], Options(verify=True))
+    assert good.error is None and good.caption.speed == {"tokens_per_s": 4.0, "estimate": 2.0}
+    assert differs.caption.error == {
+        "stage": "verify",
+        "kind": "mismatch",
+        "message": "differs.mp4: differs from plain decoding at token 3: 3 instead of 4",
+    }
+    assert differs.caption.caption is None and differs.caption.lossless is None
+    assert differs.caption.token_ids == IDS and differs.caption.counters["emitted"] == 5
+
+
+def test_without_verify_a_difference_is_not_looked_for(captioner):
+    (outcome,) = run(captioner, ["differs.mp4"], Options(baseline=True))
+    assert outcome.error is None
+
+
+def test_baseline_replaces_the_estimate(captioner):
+    (outcome,) = run(captioner, ["good.mp4"], Options(baseline=True))
+    assert outcome.caption.speed == {
+        "tokens_per_s": 4.0,
+        "baseline": {
+            "timings": {"time_to_first_token": 0.25, "decode": 3.0, "end_to_end": 3.0},
+            "tokens_per_s": pytest.approx(4 / 3),
+            "time_to_first_token": 0.5,
+            "decode": pytest.approx(3.0),
+            "end_to_end": 2.0,
+        },
+    }
+
+
+def test_observer_sees_every_clip_from_begin_to_end(captioner):
+    seen = []
+
+    class Watching(Observer):
+        def begin(self, path, number, total):
+            seen.append((path, number, total))
+
+        def event(self, event):
+            seen.append(type(event).__name__)
+
+        def end(self, caption):
+            seen.append(caption.caption)
+
+    list(run(captioner, ["missing.mp4", "good.mp4"], Options(), Watching()))
+    rounds = ["Opened", "Prefilled", "Round", "Round", "Finished"]
+    assert seen == [("missing.mp4", 1, 2), None, ("good.mp4", 2, 2), *rounds, TEXT]
+
+
+@pytest.mark.parametrize(
+    ("errors", "code"),
+    [
+        ([], 0),
+        ([None, None], 0),
+        ([None, VideoError("x")], 1),
+        ([TypeError("x")], 1),
+        ([UsageError("x")], 1),
+        ([VideoError("x"), DeviceError("x"), None], 3),
+    ],
+)
+def test_exit_code(errors, code):
+    assert exit_code(errors) == code
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "at"),
+    [([], [], None), ([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1), ([0], [], 0)],
+)
+def test_first_difference(left, right, at):
+    assert first_difference(left, right) == at
+
+
+def test_speed_is_undefined_where_nothing_was_measured():
+    one_token = record(token_ids=[7], timings={})
+    assert decode_rate(one_token) is None
+    speed = speed_against(one_token, record())
+    assert speed["decode"] is None and speed["end_to_end"] is None and speed["time_to_first_token"] is None
+
+
+def test_decode_speedup_compares_rates_not_times():
+    """Sampled captions differ in length; twice the tokens in the same time is twice as fast."""
+    method, plain = record(token_ids=[0] * 9), record(token_ids=[0] * 5)
+    assert speed_against(method, plain)["decode"] == pytest.approx(2.0)
+
+
+def test_records_satisfy_the_schema(captioner):
+    outcomes = run(
+        captioner, ["good.mp4", "missing.mp4", "bug.mp4", "differs.mp4"], Options(verify=True, baseline=True)
+    )
+    for outcome in outcomes:
+        jsonschema.validate(json.loads(outcome.caption.to_json()), record_schema())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"caption": None},
+        {"error": {"stage": "x", "kind": "y", "message": "z"}},
+        {"error": {"stage": "x"}, "caption": None, "lossless": None},
+        {"token_ids": ["a"]},
+        {"counters": {}},
+        {"timings": {"decode": -1}},
+        {"lossless": None},
+        {"speed": {}},
+        {"speed": {"tokens_per_s": 1, "baseline": {}}},
+    ],
+)
+def test_schema_refuses_broken_records(changes):
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(record(**changes).to_dict(), record_schema())
+
+
+def test_schema_has_the_keys_of_the_record_and_is_a_schema():
+    schema = record_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["required"] == list(RECORD_KEYS) == list(schema["properties"])
+
+
+def test_render():
+    assert render(record(), "text", several=False) == TEXT
+    assert render(record("a b.mp4"), "text", several=True) == "a b.mp4\tA red circle moves left."
+    assert render(failed("x", VideoError("no")), "text", several=True) is None
+    line = render(failed("x", VideoError("no")), "json", several=True)
+    assert line and "\n" not in line and json.loads(line)["caption"] is None
+
+
+def test_file_grows_line_by_line_and_keeps_the_earlier_file(tmp_path):
+    path = tmp_path / "out.txt"
+    path.write_text("old")
+    lines = FileLines(path)
+    assert path.read_text() == "old", "touched before there was a line"
+    lines.write("one")
+    assert path.read_text() == "one\n", "not flushed"
+    lines.write("two")
+    lines.close(complete=True)
+    assert path.read_text() == "one\ntwo\n"
+    assert lines.replaced == tmp_path / "out.txt~" and lines.replaced.read_text() == "old"
+
+
+def test_file_is_untouched_by_a_run_that_was_interrupted_before_its_first_line(tmp_path):
+    path = tmp_path / "out.txt"
+    path.write_text("old")
+    FileLines(path).close(complete=False)
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_complete_run_without_captions_gives_an_empty_file(tmp_path):
+    FileLines(tmp_path / "out.txt").close(complete=True)
+    assert (tmp_path / "out.txt").read_text() == ""
+
+
+def test_file_takes_a_path_that_is_not_utf8(tmp_path):
+    lines = FileLines(tmp_path / "out.jsonl")
+    path = os.fsdecode(b"caf\xe9.mp4")
+    lines.write(record(path).to_json())
+    lines.close(complete=True)
+    assert json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))["path"] == path
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_full_disk_is_one_clear_error(tmp_path):
+    from pathlib import Path
+
+    with pytest.raises(OutputError, match="/dev/full: cannot be written: No space left"):
+        FileLines(Path("/dev/full")).write("x")
+
+
+def test_outputs_are_checked_beforehand(tmp_path):
+    clip = tmp_path / "clip.mp4"
+    clip.write_bytes(b"x")
+    for path, reason in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "no" / "out", "there is no folder"),
+        (clip, "is one of the clips"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            check_output(path, [str(clip)], "--output")
+    check_output(tmp_path / "out", [str(clip)], "--output")
+
+
+def test_joined_traces_give_each_clip_its_own_named_processes():
+    one = {
+        "traceEvents": [
+            {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "target"}},
+            {"ph": "X", "name": "verify", "pid": 1, "tid": 0, "ts": 0, "dur": 1},
+            {"ph": "X", "name": "draft", "pid": 2, "tid": 0, "ts": 0, "dur": 1},
+        ]
+    }
+    events = joined([("a.mp4", one), ("b.mp4", one)])["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert names == {1: "a.mp4: target", 2: "a.mp4", 1001: "b.mp4: target", 1002: "b.mp4"}
+    assert [event["pid"] for event in events if event["ph"] == "X"] == [1, 2, 1001, 1002]

@@ -1,0 +1,59 @@
+import json
+import sys
+from types import ModuleType
+
+import pytest
+from fake_captioner import FakeCaptioner
+
+from vidspec import registry
+from vidspec.cli import main
+
+NAMES = {
+    "pruning": ("attention", "none", "random", "uniform"),
+    "drafting": ("model", "none"),
+    "acceptance": ("exact",),
+    "schedules": ("autoregressive", "sequential"),
+}
+
+
+@pytest.fixture(autouse=True)
+def isolated(monkeypatch, tmp_path):
+    """No user folder, no VIDSPEC_* variables, a captioner without models, and the tests' own folder."""
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("VIDSPEC_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(registry.Registry, "names", lambda self: NAMES[self.part])
+    for name in ("vidspec.captioner", "vidspec.decoding.trace"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(sys.modules["vidspec.captioner"], "Captioner", FakeCaptioner, raising=False)
+    monkeypatch.setattr(sys.modules["vidspec.decoding.trace"], "to_chrome", lambda trace: trace, raising=False)
+    monkeypatch.setattr(FakeCaptioner, "made", [])
+    monkeypatch.setattr(FakeCaptioner, "refuse", None)
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+
+class Ran:
+    def __init__(self, code, out, err):
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def records(self):
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+@pytest.fixture
+def vidspec(capsys):
+    """Runs a command line in this process: exit code, stdout, stderr."""
+
+    def run(*args):
+        code = main(args)
+        captured = capsys.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return run

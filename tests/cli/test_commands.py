@@ -1,0 +1,152 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# Typer itself takes pydantic for the page of a command, so what is ours to keep out is the schema built with it.
+HEAVY = ("torch", "transformers", "av", "decord", "numpy", "yaml", "vidspec.profile_schema")
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["caption", "--help"]])
+def test_help_imports_nothing_heavy(args):
+    ran = python(
+        f"import sys; from vidspec.cli import main; code = main({args!r});"
+        f"print('LOADED', [name for name in {HEAVY!r} if name in sys.modules]); sys.exit(code)"
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-1] == "LOADED []"
+
+
+def test_profiles_needs_no_torch():
+    ran = python(
+        "import sys; from vidspec.cli import main; main(['profiles']);"
+        "print('LOADED', [name for name in ('torch', 'transformers', 'av', 'numpy') if name in sys.modules])"
+    )
+    assert ran.stdout.splitlines()[-1] == "LOADED []", ran.stderr
+
+
+def test_python_m_vidspec():
+    ran = subprocess.run(
+        [sys.executable, "-m", "vidspec", "caption", "x", "--nope"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.returncode == 2 and ran.stdout == "" and ran.stderr.startswith("error: No such option: --nope")
+
+
+def test_help_lists_the_commands(vidspec):
+    ran = vidspec("--help")
+    assert ran.code == 0
+    for name in ("caption", "profiles", "doctor", "sample", "--version", "--install-completion"):
+        assert name in ran.out
+
+
+def test_caption_help_lists_the_options(vidspec):
+    out = vidspec("caption", "--help").out
+    options = (
+        "--profile -p --set --pair --target --draft --frames --fps --start --end --max-pixels --prompt "
+        "--max-new-tokens --temperature --top-p --seed --device --dtype --attn --decoder --format --output "
+        "-o --quiet --no-live --baseline --trace --verify --debug"
+    )
+    words = set(out.replace(",", " ").split())
+    assert [option for option in options.split() if option not in words] == []
+
+
+def test_no_arguments_show_the_help(vidspec):
+    ran = vidspec()
+    assert ran.code == 2 and "Usage: vidspec" in ran.out
+
+
+def test_version(vidspec):
+    assert vidspec("--version").out.startswith("vidspec ")
+
+
+def test_unknown_command(vidspec):
+    ran = vidspec("nope")
+    assert (ran.code, ran.err) == (2, "error: No such command 'nope'. (see `vidspec --help`)\n")
+
+
+def test_profiles_lists_names_and_abouts(vidspec):
+    ran = vidspec("profiles")
+    assert ran.code == 0
+    assert [line.split()[0] for line in ran.out.splitlines()] == [
+        "ar",
+        "sd-attention",
+        "sd-rand",
+        "sd-uniform",
+        "vanilla-sd",
+    ]
+    found = json.loads(vidspec("profiles", "--format", "json").out)
+    assert all(set(one) == {"name", "about", "path", "source"} and one["about"] for one in found)
+
+
+def test_sample_draws_and_prints_the_paths(vidspec, monkeypatch):
+    asked = []
+
+    def draw(out, count, seed):
+        asked.append((out, count, seed))
+        return [out / f"{number}.mp4" for number in range(count)]
+
+    module = ModuleType("vidspec.embedded.samples")
+    module.draw = draw
+    monkeypatch.setitem(sys.modules, "vidspec.embedded.samples", module)
+    ran = vidspec("sample", "--out", "d", "--count", "2", "--seed", "7")
+    assert (ran.code, ran.out, asked) == (0, "d/0.mp4\nd/1.mp4\n", [(Path("d"), 2, 7)])
+    Path("file").write_text("")
+    ran = vidspec("sample", "--out", "file")
+    assert (ran.code, ran.err) == (2, "error: --out file: is not a folder\n")
+
+    def full(out, count, seed):
+        raise OSError(28, "No space left on device")
+
+    module.draw = full
+    ran = vidspec("sample", "--out", "d")
+    assert (ran.code, ran.err) == (1, "error: d: cannot be written: No space left on device\n")
+
+
+def test_doctor(vidspec, monkeypatch):
+    monkeypatch.setenv("HF_HOME", "/models")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    ran = vidspec("doctor", "--format", "json")
+    found = json.loads(ran.out)
+    assert ran.code == 0 and found["model_cache"] == "/models/hub" and found["offline"] is True
+    assert found["packages"]["torch"] and any(device.startswith("cpu") for device in found["devices"])
+    text = vidspec("doctor").out
+    for label in ("python", "torch", "devices", "attention", "decoders", "model cache", "built-in pair"):
+        assert label in text
+
+
+def test_doctor_survives_a_broken_torch(vidspec, monkeypatch):
+    from vidspec.cli import environment
+
+    whole = environment.importlib.import_module
+
+    def broken(name):
+        if name == "torch":
+            raise OSError("libtorch.so:\nundefined symbol")
+        return whole(name)
+
+    monkeypatch.setattr(environment.importlib, "import_module", broken)
+    ran = vidspec("doctor")
+    assert ran.code == 3
+    assert "missing: torch is installed but broken (libtorch.so: undefined symbol); pip install" in ran.out
+
+
+def test_doctor_names_what_is_missing(vidspec, monkeypatch):
+    from vidspec.cli import environment
+
+    versions = environment._version
+    monkeypatch.setattr(environment, "_version", lambda name: None if name in ("av", "decord") else versions(name))
+    monkeypatch.setattr(environment, "find_spec", lambda name: None)
+    ran = vidspec("doctor")
+    assert ran.code == 3 and "missing: av; pip install av" in ran.out and "optional: decord" in ran.out

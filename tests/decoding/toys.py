@@ -1,0 +1,182 @@
+"""Language models that are tables: logits as any function of the tokens read so far. For tests of exact outcomes.
+
+They stand behind the engine's own interface, so that the real target, drafter, rule and schedules run on them; a wrong
+rollback shows because the logits depend on every token in the cache.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from vidspec.acceptance.base import Acceptance
+from vidspec.acceptance.exact import Exact
+from vidspec.decoding.base import Job, Limits, Target
+from vidspec.decoding.trace import Trace
+from vidspec.drafting.base import Draft, Drafter
+from vidspec.drafting.model import ModelDrafter
+from vidspec.engine.sampling import Sampling
+
+Prefix = tuple[int, ...]
+Table = Callable[[Prefix], torch.Tensor]  # emitted tokens -> logits (V,)
+
+GREEDY = Sampling()
+
+
+def random_table(seed: int, vocabulary: int, scale: float = 1.0) -> Table:
+    """Logits drawn anew for every prefix, always the same for the same one."""
+    known: dict[Prefix, torch.Tensor] = {}
+
+    def logits(prefix: Prefix) -> torch.Tensor:
+        if prefix not in known:
+            rng = np.random.default_rng([seed, zlib.crc32(bytes(str(prefix), "ascii"))])
+            known[prefix] = torch.from_numpy(rng.normal(0, scale, vocabulary)).float()
+        return known[prefix]
+
+    return logits
+
+
+def blend(table: Table, other: Table, share: float) -> Table:
+    """``share`` of ``other`` in ``table``: a draft of any quality."""
+    return lambda prefix: (1 - share) * table(prefix) + share * other(prefix)
+
+
+def greedy_text(table: Table, limits: Limits) -> list[int]:
+    """Greedy decoding, written out."""
+    text: list[int] = []
+    while len(text) < limits.max_new_tokens and not (text and text[-1] in limits.eos):
+        scores = table(tuple(text)).tolist()
+        text.append(scores.index(max(scores)))
+    return text
+
+
+@dataclass
+class ToyCache:
+    """The tokens that were read."""
+
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    def rollback(self, length: int) -> None:
+        assert 0 <= length <= len(self.tokens)
+        del self.tokens[length:]
+
+
+@dataclass
+class ToyState:
+    logits: torch.Tensor
+    cache: ToyCache = field(default_factory=ToyCache)
+
+    @property
+    def length(self) -> int:
+        return self.cache.length
+
+
+class ToyEngine:
+    """A table behind the engine's interface; ``passes`` lists how many rows each forward had."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.passes: list[int] = []
+
+    def start(self) -> ToyState:
+        return ToyState(self.table(()))
+
+    def forward(self, state: ToyState, token_ids: Sequence[int]) -> torch.Tensor:
+        assert token_ids, "a pass over nothing"
+        self.passes.append(len(token_ids))
+        rows = []
+        for token in token_ids:
+            state.cache.tokens.append(token)
+            rows.append(self.table(tuple(state.cache.tokens)))
+        return torch.stack(rows)
+
+
+class Reciter:
+    """Proposes whatever it was given, good or bad, and checks that it is told what was emitted."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = list(tokens)
+        self.forwards = 0
+        self.prefix: list[int] = []
+        self.window: tuple[int, ...] = ()
+        self._next = 0
+
+    def begin(self, token: int) -> None:
+        assert not self.prefix
+        self.prefix = [token]
+
+    def propose(self, gamma: int) -> Draft:
+        self.window = tuple(self.tokens[(self._next + i) % len(self.tokens)] for i in range(gamma))
+        self._next += gamma
+        self.forwards += gamma
+        return Draft(self.window, tuple(range(-1, gamma - 1)))
+
+    def commit(self, accepted: int, correction: int) -> None:
+        assert 0 <= accepted <= len(self.window)
+        self.prefix += [*self.window[:accepted], correction]
+        self.window = ()
+
+
+class Recorder:
+    """Another drafter, overheard: ``prefix`` is what it was told has been emitted."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.prefix: list[int] = []
+        self.window: tuple[int, ...] = ()
+
+    @property
+    def forwards(self) -> int:
+        return self.drafter.forwards
+
+    def begin(self, token: int) -> None:
+        self.prefix = [token]
+        self.drafter.begin(token)
+
+    def propose(self, gamma: int) -> Draft:
+        draft = self.drafter.propose(gamma)
+        self.window = draft.tokens
+        return draft
+
+    def commit(self, accepted: int, correction: int) -> None:
+        self.prefix += [*self.window[:accepted], correction]
+        self.drafter.commit(accepted, correction)
+
+
+def job(
+    table: Table,
+    limits: Limits,
+    *,
+    draft: Table | Drafter | None = None,
+    gamma: int = 0,
+    sampling: Sampling = GREEDY,
+    draft_sampling: Sampling | None = None,
+    rule: Acceptance | None = None,
+    rng: torch.Generator | None = None,
+) -> Job:
+    """A job on tables; ``draft`` is a table for the real model drafter, or a drafter."""
+    rng = rng or torch.Generator().manual_seed(0)
+    engine = ToyEngine(table)
+    drafter: Drafter | None
+    if draft is None or hasattr(draft, "propose"):
+        drafter = draft  # type: ignore[assignment]
+    else:
+        other = ToyEngine(draft)  # type: ignore[arg-type]
+        drafter = ModelDrafter(other, other.start(), draft_sampling or sampling, rng)  # type: ignore[arg-type]
+    return Job(
+        target=Target(engine, engine.start(), sampling, rng),  # type: ignore[arg-type]
+        limits=limits,
+        trace=Trace(),
+        rng=rng,
+        drafter=drafter,
+        acceptance=(rule or Exact(sampling)) if drafter is not None else None,
+        gamma=gamma,
+    )

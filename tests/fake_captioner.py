@@ -1,0 +1,127 @@
+"""A captioner without models: its clips are what their names say. For tests of the command, the batch and the panel.
+
+``good.mp4`` is captioned; ``missing.mp4`` fails; ``bug.mp4`` raises a TypeError; ``stop.mp4`` is interrupted;
+``differs.mp4`` differs from plain decoding; ``lost.mp4`` loses its device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePath
+from types import SimpleNamespace
+from typing import ClassVar
+
+from vidspec.decoding.events import Event, Finished, Opened, Prefilled, Round
+from vidspec.errors import DeviceError, VideoError
+from vidspec.record import Caption
+
+TEXT = "A red circle\nmoves left."
+IDS = [7, 1, 2, 3, 9]
+
+
+def record(path: str = "good.mp4", **changes: object) -> Caption:
+    fields: dict[str, object] = {
+        "path": path,
+        "caption": TEXT,
+        "token_ids": list(IDS),
+        "lossless": True,
+        "profile": "vanilla-sd",
+        "models": {"target": "big", "draft": "small", "family": "fake", "dtype": "float32", "device": "cpu"},
+        "video": {"frames": 2, "timestamps": [0.0, 0.5], "codec": "h264"},
+        "counters": {
+            "target_forwards": 2,
+            "draft_forwards": 4,
+            "drafted": 4,
+            "accepted": 3,
+            "loose": 0,
+            "corrections": 1,
+            "bonus": 0,
+            "emitted": 5,
+            "visual_tokens": 8,
+            "visual_tokens_kept": 3,
+            "accepted_lengths": [3],
+        },
+        "lengths": {"tau": 3.0, "tokens_per_target_pass": 4.0, "run_length": None, "acceptance_rate": 0.75},
+        "timings": {"time_to_first_token": 0.5, "decode": 1.0, "end_to_end": 1.5},
+        "speed": {"tokens_per_s": 4.0, "estimate": 2.0},
+        "kept_per_frame": [1, 2],
+    }
+    return Caption(**(fields | changes))  # type: ignore[arg-type]
+
+
+def events(path: str = "good.mp4") -> list[Event]:
+    facts = SimpleNamespace(path=path)
+    return [
+        Opened(path, facts, 2, (0.0, 0.5)),  # type: ignore[arg-type]
+        Prefilled(20, 8, (0, 4, 5), (1, 2), (4, 4), 0.5),
+        Round((7,), ("target",), 0, 0, 0.0, texts=("A",)),
+        Round(
+            (1, 2, 3, 9),
+            ("draft", "draft", "draft", "correction"),
+            4,
+            3,
+            1.0,
+            0.4,
+            0.6,
+            (" red", " circle", "\nmoves", " left."),
+        ),
+        Finished(record(path)),
+    ]
+
+
+class FakeCaptioner:
+    made: ClassVar[list[FakeCaptioner]] = []
+    refuse: Exception | None = None
+    warm = False
+
+    def __init__(self, profile: SimpleNamespace, embedded: bool = True) -> None:
+        self.profile, self.embedded = profile, embedded
+        self.models = record().models
+        self.calls: list[tuple[str, str, float | None, float | None]] = []
+        self.closed = False
+
+    @classmethod
+    def from_profile(cls, profile: SimpleNamespace, *, overrides: object = None) -> FakeCaptioner:
+        if cls.refuse is not None:
+            raise cls.refuse
+        made = cls(profile)
+        made.embedded = profile.models.pair == "embedded"
+        cls.made.append(made)
+        return made
+
+    def stream(
+        self, path: str, *, start: float | None = None, end: float | None = None, prompt: str | None = None
+    ) -> Iterator[Event]:
+        self.calls.append(("stream", path, start, end))
+        kind = PurePath(path).stem
+        if kind == "missing":
+            raise VideoError(f"{path}: there is no such file", kind="missing", hint="check the path")
+        if kind == "lost":
+            raise DeviceError("the device is gone")
+        print("a library prints this")
+        for event in events(path):
+            yield event
+            if isinstance(event, Prefilled) and kind == "bug":
+                raise TypeError("broken")
+            if isinstance(event, Prefilled) and kind == "stop":
+                raise KeyboardInterrupt
+
+    def warm_up(self) -> None:
+        self.warm = True
+
+    def baseline(
+        self, path: str, *, start: float | None = None, end: float | None = None, prompt: str | None = None
+    ) -> Caption:
+        self.calls.append(("baseline", path, start, end))
+        ids = [7, 1, 2, 4, 9] if PurePath(path).stem == "differs" else list(IDS)
+        timings = {"time_to_first_token": 0.25, "decode": 3.0, "end_to_end": 3.0}
+        return record(path, token_ids=ids, timings=timings, profile="ar", speed={"tokens_per_s": 4 / 3})
+
+    def close(self) -> None:
+        self.closed = True
+
+    def __enter__(self) -> FakeCaptioner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,158 @@
+import io
+
+import pytest
+from fake_captioner import events, record
+from rich.console import Console
+
+from vidspec.decoding.events import Prefilled, Round
+from vidspec.live.heatmap import heatmap
+from vidspec.live.panel import STYLES, LivePanel, PanelState, estimate_speedup, render
+
+
+def folded(path="good.mp4", upto=None, **fields):
+    state = PanelState(path=path, **fields)
+    for event in events(path)[:upto]:
+        state.apply(event)
+    return state
+
+
+def drawn(renderable, width=80, **console):
+    out = io.StringIO()
+    Console(file=out, width=width, **console).print(renderable)
+    return out.getvalue()
+
+
+def test_state_follows_the_events():
+    phases = [folded(upto=count).phase for count in range(6)]
+    assert phases == ["opening the video", "reading the prompt", "decoding", "decoding", "decoding", "done"]
+
+
+def test_counts_and_rates_derive_from_the_rounds():
+    state = folded(upto=4)
+    assert (state.emitted, state.drafted, state.accepted, state.target_passes) == (5, 4, 3, 1)
+    assert state.tau == 3.0
+    assert state.tokens_per_s == 4.0
+    assert "".join(text for text, _ in state.pieces) == "A red circle\nmoves left."
+    assert [origin for _, origin in state.pieces] == ["target", "draft", "draft", "draft", "correction"]
+
+
+def test_nothing_is_known_before_the_first_round():
+    state = PanelState()
+    assert (state.tau, state.tokens_per_s, state.speedup, state.emitted) == (None, None, None, 0)
+
+
+def test_estimate():
+    rounds = [
+        Round((1, 2, 3, 4), ("draft",) * 4, 5, 3, 1.0, 0.5, 0.5),
+        Round((1, 2), ("draft",) * 2, 5, 1, 2.0, 0.5, 0.5),
+    ]
+    assert estimate_speedup(rounds) == pytest.approx(6 * 0.5 / 2.0)
+    assert estimate_speedup([]) is None
+    assert estimate_speedup([Round((1,), ("target",), 0, 0, 1.0, 0.0, 0.5)]) is None, "plain decoding has no speed-up"
+
+
+def test_speedup_is_marked_as_estimate_until_it_is_measured():
+    state = folded()
+    assert "est." in drawn(render(state))
+    state.caption = record(speed={"tokens_per_s": 4.0, "baseline": {"decode": 1.75}})
+    text = drawn(render(state))
+    assert "1.75x" in text and "est." not in text
+
+
+def test_panel_shows_caption_legend_counters_and_heatmap():
+    text = drawn(render(folded(upto=4, profile="sd-rand", number=2, total=3)))
+    for part in ("A red circle", "moves left.", "draft accepted", "corrected", "target", "good.mp4 [2/3]", "sd-rand"):
+        assert part in text
+    for part in ("5 tokens", "accepted 3/4", "tau 3.00", "4.0 tokens/s", "draft sees 3/8 visual tokens (38%)", "▄█"):
+        assert part in text
+
+
+def test_legend_names_only_origins_that_occur():
+    assert "loosely" not in drawn(render(folded(upto=4)))
+    state = folded(upto=4)
+    state.rounds.append(Round((5,), ("loose",), 1, 1, 2.0, 0.1, 0.1, (" up",)))
+    assert "loosely accepted" in drawn(render(state))
+
+
+def test_no_heatmap_without_a_draft():
+    state = PanelState()
+    state.apply(Prefilled(20, 8, (), (), (), 0.5))
+    assert "draft sees" not in drawn(render(state))
+
+
+def test_origins_differ_in_colour_and_without_colour(monkeypatch):
+    assert len(set(STYLES.values())) == 5
+    monkeypatch.setenv("NO_COLOR", "1")
+    looks = {drawn(f"[{style}]x[/]", force_terminal=True, color_system="standard") for style in STYLES.values()}
+    assert len(looks) == 5
+
+
+def test_no_color_leaves_no_colour_code(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = drawn(render(folded(upto=4)), force_terminal=True, color_system="standard")
+    assert "\x1b[1m" in text, "corrections stay bold"
+    codes = {code for part in text.split("\x1b[")[1:] for code in part.split("m")[0].split(";")}
+    assert codes <= {"0", "1", "2", "3", "4"}
+
+
+@pytest.mark.parametrize("width", [10, 30, 31, 80, 200])
+@pytest.mark.parametrize("upto", range(6))
+def test_every_line_fits_the_terminal(width, upto):
+    text = drawn(render(folded("a/very/long/path/" * 9 + "clip.mp4", upto=upto), width=width), width=width)
+    lines = text.splitlines()
+    assert {len(line) for line in lines} == {width}
+
+
+@pytest.mark.parametrize("width", [30, 80])
+def test_a_long_caption_shows_its_end_within_the_height(width):
+    state = folded(upto=4)
+    for number in range(300):
+        state.rounds.append(Round((1,), ("draft",), 1, 1, 2.0, 0.1, 0.1, (f" word{number}",)))
+    lines = drawn(render(state, width=width, height=20), width=width).splitlines()
+    assert len(lines) <= 20
+    text = "\n".join(lines)
+    assert "word299" in text and "word0 " not in text and "draft sees" in text
+
+
+def test_control_characters_and_markup_are_shown_not_obeyed():
+    state = PanelState(path="\x1b[31m[bold]x.mp4")
+    state.apply(Round((1,), ("draft",), 1, 1, 0.1, 0.1, 0.1, ("\x1b[2J[red]hi[/red]",)))
+    text = drawn(render(state))
+    assert "\x1b" not in text and "[red]hi[/red]" in text and "[bold]x.mp4" in text
+
+
+def test_heatmap_rows_scale_and_dots():
+    rows = heatmap([0, 1, 2, 4], [8] * 4, 3).plain.split("\n")
+    assert rows == ["draft sees 7/32 visual tokens (22%), full block 50%", "·▂▄", "█"]
+
+
+def test_heatmap_of_many_frames_shares_blocks():
+    rows = heatmap([1] * 1000, [4] * 1000, 26).plain.split("\n")
+    assert "10 frames a block" in rows[0] and len(rows) <= 5 and sum(map(len, rows[1:])) == 100
+
+
+def test_heatmap_without_unicode_or_without_tokens():
+    assert heatmap([1, 0], [1, 1], 9, ascii_only=True).plain.isascii()
+    assert heatmap([0, 0], [0, 0], 9).plain.split("\n")[1] == "··"
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_live_panel_leaves_its_last_state(keep):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=60, height=30, color_system=None)
+    with LivePanel(console, profile="sd-rand", keep_caption=keep) as panel:
+        panel.begin("good.mp4", 1, 1)
+        for event in events():
+            panel.event(event)
+        panel.end(record())
+    last = out.getvalue().rsplit("good.mp4", 1)[1]
+    assert "tau 3.00" in last and ("moves left." in last) == keep
+    assert out.getvalue().rstrip().endswith("\x1b[?25h"), "the cursor is back"
+
+
+def test_live_panel_lets_go_of_the_terminal_when_interrupted():
+    out = io.StringIO()
+    with pytest.raises(KeyboardInterrupt), LivePanel(Console(file=out, force_terminal=True)) as panel:
+        panel.begin("good.mp4", 1, 1)
+        raise KeyboardInterrupt
+    assert "\x1b[?25h" in out.getvalue()

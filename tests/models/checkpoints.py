@@ -1,0 +1,140 @@
+"""Small random LLaVA-OneVision models with the real layout: SigLIP, Qwen2 with grouped queries, byte-level tokenizer.
+
+Weights are far from the usual tiny initialisation: attention is peaked, so that a wrong mask or position shows, and
+heads are scaled so that the two best logits lie far further apart than rounding errors.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig, LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
+
+from vidspec.embedded.architecture import SPECIALS, build_tokenizer
+from vidspec.models.llava_onevision import LlavaOnevision
+
+#: Five patches per side, pooled to three: an odd number, as 384 / 14 = 27 is.
+IMAGE_SIZE, PATCH, CELLS = 60, 12, 3
+HIDDEN, LAYERS, HEADS, KV_HEADS = 64, 4, 4, 2
+PROCESSOR = {
+    "video_processor_type": "LlavaOnevisionVideoProcessor",
+    "size": {"height": IMAGE_SIZE, "width": IMAGE_SIZE},
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "resample": 3,
+    "rescale_factor": 1 / 255,
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a checkpoint is like; ``padding`` is how many rows its head has beyond the tokenizer."""
+
+    tied: bool = True
+    padding: int = 0
+    tokenizer_seed: int = 7
+    seed: int = 0
+
+
+TIED, UNTIED, PADDED, FOREIGN = Kind(), Kind(tied=False), Kind(padding=57, seed=1), Kind(tokenizer_seed=8)
+
+
+@functools.cache
+def tokenizer(seed: int = 7):
+    return build_tokenizer(samples=200, seed=seed)
+
+
+def config(kind: Kind) -> LlavaOnevisionConfig:
+    words = tokenizer(kind.tokenizer_seed)
+    ids = {token: int(words.convert_tokens_to_ids(token)) for token in SPECIALS}
+    ends = {"bos_token_id": None, "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"]}
+    return LlavaOnevisionConfig(
+        vision_config={
+            "model_type": "siglip_vision_model",
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": IMAGE_SIZE,
+            "patch_size": PATCH,
+            "vision_use_head": False,
+        },
+        text_config={
+            "model_type": "qwen2",
+            "vocab_size": len(words) + kind.padding,
+            "hidden_size": HIDDEN,
+            "intermediate_size": 96,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": KV_HEADS,
+            "max_position_embeddings": 4096,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": kind.tied,
+            **ends,
+        },
+        image_token_index=ids["<image>"],
+        video_token_index=ids["<video>"],
+        image_token_id=ids["<image>"],
+        video_token_id=ids["<video>"],
+        vision_feature_select_strategy="full",
+        vision_feature_layer=-1,
+        image_grid_pinpoints=[[IMAGE_SIZE, IMAGE_SIZE]],
+        tie_word_embeddings=kind.tied,
+        **ends,
+    )
+
+
+def stock(kind: Kind = TIED, attention: str = "sdpa") -> LlavaOnevisionForConditionalGeneration:
+    """A new model of ``kind``, untouched by vidspec; the same numbers at every call."""
+    model = LlavaOnevisionForConditionalGeneration(config(kind)).eval()
+    model.set_attn_implementation(attention)
+    rng = torch.Generator().manual_seed(kind.seed)
+    with torch.no_grad():
+        for name, weight in sorted(model.named_parameters()):
+            noise = torch.randn(weight.shape, generator=rng)
+            if "embed_tokens" in name or "lm_head" in name or "image_newline" in name:
+                weight.copy_(noise * 0.7)
+            elif "norm" in name:
+                weight.copy_(0.2 * noise + (1 if name.endswith("weight") else 0))
+            elif weight.dim() == 1:
+                weight.copy_(0.3 * noise)
+            else:
+                gain = 1.5 if "q_proj" in name or "k_proj" in name else 1.0
+                weight.copy_(gain * noise / weight[0].numel() ** 0.5)
+    words = tokenizer(kind.tokenizer_seed)
+    model.generation_config = GenerationConfig(
+        eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id, do_sample=False
+    )
+    return model
+
+
+def adapter(kind: Kind = TIED, attention: str = "vidspec") -> LlavaOnevision:
+    """The same model behind vidspec's interface."""
+    return LlavaOnevision("tiny", stock(kind), tokenizer(kind.tokenizer_seed), PROCESSOR, attention=attention)
+
+
+def save(kind: Kind, folder: Path, **options: object) -> Path:
+    """Write a checkpoint as the library lays it out."""
+    stock(kind).save_pretrained(folder, **options)
+    tokenizer(kind.tokenizer_seed).save_pretrained(folder)
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(PROCESSOR), encoding="utf-8")
+    return folder
+
+
+def pixels(frames: int, seed: int = 0) -> torch.Tensor:
+    """(frames, 3, S, S) as the vision tower takes them."""
+    return torch.randn(frames, 3, IMAGE_SIZE, IMAGE_SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+def causal(length: int) -> torch.Tensor:
+    """(1, 1, length, length) additive."""
+    return torch.full((length, length), float("-inf")).triu(1)[None, None]
+
+
+def as_masks(mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A mask that the library takes as it is, whatever the positions."""
+    return {"full_attention": mask, "sliding_attention": mask}

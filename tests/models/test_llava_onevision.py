@@ -1,0 +1,364 @@
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from models.checkpoints import (
+    CELLS,
+    IMAGE_SIZE,
+    LAYERS,
+    PADDED,
+    PROCESSOR,
+    TIED,
+    UNTIED,
+    Kind,
+    adapter,
+    as_masks,
+    causal,
+    pixels,
+    stock,
+    tokenizer,
+)
+
+from vidspec.embedded.architecture import prompt_text
+from vidspec.engine.forward import Engine
+from vidspec.engine.kv_cache import KVCache
+from vidspec.errors import ModelError
+from vidspec.models.llava_onevision import LlavaOnevision
+
+FRAMES = 3
+PROMPT = "Describe the video."
+NEW = [300, 41, 517, 77, 77, 260, 123, 388]
+CLOSE = {"rtol": 0, "atol": 1e-4}
+
+
+class Case:
+    """A model behind our interface, the same model untouched, and a prompt."""
+
+    def __init__(self, kind: Kind, attention: str = "vidspec", reference: str = "sdpa") -> None:
+        self.model, self.stock = adapter(kind, attention), stock(kind, reference)
+        self.engine = Engine(self.model)
+        self.pixels = pixels(FRAMES)
+        self.prefix = self.model.prefix(self.model.see(self.pixels), FRAMES, PROMPT)
+
+    def prefill(self, prefix=None):
+        return self.engine.prefill(self.prefix if prefix is None else prefix, room=32)
+
+    @torch.inference_mode()
+    def expected(self, new=(), **options):
+        """Logits (L + n, V) of the stock model's own forward pass over prompt and new tokens."""
+        ids = torch.cat([self.prefix.token_ids, torch.tensor(new, dtype=torch.long)])
+        out = self.stock(input_ids=ids[None], pixel_values_videos=self.pixels[None], use_cache=False, **options)
+        return out.logits[0, :, : self.model.vocabulary]
+
+
+@pytest.fixture(scope="module", params=[TIED, UNTIED, PADDED], ids=["tied", "untied", "padded"])
+def case(request):
+    return Case(request.param)
+
+
+@pytest.fixture(scope="module")
+def tied():
+    return Case(TIED)
+
+
+def test_full_prompt_and_margins(case):
+    expected = case.expected()
+    torch.testing.assert_close(case.prefill().logits, expected[-1], **CLOSE)
+    best = expected.topk(2).values
+    assert (best[:, 0] - best[:, 1]).min() > 1e-3  # far above rounding: comparing token ids means something
+
+
+@pytest.mark.parametrize("attention", ["vidspec", "sdpa", "eager"])
+@pytest.mark.parametrize("reference", ["sdpa", "eager"])
+def test_attention_kernels(attention, reference):
+    case = Case(TIED, attention, reference)
+    state = case.prefill()
+    got = torch.cat([state.logits[None], case.engine.forward(state, NEW[:5]), case.engine.forward(state, NEW[5:6])])
+    torch.testing.assert_close(got, case.expected(NEW[:6])[-7:], **CLOSE)
+
+
+@pytest.mark.parametrize("chunks", [[1] * 8, [8], [1, 5, 2], [4, 1, 3]])
+def test_chunked_decoding(case, chunks):
+    state, left, rows = case.prefill(), list(NEW), []
+    for size in chunks:
+        rows.append(case.engine.forward(state, left[:size]))
+        left = left[size:]
+    torch.testing.assert_close(torch.cat(rows), case.expected(NEW)[-8:], **CLOSE)
+    assert state.length == case.prefix.length + 8
+
+
+def test_rollback(tied):
+    state = tied.prefill()
+    tied.engine.forward(state, [500, 501, 502, 503, 504])
+    state.cache.rollback(tied.prefix.length + 1)
+    got = tied.engine.forward(state, NEW)
+    torch.testing.assert_close(got, tied.expected([500, *NEW])[-8:], **CLOSE)
+
+
+def tree(parents, length):
+    """Additive mask (1, 1, n, length + n) of a tree behind ``length`` entries, and each node's depth."""
+    n = len(parents)
+    mask = torch.full((n, length + n), float("-inf"))
+    mask[:, :length] = 0
+    depth = []
+    for node, parent in enumerate(parents):
+        depth.append(0 if parent < 0 else depth[parent] + 1)
+        while node >= 0:
+            mask[len(depth) - 1, length + node] = 0
+            node = parents[node]
+    return mask[None, None], depth
+
+
+def path_to(node, parents):
+    found = []
+    while node >= 0:
+        found.insert(0, node)
+        node = parents[node]
+    return found
+
+
+PARENTS = [-1, -1, 0, 0, 1, 3, 4]
+
+
+def test_tree_mask_equals_each_path_alone(tied):
+    state = tied.prefill()
+    tied.engine.forward(state, NEW[:2])
+    length, tokens = state.length, [600, 601, 602, 603, 604, 605, 606]
+    mask, depth = tree(PARENTS, length)
+    positions = torch.tensor([[length + state.offset + d for d in depth]])
+    with torch.inference_mode():
+        hidden = tied.model.run(tied.model.embed(torch.tensor([tokens])), positions, state.cache, mask, None)
+        got = tied.model.logits(hidden)[0]
+    for node in range(len(tokens)):
+        path = path_to(node, PARENTS)
+        torch.testing.assert_close(got[node], tied.expected(NEW[:2] + [tokens[i] for i in path])[-1], **CLOSE)
+
+
+def test_engine_forward_takes_a_tree_mask(tied):
+    """Its rows keep the positions of their places in the cache, whatever the mask hides."""
+    state = tied.prefill()
+    length, tokens = state.length, [600, 601, 602, 603, 604, 605, 606]
+    mask, _ = tree(PARENTS, length)
+    got = tied.engine.forward(state, tokens, mask)
+    whole = causal(length + len(tokens))
+    whole[..., length:, :] = mask
+    torch.testing.assert_close(got, tied.expected(tokens, attention_mask=as_masks(whole))[length:], **CLOSE)
+    for node in (5, 6):
+        path = path_to(node, PARENTS)
+        positions = torch.tensor([[*range(length), *(length + i for i in path)]])
+        alone = tied.expected(
+            [tokens[i] for i in path], position_ids=positions, attention_mask=as_masks(causal(length + len(path)))
+        )
+        torch.testing.assert_close(got[node], alone[-1], **CLOSE)
+
+
+def pruned(case):
+    """A prompt that lost two of three visual tokens but kept the required one, and the rows that stayed."""
+    visual = case.prefix.visual
+    kept = torch.tensor([i for i in range(len(visual)) if i % 3 == 1 or visual.required[i]])
+    gone = torch.ones(case.prefix.length, dtype=torch.bool)
+    gone[visual.index] = False
+    gone[visual.index[kept]] = True
+    return kept, gone.nonzero()[:, 0]
+
+
+def test_pruned_prompt_is_the_prompt_with_hidden_rows(case):
+    """The stock model reads the whole prompt and may not look at the dropped tokens."""
+    kept, rows = pruned(case)
+    prefix = case.prefix.keep(kept)
+    state = case.prefill(prefix)
+    got = torch.cat([state.logits[None], case.engine.forward(state, NEW[:5]), case.engine.forward(state, NEW[5:6])])
+    mask = causal(case.prefix.length + 6)
+    dropped = sorted(set(range(case.prefix.length)) - set(rows.tolist()))
+    mask[..., dropped] = float("-inf")
+    mask[..., dropped, dropped] = 0  # a row that sees nothing would be NaN
+    torch.testing.assert_close(got, case.expected(NEW[:6], attention_mask=as_masks(mask))[-7:], **CLOSE)
+    assert state.length == len(rows) + 6 and state.length + state.offset == case.prefix.length + 6
+
+
+@pytest.mark.parametrize("compact", [False, True], ids=["gapped", "compact"])
+def test_pruned_prompt_at_the_same_positions(tied, compact):
+    kept, rows = pruned(tied)
+    prefix = tied.prefix.keep(kept, compact=compact)
+    state = tied.prefill(prefix)
+    got = torch.cat([state.logits[None], tied.engine.forward(state, NEW)])
+    after = len(rows) if compact else tied.prefix.length
+    positions = torch.arange(len(rows)) if compact else rows
+    positions = torch.cat([positions, torch.arange(after, after + len(NEW))])[None]
+    with torch.inference_mode():
+        whole = tied.stock.model
+        features = whole.get_video_features(tied.pixels[None]).pooler_output[0, kept]
+        ids = torch.cat([tied.prefix.token_ids[rows], torch.tensor(NEW)])
+        embeds = whole.language_model.embed_tokens(ids)
+        embeds = embeds.masked_scatter((ids == tied.model.video_id)[:, None], features)
+        out = tied.stock(
+            inputs_embeds=embeds[None], position_ids=positions, attention_mask=as_masks(causal(len(ids)))
+        )
+    torch.testing.assert_close(got, out.logits[0, -9:, : tied.model.vocabulary], **CLOSE)
+    other = tied.prefill(tied.prefix.keep(kept, compact=not compact))
+    assert (other.logits - state.logits).abs().max() > 1e-2  # positions do matter
+
+
+def test_keep_moves_what_belongs_to_a_token(tied):
+    kept, rows = pruned(tied)
+    prefix, visual = tied.prefix.keep(kept), tied.prefix.visual
+    assert torch.equal(rows[prefix.visual.index], visual.index[kept])
+    assert torch.equal(prefix.embeds[0, prefix.visual.index], visual.features[kept])
+    assert torch.equal(prefix.visual.features, visual.features[kept])
+    for name in ("frame", "row", "column", "required"):
+        assert torch.equal(getattr(prefix.visual, name), getattr(visual, name)[kept])
+    assert torch.equal(prefix.token_ids, tied.prefix.token_ids[rows])
+    assert prefix.text_rows_after_video.tolist() == list(range(int(prefix.visual.index[-1]) + 1, prefix.length))
+
+
+def test_cache_is_not_shared_between_prefills(tied):
+    first, second = tied.prefill(), tied.prefill()
+    tied.engine.forward(first, NEW[:4])
+    torch.testing.assert_close(tied.engine.forward(second, NEW[4:]), tied.expected(NEW[4:])[-4:], **CLOSE)
+
+
+def test_visual_tokens(tied):
+    visual, ids = tied.prefix.visual, tied.prefix.token_ids
+    cells = [(t, r, c) for t in range(FRAMES) for r in range(CELLS) for c in range(CELLS)]
+    assert len(visual) == FRAMES * CELLS**2 + 1 and visual.frames == FRAMES
+    got = list(zip(visual.frame.tolist(), visual.row.tolist(), visual.column.tolist(), strict=True))
+    assert got == [*cells, (FRAMES - 1, -1, -1)]
+    assert visual.required.tolist() == [False] * len(cells) + [True]
+    assert torch.equal((ids == tied.model.video_id).nonzero()[:, 0], visual.index)
+    assert torch.equal(visual.features[-1], tied.stock.model.image_newline)
+    assert torch.equal(tied.prefix.embeds[0, visual.index], visual.features)
+
+
+def test_cells_are_where_their_pixels_are(tied):
+    """Features of a cell change most when the pixels under it do."""
+    plain = torch.zeros(2, 3, IMAGE_SIZE, IMAGE_SIZE)
+    with torch.inference_mode():
+        projected = tied.model.model.model
+        projected.vision_tower.encoder.layers, layers = torch.nn.ModuleList(), projected.vision_tower.encoder.layers
+        try:
+            before = tied.model.see(plain)
+            plain[1, :, 24:36, 48:60] = 3.0  # middle patch of the last column of the second frame
+            changed = (tied.model.see(plain) - before).abs().amax(-1)
+        finally:
+            projected.vision_tower.encoder.layers = layers
+    visual = tied.model.prefix(before, 2, PROMPT).visual
+    at = int(changed.argmax())
+    assert (int(visual.frame[at]), int(visual.row[at]), int(visual.column[at])) == (1, 1, 2)
+
+
+@pytest.mark.parametrize("size, patch, cells", [(384, 14, 14), (96, 12, 4), (60, 12, 3), (48, 12, 2)])
+def test_cells_of_other_towers(size, patch, cells):
+    model = stock()
+    model.config.vision_config.image_size, model.config.vision_config.patch_size = size, patch
+    assert LlavaOnevision("tiny", model, tokenizer(), {}).cells == cells
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, "", "Zwei Wörter?\nEin 🚲!", "a <|im_end|> b"])
+def test_prompt_text_is_the_chat_template(tied, prompt):
+    model = tied.model
+    prefix = model.prefix(torch.zeros(FRAMES * CELLS**2 + 1, 64), FRAMES, prompt)
+    content = [{"type": "video"}, {"type": "text", "text": prompt}]
+    message = [{"role": "user", "content": content}]
+    rendered = model.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+    assert rendered == prompt_text(prompt)
+    expanded = rendered.replace("<video>", "<video>" * len(prefix.visual))
+    assert prefix.token_ids.tolist() == model.tokenizer.encode(expanded, add_special_tokens=False)
+    assert prefix.positions.tolist() == [list(range(prefix.length))] and prefix.next_position == prefix.length
+
+
+def test_prompt_that_says_video(tied):
+    features = tied.model.see(tied.pixels)
+    prefix = tied.model.prefix(features, FRAMES, "What does <video> mean? <video>")
+    assert torch.equal(prefix.visual.index, tied.prefix.visual.index)
+    assert torch.equal(prefix.embeds[0, prefix.visual.index], features)
+    later = (prefix.token_ids == tied.model.video_id).nonzero()[len(features) :, 0]
+    assert len(later) == 2 and set(later.tolist()) <= set(prefix.text_rows_after_video.tolist())
+    assert prefix.keep(torch.tensor([len(features) - 1])).length == prefix.length - len(features) + 1
+    assert torch.isfinite(tied.prefill(prefix).logits).all()
+
+
+def test_prefix_leaves_the_embeddings_alone(tied):
+    before = tied.model.language.embed_tokens.weight.clone()
+    tied.model.prefix(torch.ones(FRAMES * CELLS**2 + 1, 64), FRAMES, PROMPT)
+    assert torch.equal(tied.model.language.embed_tokens.weight, before)
+
+
+def test_template_without_a_place_for_the_video():
+    model = LlavaOnevision("tiny", stock(), tokenizer(), {}, template="{{ messages[0]['role'] }}")
+    with pytest.raises(ModelError, match="tiny.*<video>"):
+        model.prefix(torch.zeros(10, 64), 1, PROMPT)
+
+
+def test_own_template_wins():
+    model = LlavaOnevision("tiny", stock(), tokenizer(), {}, template="system <video> says")
+    assert model.prefix(torch.zeros(10, 64), 1, PROMPT).token_ids.tolist() == [
+        *tokenizer().encode("system "),
+        *[model.video_id] * 10,
+        *tokenizer().encode(" says"),
+    ]
+
+
+def test_vocabulary_ends_where_the_tokenizer_does():
+    plain, padded = adapter(TIED), adapter(PADDED)
+    size = max(tokenizer().get_vocab().values()) + 1
+    assert padded.model.lm_head.weight.shape[0] == size + 57
+    assert plain.vocabulary == padded.vocabulary == size
+    assert padded.logits(torch.zeros(1, 2, 64)).shape == (1, 2, size)
+
+
+@pytest.mark.parametrize(
+    "generation, text, expected", [(5, 2, {5}), ([5, 6], 2, {5, 6}), (None, 2, {2}), (None, None, {"tokenizer"})]
+)
+def test_eos(generation, text, expected):
+    model = stock()
+    model.generation_config.eos_token_id = generation
+    model.config.text_config.eos_token_id = text
+    got = LlavaOnevision("tiny", model, tokenizer(), {}).eos
+    assert got == ({tokenizer().eos_token_id} if expected == {"tokenizer"} else expected)
+
+
+def test_shape_of_the_model(tied):
+    assert tied.model.layers == LAYERS == len(tied.model.blocks)
+    assert tied.model.dtype == torch.float32 and tied.model.device.type == "cpu"
+    assert tied.model.text_positions(5, 3).tolist() == [[5, 6, 7]]
+
+
+def test_preprocess_and_see(tied):
+    frames = np.random.RandomState(0).randint(0, 256, (FRAMES, 30, 40, 3), dtype=np.uint8)
+    shown = tied.model.preprocess(SimpleNamespace(frames=frames))
+    assert shown.shape == (FRAMES, 3, IMAGE_SIZE, IMAGE_SIZE) and shown.dtype == torch.float32
+    expected = tied.stock.model.get_video_features(shown[None]).pooler_output[0]
+    torch.testing.assert_close(tied.model.see(shown), expected, **CLOSE)
+
+
+def test_rules_come_from_the_processor():
+    model = LlavaOnevision("tiny", stock(), tokenizer(), {**PROCESSOR, "size": {"height": 30, "width": 40}})
+    assert (model.rules.height, model.rules.width) == (30, 40)
+    assert LlavaOnevision("tiny", stock(), tokenizer(), {}).rules.height == IMAGE_SIZE
+
+
+def test_capacity_is_prompt_and_room(tied):
+    state = tied.engine.prefill(tied.prefix, room=2)
+    tied.engine.forward(state, NEW[:2])
+    with pytest.raises(IndexError, match="cannot take"):
+        tied.engine.forward(state, NEW[:1])
+
+
+def test_positions_reach_the_model(tied):
+    """Shifted by a constant nothing changes (rotary positions are relative); stretched, everything does."""
+    run = tied.model.run
+    with torch.inference_mode():
+        plain, shifted, stretched = (
+            run(tied.prefix.embeds, positions, KVCache(LAYERS, tied.prefix.length), None, None)[0, -1]
+            for positions in (tied.prefix.positions, tied.prefix.positions + 9, tied.prefix.positions * 2)
+        )
+    torch.testing.assert_close(shifted, plain, **CLOSE)
+    assert (stretched - plain).abs().max() > 1e-2
+
+
+def test_prefix_is_not_changed_by_its_prefill(tied):
+    before = replace(tied.prefix, embeds=tied.prefix.embeds.clone())
+    tied.engine.forward(tied.prefill(), NEW)
+    assert torch.equal(before.embeds, tied.prefix.embeds)

@@ -1,0 +1,272 @@
+import json
+import shutil
+from pathlib import Path
+
+import huggingface_hub.constants as hub
+import pytest
+import torch
+import transformers
+from models.checkpoints import IMAGE_SIZE, PADDED, TIED, UNTIED, pixels, save, stock, tokenizer
+from safetensors.torch import load_file, save_file
+
+from vidspec.engine.forward import Engine
+from vidspec.errors import DeviceError, ModelError
+from vidspec.models.loading import Placement, check_pair, embedded_folder, load, placement
+
+CPU = Placement(torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def quiet_library():
+    """``load`` silences transformers; leave it as it was."""
+    before = transformers.utils.logging.get_verbosity()
+    yield
+    transformers.utils.logging.set_verbosity(before)
+    transformers.utils.logging.enable_progress_bar()
+
+
+@pytest.fixture
+def copy(checkpoints, tmp_path):
+    """A checkpoint of one's own to damage."""
+    return Path(shutil.copytree(checkpoints["tied"], tmp_path / "model"))
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
+
+
+def refused(name, kind, error=ModelError):
+    with pytest.raises(error) as caught:
+        load(str(name), CPU)
+    assert caught.value.exit_code == 3 and caught.value.kind == kind
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+@pytest.mark.parametrize("name, kind", [("tied", TIED), ("untied", UNTIED), ("padded", PADDED)])
+def test_load(checkpoints, name, kind):
+    model, reference = load(str(checkpoints[name]), CPU), stock(kind)
+    assert (model.name, model.family, model.dtype) == (str(checkpoints[name]), "llava_onevision", torch.float32)
+    loaded = model.model.state_dict()
+    assert all(torch.equal(loaded[key], weight) for key, weight in reference.state_dict().items())
+    assert model.tokenizer.get_vocab() == tokenizer().get_vocab()
+    assert model.eos == {tokenizer().eos_token_id}
+    assert model.rules.height == model.rules.width == IMAGE_SIZE
+    assert model.attention == "vidspec"
+
+
+def test_missing_folder(tmp_path):
+    error = refused(tmp_path / "nowhere", "model")
+    assert str(tmp_path / "nowhere") in error.message and "hub id" in error.hint
+
+
+def test_folder_without_config(tmp_path):
+    assert str(tmp_path) in refused(tmp_path, "model").message
+
+
+def test_home_folder(copy, monkeypatch):
+    monkeypatch.setenv("HOME", str(copy.parent))
+    assert load("~/model", CPU).layers == 4
+    (copy / "model.safetensors").write_bytes(b"nothing")
+    assert "~/model: cannot be loaded" in refused("~/model", "unreadable").message
+
+
+def test_unsupported_family(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    message = refused(tmp_path, "family").message
+    assert "gpt2" in message and "llava_onevision" in message
+
+
+def test_unknown_family(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "no-such-type"}))
+    assert "no-such-type" in refused(tmp_path, "unreadable").message
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"model_type": null}'])
+def test_damaged_config(copy, text):
+    (copy / "config.json").write_text(text)
+    assert str(copy) in refused(copy, "unreadable").message
+
+
+def test_damaged_weights(copy):
+    file = copy / "model.safetensors"
+    whole = file.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"\x00" * len(whole), b""):
+        file.write_bytes(damaged)
+        assert str(copy) in refused(copy, "unreadable").message
+
+
+def test_no_weights(copy):
+    (copy / "model.safetensors").unlink()
+    assert str(copy) in refused(copy, "unreadable").message
+
+
+def test_weights_that_lack_some(copy):
+    """The library would fill them with random numbers."""
+    file = copy / "model.safetensors"
+    weights = load_file(file)
+    gone = next(name for name in weights if name.endswith("layers.1.mlp.down_proj.weight"))
+    save_file({name: weight for name, weight in weights.items() if name != gone}, file, metadata={"format": "pt"})
+    assert "1 weights are not in the files" in refused(copy, "unreadable").message
+
+
+def test_weights_of_another_shape(copy):
+    config = json.loads((copy / "config.json").read_text())
+    config["text_config"]["intermediate_size"] = 80
+    (copy / "config.json").write_text(json.dumps(config))
+    assert str(copy) in refused(copy, "unreadable").message
+
+
+def test_no_tokenizer(copy):
+    for file in copy.glob("tokenizer*"):
+        file.unlink()
+    assert str(copy) in refused(copy, "unreadable").message
+
+
+def test_damaged_processor(copy):
+    (copy / "video_preprocessor_config.json").write_text("{")
+    assert str(copy) in refused(copy, "unreadable").message
+
+
+def test_missing_hub_model_offline(offline):
+    error = refused("vidspec-tests/not-there", "missing")
+    assert "vidspec-tests/not-there" in error.message and str(hub.HF_HUB_CACHE) in error.message
+    assert "offline" in error.message
+    assert error.hint.endswith("hf download vidspec-tests/not-there")
+
+
+def test_name_that_the_hub_cannot_have(offline):
+    assert "hf download a/b/c" in refused("a/b/c", "missing").hint
+
+
+def test_sharded(checkpoints, tmp_path):
+    save(UNTIED, tmp_path, max_shard_size="100kB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    loaded, whole = load(str(tmp_path), CPU), load(str(checkpoints["untied"]), CPU)
+    theirs = whole.model.state_dict()
+    assert all(torch.equal(weight, theirs[key]) for key, weight in loaded.model.state_dict().items())
+    next(iter(sorted(tmp_path.glob("*.safetensors")))).unlink()
+    assert str(tmp_path) in refused(tmp_path, "unreadable").message
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_dtypes_decode(checkpoints, dtype):
+    model = load(str(checkpoints["tied"]), placement("cpu", dtype))
+    assert model.dtype == getattr(torch, dtype)
+    engine = Engine(model)
+    prefix = model.prefix(model.see(pixels(2)), 2, "Describe the video.")
+    state = engine.prefill(prefix, room=8)
+    alone = [engine.forward(state, [token])[0] for token in (300, 41, 77)]
+    state.cache.rollback(prefix.length)
+    together = engine.forward(state, [300, 41, 77])
+    assert together.dtype == model.dtype and state.cache.layers[0].keys.dtype == model.dtype
+    atol = 1e-4 if dtype == "float32" else 0.5  # logits reach 20, where bfloat16 steps by 1/8
+    torch.testing.assert_close(together, torch.stack(alone), rtol=0, atol=atol)
+
+
+def test_half_precision_file_in_float32(tmp_path):
+    stock(TIED).half().save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    assert load(str(tmp_path), CPU).dtype == torch.float32
+
+
+def test_placement():
+    assert placement("cpu") == Placement(torch.device("cpu"), torch.float32, "vidspec")
+    assert placement("cpu", "bfloat16", "sdpa") == Placement(torch.device("cpu"), torch.bfloat16, "sdpa")
+
+
+def test_placement_prefers_cuda(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert placement() == Placement(torch.device("cuda"), torch.bfloat16)
+    assert placement("cuda:0", "float16").dtype == torch.float16
+    with pytest.raises(DeviceError, match="has 1 CUDA devices"):
+        placement("cuda:1")
+
+
+@pytest.mark.parametrize("name", ["cuda:97", "tpu", "cuda:x", ""])
+def test_no_such_device(name):
+    with pytest.raises(DeviceError) as caught:
+        placement(name)
+    assert caught.value.exit_code == 3 and name in caught.value.message and caught.value.hint
+
+
+def test_no_cuda(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match="0 CUDA devices"):
+        placement("cuda")
+    assert placement().device.type == "cpu"
+
+
+@pytest.mark.parametrize("name", ["no-such-kernel", "flash_attention_2"])
+def test_attention_that_is_not_there(checkpoints, name):
+    if name == "flash_attention_2" and transformers.utils.is_flash_attn_2_available():
+        pytest.skip("flash_attention_2 is installed here")
+    with pytest.raises(DeviceError, match=f"attention {name}") as caught:
+        load(str(checkpoints["tied"]), placement("cpu", attention=name))
+    assert caught.value.exit_code == 3 and "doctor" in caught.value.hint
+
+
+def test_out_of_memory(checkpoints, monkeypatch):
+    def full(*_args, **_kwargs):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(torch.nn.Module, "to", full)
+    assert refused(checkpoints["tied"], "memory", DeviceError).hint
+
+
+def test_processor_inside_the_processors_config(copy):
+    (copy / "video_preprocessor_config.json").unlink()
+    nested = {"video_processor": {"size": {"height": 48, "width": 36}, "image_mean": [0.1, 0.2, 0.3]}}
+    (copy / "processor_config.json").write_text(json.dumps(nested))
+    rules = load(str(copy), CPU).rules
+    assert (rules.height, rules.width, rules.mean) == (48, 36, (0.1, 0.2, 0.3))
+
+
+def test_processor_of_the_images(copy):
+    (copy / "video_preprocessor_config.json").rename(copy / "preprocessor_config.json")
+    (copy / "processor_config.json").write_text(json.dumps({"processor_class": "LlavaOnevisionProcessor"}))
+    assert load(str(copy), CPU).rules.height == IMAGE_SIZE
+
+
+def test_no_processor(copy):
+    (copy / "video_preprocessor_config.json").unlink()
+    assert load(str(copy), CPU).rules.height == IMAGE_SIZE
+
+
+def test_templates(copy):
+    (copy / "chat_template.json").write_text(json.dumps({"chat_template": "old <video>"}))
+    (copy / "chat_template.jinja").write_text("new <video>")
+    assert load(str(copy), CPU).template == "new <video>"
+    (copy / "chat_template.jinja").unlink()
+    assert load(str(copy), CPU).template == "old <video>"
+
+
+def test_pairs(checkpoints):
+    target, padded, foreign = (load(str(checkpoints[name]), CPU) for name in ("untied", "padded", "foreign"))
+    check_pair(target, target)
+    check_pair(target, padded)
+    check_pair(padded, target)
+    with pytest.raises(ModelError, match="different tokenizers") as caught:
+        check_pair(target, foreign)
+    assert caught.value.kind == "tokenizer" and caught.value.exit_code == 3
+    assert target.name in caught.value.message and foreign.name in caught.value.message
+
+
+def test_pairs_of_two_families(checkpoints):
+    target, other = (load(str(checkpoints["tied"]), CPU) for _ in range(2))
+    other.family = "other"
+    with pytest.raises(ModelError, match="family llava_onevision.*of other"):
+        check_pair(target, other)
+
+
+def test_pairs_of_heads_shorter_than_the_tokenizer(checkpoints):
+    target, draft = (load(str(checkpoints["tied"]), CPU) for _ in range(2))
+    draft.vocabulary -= 3
+    with pytest.raises(ModelError, match="no common vocabulary"):
+        check_pair(target, draft)
+
+
+def test_embedded_folder():
+    assert embedded_folder("target").parts[-3:] == ("embedded", "pair", "target")

@@ -1,0 +1,271 @@
+from pathlib import Path
+
+import pytest
+
+from vidspec import profiles, registry
+from vidspec.errors import ProfileError
+from vidspec.profiles import available, load, override, parse
+
+NAMES = {
+    "pruning": ("attention", "none", "random", "uniform"),
+    "drafting": ("model", "none"),
+    "acceptance": ("exact",),
+    "schedules": ("autoregressive", "sequential"),
+}
+PACKAGED = ["ar", "sd-attention", "sd-rand", "sd-uniform", "vanilla-sd"]
+
+
+@pytest.fixture(autouse=True)
+def isolated(monkeypatch, tmp_path):
+    monkeypatch.setattr(registry.Registry, "names", lambda self: NAMES[self.part])
+    monkeypatch.setattr(profiles, "user_folder", lambda: tmp_path / "user")
+
+
+def problem(name="vanilla-sd", overrides=None, env=None):
+    with pytest.raises(ProfileError) as caught:
+        load(name, overrides, env or {})
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_packaged_profiles_load_and_say_what_they_are():
+    assert [info.name for info in available()] == PACKAGED
+    for info in available():
+        profile = load(info.name, env={})
+        assert profile.name == info.name and profile.about == info.about
+        assert "Lossless" in info.about and "\n" not in info.about and info.source == "packaged"
+
+
+def test_packaged_profiles_are_what_their_names_say():
+    def facts(name):
+        p = load(name, env={})
+        return p.schedule.kind, p.draft.kind, p.draft.gamma, p.prune.method, p.prune.alpha
+
+    assert facts("ar") == ("autoregressive", "none", 5, "none", 0.0)
+    assert facts("vanilla-sd") == ("sequential", "model", 5, "none", 0.0)
+    assert facts("sd-rand") == ("sequential", "model", 5, "random", 0.9)
+    assert facts("sd-uniform") == ("sequential", "model", 5, "uniform", 0.9)
+    assert facts("sd-attention") == ("sequential", "model", 5, "attention", 0.9)
+
+
+def test_an_installed_package_looks_beside_its_modules(monkeypatch, tmp_path):
+    (tmp_path / "vidspec" / "_profiles").mkdir(parents=True)
+    (tmp_path / "vidspec" / "_profiles" / "mine.yaml").write_text("about: in the wheel\n")
+    monkeypatch.setattr(profiles, "__file__", str(tmp_path / "vidspec" / "profiles.py"))
+    assert [(info.name, info.about) for info in available()] == [("mine", "in the wheel")]
+
+
+def test_precedence_flag_variable_profile_default():
+    env = {"VIDSPEC_PRUNE__ALPHA": "0.8"}
+    assert load("sd-rand", env={}).prune.alpha == 0.9
+    assert load("sd-rand", env=env).prune.alpha == 0.8
+    assert load("sd-rand", {"prune.alpha": "0.7"}, env).prune.alpha == 0.7
+    assert load("sd-rand", env={}).generate.top_p == 1.0
+
+
+def test_the_environment_of_the_process_is_read(monkeypatch):
+    monkeypatch.setenv("VIDSPEC_DRAFT__GAMMA", "3")
+    assert load("vanilla-sd").draft.gamma == 3
+    assert load("vanilla-sd", env={}).draft.gamma == 5
+
+
+def test_variables_that_are_not_keys():
+    env = {
+        "VIDSPEC_DEBUG": "1",
+        "VIDSPEC_PROFILE": "x",
+        "VIDSPEC_OTHER": "1",
+        "VIDSPEC_PRUNE__ALPHA": "",
+        "PRUNE__A": "1",
+    }
+    assert load("sd-rand", env=env) == load("sd-rand", env={})
+    assert (
+        problem(env={"VIDSPEC_PRUNE_ALPHA": "1"})
+        == "VIDSPEC_PRUNE_ALPHA: not a key; did you mean VIDSPEC_PRUNE__ALPHA?"
+    )
+
+
+def test_max_pixels_by_variable_keeps_its_single_underscore():
+    assert load("ar", env={"VIDSPEC_VIDEO__MAX_PIXELS": "99"}).video.max_pixels == 99
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"prune.alfa": 1}, "prune.alfa: unknown key; did you mean prune.alpha?"),
+        ({"alpha": 1}, "alpha: unknown key; did you mean prune.alpha?"),
+        ({"pruning.alpha": 1}, "pruning.alpha: unknown key; did you mean prune.alpha?"),
+        ({"xyz.q": 1}, "xyz.q: unknown key; sections: models, video, draft, prune, schedule, accept, generate"),
+        ({"prune": 1}, "prune: is a section of keys, such as prune.method"),
+        ({"draft.gamma": "0"}, "draft.gamma: must be greater than or equal to 1, not '0'"),
+        (
+            {"draft.gamma": "auto"},
+            "draft.gamma: must be a valid integer, unable to parse string as an integer, not 'auto'",
+        ),
+        ({"draft.topology": "tree"}, "draft.topology: must be 'chain', not 'tree'"),
+        ({"models.dtype": "fp8"}, "models.dtype: must be 'auto', 'float32', 'bfloat16' or 'float16', not 'fp8'"),
+        ({"models.device": "cuda:x"}, "models.device: must be auto, cpu, cuda, cuda:N or mps, not 'cuda:x'"),
+        ({"generate.top_p": 0}, "generate.top_p: must be greater than 0, not 0"),
+        ({"generate.temperature": "nan"}, "generate.temperature: must be a finite number, not 'nan'"),
+        (
+            {"prune.method": "unifrom"},
+            "prune.method: unknown pruner 'unifrom'; did you mean uniform? valid: attention, none, random, uniform",
+        ),
+        ({"draft.kind": "self"}, "draft.kind: unknown drafter 'self'; valid: model, none"),
+        ({"accept.rule": "fly"}, "accept.rule: unknown acceptance rule 'fly'; valid: exact"),
+        (
+            {"schedule.kind": "parallel"},
+            "schedule.kind: unknown schedule 'parallel'; valid: autoregressive, sequential",
+        ),
+        (
+            {"draft.kind": "none"},
+            "schedule.kind: sequential needs a draft, and draft.kind is none; nearest valid choice: "
+            "schedule.kind: autoregressive, or draft.kind: model",
+        ),
+        (
+            {"schedule.kind": "autoregressive"},
+            "schedule.kind: autoregressive has no use for a draft, and draft.kind is model; nearest valid choice: "
+            "schedule.kind: sequential, or draft.kind: none",
+        ),
+        (
+            {"prune.alpha": 0.8},
+            "prune.alpha: 0.8 has no effect with prune.method none; "
+            "nearest valid choice: prune.alpha: 0, or prune.method: uniform",
+        ),
+        (
+            {"video.frames": 4, "video.fps": 1},
+            "video.fps: excludes video.frames; nearest valid choice: video.frames: 4 alone",
+        ),
+        (
+            {"models.pair": "embedded", "models.target": "x"},
+            "models.pair: excludes models.target and models.draft; nearest valid choice: models.pair: embedded alone",
+        ),
+        (
+            {"models.draft": "x"},
+            "models.target: is needed with models.draft; nearest valid choice: name a target, or models.pair: embedded",
+        ),
+        (
+            {"models.target": "x"},
+            "models.draft: is needed with draft.kind model; "
+            "nearest valid choice: name a draft of the target's family, or take the profile ar",
+        ),
+    ],
+)
+def test_mistakes_verbatim(overrides, message):
+    assert problem(overrides=overrides) == message
+
+
+def test_pruning_without_a_draft_is_refused():
+    message = problem("ar", {"prune.method": "random"})
+    assert message == (
+        "prune.method: random prunes what the draft sees, and draft.kind is none; "
+        "nearest valid choice: prune.method: none"
+    )
+
+
+def test_a_mistake_says_where_it_was_made(tmp_path):
+    file = tmp_path / "my.yaml"
+    file.write_text("prune: {alfa: 1}\n")
+    assert problem(str(file)) == f"prune.alfa: unknown key; did you mean prune.alpha? (set by {file})"
+    assert problem("sd-rand", env={"VIDSPEC_PRUNE__ALPHA": "2"}) == (
+        "prune.alpha: must be less than or equal to 0.99, not '2' (set by VIDSPEC_PRUNE__ALPHA)"
+    )
+
+
+def test_a_layer_takes_back_what_it_contradicts():
+    fps = load("vanilla-sd", {"video.fps": "2"}, {})
+    assert (fps.video.frames, fps.video.fps) == (None, 2.0)
+    again = override(fps, {"video.frames": 8})
+    assert (again.video.frames, again.video.fps) == (8, None)
+    real = load("vanilla-sd", {"models.target": "t", "models.draft": "d"}, {})
+    assert (real.models.pair, real.models.target, real.models.draft) == (None, "t", "d")
+    built_in = override(real, {"models.pair": "embedded"})
+    assert (built_in.models.pair, built_in.models.target, built_in.models.draft) == ("embedded", None, None)
+    assert load("vanilla-sd", {"video.frames": 8}, {"VIDSPEC_VIDEO__FPS": "2"}).video.frames == 8
+
+
+def test_an_alpha_belongs_to_its_method():
+    assert override(load("sd-rand", env={}), {"prune.method": "none"}).prune.alpha == 0
+    assert override(load("vanilla-sd", env={}), {"prune.method": "uniform"}).prune.alpha == 0.9
+    kept = load("sd-rand", {"prune.alpha": 0.5}, {})
+    assert override(kept, {"prune.method": "uniform"}).prune.alpha == 0.5
+
+
+def test_override_without_anything_is_the_same_profile():
+    profile = load("ar", env={})
+    assert override(profile, None) is profile
+
+
+def test_text_that_looks_like_yaml_stays_text():
+    assert load("ar", {"generate.prompt": "null: [what]"}, {}).generate.prompt == "null: [what]"
+    assert load("ar", {"generate.prompt": "null"}, {}).generate.prompt == "null"
+    assert load("ar", {"video.max_pixels": "null"}, {}).video.max_pixels is None
+
+
+def test_the_target_alone_is_enough_without_a_draft():
+    assert load("ar", {"models.target": "x"}, {}).models.target == "x"
+
+
+def test_defaults_of_an_empty_profile():
+    profile = parse({"name": "x"})
+    assert profile.models.pair == "embedded" and profile.video.frames == 32
+    assert (profile.draft.kind, profile.prune.alpha, profile.accept.rule) == ("none", 0.0, "exact")
+    assert profile.generate.max_new_tokens == 512 and profile.generate.temperature == 0
+
+
+def test_a_profile_cannot_be_changed():
+    with pytest.raises(Exception, match="frozen"):
+        load("ar", env={}).draft.gamma = 3
+
+
+def test_a_file_is_taken_by_its_path(tmp_path, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "mine.yaml").write_text("about: my own\nvideo:\n")
+    monkeypatch.chdir(tmp_path)
+    assert load("sub/mine.yaml", env={}).about == "my own"
+    assert load("sub/mine.yaml", env={}).name == "mine"
+    monkeypatch.chdir("sub")
+    assert load("mine.yaml", env={}).video.frames == 32
+
+
+def test_the_user_folder_comes_first(tmp_path):
+    (tmp_path / "user").mkdir()
+    (tmp_path / "user" / "ar.yaml").write_text("name: ar\nabout: mine\n")
+    (tmp_path / "user" / "broken.yaml").write_text("a: [\n")
+    infos = {info.name: info for info in available()}
+    assert infos["ar"].source == "user" and load("ar", env={}).about == "mine"
+    assert infos["broken"].about.startswith("unreadable: ")
+    assert infos["sd-rand"].source == "packaged"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            b"name: x\nprune: {method: none\nvideo: 1\n",
+            "{path}: line 3, column 6: not YAML: expected ',' or '}}', but got ':'",
+        ),
+        (b"- a\n", "{path}: a profile is a mapping of keys, not list"),
+        (b"", "{path}: a profile is a mapping of keys, not NoneType"),
+        (b"\xff\xfe\x00", "{path}: is not UTF-8 text"),
+        (b"prune: 5\n", "prune: is a section of keys, such as prune.method (set by {path})"),
+    ],
+)
+def test_files_that_are_no_profiles(tmp_path, text, message):
+    path = tmp_path / "x.yaml"
+    path.write_bytes(text)
+    assert problem(str(path)) == message.format(path=path)
+
+
+def test_names_and_files_that_do_not_exist():
+    assert (
+        problem("vanila-sd")
+        == "no profile is called 'vanila-sd'; did you mean vanilla-sd? (`vidspec profiles` lists them)"
+    )
+    assert problem("zzz") == "no profile is called 'zzz' (`vidspec profiles` lists them)"
+    assert problem("no/such.yaml") == "no/such.yaml: there is no such profile file"
+
+
+def test_profiles_of_the_checkout_are_the_packaged_ones():
+    assert profiles.packaged_folder().is_dir()
+    assert sorted(path.stem for path in Path(profiles.packaged_folder()).glob("*.yaml")) == PACKAGED

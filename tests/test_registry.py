@@ -1,0 +1,70 @@
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from vidspec import registry
+from vidspec.errors import ProfileError
+from vidspec.registry import Registry
+
+
+@pytest.fixture
+def parts(tmp_path, monkeypatch):
+    """A package with two methods, a base and a helper; importing ``heavy`` would fail."""
+    folder = tmp_path / "partsfortest"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(
+        "from vidspec.registry import Registry\nmade = Registry('test', __name__, 'part', 'part.kind')\n"
+    )
+    (folder / "base.py").write_text("# not a method\n")
+    (folder / "light.py").write_text("from partsfortest import made\n\n@made.register('light')\nclass Light: ...\n")
+    (folder / "heavy.py").write_text(
+        'from partsfortest import made\nraise ImportError\n@made.register("heavy")\ndef f(): ...\n'
+    )
+    (folder / "helper.py").write_text("from partsfortest import made\n# made.register('other')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import partsfortest
+
+    yield partsfortest.made
+    for name in [name for name in sys.modules if name.startswith("partsfortest")]:
+        del sys.modules[name]
+
+
+def test_names_are_the_files_that_register_themselves(parts):
+    assert parts.names() == ("heavy", "light")
+    assert "partsfortest.light" not in sys.modules
+
+
+def test_get_imports_one_module(parts):
+    assert parts.get("light").__name__ == "Light"
+    assert "partsfortest.heavy" not in sys.modules
+
+
+def test_unknown_name_lists_the_valid_ones_and_the_nearest(parts):
+    with pytest.raises(ProfileError) as caught:
+        parts.get("ligth")
+    assert str(caught.value) == "part.kind: unknown part 'ligth'; did you mean light? valid: heavy, light"
+
+
+def test_methods_of_the_running_process(parts):
+    @parts.register("own")
+    class Own: ...
+
+    assert parts.get("own") is Own and "own" in parts.names()
+    parts.register("own")(Own)
+    with pytest.raises(ValueError, match="registered twice"):
+        parts.register("own")(int)
+
+
+def test_plugins_of_other_packages(parts, monkeypatch):
+    point = EntryPoint("basename", "os.path:basename", "vidspec.test")
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == "vidspec.test" else [])
+    assert "basename" in parts.names()
+    assert parts.get("basename")("a/b") == "b"
+
+
+def test_the_parts_of_vidspec():
+    assert "none" in registry.names("pruning") and "none" in registry.names("drafting")
+    with pytest.raises(KeyError):
+        registry.names("nonsense")
+    assert Registry is type(registry.pruners)

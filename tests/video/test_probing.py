@@ -1,0 +1,91 @@
+"""The index of a file's frames, and the reasons not to trust decord with it."""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from vidspec import video
+from vidspec.video import probing, reading
+from vidspec.video.base import Turn
+
+from . import clips
+
+
+def test_index_of_an_ordinary_clip(tmp_path):
+    index = video.probe(clips.make(tmp_path / "a.mp4", b_frames=3, options={"x264-params": "keyint=10:scenecut=0"}))
+    assert len(index) == 40 and index.order == "pts" and not index.truncated
+    assert index.times == pytest.approx(np.arange(40) / 25)
+    assert len(index.key_pts) == 4 and (np.diff(index.key_pts) > 0).all()
+    assert index.duration_s == pytest.approx(1.6) and index.fps == pytest.approx(25) and not index.variable_fps
+    assert (index.width, index.height, index.turn) == (96, 64, Turn())
+    assert probing.decord_doubt(index) is None
+
+
+def test_times_begin_with_the_first_frame(tmp_path):
+    index = video.probe(clips.make(tmp_path / "a.mkv", pts=range(50, 60)))
+    assert index.pts[0] > 0 and index.times[0] == 0
+    assert index.duration_s == pytest.approx(0.4)
+
+
+def test_the_last_frame_lasts_as_long_as_the_container_says(tmp_path):
+    path = clips.make(tmp_path / "slides.mp4", pts=[0, 1000, 2000, 9000], time_base=Fraction(1, 1000))
+    index = video.probe(path)
+    assert index.variable_fps
+    assert index.duration_s > 9
+
+
+@pytest.mark.parametrize(
+    ("name", "how"), [("b.avi", {"b_frames": 3}), ("a.h264", {"container": "h264", "b_frames": 2})]
+)
+def test_frames_are_counted_where_timestamps_cannot_order_them(tmp_path, name, how):
+    index = video.probe(clips.make(tmp_path / name, **how))
+    assert index.order == "count" and len(index) == len(index.raw) == 40
+    assert index.times == pytest.approx(np.arange(40) / 25)
+    assert probing.decord_doubt(index)
+
+
+def test_counting_by_decoding_agrees_with_the_packets(tmp_path):
+    path = clips.make(tmp_path / "a.mp4", b_frames=2)
+    assert probing.index_by_decoding(path).times == pytest.approx(video.probe(path).times)
+
+
+def test_a_packet_without_a_frame_makes_read_count_by_decoding(tmp_path, monkeypatch):
+    """VP8 and VP9 have such packets; here the index pretends that there is one."""
+    path = clips.make(tmp_path / "a.mkv")
+    index = video.probe(path)
+    pts = np.sort(np.append(index.pts, index.pts[5] + 7))
+    monkeypatch.setattr(reading, "probe", lambda path: dataclasses.replace(index, pts=pts, raw=pts))
+    for decoder in ("auto", "av"):
+        got = video.read(path, frames=1000, decoder=decoder)
+        assert clips.numbers(got.frames) == list(range(40))
+        assert got.facts.decoder == "av" and got.facts.frame_count == 40
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"format": "mpegts"}, "mpegts"),
+        ({"codec": "av1"}, "av1"),
+        ({"truncated": True}, "truncated"),
+        ({"turn": Turn(0, True)}, "mirror"),
+        ({"doubts": ("it has several video streams",)}, "several"),
+    ],
+)
+def test_each_doubt_is_named(tmp_path, change, why):
+    index = video.probe(clips.make(tmp_path / "a.mp4", pts=3))
+    assert why in (probing.decord_doubt(dataclasses.replace(index, **change)) or "")
+
+
+@pytest.mark.parametrize("degrees", [0, 90, 180, 270])
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_turns_make_pictures_upright(degrees, mirrored):
+    picture = clips.draw(77, 96, 64)
+    turned = np.rot90(picture, -degrees // 90)
+    coded = turned[:, ::-1] if mirrored else turned
+    turn = Turn(degrees, mirrored)
+    assert clips.number_of(turn.apply(coded)) == 77
+    assert turn.size(coded.shape[1], coded.shape[0]) == (96, 64)

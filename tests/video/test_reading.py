@@ -1,0 +1,359 @@
+"""Exact frames from good files of many kinds, with each decoder that may read them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vidspec import video
+from vidspec.errors import UsageError, VideoError
+from vidspec.video import decode_decord, reading
+
+from . import clips
+
+needs_decord = pytest.mark.skipif(not decode_decord.available(), reason="decord is not installed")
+
+MS = Fraction(1, 1000)
+UNEVEN = [0, 40, 80, 240, 280, 290, 300, 700, 740, 1500, 1540, 1580, 1600, 1700, 2000]
+OPEN_GOP = {"x264-params": "open-gop=1:bframes=3:keyint=10:min-keyint=10:scenecut=0"}
+QUIET_265 = {"x265-params": "log-level=none"}
+LATE = range(50, 90)
+
+# name: (how to make it, what auto must choose)
+GOOD = {
+    "plain.mp4": ({}, "decord"),
+    "b_frames.mp4": ({"b_frames": 3}, "decord"),
+    "sound.mp4": ({"audio": True, "pts": 20}, "decord"),
+    "uneven.mp4": ({"pts": UNEVEN, "time_base": MS}, "decord"),
+    "uneven_b.mp4": ({"pts": UNEVEN, "time_base": MS, "b_frames": 2}, "decord"),
+    "uneven.mkv": ({"pts": UNEVEN, "time_base": MS}, "decord"),
+    "ntsc.mkv": ({"time_base": Fraction(1001, 30000)}, "decord"),
+    "turned_90.mp4": ({"rotation": 90}, "decord"),
+    "turned_180.mp4": ({"rotation": 180}, "decord"),
+    "turned_270.mp4": ({"rotation": 270}, "decord"),
+    "one.mp4": ({"pts": 1}, "decord"),
+    "two.mp4": ({"pts": 2}, "decord"),
+    "odd.mp4": ({"codec": "mpeg4", "size": (97, 65)}, "decord"),
+    "odd.webm": ({"codec": "libvpx-vp9", "size": (97, 65), "options": {"cpu-used": "8"}}, "decord"),
+    "vp8.webm": ({"codec": "libvpx", "options": {"cpu-used": "8"}}, "decord"),
+    "ten_bits.mp4": ({"pixel_format": "yuv420p10le"}, "decord"),
+    "ten_bits.mkv": ({"codec": "libx265", "pixel_format": "yuv420p10le", "options": QUIET_265}, "decord"),
+    "fragments.mp4": ({"container_options": {"movflags": "frag_keyframe+empty_moov"}}, "decord"),
+    # What decord 0.6.0 gets wrong without saying so, or cannot open.
+    "fragments_b.mp4": ({"b_frames": 2, "container_options": {"movflags": "frag_keyframe+empty_moov"}}, "av"),
+    "no_edit_list.mp4": ({"b_frames": 2, "container_options": {"use_editlist": "0"}}, "av"),
+    "open_gop.mp4": ({"b_frames": 3, "options": OPEN_GOP}, "av"),
+    "open_gop.mkv": ({"b_frames": 3, "options": OPEN_GOP}, "av"),
+    "hevc.mp4": ({"codec": "libx265", "b_frames": 3, "options": QUIET_265}, "av"),
+    "late.mp4": ({"pts": LATE}, "av"),
+    "late.mkv": ({"pts": LATE, "b_frames": 2}, "av"),
+    "plain.ts": ({}, "av"),
+    "b_frames.ts": ({"b_frames": 3}, "av"),
+    "late.ts": ({"pts": LATE, "b_frames": 3}, "av"),
+    "b_frames.flv": ({"b_frames": 2}, "av"),
+    "mpeg2.mpg": ({"codec": "mpeg2video", "b_frames": 2}, "av"),
+    "plain.avi": ({"codec": "mpeg4"}, "av"),
+    "b_frames.avi": ({"b_frames": 3}, "av"),
+    "b_frames_mpeg4.avi": ({"codec": "mpeg4", "b_frames": 2}, "av"),
+    "bare.h264": ({"b_frames": 3, "container": "h264"}, "av"),
+    "pictures.mov": ({"codec": "mjpeg", "pixel_format": "yuvj420p"}, "av"),
+    "lossless.mkv": ({"codec": "ffv1"}, "av"),
+    "moving.gif": ({"codec": "gif", "pixel_format": "rgb8"}, "av"),
+}
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clips")
+
+    def get(name: str) -> Path:
+        path = folder / name
+        return path if path.exists() else clips.make(path, **GOOD[name][0])
+
+    return get
+
+
+def expected_times(name: str) -> list[float]:
+    how = GOOD[name][0]
+    pts = how.get("pts", 40)
+    pts = list(range(pts)) if isinstance(pts, int) else list(pts)
+    return [float((t - pts[0]) * how.get("time_base", Fraction(1, 25))) for t in pts]
+
+
+def decoders_for(name: str) -> list[str]:
+    installed = decode_decord.available()
+    return ["auto", "av", *(["decord"] if installed and GOOD[name][1] == "decord" else [])]
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_every_frame_is_exact_whatever_the_decoder(clip, name):
+    times = expected_times(name)
+    for decoder in decoders_for(name):
+        got = video.read(clip(name), frames=1000, decoder=decoder)
+        assert clips.numbers(got.frames) == list(range(len(times)))
+        assert got.timestamps == pytest.approx(times, abs=0.0011)
+        assert got.frames.dtype == np.uint8 and got.timestamps.dtype == np.float64
+        assert got.facts.frame_count == len(times)
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_scattered_frames_are_exact_in_any_choice(clip, name):
+    count = len(expected_times(name))
+    path = clip(name)
+    index = video.probe(path)
+    rng = np.random.default_rng(len(name))
+    for decoder in {
+        d.name: d for kind in decoders_for(name) for d in reading._trusted(reading._decoders(kind), index)
+    }.values():
+        for size in (1, 2, 5):
+            wanted = sorted(rng.choice(count, min(size, count), replace=False).tolist())
+            got = {position: clips.number_of(frame) for position, frame in decoder.frames(index, wanted)}
+            assert got == {position: position for position in wanted}, decoder.name
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_auto_chooses_and_forced_decord_refuses_what_it_gets_wrong(clip, name):
+    if not decode_decord.available():
+        assert video.read(clip(name), frames=2).facts.decoder == "av"
+        return
+    assert video.read(clip(name), frames=2).facts.decoder == GOOD[name][1]
+    if GOOD[name][1] == "av":
+        with pytest.raises(VideoError, match="decord") as caught:
+            video.read(clip(name), decoder="decord")
+        assert caught.value.kind == "unsupported" and name in str(caught.value)
+
+
+def test_long_closed_and_open_gops_far_apart(tmp_path):
+    for name, options in {"closed.mp4": {}, "open.mkv": {"x264-params": "open-gop=1:keyint=40:scenecut=0"}}.items():
+        path = clips.make(tmp_path / name, pts=250, b_frames=3, gop=40, options=options)
+        for decoder in ("auto", "av"):
+            got = video.read(path, frames=9, decoder=decoder)
+            assert clips.numbers(got.frames) == [0, 31, 62, 93, 124, 156, 187, 218, 249]
+
+
+def test_frames_are_spread_evenly_and_32_by_default(clip):
+    got = video.read(clip("plain.mp4"), frames=4)
+    assert clips.numbers(got.frames) == [0, 13, 26, 39]
+    assert got.timestamps.tolist() == pytest.approx([0, 0.52, 1.04, 1.56])
+    assert len(video.read(clip("plain.mp4"))) == 32
+
+
+def test_fps_takes_the_frame_on_screen_at_each_tick(clip):
+    assert clips.numbers(video.read(clip("plain.mp4"), fps=5).frames) == [0, 5, 10, 15, 20, 25, 30, 35]
+    got = video.read(clip("uneven.mp4"), fps=5)
+    assert clips.numbers(got.frames) == [0, 2, 6, 6, 8, 8, 8, 8, 12, 13, 14]
+    assert got.timestamps[4] == pytest.approx(0.74)
+
+
+def test_start_and_end(clip):
+    got = video.read(clip("plain.mp4"), frames=3, start=0.4, end=0.8)
+    assert clips.numbers(got.frames) == [10, 15, 20]
+    assert clips.numbers(video.read(clip("late.mkv"), frames=3, start=0.4, end=0.8).frames) == [10, 15, 20]
+    assert clips.numbers(video.read(clip("plain.mp4"), fps=5, start=0.4, end=0.8).frames) == [10, 15]
+    assert clips.numbers(video.read(clip("plain.mp4"), frames=2, start=1.5, end=99).frames) == [38, 39]
+    # Nothing begins between 0.8 s and 1.4 s, but a frame is on screen.
+    assert clips.numbers(video.read(clip("uneven.mp4"), start=0.8, end=1.4).frames) == [8]
+
+
+def test_start_behind_the_end_is_a_range_error(clip):
+    for choice in ({"frames": 2}, {"fps": 2.0}):
+        with pytest.raises(VideoError, match=r"plain\.mp4.*1\.6 s") as caught:
+            video.read(clip("plain.mp4"), start=100, **choice)
+        assert caught.value.kind == "range"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"frames": 2, "fps": 1.0},
+        {"frames": 0},
+        {"frames": -3},
+        {"fps": 0.0},
+        {"fps": float("nan")},
+        {"fps": float("inf")},
+        {"start": -1.0},
+        {"start": float("nan")},
+        {"end": 0.0},
+        {"end": float("inf")},
+        {"start": 2.0, "end": 2.0},
+        {"start": 3.0, "end": 2.0},
+        {"max_pixels": 0},
+        {"decoder": "opencv"},
+        {"fps": 1e12},
+        {"fps": 1.7e308},
+    ],
+)
+def test_impossible_arguments_are_usage_errors(clip, wrong):
+    with pytest.raises(UsageError):
+        video.read(clip("plain.mp4"), **wrong)
+
+
+def test_facts(clip):
+    facts = video.read(clip("turned_90.mp4"), frames=1).facts
+    assert (facts.width, facts.height, facts.rotation) == (64, 96, 90)
+    assert (facts.codec, facts.container, facts.frame_count) == ("h264", "mp4", 40)
+    assert facts.duration_s == pytest.approx(1.6) and facts.fps == pytest.approx(25) and not facts.variable_fps
+    assert facts.path == str(clip("turned_90.mp4"))
+    assert video.read(clip("uneven.mp4"), frames=1).facts.variable_fps
+    assert not video.read(clip("ntsc.mkv"), frames=1).facts.variable_fps
+
+
+def test_turned_frames_are_delivered_upright(clip):
+    for decoder in decoders_for("turned_270.mp4"):
+        assert video.read(clip("turned_270.mp4"), frames=3, decoder=decoder).frames.shape == (3, 96, 64, 3)
+
+
+def test_a_mirrored_clip_is_unmirrored(tmp_path):
+    path = clips.make(tmp_path / "mirror.mp4", pts=3)
+    clips.patch_box(path, b"tkhd", 40, [-0x10000, 0, 0, 0, 0x10000, 0, 96 << 16, 0, 0x40000000])
+    got = video.read(path)
+    assert got.facts.decoder == "av"
+    mirrored = [clips.number_of(frame[:, ::-1]) for frame in got.frames]
+    assert mirrored == [0, 1, 2]  # drawn unmirrored, so honouring the matrix mirrors it
+
+
+def test_frames_outside_an_edit_list_are_not_shown(tmp_path):
+    path = clips.make(tmp_path / "edited.mp4")  # 512 ticks a frame, of 12800 a second
+    clips.patch_box(path, b"elst", 8, [800, 10 * 512])  # 0.8 s from frame 10 on
+    got = video.read(path, frames=1000)
+    numbers = clips.numbers(got.frames)
+    assert numbers == list(range(10, 10 + len(numbers))) and 20 <= len(numbers) <= 21
+    assert got.timestamps[:2].tolist() == pytest.approx([0, 0.04])
+    assert got.facts.decoder == "av"
+
+
+def test_a_stream_that_begins_amid_a_gop_begins_at_its_first_keyframe(tmp_path):
+    whole = clips.make(tmp_path / "whole.ts", gop=15, options={"x264-params": "keyint=15:scenecut=0"}).read_bytes()
+    path = tmp_path / "recording.ts"
+    path.write_bytes(whole[188 * 8 :])
+    got = video.read(path, frames=1000)
+    assert clips.numbers(got.frames) == list(range(15, 40))
+    assert got.timestamps[0] == 0
+
+
+def test_a_still_picture_is_a_clip_of_one_frame(tmp_path):
+    for name, codec, pixel_format in [("still.png", "png", "rgb24"), ("still.jpg", "mjpeg", "yuvj420p")]:
+        path = clips.make_picture(tmp_path / name, 5, codec, pixel_format)
+        for choice in ({}, {"fps": 1.0}):
+            got = video.read(path, **choice)
+            assert clips.numbers(got.frames) == [5] and got.timestamps.tolist() == [0]
+
+
+def test_max_pixels_keeps_the_aspect_and_the_picture(clip):
+    for decoder in decoders_for("plain.mp4"):
+        got = video.read(clip("plain.mp4"), frames=5, max_pixels=1536, decoder=decoder)
+        assert got.frames.shape == (5, 32, 48, 3)
+        assert clips.numbers(got.frames) == [0, 10, 20, 29, 39]
+    assert video.read(clip("plain.mp4"), frames=1, max_pixels=10**9).frames.shape == (1, 64, 96, 3)
+    assert video.read(clip("plain.mp4"), frames=1, max_pixels=1).frames.shape == (1, 1, 1, 3)
+    assert video.read(clip("turned_90.mp4"), frames=1, max_pixels=1536).frames.shape == (1, 48, 32, 3)
+
+
+@needs_decord
+def test_both_decoders_give_the_same_pixels(clip):
+    for name in ("b_frames.mp4", "turned_90.mp4", "odd.webm"):
+        one, other = (video.read(clip(name), frames=4, decoder=d).frames.astype(int) for d in ("av", "decord"))
+        # Where the width is odd, the two FFmpegs place the last column's colour differently.
+        assert np.abs(one - other).max() <= (2 if name != "odd.webm" else 80) and np.abs(one - other).mean() < 1
+
+
+@needs_decord
+def test_a_wrong_frame_of_decord_is_noticed(clip, monkeypatch):
+    import decord
+
+    class OneOff(decord.VideoReader):
+        def get_batch(self, indices):
+            return super().get_batch([max(0, i - 1) for i in indices])
+
+    monkeypatch.setattr(decord, "VideoReader", OneOff)
+    got = video.read(clip("plain.mp4"), frames=5)
+    assert got.facts.decoder == "av" and clips.numbers(got.frames) == [0, 10, 20, 29, 39]
+    with pytest.raises(VideoError, match=r"plain\.mp4"):
+        video.read(clip("plain.mp4"), frames=5, decoder="decord")
+
+
+@needs_decord
+def test_auto_survives_a_decord_that_fails(clip, monkeypatch):
+    import decord
+
+    def broken(*args, **kwargs):
+        raise decord.DECORDError("out of luck")
+
+    monkeypatch.setattr(decord, "VideoReader", broken)
+    assert video.read(clip("plain.mp4"), frames=3).facts.decoder == "av"
+    with pytest.raises(VideoError, match="out of luck"):
+        video.read(clip("plain.mp4"), frames=3, decoder="decord")
+
+
+def test_without_decord_auto_is_silent_and_decord_a_usage_error(clip, monkeypatch, capfd):
+    monkeypatch.setitem(sys.modules, "decord", None)
+    assert video.read(clip("plain.mp4"), frames=3).facts.decoder == "av"
+    with pytest.raises(UsageError, match="not installed"):
+        video.read(clip("plain.mp4"), decoder="decord")
+    assert capfd.readouterr() == ("", "")
+
+
+@needs_decord
+def test_no_reader_stays_open(clip, monkeypatch):
+    import decord
+
+    readers: list[object] = []
+    freed: list[object] = []
+
+    class Counted(decord.VideoReader):
+        def __init__(self, *args, **kwargs):
+            readers.append(1)
+            super().__init__(*args, **kwargs)
+
+        def __del__(self):
+            freed.append(1)
+            super().__del__()
+
+    monkeypatch.setattr(decord, "VideoReader", Counted)
+    video.read(clip("plain.mp4"), frames=12)
+    assert readers == freed == [1]
+    monkeypatch.setattr(Counted, "get_batch", lambda self, indices: np.zeros((len(indices), 1, 1, 3), np.uint8))
+    assert video.read(clip("plain.mp4"), frames=12).facts.decoder == "av"
+    assert readers == freed == [1, 1]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+@pytest.mark.parametrize("name", ["plain.mp4", "b_frames.ts", "b_frames.avi"])
+def test_no_file_stays_open(clip, name):
+    path = clip(name)
+    video.read(path, frames=3)
+    # A caller that keeps an unfinished iterator is the one way to hold a file, and read() has none.
+    held = [
+        os.readlink(f"/proc/self/fd/{fd}")
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.exists(f"/proc/self/fd/{fd}")
+    ]
+    assert str(path) not in held
+
+
+def test_reading_says_nothing_on_stdout_or_stderr(clip, capfd):
+    video.read(clip("plain.mp4"), frames=3)
+    video.read(clip("b_frames.ts"), frames=3)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_paths_may_be_relative_and_strange(clip, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a b é %03d.mp4", "concat:x.mp4", "-v.mp4"):
+        Path(name).write_bytes(clip("plain.mp4").read_bytes())
+        assert clips.numbers(video.read(name, frames=2).frames) == [0, 39]
+
+
+def test_importing_the_package_loads_no_decoder():
+    code = (
+        "import sys, vidspec.video as v; assert not {'av', 'decord', 'torch', 'numpy'} & set(sys.modules); "
+        "v.Clip; assert 'av' not in sys.modules; assert callable(v.read) and callable(v.probe); "
+        "assert 'decord' not in sys.modules and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

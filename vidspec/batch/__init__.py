@@ -1,0 +1,1 @@
+"""Many clips: running them, writing their records, comparing with plain decoding. No torch, no terminal."""

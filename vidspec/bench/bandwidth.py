@@ -1,0 +1,35 @@
+"""How many tokens a second memory bandwidth allows, so that a speed-up is not one over a slow baseline."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+
+__all__ = ["copy_bandwidth", "weight_bytes"]
+
+
+def copy_bandwidth(device: torch.device, megabytes: int = 256, repeats: int = 8) -> float:
+    """Bytes read and written per second by the fastest of several copies of a buffer larger than the caches."""
+    source = torch.ones(megabytes * 2**20 // 4, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(repeats):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        target.copy_(source)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return 2 * source.nbytes / best
+
+
+def weight_bytes(language: nn.Module, head: nn.Module) -> int:
+    """Bytes of weights one decoding pass reads: all blocks and the head; the embedding table only if it is the head."""
+    seen = {id(p): p.nbytes for p in [*language.parameters(), *head.parameters()]}
+    table = language.get_input_embeddings().weight  # type: ignore[operator]
+    if id(table) not in {id(p) for p in head.parameters()}:
+        seen.pop(id(table), None)
+    return sum(seen.values())

@@ -1,0 +1,144 @@
+"""Runs contenders in turn on every clip (A B C, then B C A, ...) after a warm-up of each, and sums up; no printing."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+import torch
+
+from vidspec._version import __version__
+from vidspec.batch.compare import decode_rate
+from vidspec.record import Caption
+
+__all__ = ["Contender", "Row", "machine", "run", "summary"]
+
+
+class Contender(Protocol):
+    """Anything that captions a clip: a captioner with a profile, or a peer."""
+
+    def caption(self, path: str | Path) -> Caption: ...
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender over all clips. Speed-ups are medians over clips of ratios to the baseline on the same clip.
+
+    Attributes:
+        name: of the contender.
+        equal: clips whose token ids are the baseline's.
+        clips: clips measured.
+        tau, tokens_per_target_pass: pooled over clips; None where nothing was drafted.
+        kept: share of visual tokens the draft saw; None without a draft.
+        tokens_per_s: median decode rate.
+        first, decode, end_to_end: speed-ups over the baseline: (median, least, greatest).
+    """
+
+    name: str
+    equal: int
+    clips: int
+    tau: float | None
+    tokens_per_target_pass: float | None
+    kept: float | None
+    tokens_per_s: float
+    first: tuple[float, float, float]
+    decode: tuple[float, float, float]
+    end_to_end: tuple[float, float, float]
+
+
+def run(
+    contenders: Mapping[str, Contender],
+    clips: Sequence[Path],
+    repeats: int,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, dict[str, list[Caption]]]:
+    """Caption every clip ``repeats`` times with every contender.
+
+    Returns:
+        records by contender and clip.
+    """
+    names = list(contenders)
+    for name in names:  # warm-up: allocations, kernels, caches
+        progress(f"warm-up {name}")
+        contenders[name].caption(clips[0])
+    records: dict[str, dict[str, list[Caption]]] = {name: {str(clip): [] for clip in clips} for name in names}
+    turn = 0
+    for repeat in range(repeats):
+        for clip in clips:
+            progress(f"{repeat + 1}/{repeats} {clip.name}")
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                records[name][str(clip)].append(contenders[name].caption(clip))
+            turn += 1
+    return records
+
+
+def summary(records: Mapping[str, Mapping[str, Sequence[Caption]]], baseline: str) -> list[Row]:
+    """One row per contender; per clip the median over repeats is compared with the baseline's."""
+    plain = records[baseline]
+    rows = []
+    for name, by_clip in records.items():
+        first, decode, whole, rates = [], [], [], []
+        for clip, runs in by_clip.items():
+            first.append(_time(plain[clip], "time_to_first_token") / _time(runs, "time_to_first_token"))
+            decode.append(_rate(runs) / _rate(plain[clip]))
+            whole.append(_time(plain[clip], "end_to_end") / _time(runs, "end_to_end"))
+            rates.append(_rate(runs))
+        counters = [run.counters for runs in by_clip.values() for run in runs if run.counters.get("drafted")]
+        windows = sum(len(c["accepted_lengths"]) for c in counters)
+        passes = sum(c["target_forwards"] for c in counters)
+        seen = sum(c["visual_tokens"] for c in counters)
+        rows.append(
+            Row(
+                name=name,
+                equal=sum(
+                    all(one.token_ids == plain[clip][0].token_ids for one in runs) for clip, runs in by_clip.items()
+                ),
+                clips=len(by_clip),
+                tau=sum(c["accepted"] for c in counters) / windows if windows else None,
+                tokens_per_target_pass=sum(c["emitted"] - 1 for c in counters) / passes if passes else None,
+                kept=sum(c["visual_tokens_kept"] for c in counters) / seen if seen else None,
+                tokens_per_s=median(rates),
+                first=_spread(first),
+                decode=_spread(decode),
+                end_to_end=_spread(whole),
+            )
+        )
+    return rows
+
+
+def _time(runs: Sequence[Caption], name: str) -> float:
+    return median(run.timings[name] for run in runs)
+
+
+def _rate(runs: Sequence[Caption]) -> float:
+    return median(decode_rate(run) or 0.0 for run in runs)
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float, float]:
+    return median(values), min(values), max(values)
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What the figures depend on."""
+    import transformers
+
+    processor = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        processor = names[0] if names else processor
+    return {
+        "vidspec": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "processor": processor,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+    }

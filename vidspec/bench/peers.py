@@ -1,0 +1,95 @@
+"""The same weights under ``transformers``' own ``generate``: plain, assisted by the draft, and prompt lookup."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vidspec import video
+from vidspec.models.base import VideoLanguageModel
+from vidspec.profiles import Profile
+from vidspec.record import Caption
+
+__all__ = ["PEERS", "Peer"]
+
+#: Name in the table, and what ``generate`` is called with.
+PEERS = ("generate", "generate-assisted", "generate-prompt-lookup")
+
+
+class _Clock:
+    """A streamer that notes when the first token came; the prompt is the first thing it is given."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, _: torch.Tensor) -> None:
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None:
+        self.times.append(time.perf_counter())
+
+
+@dataclass
+class Peer:
+    """One way of calling ``generate``.
+
+    Args:
+        name: one of :data:`PEERS`.
+        profile: says which frames and which prompt.
+        target, draft: adapters whose stock models use an attention of ``transformers``' own.
+    """
+
+    name: str
+    profile: Profile
+    target: VideoLanguageModel
+    draft: VideoLanguageModel
+
+    @torch.inference_mode()
+    def caption(self, path: str | Path) -> Caption:
+        """Caption a clip; timings have the same names and borders as :class:`~vidspec.captioner.Captioner`'s."""
+        begun = time.perf_counter()
+        wanted, generate = self.profile.video, self.profile.generate
+        clip = video.read(path, frames=wanted.frames, fps=wanted.fps, max_pixels=wanted.max_pixels)
+        model: Any = self.target.model  # type: ignore[attr-defined]
+        pixels = self.target.preprocess(clip)[None].to(self.target.device, self.target.dtype)
+        ids = self._prompt(len(clip.frames), generate.prompt)
+        clock = _Clock()
+        options: dict[str, Any] = {"streamer": clock}
+        if self.name == "generate-assisted":
+            options = {"assistant_model": self.draft.model, **options}  # type: ignore[attr-defined]
+        elif self.name == "generate-prompt-lookup":
+            options = {"prompt_lookup_num_tokens": self.profile.draft.gamma or 5, **options}
+        out = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            pixel_values_videos=pixels,
+            max_new_tokens=generate.max_new_tokens,
+            do_sample=False,
+            **options,
+        )
+        finished = time.perf_counter()
+        tokens = out[0, ids.shape[1] :].tolist()
+        first = clock.times[1]
+        return Caption(
+            path=str(path),
+            caption=self.target.tokenizer.decode(tokens, skip_special_tokens=True).strip(),
+            token_ids=tokens,
+            lossless=True,
+            profile=self.name,
+            timings={
+                "time_to_first_token": first - begun,
+                "decode": finished - first,
+                "end_to_end": finished - begun,
+            },
+        )
+
+    def _prompt(self, frames: int, prompt: str) -> torch.Tensor:
+        """Token ids as the adapter lays them out, placeholders at visual rows."""
+        per_frame = self.target.cells**2  # type: ignore[attr-defined]
+        width = self.target.embed(torch.zeros(1, 1, dtype=torch.long, device=self.target.device)).shape[-1]
+        blank = torch.zeros(frames * per_frame + 1, width, device=self.target.device)
+        return self.target.prefix(blank, frames, prompt).token_ids[None]

@@ -1,0 +1,14 @@
+"""The command line: thin commands over the library, one file each. Nothing here imports torch, av or transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run ``vidspec`` with ``args`` (by default the process's own) and return its exit code."""
+    from vidspec.cli.app import run
+
+    return run(args)

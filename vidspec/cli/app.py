@@ -1,0 +1,99 @@
+"""The ``vidspec`` application: its commands, and how every error ends (one line on stderr and an exit code)."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+from typing import Annotated
+
+import typer
+
+from vidspec.cli import caption, doctor, profiles, sample
+from vidspec.cli.report import complain
+from vidspec.errors import VidspecError
+
+__all__ = ["app", "run", "version"]
+
+INTERRUPTED = 130
+
+#: Typer brings its own click; its base of all usage errors is found through a class that Typer exports.
+ClickError: type[Exception] = next(
+    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException" and issubclass(base, Exception)
+)
+
+app = typer.Typer(
+    name="vidspec",
+    help="Caption video with large video-language models, faster: a draft proposes, the target verifies.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("caption")(caption.caption)
+app.command("profiles")(profiles.profiles)
+app.command("doctor")(doctor.doctor)
+app.command("sample")(sample.sample)
+
+
+def version() -> str:
+    """The installed version of vidspec."""
+    try:
+        return installed_version("vidspec")
+    except PackageNotFoundError:
+        return "unknown (not installed)"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"vidspec {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Caption video with large video-language models, faster: a draft proposes, the target verifies."""
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code. Errors that are not the user's keep their traceback."""
+    args = list(sys.argv[1:] if args is None else args)
+    debug = "--debug" in args or os.environ.get("VIDSPEC_DEBUG", "") not in ("", "0")
+    try:
+        code = app(args=args, prog_name="vidspec", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except VidspecError as error:
+        if debug:
+            traceback.print_exc()
+        complain(str(error))
+        return error.exit_code
+    except ClickError as error:
+        return _usage(error)
+    except (KeyboardInterrupt, typer.Abort):
+        complain("interrupted")
+        return INTERRUPTED
+    except SystemExit as stopped:  # Typer's own way out, for one when the reader of a pipe is gone
+        return stopped.code if isinstance(stopped.code, int) else 1
+    except BrokenPipeError:
+        # Whoever read our output has enough (`| head`). Python would complain when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+        return 1
+
+
+def _usage(error: Exception) -> int:
+    """One line for an unknown option, a missing argument and the like; the help page for no arguments at all."""
+    message = error.format_message() if hasattr(error, "format_message") else str(error)
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(message)
+    else:
+        page = f"{context.command_path} --help" if context else "vidspec --help"
+        complain(f"{' '.join(message.split())} (see `{page}`)")
+    return 2

@@ -1,0 +1,48 @@
+"""``vidspec doctor``: prints what ``vidspec.cli.environment`` found."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+__all__ = ["doctor"]
+
+
+class Form(str, Enum):
+    """How the findings are written."""
+
+    text = "text"
+    json = "json"
+
+
+def doctor(
+    form: Annotated[Form, typer.Option("--format", help="json: one object.")] = Form.text,
+) -> int:
+    """Show versions, devices, attention kernels, decoders and the model cache; what is missing and how to get it.
+
+    Exit codes: 0 captioning can work, 3 something it needs is missing.
+    """
+    from vidspec.cli.environment import inspect
+
+    found = inspect()
+    if form is Form.json:
+        print(json.dumps(found.to_dict(), ensure_ascii=False, indent=2))
+    else:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+        table.add_column(no_wrap=True, style="bold")
+        table.add_column(overflow="fold")
+        for label, value in found.rows():
+            table.add_row(Text(label), Text(value))
+        console = Console()
+        console.print(table)
+        for missing in found.missing:
+            need = "missing" if missing.needed else "optional"
+            console.print(Text(f"{need}: {missing.what}; {missing.remedy}"), soft_wrap=True)
+    return 3 if any(missing.needed for missing in found.missing) else 0

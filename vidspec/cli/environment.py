@@ -1,0 +1,143 @@
+"""Looks at what this machine offers for captioning; changes nothing, fetches nothing and survives broken packages."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+__all__ = ["Environment", "Missing", "inspect"]
+
+#: Distributions whose versions matter, and whether captioning needs them.
+PACKAGES = {
+    "torch": True,
+    "transformers": True,
+    "tokenizers": True,
+    "safetensors": True,
+    "av": True,
+    "decord": False,
+    "flash-attn": False,
+    "numpy": True,
+    "pillow": True,
+}
+REMEDIES = {
+    "decord": "pip install decord (PyAV decodes everything in the meantime)",
+    "flash-attn": "pip install 'vidspec[flash]' (needs an NVIDIA GPU; sdpa works without)",
+}
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Something that is not there: does captioning need it, and how to get it."""
+
+    what: str
+    remedy: str
+    needed: bool
+
+
+@dataclass
+class Environment:
+    """The findings, plain values only."""
+
+    python: str = ""
+    platform: str = ""
+    vidspec: str = ""
+    packages: dict[str, str | None] = field(default_factory=dict)
+    devices: list[str] = field(default_factory=list)
+    attention: list[str] = field(default_factory=list)
+    decoders: list[str] = field(default_factory=list)
+    model_cache: str = ""
+    offline: bool = False
+    embedded_pair: bool = False
+    missing: list[Missing] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For ``--format json``."""
+        return asdict(self)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """For the table: label and value."""
+        return [
+            ("vidspec", self.vidspec),
+            ("python", f"{self.python} on {self.platform}"),
+            *((name, found or "not installed") for name, found in self.packages.items()),
+            ("devices", ", ".join(self.devices) or "none"),
+            ("attention", ", ".join(self.attention) or "none"),
+            ("decoders", ", ".join(self.decoders) or "none"),
+            ("model cache", self.model_cache + (" (offline: nothing is fetched)" if self.offline else "")),
+            ("built-in pair", "present" if self.embedded_pair else "absent"),
+        ]
+
+
+def inspect() -> Environment:
+    """Look around. Takes as long as importing torch does."""
+    found = Environment(python=platform.python_version(), platform=platform.platform(terse=True))
+    found.vidspec = _version("vidspec") or "unknown (not installed)"
+    found.packages = {name: _version(name) for name in PACKAGES}
+    for name, needed in PACKAGES.items():
+        if found.packages[name] is None:
+            found.missing.append(Missing(name, REMEDIES.get(name, f"pip install {name}"), needed))
+    torch = _imported("torch", found)
+    if torch is not None:
+        found.devices = _devices(torch)
+        found.attention = _kernels(torch, found)
+    found.decoders = [name for name in ("decord", "av") if _imported(name, found) is not None]
+    found.model_cache = str(_cache())
+    found.offline = any(_true(os.environ.get(name)) for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    weights = Path(__file__).resolve().parent.parent / "embedded"
+    found.embedded_pair = any(weights.rglob("*.safetensors"))
+    if not found.embedded_pair:
+        found.missing.append(Missing("the built-in pair", "name real models with --target and --draft", False))
+    return found
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _imported(name: str, found: Environment) -> ModuleType | None:
+    """The module; None if absent or broken, and the latter is noted as missing."""
+    try:
+        if find_spec(name) is None:
+            return None
+        return importlib.import_module(name)
+    except Exception as error:  # a broken binary package may raise anything
+        reason = " ".join(str(error).split())
+        remedy = f"pip install --force-reinstall {name}"
+        found.missing.append(Missing(f"{name} is installed but broken ({reason})", remedy, PACKAGES[name]))
+        return None
+
+
+def _devices(torch: Any) -> list[str]:
+    devices = []
+    for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        facts = torch.cuda.get_device_properties(number)
+        devices.append(f"cuda:{number} {facts.name} {facts.total_memory / 2**30:.0f} GiB")
+    if torch.backends.mps.is_available():
+        devices.append("mps")
+    return [*devices, f"cpu {torch.get_num_threads()} threads"]
+
+
+def _kernels(torch: Any, found: Environment) -> list[str]:
+    kernels = ["sdpa", "eager"]
+    if torch.cuda.is_available() and found.packages["flash-attn"]:
+        kernels.insert(0, "flash_attention_2")
+    return kernels
+
+
+def _cache() -> Path:
+    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+
+
+def _true(value: str | None) -> bool:
+    return (value or "").strip().upper() in {"1", "ON", "YES", "TRUE"}

@@ -1,0 +1,44 @@
+"""``vidspec profiles``: lists the profiles that can be named."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+__all__ = ["profiles"]
+
+
+class Form(str, Enum):
+    """How the list is written."""
+
+    text = "text"
+    json = "json"
+
+
+def profiles(
+    form: Annotated[Form, typer.Option("--format", help="json: a list of objects.")] = Form.text,
+) -> None:
+    """List the profiles: the packaged ones, and yours from the user folder."""
+    from vidspec.profiles import available, user_folder
+
+    found = available()
+    if form is Form.json:
+        fields = ({**info._asdict(), "path": str(info.path)} for info in found)
+        print(json.dumps(list(fields), ensure_ascii=False, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for info in found:
+        about = info.about if info.source == "packaged" else f"{info.about} [{info.path}]".strip()
+        table.add_row(Text(info.name), Text(about))
+    console = Console()
+    console.print(table)
+    Console(stderr=True).print(Text(f"Your own profiles: {user_folder()}", style="dim"), soft_wrap=True)

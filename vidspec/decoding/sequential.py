@@ -1,0 +1,51 @@
+"""Draft a window, verify it, commit: one after the other (all five papers' common ground)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vidspec.decoding.base import Job, origins
+from vidspec.decoding.events import Round
+from vidspec.registry import schedules
+
+
+@schedules.register("sequential")
+def sequential(job: Job) -> Iterator[Round]:
+    """Yields one round per verification.
+
+    The window shrinks at the end of the text so that ``max_new_tokens`` is reached exactly; EOS ends the text even in
+    the middle of an accepted window.
+    """
+    target, drafter, acceptance, trace = job.target, job.drafter, job.acceptance, job.trace
+    if drafter is None or acceptance is None:
+        raise ValueError("the sequential schedule needs a drafter and an acceptance rule")
+    begun = trace.now()
+    round_, over = job.opening()
+    drafter.begin(round_.token_ids[0])
+    yield round_
+    emitted = 1
+    while not over:
+        gamma = min(job.gamma, job.limits.max_new_tokens - emitted - 1)
+        start = trace.now()
+        with trace.span("draft", "draft"):
+            draft = drafter.propose(gamma)
+        drafted_at = trace.now()
+        with trace.span("verify"):
+            logits = target.verify(draft.tokens)
+        with trace.span("accept"):
+            verdict = acceptance(draft, logits, None, job.rng)
+        verified_at = trace.now()
+        tokens, over = job.limits.cut([*draft.tokens[: verdict.accepted], verdict.token], emitted)
+        with trace.span("rollback"):
+            target.commit(verdict.accepted, verdict.token)
+            drafter.commit(verdict.accepted, verdict.token)
+        emitted += len(tokens)
+        yield Round(
+            tuple(tokens),
+            origins(verdict, gamma, len(tokens)),
+            drafted=len(draft.tokens),
+            accepted=min(verdict.accepted, len(tokens)),
+            elapsed=trace.now() - begun,
+            draft_s=drafted_at - start,
+            verify_s=verified_at - drafted_at,
+        )

@@ -1,0 +1,1 @@
+"""Running one model: its KV cache, attention, observation taps, forward passes and sampling. Decides nothing."""

@@ -1,0 +1,85 @@
+"""Grouped-query attention over the KV cache without repeating keys and values, with a place for taps to look.
+
+Registered with ``transformers`` under the name ``vidspec``; the models' own code calls it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+from transformers import AttentionInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+
+from vidspec.engine.taps import Taps
+
+__all__ = ["NAME", "attention", "causal_mask"]
+
+NAME = "vidspec"
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    taps: Taps | None = None,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """Attention of n rows to all cached keys.
+
+    Args:
+        module: the calling attention module.
+        query: (batch, heads, n, d).
+        key, value: (batch, kv_heads, length, d); each serves heads / kv_heads query heads.
+        attention_mask: (batch, 1, n, length) additive or boolean; None means that rows see all keys if n is 1, and
+            causal attention from an empty cache otherwise.
+        scaling: of the scores; 1 / sqrt(d) if None.
+        taps: observers, passed through the model's keyword arguments.
+
+    Returns:
+        (batch, n, heads, d), and None for the weights.
+    """
+    batch, heads, rows, width = query.shape
+    kv_heads = key.shape[1]
+    groups = heads // kv_heads
+    scale = width**-0.5 if scaling is None else scaling
+    if taps is not None:
+        taps.observe(query, key, scale)
+    causal = attention_mask is None and rows > 1
+    if causal and rows != key.shape[2]:
+        raise ValueError(f"{rows} rows over {key.shape[2]} cached keys need a mask")
+    if groups == 1:
+        out = F.scaled_dot_product_attention(query, key, value, attention_mask, is_causal=causal, scale=scale)
+    elif causal and query.is_cuda:
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
+    elif causal:
+        # The CPU kernels repeat keys for grouped queries: call them once for each member of the groups instead.
+        grouped = query.view(batch, kv_heads, groups, rows, width)
+        out = torch.empty_like(grouped)
+        for member in range(groups):
+            out[:, :, member] = F.scaled_dot_product_attention(
+                grouped[:, :, member], key, value, is_causal=True, scale=scale
+            )
+        out = out.view(batch, heads, rows, width)
+    else:
+        # The heads of a group become further rows over the same keys.
+        packed = query.reshape(batch, kv_heads, groups * rows, width)
+        mask = None if attention_mask is None else attention_mask.repeat(1, 1, groups, 1)
+        out = F.scaled_dot_product_attention(packed, key, value, mask, scale=scale)
+        out = out.reshape(batch, heads, rows, width)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def causal_mask(rows: int, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
+    """Additive mask (1, 1, rows, length) for ``rows`` new tokens at the end of ``length`` keys; None if not needed."""
+    if rows == 1 or rows == length:
+        return None
+    mask = torch.zeros(1, 1, rows, length, dtype=dtype, device=device)
+    mask[..., length - rows :] = torch.full((rows, rows), float("-inf"), dtype=dtype, device=device).triu_(1)
+    return mask
+
+
+AttentionInterface.register(NAME, attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)

@@ -1,0 +1,82 @@
+"""Forward passes of one model over one sequence: prefill of a prompt, then passes of a few rows over its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from vidspec.engine.attention import causal_mask
+from vidspec.engine.kv_cache import KVCache
+from vidspec.engine.taps import Taps
+from vidspec.models.base import Prefix, VideoLanguageModel
+
+__all__ = ["Engine", "State"]
+
+
+@dataclass
+class State:
+    """One sequence in one model.
+
+    ``logits`` (vocabulary,) are those after the prompt. The rotary position of the entry at index i of the cache,
+    prompt excluded, is ``i + offset``: kept visual tokens keep their positions, so a pruned prompt is shorter than
+    the position that follows it.
+    """
+
+    cache: KVCache
+    offset: int
+    logits: torch.Tensor
+
+    @property
+    def length(self) -> int:
+        return self.cache.length
+
+
+class Engine:
+    """Runs a model's language part; stateless but for the model.
+
+    Args:
+        model: an adapter; its ``vocabulary`` slices the logits to what target and draft share.
+    """
+
+    def __init__(self, model: VideoLanguageModel) -> None:
+        self.model = model
+
+    @torch.inference_mode()
+    def prefill(self, prefix: Prefix, room: int, taps: Taps | None = None) -> State:
+        """Read a prompt into a new cache.
+
+        Args:
+            prefix: embeddings and positions of the prompt.
+            room: further entries the cache must be able to take: max_new_tokens and one window.
+            taps: observers of this pass.
+        """
+        model = self.model
+        cache = KVCache(model.layers, prefix.length + room)
+        watching = nullcontext() if taps is None else taps.watching(model.blocks)
+        with watching:
+            hidden = model.run(prefix.embeds, prefix.positions, cache, None, taps)
+        logits = model.logits(hidden[:, -1:])[0, 0]
+        return State(cache, prefix.next_position - prefix.length, logits)
+
+    @torch.inference_mode()
+    def forward(self, state: State, token_ids: Sequence[int], mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Append tokens to a sequence.
+
+        Args:
+            state: the sequence; its cache grows by len(token_ids) entries.
+            token_ids: n tokens.
+            mask: (1, 1, n, length + n) additive; causal if None.
+
+        Returns:
+            (n, vocabulary) logits, row i those that follow token i.
+        """
+        model, n, length = self.model, len(token_ids), state.cache.length
+        ids = torch.tensor([list(token_ids)], dtype=torch.long, device=model.device)
+        positions = model.text_positions(length + state.offset, n)
+        if mask is None:
+            mask = causal_mask(n, length + n, model.dtype, model.device)
+        hidden = model.run(model.embed(ids), positions, state.cache, mask, None)
+        return model.logits(hidden)[0]

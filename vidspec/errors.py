@@ -1,0 +1,99 @@
+"""The one family of errors a user can cause; anything else that escapes is a bug and keeps its traceback.
+
+Every error says in one line what is wrong and, where there is one, in a hint what to do about it.
+``exit_code`` is what the command line ends with; ``stage`` is where in the way of the data it happened.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "DeviceError",
+    "GenerationError",
+    "ModelError",
+    "OutputError",
+    "ProfileError",
+    "UsageError",
+    "VideoError",
+    "VidspecError",
+]
+
+
+class VidspecError(Exception):
+    """Base of all errors with a one-line ``message``, an optional ``hint`` and a machine-readable ``kind``.
+
+    ``stage`` and ``kind`` become the ``error`` object of a failed clip's JSON record.
+    """
+
+    exit_code: ClassVar[int] = 1
+    stage: str = "run"
+    kind: str = "error"
+
+    def __init__(self, message: str, *, hint: str | None = None, kind: str | None = None, stage: str | None = None):
+        super().__init__(message)
+        self.message = " ".join(message.split())
+        self.hint = " ".join(hint.split()) if hint else None
+        if kind is not None:
+            self.kind = kind
+        if stage is not None:
+            self.stage = stage
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class UsageError(VidspecError):
+    """An option or argument that cannot be honoured."""
+
+    exit_code = 2
+    stage = "usage"
+    kind = "usage"
+
+
+class ProfileError(UsageError):
+    """A profile that cannot be found, read or combined; the message names the key's path."""
+
+    stage = "profile"
+    kind = "profile"
+
+
+class ModelError(VidspecError):
+    """A model that is missing, unreadable or of a family that is not supported."""
+
+    exit_code = 3
+    stage = "models"
+    kind = "model"
+
+
+class DeviceError(VidspecError):
+    """A device, dtype or attention kernel that this machine does not have."""
+
+    exit_code = 3
+    stage = "models"
+    kind = "device"
+
+
+class VideoError(VidspecError):
+    """A file that gives no frames: missing, a folder, empty, not a video, damaged.
+
+    Kinds: ``missing``, ``folder``, ``unreadable``, ``empty``, ``not_video``, ``no_video_stream``, ``truncated``,
+    ``unsupported``, ``no_frames``, ``range``.
+    """
+
+    stage = "decode_video"
+    kind = "unreadable"
+
+
+class GenerationError(VidspecError):
+    """A clip whose captioning failed after its frames were read (out of memory, prompt too long)."""
+
+    stage = "generate"
+    kind = "generation"
+
+
+class OutputError(VidspecError):
+    """A caption that could not be written where it was asked for."""
+
+    stage = "output"
+    kind = "output"

@@ -1,0 +1,1 @@
+"""The live panel on standard error; it sees events and nothing else."""

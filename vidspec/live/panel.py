@@ -1,0 +1,181 @@
+"""The live panel: ``render`` turns a state into something Rich can draw, ``LivePanel`` keeps drawing it on stderr."""
+
+from __future__ import annotations
+
+import re
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
+
+from vidspec.batch.run import Observer
+from vidspec.decoding.events import Event, Finished, Origin
+from vidspec.live.heatmap import heatmap
+from vidspec.live.state import PanelState, estimate_speedup
+from vidspec.record import Caption
+
+__all__ = ["STYLES", "LivePanel", "PanelState", "estimate_speedup", "render"]
+
+#: Colour and attribute of each origin; the attributes differ as well, so that the five stay apart under NO_COLOR.
+STYLES: dict[Origin, str] = {
+    "draft": "green",
+    "correction": "bold red",
+    "bonus": "italic cyan",
+    "target": "dim",
+    "loose": "underline yellow",
+}
+LABELS: dict[Origin, str] = {
+    "draft": "draft accepted",
+    "correction": "corrected",
+    "bonus": "bonus",
+    "target": "target",
+    "loose": "loosely accepted",
+}
+FRAMES_PER_S = 8
+#: What a terminal would obey instead of show.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def render(
+    state: PanelState, *, width: int = 80, height: int | None = None, caption: bool = True, ascii_only: bool = False
+) -> RenderableType:
+    """The panel for ``state``; pure.
+
+    Args:
+        width, height: of the terminal; a caption that would not fit into ``height`` shows its end.
+        caption: whether to show the caption and its legend.
+        ascii_only: for terminals that cannot show block characters.
+    """
+    inner = max(1, width - 4)
+    below: list[Text] = [_flowed([Text(fact) for fact in _facts(state)], inner)]
+    if state.prefilled is not None and state.prefilled.kept_per_frame:
+        seen = state.prefilled
+        below.append(heatmap(seen.kept_per_frame, seen.tokens_per_frame, inner, ascii_only=ascii_only))
+    parts: list[RenderableType] = []
+    if caption:
+        below.insert(0, _flowed(_legend(state), inner))
+        taken = sum(len(_wrapped(text, inner)) for text in below) + 3
+        parts.append(_tail(_streamed(state), inner, None if height is None else max(1, height - taken)))
+    head = f"{state.path} [{state.number}/{state.total}]" if state.total > 1 else state.path
+    label = Text(_shown(head), style="bold", no_wrap=True, overflow="ellipsis")
+    label.truncate(max(1, inner - 2), overflow="ellipsis")
+    return Panel(Group(*parts, *below), title=label, title_align="left", border_style="bright_black", width=width)
+
+
+def _streamed(state: PanelState) -> Text:
+    text = Text()
+    for piece, origin in state.pieces:
+        text.append(_shown(piece), style=STYLES[origin])
+    if not text:
+        text.append(f"{state.phase} ...", style="dim")
+    return text
+
+
+def _legend(state: PanelState) -> list[Text]:
+    """The origins that occur; the usual four before any token, so that the panel does not jump."""
+    seen = {origin for one in state.rounds for origin in one.origins}
+    shown = [origin for origin in STYLES if origin in seen] or ["draft", "correction", "bonus", "target"]
+    return [Text(LABELS[origin], style=STYLES[origin]) for origin in shown]
+
+
+def _facts(state: PanelState) -> list[str]:
+    facts = [state.profile, state.phase, f"{state.emitted} tokens"]
+    if state.drafted:
+        facts.append(f"accepted {state.accepted}/{state.drafted}")
+    if state.tau is not None:
+        facts.append(f"tau {state.tau:.2f}")
+    facts.append(f"{state.target_passes} target passes")
+    if state.tokens_per_s is not None:
+        facts.append(f"{state.tokens_per_s:.1f} tokens/s")
+    if state.speedup is not None:
+        value, measured = state.speedup
+        facts.append(f"{value:.2f}x" if measured else f"{value:.2f}x est.")
+    return [fact for fact in facts if fact]
+
+
+def _flowed(parts: list[Text], width: int) -> Text:
+    """``parts`` side by side, on as many lines as they need, none broken that fits into ``width``."""
+    flowed, column = Text(), 0
+    for part in parts:
+        if column and column + 2 + part.cell_len > width:
+            flowed.append("\n")
+            column = 0
+        elif column:
+            flowed.append("  ")
+            column += 2
+        flowed.append_text(part)
+        column += part.cell_len
+    return flowed
+
+
+def _wrapped(text: Text, width: int) -> list[Text]:
+    return list(text.wrap(Console(width=width, force_terminal=False), width))
+
+
+def _tail(text: Text, width: int, lines: int | None) -> Text:
+    wrapped = _wrapped(text, width)
+    if lines is None or len(wrapped) <= lines:
+        return text
+    return Text("\n").join(wrapped[-lines:])
+
+
+def _shown(text: str) -> str:
+    return _CONTROL.sub("\ufffd", text.encode("utf-8", "replace").decode("utf-8"))
+
+
+class LivePanel(Observer):
+    """Draws every clip of a run on ``console`` while it is captioned and leaves its last state above the next.
+
+    Args:
+        console: on standard error; NO_COLOR and the width of the terminal are its business.
+        profile: the name shown with the counters.
+        keep_caption: whether the last state still shows the caption, or leaves that to standard output.
+    """
+
+    def __init__(self, console: Console, *, profile: str = "", keep_caption: bool = True) -> None:
+        self.console = console
+        self.profile = profile
+        self.keep_caption = keep_caption
+        self.state = PanelState(profile=profile)
+        self._live: Live | None = None
+
+    def begin(self, path: str, number: int, total: int) -> None:
+        self.state = PanelState(path=path, profile=self.profile, number=number, total=total)
+        self._live = Live(
+            console=self.console, get_renderable=self._drawn, refresh_per_second=FRAMES_PER_S, transient=False
+        )
+        self._live.start()
+
+    def event(self, event: Event) -> None:
+        self.state.apply(event)
+
+    def end(self, caption: Caption) -> None:
+        """Show ``caption``'s figures (the measured speed-up among them) and let go of the terminal."""
+        self.state.apply(Finished(caption))
+        self.close()
+
+    def close(self) -> None:
+        """Stop drawing; the terminal is as it was, below the panel's last state."""
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+
+    def _drawn(self) -> RenderableType:
+        size = self.console.size
+        return render(
+            self.state,
+            width=size.width,
+            height=None if self.state.caption else size.height,
+            caption=self.keep_caption or self.state.caption is None,
+            ascii_only=not self.console.encoding.lower().startswith("utf"),
+        )
+
+    def __enter__(self) -> LivePanel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,105 @@
+"""What the live panel knows of the current clip: events folded together, everything else derived; draws nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from vidspec.decoding.events import Event, Finished, Opened, Origin, Prefilled, Round
+from vidspec.record import Caption
+
+__all__ = ["PanelState", "estimate_speedup"]
+
+
+def estimate_speedup(rounds: Sequence[Round]) -> float | None:
+    """Decode speed-up guessed from a run's own rounds: emitted tokens x median verify time / total time.
+
+    It takes plain decoding to cost one verification per token. A plain pass has one row instead of gamma + 1 and may
+    be cheaper, so this is an upper bound more than a measurement, and is shown as "est.". None before the first
+    verification and where nothing was drafted.
+    """
+    verified = [one for one in rounds if one.verify_s > 0]
+    spent = sum(one.draft_s + one.verify_s for one in verified)
+    if not any(one.drafted for one in verified) or spent <= 0:
+        return None
+    emitted = sum(len(one.token_ids) for one in verified)
+    return emitted * median(one.verify_s for one in verified) / spent
+
+
+@dataclass
+class PanelState:
+    """One clip on its way. Feed it events with :meth:`apply`; counts and rates are properties of what it was fed."""
+
+    path: str = ""
+    profile: str = ""
+    number: int = 1
+    total: int = 1
+    opened: Opened | None = None
+    prefilled: Prefilled | None = None
+    rounds: list[Round] = field(default_factory=list)
+    caption: Caption | None = None
+
+    def apply(self, event: Event) -> None:
+        """Take in one event of this clip."""
+        if isinstance(event, Opened):
+            self.opened = event
+        elif isinstance(event, Prefilled):
+            self.prefilled = event
+        elif isinstance(event, Round):
+            self.rounds.append(event)
+        elif isinstance(event, Finished):
+            self.caption = event.caption
+
+    @property
+    def phase(self) -> str:
+        """What is being done now."""
+        if self.caption is not None:
+            return "failed" if self.caption.error else "done"
+        if self.prefilled is not None:
+            return "decoding"
+        return "reading the prompt" if self.opened is not None else "opening the video"
+
+    @property
+    def pieces(self) -> list[tuple[str, Origin]]:
+        """The caption so far, piece by piece with its origin."""
+        return [piece for one in self.rounds for piece in zip(one.texts, one.origins, strict=False)]
+
+    @property
+    def emitted(self) -> int:
+        return sum(len(one.token_ids) for one in self.rounds)
+
+    @property
+    def drafted(self) -> int:
+        return sum(one.drafted for one in self.rounds)
+
+    @property
+    def accepted(self) -> int:
+        return sum(one.accepted for one in self.rounds)
+
+    @property
+    def target_passes(self) -> int:
+        """Decoding passes of the target; the token that its prefill yields costs none."""
+        return sum(1 for one in self.rounds if one.drafted or one.verify_s > 0)
+
+    @property
+    def tau(self) -> float | None:
+        """Accepted draft tokens per verification (METRICS)."""
+        verifications = sum(1 for one in self.rounds if one.drafted)
+        return self.accepted / verifications if verifications else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Decode rate: tokens after the first over the time after the first."""
+        seconds = self.rounds[-1].elapsed - self.rounds[0].elapsed if self.rounds else 0.0
+        tokens = self.emitted - len(self.rounds[0].token_ids) if self.rounds else 0
+        return tokens / seconds if seconds > 0 else None
+
+    @property
+    def speedup(self) -> tuple[float, bool] | None:
+        """The decode speed-up and whether it was measured (against plain decoding) or is an estimate."""
+        measured = (self.caption.speed.get("baseline") or {}).get("decode") if self.caption else None
+        if measured is not None:
+            return float(measured), True
+        estimate = estimate_speedup(self.rounds)
+        return (estimate, False) if estimate is not None else None

@@ -1,0 +1,1 @@
+"""Model families behind one interface: loading, preprocessing, prompts. One module per family."""

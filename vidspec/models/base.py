@@ -1,0 +1,160 @@
+"""What the engine needs of a video-language model, and what a prompt looks like once it is embedded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from vidspec.engine.kv_cache import KVCache
+    from vidspec.engine.taps import Taps
+    from vidspec.video import Clip
+
+__all__ = ["Prefix", "VideoLanguageModel", "VisualTokens"]
+
+
+@dataclass(frozen=True)
+class VisualTokens:
+    """The N visual tokens of a prompt, in prompt order.
+
+    Attributes:
+        index: (N,) their rows in the prompt.
+        frame, row, column: (N,) where each is in the video; row and column are -1 for separators.
+        required: (N,) bool, tokens that no pruner may drop (``image_newline``).
+        features: (N, hidden) the projected features, as they enter the language model.
+    """
+
+    index: torch.Tensor
+    frame: torch.Tensor
+    row: torch.Tensor
+    column: torch.Tensor
+    required: torch.Tensor
+    features: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def frames(self) -> int:
+        return int(self.frame.max()) + 1 if len(self) else 0
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A prompt ready for prefill.
+
+    Attributes:
+        token_ids: (L,) with the model's video placeholder at visual rows.
+        embeds: (1, L, hidden).
+        positions: (1, L), or (3, 1, L) under M-RoPE.
+        visual: where the visual tokens are.
+        next_position: rotary position of the first generated token.
+    """
+
+    token_ids: torch.Tensor
+    embeds: torch.Tensor
+    positions: torch.Tensor
+    visual: VisualTokens
+    next_position: int
+
+    @property
+    def length(self) -> int:
+        return int(self.embeds.shape[1])
+
+    @property
+    def text_rows_after_video(self) -> torch.Tensor:
+        """(r,) rows of the prompt behind the last visual token; all rows when there is none."""
+        first = int(self.visual.index[-1]) + 1 if len(self.visual) else 0
+        return torch.arange(first, self.length, device=self.embeds.device)
+
+    def keep(self, kept: torch.Tensor, *, compact: bool = False) -> Prefix:
+        """The prompt without the visual tokens not in ``kept``.
+
+        Args:
+            kept: (K,) sorted indices of visual tokens.
+            compact: renumber positions without gaps (as SpecVLM's code does) instead of keeping them.
+        """
+        stays = torch.ones(self.length, dtype=torch.bool, device=self.embeds.device)
+        stays[self.visual.index] = False
+        stays[self.visual.index[kept]] = True
+        rows = stays.nonzero()[:, 0]
+        moved = torch.full((self.length,), -1, dtype=torch.long, device=rows.device)
+        moved[rows] = torch.arange(len(rows), device=rows.device)
+        visual = VisualTokens(
+            index=moved[self.visual.index[kept]],
+            frame=self.visual.frame[kept],
+            row=self.visual.row[kept],
+            column=self.visual.column[kept],
+            required=self.visual.required[kept],
+            features=self.visual.features[kept],
+        )
+        positions, following = self.positions[..., rows], self.next_position
+        if compact:
+            positions = torch.arange(len(rows), device=rows.device).expand_as(positions).clone()
+            following = len(rows)
+        return replace(
+            self,
+            token_ids=self.token_ids[rows],
+            embeds=self.embeds[:, rows],
+            positions=positions,
+            visual=visual,
+            next_position=following,
+        )
+
+
+class VideoLanguageModel(Protocol):
+    """One loaded model of one family: preprocessing, vision tower, prompt and language model."""
+
+    name: str
+    family: str
+    tokenizer: Any
+    eos: frozenset[int]
+    vocabulary: int  # logits are sliced to it
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def layers(self) -> int: ...
+
+    @property
+    def blocks(self) -> nn.ModuleList: ...
+
+    def preprocess(self, clip: Clip) -> torch.Tensor:
+        """Pixels for the vision tower, on the CPU in float32."""
+        ...
+
+    def see(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Projected features (N, hidden) of one clip."""
+        ...
+
+    def prefix(self, features: torch.Tensor, frames: int, prompt: str) -> Prefix:
+        """The whole prompt, embedded, for features of ``frames`` frames."""
+        ...
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor: ...
+
+    def text_positions(self, start: int, n: int) -> torch.Tensor:
+        """Positions of n text tokens from ``start`` on, shaped as the family's rotary embedding takes them."""
+        ...
+
+    def run(
+        self,
+        embeds: torch.Tensor,
+        positions: torch.Tensor,
+        cache: KVCache,
+        mask: torch.Tensor | None,
+        taps: Taps | None,
+    ) -> torch.Tensor:
+        """Final hidden states (1, n, hidden) after the last norm; the cache grows by n."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(…, vocabulary) of hidden states (…, hidden)."""
+        ...

@@ -1,0 +1,20 @@
+"""The tokens the target's text attends to most while it reads its prompt (SpecVLM Eq. 4-5; HIPPO Eq. 2)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from vidspec.pruning.base import Signals, top_scored
+from vidspec.registry import pruners
+
+
+@pruners.register("attention")
+class Attention:
+    needs: ClassVar[frozenset[str]] = frozenset({"attention"})
+
+    def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
+        if signals.attention is None:
+            raise ValueError("the attention pruner needs the attention signal")
+        return top_scored(signals.attention, signals.visual, alpha)

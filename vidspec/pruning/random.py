@@ -1,0 +1,20 @@
+"""Tokens drawn at random (SD-Rand in SpecVLM 4.3): the floor that a pruner must beat."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from vidspec.pruning.base import Signals, with_required
+from vidspec.registry import pruners
+
+
+@pruners.register("random")
+class Random:
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
+        rng = torch.Generator().manual_seed(signals.seed)
+        order = torch.randperm(len(signals.visual), generator=rng)
+        return with_required(order, signals.visual, alpha)

@@ -1,0 +1,89 @@
+"""The record of one captioned (or failed) clip: what ``--format json`` prints and ``Captioner.caption`` returns.
+
+Plain values only; computing them is the business of decoding and of the captioner.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from vidspec.errors import VidspecError
+
+__all__ = ["RECORD_KEYS", "Caption", "failed"]
+
+#: The keys of a JSON record, in their order.
+RECORD_KEYS = (
+    "path",
+    "caption",
+    "token_ids",
+    "lossless",
+    "profile",
+    "models",
+    "video",
+    "counters",
+    "lengths",
+    "timings",
+    "speed",
+    "kept_per_frame",
+    "error",
+)
+
+
+@dataclass(frozen=True)
+class Caption:
+    """A caption with everything that is known about how it was made.
+
+    Attributes:
+        path: the clip as it was named by the caller.
+        caption: the text, or None if the clip failed.
+        token_ids: the emitted token ids, EOS included when it was reached.
+        lossless: True if the method guarantees the target's own output, False for lossy rules, None if the clip failed.
+        profile: the name of the acceleration profile.
+        models: ``target`` and ``draft`` (name or folder; None without one), ``family``, ``dtype``, ``device``.
+        video: source facts plus ``frames`` and ``timestamps`` of what was shown to the models.
+        counters: the raw counters of METRICS: ``target_forwards, draft_forwards, drafted, accepted, loose,
+            corrections, bonus, emitted, visual_tokens, visual_tokens_kept``, and ``accepted_lengths`` (one per round).
+        lengths: ``tau, tokens_per_target_pass, run_length, acceptance_rate`` (None where undefined).
+        timings: seconds by kind of work, plus ``time_to_first_token, decode, end_to_end``.
+        speed: ``tokens_per_s`` (decode) and, where plain decoding was measured on the same clip, ``baseline`` with
+            its timings and the three speed-ups ``time_to_first_token, decode, end_to_end``; otherwise
+            ``estimate`` (a decode speed-up computed from this run's own measured passes).
+        kept_per_frame: visual tokens of each frame that the draft saw; empty without a draft.
+        error: None, or ``{stage, kind, message}``.
+        trace: timed events for ``--trace``; not part of the JSON record.
+    """
+
+    path: str
+    caption: str | None
+    token_ids: list[int] = field(default_factory=list)
+    lossless: bool | None = None
+    profile: str | None = None
+    models: dict[str, Any] = field(default_factory=dict)
+    video: dict[str, Any] = field(default_factory=dict)
+    counters: dict[str, Any] = field(default_factory=dict)
+    lengths: dict[str, float | None] = field(default_factory=dict)
+    timings: dict[str, float] = field(default_factory=dict)
+    speed: dict[str, Any] = field(default_factory=dict)
+    kept_per_frame: list[int] = field(default_factory=list)
+    error: dict[str, str] | None = None
+    trace: Any = field(default=None, repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as JSON-ready values, keys as in :data:`RECORD_KEYS`."""
+        return {key: getattr(self, key) for key in RECORD_KEYS}
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
+
+
+def failed(path: str, error: VidspecError, *, profile: str | None = None) -> Caption:
+    """The record of a clip that gave no caption."""
+    return Caption(
+        path=path,
+        caption=None,
+        profile=profile,
+        error={"stage": error.stage, "kind": error.kind, "message": str(error)},
+    )

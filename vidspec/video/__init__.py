@@ -1,0 +1,33 @@
+"""Reads videos: exact frames with timestamps. Importing it loads neither numpy nor a decoder; using it does.
+
+reading    the one call, read: path -> Clip
+base       Clip, SourceFacts, Index, the Decoder protocol
+opening    a file opened, or the one error that says what is wrong with it
+probing    the index of a file's frames, and which decoder may be trusted with it
+sample     which frames to take: pure arithmetic
+resize     smaller frames
+decode_av, decode_decord   the two decoders behind ``base.Decoder``
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vidspec.video.base import Clip, Decoder, Index, SourceFacts
+    from vidspec.video.probing import probe
+    from vidspec.video.reading import read
+
+__all__ = ["Clip", "Decoder", "Index", "SourceFacts", "probe", "read"]
+
+_HOMES = {"probe": "probing", "read": "reading"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"vidspec.video.{_HOMES.get(name, 'base')}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,172 @@
+"""The types that pass through vidspec.video: Index, Clip, SourceFacts, Decoder. Opens no file and decodes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vidspec.errors import UsageError
+
+__all__ = ["Clip", "Decoder", "Frame", "Index", "NotDelivered", "SourceFacts", "Turn", "format_seconds"]
+
+Frame = NDArray[np.uint8]
+"""One picture, upright: (height, width, 3), uint8, RGB."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """How a coded picture becomes upright: mirrored left to right first, then turned counter-clockwise."""
+
+    degrees: int = 0
+    mirrored: bool = False
+
+    def apply(self, picture: Frame) -> Frame:
+        """``picture`` (H, W, 3) made upright: a view, (W, H, 3) for quarter turns."""
+        if self.mirrored:
+            picture = picture[:, ::-1]
+        return np.rot90(picture, self.degrees // 90) if self.degrees else picture
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        """(width, height) of an upright picture coded as ``width`` x ``height``."""
+        return (height, width) if self.degrees % 180 else (width, height)
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """What is known of the file a clip came from.
+
+    ``width`` and ``height`` are those of an upright frame before ``max_pixels``; pixels that are not square stay so.
+    ``rotation`` is what was applied, in degrees counter-clockwise (0, 90, 180, 270). ``fps`` is the mean rate.
+    ``frame_count`` counts the frames that can be delivered. ``decoder`` is the one that delivered: decord or av.
+    """
+
+    path: str
+    duration_s: float
+    width: int
+    height: int
+    codec: str
+    container: str
+    fps: float
+    variable_fps: bool
+    rotation: int
+    frame_count: int
+    decoder: str
+
+
+@dataclass(frozen=True, eq=False)
+class Clip:
+    """Frames of one video, exact, in the order they are shown.
+
+    ``frames``: (N, H, W, 3) uint8 RGB, upright. ``timestamps``: (N,) float64, seconds since the first frame of the
+    stream. A frame occurs twice only where ``fps`` asks for more frames than the video has.
+    """
+
+    frames: NDArray[np.uint8]
+    timestamps: NDArray[np.float64]
+    facts: SourceFacts
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """The frames of a file in presentation order, and what decoding them takes; made by ``probe``.
+
+    ``pts``: (N,) int64, strictly increasing, in units of ``time_base`` (seconds). ``order`` says what a frame is
+    found by: ``pts``, or ``count`` where timestamps cannot be trusted and frames are counted as they leave the
+    decoder; then ``raw`` (N,) holds the timestamp the decoder gives each (or ``NO_PTS``). ``key_pts`` and
+    ``key_dts`` (K,) are the keyframes one can seek to. ``width`` and ``height`` are upright. ``truncated``: the file
+    ends before the stream does. ``doubts`` are the reasons not to trust the timestamps' simplest reading.
+    """
+
+    path: str
+    format: str
+    codec: str
+    stream: int
+    time_base: Fraction
+    pts: NDArray[np.int64]
+    raw: NDArray[np.int64]
+    key_pts: NDArray[np.int64]
+    key_dts: NDArray[np.int64]
+    order: Literal["pts", "count"]
+    width: int
+    height: int
+    turn: Turn
+    duration_s: float
+    truncated: bool
+    doubts: tuple[str, ...]
+
+    NO_PTS = -(1 << 63)
+
+    def __len__(self) -> int:
+        return len(self.pts)
+
+    @cached_property
+    def times(self) -> NDArray[np.float64]:
+        """(N,) seconds since the first frame."""
+        return np.asarray((self.pts - self.pts[0]) * float(self.time_base), np.float64)
+
+    @property
+    def fps(self) -> float:
+        """Mean frames per second; 0 for a single frame of unknown duration."""
+        if len(self) > 1:
+            return float((len(self) - 1) / (int(self.pts[-1] - self.pts[0]) * self.time_base))
+        return 1.0 / self.duration_s if self.duration_s > 0 else 0.0
+
+    @property
+    def variable_fps(self) -> bool:
+        """Whether gaps between frames differ by more than rounding to the container's clock explains."""
+        if len(self) < 3:
+            return False
+        gaps = np.diff(self.pts)
+        usual = float(np.median(gaps))
+        rounding = 1.0 if usual >= 5 else 0.0
+        return bool(np.abs(gaps - usual).max() > rounding + 0.1 * usual)
+
+    @property
+    def container(self) -> str:
+        """The short name of the container: of FFmpeg's aliases the one the file's suffix uses, else the first."""
+        names = self.format.split(",")
+        suffix = self.path.rsplit(".", 1)[-1].lower()
+        return suffix if suffix in names else names[0].removesuffix("_pipe")
+
+
+class NotDelivered(Exception):
+    """A decoder could not deliver the frames exactly; another may. Never leaves vidspec.video.
+
+    ``damaged``: the stream itself is broken there. ``position``: the first frame missing, if known.
+    """
+
+    def __init__(self, reason: str, *, damaged: bool = False, position: int | None = None):
+        super().__init__(reason)
+        self.reason = reason
+        self.damaged = damaged
+        self.position = position
+
+
+class Decoder(Protocol):
+    """Delivers exact frames of an indexed file, or raises ``NotDelivered``; holds nothing open afterwards."""
+
+    name: str
+
+    def frames(self, index: Index, wanted: Sequence[int]) -> Iterator[tuple[int, Frame]]:
+        """Yields (position, upright frame) once for each of ``wanted``: positions in ``index``, increasing."""
+        ...
+
+
+def format_seconds(seconds: float) -> str:
+    """``seconds`` for an error message: at most milliseconds, no trailing zeros."""
+    return f"{seconds:.3f}".rstrip("0").rstrip(".") + " s"
+
+
+def check_seconds(name: str, value: float | None) -> None:
+    """Raises UsageError unless ``value`` is None or a finite number of seconds that is not negative."""
+    if value is not None and not (np.isfinite(value) and value >= 0):
+        raise UsageError(f"{name} must be zero or more seconds, not {value}")

@@ -1,0 +1,121 @@
+"""Opens a video file with PyAV, or says in one error what is wrong with it. Reads no packet of the video."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import av
+from av.stream import Disposition
+
+from vidspec.errors import VideoError
+
+__all__ = ["checked_path", "opened", "packets_of", "video_streams"]
+
+# FFmpeg has demuxers that draw text as video, and others that follow a playlist to files (or hosts) nobody named.
+_NOT_VIDEO = {"tty", "bin", "xbin", "adf", "idf", "lavfi"}
+_PLAYLISTS = {"hls", "concat", "dash", "sdp", "rtsp", "imf", "image2"}
+
+# An MP4 begins with one of these boxes; without "moov" FFmpeg cannot tell it from any other data.
+_MP4_BOXES = {b"ftyp", b"mdat", b"moov", b"free", b"skip", b"wide"}
+_OTHER_HEADS = (b"\x1aE\xdf\xa3", b"RIFF", b"FLV\x01", b"GIF8", b"\x89PNG", b"\xff\xd8\xff", b"OggS")
+
+
+def checked_path(path: str | os.PathLike[str]) -> str:
+    """The absolute path of a regular file with something in it.
+
+    Raises VideoError: missing, folder, unreadable, unsupported (a device, pipe or socket: never opened, so that
+    nothing can hang) or empty.
+    """
+    name = os.fspath(path)
+    if isinstance(name, bytes):
+        name = os.fsdecode(name)
+    try:
+        info = os.stat(name)
+    except FileNotFoundError:
+        hint = "vidspec reads files; download it first" if "://" in name else None
+        raise VideoError(f"{name}: no such file", kind="missing", hint=hint) from None
+    except (OSError, ValueError) as error:
+        raise VideoError(f"{name}: cannot be read: {_reason(error)}", kind="unreadable") from None
+    if stat.S_ISDIR(info.st_mode):
+        raise VideoError(f"{name}: is a folder, not a video", kind="folder")
+    if not stat.S_ISREG(info.st_mode):
+        raise VideoError(
+            f"{name}: is a device or a pipe, not a file", kind="unsupported", hint="save it to a file first"
+        )
+    if info.st_size == 0:
+        raise VideoError(f"{name}: is empty (0 bytes)", kind="empty")
+    # An absolute path cannot be mistaken for a protocol ("concat:", "http:"), nor its absence for one later.
+    return os.path.abspath(name)
+
+
+@contextmanager
+def opened(path: str) -> Iterator[av.container.InputContainer]:
+    """The open container of ``path`` (absolute), closed on leaving.
+
+    Raises VideoError: unreadable, not_video, truncated or unsupported. Errors of the body pass through.
+    """
+    try:
+        # The whitelist keeps a file that names other files from reaching the network.
+        container = av.open(path, mode="r", options={"protocol_whitelist": "file"}, metadata_errors="replace")
+    except PermissionError as error:
+        raise VideoError(f"{path}: cannot be read: {_reason(error)}", kind="unreadable") from None
+    except (av.error.FFmpegError, OSError, ValueError) as error:
+        raise _open_error(path, error) from None
+    try:
+        demuxer = container.format.name
+        if demuxer in _NOT_VIDEO:
+            raise VideoError(f"{path}: is not a video", kind="not_video")
+        if demuxer in _PLAYLISTS:
+            raise VideoError(
+                f"{path}: is a list of other files ({demuxer}), not a video",
+                kind="unsupported",
+                hint="name the video files",
+            )
+        yield container
+    finally:
+        container.close()
+
+
+def video_streams(container: av.container.InputContainer) -> list[Any]:
+    """The container's video streams, the default one first, without cover pictures; may be empty."""
+    streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+    best = container.streams.best("video")
+    return sorted(streams, key=lambda s: (best is None or s.index != best.index, s.index))
+
+
+def packets_of(container: av.container.InputContainer, stream: Any) -> Iterator[Any]:
+    """The packets of ``stream`` from here on, ending with an empty one that flushes the decoder.
+
+    Raises av.error.FFmpegError or OSError where reading fails.
+    """
+    try:
+        yield from container.demux(stream)
+    except IndexError:  # PyAV, on damaged files: FFmpeg counts a stream that PyAV does not
+        raise OSError("its streams are damaged") from None
+
+
+def _open_error(path: str, error: Exception) -> VideoError:
+    try:
+        with open(path, "rb") as file:
+            head = file.read(12)
+    except OSError as failure:
+        return VideoError(f"{path}: cannot be read: {_reason(failure)}", kind="unreadable")
+    if head[4:8] in _MP4_BOXES:
+        return VideoError(
+            f"{path}: is incomplete or damaged: it has no readable index (moov)",
+            kind="truncated",
+            hint="copy or download it again",
+        )
+    if head.startswith(_OTHER_HEADS):
+        return VideoError(f"{path}: is incomplete or damaged: {_reason(error)}", kind="truncated")
+    if isinstance(error, ValueError | av.error.EOFError):  # "invalid data", "invalid argument", nothing found
+        return VideoError(f"{path}: is not a video", kind="not_video")
+    return VideoError(f"{path}: cannot be opened as a video: {_reason(error)}", kind="unreadable")
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error).split("\n")[0]

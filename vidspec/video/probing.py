@@ -1,0 +1,288 @@
+"""Makes a file's Index from its packets, and says whether decord may be trusted with it. Delivers no frames.
+
+Reading packets is cheap (15,000 in 0.1 s, a few dozen bytes kept of each). Only where their timestamps cannot order
+the frames, as in AVI with B-frames or bare H.264, is the file decoded once to count them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from array import array
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Literal
+
+import av
+import numpy as np
+
+from vidspec.errors import VideoError
+from vidspec.video.base import Index, Turn
+from vidspec.video.opening import checked_path, opened, packets_of, video_streams
+
+__all__ = ["decord_doubt", "index_by_decoding", "probe"]
+
+# Where decord 0.6.0 gave exact frames in every trial, in any order of access. Elsewhere it returned wrong frames
+# without an error (MPEG-TS, MPEG-PS, FLV, AVI with B-frames) or none (AV1, GIF, still pictures).
+_DECORD_CONTAINERS = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"}
+_DECORD_CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9"}
+
+# Containers whose header says how much follows.
+_PROMISING = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi"}
+
+# Pictures beyond this are refused before one is decoded: 16384 x 16384 is what codecs of today allow.
+_MOST_PIXELS = 1 << 28
+_FIRST_PICTURE_PACKETS = 1000
+
+
+def probe(path: str | os.PathLike[str]) -> Index:
+    """The index of ``path``'s video stream, in one pass over its packets and one decoded picture.
+
+    Raises VideoError: missing, folder, unreadable, empty, not_video, no_video_stream, truncated, unsupported or
+    no_frames.
+    """
+    return _probe(checked_path(path), by_decoding=False)
+
+
+def index_by_decoding(path: str | os.PathLike[str]) -> Index:
+    """As ``probe``, but frames are counted by decoding the whole stream: for files whose packets are not its frames."""
+    return _probe(checked_path(path), by_decoding=True)
+
+
+def decord_doubt(index: Index) -> str | None:
+    """Why decord 0.6.0 may return wrong frames of this file without an error, or None where it may be trusted."""
+    if index.format not in _DECORD_CONTAINERS:
+        return f"decord is not exact in {index.container} files"
+    if index.codec not in _DECORD_CODECS:
+        return f"decord is not known to be exact with {index.codec}"
+    if index.truncated:
+        return "the file is truncated"
+    if index.turn.mirrored:
+        return "decord ignores mirroring"
+    return index.doubts[0] if index.doubts else None
+
+
+@dataclass
+class _Packets:
+    """What one pass over the packets leaves: the frames that can be decoded, the keyframes, the irregularities."""
+
+    pts: array[int] = field(default_factory=lambda: array("q"))
+    key_pts: array[int] = field(default_factory=lambda: array("q"))
+    key_dts: array[int] = field(default_factory=lambda: array("q"))
+    seen: int = 0
+    last_pts: int | None = None
+    last_duration: int = 0
+    tail_damaged: bool = False
+    no_timestamps: int = 0
+    leading: int = 0
+    discarded: int = 0
+    lost: int = 0
+
+
+def _probe(path: str, *, by_decoding: bool) -> Index:
+    with opened(path) as container:
+        streams = video_streams(container)
+        if not streams:
+            what = "only sound" if container.streams.audio else "no video"
+            raise VideoError(f"{path}: has {what}: there are no frames to look at", kind="no_video_stream")
+        stream = streams[0]
+        codec = stream.codec_context
+        if codec is None:
+            raise VideoError(f"{path}: its video codec is not known to this FFmpeg", kind="unsupported")
+        if codec.width * codec.height > _MOST_PIXELS:
+            raise VideoError(f"{path}: frames of {codec.width}x{codec.height} are too large", kind="unsupported")
+        packets = _read_packets(container, stream)
+        reorders = bool(codec.has_b_frames)
+        facts = {"format": container.format.name, "codec": _codec_name(codec), "stream": stream.index}
+        base = Fraction(stream.time_base)
+        rate = stream.average_rate or stream.guessed_rate
+        truncated = packets.tail_damaged or _ends_early(container, stream, packets, base)
+        alone = len(streams) == 1
+    if not packets.seen:
+        kind = "truncated" if truncated else "no_frames"
+        raise VideoError(f"{path}: its video stream holds no frames", kind=kind)
+
+    width, height, turn = _first_picture(path, truncated)
+    pts = np.unique(np.frombuffer(packets.pts, np.int64))
+    raw = pts
+    key_pts, key_dts = np.frombuffer(packets.key_pts, np.int64), np.frombuffer(packets.key_dts, np.int64)
+    # AVI stores no presentation times: with B-frames, FFmpeg's are those of decoding under another name.
+    unordered = (
+        packets.no_timestamps > 0
+        or len(pts) != len(packets.pts)
+        or not len(pts)
+        or bool((np.diff(key_pts) <= 0).any())
+        or (facts["format"] == "avi" and reorders)
+    )
+    order: Literal["pts", "count"] = "pts"
+    last_duration = packets.last_duration
+    if by_decoding or unordered:
+        order = "count"
+        packet_base = base
+        base, pts, raw, damaged = _count_frames(path, packet_base, rate)
+        truncated = truncated or damaged
+        last_duration = last_duration if base == packet_base else 1
+    gap = int(np.median(np.diff(pts))) if len(pts) > 1 else 0
+    return Index(
+        path=path,
+        **facts,
+        time_base=base,
+        pts=pts,
+        raw=raw,
+        key_pts=key_pts,
+        key_dts=key_dts,
+        order=order,
+        width=width,
+        height=height,
+        turn=turn,
+        duration_s=float((int(pts[-1] - pts[0]) + (last_duration if last_duration > 0 else gap)) * base),
+        truncated=truncated,
+        doubts=_doubts(packets, order, int(pts[0]), alone),
+    )
+
+
+def _read_packets(container: av.container.InputContainer, stream: Any) -> _Packets:
+    """One pass. A frame counts when a keyframe before it is intact and nothing between them is missing."""
+    found = _Packets()
+    key: int | None = None  # the keyframe that the packets now read depend on; None: they hang in the air
+    hidden_frames = stream.codec_context.name in ("vp8", "libvpx")
+    try:
+        for packet in packets_of(container, stream):
+            if packet.dts is None and packet.pts is None and not packet.size:
+                continue  # the flush packet at the end
+            found.seen += 1
+            found.tail_damaged = packet.is_corrupt
+            if not packet.size:
+                continue  # AVI's way to repeat a frame
+            if packet.pts is None:
+                found.no_timestamps += 1
+                continue
+            if packet.is_corrupt:
+                key = None
+            elif packet.is_keyframe:
+                key = packet.pts
+                found.key_pts.append(packet.pts)
+                found.key_dts.append(packet.pts if packet.dts is None else packet.dts)
+            if found.last_pts is None or packet.pts >= found.last_pts:
+                found.last_pts, found.last_duration = packet.pts, packet.duration or 0
+            if packet.is_discard:
+                found.discarded += 1  # outside the edit list: decoded, never shown
+            elif hidden_frames and not bytes(packet)[0] & 0x10:
+                pass  # VP8's alternative references are packets that show nothing
+            elif key is None:
+                found.lost += 1
+            elif packet.pts < key and len(found.key_pts) == 1:
+                found.lost += 1  # leads the first keyframe: needs one that is not in the file
+            else:
+                found.leading += packet.pts < key
+                found.pts.append(packet.pts)
+    except (av.error.FFmpegError, OSError):
+        found.tail_damaged = True
+    return found
+
+
+def _ends_early(container: Any, stream: Any, packets: _Packets, base: Fraction) -> bool:
+    """Whether the header promises clearly more than the packets hold: a download or recording cut short.
+
+    Only of containers whose header states it; elsewhere FFmpeg's durations are estimates from the bit rate.
+    """
+    if packets.last_pts is None or container.format.name not in _PROMISING:
+        return False
+    if stream.frames:
+        # A count kept settles it: edit lists and sound make durations ambiguous.
+        if packets.seen >= stream.frames:
+            return False
+        if container.format.name == "avi":
+            return True
+    promises = []
+    if stream.duration is not None:
+        promises.append(float(((stream.start_time or 0) + stream.duration) * base))
+    clock = re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", stream.metadata.get("DURATION", "").strip("\0 "))
+    if clock:  # Matroska's statistics of one stream, which careless tools copy from a longer file
+        promises.append(int(clock[1]) * 3600 + int(clock[2]) * 60 + float(clock[3]))
+    if container.duration is not None and (promises or len(container.streams) == 1):
+        promises.append(((container.start_time or 0) + container.duration) / 1_000_000)
+    slack = max(2 * packets.last_duration * float(base), 0.1)
+    end = float((packets.last_pts + packets.last_duration) * base)
+    return bool(promises) and min(promises) - end > slack
+
+
+def _first_picture(path: str, truncated: bool) -> tuple[int, int, Turn]:
+    """Decodes one picture for what only a frame tells: its size and which way is up."""
+    reason = "none of its frames can be decoded"
+    with opened(path) as container:
+        stream = video_streams(container)[0]
+        packets = packets_of(container, stream)
+        for _ in range(_FIRST_PICTURE_PACKETS):
+            try:
+                packet = next(packets, None)
+                if packet is None:
+                    break
+                if not packet.size and packet.dts is not None:
+                    continue  # AVI's way to repeat a frame
+                pictures = packet.decode()
+            except av.error.InvalidDataError:
+                continue  # the stream may begin in the middle of something
+            except (av.error.FFmpegError, OSError) as error:
+                reason = f"its frames cannot be decoded: {error.strerror or error}"
+                break
+            for picture in pictures:
+                turn = turn_of(picture)
+                return (*turn.size(picture.width, picture.height), turn)
+    raise VideoError(f"{path}: {reason}", kind="truncated" if truncated else "no_frames")
+
+
+def turn_of(picture: Any) -> Turn:
+    """The turn of a decoded picture's display matrix; angles are taken to the nearest quarter."""
+    for data in picture.side_data:
+        if data.type.name == "DISPLAYMATRIX":
+            a, b, _, c, d = np.frombuffer(bytes(data), np.int32)[:5].astype(float)
+            # The matrix maps (x, y), y downwards, to (ax + cy, bx + dy). A negative determinant mirrors; undone
+            # first, what is left is a rotation.
+            mirrored = bool(a * d - b * c < 0)
+            if mirrored:
+                a, b = -a, -b
+            if a == 0 and b == 0:
+                return Turn()
+            degrees = -np.degrees(np.arctan2(b, a))
+            return Turn(int(round(degrees / 90) * 90) % 360, mirrored)
+    return Turn()
+
+
+def _count_frames(path: str, base: Fraction, rate: Fraction | None) -> tuple[Fraction, Any, Any, bool]:
+    """Decodes everything: (time base, pts (N,), raw pts in output order (N,), whether it ended in an error)."""
+    from vidspec.video.decode_av import decode_all
+
+    raw = array("q")
+    damaged = False
+    with opened(path) as container:
+        for picture in decode_all(container, video_streams(container)[0]):
+            if picture is None:
+                damaged = True
+                break  # beyond an error the count is a guess
+            raw.append(Index.NO_PTS if picture.pts is None else picture.pts)
+    given = np.frombuffer(raw, np.int64)
+    if not len(given):
+        raise VideoError(f"{path}: none of its frames can be decoded", kind="truncated" if damaged else "no_frames")
+    pts = np.unique(given)
+    if len(pts) == len(given) and pts[0] != Index.NO_PTS:
+        return base, pts, given, damaged
+    # No usable timestamps at all: frames follow each other at the stream's nominal rate.
+    return 1 / Fraction(rate or 25), np.arange(len(given), dtype=np.int64), given, damaged
+
+
+def _doubts(packets: _Packets, order: str, first: int, alone: bool) -> tuple[str, ...]:
+    """What made decord 0.6.0 return wrong frames in trials, or would hide it if it did."""
+    found = {
+        "its timestamps do not order its frames": order == "count",
+        "decord seeks wrongly in open GOPs": packets.leading > 0,
+        "decord seeks wrongly in streams that do not start at 0": first != 0,
+        "decord ignores edit lists": packets.discarded > 0,
+        "some of its frames cannot be decoded": packets.lost > 0,
+        "it has several video streams": not alone,
+    }
+    return tuple(reason for reason, true in found.items() if true)
+
+
+def _codec_name(codec: Any) -> str:
+    return str(getattr(codec.codec, "canonical_name", codec.name))

@@ -1,0 +1,212 @@
+"""Reads the wanted frames of a video file: the index first, then the decoder that may be trusted with it.
+
+Which frames is decided in ``sample``; how they are decoded, in ``decode_av`` and ``decode_decord``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vidspec.errors import UsageError, VideoError
+from vidspec.video import decode_decord, sample
+from vidspec.video.base import Clip, Decoder, Index, NotDelivered, SourceFacts, check_seconds, format_seconds
+from vidspec.video.decode_av import AvDecoder
+from vidspec.video.probing import decord_doubt, index_by_decoding, probe
+from vidspec.video.resize import fitted, resized
+
+__all__ = ["DECODERS", "read"]
+
+DECODERS = ("auto", "decord", "av")
+
+# More than any model looks at (512 frames of 1080p are 3 GB); beyond it a mistyped rate would exhaust the machine.
+_MOST_BYTES = 8 << 30
+
+
+def read(
+    path: str | os.PathLike[str],
+    *,
+    frames: int | None = None,
+    fps: float | None = None,
+    start: float | None = None,
+    end: float | None = None,
+    max_pixels: int | None = None,
+    decoder: str = "auto",
+) -> Clip:
+    """Reads exact frames of the video at ``path``, upright, with their timestamps.
+
+    ``frames``: so many, spread evenly (``linspace(0, n - 1, frames)``, rounded) over the n frames whose timestamps
+    lie in [start, end]; all n if there are no more. 32 when neither it nor ``fps`` is given.
+    ``fps``: the frame on screen at each of start, start + 1/fps, ... before end; the same frame again if it still is.
+    ``start``, ``end``: seconds since the first frame of the stream; the whole of it by default.
+    ``max_pixels``: frames larger than this (height x width) are scaled down to it, aspect kept, antialiased.
+    ``decoder``: ``av`` (PyAV), ``decord``, or ``auto``: decord where its frames can be trusted, else PyAV.
+
+    Raises UsageError for arguments that make no sense, and VideoError for a file that does not give these frames
+    exactly; a frame is never replaced by another. A file cut short is read where ``end`` lies before the cut.
+    """
+    wanted = _Wanted(frames, fps, start, end, max_pixels)
+    _check_arguments(wanted, decoder)
+    decoders = _decoders(decoder)
+    index = probe(path)
+    try:
+        return _read(index, wanted, _trusted(decoders, index))
+    except NotDelivered as failure:
+        if index.order == "count" or failure.damaged or decoder == "decord":
+            raise _undeliverable(index, failure) from None
+    # Undamaged, yet a packet gave no frame: packets are not frames here, so count what the decoder gives.
+    index = index_by_decoding(path)
+    try:
+        return _read(index, wanted, [AvDecoder()])
+    except NotDelivered as failure:
+        raise _undeliverable(index, failure) from None
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    frames: int | None
+    fps: float | None
+    start: float | None
+    end: float | None
+    max_pixels: int | None
+
+
+def _check_arguments(wanted: _Wanted, decoder: str) -> None:
+    frames, fps, start, end, max_pixels = wanted.frames, wanted.fps, wanted.start, wanted.end, wanted.max_pixels
+    if frames is not None and fps is not None:
+        raise UsageError("frames and fps exclude each other", hint="give one of them")
+    if frames is not None and frames < 1:
+        raise UsageError(f"frames must be at least 1, not {frames}")
+    if fps is not None and not (math.isfinite(fps) and fps > 0):
+        raise UsageError(f"fps must be more than 0, not {fps}")
+    check_seconds("start", start)
+    check_seconds("end", end)
+    if end is not None and end <= (start or 0.0):
+        raise UsageError(f"end ({format_seconds(end)}) must be later than start ({format_seconds(start or 0.0)})")
+    if max_pixels is not None and max_pixels < 1:
+        raise UsageError(f"max_pixels must be at least 1, not {max_pixels}")
+    if decoder not in DECODERS:
+        raise UsageError(f"there is no decoder {decoder!r}", hint="one of " + ", ".join(DECODERS))
+
+
+def _decoders(decoder: str) -> list[Decoder]:
+    """The decoders to try, in order; UsageError if the one asked for is not installed."""
+    if decoder == "av":
+        return [AvDecoder()]
+    if decoder == "decord":
+        return [decode_decord.DecordDecoder()]
+    return [decode_decord.DecordDecoder(), AvDecoder()] if decode_decord.available() else [AvDecoder()]
+
+
+def _trusted(decoders: list[Decoder], index: Index) -> list[Decoder]:
+    doubt = decord_doubt(index)
+    if doubt is None:
+        return decoders
+    left = [decoder for decoder in decoders if decoder.name != "decord"]
+    if not left:
+        raise VideoError(
+            f"{index.path}: cannot be read exactly with decord: {doubt}",
+            kind="unsupported",
+            hint="use the decoder 'auto'",
+        )
+    return left
+
+
+def _read(index: Index, wanted: _Wanted, decoders: list[Decoder]) -> Clip:
+    """Tries ``decoders`` in turn; raises the last one's NotDelivered."""
+    positions = _positions(index, wanted)
+    *attempts, last = decoders
+    for decoder in attempts:
+        try:
+            return _decoded(decoder, index, positions, wanted.max_pixels)
+        except NotDelivered:
+            continue
+    return _decoded(last, index, positions, wanted.max_pixels)
+
+
+def _positions(index: Index, wanted: _Wanted) -> NDArray[np.int64]:
+    """Which frames of ``index`` are wanted: increasing, repeated only by ``fps``."""
+    start, end = wanted.start, wanted.end
+    readable = format_seconds(index.duration_s)
+    if index.truncated and (end is None or end > index.duration_s):
+        usable = math.floor(index.times[-1] * 100) / 100
+        raise VideoError(
+            f"{index.path}: is truncated: only its first {readable} can be read",
+            kind="truncated",
+            hint=f"set end to {usable:g} or less to use that part" if usable > (start or 0.0) else None,
+        )
+    slack = min(float(index.time_base) / 2, 0.0005)
+    if wanted.fps is not None:
+        count = sample.ticks(wanted.fps, index.duration_s, start, end, slack=slack)
+        if not count and not start:
+            count = 1  # a single picture of no duration
+        _check_memory(index, count, wanted)
+        positions = sample.shown_at(index.times, wanted.fps, start, count, slack=slack)
+    else:
+        low, high = sample.within(index.times, index.duration_s, start, end, slack=slack)
+        count = min(high - low, wanted.frames or sample.DEFAULT_FRAMES)
+        _check_memory(index, count, wanted)
+        positions = low + sample.uniform(high - low, count) if count else np.zeros(0, np.int64)
+    if not len(positions):
+        raise VideoError(
+            f"{index.path}: has no frame at {format_seconds(start or 0.0)} or later: it lasts {readable}", kind="range"
+        )
+    return positions
+
+
+def _check_memory(index: Index, count: int, wanted: _Wanted) -> None:
+    width, height = fitted(index.width, index.height, wanted.max_pixels)
+    if count * width * height * 3 > _MOST_BYTES:
+        raise UsageError(
+            f"{index.path}: {count} frames of {width}x{height} do not fit in {_MOST_BYTES >> 30} GiB",
+            hint="ask for fewer frames, a lower fps, or set max_pixels",
+        )
+
+
+def _decoded(decoder: Decoder, index: Index, positions: NDArray[np.int64], max_pixels: int | None) -> Clip:
+    """Decodes each position once and scales it at once, so that full-size frames do not pile up."""
+    width, height = fitted(index.width, index.height, max_pixels)
+    pictures = np.empty((len(positions), height, width, 3), np.uint8)
+    wanted, first_row, repeats = np.unique(positions, return_index=True, return_counts=True)
+    delivered = 0
+    for position, picture in decoder.frames(index, wanted.tolist()):
+        if position != wanted[delivered]:
+            raise AssertionError(f"{decoder.name} delivered frame {position} for {wanted[delivered]}")
+        row = first_row[delivered]
+        pictures[row : row + repeats[delivered]] = resized(picture, width, height)
+        delivered += 1
+    if delivered != len(wanted):
+        raise NotDelivered(f"{decoder.name} ended early", position=int(wanted[delivered]))
+    facts = SourceFacts(
+        path=index.path,
+        duration_s=index.duration_s,
+        width=index.width,
+        height=index.height,
+        codec=index.codec,
+        container=index.container,
+        fps=index.fps,
+        variable_fps=index.variable_fps,
+        rotation=index.turn.degrees,
+        frame_count=len(index),
+        decoder=decoder.name,
+    )
+    return Clip(pictures, index.times[positions], facts)
+
+
+def _undeliverable(index: Index, failure: NotDelivered) -> VideoError:
+    where = "" if failure.position is None else f" at {format_seconds(float(index.times[failure.position]))}"
+    if failure.damaged:
+        return VideoError(
+            f"{index.path}: is damaged: the frame{where} cannot be decoded exactly",
+            kind="truncated",
+            hint="choose start and end so as to leave the damaged part out",
+        )
+    return VideoError(
+        f"{index.path}: the frame{where} cannot be decoded exactly: {failure.reason}",
+        kind="unsupported",
+        hint="use the decoder 'auto'",
+    )

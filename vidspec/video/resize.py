@@ -1,0 +1,34 @@
+"""Makes frames smaller: aspect kept, antialiased. Never enlarges, and knows nothing of files or models."""
+
+from __future__ import annotations
+
+import math
+
+import av
+import numpy as np
+
+from vidspec.video.base import Frame
+
+__all__ = ["fitted", "resized"]
+
+
+def fitted(width: int, height: int, max_pixels: int | None) -> tuple[int, int]:
+    """The largest (width, height) of the same aspect with width * height <= max_pixels (>= 1); at least 1 x 1."""
+    if max_pixels is None or width * height <= max_pixels:
+        return width, height
+    scale = math.sqrt(max_pixels / (width * height))
+    new_width, new_height = max(1, int(width * scale)), max(1, int(height * scale))
+    # Where one side was held at a whole pixel, the other can still be too long.
+    new_width = max(1, min(new_width, max_pixels // new_height))
+    return new_width, max(1, min(new_height, max_pixels // new_width))
+
+
+def resized(frame: Frame, width: int, height: int) -> Frame:
+    """``frame`` (H, W, 3) scaled to (height, width, 3) by swscale's bicubic filter, widened for reduction."""
+    if frame.shape[:2] == (height, width):
+        return frame
+    # Called 4:4:4 on purpose: as RGB, swscale would halve the resolution of colour on the way.
+    planes = np.ascontiguousarray(frame.transpose(2, 0, 1))
+    picture = av.VideoFrame.from_ndarray(planes, format="yuv444p")
+    small = picture.reformat(width=width, height=height, interpolation="BICUBIC")
+    return np.moveaxis(small.to_ndarray().astype(np.uint8, copy=False), 0, 2)

@@ -1,0 +1,68 @@
+"""Chooses which frames of a video to take, by pure arithmetic on timestamps; decodes nothing, knows no file.
+
+All times are float64 seconds since the first frame of the stream, increasing. ``slack`` (seconds) forgives the
+rounding of timestamps to the container's clock, so that frame 2 of 30 fps, stored as 67 ms, counts as shown at 2/30 s.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["DEFAULT_FRAMES", "shown_at", "ticks", "uniform", "within"]
+
+DEFAULT_FRAMES = 32
+
+
+def uniform(count: int, frames: int) -> NDArray[np.int64]:
+    """``frames`` positions spread evenly over ``count`` frames, first and last included.
+
+    ``linspace(0, count - 1, frames)`` rounded half to even, as Qwen-VL's own loader does. When ``frames`` is not
+    less than ``count`` each frame is taken once. One frame of several is the first.
+    """
+    if count < 1 or frames < 1:
+        raise ValueError(f"need at least one frame of at least one, not {frames} of {count}")
+    if frames >= count:
+        return np.arange(count, dtype=np.int64)
+    return np.asarray(np.linspace(0, count - 1, frames).round(), np.int64)
+
+
+def within(
+    times: NDArray[np.float64], duration: float, start: float | None, end: float | None, *, slack: float = 0.0
+) -> tuple[int, int]:
+    """The half-open range of positions whose timestamps lie in [start, end].
+
+    Where none does, but a frame is on screen then (a long-held frame), it is that frame. Empty (equal bounds) where
+    nothing is shown, which is so from ``duration`` on.
+    """
+    first = 0.0 if start is None else start
+    last = float("inf") if end is None else end
+    low = int(np.searchsorted(times, first - slack, side="left"))
+    high = int(np.searchsorted(times, last + slack, side="right"))
+    if low < high:
+        return low, high
+    if first < duration and len(times):
+        return max(low - 1, 0), max(low, 1)
+    return low, low
+
+
+def ticks(fps: float, duration: float, start: float | None, end: float | None, *, slack: float = 0.0) -> int:
+    """How many ticks ``start + k / fps`` lie in [start, end) and before ``duration``."""
+    first = 0.0 if start is None else start
+    last = duration if end is None else min(end, duration)
+    if last <= first:
+        return 0
+    count = np.ceil(min((last - first - slack) * fps - 1e-9, 2.0**53))
+    return max(1, int(count))
+
+
+def shown_at(
+    times: NDArray[np.float64], fps: float, start: float | None, count: int, *, slack: float = 0.0
+) -> NDArray[np.int64]:
+    """The position of the frame on screen at each of ``count`` ticks ``start + k / fps``.
+
+    That is the last frame whose timestamp is not later. A frame that is on screen at several ticks occurs for each.
+    """
+    moments = (0.0 if start is None else start) + np.arange(count, dtype=np.float64) / fps
+    positions = np.searchsorted(times, moments + slack, side="right") - 1
+    return np.clip(positions, 0, len(times) - 1).astype(np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 
@@ -18,7 +19,7 @@ SIGNIFICANCE = 1e-4
 
 def reference_distribution(logits: torch.Tensor, sampling: Sampling) -> list[float]:
     """Temperature, then the smallest set of likeliest tokens that reaches top-p; written out in Python."""
-    weights = [2.718281828459045 ** (x / sampling.temperature) for x in logits.double().tolist()]
+    weights = [math.exp(x / sampling.temperature) for x in logits.double().tolist()]
     probs = [w / sum(weights) for w in weights]
     kept, mass = set(), 0.0
     for token in sorted(range(len(probs)), key=lambda t: -probs[t]):

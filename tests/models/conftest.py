@@ -1,4 +1,5 @@
 import pytest
+
 from models.checkpoints import FOREIGN, PADDED, TIED, UNTIED, save
 
 

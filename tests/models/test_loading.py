@@ -6,9 +6,9 @@ import huggingface_hub.constants as hub
 import pytest
 import torch
 import transformers
-from models.checkpoints import IMAGE_SIZE, PADDED, TIED, UNTIED, pixels, save, stock, tokenizer
 from safetensors.torch import load_file, save_file
 
+from models.checkpoints import IMAGE_SIZE, PADDED, TIED, UNTIED, pixels, save, stock, tokenizer
 from vidspec.engine.forward import Engine
 from vidspec.errors import DeviceError, ModelError
 from vidspec.models.loading import Placement, check_pair, embedded_folder, load, placement
@@ -257,7 +257,7 @@ def test_pairs(checkpoints):
 def test_pairs_of_two_families(checkpoints):
     target, other = (load(str(checkpoints["tied"]), CPU) for _ in range(2))
     other.family = "other"
-    with pytest.raises(ModelError, match="family llava_onevision.*of other"):
+    with pytest.raises(ModelError, match=r"family llava_onevision.*of other"):
         check_pair(target, other)
 
 

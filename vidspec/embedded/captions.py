@@ -84,6 +84,8 @@ def caption(scene: Scene, rng: random.Random) -> str:
     for one, two in itertools.pairwise(things):
         side = "left" if one.start[0] < two.start[0] else "right"
         sentences.append(f"The {one.colour} {one.shape} begins to the {side} of the {two.colour} {two.shape}.")
+    if count == 1:
+        sentences.append("It is the only object in the whole scene.")
     states = [
         f"the {thing.colour} {thing.shape} is " + (f"at the {thing.end_place}" if thing.end_place else "gone")
         for thing in things

@@ -26,25 +26,31 @@ SETTINGS: dict[str, Any] = {
     "seed": 1,
     "language": {"steps": 3600, "batch": 4, "peak": 1e-3},
     "vision": {"steps": 4000, "scenes": 12, "peak": 1e-3},
-    "bank": {"clips": 2400},
-    "joint": {"steps": 1000, "batch": 4, "peak": 6e-4},
+    "bank": {"clips": 1500},
+    "joint": {"steps": 800, "batch": 4, "peak": 6e-4},
 }
 
 
-def _configs() -> tuple[Any, dict[str, Any]]:
-    tokenizer = build_tokenizer()
+def _configs(out: Path) -> tuple[Any, dict[str, Any]]:
+    """The run's tokenizer, made once and kept in ``out``, and the configs it decides the ids of."""
+    from transformers import PreTrainedTokenizerFast
+
+    folder = out / "tokenizer"
+    if not folder.exists():
+        build_tokenizer().save_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     return tokenizer, {"target": config(TARGET, tokenizer), "draft": config(DRAFT, tokenizer)}
 
 
 def language(out: Path) -> None:
-    tokenizer, configs = _configs()
+    tokenizer, configs = _configs(out)
     shallow = {"target": config(TARGET, tokenizer, layers=SHALLOW), "draft": configs["draft"]}
     readers = {name: Reader(c.text_config) for name, c in shallow.items()}
     train_language(readers, tokenizer, out, seed=SETTINGS["seed"], **SETTINGS["language"])
 
 
 def vision(out: Path) -> None:
-    _, configs = _configs()
+    _, configs = _configs(out)
     seers = {name: Seer(c) for name, c in configs.items()}
     train_vision(seers, out, seed=SETTINGS["seed"], **SETTINGS["vision"])
 
@@ -58,14 +64,14 @@ def _seers(out: Path, configs: dict[str, Any]) -> dict[str, Seer]:
 
 
 def bank(out: Path) -> None:
-    _, configs = _configs()
+    _, configs = _configs(out)
     clips = build_bank(_seers(out, configs), seed=SETTINGS["seed"] + 1, **SETTINGS["bank"])
     torch.save(clips, out / "bank.part")
     (out / "bank.part").rename(out / "bank.pt")
 
 
 def joint(out: Path) -> None:
-    tokenizer, configs = _configs()
+    tokenizer, configs = _configs(out)
     saved = torch.load(out / "language.pt")
     shallow = Reader(config(TARGET, tokenizer, layers=SHALLOW).text_config)
     shallow.load_state_dict(saved["target"])
@@ -77,7 +83,7 @@ def joint(out: Path) -> None:
 
 
 def export(out: Path) -> None:
-    tokenizer, configs = _configs()
+    tokenizer, configs = _configs(out)
     seers = _seers(out, configs)
     saved = torch.load(out / "joint.pt")
     for name, c in configs.items():
@@ -102,6 +108,7 @@ def main() -> None:
     if args.stage:
         _STAGES[args.stage](args.out)
         return
+    _configs(args.out)
     command = [sys.executable, "-m", "vidspec.embedded.train", "--out", str(args.out), "--stage"]
     halves = [subprocess.Popen([*command, half]) for half in ("language", "vision") if not _done(args.out, half)]
     if any([half.wait() for half in halves]):

@@ -90,6 +90,7 @@ class KVCache(Cache):
         for layer in self._buffers:
             layer.length = length
 
+    @torch.inference_mode()  # the engine's passes made the buffers in it: elsewhere they may not be changed
     def gather(self, start: int, kept: Sequence[int] | torch.Tensor) -> None:
         """Keep, of the entries from ``start`` on, only those at ``start + kept[i]``, in that order.
 
@@ -101,7 +102,9 @@ class KVCache(Cache):
             ValueError: ``start`` or an offset is beyond what is cached.
         """
         offsets = torch.as_tensor(kept, dtype=torch.long)
-        if len(offsets) and not (int(offsets.min()) >= 0 and int(offsets.max()) < self.length - start):
+        if not 0 <= start <= self.length:
+            raise ValueError(f"cannot gather from {start} on in a cache of {self.length} entries")
+        if len(offsets) and (int(offsets.min()) < 0 or int(offsets.max()) >= self.length - start):
             raise ValueError(f"offsets beyond the {self.length - start} entries from {start} on")
         end = start + len(offsets)
         for layer in self._buffers:

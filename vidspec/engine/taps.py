@@ -47,11 +47,13 @@ class Taps:
 
     Attributes:
         attention: whether to collect :func:`language_to_video_attention`, averaged over all layers.
+        attention_at: decoder blocks, the first being 0, whose own language-to-video attention to keep.
         hidden: decoder blocks whose inputs to keep; ``0`` is the embeddings, the number of layers the last output
             before the final norm.
         rows: indices of the text rows after the video.
         visual: indices of the visual tokens.
         states: per requested block (n, hidden) what entered it.
+        block_scores: per block in ``attention_at`` (N,) float32, the mean over heads and text rows.
     """
 
     rows: torch.Tensor
@@ -59,15 +61,20 @@ class Taps:
     attention: bool = False
     hidden: Sequence[int] = ()
     states: dict[int, torch.Tensor] = field(default_factory=dict)
+    attention_at: Sequence[int] = ()
+    block_scores: dict[int, torch.Tensor] = field(default_factory=dict)
     _sum: torch.Tensor | None = None
-    _layers: int = 0
+    _layers: int = 0  # blocks that have passed
 
     def observe(self, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
-        """Called by the attention function of every layer with rotated queries and all keys."""
-        if self.attention:
+        """Called by the attention function of every layer, in order, with rotated queries and all keys."""
+        block, self._layers = self._layers, self._layers + 1
+        if self.attention or block in self.attention_at:
             score = language_to_video_attention(query, key, self.rows, self.visual, scaling)
-            self._sum = score if self._sum is None else self._sum + score
-            self._layers += 1
+            if self.attention:
+                self._sum = score if self._sum is None else self._sum + score
+            if block in self.attention_at:
+                self.block_scores[block] = score
 
     @property
     def attention_scores(self) -> torch.Tensor:

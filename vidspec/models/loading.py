@@ -42,7 +42,9 @@ def placement(device: str = "auto", dtype: str = "auto", attention: str = "auto"
     try:
         place = torch.device(device)
     except RuntimeError as error:
-        raise DeviceError(f"device {device}: no such kind of device", hint="use auto, cpu, cuda, cuda:1, ...") from error
+        raise DeviceError(
+            f"device {device}: no such kind of device", hint="use auto, cpu, cuda, cuda:1, ..."
+        ) from error
     if place.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (place.index or 0) >= count:
@@ -108,7 +110,7 @@ def load(name: str, where: Placement) -> VideoLanguageModel:
             f"{name} does not fit on {where.device}", hint="--dtype bfloat16, or a smaller model", kind="memory"
         ) from error
     try:
-        adapter = families.get(family)(name, model, tokenizer, _processor(source), _template(source), where.attention)
+        adapter = families.get(family)(name, model, tokenizer, processor, template, where.attention)
     except (ImportError, ValueError) as error:
         raise DeviceError(
             f"attention {where.attention}: {_first_line(error)}", hint="vidspec doctor lists the kernels found"
@@ -117,7 +119,7 @@ def load(name: str, where: Placement) -> VideoLanguageModel:
 
 
 def check_pair(target: VideoLanguageModel, draft: VideoLanguageModel) -> None:
-    """Refuse pairs that cannot speculate: other family, tokenizer, or number of visual tokens per frame.
+    """Refuse pairs that cannot speculate: of two families, tokenizers or vocabularies.
 
     Heads padded to different sizes are fine: both models' logits are cut to what the tokenizer knows.
 

@@ -1,0 +1,106 @@
+"""The interleaved run and its summary, on contenders whose times are given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from vidspec.bench.bandwidth import copy_bandwidth, weight_bytes
+from vidspec.bench.interleaved import run, summary
+from vidspec.record import Caption
+
+CLIPS = [Path("a.mp4"), Path("b.mp4")]
+
+
+@dataclass
+class Timed:
+    """Captions with the given decode seconds for 11 tokens; logs every call."""
+
+    name: str
+    decode: dict[str, float]
+    log: list[str] = field(default_factory=list)
+    ids: tuple[int, ...] = tuple(range(11))
+    drafted: bool = False
+
+    def caption(self, path: str | Path) -> Caption:
+        self.log.append(f"{self.name}:{Path(path).name}")
+        decode = self.decode[str(path)]
+        counters = (
+            {
+                "drafted": 10,
+                "accepted": 6,
+                "accepted_lengths": [4, 2],
+                "target_forwards": 4,
+                "emitted": 11,
+                "visual_tokens": 100,
+                "visual_tokens_kept": 10,
+            }
+            if self.drafted
+            else {"drafted": 0}
+        )
+        return Caption(
+            path=str(path),
+            caption="x",
+            token_ids=list(self.ids),
+            counters=counters,
+            timings={"time_to_first_token": 1.0, "decode": decode, "end_to_end": 1.0 + decode},
+        )
+
+
+def test_contenders_take_turns_after_a_warm_up_of_each():
+    log: list[str] = []
+    times = {"a.mp4": 1.0, "b.mp4": 1.0}
+    contenders = {name: Timed(name, times, log) for name in "xyz"}
+    records = run(contenders, CLIPS, repeats=2)
+    assert log[:3] == ["x:a.mp4", "y:a.mp4", "z:a.mp4"]
+    assert [entry[0] for entry in log[3:]] == list("xyzyzxzxyxyz")
+    assert [entry[2:] for entry in log[3:9]] == ["a.mp4"] * 3 + ["b.mp4"] * 3
+    assert {clip: len(runs) for clip, runs in records["x"].items()} == {"a.mp4": 2, "b.mp4": 2}
+
+
+def test_summary_compares_clip_by_clip():
+    plain = Timed("plain", {"a.mp4": 4.0, "b.mp4": 2.0})
+    fast = Timed("fast", {"a.mp4": 1.0, "b.mp4": 1.0}, drafted=True)
+    rows = {row.name: row for row in summary(run({"plain": plain, "fast": fast}, CLIPS, 1), "plain")}
+    assert rows["plain"].decode == (1.0, 1.0, 1.0)
+    assert rows["plain"].tau is None and rows["plain"].kept is None
+    assert rows["fast"].decode == pytest.approx((3.0, 2.0, 4.0))
+    assert rows["fast"].end_to_end == pytest.approx((2.0, 1.5, 2.5))
+    assert rows["fast"].tokens_per_s == pytest.approx(10.0)
+    assert rows["fast"].tau == pytest.approx(3.0)
+    assert rows["fast"].tokens_per_target_pass == pytest.approx(2.5)
+    assert rows["fast"].kept == pytest.approx(0.1)
+    assert rows["fast"].equal == 2
+
+
+def test_summary_counts_clips_with_other_tokens():
+    plain = Timed("plain", {"a.mp4": 1.0, "b.mp4": 1.0})
+    other = Timed("other", {"a.mp4": 1.0, "b.mp4": 1.0}, ids=(1, 2, 3))
+    rows = {row.name: row for row in summary(run({"plain": plain, "other": other}, CLIPS, 1), "plain")}
+    assert (rows["plain"].equal, rows["other"].equal) == (2, 0)
+
+
+def test_weight_bytes_count_a_tied_table_once_and_an_untied_one_not_at_all():
+    class Language(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(10, 4)
+            self.block = torch.nn.Linear(4, 4, bias=False)
+
+        def get_input_embeddings(self) -> torch.nn.Embedding:
+            return self.table
+
+    language, head = Language(), torch.nn.Linear(4, 10, bias=False)
+    assert weight_bytes(language, head) == 4 * (16 + 40)
+    head.weight = language.table.weight
+    assert weight_bytes(language, head) == 4 * (16 + 40)
+    assert weight_bytes(language, torch.nn.Linear(4, 20, bias=False)) == 4 * (16 + 80)
+
+
+def test_copy_bandwidth_counts_reads_and_writes(monkeypatch):
+    ticks = iter([0.0, 0.5, 1.0, 1.25])
+    monkeypatch.setattr("vidspec.bench.bandwidth.time.perf_counter", lambda: next(ticks))
+    assert copy_bandwidth(torch.device("cpu"), megabytes=1, repeats=2) == pytest.approx(2 * 2**20 / 0.25)

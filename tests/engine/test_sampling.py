@@ -1,0 +1,118 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vidspec.engine.sampling import Sampling, draw
+
+LOGITS = st.lists(st.floats(-12, 12, width=32), min_size=1, max_size=12)
+
+
+def row(values):
+    return torch.tensor([values])
+
+
+@given(LOGITS)
+def test_greedy_is_one_hot_at_the_argmax(values):
+    got = Sampling().distribution(row(values))
+    assert got.dtype == torch.float32 and sorted(got[0].tolist())[-1] == 1.0 and got.sum() == 1.0
+    assert int(got.argmax()) == int(row(values).argmax())
+
+
+def test_greedy_tie_takes_what_argmax_takes():
+    tied = torch.tensor([[1.0, 3.0, 3.0, 2.0], [0.0, 0.0, 0.0, 0.0]])
+    got = Sampling(top_p=0.1).distribution(tied)
+    assert got.sum(-1).tolist() == [1.0, 1.0]  # never two tokens
+    assert torch.equal(got.argmax(-1), tied.argmax(-1))
+
+
+@given(LOGITS, st.floats(0.1, 4))
+def test_temperature(values, temperature):
+    got = Sampling(temperature).distribution(row(values))
+    expected = (row(values).double() / temperature).exp()
+    torch.testing.assert_close(got.double(), expected / expected.sum(), rtol=1e-4, atol=1e-6)
+
+
+def test_half_precision_logits_give_float32():
+    got = Sampling(0.7, 0.9).distribution(torch.tensor([[1.0, 2.0]]).bfloat16())
+    assert got.dtype == torch.float32
+
+
+@given(LOGITS, st.floats(0.05, 0.99), st.sampled_from([0.5, 1.0, 2.0]))
+@settings(max_examples=200)
+def test_top_p_is_the_smallest_set_that_reaches_p(values, top_p, temperature):
+    whole = Sampling(temperature).distribution(row(values))[0].double()
+    got = Sampling(temperature, top_p).distribution(row(values))[0].double()
+    kept = got > 0
+    assert got.sum().item() == pytest.approx(1, abs=1e-5)
+    reached = whole[kept].sum().item()
+    assert reached >= top_p - 1e-5
+    assert reached - whole[kept].min().item() < top_p + 1e-5  # one fewer would not do
+    if not kept.all():
+        assert whole[kept].min() >= whole[~kept].max()  # the likeliest ones
+    torch.testing.assert_close(got[kept], whole[kept] / reached, rtol=1e-4, atol=1e-6)  # their ratios stay
+
+
+@pytest.mark.parametrize(
+    "top_p, kept", [(0.3, [1]), (0.49, [1]), (0.51, [1, 3]), (0.74, [1, 3]), (0.8, [1, 2, 3]), (0.95, [0, 1, 2, 3])]
+)
+def test_top_p_by_hand(top_p, kept):
+    probs = torch.tensor([[0.0625, 0.5, 0.1875, 0.25]])
+    got = Sampling(1.0, top_p).distribution(probs.log())
+    assert (got[0] > 0).nonzero()[:, 0].tolist() == kept
+    torch.testing.assert_close(got[0, kept], probs[0, kept] / probs[0, kept].sum())
+
+
+def test_top_p_of_ties_keeps_only_as_many_as_needed():
+    got = Sampling(1.0, 0.45).distribution(torch.zeros(1, 5))
+    assert (got > 0).sum() == 3
+    torch.testing.assert_close(got[got > 0], torch.full((3,), 1 / 3))
+
+
+def test_top_p_always_keeps_one():
+    got = Sampling(1.0, 1e-6).distribution(torch.tensor([[0.0, 0.1, 0.05]]))
+    assert got.tolist() == [[0.0, 1.0, 0.0]]
+
+
+def test_rows_are_independent():
+    rng = torch.Generator().manual_seed(0)
+    logits = torch.randn(4, 9, generator=rng) * 3
+    for sampling in (Sampling(), Sampling(0.8), Sampling(0.8, 0.7)):
+        together = sampling.distribution(logits)
+        for index in range(4):
+            torch.testing.assert_close(sampling.distribution(logits[index : index + 1])[0], together[index])
+
+
+def test_logits_are_not_changed():
+    logits = torch.tensor([[1.0, 2.0, 3.0]])
+    for sampling in (Sampling(), Sampling(0.8), Sampling(0.8, 0.7)):
+        sampling.distribution(logits)
+    assert logits.tolist() == [[1.0, 2.0, 3.0]]
+
+
+def test_greedy_property():
+    assert Sampling().greedy and Sampling(0, 0.5).greedy and not Sampling(0.1).greedy
+
+
+def test_draw_repeats_with_its_seed():
+    probs = torch.full((50,), 0.02)
+
+    def drawn(seed):
+        rng = torch.Generator().manual_seed(seed)
+        return [draw(probs, rng) for _ in range(20)]
+
+    assert drawn(1) == drawn(1) != drawn(2)
+
+
+def test_draw_follows_the_probabilities():
+    probs, rng = torch.tensor([0.5, 0.0, 0.3, 0.2]), torch.Generator().manual_seed(0)
+    counts = torch.bincount(torch.tensor([draw(probs, rng) for _ in range(4000)]), minlength=4)
+    assert counts[1] == 0
+    # the greatest of three deviations beyond 4.5 standard deviations happens once in 50,000 seeds
+    deviation = (counts - 4000 * probs).abs() / (4000 * probs * (1 - probs)).clamp(min=1e-9).sqrt()
+    assert deviation.max() < 4.5
+
+
+def test_draw_of_a_one_hot_row():
+    rng = torch.Generator().manual_seed(0)
+    assert {draw(Sampling().distribution(torch.tensor([[0.0, 5.0, 1.0]]))[0], rng) for _ in range(20)} == {1}

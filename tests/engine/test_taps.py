@@ -1,0 +1,138 @@
+import math
+
+import pytest
+import torch
+from models.checkpoints import LAYERS, TIED, adapter, pixels, stock
+
+from vidspec.engine.forward import Engine
+from vidspec.engine.taps import Taps, language_to_video_attention
+
+FRAMES = 2
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return Engine(adapter(TIED))
+
+
+@pytest.fixture(scope="module")
+def prefix(engine):
+    return engine.model.prefix(engine.model.see(pixels(FRAMES)), FRAMES, "Describe the video.")
+
+
+@pytest.fixture(scope="module")
+def reference(prefix):
+    """The library's own pass with eager attention, which returns its weights."""
+    with torch.inference_mode():
+        return stock(TIED, "eager")(
+            input_ids=prefix.token_ids[None],
+            pixel_values_videos=pixels(FRAMES)[None],
+            output_attentions=True,
+            output_hidden_states=True,
+            use_cache=False,
+        )
+
+
+def watch(prefix, **options):
+    return Taps(rows=prefix.text_rows_after_video, visual=prefix.visual.index, **options)
+
+
+def literal(query, key, rows, visual, scaling):
+    """SpecVLM Eq. 4-5, one number at a time."""
+    heads, groups = query.shape[1], query.shape[1] // key.shape[1]
+    found = [0.0] * len(visual)
+    for head in range(heads):
+        for row in rows:
+            scores = [
+                sum(float(a) * float(b) for a, b in zip(query[0, head, row], key[0, head // groups, at], strict=True))
+                for at in range(row + 1)
+            ]
+            weights = [math.exp(score * scaling - max(scores) * scaling) for score in scores]
+            for place, at in enumerate(visual):
+                found[place] += (weights[at] / sum(weights) if at <= row else 0.0) / (heads * len(rows))
+    return torch.tensor(found)
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(1, 1), (4, 2), (6, 2), (4, 1), (3, 3)])
+def test_scores_equal_a_literal_transcription(heads, kv_heads):
+    rng = torch.Generator().manual_seed(heads)
+    query = torch.randn(1, heads, 9, 4, generator=rng) * 2
+    key = torch.randn(1, kv_heads, 9, 4, generator=rng) * 2
+    rows, visual = [6, 7, 8], [1, 2, 3, 5]
+    got = language_to_video_attention(query, key, torch.tensor(rows), torch.tensor(visual), 0.5)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, literal(query, key, rows, visual, 0.5), rtol=0, atol=1e-6)
+
+
+def test_rows_do_not_see_what_comes_later():
+    rng = torch.Generator().manual_seed(0)
+    query, key = torch.randn(1, 2, 7, 4, generator=rng), torch.randn(1, 1, 7, 4, generator=rng)
+    rows, visual = torch.tensor([2, 6]), torch.tensor([1, 4])
+    before = language_to_video_attention(query, key, rows, visual, 0.5)
+    key[:, :, 3:] += 5
+    only_first = language_to_video_attention(query, key, rows[:1], visual, 0.5)
+    assert only_first[1] == 0
+    torch.testing.assert_close(before, literal(query, key - (torch.arange(7) > 2)[:, None] * 5, [2, 6], [1, 4], 0.5))
+
+
+def test_scores_of_half_precision_are_float32():
+    query, key = torch.randn(1, 2, 5, 4).bfloat16(), torch.randn(1, 1, 5, 4).bfloat16()
+    got = language_to_video_attention(query, key, torch.tensor([4]), torch.tensor([0, 1]), 0.5)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, literal(query, key, [4], [0, 1], 0.5), rtol=0, atol=1e-6)
+
+
+def test_scores_equal_the_librarys_attention_weights(engine, prefix, reference):
+    taps = watch(prefix, attention=True)
+    engine.prefill(prefix, 4, taps)
+    weights = torch.stack(reference.attentions)[:, 0]  # layers, heads, rows, keys
+    assert weights.shape == (LAYERS, 4, prefix.length, prefix.length)
+    after = int(prefix.visual.index[-1]) + 1
+    expected = weights[:, :, after:].mean((0, 1, 2))[prefix.visual.index]
+    torch.testing.assert_close(taps.attention_scores, expected, rtol=0, atol=1e-6)
+    assert expected.std() > 1e-3  # the weights are not all alike: mixing up tokens would be seen
+
+
+def test_hidden_states_equal_the_librarys(engine, prefix, reference):
+    taps = watch(prefix, hidden=range(LAYERS + 1))
+    engine.prefill(prefix, 4, taps)
+    assert sorted(taps.states) == list(range(LAYERS + 1))
+    for block in range(LAYERS):
+        torch.testing.assert_close(taps.states[block], reference.hidden_states[block][0], rtol=0, atol=1e-4)
+    last = engine.model.language.norm(taps.states[LAYERS])  # the library's last one is behind the final norm
+    torch.testing.assert_close(last, reference.hidden_states[LAYERS][0], rtol=0, atol=1e-4)
+    assert torch.equal(taps.states[0], prefix.embeds[0])
+
+
+def test_only_what_was_asked_for(engine, prefix):
+    taps = watch(prefix, hidden=(2,))
+    engine.prefill(prefix, 4, taps)
+    assert sorted(taps.states) == [2] and taps.states[2].shape == (prefix.length, 64)
+    with pytest.raises(ValueError, match="not observed"):
+        _ = taps.attention_scores
+
+
+def test_taps_change_nothing(engine, prefix):
+    plain = engine.prefill(prefix, 4)
+    watched = engine.prefill(prefix, 4, watch(prefix, attention=True, hidden=range(LAYERS + 1)))
+    assert torch.equal(plain.logits, watched.logits)
+    for one, other in zip(plain.cache.layers, watched.cache.layers, strict=True):
+        assert torch.equal(one.keys[:, :, : prefix.length], other.keys[:, :, : prefix.length])
+    assert torch.equal(engine.forward(plain, [300, 41]), engine.forward(watched, [300, 41]))
+
+
+def test_taps_end_with_the_prefill(engine, prefix):
+    taps = watch(prefix, attention=True, hidden=(0, LAYERS))
+    state = engine.prefill(prefix, 4, taps)
+    scores, before = taps.attention_scores.clone(), {at: kept.clone() for at, kept in taps.states.items()}
+    engine.forward(state, [300, 41])
+    assert torch.equal(taps.attention_scores, scores)
+    assert all(torch.equal(taps.states[at], kept) for at, kept in before.items())
+    assert not any(block._forward_hooks or block._forward_pre_hooks for block in engine.model.blocks)
+
+
+def test_hooks_go_when_the_pass_fails(engine, prefix):
+    taps = watch(prefix, hidden=(1, LAYERS))
+    with pytest.raises(IndexError):
+        engine.prefill(prefix, -1, taps)
+    assert not any(block._forward_hooks or block._forward_pre_hooks for block in engine.model.blocks)

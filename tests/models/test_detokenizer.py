@@ -1,0 +1,116 @@
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from models.checkpoints import tokenizer
+from vidspec.models.detokenizer import Detokenizer
+
+WORDS = tokenizer()
+SPECIALS = sorted(WORDS.all_special_ids)
+
+
+def full(ids):
+    return WORDS.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def pieces(ids):
+    text = Detokenizer(WORDS)
+    return [text.add(token) for token in ids], text
+
+
+def settled(ids):
+    """The text of the longest beginning of ``ids`` that does not end inside a character."""
+    while ids and full(ids).endswith("\ufffd"):
+        ids = ids[:-1]
+    return full(ids)
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8"), max_size=60))
+@settings(max_examples=150, deadline=None)
+def test_any_text(text):
+    ids = WORDS.encode(text, add_special_tokens=False)
+    made, detokenizer = pieces(ids)
+    assert "".join(made) == settled(ids)
+    assert detokenizer.finish() == full(ids).strip()
+
+
+@given(st.lists(st.integers(0, len(WORDS) - 1), max_size=80))
+@settings(max_examples=150, deadline=None)
+def test_any_ids(ids):
+    """Also bytes that are no text at all, and special tokens anywhere."""
+    made, detokenizer = pieces(ids)
+    assert "".join(made) == settled(ids)
+    assert full(ids).startswith("".join(made))
+    assert detokenizer.finish() == full(ids).strip()
+
+
+@given(st.lists(st.sampled_from(["🚲", "é", "한", " the", "a", "👩‍👩‍👧", "\n", "<|im_end|>", "<video>"]), max_size=40))
+@settings(max_examples=100, deadline=None)
+def test_characters_of_many_tokens(parts):
+    ids = WORDS.encode("".join(parts), add_special_tokens=False)
+    made, _ = pieces(ids)
+    assert "".join(made) == full(ids) == "".join(part for part in parts if not part.startswith("<"))
+    assert not any("\ufffd" in piece for piece in made)
+
+
+def test_a_character_comes_whole():
+    ids = WORDS.encode("🚲", add_special_tokens=False)
+    assert len(ids) == 4
+    assert pieces(ids)[0] == ["", "", "", "🚲"]
+
+
+def test_special_tokens_add_nothing():
+    ids = WORDS.encode("a cat", add_special_tokens=False)
+    for special in SPECIALS:
+        made, text = pieces([special, *ids, special])
+        assert made[0] == made[-1] == "" and "".join(made) == text.finish() == "a cat"
+
+
+def test_every_piece_as_soon_as_it_is_whole():
+    ids = WORDS.encode("The red circle moves left, café 🚲 done.", add_special_tokens=False) * 12
+    text, shown = Detokenizer(WORDS), ""
+    for count, token in enumerate(ids, 1):
+        shown += text.add(token)
+        assert shown == settled(ids[:count])
+
+
+def test_long_text_is_decoded_in_small_windows():
+    """The work per token must not grow with the text."""
+    sizes = []
+
+    class Watched:
+        def decode(self, ids, **options):
+            sizes.append(len(ids))
+            return WORDS.decode(ids, **options)
+
+    rng = random.Random(3)
+    source = "".join(rng.choice(["a ", "small ", "bird ", "🚲", "ü", "\n"]) for _ in range(900))
+    ids = WORDS.encode(source, add_special_tokens=False)
+    text = Detokenizer(Watched())
+    assert "".join(text.add(token) for token in ids) == full(ids) == source
+    assert len(ids) > 1000 and max(sizes) < 40
+
+
+def test_tokenizers_that_drop_the_first_space():
+    """SentencePiece-like decoders drop the space of whichever token comes first, so windows must not begin anywhere."""
+    words = {word: index for index, word in enumerate(["▁a", "▁bird", "s", "▁and", ".", "<end>"])}
+    inner = Tokenizer(models.WordLevel(words, unk_token="."))
+    inner.decoder = decoders.Metaspace()
+    spaced = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>")
+    rng = random.Random(0)
+    ids = [rng.randrange(len(words)) for _ in range(300)]
+    text = Detokenizer(spaced)
+    assert "".join(text.add(token) for token in ids) == spaced.decode(ids, skip_special_tokens=True)
+
+
+def test_two_texts_at_once():
+    first, second = WORDS.encode("a 🚲", add_special_tokens=False), WORDS.encode("one é", add_special_tokens=False)
+    one, two = Detokenizer(WORDS), Detokenizer(WORDS)
+    shown = ["", ""]
+    for index in range(max(len(first), len(second))):
+        shown[0] += one.add(first[index]) if index < len(first) else ""
+        shown[1] += two.add(second[index]) if index < len(second) else ""
+    assert shown == ["a 🚲", "one é"]

@@ -7,12 +7,42 @@ from vidspec.errors import ProfileError
 from vidspec.profiles import available, load, override, parse
 
 NAMES = {
-    "pruning": ("attention", "none", "random", "uniform"),
+    "pruning": (
+        "attention",
+        "dycoke",
+        "fastvid",
+        "frame",
+        "hippo",
+        "none",
+        "random",
+        "specvlm",
+        "uniform",
+        "uv",
+        "window",
+    ),
     "drafting": ("model", "none"),
     "acceptance": ("exact",),
     "schedules": ("autoregressive", "sequential"),
 }
-PACKAGED = ["ar", "sd-attention", "sd-rand", "sd-uniform", "vanilla-sd"]
+PACKAGED = [
+    "ar",
+    "hippo-sequential",
+    "hippo-sequential-no-attn",
+    "hippo-sequential-no-spa",
+    "hippo-sequential-no-temp",
+    "sd-attention",
+    "sd-dycoke",
+    "sd-fastvid",
+    "sd-frame",
+    "sd-rand",
+    "sd-uniform",
+    "sd-window-end",
+    "sd-window-front",
+    "sd-window-middle",
+    "specvlm-chain",
+    "uv-sequential",
+    "vanilla-sd",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +77,39 @@ def test_packaged_profiles_are_what_their_names_say():
     assert facts("sd-rand") == ("sequential", "model", 5, "random", 0.9)
     assert facts("sd-uniform") == ("sequential", "model", 5, "uniform", 0.9)
     assert facts("sd-attention") == ("sequential", "model", 5, "attention", 0.9)
+    assert facts("sd-frame") == ("sequential", "model", 5, "frame", 0.9)
+    assert facts("sd-fastvid") == ("sequential", "model", 5, "fastvid", 0.9)
+    assert facts("sd-dycoke") == ("sequential", "model", 5, "dycoke", 0.9)
+    for place in ("front", "middle", "end"):
+        assert facts(f"sd-window-{place}") == ("sequential", "model", 5, "window", 0.9)
+        assert load(f"sd-window-{place}", env={}).prune.place == place
+    assert facts("specvlm-chain") == ("sequential", "model", 5, "specvlm", 0.9)
+    assert load("specvlm-chain", env={}).prune.lam_r == 0.4
+    assert facts("uv-sequential") == ("sequential", "model", 5, "uv", 0.9)
+    assert load("uv-sequential", env={}).prune.layer == 20
+
+
+@pytest.mark.parametrize(
+    ("ending", "terms"),
+    [
+        ("", (True, True, True)),
+        ("-no-attn", (False, True, True)),
+        ("-no-temp", (True, False, True)),
+        ("-no-spa", (True, True, False)),
+    ],
+)
+def test_hippo_and_its_ablations(ending, terms):
+    prune = load(f"hippo-sequential{ending}", env={}).prune
+    assert (prune.method, prune.alpha) == ("hippo", 0.9)
+    assert (prune.attention_term, prune.temporal_term, prune.spatial_term) == terms
+
+
+def test_hippo_without_any_term_is_refused():
+    overrides = {f"prune.{term}_term": "false" for term in ("attention", "temporal", "spatial")}
+    assert problem("hippo-sequential", overrides) == (
+        "prune.attention_term: hippo needs one of its three terms, and all are off; "
+        "nearest valid choice: prune.attention_term: true"
+    )
 
 
 def test_an_installed_package_looks_beside_its_modules(monkeypatch, tmp_path):
@@ -109,7 +172,8 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
         ({"generate.temperature": "nan"}, "generate.temperature: must be a finite number, not 'nan'"),
         (
             {"prune.method": "unifrom"},
-            "prune.method: unknown pruner 'unifrom'; did you mean uniform? valid: attention, none, random, uniform",
+            "prune.method: unknown pruner 'unifrom'; did you mean uniform? "
+            "valid: attention, dycoke, fastvid, frame, hippo, none, random, specvlm, uniform, uv, window",
         ),
         ({"draft.kind": "self"}, "draft.kind: unknown drafter 'self'; valid: model, none"),
         ({"accept.rule": "fly"}, "accept.rule: unknown acceptance rule 'fly'; valid: exact"),

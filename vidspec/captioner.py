@@ -13,19 +13,20 @@ import torch
 from vidspec import profiles, video
 from vidspec.acceptance.base import Acceptance
 from vidspec.decoding.base import Job, Limits, Schedule, Target
-from vidspec.decoding.counters import count, lengths
+from vidspec.decoding.counters import count, estimate_speedup, lengths
 from vidspec.decoding.events import Event, Finished, Opened, Prefilled, Round
 from vidspec.decoding.trace import Trace
 from vidspec.drafting.base import Drafter
+from vidspec.engine.attention import NAME
 from vidspec.engine.forward import Engine, State
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.taps import Taps
-from vidspec.errors import GenerationError, ModelError
+from vidspec.errors import GenerationError, ModelError, ProfileError
 from vidspec.models import loading
 from vidspec.models.base import Prefix, VideoLanguageModel
 from vidspec.models.detokenizer import Detokenizer
 from vidspec.profiles import Profile
-from vidspec.pruning.base import Pruner, Signals
+from vidspec.pruning.base import Pruner, configured, signals_of, taps_for
 from vidspec.record import Caption
 from vidspec.registry import drafters, pruners, rules, schedules
 
@@ -55,7 +56,8 @@ class Captioner:
         if profile.draft.kind != "none":
             self.acceptance = rules.get(profile.accept.rule)(self.sampling)
         if profile.prune.method != "none":
-            self.pruner = pruners.get(profile.prune.method)()
+            self.pruner = configured(pruners.get(profile.prune.method), profile.prune.model_dump(), target.layers)
+            _check_watchable(self.pruner, target)
         self.schedule: Schedule = schedules.get(profile.schedule.kind)
 
     @classmethod
@@ -100,7 +102,9 @@ class Captioner:
         self.close()
 
     def close(self) -> None:
-        """Let go of the device memory the models hold."""
+        """Let go of the device memory the models hold; a second time does nothing."""
+        if not hasattr(self, "target"):
+            return
         device = self.target.model.device
         del self.target, self.draft
         if device.type == "cuda":
@@ -196,15 +200,12 @@ class Captioner:
         room = generate.max_new_tokens + self.profile.draft.gamma + 1
         prefix = _read(self.target.model, clip, prompt, trace, "target")
         self._fits(path, prefix, generate.max_new_tokens)
-        observe = Taps(
-            rows=prefix.text_rows_after_video,
-            visual=prefix.visual.index,
-            attention=self.pruner is not None and "attention" in self.pruner.needs,
-        )
+        taps = taps_for(self.pruner.needs, prefix) if self.pruner is not None else None
         with trace.span("target_prefill"):
-            state = self.target.prefill(prefix, room, observe if observe.attention else None)
+            state = self.target.prefill(prefix, room, taps)
         rng = torch.Generator().manual_seed(generate.seed)
-        drafter, kept = self._drafter(clip, prompt, prefix, observe, room, trace, rng)
+        drafter, kept = self._drafter(clip, prompt, prefix, taps, room, trace, rng)
+        del taps  # what was observed can be as large as the prompt
         ready = trace.now()
         yield Prefilled(
             prompt_tokens=prefix.length,
@@ -258,14 +259,17 @@ class Captioner:
                     "decode": decode,
                     "end_to_end": finished,
                 },
-                speed={"tokens_per_s": (len(token_ids) - 1) / decode if decode > 0 else None},
+                speed={
+                    "tokens_per_s": (len(token_ids) - 1) / decode if decode > 0 else None,
+                    "estimate": estimate_speedup(rounds),
+                },
                 kept_per_frame=list(_per_frame(prefix, kept)) if drafter else [],
                 trace=trace,
             )
         )
 
     def _fits(self, path: str, prefix: Prefix, max_new_tokens: int) -> None:
-        limit = getattr(self.target.model, "context", None)
+        limit = _context(self.target.model)
         if limit is not None and prefix.next_position + max_new_tokens > limit:
             raise GenerationError(
                 f"{path}: a prompt of {prefix.next_position} tokens and {max_new_tokens} new ones exceed the model's "
@@ -279,7 +283,7 @@ class Captioner:
         clip: video.Clip,
         prompt: str,
         prefix: Prefix,
-        observed: Taps,
+        taps: Taps | None,
         room: int,
         trace: Trace,
         rng: torch.Generator,
@@ -298,14 +302,21 @@ class Captioner:
         if self.pruner is not None:
             prune = self.profile.prune
             with trace.span("prune", "draft"):
-                signals = Signals(
-                    prefix.visual, observed.attention_scores if observed.attention else None, seed=prune.seed
-                )
-                kept = self.pruner(signals, prune.alpha)
+                kept = self.pruner(signals_of(prefix, taps, prune.seed), prune.alpha)
                 own = own.keep(kept.to(own.embeds.device), compact=prune.positions == "compact")
         with trace.span("draft_prefill", "draft"):
             state: State = self.draft.prefill(own, room)
         return drafters.get(self.profile.draft.kind)(self.draft, state, self.sampling, rng), kept
+
+
+def _check_watchable(pruner: Pruner, target: VideoLanguageModel) -> None:
+    """Only vidspec's own attention can be watched; the library's kernels keep queries and keys to themselves."""
+    kernel = getattr(target, "attention", NAME)
+    if kernel != NAME and any(need.startswith("attention") for need in pruner.needs):
+        raise ProfileError(
+            f"models.attention: {kernel} cannot be watched, which this pruner needs; "
+            "nearest valid choice: models.attention: auto"
+        )
 
 
 def _read(model: VideoLanguageModel, clip: video.Clip, prompt: str, trace: Trace, worker: str) -> Prefix:
@@ -315,6 +326,13 @@ def _read(model: VideoLanguageModel, clip: video.Clip, prompt: str, trace: Trace
     with trace.span("vision", worker):
         features = model.see(pixels)
         return model.prefix(features, len(clip.frames), prompt)
+
+
+def _context(model: VideoLanguageModel) -> int | None:
+    """How many positions the language model was made for, if it says so."""
+    config = getattr(getattr(model, "language", None), "config", None)
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    return limit
 
 
 def _per_frame(prefix: Prefix, kept: torch.Tensor) -> tuple[int, ...]:

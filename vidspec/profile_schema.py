@@ -77,12 +77,24 @@ class DraftSection(_Section):
 
 
 class PruneSection(_Section):
-    """What the draft sees of the video: ``alpha`` is the share of visual tokens it does not see."""
+    """What the draft sees of the video: ``alpha`` is the share of visual tokens it does not see.
+
+    The rest is read by the pruners it is named for: ``seed`` by random; ``place`` by window, where its run of tokens
+    lies; ``lam_r`` by specvlm, the share of all attention its first stage keeps (0.4 for LLaVA-OneVision, 0.5 for
+    Qwen2.5-VL); ``layer`` by uv, uv_similarity and uv_attention, capped at half the target's depth; the three ``_term``
+    by hippo, whether each counts.
+    """
 
     method: Annotated[str, AfterValidator(_named(pruners))] = "none"
     alpha: float = Field(default=0.9, ge=0, le=0.99, allow_inf_nan=False)
     seed: int = Field(default=0, ge=0)
     positions: Literal["original", "compact"] = "original"
+    place: Literal["front", "middle", "end"] = "middle"
+    lam_r: float = Field(default=0.4, ge=0, le=1, allow_inf_nan=False)
+    layer: int = Field(default=20, ge=1)
+    attention_term: bool = True
+    temporal_term: bool = True
+    spatial_term: bool = True
 
     @model_validator(mode="before")
     @classmethod
@@ -197,5 +209,11 @@ def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
             f"{p.prune.alpha:g} has no effect with prune.method none",
             "prune.alpha: 0, or prune.method: "
             + next((n for n in ("uniform", *pruners.names()) if n != "none"), "none"),
+        ),
+        (
+            p.prune.method == "hippo" and not (p.prune.attention_term or p.prune.temporal_term or p.prune.spatial_term),
+            "prune.attention_term",
+            "hippo needs one of its three terms, and all are off",
+            "prune.attention_term: true",
         ),
     )

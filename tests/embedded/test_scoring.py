@@ -125,3 +125,8 @@ def test_total_pools_counts():
     assert pooled == Score(13, 17, 34)
     assert (pooled.precision, pooled.recall) == (13 / 17, 13 / 34)
     assert total([]) == Score(0, 0, 0) and total([]).f1 == 0.0
+
+
+def test_two_states_of_objects_never_introduced_are_two_statements():
+    said = parse("By the end of the video, the red ring is gone and the blue star is at the left.")
+    assert said.objects == [{"end": "gone"}, {"end": "left"}]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from vidspec.decoding.events import Round
 
-__all__ = ["Counters", "count", "lengths"]
+__all__ = ["Counters", "count", "estimate_speedup", "lengths"]
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,9 @@ class Counters:
 
 
 def count(rounds: Iterable[Round], draft_forwards: int) -> Counters:
-    """Fold the rounds of one clip. A round of the target's prefill (nothing drafted or verified) is no forward."""
+    """Fold the rounds of one clip. The first is the target's prefill, which gives a token and is no forward."""
     rows = list(rounds)
-    passes = [row for row in rows if row.verify_s > 0]
+    passes = rows[1:]
     origins = [origin for row in rows for origin in row.origins]
     return Counters(
         target_forwards=len(passes),
@@ -63,3 +64,18 @@ def lengths(counters: Counters) -> dict[str, float | None]:
         "run_length": counters.accepted / (counters.corrections + 1) if drafted else None,
         "acceptance_rate": counters.accepted / counters.drafted if drafted else None,
     }
+
+
+def estimate_speedup(rounds: Sequence[Round]) -> float | None:
+    """Decode speed-up guessed from a run's own rounds: emitted tokens x median verify time / total time.
+
+    It takes plain decoding to cost one verification per token. A plain pass has one row instead of gamma + 1 and may
+    be cheaper, so this is an upper bound more than a measurement, and is shown as "est.". None before the first
+    verification and where nothing was drafted.
+    """
+    verified = [one for one in rounds if one.verify_s > 0]
+    spent = sum(one.draft_s + one.verify_s for one in verified)
+    if not any(one.drafted for one in verified) or spent <= 0:
+        return None
+    emitted = sum(len(one.token_ids) for one in verified)
+    return emitted * median(one.verify_s for one in verified) / spent

@@ -42,7 +42,7 @@ def sequential(job: Job) -> Iterator[Round]:
         emitted += len(tokens)
         yield Round(
             tuple(tokens),
-            origins(verdict, gamma, len(tokens)),
+            origins(verdict, len(draft.tokens), len(tokens)),
             drafted=len(draft.tokens),
             accepted=min(verdict.accepted, len(tokens)),
             elapsed=trace.now() - begun,

@@ -15,7 +15,7 @@ class Draft:
     """A proposed window.
 
     Attributes:
-        tokens: gamma token ids.
+        tokens: token ids, gamma of them or fewer.
         parents: index of each token's parent in the window, -1 for the last committed token; a chain is -1, 0, 1, ...
         probs: (gamma, V) the distributions the tokens were drawn from; None if they were chosen greedily.
     """
@@ -35,7 +35,7 @@ class Drafter(Protocol):
         ...
 
     def propose(self, gamma: int) -> Draft:
-        """A window of ``gamma`` tokens."""
+        """A window of at most ``gamma`` tokens."""
         ...
 
     def commit(self, accepted: int, correction: int) -> None:

@@ -124,7 +124,7 @@ def parse(text: str) -> Statement:
 
 def _attach(statement: Statement, colour: str, shape: str, name: str, value: str) -> None:
     for facts in statement.objects:
-        if facts["colour"] == colour and facts["shape"] == shape:
+        if facts.get("colour") == colour and facts.get("shape") == shape:
             facts.setdefault(name, value)
             return
     statement.objects.append({name: value})

@@ -92,8 +92,9 @@ def train_joint(
     batch: int,
     seed: int,
     peak: float,
+    stage: str = "joint",
 ) -> None:
-    """Continue training the language models on the bank; writes ``joint.pt`` to ``out`` every 100 steps."""
+    """Continue training the language models on the bank; writes ``<stage>.pt`` to ``out`` every 100 steps."""
     py, rng = random.Random(seed), np.random.default_rng(seed)
     facts = fact_ids(tokenizer)
     optimisers = {
@@ -131,11 +132,11 @@ def train_joint(
             recent[name].append(plain)
         if (step + 1) % 25 == 0:
             row = {name: round(sum(v[-25:]) / 25, 4) for name, v in recent.items()}
-            print(json.dumps({"stage": "joint", "step": step + 1, "nats": row,
+            print(json.dumps({"stage": stage, "step": step + 1, "nats": row,
                               "s": round(time.monotonic() - begun, 1)}), flush=True)  # fmt: skip
         if (step + 1) % 100 == 0 or step + 1 == steps:
-            torch.save({name: reader.state_dict() for name, reader in readers.items()}, out / "joint.part")
-            (out / "joint.part").rename(out / "joint.pt")
+            torch.save({name: reader.state_dict() for name, reader in readers.items()}, out / f"{stage}.part")
+            (out / f"{stage}.part").rename(out / f"{stage}.pt")
 
 
 def assemble(config: Any, reader: Reader, seer: Seer, tokenizer: Any, folder: Path) -> None:

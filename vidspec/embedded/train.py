@@ -1,6 +1,7 @@
 """Train the built-in pair: ``python -m vidspec.embedded.train --out DIR`` runs every stage and writes the pair.
 
-``language`` and ``vision`` are independent and run side by side, one core each; ``bank`` and ``joint`` need both.
+``language`` and ``vision`` are independent and run side by side, one core each; ``bank``, ``joint`` and ``polish``
+need both.
 ``--stage`` runs one of them. Finished stages are not run again: delete their file in DIR to repeat one.
 """
 
@@ -28,6 +29,7 @@ SETTINGS: dict[str, Any] = {
     "vision": {"steps": 4000, "scenes": 12, "peak": 1e-3},
     "bank": {"clips": 1500},
     "joint": {"steps": 800, "batch": 4, "peak": 6e-4},
+    "polish": {"steps": 340, "batch": 4, "peak": 3e-4},
 }
 
 
@@ -82,10 +84,23 @@ def joint(out: Path) -> None:
     train_joint(readers, clips, tokenizer, out, seed=SETTINGS["seed"] + 2, **SETTINGS["joint"])
 
 
+def polish(out: Path) -> None:
+    """More of the same, with fewer clips of a single object: they are mastered first."""
+    tokenizer, configs = _configs(out)
+    saved = torch.load(out / "joint.pt")
+    readers = {name: Reader(c.text_config) for name, c in configs.items()}
+    for name, reader in readers.items():
+        reader.load_state_dict(saved[name])
+    clips = torch.load(out / "bank.pt", weights_only=False)
+    clips = [clip for k, clip in enumerate(clips) if len(clip.scene.things) > 1 or k % 4 == 0]
+    settings = {"seed": SETTINGS["seed"] + 3, "stage": "polish", **SETTINGS["polish"]}
+    train_joint(readers, clips, tokenizer, out, **settings)
+
+
 def export(out: Path) -> None:
     tokenizer, configs = _configs(out)
     seers = _seers(out, configs)
-    saved = torch.load(out / "joint.pt")
+    saved = torch.load(out / "polish.pt")
     for name, c in configs.items():
         reader = Reader(c.text_config)
         reader.load_state_dict(saved[name])
@@ -93,7 +108,7 @@ def export(out: Path) -> None:
     (out / "pair" / "training.json").write_text(json.dumps({"settings": SETTINGS}, indent=2) + "\n", encoding="utf-8")
 
 
-_STAGES = {"language": language, "vision": vision, "bank": bank, "joint": joint, "export": export}
+_STAGES = {"language": language, "vision": vision, "bank": bank, "joint": joint, "polish": polish, "export": export}
 
 
 def main() -> None:
@@ -113,7 +128,7 @@ def main() -> None:
     halves = [subprocess.Popen([*command, half]) for half in ("language", "vision") if not _done(args.out, half)]
     if any([half.wait() for half in halves]):
         raise SystemExit("a half failed")
-    for stage in ("bank", "joint", "export"):
+    for stage in ("bank", "joint", "polish", "export"):
         if stage == "export" or not _done(args.out, stage):
             subprocess.run([*command, stage, "--threads", "2"], check=True)
 

@@ -30,7 +30,7 @@ class Sampling:
             return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
         probs = (scores / self.temperature).softmax(-1)
         if self.top_p < 1:
-            ordered, index = probs.sort(-1, descending=True)
+            ordered, index = probs.sort(dim=-1, descending=True, stable=True)
             before = ordered.cumsum(-1) - ordered
             ordered = ordered.masked_fill(before >= self.top_p, 0.0)
             probs = torch.zeros_like(probs).scatter_(-1, index, ordered)

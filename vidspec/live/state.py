@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
+from vidspec.decoding.counters import estimate_speedup
 from vidspec.decoding.events import Event, Finished, Opened, Origin, Prefilled, Round
 from vidspec.record import Caption
 
 __all__ = ["PanelState", "estimate_speedup"]
-
-
-def estimate_speedup(rounds: Sequence[Round]) -> float | None:
-    """Decode speed-up guessed from a run's own rounds: emitted tokens x median verify time / total time.
-
-    It takes plain decoding to cost one verification per token. A plain pass has one row instead of gamma + 1 and may
-    be cheaper, so this is an upper bound more than a measurement, and is shown as "est.". None before the first
-    verification and where nothing was drafted.
-    """
-    verified = [one for one in rounds if one.verify_s > 0]
-    spent = sum(one.draft_s + one.verify_s for one in verified)
-    if not any(one.drafted for one in verified) or spent <= 0:
-        return None
-    emitted = sum(len(one.token_ids) for one in verified)
-    return emitted * median(one.verify_s for one in verified) / spent
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,7 @@ def load(name: str, where: Placement) -> VideoLanguageModel:
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each retry would be a line on stderr
     transformers.utils.logging.disable_progress_bar()
     folder = Path(name).expanduser()
     looks_local = folder.exists() or name.startswith((".", "/", "~"))

@@ -15,6 +15,4 @@ class Attention:
     needs: ClassVar[frozenset[str]] = frozenset({"attention"})
 
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
-        if signals.attention is None:
-            raise ValueError("the attention pruner needs the attention signal")
-        return top_scored(signals.attention, signals.visual, alpha)
+        return top_scored(signals.require_attention(), signals.visual, alpha)

@@ -1,48 +1,172 @@
-"""The pruner's contract: signals in, sorted kept indices out, exactly the budget."""
+"""The pruner's contract: signals in, sorted kept indices out, exactly the budget. Scores are in ``scores``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
-from vidspec.models.base import VisualTokens
+from vidspec.engine.taps import Taps
+from vidspec.models.base import Prefix, VisualTokens
 
-__all__ = ["Pruner", "Signals", "budget", "top_scored", "with_required"]
+__all__ = [
+    "Pruner",
+    "Signals",
+    "Split",
+    "budget",
+    "configured",
+    "evenly_spaced",
+    "signals_of",
+    "split",
+    "taps_for",
+    "token_grid",
+    "top_scored",
+    "whole_frames",
+    "with_required",
+]
 
 
 @dataclass(frozen=True)
 class Signals:
-    """What a pruner may look at.
+    """What a pruner may look at: the video's tokens, and of the rest what it declared to need.
 
     Attributes:
         visual: places and features of the N visual tokens.
-        attention: (N,) language-to-video attention of the target, if the pruner needs ``attention``.
+        attention: (N,) language-to-video attention of the target over all blocks; needs ``attention``.
         seed: for pruners that draw.
+        text: (r,) rows of the text after the video in the states of ``hidden``.
+        hidden: per layer l the target's states (L, d) of the whole prompt behind l blocks, 0 being the embeddings
+            that enter the first; needs ``hidden@l``.
+        block_attention: per block l, the first being 0, its own language-to-video attention (N,); needs
+            ``attention@l``.
     """
 
     visual: VisualTokens
     attention: torch.Tensor | None = None
     seed: int = 0
+    text: torch.Tensor | None = None
+    hidden: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    block_attention: Mapping[int, torch.Tensor] = field(default_factory=dict)
+
+    def require_attention(self) -> torch.Tensor:
+        if self.attention is None:
+            raise ValueError("this pruner needs the attention signal")
+        return self.attention
+
+    def require_text(self) -> torch.Tensor:
+        if self.text is None:
+            raise ValueError("this pruner needs the rows of the text")
+        return self.text
+
+    def require_hidden(self, layer: int) -> torch.Tensor:
+        if layer not in self.hidden:
+            raise ValueError(f"this pruner needs the signal hidden@{layer}")
+        return self.hidden[layer]
+
+    def require_block_attention(self, block: int) -> torch.Tensor:
+        if block not in self.block_attention:
+            raise ValueError(f"this pruner needs the signal attention@{block}")
+        return self.block_attention[block]
 
 
 class Pruner(Protocol):
     """Chooses the visual tokens the draft may see.
 
-    ``needs`` names the signals the engine must observe while the target reads its prompt: ``attention``, or nothing.
+    ``needs`` names the signals it reads. ``features`` come with the prompt; ``attention``, ``attention@l`` and
+    ``hidden@l`` are observed while the target reads its prompt, and only if a pruner needs them.
+
+    The parameters of its constructor are keys of a profile's ``prune`` section, or ``depth``, the number of blocks of
+    the target; all have defaults.
     """
 
-    needs: ClassVar[frozenset[str]]
+    @property
+    def needs(self) -> frozenset[str]: ...
 
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
         """(K,) sorted indices of the visual tokens kept, K = :func:`budget` of N and ``alpha``."""
         ...
 
 
+def configured(method: Callable[..., Pruner], options: Mapping[str, object], depth: int) -> Pruner:
+    """A pruner with those options that its constructor takes.
+
+    Args:
+        method: what is registered under the pruner's name.
+        options: keys and values of a profile's ``prune`` section.
+        depth: blocks of the target's language model.
+    """
+    taken = inspect.signature(method).parameters
+    return method(**{key: value for key, value in {**options, "depth": depth}.items() if key in taken})
+
+
+def taps_for(needs: Iterable[str], prefix: Prefix) -> Taps | None:
+    """Observers of what a pruner needs of the target's prefill; None if that is nothing.
+
+    Raises:
+        ValueError: a signal that does not exist.
+    """
+    whole, blocks, layers = False, set(), set()
+    for need in needs:
+        kind, _, at = need.partition("@")
+        if need == "attention":
+            whole = True
+        elif kind == "attention" and at.isdecimal():
+            blocks.add(int(at))
+        elif kind == "hidden" and at.isdecimal():
+            layers.add(int(at))
+        elif need != "features":
+            raise ValueError(f"there is no signal {need!r}; there are attention, attention@l, features and hidden@l")
+    if not (whole or blocks or layers):
+        return None
+    return Taps(
+        rows=prefix.text_rows_after_video,
+        visual=prefix.visual.index,
+        attention=whole,
+        attention_at=sorted(blocks),
+        hidden=sorted(layers),
+    )
+
+
+def signals_of(prefix: Prefix, taps: Taps | None, seed: int = 0) -> Signals:
+    """What was observed while the target read ``prefix``."""
+    if taps is None:
+        return Signals(prefix.visual, seed=seed, text=prefix.text_rows_after_video)
+    return Signals(
+        visual=prefix.visual,
+        attention=taps.attention_scores if taps.attention else None,
+        seed=seed,
+        text=taps.rows,
+        hidden=taps.states,
+        block_attention=taps.block_scores,
+    )
+
+
 def budget(n: int, alpha: float) -> int:
     """How many of ``n`` visual tokens stay when a share ``alpha`` is pruned: at least one."""
     return max(1, round((1 - alpha) * n))
+
+
+@dataclass(frozen=True)
+class Split:
+    """A budget divided: ``required`` (r,) stay, and ``wanted`` of ``free`` (f,) join them; both in prompt order."""
+
+    required: torch.Tensor
+    free: torch.Tensor
+    wanted: int
+
+    def kept(self, chosen: torch.Tensor) -> torch.Tensor:
+        """(K,) sorted: the required tokens and those ``chosen`` of the free ones."""
+        return torch.cat([self.required, chosen]).sort().values
+
+
+def split(visual: VisualTokens, alpha: float) -> Split:
+    """Which tokens must stay, and how many of the others may."""
+    places = budget(len(visual), alpha)
+    required = visual.required.nonzero()[:places, 0]
+    return Split(required, (~visual.required).nonzero()[:, 0], places - len(required))
 
 
 def with_required(order: torch.Tensor, visual: VisualTokens, alpha: float) -> torch.Tensor:
@@ -64,3 +188,47 @@ def with_required(order: torch.Tensor, visual: VisualTokens, alpha: float) -> to
 def top_scored(scores: torch.Tensor, visual: VisualTokens, alpha: float) -> torch.Tensor:
     """The best-scored tokens within the budget; of equal scores the earlier token."""
     return with_required(scores.sort(descending=True, stable=True).indices, visual, alpha)
+
+
+def evenly_spaced(count: int, wanted: int, device: torch.device | None = None) -> torch.Tensor:
+    """(wanted,) of the places 0 ... count - 1, sorted: the middle of each of ``wanted`` equal stretches.
+
+    In integers, so that no two coincide.
+    """
+    return (2 * torch.arange(wanted, device=device) + 1) * count // (2 * max(1, wanted))
+
+
+def whole_frames(order: Iterable[int], visual: VisualTokens, alpha: float) -> torch.Tensor:
+    """Fill the budget frame by frame. The last frame that fits only in part gives evenly spaced tokens.
+
+    Args:
+        order: frames, best first, whose free tokens together suffice.
+        visual: the tokens; those ``required`` count towards the budget.
+        alpha: share to prune.
+
+    Returns:
+        (K,) sorted indices.
+    """
+    parts = split(visual, alpha)
+    frame, left = visual.frame[parts.free], parts.wanted
+    chosen = [parts.free[:0]]
+    for number in order:
+        if left == 0:
+            break
+        tokens = parts.free[frame == number]
+        if len(tokens) > left:
+            tokens = tokens[evenly_spaced(len(tokens), left, tokens.device)]
+        chosen.append(tokens)
+        left -= len(tokens)
+    return parts.kept(torch.cat(chosen))
+
+
+def token_grid(visual: VisualTokens) -> torch.Tensor:
+    """(frames, rows, columns) which token is where; -1 where there is none. Separators are nowhere."""
+    placed = ((visual.row >= 0) & (visual.column >= 0)).nonzero()[:, 0]
+    if not len(placed):
+        return visual.index.new_full((visual.frames, 0, 0), -1)
+    frame, row, column = visual.frame[placed], visual.row[placed], visual.column[placed]
+    grid = placed.new_full((visual.frames, int(row.max()) + 1, int(column.max()) + 1), -1)
+    grid[frame, row, column] = placed
+    return grid

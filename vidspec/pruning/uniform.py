@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from vidspec.pruning.base import Signals, budget
+from vidspec.pruning.base import Signals, evenly_spaced, split
 from vidspec.registry import pruners
 
 
@@ -15,12 +15,5 @@ class Uniform:
     needs: ClassVar[frozenset[str]] = frozenset()
 
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
-        visual = signals.visual
-        required = visual.required.nonzero()[:, 0]
-        free = (~visual.required).nonzero()[:, 0]
-        places = budget(len(visual), alpha)
-        required = required[:places]
-        wanted = places - len(required)
-        # The middle of each of `wanted` equal stretches, in integers so that no two coincide.
-        chosen = (2 * torch.arange(wanted, device=free.device) + 1) * len(free) // (2 * max(1, wanted))
-        return torch.cat([free[chosen], required]).sort().values
+        parts = split(signals.visual, alpha)
+        return parts.kept(parts.free[evenly_spaced(len(parts.free), parts.wanted, parts.free.device)])

@@ -1,0 +1,178 @@
+"""Sequential speculation against plain decoding, on tables: any target, any draft, any window, any end."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decoding.toys import (
+    GREEDY,
+    Reciter,
+    Recorder,
+    ToyEngine,
+    blend,
+    greedy_text,
+    job,
+    random_table,
+)
+from vidspec.acceptance.base import Verdict
+from vidspec.acceptance.exact import Exact
+from vidspec.decoding.autoregressive import autoregressive
+from vidspec.decoding.base import Limits
+from vidspec.decoding.counters import count
+from vidspec.decoding.sequential import sequential
+from vidspec.drafting.model import ModelDrafter
+
+SETTINGS = settings(deadline=None, max_examples=120)
+ENDS = st.builds(Limits, st.integers(1, 20), st.frozensets(st.integers(0, 5), max_size=2))
+
+
+def ids(rounds):
+    return [token for step in rounds for token in step.token_ids]
+
+
+def watched(one):
+    """All rounds; after each, drafter and target must have been told what was emitted."""
+    rounds, emitted = [], []
+    for step in sequential(one):
+        rounds.append(step)
+        emitted += step.token_ids
+        if emitted[-1] not in one.limits.eos and len(emitted) < one.limits.max_new_tokens and len(rounds) > 1:
+            assert one.drafter.prefix == emitted
+            # All but the last token have been read by the target, and nothing else is left in its cache.
+            assert one.target.state.cache.tokens == emitted[:-1]
+    assert one.drafter.prefix[: len(emitted)] == emitted
+    return rounds
+
+
+def check_counters(rounds, one, gamma):
+    """What every run of rounds satisfies, whatever was drafted."""
+    limits, text = one.limits, ids(rounds)
+    counters = count(rounds, one.drafter.forwards)
+    assert counters.emitted == len(text) <= limits.max_new_tokens
+    assert not limits.eos & set(text[:-1])
+    assert text[-1] in limits.eos or len(text) == limits.max_new_tokens
+    assert (rounds[0].drafted, rounds[0].accepted, rounds[0].origins) == (0, 0, ("target",))
+    for step in rounds:
+        assert len(step.origins) == len(step.token_ids) >= 1
+        assert step.drafted >= step.accepted == step.origins.count("draft")
+        assert step.drafted <= gamma
+    for step in rounds[:-1]:
+        assert len(step.token_ids) == step.accepted + 1
+    assert counters.drafted == sum(step.drafted for step in rounds) >= counters.accepted
+    plain = sum(step.origins.count("target") for step in rounds)
+    assert counters.emitted == counters.accepted + counters.corrections + counters.bonus + plain
+    assert counters.target_forwards == len(one.target.engine.passes) == len(rounds) - 1
+    assert one.target.engine.passes == [step.drafted + 1 for step in rounds[1:]]
+    elapsed = [step.elapsed for step in rounds]
+    assert elapsed == sorted(elapsed)
+
+
+@SETTINGS
+@given(st.integers(0, 10**6), st.integers(2, 6), st.floats(0, 1), st.integers(1, 8), ENDS)
+def test_a_draft_model_of_any_quality_changes_nothing(seed, vocabulary, share, gamma, limits):
+    target = random_table(seed, vocabulary)
+    draft = blend(target, random_table(seed + 1, vocabulary), share)
+    plain = list(autoregressive(job(target, limits)))
+    assert ids(plain) == greedy_text(target, limits)
+    assert all(len(step.token_ids) == 1 and step.origins == ("target",) for step in plain)
+
+    engine = ToyEngine(draft)
+    model = ModelDrafter(engine, engine.start(), GREEDY, torch.Generator())
+    one = job(target, limits, draft=Recorder(model), gamma=gamma)
+    rounds = watched(one)
+    assert ids(rounds) == ids(plain)
+    check_counters(rounds, one, gamma)
+    assert model.forwards == len(engine.passes) == sum(step.drafted for step in rounds)
+    assert max(engine.passes, default=1) <= 2  # at most the last drafted token and the bonus are unread
+    if share == 0:
+        assert all(step.origins.count("correction") == 0 for step in rounds)
+
+
+@SETTINGS
+@given(st.integers(0, 10**6), st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(1, 8), ENDS)
+def test_any_drafted_tokens_change_nothing(seed, tokens, gamma, limits):
+    target = random_table(seed, 4)
+    one = job(target, limits, draft=Reciter(tokens), gamma=gamma)
+    rounds = watched(one)
+    assert ids(rounds) == greedy_text(target, limits)
+    check_counters(rounds, one, gamma)
+
+
+def test_the_check_can_fail():
+    """The control: a rule that accepts everything is found out."""
+
+    class AcceptsAll(Exact):
+        def __call__(self, draft, target_logits, hidden, rng):
+            return Verdict(len(draft.tokens), int(target_logits[-1].argmax()))
+
+    target, limits = random_table(3, 4), Limits(12, frozenset())
+    one = job(target, limits, draft=Reciter([0, 1, 2, 3]), gamma=3, rule=AcceptsAll(GREEDY))
+    assert ids(sequential(one)) != greedy_text(target, limits)
+
+
+def test_the_last_windows_shrink_to_what_may_still_be_emitted():
+    target = random_table(1, 5)
+    one = job(target, Limits(10, frozenset()), draft=target, gamma=4)
+    rounds = list(sequential(one))
+    assert [step.drafted for step in rounds] == [0, 4, 3]
+    assert [len(step.token_ids) for step in rounds] == [1, 5, 4]
+    one = job(target, Limits(7, frozenset()), draft=target, gamma=4)
+    rounds = list(sequential(one))
+    assert [step.drafted for step in rounds] == [0, 4, 0]
+    assert rounds[-1].origins == ("target",)
+
+
+def test_eos_inside_an_accepted_window_ends_the_text():
+    target, limits = random_table(1, 50), Limits(10, frozenset())
+    text = greedy_text(target, limits)
+    end = next(i for i in range(2, 5) if text[i] not in text[:i])
+    one = job(target, Limits(10, frozenset({text[end]})), draft=target, gamma=6)
+    rounds = list(sequential(one))
+    assert ids(rounds) == text[: end + 1]
+    assert rounds[-1].accepted == end and rounds[-1].drafted == 6
+    assert set(rounds[-1].origins) == {"draft"}
+
+
+@pytest.mark.parametrize("schedule", [autoregressive, sequential])
+@pytest.mark.parametrize("limits", [Limits(1, frozenset()), Limits(9, frozenset(range(5)))], ids=["limit", "EOS"])
+def test_a_text_of_one_token_needs_no_pass(schedule, limits):
+    target = random_table(1, 5)
+    one = job(target, limits, draft=target, gamma=3)
+    (only,) = schedule(one)
+    assert list(only.token_ids) == greedy_text(target, limits)
+    assert only.elapsed == 0 and one.target.engine.passes == []
+
+
+def test_a_drafter_may_propose_less_than_asked():
+    """Its window is then the shorter one: passing whole, it earns a bonus."""
+
+    class Shy(Recorder):
+        def propose(self, gamma):
+            return super().propose(min(gamma, 2))
+
+    target = random_table(1, 5)
+    engine = ToyEngine(target)
+    shy = Shy(ModelDrafter(engine, engine.start(), GREEDY, torch.Generator()))
+    one = job(target, Limits(9, frozenset()), draft=shy, gamma=5)
+    rounds = list(sequential(one))
+    assert ids(rounds) == greedy_text(target, one.limits)
+    assert [step.origins[-1] for step in rounds[1:-1]] == ["bonus"] * (len(rounds) - 2)
+    check_counters(rounds, one, 5)
+
+
+def test_sequential_needs_somebody_who_drafts():
+    with pytest.raises(ValueError, match="drafter"):
+        next(sequential(job(random_table(1, 3), Limits(5, frozenset()))))
+
+
+def test_time_is_told_by_its_half():
+    one = job(random_table(1, 5), Limits(6, frozenset()), draft=random_table(1, 5), gamma=2)
+    ticks = iter(range(10**6))
+    one.trace.clock = lambda: float(next(ticks))
+    rounds = list(sequential(one))
+    assert all(step.draft_s > 0 and step.verify_s > 0 for step in rounds[1:])
+    assert sum(step.draft_s + step.verify_s for step in rounds) <= rounds[-1].elapsed
+    assert list(one.trace.totals()) == ["draft", "verify", "accept", "rollback"]
+    assert {(span.kind, span.worker) for span in one.trace.spans} >= {("draft", "draft"), ("verify", "target")}
+    assert max(span.end for span in one.trace.spans) <= rounds[-1].elapsed + 5

@@ -1,0 +1,28 @@
+from types import SimpleNamespace
+
+import pytest
+
+from vidspec import video
+from vidspec.embedded.samples import shipped
+from vidspec.engine.forward import Engine
+from vidspec.engine.taps import Taps
+from vidspec.models import loading
+from vidspec.pruning.base import signals_of
+
+
+@pytest.fixture(scope="session")
+def prefill():
+    """What can be seen while the built-in target reads five frames of a shipped clip: every layer, all attention."""
+    model = loading.load(str(loading.embedded_folder("target")), loading.placement("cpu", "float32"))
+    clip = video.read(shipped()[0], frames=5)
+    prefix = model.prefix(model.see(model.preprocess(clip)), len(clip.frames), "Describe the video.")
+    blocks = range(model.layers)
+    taps = Taps(
+        rows=prefix.text_rows_after_video,
+        visual=prefix.visual.index,
+        attention=True,
+        attention_at=blocks,
+        hidden=(*blocks, model.layers),
+    )
+    Engine(model).prefill(prefix, 4, taps)
+    return SimpleNamespace(prefix=prefix, taps=taps, signals=signals_of(prefix, taps), depth=model.layers)

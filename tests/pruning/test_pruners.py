@@ -1,0 +1,168 @@
+"""Every pruner's contract, and what each rule keeps."""
+
+import re
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vidspec.models.base import VisualTokens
+from vidspec.pruning.base import Signals, budget, top_scored, with_required
+from vidspec.registry import names, pruners
+
+METHODS = [name for name in names("pruning") if name != "none"]
+ALPHA = st.one_of(st.floats(0, 0.99), st.sampled_from([0.0, 0.5, 0.9, 0.99]))
+
+
+def tokens(frames, cells, newline=True):
+    """The visual tokens of ``frames`` frames of ``cells`` x ``cells``, and LLaVA-OneVision's newline."""
+    n = frames * cells**2 + newline
+    place = torch.arange(n)
+    last = (place == n - 1) & newline
+    return VisualTokens(
+        index=place + 4,
+        frame=(place // cells**2).clamp(max=frames - 1),
+        row=(place % cells**2 // cells).masked_fill(last, -1),
+        column=(place % cells).masked_fill(last, -1),
+        required=last,
+        features=torch.randn(n, 6, generator=torch.Generator().manual_seed(n)),
+    )
+
+
+def signals(visual, seed=0, needs=()):
+    """Random signals: attention always, of the others those that are needed."""
+    rng, n, rows = torch.Generator().manual_seed(seed + 100), len(visual), 7
+    return Signals(
+        visual,
+        torch.rand(n, generator=rng),
+        seed,
+        text=torch.arange(n + 4, n + 4 + rows),
+        hidden={at: torch.randn(n + 4 + rows, 6, generator=rng) for at in layers(needs, "hidden")},
+        block_attention={at: torch.rand(n, generator=rng) for at in layers(needs, "attention")},
+    )
+
+
+def layers(needs, kind):
+    return sorted(int(need.partition("@")[2]) for need in needs if need.startswith(f"{kind}@"))
+
+
+def contents(given):
+    """Everything in ``given``, copied."""
+    fixed = (given.visual.required, given.visual.features, given.visual.index, given.attention, given.text)
+    return [part.clone() for part in (*fixed, *given.hidden.values(), *given.block_attention.values())]
+
+
+def pruner(name):
+    return pruners.get(name)()
+
+
+@pytest.mark.parametrize("name", METHODS)
+@settings(deadline=None, max_examples=80)
+@given(st.integers(1, 9), st.integers(1, 5), st.booleans(), ALPHA, st.integers(0, 5))
+def test_contract(name, frames, cells, newline, alpha, seed):
+    visual = tokens(frames, cells, newline)
+    given_ = signals(visual, seed, pruner(name).needs)
+    before = contents(given_)
+    kept = pruner(name)(given_, alpha)
+    n = len(visual)
+    assert kept.dtype == torch.long and kept.dim() == 1
+    assert len(kept) == max(1, round((1 - alpha) * n))
+    assert kept.tolist() == sorted(set(kept.tolist()))
+    assert set(kept.tolist()) <= set(range(n))
+    if newline:
+        assert n - 1 in kept.tolist()
+    assert torch.equal(pruner(name)(given_, alpha), kept)  # the same again
+    assert all(torch.equal(now, then) for now, then in zip(contents(given_), before, strict=True))
+    if alpha == 0:
+        assert kept.tolist() == list(range(n))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_declares_what_it_needs(name):
+    known = re.compile(r"(attention|hidden)@\d+|attention|features")
+    assert all(known.fullmatch(need) for need in pruner(name).needs)
+
+
+@given(st.integers(1, 30000), ALPHA)
+def test_budget(n, alpha):
+    kept = budget(n, alpha)
+    assert 1 <= kept <= n
+    assert kept == 1 or abs(kept - (1 - alpha) * n) <= 0.5 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("n", "alpha", "kept"), [(1, 0.99, 1), (513, 0.9, 51), (513, 0.0, 513), (10, 0.5, 5), (3, 0.99, 1)]
+)
+def test_budgets(n, alpha, kept):
+    assert budget(n, alpha) == kept
+
+
+@given(st.integers(1, 40), st.integers(1, 4), st.booleans(), ALPHA)
+def test_uniform_spacing_is_even(frames, cells, newline, alpha):
+    """Gaps between neighbours differ by at most one, and half a gap lies before the first and behind the last."""
+    visual = tokens(frames, cells, newline)
+    kept = [i for i in pruner("uniform")(signals(visual), alpha).tolist() if not visual.required[i]]
+    free = frames * cells**2
+    gaps = {b - a for a, b in pairwise(kept)}
+    assert not gaps or max(gaps) - min(gaps) <= 1
+    if kept:
+        half = free / len(kept) / 2
+        assert abs(kept[0] - half) <= 1 and abs(free - kept[-1] - half) <= 1
+
+
+def test_uniform_takes_every_frame_alike():
+    visual = tokens(8, 5)
+    kept = pruner("uniform")(signals(visual), 0.8)
+    assert set(torch.bincount(visual.frame[kept[:-1]]).tolist()) <= {4, 5, 6}
+
+
+def test_random_differs_by_seed_and_is_spread():
+    visual = tokens(20, 4)
+    by_seed = {tuple(pruner("random")(signals(visual, seed), 0.9).tolist()) for seed in range(20)}
+    assert len(by_seed) == 20
+    share = torch.zeros(len(visual))
+    for kept in by_seed:
+        share[list(kept)] += 1
+    assert share[-1] == 20  # the newline
+    assert share[:-1].max() <= 10 and (share[:160].sum() - share[160:-1].sum()).abs() < 120
+
+
+def test_random_leaves_the_global_generator_alone():
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    pruner("random")(signals(tokens(3, 3)), 0.5)
+    assert torch.equal(torch.rand(1), expected)
+
+
+@given(st.integers(1, 8), st.integers(1, 4), st.booleans(), ALPHA, st.data())
+def test_attention_keeps_the_highest_scores(frames, cells, newline, alpha, data):
+    visual = tokens(frames, cells, newline)
+    n = len(visual)
+    # Few values, so that there are ties: the earlier token wins.
+    scores = data.draw(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=n, max_size=n))
+    kept = pruner("attention")(Signals(visual, torch.tensor(scores)), alpha).tolist()
+    chosen = [i for i in range(n) if visual.required[i]]
+    while len(chosen) < budget(n, alpha):
+        best = None
+        for i in range(n):
+            if i not in chosen and (best is None or scores[i] > scores[best]):
+                best = i
+        chosen.append(best)
+    assert kept == sorted(chosen)
+
+
+def test_attention_without_its_signal_says_so():
+    with pytest.raises(ValueError, match="attention"):
+        pruner("attention")(Signals(tokens(2, 2)), 0.5)
+
+
+def test_required_tokens_come_first_however_bad():
+    visual = tokens(2, 2)
+    order = torch.tensor([3, 1, 0, 2, 7, 6, 5, 4, 8])
+    assert with_required(order, visual, 0.99).tolist() == [8]
+    assert with_required(order, visual, 0.65).tolist() == [1, 3, 8]
+    scores = torch.tensor([9.0, 1, 1, 9, 1, 1, 1, 1, 0])
+    assert top_scored(scores, visual, 0.65).tolist() == [0, 3, 8]

@@ -1,0 +1,70 @@
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pruning.given import visual_tokens
+from vidspec.pruning.base import Signals, budget
+from vidspec.pruning.scores import head_count
+from vidspec.pruning.specvlm import SpecVLM
+
+
+def top_p(attention, lam_r):
+    """Eq. 6 in exact arithmetic: add the largest until their share is reached."""
+    shares, held, count = sorted(attention, reverse=True), Fraction(0), 0
+    while held < lam_r * sum(shares):
+        held += shares[count]
+        count += 1
+    return count
+
+
+def literal(attention, visual, alpha, lam_r):
+    """Both stages, token by token; the required ones first, and the budget exact."""
+    n, wanted = len(visual), budget(len(visual), alpha)
+    kept = [i for i in range(n) if visual.required[i]][:wanted]
+    ranked = sorted(range(n), key=lambda i: (-attention[i], i))
+    for i in ranked[: top_p(attention, lam_r)]:
+        if len(kept) < wanted and i not in kept:
+            kept.append(i)
+    rest, left = [i for i in range(n) if i not in kept and not visual.required[i]], wanted - len(kept)
+    kept += [rest[(2 * k + 1) * len(rest) // (2 * left)] for k in range(left)]
+    return sorted(kept)
+
+
+SIXTEENTHS = st.integers(0, 16).map(lambda part: Fraction(part, 16))
+
+
+@given(st.lists(SIXTEENTHS, min_size=1, max_size=40), SIXTEENTHS)
+def test_head_count_equals_a_literal_transcription(attention, lam_r):
+    got = head_count(torch.tensor([float(share) for share in attention]), float(lam_r))
+    assert got == top_p(attention, lam_r)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 7), st.integers(1, 4), st.booleans(), st.floats(0, 0.99), SIXTEENTHS, st.data())
+def test_equals_a_literal_transcription(frames, side, newline, alpha, lam_r, data):
+    visual = visual_tokens(frames, side, side, newline=newline)
+    attention = data.draw(st.lists(SIXTEENTHS, min_size=len(visual), max_size=len(visual)))
+    signals = Signals(visual, torch.tensor([float(share) for share in attention]))
+    assert SpecVLM(float(lam_r))(signals, alpha).tolist() == literal(attention, visual, alpha, lam_r)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.9])
+def test_equals_it_on_a_real_prefill(prefill, alpha):
+    attention = [Fraction(float(share)) for share in prefill.signals.attention]
+    for lam_r in (0.1, 0.4):
+        assert top_p(attention, Fraction(lam_r)) > 0
+        expected = literal(attention, prefill.prefix.visual, alpha, Fraction(lam_r))
+        assert SpecVLM(lam_r)(prefill.signals, alpha).tolist() == expected
+
+
+def test_the_two_stages():
+    visual = visual_tokens(4, 2, 4, newline=False)
+    attention = torch.ones(32)
+    attention[3], attention[20] = 10.0, 12.0
+    kept = SpecVLM(0.4)(Signals(visual, attention), 0.8).tolist()  # a budget of 6; 22 of 52 lie on two tokens
+    assert kept == [3, 4, 12, 19, 20, 28]
+    assert SpecVLM(0.0)(Signals(visual, attention), 0.8).tolist() == [2, 8, 13, 18, 24, 29]  # even spacing alone
+    assert SpecVLM(1.0)(Signals(visual, attention), 0.95).tolist() == [3, 20]  # stage I alone would keep all

@@ -1,0 +1,36 @@
+import pytest
+import torch
+
+from pruning.given import best, visual_tokens
+from vidspec.pruning.base import Signals
+from vidspec.pruning.uv_attention import UVAttention
+
+
+def test_keeps_what_gains_most_attention(prefill):
+    """Eq. 3 with attention, not telescoped."""
+    pruner, visual, blocks = UVAttention(depth=prefill.depth), prefill.prefix.visual, prefill.taps.block_scores
+    last = prefill.depth // 2
+    assert pruner.needs == {"attention@0", f"attention@{last}"}
+    scores = [
+        sum(float(blocks[layer][i].double() - blocks[layer - 1][i].double()) for layer in range(1, last + 1))
+        for i in range(len(visual))
+    ]
+    for alpha in (0.5, 0.9):
+        assert pruner(prefill.signals, alpha).tolist() == best(scores, visual, alpha)
+
+
+def test_blocks_average_to_the_attention_over_all(prefill):
+    blocks = prefill.taps.block_scores
+    assert sorted(blocks) == list(range(prefill.depth))
+    assert len({tuple(scores.tolist()) for scores in blocks.values()}) == prefill.depth
+    torch.testing.assert_close(torch.stack(list(blocks.values())).mean(0), prefill.taps.attention_scores)
+
+
+@pytest.mark.parametrize(("layer", "depth", "taken"), [(20, 80, 20), (20, 12, 6), (3, 12, 3), (20, 1, 0)])
+def test_the_block_is_at_most_half_the_depth(layer, depth, taken):
+    assert UVAttention(layer, depth).needs == {"attention@0", f"attention@{taken}"}
+
+
+def test_a_missing_block_is_named():
+    with pytest.raises(ValueError, match="attention@20"):
+        UVAttention()(Signals(visual_tokens(1, 2, 2)), 0.5)

@@ -1,0 +1,149 @@
+"""A pruner gets its options from the profile and its signals from the target's prefill, and no others are observed."""
+
+import pytest
+import torch
+from decoding import checkpoints
+
+from pruning.given import visual_tokens
+from vidspec import profiles
+from vidspec.captioner import Captioner
+from vidspec.embedded.samples import shipped
+from vidspec.engine.forward import Engine
+from vidspec.engine.taps import Taps
+from vidspec.errors import ProfileError
+from vidspec.models import loading
+from vidspec.pruning import base
+from vidspec.pruning.base import Signals, budget, configured, evenly_spaced, taps_for, token_grid, whole_frames
+from vidspec.registry import names, pruners
+
+METHODS = [name for name in names("pruning") if name != "none"]
+OPTIONS = {
+    "sd-window-front": {"place": "front"},
+    "sd-window-middle": {"place": "middle"},
+    "sd-window-end": {"place": "end"},
+    "specvlm-chain": {"lam_r": 0.4},
+    "uv-sequential": {"layer": checkpoints.SIZE.layers // 2},
+    "hippo-sequential": {"attention_term": True, "temporal_term": True, "spatial_term": True},
+    "hippo-sequential-no-attn": {"attention_term": False, "temporal_term": True, "spatial_term": True},
+    "hippo-sequential-no-temp": {"attention_term": True, "temporal_term": False, "spatial_term": True},
+    "hippo-sequential-no-spa": {"attention_term": True, "temporal_term": True, "spatial_term": False},
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder, place = tmp_path_factory.mktemp("pair"), loading.placement("cpu", "float32")
+    return [loading.load(str(checkpoints.save(folder / name)), place) for name in ("target", "draft")]
+
+
+def captioner(pair, profile, **settings):
+    few = {"video.frames": 4, "generate.max_new_tokens": 3}
+    return Captioner(profiles.load(profile, {**few, **settings}, env={}), *pair)
+
+
+@pytest.mark.parametrize(("profile", "options"), OPTIONS.items())
+def test_options_of_the_profile_arrive(pair, profile, options):
+    assert vars(captioner(pair, profile).pruner) == options
+
+
+def test_options_are_those_the_constructor_names():
+    class Own:
+        def __init__(self, layer=1):
+            self.layer = layer
+
+    assert configured(Own, {"layer": 7, "alpha": 0.5}, depth=4).layer == 7
+    assert configured(type("Plain", (), {"needs": frozenset()}), {"layer": 7}, depth=4).needs == frozenset()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_only_what_a_pruner_needs_is_observed(pair, method, monkeypatch):
+    prefilled, given = [], []
+    prefill, signals_of = Engine.prefill, base.signals_of
+
+    def spy(self, prefix, room, taps=None):
+        prefilled.append(taps)
+        return prefill(self, prefix, room, taps)
+
+    def seen(prefix, taps, seed):
+        given.append(signals_of(prefix, taps, seed))
+        return given[-1]
+
+    monkeypatch.setattr(Engine, "prefill", spy)
+    monkeypatch.setattr("vidspec.captioner.signals_of", seen)
+    one = captioner(pair, "sd-uniform", **{"prune.method": method, "prune.alpha": 0.7})
+    record = one.caption(shipped()[0])
+    taps, of_draft = prefilled
+    observed = {f"hidden@{layer}" for layer in taps.hidden} if taps else set()
+    if taps:
+        observed |= {f"attention@{block}" for block in taps.attention_at} | ({"attention"} if taps.attention else set())
+        assert set(taps.states) == set(taps.hidden) and set(taps.block_scores) == set(taps.attention_at)
+    assert observed == one.pruner.needs - {"features"} and of_draft is None
+    (signals,) = given
+    n = record.counters["visual_tokens"]
+    assert record.counters["visual_tokens_kept"] == budget(n, 0.7) == sum(record.kept_per_frame)
+    assert (signals.attention is None) == ("attention" not in one.pruner.needs)
+    for layer, states in signals.hidden.items():
+        assert f"hidden@{layer}" in one.pruner.needs and states.shape[0] == record_length(signals)
+
+
+def record_length(signals):
+    """Rows of the prompt: the text behind the video ends it."""
+    return int(signals.text[-1]) + 1
+
+
+def test_one_block_can_be_watched_alone(pair):
+    model = pair[0]
+    features = model.see(torch.randn(2, 3, checkpoints.IMAGE_SIZE, checkpoints.IMAGE_SIZE))
+    prefix = model.prefix(features, 2, "Describe the video.")
+    every = range(model.layers)
+    all_, one = taps_for([f"attention@{block}" for block in every], prefix), taps_for(["attention@1"], prefix)
+    Engine(model).prefill(prefix, 4, all_)
+    Engine(model).prefill(prefix, 4, one)
+    assert list(one.block_scores) == [1] and not one.states
+    assert torch.equal(one.block_scores[1], all_.block_scores[1])
+    assert not torch.equal(all_.block_scores[0], all_.block_scores[1])
+    with pytest.raises(ValueError, match="not observed"):
+        _ = one.attention_scores
+    whole = Taps(rows=prefix.text_rows_after_video, visual=prefix.visual.index, attention=True)
+    Engine(model).prefill(prefix, 4, whole)
+    assert whole.block_scores == {}
+    mean = torch.stack([all_.block_scores[block] for block in every]).mean(0)
+    torch.testing.assert_close(whole.attention_scores, mean)
+
+
+@pytest.mark.parametrize("need", ["atention", "hidden", "hidden@", "hidden@x", "features@1", "attention@-1"])
+def test_a_signal_that_does_not_exist_is_refused(need):
+    with pytest.raises(ValueError, match="there is no signal"):
+        taps_for([need], prefix=None)
+
+
+def test_kernels_that_cannot_be_watched(tmp_path):
+    plain = loading.load(str(checkpoints.save(tmp_path)), loading.placement("cpu", "float32", "sdpa"))
+    for method in METHODS:
+        settings = {"prune.method": method, "prune.alpha": 0.7}
+        if any(need.startswith("attention") for need in pruners.get(method)().needs):
+            with pytest.raises(ProfileError, match=r"models\.attention: sdpa cannot be watched") as caught:
+                captioner([plain, plain], "sd-uniform", **settings)
+            assert "\n" not in str(caught.value)
+        else:
+            one = captioner([plain, plain], "sd-uniform", **settings)
+            assert method != "uv" or one.caption(shipped()[0]).token_ids
+
+
+@pytest.mark.parametrize(
+    ("count", "wanted", "places"), [(10, 0, []), (10, 1, [5]), (9, 3, [1, 4, 7]), (4, 4, [0, 1, 2, 3])]
+)
+def test_evenly_spaced(count, wanted, places):
+    assert evenly_spaced(count, wanted).tolist() == places
+
+
+def test_whole_frames_in_a_given_order():
+    visual = visual_tokens(4, 1, 3)
+    assert whole_frames([2, 0, 1, 3], visual, 0.5).tolist() == [0, 2, 6, 7, 8, 12]
+    assert whole_frames([3, 2, 1, 0], visual, 0.7).tolist() == [9, 10, 11, 12]
+    assert Signals(visual).hidden == {}
+
+
+def test_token_grid():
+    grid = token_grid(visual_tokens(2, 2, 3))
+    assert grid.tolist() == [[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 10, 11]]]

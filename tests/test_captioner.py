@@ -1,0 +1,270 @@
+"""From a path to a record, with small random models: events, record, errors and the life of a captioner."""
+
+import json
+import sys
+
+import jsonschema
+import pytest
+import torch
+from decoding import checkpoints
+
+from vidspec import profiles
+from vidspec.batch.schema import record_schema
+from vidspec.captioner import Captioner
+from vidspec.decoding.events import Finished, Opened, Prefilled, Round
+from vidspec.embedded.samples import shipped
+from vidspec.errors import GenerationError, ModelError, VideoError
+from vidspec.models import loading
+from vidspec.record import RECORD_KEYS
+
+CLIP = str(shipped()[1])
+FRAMES = 6
+#: Four pooled features a frame, and the newline.
+VISUAL = FRAMES * checkpoints.CELLS**2 + 1
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    return checkpoints.save(folder / "target"), checkpoints.save(folder / "draft", noise=0.05)
+
+
+@pytest.fixture(scope="module")
+def settings_(pair):
+    return {
+        "models.target": str(pair[0]),
+        "models.draft": str(pair[1]),
+        "models.device": "cpu",
+        "models.dtype": "float32",
+        "video.frames": FRAMES,
+        "generate.max_new_tokens": 30,
+    }
+
+
+@pytest.fixture(scope="module")
+def captioner(settings_):
+    with Captioner.from_profile("sd-attention", overrides={**settings_, "prune.alpha": 0.5}) as captioner:
+        yield captioner
+
+
+@pytest.fixture(scope="module")
+def events(captioner):
+    return list(captioner.stream(CLIP))
+
+
+@pytest.fixture(scope="module")
+def record(events):
+    return events[-1].caption
+
+
+def other(captioner, overrides):
+    """The same models under other settings."""
+    profile = profiles.override(captioner.profile, overrides)
+    return Captioner(profile, captioner.target.model, captioner.draft.model)
+
+
+def test_events_come_in_order(events):
+    opened, prefilled, *rounds, finished = events
+    assert isinstance(opened, Opened) and isinstance(prefilled, Prefilled) and isinstance(finished, Finished)
+    assert rounds and all(isinstance(event, Round) for event in rounds)
+
+
+def test_opened(events):
+    opened = events[0]
+    assert opened.path == CLIP and opened.frames == len(opened.timestamps) == FRAMES
+    assert opened.facts.codec == "h264" and (opened.facts.width, opened.facts.height) == (320, 240)
+
+
+def test_prefilled(events):
+    prefilled = events[1]
+    assert prefilled.visual_tokens == VISUAL < prefilled.prompt_tokens
+    assert len(prefilled.kept) == max(1, round(0.5 * VISUAL)) == sum(prefilled.kept_per_frame)
+    assert list(prefilled.kept) == sorted(set(prefilled.kept)) and prefilled.kept[-1] == VISUAL - 1
+    assert prefilled.tokens_per_frame == (4,) * (FRAMES - 1) + (5,)  # the newline goes with the last frame
+    per_frame = [sum(min(i // 4, FRAMES - 1) == frame for i in prefilled.kept) for frame in range(FRAMES)]
+    assert list(prefilled.kept_per_frame) == per_frame
+    assert prefilled.elapsed > 0
+
+
+def test_the_rounds_are_the_record(events, record, captioner):
+    rounds = events[2:-1]
+    assert [token for step in rounds for token in step.token_ids] == record.token_ids
+    assert all(len(step.texts) == len(step.token_ids) for step in rounds)
+    assert "".join(text for step in rounds for text in step.texts).strip() == record.caption != ""
+    decoded = captioner.target.model.tokenizer.decode(record.token_ids, skip_special_tokens=True)
+    assert decoded.strip() == record.caption
+
+
+def test_the_record_satisfies_its_schema(record):
+    written = json.loads(record.to_json())
+    assert tuple(written) == RECORD_KEYS
+    jsonschema.Draft202012Validator(record_schema()).validate(written)
+    assert written["error"] is None
+
+
+def test_the_record_says_what_was_done(record, pair):
+    assert record.lossless is True and record.profile == "sd-attention" and record.path == CLIP
+    assert record.models == {
+        "target": str(pair[0]), "draft": str(pair[1]), "family": "llava_onevision", "dtype": "float32", "device": "cpu",
+    }  # fmt: skip
+    counters = record.counters
+    assert counters["emitted"] == len(record.token_ids) <= 30
+    assert counters["drafted"] > counters["accepted"] > 0 < counters["corrections"]
+    assert sum(counters["accepted_lengths"]) == counters["accepted"]
+    assert (counters["visual_tokens"], counters["visual_tokens_kept"]) == (VISUAL, round(0.5 * VISUAL))
+    assert sum(record.kept_per_frame) == counters["visual_tokens_kept"]
+    assert record.video["frames"] == FRAMES == len(record.video["timestamps"])
+
+
+def test_timings(record, events):
+    timings = record.timings
+    kinds = {"decode_video", "preprocess", "vision", "target_prefill", "prune", "draft_prefill", "draft", "verify"}
+    assert kinds <= set(timings) and all(seconds >= 0 for seconds in timings.values())
+    assert timings["time_to_first_token"] == events[1].elapsed
+    assert timings["time_to_first_token"] + timings["decode"] <= timings["end_to_end"]
+    assert sum(timings[kind] for kind in ("draft", "verify")) <= timings["decode"] == events[-2].elapsed
+    assert record.speed["tokens_per_s"] == (len(record.token_ids) - 1) / timings["decode"]
+    assert {span.worker for span in record.trace.spans} == {"target", "draft"}
+
+
+def test_caption_is_the_streams_last_word(captioner, record):
+    again = captioner.caption(CLIP)
+    assert (again.caption, again.token_ids, again.counters) == (record.caption, record.token_ids, record.counters)
+
+
+def test_the_baseline_is_plain_decoding_of_the_same_text(captioner, record):
+    plain = captioner.baseline(CLIP)
+    assert plain.token_ids == record.token_ids and plain.caption == record.caption
+    assert plain.models["draft"] is None and plain.kept_per_frame == [] and plain.lossless is True
+    assert plain.counters["target_forwards"] == len(plain.token_ids) - 1 > record.counters["target_forwards"]
+    assert (plain.counters["drafted"], plain.counters["draft_forwards"]) == (0, 0)
+    assert not {"draft", "prune", "draft_prefill"} & set(plain.timings)
+    jsonschema.Draft202012Validator(record_schema()).validate(json.loads(plain.to_json()))
+
+
+@pytest.mark.parametrize("positions", ["original", "compact"])
+def test_the_draft_reads_what_was_kept(captioner, monkeypatch, events, positions):
+    again, read = other(captioner, {"prune.positions": positions}), []
+    prefill = again.draft.prefill
+    monkeypatch.setattr(again.draft, "prefill", lambda prefix, room: read.append(prefix) or prefill(prefix, room))
+    assert again.caption(CLIP).token_ids == events[-1].caption.token_ids
+    (prefix,) = read
+    total, kept = events[1].prompt_tokens, events[1].kept
+    first = int(prefix.visual.index[0])
+    assert prefix.length == total - VISUAL + len(kept)
+    if positions == "compact":
+        assert prefix.positions[0].tolist() == list(range(prefix.length)) and prefix.next_position == prefix.length
+    else:
+        behind = range(first + VISUAL, total)
+        assert prefix.positions[0].tolist() == [*range(first), *(first + i for i in kept), *behind]
+        assert prefix.next_position == total
+
+
+def test_a_prompt_replaces_the_profiles(captioner, events, record):
+    question = "Which colour is the thing on the left, and where does it go?"
+    asked = list(captioner.stream(CLIP, prompt=question))
+    tokens = captioner.target.model.tokenizer.encode
+    longer = len(tokens(question)) - len(tokens(captioner.profile.generate.prompt))
+    assert asked[1].prompt_tokens == events[1].prompt_tokens + longer != events[1].prompt_tokens
+    assert asked[-1].caption.token_ids == captioner.baseline(CLIP, prompt=question).token_ids != record.token_ids
+
+
+def test_a_part_of_a_clip(captioner, record):
+    part = captioner.caption(CLIP, start=2.0, end=4.0)
+    shown = part.video["timestamps"]
+    assert 2 <= shown[0] < shown[-1] <= 4
+    assert part.token_ids == captioner.baseline(CLIP, start=2.0, end=4.0).token_ids != record.token_ids
+
+
+def test_a_text_of_one_token(captioner, record):
+    one = other(captioner, {"generate.max_new_tokens": 1}).caption(CLIP)
+    assert one.token_ids == record.token_ids[:1]
+    assert one.timings["decode"] == 0 and one.speed == {"tokens_per_s": None}
+    jsonschema.Draft202012Validator(record_schema()).validate(json.loads(one.to_json()))
+
+
+def test_sampling_is_repeated_by_its_seed(captioner, record):
+    def sampled(seed):
+        settings = {"generate.temperature": 1.5, "generate.top_p": 0.95, "generate.seed": seed}
+        return other(captioner, settings).caption(CLIP)
+
+    assert sampled(1).token_ids == sampled(1).token_ids
+    assert len({tuple(sampled(seed).token_ids) for seed in range(4)}) == 4
+    assert sampled(1).token_ids != record.token_ids
+    assert sampled(1).lossless is True
+
+
+def test_a_missing_file(captioner, tmp_path):
+    with pytest.raises(VideoError) as caught:
+        captioner.caption(tmp_path / "nothing.mp4")
+    assert caught.value.kind == "missing"
+
+
+def test_a_failure_leaves_the_captioner_usable(captioner, tmp_path, record):
+    with pytest.raises(VideoError):
+        captioner.caption(tmp_path / "nothing.mp4")
+    assert captioner.caption(CLIP).token_ids == record.token_ids
+
+
+@pytest.mark.parametrize(("more", "fits"), [(0, True), (1, False)])
+def test_a_prompt_that_is_too_long(tmp_path, settings_, events, more, fits):
+    """The context holds the prompt and all new tokens, or the clip is refused before any prefill."""
+    context = events[1].prompt_tokens + 30
+    checkpoints.save(tmp_path / "short", context=context)
+    settings = {**settings_, "models.target": str(tmp_path / "short"), "generate.max_new_tokens": 30 + more}
+    with Captioner.from_profile("vanilla-sd", overrides=settings) as captioner:
+        if fits:
+            assert captioner.caption(CLIP).caption
+            return
+        with pytest.raises(GenerationError, match=f"exceed the model's {context}") as caught:
+            captioner.caption(CLIP)
+    assert caught.value.kind == "context" and "--frames" in caught.value.hint
+
+
+def test_memory_that_does_not_suffice(captioner, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(captioner.target, "prefill", full)
+    with pytest.raises(GenerationError, match=f"{FRAMES} frames") as caught:
+        captioner.caption(CLIP)
+    assert caught.value.kind == "memory"
+
+
+def test_models_that_see_frames_differently(tmp_path, settings_):
+    checkpoints.save(tmp_path / "finer", image_size=48)
+    settings = {**settings_, "models.draft": str(tmp_path / "finer")}
+    with (
+        Captioner.from_profile("vanilla-sd", overrides=settings) as captioner,
+        pytest.raises(ModelError, match=f"{VISUAL} and {FRAMES * 9 + 1} visual tokens"),
+    ):
+        captioner.caption(CLIP)
+
+
+def test_missing_built_in_models(tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "embedded_folder", lambda role: tmp_path / role)
+    with pytest.raises(ModelError, match="built-in"):
+        Captioner.from_profile("ar")
+
+
+def test_plain_decoding_loads_no_draft(settings_):
+    settings = {**settings_, "models.draft": "/nowhere"}
+    with Captioner.from_profile("ar", overrides=settings) as captioner:
+        assert captioner.draft is None and captioner.models["draft"] is None
+        *_, finished = captioner.stream(CLIP)
+    assert finished.caption.kept_per_frame == []
+
+
+def test_closing_lets_go_of_the_models(captioner):
+    model, before = captioner.target.model, sys.getrefcount(captioner.target.model)
+    with other(captioner, {}) as again:
+        assert again.target.model is model
+        assert sys.getrefcount(model) > before
+    assert sys.getrefcount(model) == before
+    again.close()  # once more does nothing
+
+
+def test_closes_when_its_block_fails(captioner):
+    with pytest.raises(KeyError), other(captioner, {}) as again:
+        raise KeyError
+    assert not hasattr(again, "target")

@@ -1,0 +1,35 @@
+"""Temporal merging in groups of four frames (SD-DyCoke in SpecVLM 4.4), by the target's visual features.
+
+Of the later frames of each group the tokens most like the same place earlier go first; merged tokens are dropped, not
+averaged. When these frames are used up, the groups' first frames are merged in the same way, and so on (see
+:func:`~vidspec.pruning.scores.merge_similarity`).
+
+**D**: a budget smaller than the first frame of the video takes evenly spaced tokens of it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from vidspec.pruning.base import Signals, evenly_spaced, split, token_grid
+from vidspec.pruning.scores import merge_similarity
+from vidspec.registry import pruners
+
+
+@pruners.register("dycoke")
+class DyCoke:
+    needs: ClassVar[frozenset[str]] = frozenset({"features"})
+
+    def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
+        visual = signals.visual
+        parts = split(visual, alpha)
+        alike, level = merge_similarity(visual.features, token_grid(visual))
+        free = parts.free.to(level.device)
+        first = free[level[free] == level.max()]
+        if len(first) >= parts.wanted:
+            return parts.kept(first[evenly_spaced(len(first), parts.wanted, first.device)])
+        order = free[alike[free].sort(stable=True).indices]  # least alike first, of equal ones the earlier
+        order = order[level[order].sort(descending=True, stable=True).indices]
+        return parts.kept(order[: parts.wanted])

@@ -1,0 +1,24 @@
+"""The frames that differ most from the one before (SD-FastVID in SpecVLM 4.4), by the target's visual features.
+
+**D**: a budget that is no whole number of frames takes evenly spaced tokens of the next frame in the ranking.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from vidspec.pruning.base import Signals, token_grid, whole_frames
+from vidspec.pruning.scores import frame_dissimilarity
+from vidspec.registry import pruners
+
+
+@pruners.register("fastvid")
+class FastVID:
+    needs: ClassVar[frozenset[str]] = frozenset({"features"})
+
+    def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
+        visual = signals.visual
+        scores = frame_dissimilarity(visual.features, token_grid(visual))
+        return whole_frames(scores.sort(descending=True, stable=True).indices.tolist(), visual, alpha)

@@ -1,0 +1,29 @@
+"""Whole frames at regular intervals (SD-Frame in SpecVLM 4.4); for Qwen models a frame is one temporal grid step.
+
+**D**: a budget that is no whole number of frames takes one frame more, of which the last gives evenly spaced tokens.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from vidspec.pruning.base import Signals, evenly_spaced, split, whole_frames
+from vidspec.registry import pruners
+
+
+@pruners.register("frame")
+class Frame:
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
+        visual = signals.visual
+        parts = split(visual, alpha)
+        sizes = torch.bincount(visual.frame[parts.free], minlength=visual.frames).cpu()
+        chosen = next(
+            places
+            for count in range(visual.frames + 1)
+            if int(sizes[places := evenly_spaced(visual.frames, count)].sum()) >= parts.wanted
+        )
+        return whole_frames(chosen.tolist(), visual, alpha)

@@ -1,0 +1,58 @@
+"""Attention, change over time and variety in space, weighed against each other frame by frame (HIPPO 5.1, Eq. 2-7)."""
+
+from __future__ import annotations
+
+import torch
+
+from vidspec.pruning.base import Signals, token_grid, top_scored
+from vidspec.pruning.scores import crop_variance, frame_normalised, temporal_novelty
+from vidspec.registry import pruners
+
+#: Standard deviations that float32 rounding of cosines, and of variances of cosines, may cause.
+_COSINE, _VARIANCE = 1e-6, 1e-12
+
+
+@pruners.register("hippo")
+class Hippo:
+    """Each term can be switched off, as in the paper's ablations.
+
+    Args:
+        attention_term: global semantic relevance (Eq. 2).
+        temporal_term: difference from the neighbouring frames (Eq. 3-4).
+        spatial_term: variety within a crop of 5 x 5 tokens (Eq. 5-6).
+    """
+
+    def __init__(self, attention_term: bool = True, temporal_term: bool = True, spatial_term: bool = True) -> None:
+        if not (attention_term or temporal_term or spatial_term):
+            raise ValueError("hippo needs one of its terms")
+        self.attention_term, self.temporal_term, self.spatial_term = attention_term, temporal_term, spatial_term
+
+    @property
+    def needs(self) -> frozenset[str]:
+        seen = {"features"} if self.temporal_term or self.spatial_term else set()
+        return frozenset(seen | ({"attention"} if self.attention_term else set()))
+
+    def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
+        return top_scored(self.scores(signals), signals.visual, alpha)
+
+    def scores(self, signals: Signals) -> torch.Tensor:
+        """(N,) float32: the sum of the frame-normalised terms (Eq. 7).
+
+        **D**: separators lie in no frame's raster: they take no part in a frame's mean and deviation, and score 0, the
+        mean.
+        """
+        visual = signals.visual
+        grid = token_grid(visual)
+        placed = grid[grid >= 0]
+        total = torch.zeros(len(visual), dtype=torch.float32, device=placed.device)
+
+        def add(scores: torch.Tensor, floor: float) -> None:
+            total[placed] += frame_normalised(scores.to(placed.device)[placed], visual.frame[placed], floor)
+
+        if self.attention_term:
+            add(signals.require_attention(), 0.0)
+        if self.spatial_term:
+            add(crop_variance(visual.features, grid), _VARIANCE)
+        if self.temporal_term:
+            add(temporal_novelty(visual.features, grid), _COSINE)
+        return total

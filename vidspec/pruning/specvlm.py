@@ -1,0 +1,40 @@
+"""The few tokens that hold most attention, then even spacing over the rest (SpecVLM 3.2).
+
+**D**: the budget is exact: stage II gets what stage I left of it, as in the paper's code (with Eq. 7 as it stands the
+two stages together keep more), and stage I is cut where it alone would exceed it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from vidspec.pruning.base import Signals, evenly_spaced, split
+from vidspec.pruning.scores import head_count
+from vidspec.registry import pruners
+
+
+@pruners.register("specvlm")
+class SpecVLM:
+    """Two-stage pruning by the target's attention.
+
+    Args:
+        lam_r: share of all attention that stage I keeps (0.4 for LLaVA-OneVision, 0.5 for Qwen2.5-VL in App. A).
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"attention"})
+
+    def __init__(self, lam_r: float = 0.4) -> None:
+        self.lam_r = lam_r
+
+    def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
+        attention, visual = signals.require_attention(), signals.visual
+        parts = split(visual, alpha)
+        ranked = attention.sort(descending=True, stable=True).indices[: head_count(attention, self.lam_r)]
+        head = ranked[~visual.required.to(ranked.device)[ranked]][: parts.wanted]
+        rest = ~visual.required
+        rest[head.to(rest.device)] = False
+        tail = rest.nonzero()[:, 0]
+        tail = tail[evenly_spaced(len(tail), parts.wanted - len(head), tail.device)]
+        return parts.kept(torch.cat([head.to(tail.device), tail]))

@@ -1,0 +1,34 @@
+"""The tokens that gain most of the text's attention over the target's first blocks (an ablation, ParallelVLM Fig. 9).
+
+UV-Prune's Eq. 3 with attention in place of cosine. **D**: the attention at layer l is that of the block which the
+states of layer l enter, averaged over heads and over the text after the video, so that the sum over l telescopes to
+block L minus block 0.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from vidspec.pruning.base import Signals, top_scored
+from vidspec.registry import pruners
+
+
+@pruners.register("uv_attention")
+class UVAttention:
+    """Variation of the text's attention between block 0 and block L.
+
+    Args:
+        layer: the layer L.
+        depth: blocks of the target; L is at most half of them. None: no cap.
+    """
+
+    def __init__(self, layer: int = 20, depth: int | None = None) -> None:
+        self.layer = layer if depth is None else min(layer, depth // 2)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"attention@0", f"attention@{self.layer}"})
+
+    def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
+        deep, shallow = signals.require_block_attention(self.layer), signals.require_block_attention(0)
+        return top_scored(deep - shallow.to(deep.device), signals.visual, alpha)

@@ -1,0 +1,30 @@
+"""One run of neighbouring visual tokens at the front, in the middle or at the end (window baselines of SpecVLM 4.3)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+
+from vidspec.pruning.base import Signals, split
+from vidspec.registry import pruners
+
+
+@pruners.register("window")
+class Window:
+    """A window over the visual tokens in prompt order.
+
+    Args:
+        place: where in the video it lies.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, place: Literal["front", "middle", "end"] = "middle") -> None:
+        self.place = place
+
+    def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
+        parts = split(signals.visual, alpha)
+        behind = len(parts.free) - parts.wanted
+        start = {"front": 0, "middle": behind // 2, "end": behind}[self.place]
+        return parts.kept(parts.free[start : start + parts.wanted])

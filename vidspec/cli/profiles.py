@@ -21,7 +21,7 @@ class Form(str, Enum):
 def profiles(
     form: Annotated[Form, typer.Option("--format", help="json: a list of objects.")] = Form.text,
 ) -> None:
-    """List the profiles: the packaged ones, and yours from the user folder."""
+    """List the profiles, packaged and yours; in a pipe one line each: name, tab, description."""
     from vidspec.profiles import available, user_folder
 
     found = available()
@@ -33,12 +33,18 @@ def profiles(
     from rich.table import Table
     from rich.text import Text
 
+    rows = [
+        (info.name, info.about if info.source == "packaged" else f"{info.about} [{info.path}]".strip())
+        for info in found
+    ]
+    console = Console()
+    if not console.is_terminal:
+        print("\n".join("\t".join(row) for row in rows))
+        return
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
-    for info in found:
-        about = info.about if info.source == "packaged" else f"{info.about} [{info.path}]".strip()
-        table.add_row(Text(info.name), Text(about))
-    console = Console()
+    for name, about in rows:
+        table.add_row(Text(name), Text(about))
     console.print(table)
     Console(stderr=True).print(Text(f"Your own profiles: {user_folder()}", style="dim"), soft_wrap=True)

@@ -21,13 +21,6 @@ PATCH = 12
 CELLS = IMAGE_SIZE // PATCH
 VOCABULARY = 768
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
-CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + ' ' }}"
-    "{% for content in message['content'] if content['type'] == 'video' %}{{ '<video>' }}{% endfor %}"
-    "{% for content in message['content'] if content['type'] == 'text' %}{{ '\n' + content['text'] }}{% endfor %}"
-    "{{ '<|im_end|>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 
 
 @dataclass(frozen=True)
@@ -54,6 +47,8 @@ def build_tokenizer(samples: int = 4000, seed: int = 7) -> PreTrainedTokenizerFa
     """Train the byte-level BPE tokenizer of the pair on its own captions; any text can be encoded."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
+
+    from vidspec.models.llava_onevision import CHAT_TEMPLATE
 
     rng = random.Random(seed)
 
@@ -85,7 +80,7 @@ def build_tokenizer(samples: int = 4000, seed: int = 7) -> PreTrainedTokenizerFa
 
 
 def prompt_text(prompt: str) -> str:
-    """What :data:`CHAT_TEMPLATE` renders for one video and a prompt; the training text before the caption."""
+    """What the family's chat template renders for one video and a prompt; the training text before the caption."""
     return f"<|im_start|>user <video>\n{prompt}<|im_end|><|im_start|>assistant\n"
 
 

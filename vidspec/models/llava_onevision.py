@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from vidspec.engine.taps import Taps
     from vidspec.video import Clip
 
-__all__ = ["LlavaOnevision"]
+__all__ = ["CHAT_TEMPLATE", "LlavaOnevision"]
 
 #: What the published processors render for one video and a prompt.
-_TEMPLATE = (
+CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + ' ' }}"
     "{% for content in message['content'] if content['type'] == 'video' %}{{ '<video>' }}{% endfor %}"
     "{% for content in message['content'] if content['type'] == 'text' %}{{ '\n' + content['text'] }}{% endfor %}"
@@ -62,7 +62,7 @@ class LlavaOnevision:
         model.set_attn_implementation({"text_config": attention, "vision_config": "sdpa"})
         self.language: Any = model.model.language_model
         self.rules = PixelRules.from_config(processor, config.vision_config.image_size)
-        self.template = template or _TEMPLATE
+        self.template = template or CHAT_TEMPLATE
         self.video_id = int(config.video_token_id)
         self.placeholder = tokenizer.convert_ids_to_tokens(self.video_id)
         self.cells = math.ceil(config.vision_config.image_size // config.vision_config.patch_size / 2)

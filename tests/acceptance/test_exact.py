@@ -13,7 +13,7 @@ from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.base import Limits
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.base import Draft
-from vidspec.drafting.model import ModelDrafter
+from vidspec.drafting.chain import ChainDrafter
 from vidspec.engine.sampling import Sampling, draw
 
 RNG = torch.Generator()
@@ -29,7 +29,7 @@ def literal_greedy(tokens, rows):
         if token != row.index(max(row)):
             break
         accepted += 1
-    return Verdict(accepted, rows[accepted].index(max(rows[accepted])))
+    return Verdict.chain(accepted, rows[accepted].index(max(rows[accepted])))
 
 
 @settings(deadline=None, max_examples=200)
@@ -53,9 +53,9 @@ LOGITS = torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, 0.0], [0.0, 0.0, 1.0]])
 @pytest.mark.parametrize(
     ("tokens", "expected"),
     [
-        pytest.param((1, 0), Verdict(2, 2), id="all pass and the bonus follows"),
-        pytest.param((1, 1), Verdict(1, 0), id="of equals the first is the target's choice"),
-        pytest.param((2, 0), Verdict(0, 1), id="a later match does not help"),
+        pytest.param((1, 0), Verdict.chain(2, 2), id="all pass and the bonus follows"),
+        pytest.param((1, 1), Verdict.chain(1, 0), id="of equals the first is the target's choice"),
+        pytest.param((2, 0), Verdict.chain(0, 1), id="a later match does not help"),
     ],
 )
 def test_greedy(tokens, expected):
@@ -65,7 +65,7 @@ def test_greedy(tokens, expected):
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.7, 0.9)])
 def test_an_empty_window_gives_the_targets_own_token(sampling):
     sharp = torch.tensor([[0.0, 0.0, 99.0, 0.0]])
-    assert Exact(sampling)(chain(), sharp, None, RNG) == Verdict(0, 2)
+    assert Exact(sampling)(chain(), sharp, None, RNG) == Verdict.chain(0, 2)
 
 
 def test_is_lossless():
@@ -109,7 +109,7 @@ class AcceptsAll:
         self.sampling = sampling
 
     def __call__(self, draft, target_logits, hidden, rng):
-        return Verdict(len(draft.tokens), draw(self.sampling.distribution(target_logits)[-1], rng))
+        return Verdict.chain(len(draft.tokens), draw(self.sampling.distribution(target_logits)[-1], rng))
 
 
 class ResamplesFromTarget(AcceptsAll):
@@ -120,8 +120,8 @@ class ResamplesFromTarget(AcceptsAll):
         for i, x in enumerate(draft.tokens):
             q = 1.0 if draft.probs is None else float(draft.probs[i, x])
             if torch.rand((), generator=rng) * q >= p[i, x]:
-                return Verdict(i, draw(p[i], rng))
-        return Verdict(len(draft.tokens), draw(p[-1], rng))
+                return Verdict.chain(i, draw(p[i], rng))
+        return Verdict.chain(len(draft.tokens), draw(p[-1], rng))
 
 
 class ForgetsTemperature(Exact):
@@ -178,6 +178,50 @@ def draws_of_the_schedule(rule, sampling, draft_sampling, count):
         yield tuple(text)
 
 
+def draws_with_a_tree(rule, sampling, draft_sampling, count):
+    rng = torch.Generator().manual_seed(8)
+    limits = Limits(LENGTH + 1, LIMITS.eos)
+    for _ in range(count):
+        one = job(
+            shifted(TARGET), limits, draft=shifted(DRAFT), gamma=2, tree="0 1 00 01 10", sampling=sampling,
+            rule=rule(sampling), rng=rng,
+        )  # fmt: skip
+        first, *text = [token for step in sequential(one) for token in step.token_ids]
+        assert first == 0
+        yield tuple(text)
+
+
+class TakesTheFirstBranch(Exact):
+    """Wrong: follows the tree's best child whenever the target does not want it, half of the time."""
+
+    def __call__(self, draft, target_logits, hidden, rng):
+        verdict = super().__call__(draft, target_logits, hidden, rng)
+        if draft.tokens and not verdict.path and torch.rand((), generator=rng) < 0.5:
+            return Verdict((0,), draw(self.sampling.distribution(target_logits)[1], rng))
+        return verdict
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_texts_from_trees_have_the_targets_distribution(sampling):
+    texts = draws_with_a_tree(Exact, sampling, GREEDY, 4000)
+    assert p_value(texts, exact_distribution(TARGET, sampling, LIMITS)) > SIGNIFICANCE
+
+
+def test_a_wrong_walk_down_a_tree_is_rejected():
+    texts = draws_with_a_tree(TakesTheFirstBranch, SAMPLINGS[0], GREEDY, 1500)
+    assert p_value(texts, exact_distribution(TARGET, SAMPLINGS[0], LIMITS)) < SIGNIFICANCE
+
+
+def test_greedy_walk_down_a_tree():
+    """Nodes 0 and 1 follow the last token, 2 and 3 follow 1; the target says 6, then 8, then 5."""
+    tree = Draft((5, 6, 7, 8), (-1, -1, 1, 1))
+    rows = torch.zeros(5, 9)
+    rows[0, 6] = rows[2, 8] = rows[4, 5] = 1.0
+    assert Exact(GREEDY)(tree, rows, None, RNG) == Verdict((1, 3), 5)
+    rows[0, 0] = 2.0
+    assert Exact(GREEDY)(tree, rows, None, RNG) == Verdict((), 0)
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("greedy_draft", [False, True], ids=["sampled draft", "greedy draft"])
 @pytest.mark.parametrize(("draws", "count"), [(draws_of_the_rule, 4000), (draws_of_the_schedule, 4000)])
@@ -221,7 +265,7 @@ def test_the_reference_distribution_is_the_engines(sampling):
 
 def test_the_drafter_of_the_schedule_really_samples():
     engine = ToyEngine(DRAFT)
-    drafter = ModelDrafter(engine, engine.start(), Sampling(1.0), torch.Generator().manual_seed(1))
+    drafter = ChainDrafter(engine, engine.start(), Sampling(1.0), torch.Generator().manual_seed(1))
     drafter.begin(0)
     window = drafter.propose(2)
     assert window.probs is not None and window.probs.shape == (2, VOCABULARY)

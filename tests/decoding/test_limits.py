@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from vidspec.acceptance.base import Verdict
 from vidspec.decoding.base import Limits, origins
+from vidspec.drafting.base import Draft
 
 EOS = 9
 
@@ -46,13 +47,24 @@ def test_cut_is_the_longest_allowed_beginning(tokens, limit, data, eos):
 @pytest.mark.parametrize(
     ("verdict", "gamma", "emitted", "expected"),
     [
-        (Verdict(0, 1), 0, 1, ("target",)),
-        (Verdict(0, 1), 3, 1, ("correction",)),
-        (Verdict(2, 1), 3, 3, ("draft", "draft", "correction")),
-        (Verdict(3, 1), 3, 4, ("draft", "draft", "draft", "bonus")),
-        (Verdict(3, 1), 3, 2, ("draft", "draft")),
-        (Verdict(3, 1, loose=(1,)), 3, 4, ("draft", "loose", "draft", "bonus")),
+        (Verdict.chain(0, 1), 0, 1, ("target",)),
+        (Verdict.chain(0, 1), 3, 1, ("correction",)),
+        (Verdict.chain(2, 1), 3, 3, ("draft", "draft", "correction")),
+        (Verdict.chain(3, 1), 3, 4, ("draft", "draft", "draft", "bonus")),
+        (Verdict.chain(3, 1), 3, 2, ("draft", "draft")),
+        (Verdict.chain(3, 1, loose=(1,)), 3, 4, ("draft", "loose", "draft", "bonus")),
     ],
 )
 def test_origins(verdict, gamma, emitted, expected):
-    assert origins(verdict, gamma, emitted) == expected
+    chain = Draft((1,) * gamma, tuple(range(-1, gamma - 1)))
+    assert origins(verdict, chain, emitted) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "last"),
+    [((), "correction"), ((0,), "correction"), ((1,), "bonus"), ((0, 2), "bonus"), ((0, 3), "bonus")],
+)
+def test_origins_in_a_tree(path, last):
+    """A token behind a leaf is a bonus: nothing was proposed in its place."""
+    tree = Draft((5, 6, 7, 8), (-1, -1, 0, 0))
+    assert origins(Verdict(path, 1), tree, 9) == ("draft",) * len(path) + (last,)

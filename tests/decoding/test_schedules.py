@@ -21,7 +21,8 @@ from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.base import Limits
 from vidspec.decoding.counters import count
 from vidspec.decoding.sequential import sequential
-from vidspec.drafting.model import ModelDrafter
+from vidspec.drafting.chain import ChainDrafter
+from vidspec.profile_schema import TREE
 
 SETTINGS = settings(deadline=None, max_examples=120)
 ENDS = st.builds(Limits, st.integers(1, 20), st.frozensets(st.integers(0, 5), max_size=2))
@@ -78,7 +79,7 @@ def test_a_draft_model_of_any_quality_changes_nothing(seed, vocabulary, share, g
     assert all(len(step.token_ids) == 1 and step.origins == ("target",) for step in plain)
 
     engine = ToyEngine(draft)
-    model = ModelDrafter(engine, engine.start(), GREEDY, torch.Generator())
+    model = ChainDrafter(engine, engine.start(), GREEDY, torch.Generator())
     one = job(target, limits, draft=Recorder(model), gamma=gamma)
     rounds = watched(one)
     assert ids(rounds) == ids(plain)
@@ -87,6 +88,46 @@ def test_a_draft_model_of_any_quality_changes_nothing(seed, vocabulary, share, g
     assert max(engine.passes, default=1) <= 2  # at most the last drafted token and the bonus are unread
     if share == 0:
         assert all(step.origins.count("correction") == 0 for step in rounds)
+
+
+TREES = st.sampled_from(["0", "0 1", "0 1 2 00 01 10 000", "1 10", TREE])
+
+
+@SETTINGS
+@given(st.integers(0, 10**6), st.floats(0, 1), TREES, st.integers(1, 6), ENDS)
+def test_a_tree_changes_nothing(seed, share, tree, gamma, limits):
+    """The toy cache checks that every row sees its own path in order; the text must be the target's."""
+    target = random_table(seed, 6)
+    draft = blend(target, random_table(seed + 1, 6), share)
+    one = job(target, limits, draft=draft, gamma=gamma, tree=tree)
+    one.drafter = Recorder(one.drafter)
+    rounds = watched(one)
+    assert ids(rounds) == greedy_text(target, limits)
+    counters = count(rounds, one.drafter.forwards)
+    assert counters.emitted == counters.accepted + counters.corrections + counters.bonus + sum(
+        step.origins.count("target") for step in rounds
+    )
+    assert all(step.accepted <= min(gamma, max(map(len, tree.split()))) for step in rounds)
+    if share == 0 and tree != "1 10":  # the best child is always right
+        depth = min(gamma, max(len(word) for word in tree.split() if set(word) == {"0"}))
+        assert all(step.accepted == depth for step in rounds[1:-2])
+
+
+def test_a_tree_finds_what_a_chain_misses():
+    """The target always wants the draft's second choice."""
+    target = random_table(5, 6)
+
+    def draft(prefix):
+        scores = target(prefix).clone()
+        scores[int(scores.argmin())] = 99.0
+        return scores
+
+    limits = Limits(13, frozenset())
+    accepted = {
+        tree: count(list(sequential(job(target, limits, draft=draft, gamma=3, tree=tree))), 0).accepted
+        for tree in ("0 00 000", "0 1 11 111")
+    }
+    assert accepted == {"0 00 000": 0, "0 1 11 111": 9}
 
 
 @SETTINGS
@@ -104,7 +145,7 @@ def test_the_check_can_fail():
 
     class AcceptsAll(Exact):
         def __call__(self, draft, target_logits, hidden, rng):
-            return Verdict(len(draft.tokens), int(target_logits[-1].argmax()))
+            return Verdict.chain(len(draft.tokens), int(target_logits[-1].argmax()))
 
     target, limits = random_table(3, 4), Limits(12, frozenset())
     one = job(target, limits, draft=Reciter([0, 1, 2, 3]), gamma=3, rule=AcceptsAll(GREEDY))
@@ -153,7 +194,7 @@ def test_a_drafter_may_propose_less_than_asked():
 
     target = random_table(1, 5)
     engine = ToyEngine(target)
-    shy = Shy(ModelDrafter(engine, engine.start(), GREEDY, torch.Generator()))
+    shy = Shy(ChainDrafter(engine, engine.start(), GREEDY, torch.Generator()))
     one = job(target, Limits(9, frozenset()), draft=shy, gamma=5)
     rounds = list(sequential(one))
     assert ids(rounds) == greedy_text(target, one.limits)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -18,7 +19,10 @@ from vidspec.acceptance.exact import Exact
 from vidspec.decoding.base import Job, Limits, Target
 from vidspec.decoding.trace import Trace
 from vidspec.drafting.base import Draft, Drafter
-from vidspec.drafting.model import ModelDrafter
+from vidspec.drafting.chain import ChainDrafter
+from vidspec.drafting.topology import parse_tree
+from vidspec.drafting.tree import TreeDrafter
+from vidspec.engine.forward import Passed
 from vidspec.engine.sampling import Sampling
 
 Prefix = tuple[int, ...]
@@ -59,6 +63,7 @@ class ToyCache:
     """The tokens that were read."""
 
     tokens: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
 
     @property
     def length(self) -> int:
@@ -66,7 +71,11 @@ class ToyCache:
 
     def rollback(self, length: int) -> None:
         assert 0 <= length <= len(self.tokens)
-        del self.tokens[length:]
+        del self.tokens[length:], self.places[length:]
+
+    def gather(self, start: int, kept: Sequence[int]) -> None:
+        for entries in (self.tokens, self.places):
+            entries[start:] = [entries[start + offset] for offset in kept]
 
 
 @dataclass
@@ -84,19 +93,33 @@ class ToyEngine:
 
     def __init__(self, table: Table) -> None:
         self.table = table
+        self.model = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"))
         self.passes: list[int] = []
 
     def start(self) -> ToyState:
         return ToyState(self.table(()))
 
-    def forward(self, state: ToyState, token_ids: Sequence[int]) -> torch.Tensor:
+    def forward(
+        self,
+        state: ToyState,
+        token_ids: Sequence[int],
+        *,
+        places: Sequence[int] | None = None,
+        mask: torch.Tensor | None = None,
+    ) -> Passed:
+        """Each row's logits are those of the tokens it sees; their order must be that of their places."""
         assert token_ids, "a pass over nothing"
         self.passes.append(len(token_ids))
+        length, cache = state.cache.length, state.cache
+        cache.tokens += token_ids
+        cache.places += range(length, length + len(token_ids)) if places is None else places
         rows = []
-        for token in token_ids:
-            state.cache.tokens.append(token)
-            rows.append(self.table(tuple(state.cache.tokens)))
-        return torch.stack(rows)
+        for row in range(len(token_ids)):
+            sees = range(length + row + 1) if mask is None else (mask[0, 0, row] == 0).nonzero()[:, 0].tolist()
+            assert [cache.places[entry] for entry in sees] == list(range(len(sees)))
+            rows.append(self.table(tuple(cache.tokens[entry] for entry in sees)))
+        logits = torch.stack(rows)
+        return Passed(logits, logits)
 
 
 class Reciter:
@@ -119,9 +142,9 @@ class Reciter:
         self.forwards += gamma
         return Draft(self.window, tuple(range(-1, gamma - 1)))
 
-    def commit(self, accepted: int, correction: int) -> None:
-        assert 0 <= accepted <= len(self.window)
-        self.prefix += [*self.window[:accepted], correction]
+    def commit(self, path: Sequence[int], token: int) -> None:
+        assert tuple(path) == tuple(range(len(path))) and len(path) <= len(self.window)
+        self.prefix += [*self.window[: len(path)], token]
         self.window = ()
 
 
@@ -146,9 +169,9 @@ class Recorder:
         self.window = draft.tokens
         return draft
 
-    def commit(self, accepted: int, correction: int) -> None:
-        self.prefix += [*self.window[:accepted], correction]
-        self.drafter.commit(accepted, correction)
+    def commit(self, path: Sequence[int], token: int) -> None:
+        self.prefix += [*(self.window[node] for node in path), token]
+        self.drafter.commit(path, token)
 
 
 def job(
@@ -157,6 +180,7 @@ def job(
     *,
     draft: Table | Drafter | None = None,
     gamma: int = 0,
+    tree: str | None = None,
     sampling: Sampling = GREEDY,
     draft_sampling: Sampling | None = None,
     rule: Acceptance | None = None,
@@ -170,7 +194,10 @@ def job(
         drafter = draft  # type: ignore[assignment]
     else:
         other = ToyEngine(draft)  # type: ignore[arg-type]
-        drafter = ModelDrafter(other, other.start(), draft_sampling or sampling, rng)  # type: ignore[arg-type]
+        if tree is None:
+            drafter = ChainDrafter(other, other.start(), draft_sampling or sampling, rng)  # type: ignore[arg-type]
+        else:
+            drafter = TreeDrafter(other, other.start(), parse_tree(tree))  # type: ignore[arg-type]
     return Job(
         target=Target(engine, engine.start(), sampling, rng),  # type: ignore[arg-type]
         limits=limits,

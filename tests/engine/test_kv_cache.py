@@ -139,7 +139,7 @@ def engine():
 
 @pytest.fixture(scope="module")
 def prefix(engine):
-    return engine.model.prefix(engine.model.see(pixels(2)), 2, "Describe the video.")
+    return engine.model.prefix(engine.model.see(pixels(2)), "Describe the video.")
 
 
 @torch.inference_mode()
@@ -162,7 +162,7 @@ def test_poisoned_entries_change_nothing(engine, prefix):
             state.cache.rollback(prefix.length + start)
             if state is dirty:
                 poison(dirty.cache)
-            logits.append(engine.forward(state, TOKENS[:rows]))
+            logits.append(engine.forward(state, TOKENS[:rows]).logits)
         assert torch.isfinite(logits[1]).all()
         assert torch.equal(*logits)
     logits = []
@@ -172,7 +172,7 @@ def test_poisoned_entries_change_nothing(engine, prefix):
             poison(dirty.cache)
         mask = torch.zeros(1, 1, 2, state.length + 2)
         mask[..., 0, -1] = mask[..., 1, -2] = float("-inf")
-        logits.append(engine.forward(state, TOKENS[:2], mask))
+        logits.append(engine.forward(state, TOKENS[:2], mask=mask).logits)
     assert torch.equal(*logits) and torch.isfinite(logits[1]).all()
 
 
@@ -180,7 +180,7 @@ def test_poison_would_be_seen(engine, prefix):
     state = engine.prefill(prefix, room=20)
     with torch.inference_mode():
         state.cache.layers[1].values[:, :, prefix.length - 1] = float("nan")
-    assert not torch.isfinite(engine.forward(state, TOKENS[:1])).all()
+    assert not torch.isfinite(engine.forward(state, TOKENS[:1]).logits).all()
 
 
 def test_gathered_tree_path_equals_a_fresh_run(engine, prefix):
@@ -202,7 +202,7 @@ def test_gathered_tree_path_equals_a_fresh_run(engine, prefix):
         for name in ("keys", "values"):
             ours, theirs = (getattr(one.cache.layers[layer], name)[:, :, : base + 3] for one in (state, fresh))
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
-    torch.testing.assert_close(engine.forward(state, TOKENS[4:]), engine.forward(fresh, TOKENS[4:]), rtol=0, atol=1e-4)
+    torch.testing.assert_close(engine.forward(state, TOKENS[4:]).logits, engine.forward(fresh, TOKENS[4:]).logits, rtol=0, atol=1e-4)
 
 
 def test_generate_of_the_library_takes_the_cache(engine):
@@ -213,3 +213,38 @@ def test_generate_of_the_library_takes_the_cache(engine):
     assert torch.equal(
         model.generate(ids, past_key_values=KVCache(LAYERS, 16), **options), model.generate(ids, **options)
     )
+
+
+def test_selected_entries_are_copies(engine, prefix):
+    """A pruned cache continues as its entries say, and neither cache sees what becomes of the other."""
+    state = engine.prefill(prefix, room=20)
+    rows = torch.tensor([0, 1, 2, 5, 7, prefix.length - 1])
+    chosen = state.cache.select(rows, 10)
+    assert (chosen.length, chosen.capacity) == (6, 10)
+    for new, old in zip(chosen.layers, state.cache.layers, strict=True):
+        assert torch.equal(new.keys[:, :, :6], old.keys[:, :, rows])
+        assert torch.equal(new.values[:, :, :6], old.values[:, :, rows])
+    poison(chosen)
+    with torch.inference_mode():
+        for layer in chosen.layers:
+            layer.keys.fill_(float("nan"))
+    assert torch.isfinite(engine.forward(state, TOKENS[:2]).logits).all()
+
+
+def test_entries_selected_for_each_head(engine, prefix):
+    cache = engine.prefill(prefix, room=20).cache
+    heads = cache.layers[0].keys.shape[1]
+    rows = [torch.randperm(prefix.length)[: heads * 3].reshape(heads, 3) for _ in cache.layers]
+    chosen = cache.select_heads(rows, 5)
+    for layer, (new, old) in enumerate(zip(chosen.layers, cache.layers, strict=True)):
+        for head in range(heads):
+            assert torch.equal(new.keys[0, head, :3], old.keys[0, head, rows[layer][head]])
+            assert torch.equal(new.values[0, head, :3], old.values[0, head, rows[layer][head]])
+
+
+def test_selecting_what_is_not_there(engine, prefix):
+    cache = engine.prefill(prefix, room=20).cache
+    with pytest.raises(ValueError, match="cannot select"):
+        cache.select(torch.tensor([prefix.length]), 5)
+    with pytest.raises(ValueError, match="cannot select"):
+        cache.select(torch.arange(6), 5)

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from models.checkpoints import LAYERS, TIED, adapter, pixels, stock
+from models.checkpoints import HEADS, KV_HEADS, LAYERS, TIED, adapter, pixels, stock
 
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps, language_to_video_attention
@@ -17,7 +17,7 @@ def engine():
 
 @pytest.fixture(scope="module")
 def prefix(engine):
-    return engine.model.prefix(engine.model.see(pixels(FRAMES)), FRAMES, "Describe the video.")
+    return engine.model.prefix(engine.model.see(pixels(FRAMES)), "Describe the video.")
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def reference(prefix):
     with torch.inference_mode():
         return stock(TIED, "eager")(
             input_ids=prefix.token_ids[None],
-            pixel_values_videos=pixels(FRAMES)[None],
+            pixel_values_videos=pixels(FRAMES).values[None],
             output_attentions=True,
             output_hidden_states=True,
             use_cache=False,
@@ -38,9 +38,10 @@ def watch(prefix, **options):
 
 
 def literal(query, key, rows, visual, scaling):
-    """SpecVLM Eq. 4-5, one number at a time."""
-    heads, groups = query.shape[1], query.shape[1] // key.shape[1]
-    found = [0.0] * len(visual)
+    """SpecVLM Eq. 4, one number at a time: the mean over text rows, of the query heads of a KV head the sum."""
+    heads, kv_heads = query.shape[1], key.shape[1]
+    groups = heads // kv_heads
+    found = [[0.0] * len(visual) for _ in range(kv_heads)]
     for head in range(heads):
         for row in rows:
             scores = [
@@ -49,7 +50,7 @@ def literal(query, key, rows, visual, scaling):
             ]
             weights = [math.exp(score * scaling - max(scores) * scaling) for score in scores]
             for place, at in enumerate(visual):
-                found[place] += (weights[at] / sum(weights) if at <= row else 0.0) / (heads * len(rows))
+                found[head // groups][place] += (weights[at] / sum(weights) if at <= row else 0.0) / len(rows)
     return torch.tensor(found)
 
 
@@ -60,8 +61,24 @@ def test_scores_equal_a_literal_transcription(heads, kv_heads):
     key = torch.randn(1, kv_heads, 9, 4, generator=rng) * 2
     rows, visual = [6, 7, 8], [1, 2, 3, 5]
     got = language_to_video_attention(query, key, torch.tensor(rows), torch.tensor(visual), 0.5)
-    assert got.dtype == torch.float32
+    assert got.dtype == torch.float32 and got.shape == (kv_heads, 4)
     torch.testing.assert_close(got, literal(query, key, rows, visual, 0.5), rtol=0, atol=1e-6)
+
+
+def test_taps_average_over_heads_and_layers():
+    rng = torch.Generator().manual_seed(5)
+    layers = [(torch.randn(1, 6, 9, 4, generator=rng), torch.randn(1, 2, 9, 4, generator=rng)) for _ in range(3)]
+    rows, visual = [7, 8], [1, 2, 3, 5]
+    taps = Taps(torch.tensor(rows), torch.tensor(visual), attention=True, attention_at=(0, 2), heads=True)
+    for query, key in layers:
+        taps.observe(query, key, 0.5)
+    by_head = [literal(query, key, rows, visual, 0.5) for query, key in layers]
+    for got, expected in zip(taps.head_scores, by_head, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
+    assert sorted(taps.block_scores) == [0, 2]
+    for block, got in taps.block_scores.items():
+        torch.testing.assert_close(got, by_head[block].sum(0) / 6, rtol=0, atol=1e-6)
+    torch.testing.assert_close(taps.attention_scores, sum(by_head).sum(0) / (6 * 3), rtol=0, atol=1e-6)
 
 
 def test_rows_do_not_see_what_comes_later():
@@ -71,7 +88,7 @@ def test_rows_do_not_see_what_comes_later():
     before = language_to_video_attention(query, key, rows, visual, 0.5)
     key[:, :, 3:] += 5
     only_first = language_to_video_attention(query, key, rows[:1], visual, 0.5)
-    assert only_first[1] == 0
+    assert only_first[0, 1] == 0
     torch.testing.assert_close(before, literal(query, key - (torch.arange(7) > 2)[:, None] * 5, [2, 6], [1, 4], 0.5))
 
 
@@ -86,11 +103,23 @@ def test_scores_equal_the_librarys_attention_weights(engine, prefix, reference):
     taps = watch(prefix, attention=True)
     engine.prefill(prefix, 4, taps)
     weights = torch.stack(reference.attentions)[:, 0]  # layers, heads, rows, keys
-    assert weights.shape == (LAYERS, 4, prefix.length, prefix.length)
+    assert weights.shape == (LAYERS, HEADS, prefix.length, prefix.length)
     after = int(prefix.visual.index[-1]) + 1
     expected = weights[:, :, after:].mean((0, 1, 2))[prefix.visual.index]
     torch.testing.assert_close(taps.attention_scores, expected, rtol=0, atol=1e-6)
     assert expected.std() > 1e-3  # the weights are not all alike: mixing up tokens would be seen
+
+
+def test_scores_by_head_equal_the_librarys_attention_weights(engine, prefix, reference):
+    taps = watch(prefix, heads=True)
+    engine.prefill(prefix, 4, taps)
+    after = int(prefix.visual.index[-1]) + 1
+    assert len(taps.head_scores) == LAYERS
+    for got, weights in zip(taps.head_scores, reference.attentions, strict=True):
+        # The library repeats each KV head for its group of neighbouring query heads.
+        groups = weights[0, :, after:].mean(1)[:, prefix.visual.index].unflatten(0, (KV_HEADS, HEADS // KV_HEADS))
+        torch.testing.assert_close(got, groups.sum(1), rtol=0, atol=1e-6)
+        assert (got[0] - got[1]).abs().max() > 1e-3  # heads taken for each other would be seen
 
 
 def test_hidden_states_equal_the_librarys(engine, prefix, reference):
@@ -108,17 +137,19 @@ def test_only_what_was_asked_for(engine, prefix):
     taps = watch(prefix, hidden=(2,))
     engine.prefill(prefix, 4, taps)
     assert sorted(taps.states) == [2] and taps.states[2].shape == (prefix.length, 64)
+    assert not taps.head_scores and not taps.block_scores
     with pytest.raises(ValueError, match="not observed"):
         _ = taps.attention_scores
 
 
 def test_taps_change_nothing(engine, prefix):
     plain = engine.prefill(prefix, 4)
-    watched = engine.prefill(prefix, 4, watch(prefix, attention=True, hidden=range(LAYERS + 1)))
+    watched = engine.prefill(prefix, 4, watch(prefix, attention=True, heads=True, hidden=range(LAYERS + 1)))
     assert torch.equal(plain.logits, watched.logits)
     for one, other in zip(plain.cache.layers, watched.cache.layers, strict=True):
         assert torch.equal(one.keys[:, :, : prefix.length], other.keys[:, :, : prefix.length])
-    assert torch.equal(engine.forward(plain, [300, 41]), engine.forward(watched, [300, 41]))
+    one, other = engine.forward(plain, [300, 41]), engine.forward(watched, [300, 41])
+    assert torch.equal(one.logits, other.logits)
 
 
 def test_taps_end_with_the_prefill(engine, prefix):

@@ -17,14 +17,24 @@ class Verdict:
     """What becomes of a window.
 
     Attributes:
-        accepted: how many drafted tokens are emitted, from the left.
+        path: indices of the window's tokens that are emitted, in order; of a chain 0, 1, ...
         token: the target's own token that follows them: a correction, or a bonus when the whole window passed.
         loose: window indices of accepted tokens that the target would not have chosen; empty for lossless rules.
     """
 
-    accepted: int
+    path: tuple[int, ...]
     token: int
     loose: tuple[int, ...] = ()
+
+    @property
+    def accepted(self) -> int:
+        """How many drafted tokens are emitted."""
+        return len(self.path)
+
+    @classmethod
+    def chain(cls, accepted: int, token: int, loose: tuple[int, ...] = ()) -> Verdict:
+        """Of a chain the first ``accepted`` tokens."""
+        return cls(tuple(range(accepted)), token, loose)
 
 
 class Acceptance(Protocol):
@@ -39,8 +49,8 @@ class Acceptance(Protocol):
 
         Args:
             draft: gamma proposed tokens, with their distributions unless they were chosen greedily.
-            target_logits: (gamma + 1, V); row i follows the i-th drafted token's predecessor.
-            hidden: (gamma + 1, hidden) the target's last states, for rules that look at them.
+            target_logits: (gamma + 1, V); row 0 follows the last emitted token, row i + 1 the i-th drafted one.
+            hidden: (gamma + 1, hidden) the target's last states at the same places, for rules that look at them.
             rng: CPU generator.
         """
         ...

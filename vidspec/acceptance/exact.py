@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -25,8 +26,10 @@ class Exact:
         self, draft: Draft, target_logits: torch.Tensor, hidden: torch.Tensor | None, rng: torch.Generator
     ) -> Verdict:
         if self.sampling.greedy:
-            return _greedy(draft.tokens, target_logits.argmax(-1).tolist())
-        return _sampled(draft, self.sampling.distribution(target_logits).cpu(), rng)
+            choices = target_logits.argmax(-1).tolist()
+            return _greedy(draft.tokens, choices) if draft.is_chain else _walk(draft, lambda row: choices[row])
+        p = self.sampling.distribution(target_logits).cpu()
+        return _sampled(draft, p, rng) if draft.is_chain else _walk(draft, lambda row: draw(p[row], rng))
 
 
 def _greedy(tokens: tuple[int, ...], choices: list[int]) -> Verdict:
@@ -34,7 +37,23 @@ def _greedy(tokens: tuple[int, ...], choices: list[int]) -> Verdict:
     accepted = 0
     while accepted < len(tokens) and tokens[accepted] == choices[accepted]:
         accepted += 1
-    return Verdict(accepted, choices[accepted])
+    return Verdict.chain(accepted, choices[accepted])
+
+
+def _walk(draft: Draft, choose: Callable[[int], int]) -> Verdict:
+    """Follow the target's own choices down the tree for as long as a child holds them.
+
+    Sampled choices are draws from p at each node. As the tree's tokens are chosen greedily, this is the exact rule:
+    for one child it accepts x with probability p(x) and else gives p without x, renormalised.
+    """
+    path: list[int] = []
+    node = -1
+    while True:
+        token = choose(node + 1)
+        node = next((child for child in draft.children(node) if draft.tokens[child] == token), -1)
+        if node < 0:
+            return Verdict(tuple(path), token)
+        path.append(node)
 
 
 def _sampled(draft: Draft, p: torch.Tensor, rng: torch.Generator) -> Verdict:
@@ -49,5 +68,5 @@ def _sampled(draft: Draft, p: torch.Tensor, rng: torch.Generator) -> Verdict:
             continue
         residual = (p[i] - q).clamp_(min=0)
         # Rounding can leave nothing of a residual that should be tiny; p itself is then the same distribution.
-        return Verdict(i, draw(residual if residual.sum() > 0 else p[i], rng))
-    return Verdict(len(draft.tokens), draw(p[-1], rng))
+        return Verdict.chain(i, draw(residual if residual.sum() > 0 else p[i], rng))
+    return Verdict.chain(len(draft.tokens), draw(p[-1], rng))

@@ -11,11 +11,15 @@ import torch
 from vidspec.acceptance.base import Acceptance, Verdict
 from vidspec.decoding.events import Origin, Round
 from vidspec.decoding.trace import Trace
-from vidspec.drafting.base import Drafter
-from vidspec.engine.forward import Engine, State
+from vidspec.drafting.base import Draft, Drafter
+from vidspec.engine.attention import tree_mask
+from vidspec.engine.forward import Engine, Passed, State
 from vidspec.engine.sampling import Sampling, draw
 
-__all__ = ["Job", "Limits", "Schedule", "Target"]
+__all__ = ["NOTHING", "Job", "Limits", "Schedule", "Target"]
+
+#: What plain decoding verifies.
+NOTHING = Draft((), ())
 
 
 @dataclass(frozen=True)
@@ -60,14 +64,33 @@ class Target:
             return int(logits.argmax())
         return draw(self.sampling.distribution(logits[None])[0], self.rng)
 
-    def verify(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Logits (len(tokens) + 1, V) of the last emitted token and a window behind it."""
-        self._base = self.state.length
-        return self.engine.forward(self.state, [self._last, *tokens])
+    def step(self) -> int:
+        """One token of plain decoding."""
+        token = self.choose(self.verify(NOTHING).logits[-1])
+        self.commit((), token)
+        return token
 
-    def commit(self, accepted: int, token: int) -> None:
-        """Keep ``accepted`` tokens of the verified window; ``token`` follows them and is read by the next pass."""
-        self.state.cache.rollback(self._base + 1 + accepted)
+    def verify(self, draft: Draft) -> Passed:
+        """One pass over the last emitted token and a window behind it: row 0, then a row for each drafted token."""
+        self._base = self.state.length
+        tokens = [self._last, *draft.tokens]
+        if draft.is_chain:
+            return self.engine.forward(self.state, tokens)
+        model = self.engine.model
+        mask = tree_mask([-1, *(parent + 1 for parent in draft.parents)], self._base, model.dtype, model.device)
+        return self.engine.forward(
+            self.state, tokens, places=[self._base, *(self._base + depth for depth in draft.depths)], mask=mask
+        )
+
+    def commit(self, path: Sequence[int], token: int) -> None:
+        """Keep the drafted tokens at ``path`` of the verified window, drop the others from the cache.
+
+        ``token`` follows them and is read by the next pass.
+        """
+        if tuple(path) == tuple(range(len(path))):
+            self.state.cache.rollback(self._base + 1 + len(path))
+        else:
+            self.state.cache.gather(self._base + 1, path)
         self._last = token
 
 
@@ -96,10 +119,9 @@ class Schedule(Protocol):
     def __call__(self, job: Job) -> Iterator[Round]: ...
 
 
-def origins(verdict: Verdict, gamma: int, emitted: int) -> tuple[Origin, ...]:
+def origins(verdict: Verdict, draft: Draft, emitted: int) -> tuple[Origin, ...]:
     """Where the first ``emitted`` tokens of a window's outcome came from."""
-    names: list[Origin] = ["draft"] * verdict.accepted
-    for i in verdict.loose:
-        names[i] = "loose"
-    names.append("target" if gamma == 0 else "bonus" if verdict.accepted == gamma else "correction")
+    names: list[Origin] = ["loose" if node in verdict.loose else "draft" for node in verdict.path]
+    end = verdict.path[-1] if verdict.path else -1
+    names.append("target" if not draft.tokens else "correction" if draft.children(end) else "bonus")
     return tuple(names[:emitted])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from vidspec.decoding.base import Job, origins
 from vidspec.decoding.events import Round
+from vidspec.drafting.base import Learner
 from vidspec.registry import schedules
 
 
@@ -31,21 +32,26 @@ def sequential(job: Job) -> Iterator[Round]:
             draft = drafter.propose(gamma)
         drafted_at = trace.now()
         with trace.span("verify"):
-            logits = target.verify(draft.tokens)
+            passed = target.verify(draft)
         with trace.span("accept"):
-            verdict = acceptance(draft, logits, None, job.rng)
+            verdict = acceptance(draft, passed.logits, passed.hidden, job.rng)
         verified_at = trace.now()
-        tokens, over = job.limits.cut([*draft.tokens[: verdict.accepted], verdict.token], emitted)
+        if isinstance(drafter, Learner):
+            with trace.span("draft", "draft"):
+                drafter.observe(verdict.path, passed.logits)
+        learned_at = trace.now()
+        tokens, over = job.limits.cut([*(draft.tokens[node] for node in verdict.path), verdict.token], emitted)
         with trace.span("rollback"):
-            target.commit(verdict.accepted, verdict.token)
-            drafter.commit(verdict.accepted, verdict.token)
+            target.commit(verdict.path, verdict.token)
+            drafter.commit(verdict.path, verdict.token)
         emitted += len(tokens)
         yield Round(
             tuple(tokens),
-            origins(verdict, len(draft.tokens), len(tokens)),
+            origins(verdict, draft, len(tokens)),
             drafted=len(draft.tokens),
             accepted=min(verdict.accepted, len(tokens)),
             elapsed=trace.now() - begun,
-            draft_s=drafted_at - start,
+            draft_s=drafted_at - start + learned_at - verified_at,
             verify_s=verified_at - drafted_at,
+            weights=draft.weights,
         )

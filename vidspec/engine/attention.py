@@ -5,6 +5,8 @@ Registered with ``transformers`` under the name ``vidspec``; the models' own cod
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn import functional as F
 from transformers import AttentionInterface
@@ -12,7 +14,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
 from vidspec.engine.taps import Taps
 
-__all__ = ["NAME", "attention", "causal_mask"]
+__all__ = ["NAME", "attention", "causal_mask", "tree_mask"]
 
 NAME = "vidspec"
 
@@ -79,6 +81,32 @@ def causal_mask(rows: int, length: int, dtype: torch.dtype, device: torch.device
     mask = torch.zeros(1, 1, rows, length, dtype=dtype, device=device)
     mask[..., length - rows :] = torch.full((rows, rows), float("-inf"), dtype=dtype, device=device).triu_(1)
     return mask
+
+
+def tree_mask(
+    parents: Sequence[int], base: int, dtype: torch.dtype, device: torch.device, *, first: int = 0
+) -> torch.Tensor:
+    """Additive mask under which each node of a tree sees the committed entries, its ancestors and itself.
+
+    Args:
+        parents: per node of the tree, in cache order, the index of its parent; -1 for those that follow the committed
+            entries. Parents come before their children.
+        base: committed entries, which come before the nodes in the cache.
+        first: the pass is over the nodes from this one on; those before it are in the cache already.
+
+    Returns:
+        (1, 1, n - first, base + n) of ``dtype``, for n nodes.
+    """
+    n = len(parents)
+    sees = torch.eye(n, dtype=torch.bool)
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < node:
+            raise ValueError(f"node {node} of a tree cannot follow node {parent}")
+        if parent >= 0:
+            sees[node] |= sees[parent]
+    mask = torch.zeros(1, 1, n - first, base + n, dtype=dtype)
+    mask[0, 0, :, base:].masked_fill_(~sees[first:], float("-inf"))
+    return mask.to(device)
 
 
 AttentionInterface.register(NAME, attention)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -13,7 +14,7 @@ from vidspec.engine.kv_cache import KVCache
 from vidspec.engine.taps import Taps
 from vidspec.models.base import Prefix, VideoLanguageModel
 
-__all__ = ["Engine", "State"]
+__all__ = ["Engine", "Passed", "State"]
 
 
 @dataclass
@@ -32,6 +33,13 @@ class State:
     @property
     def length(self) -> int:
         return self.cache.length
+
+
+class Passed(NamedTuple):
+    """What a pass over n tokens gave: ``logits`` (n, vocabulary) and ``hidden`` (n, hidden) behind the final norm."""
+
+    logits: torch.Tensor
+    hidden: torch.Tensor
 
 
 class Engine:
@@ -57,26 +65,33 @@ class Engine:
         cache = KVCache(model.layers, prefix.length + room)
         watching = nullcontext() if taps is None else taps.watching(model.blocks)
         with watching:
-            hidden = model.run(prefix.embeds, prefix.positions, cache, None, taps)
+            hidden = model.run(prefix.embeds, prefix.positions, cache, None, taps, prefix.visual)
         logits = model.logits(hidden[:, -1:])[0, 0]
         return State(cache, prefix.next_position - prefix.length, logits)
 
     @torch.inference_mode()
-    def forward(self, state: State, token_ids: Sequence[int], mask: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        state: State,
+        token_ids: Sequence[int],
+        *,
+        places: Sequence[int] | None = None,
+        mask: torch.Tensor | None = None,
+    ) -> Passed:
         """Append tokens to a sequence.
 
         Args:
             state: the sequence; its cache grows by len(token_ids) entries.
             token_ids: n tokens.
+            places: how many tokens of the sequence come before each of them; they follow each other if None. Nodes
+                of a tree at equal depth have equal places.
             mask: (1, 1, n, length + n) additive; causal if None.
-
-        Returns:
-            (n, vocabulary) logits, row i those that follow token i.
         """
         model, n, length = self.model, len(token_ids), state.cache.length
         ids = torch.tensor([list(token_ids)], dtype=torch.long, device=model.device)
-        positions = model.text_positions(length + state.offset, n)
+        counted = range(length, length + n) if places is None else places
+        positions = torch.tensor([list(counted)], dtype=torch.long, device=model.device) + state.offset
         if mask is None:
             mask = causal_mask(n, length + n, model.dtype, model.device)
-        hidden = model.run(model.embed(ids), positions, state.cache, mask, None)
-        return model.logits(hidden)[0]
+        hidden = model.run(model.embed(ids), model.text_positions(positions), state.cache, mask)
+        return Passed(model.logits(hidden)[0], hidden[0])

@@ -113,6 +113,37 @@ class KVCache(Cache):
             layer.values[:, :, start:end] = layer.values[:, :, index]
             layer.length = end
 
+    @torch.inference_mode()
+    def select(self, rows: torch.Tensor, capacity: int) -> KVCache:
+        """A new cache with copies of some entries, the same for all layers and heads.
+
+        Args:
+            rows: (K,) entries, in the order the new cache has them.
+            capacity: of the new cache, at least K.
+        """
+        return self.select_heads([rows.expand(1, -1)] * len(self._buffers), capacity)
+
+    @torch.inference_mode()
+    def select_heads(self, rows: Sequence[torch.Tensor], capacity: int) -> KVCache:
+        """A new cache with copies of entries chosen for each head.
+
+        Args:
+            rows: per layer (kv_heads, K) entries, or (1, K) for all heads alike; K is the same for all layers.
+            capacity: of the new cache, at least K.
+
+        Raises:
+            ValueError: an entry is beyond what is cached, or K beyond the capacity.
+        """
+        chosen = KVCache(len(self._buffers), capacity)
+        for old, new, index in zip(self._buffers, chosen._buffers, rows, strict=True):
+            if index.shape[-1] > capacity or int(index.max()) >= old.length:
+                raise ValueError(f"cannot select {index.shape[-1]} of {old.length} entries into {capacity}")
+            at = index.to(old.keys.device)[None, :, :, None]
+            keys = old.keys[:, :, : old.length].take_along_dim(at, dim=2)
+            values = old.values[:, :, : old.length].take_along_dim(at, dim=2)
+            new.update(keys, values)
+        return chosen
+
     def nbytes(self) -> int:
         """Bytes of all buffers."""
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self._buffers if layer.is_initialized)

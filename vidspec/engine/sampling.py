@@ -28,7 +28,10 @@ class Sampling:
         scores = logits.float()
         if self.greedy:
             return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
-        probs = (scores / self.temperature).softmax(-1)
+        return self.nucleus((scores / self.temperature).softmax(-1))
+
+    def nucleus(self, probs: torch.Tensor) -> torch.Tensor:
+        """Probabilities (n, V) cut to the smallest sets that reach top-p, renormalised."""
         if self.top_p < 1:
             ordered, index = probs.sort(dim=-1, descending=True, stable=True)
             before = ordered.cumsum(-1) - ordered

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -11,11 +11,14 @@ from torch import nn
 
 __all__ = ["Taps", "language_to_video_attention"]
 
+#: Attention scores held at a time: 32 MiB.
+_BLOCK = 1 << 23
+
 
 def language_to_video_attention(
     query: torch.Tensor, key: torch.Tensor, rows: torch.Tensor, visual: torch.Tensor, scaling: float
 ) -> torch.Tensor:
-    """Attention of text rows to visual tokens in one layer, averaged over heads and rows (SpecVLM Eq. 4-5).
+    """Attention of text rows to visual tokens in one layer by KV head, averaged over text rows (SpecVLM Eq. 4).
 
     The softmax of each row runs over all keys that row may see (causally), then is sliced to the visual keys.
 
@@ -27,18 +30,21 @@ def language_to_video_attention(
         scaling: what scores are multiplied with.
 
     Returns:
-        (N,) float32.
+        (kv_heads, N) float32, summed over the query heads of each group.
     """
     heads, kv_heads, length = query.shape[1], key.shape[1], key.shape[2]
     groups = heads // kv_heads
-    hidden = torch.arange(length, device=key.device)[None, :] > rows[:, None]
-    total = torch.zeros(len(visual), dtype=torch.float32, device=key.device)
-    for kv in range(kv_heads):  # one group at a time: r x n scores per query head are the most that is held
-        q = query[0, kv * groups : (kv + 1) * groups].index_select(1, rows).float()
-        scores = (q @ key[0, kv].float().T) * scaling
-        weights = scores.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
-        total += weights.index_select(-1, visual).sum(dim=(0, 1))
-    return total / (heads * len(rows))
+    total = torch.zeros(kv_heads, len(visual), dtype=torch.float32, device=key.device)
+    some = max(1, _BLOCK // (groups * length))
+    for kv in range(kv_heads):  # one group and some rows at a time: a long question must not cost r x n scores
+        keys = key[0, kv].float().T
+        for part in rows.split(some):
+            q = query[0, kv * groups : (kv + 1) * groups].index_select(1, part).float()
+            scores = (q @ keys).mul_(scaling)
+            hidden = torch.arange(length, device=key.device)[None, :] > part[:, None]
+            weights = scores.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
+            total[kv] += weights.index_select(-1, visual).sum(dim=(0, 1))
+    return total / len(rows)
 
 
 @dataclass
@@ -46,7 +52,11 @@ class Taps:
     """What to observe during one prefill, and what was seen.
 
     Attributes:
-        attention: whether to collect :func:`language_to_video_attention`, averaged over all layers.
+        attention: whether to collect :func:`language_to_video_attention`, averaged over heads and layers
+            (SpecVLM Eq. 5).
+        heads: whether to keep it of every layer and KV head.
+        ready: called once, as soon as everything has been observed; from within the pass where the blocks are early
+            enough, and after it where all blocks are needed.
         attention_at: decoder blocks, the first being 0, whose own language-to-video attention to keep.
         hidden: decoder blocks whose inputs to keep; ``0`` is the embeddings, the number of layers the last output
             before the final norm.
@@ -54,6 +64,7 @@ class Taps:
         visual: indices of the visual tokens.
         states: per requested block (n, hidden) what entered it.
         block_scores: per block in ``attention_at`` (N,) float32, the mean over heads and text rows.
+        head_scores: per block (kv_heads, N) float32, of each KV head's group of query heads the sum.
     """
 
     rows: torch.Tensor
@@ -63,18 +74,35 @@ class Taps:
     states: dict[int, torch.Tensor] = field(default_factory=dict)
     attention_at: Sequence[int] = ()
     block_scores: dict[int, torch.Tensor] = field(default_factory=dict)
+    heads: bool = False
+    ready: Callable[[], None] | None = None
+    head_scores: list[torch.Tensor] = field(default_factory=list)
     _sum: torch.Tensor | None = None
     _layers: int = 0  # blocks that have passed
 
     def observe(self, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
         """Called by the attention function of every layer, in order, with rotated queries and all keys."""
         block, self._layers = self._layers, self._layers + 1
-        if self.attention or block in self.attention_at:
-            score = language_to_video_attention(query, key, self.rows, self.visual, scaling)
+        if self.attention or self.heads or block in self.attention_at:
+            # Of a model split over devices, each block has its keys on its own.
+            rows, visual = self.rows.to(key.device), self.visual.to(key.device)
+            by_head = language_to_video_attention(query, key, rows, visual, scaling).to(self.rows.device)
+            if self.heads:
+                self.head_scores.append(by_head)
+            score = by_head.sum(0) / query.shape[1]
             if self.attention:
                 self._sum = score if self._sum is None else self._sum + score
             if block in self.attention_at:
                 self.block_scores[block] = score
+                self._check()
+
+    def _check(self, *, over: bool = False) -> None:
+        """Call ``ready`` if nothing more is to come."""
+        seen = all(index in self.states for index in self.hidden)
+        seen = seen and all(block in self.block_scores for block in self.attention_at)
+        if self.ready is not None and seen and (over or not (self.attention or self.heads)):
+            ready, self.ready = self.ready, None
+            ready()
 
     @property
     def attention_scores(self) -> torch.Tensor:
@@ -88,7 +116,8 @@ class Taps:
         """Keep the requested blocks' inputs while the context is open."""
 
         def keep(index: int, state: torch.Tensor) -> None:
-            self.states[index] = state[0].detach().clone()
+            self.states[index] = state[0].detach().to(self.rows.device, copy=True)
+            self._check()
 
         def before(index: int):  # type: ignore[no-untyped-def]
             def hook(_module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> None:
@@ -110,6 +139,7 @@ class Taps:
         ]
         try:
             yield
+            self._check(over=True)
         finally:
             for handle in handles:
                 handle.remove()

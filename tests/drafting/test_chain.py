@@ -1,4 +1,4 @@
-"""The model drafter's bookkeeping, on a real model: its cache must always stand for what has been emitted."""
+"""The bookkeeping of chains, on a real model: the draft's cache must always stand for what has been emitted."""
 
 import pytest
 import torch
@@ -6,10 +6,11 @@ from decoding import checkpoints
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vidspec.drafting.model import ModelDrafter
+from vidspec.drafting.chain import ChainDrafter
 from vidspec.engine.forward import Engine
 from vidspec.engine.sampling import Sampling
 from vidspec.models import loading
+from vidspec.models.base import Pixels
 
 GREEDY = Sampling()
 ROOM = 80
@@ -25,7 +26,7 @@ def engine(tmp_path_factory):
 def prefix(request, engine):
     model, frames = engine.model, 5
     pixels = torch.randn(frames, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    whole = model.prefix(model.see(pixels), frames, "What moves?")
+    whole = model.prefix(model.see(Pixels(pixels, (frames, 4, 4), tuple(map(float, range(frames))))), "What moves?")
     if request.param == "everything seen":
         return whole
     return whole.keep(torch.tensor([0, 3, 4, 11, 20]), compact="compact" in request.param)
@@ -34,7 +35,7 @@ def prefix(request, engine):
 @torch.inference_mode()
 def logits_from_scratch(engine, prefix, emitted):
     """Logits after the prompt and ``emitted``, from a new cache each time."""
-    return engine.forward(engine.prefill(prefix, ROOM), emitted)[-1]
+    return engine.forward(engine.prefill(prefix, ROOM), emitted).logits[-1]
 
 
 def greedy_from_scratch(engine, prefix, emitted, count):
@@ -58,7 +59,7 @@ ROUND = st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 600))
 @settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=st.integers(0, 600), rounds=st.lists(ROUND, min_size=1, max_size=5))
 def test_after_any_commit_it_proposes_the_greedy_continuation(engine, prefix, first, rounds):
-    drafter = ModelDrafter(engine, engine.prefill(prefix, ROOM), GREEDY, torch.Generator())
+    drafter = ChainDrafter(engine, engine.prefill(prefix, ROOM), GREEDY, torch.Generator())
     drafter.begin(first)
     emitted = [first]
     for gamma, accepted, correction in rounds:
@@ -67,7 +68,7 @@ def test_after_any_commit_it_proposes_the_greedy_continuation(engine, prefix, fi
         assert window.tokens == greedy_from_scratch(engine, prefix, emitted, gamma)
         assert window.parents == tuple(range(-1, gamma - 1)) and window.probs is None
         accepted = min(accepted, gamma)
-        drafter.commit(accepted, correction)
+        drafter.commit(range(accepted), correction)
         emitted += [*window.tokens[:accepted], correction]
         # Read is at most what was emitted; the last token, the target's own, never.
         assert drafter.state.length <= prefix.length + len(emitted) - 1
@@ -77,11 +78,11 @@ def test_after_any_commit_it_proposes_the_greedy_continuation(engine, prefix, fi
 @pytest.mark.parametrize("gamma", [1, 2, 5])
 def test_each_number_of_accepted_tokens(engine, prefix, gamma):
     for accepted in range(gamma + 1):
-        drafter = ModelDrafter(engine, engine.prefill(prefix, ROOM), GREEDY, torch.Generator())
+        drafter = ChainDrafter(engine, engine.prefill(prefix, ROOM), GREEDY, torch.Generator())
         drafter.begin(7)
         window = drafter.propose(gamma)
         assert drafter.state.length == prefix.length + gamma
-        drafter.commit(accepted, 99)
+        drafter.commit(range(accepted), 99)
         # The last drafted token was never read: after a full window it is read together with the bonus.
         assert drafter.state.length == prefix.length + 1 + min(accepted, gamma - 1)
         poison(drafter.state)
@@ -90,18 +91,18 @@ def test_each_number_of_accepted_tokens(engine, prefix, gamma):
 
 
 def test_what_is_emitted_while_it_proposes_nothing_is_read_later(engine, prefix):
-    drafter = ModelDrafter(engine, engine.prefill(prefix, ROOM), GREEDY, torch.Generator())
+    drafter = ChainDrafter(engine, engine.prefill(prefix, ROOM), GREEDY, torch.Generator())
     drafter.begin(7)
     for token in (8, 9):
         assert drafter.propose(0).tokens == ()
-        drafter.commit(0, token)
+        drafter.commit(range(0), token)
     assert drafter.forwards == 0 and drafter.state.length == prefix.length
     assert drafter.propose(2).tokens == greedy_from_scratch(engine, prefix, [7, 8, 9], 2)
 
 
 def test_sampled_windows_carry_the_distributions_they_were_drawn_from(engine, prefix):
     sampling = Sampling(1.5, 0.95)
-    drafter = ModelDrafter(engine, engine.prefill(prefix, ROOM), sampling, torch.Generator().manual_seed(3))
+    drafter = ChainDrafter(engine, engine.prefill(prefix, ROOM), sampling, torch.Generator().manual_seed(3))
     drafter.begin(7)
     emitted = [7]
     for accepted in (4, 1):
@@ -111,13 +112,13 @@ def test_sampled_windows_carry_the_distributions_they_were_drawn_from(engine, pr
             scratch = logits_from_scratch(engine, prefix, [*emitted, *window.tokens[:i]])
             assert torch.allclose(window.probs[i], sampling.distribution(scratch[None])[0], atol=1e-4)
             assert window.probs[i, token] > 0
-        drafter.commit(accepted, 5)
+        drafter.commit(range(accepted), 5)
         emitted += [*window.tokens[:accepted], 5]
 
 
 def test_draws_again_the_same_by_seed(engine, prefix):
     def window(seed):
-        drafter = ModelDrafter(
+        drafter = ChainDrafter(
             engine, engine.prefill(prefix, ROOM), Sampling(5.0), torch.Generator().manual_seed(seed)
         )  # fmt: skip
         drafter.begin(7)

@@ -1,0 +1,81 @@
+"""The bookkeeping of trees, on a real model: side branches leave the draft's cache, the committed path stays."""
+
+import pytest
+import torch
+from decoding import checkpoints
+
+from vidspec.drafting.topology import parse_tree
+from vidspec.drafting.tree import TreeDrafter
+from vidspec.engine.forward import Engine
+from vidspec.models import loading
+from vidspec.models.base import Pixels
+from vidspec.profile_schema import TREE
+
+ROOM = 80
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    folder = checkpoints.save(tmp_path_factory.mktemp("pair") / "draft", noise=0.05)
+    return Engine(loading.load(str(folder), loading.placement("cpu", "float32")))
+
+
+@pytest.fixture(scope="module", params=["everything seen", "pruned"])
+def prefix(request, engine):
+    model, frames = engine.model, 5
+    values = torch.randn(frames, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    whole = model.prefix(model.see(Pixels(values, (frames, 4, 4), tuple(map(float, range(frames))))), "What moves?")
+    return whole if request.param == "everything seen" else whole.keep(torch.tensor([0, 3, 4, 11, 20]))
+
+
+def scratch(engine, prefix, emitted):
+    return engine.forward(engine.prefill(prefix, ROOM), emitted).logits[-1]
+
+
+def expected_tree(engine, prefix, emitted, nodes):
+    """Each node's token, from a new cache and its path alone."""
+    tokens = {}
+    for node in nodes:
+        path = [tokens[node[:length]] for length in range(1, len(node))]
+        ranked = scratch(engine, prefix, [*emitted, *path]).sort(descending=True, stable=True).indices
+        tokens[node] = int(ranked[node[-1]])
+    return tuple(tokens[node] for node in nodes)
+
+
+@torch.inference_mode()
+def poison(state):
+    for layer in state.cache.layers:
+        layer.keys[:, :, state.length :] = float("nan")
+        layer.values[:, :, state.length :] = float("nan")
+
+
+PATHS = [(), (0,), (3,), (1, 8), (1, 7, 19), (0, 4, 12), (0, 4, 12, 20), (0, 4, 12, 20, 23), (0, 4, 12, 20, 24)]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=str)
+def test_after_any_commit_it_proposes_the_best_children(engine, prefix, path):
+    nodes = parse_tree(TREE)
+    names = ["".join(map(str, nodes[node])) for node in path]
+    assert all(longer.startswith(shorter) for shorter, longer in zip(names, names[1:], strict=False))
+    drafter = TreeDrafter(engine, engine.prefill(prefix, ROOM), nodes)
+    drafter.begin(7)
+    draft = drafter.propose(5)
+    assert draft.tokens == expected_tree(engine, prefix, [7], nodes) and draft.probs is None
+    assert drafter.forwards == 5  # the root, and four levels with children
+    drafter.commit(path, 99)
+    emitted = [7, *(draft.tokens[node] for node in path), 99]
+    assert drafter.state.length <= prefix.length + len(emitted) - 1
+    poison(drafter.state)
+    assert drafter.propose(5).tokens == expected_tree(engine, prefix, emitted, nodes)
+    poison(drafter.state)
+
+
+def test_depth_is_cut_at_the_end_of_the_text(engine, prefix):
+    nodes = parse_tree(TREE)
+    drafter = TreeDrafter(engine, engine.prefill(prefix, ROOM), nodes)
+    drafter.begin(7)
+    assert drafter.propose(0).tokens == () and drafter.forwards == 0
+    drafter.commit((), 8)
+    draft = drafter.propose(2)
+    assert len(draft.tokens) == 12 and max(draft.depths) == 2
+    assert draft.tokens == expected_tree(engine, prefix, [7, 8], nodes[:12])

@@ -1,0 +1,111 @@
+"""What a drafter may be made from when a clip begins, and who walks over it: a chain or a tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from vidspec.drafting.base import Drafter
+from vidspec.drafting.chain import ChainDrafter
+from vidspec.drafting.topology import parse_tree
+from vidspec.drafting.tree import TreeDrafter
+from vidspec.engine.forward import Engine, State
+from vidspec.engine.sampling import Sampling
+from vidspec.errors import ModelError
+from vidspec.models.base import Prefix
+from vidspec.models.prompt import Question, read, read_text
+
+if TYPE_CHECKING:
+    from vidspec.decoding.trace import Trace
+    from vidspec.engine.taps import Taps
+    from vidspec.profiles import Profile
+
+__all__ = ["Opening"]
+
+
+@dataclass
+class Opening:
+    """Everything a drafter may be made from. Most need little of it.
+
+    Attributes:
+        profile: the settings.
+        question: the clip and what is asked about it.
+        sampling: how drafted tokens are chosen.
+        rng: CPU generator.
+        room: cache entries needed behind the prompt: max_new_tokens and one window.
+        trace: where work is timed, in the draft's lane.
+        tokens: N, the target's visual tokens; None if that is not known (yet).
+        kept: (K,) sorted indices of those the drafter may see; all if None.
+        draft: the draft model's engine, if the profile has one.
+        target, prefix, state, taps: the target's engine, prompt, prefilled cache and what was observed meanwhile, for
+            drafters that share its weights; they may copy from the cache and never write to it.
+        caption: a short caption of the video by another model, for TABED's context C.
+    """
+
+    profile: Profile
+    question: Question
+    sampling: Sampling
+    rng: torch.Generator
+    room: int
+    trace: Trace
+    tokens: int | None
+    kept: torch.Tensor | None
+    draft: Engine | None = None
+    target: Engine | None = None
+    prefix: Prefix | None = None
+    state: State | None = None
+    taps: Taps | None = None
+    caption: str | None = None
+    _own: Prefix | None = None
+
+    def drafting(self) -> Engine:
+        """The draft model's engine."""
+        if self.draft is None:
+            raise ValueError(f"draft.kind {self.profile.draft.kind} needs a draft model")
+        return self.draft
+
+    def own(self, *, pooled: bool = False) -> Prefix:
+        """The draft model's own prompt with all visual tokens, through its own vision tower; looked at once.
+
+        Raises:
+            ModelError: it sees another number of visual tokens than the target, some of which are to be pruned.
+        """
+        if pooled:
+            return read(self.drafting().model, self.question, self.trace, "draft", pooled=True)
+        if self._own is None:
+            self._own = read(self.drafting().model, self.question, self.trace, "draft")
+        prefix = self._own
+        if self._pruning and len(prefix.visual) != self.tokens:
+            raise ModelError(
+                f"target and draft see a frame differently: {self.tokens} and {len(prefix.visual)} visual tokens",
+                hint="take both from one family and generation, or prune.method: none",
+            )
+        return prefix
+
+    @property
+    def _pruning(self) -> bool:
+        return self.kept is not None and self.tokens is not None and len(self.kept) < self.tokens
+
+    def text(self, instead: str) -> Prefix:
+        """The draft model's prompt with a text where the video would be."""
+        return read_text(self.drafting().model, self.question, instead)
+
+    def pruned(self, prefix: Prefix) -> Prefix:
+        """``prefix`` with only the kept visual tokens."""
+        if self.kept is None or len(self.kept) in (self.tokens, len(prefix.visual)):
+            return prefix
+        return prefix.keep(self.kept.to(prefix.embeds.device), compact=self.profile.prune.positions == "compact")
+
+    def read(self, engine: Engine, prefix: Prefix) -> State:
+        """Prefill, timed as the draft's."""
+        with self.trace.span("draft_prefill", "draft"):
+            return engine.prefill(prefix, self.room)
+
+    def walker(self, engine: Engine, state: State) -> Drafter:
+        """A drafter of the profile's topology over a prompt that has been read."""
+        wanted = self.profile.draft
+        if wanted.topology == "tree":
+            return TreeDrafter(engine, state, parse_tree(wanted.tree))
+        return ChainDrafter(engine, state, self.sampling, self.rng)

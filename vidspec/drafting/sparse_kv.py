@@ -1,0 +1,62 @@
+"""The target drafts with the visual entries each of its KV heads attends to most (STD, as ParallelVLM 5.1 uses it)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from vidspec.drafting.base import Drafter
+from vidspec.drafting.opening import Opening
+from vidspec.engine.forward import State
+from vidspec.registry import drafters
+
+__all__ = ["SparseKVDraft", "entries_to_keep"]
+
+
+def entries_to_keep(visual: int, text: int, wanted: int, share: float) -> int:
+    """K, the visual entries of each KV head: K + text is ``wanted``, but K at most ``share`` of all visual ones.
+
+    The paper's 1024 entries are meant for prompts of tens of thousands; a short prompt is pruned by the share instead.
+
+    Args:
+        visual, text: entries of the prompt.
+        wanted: entries in all.
+        share: of the visual entries, at most.
+    """
+    return min(visual, max(1, min(wanted - text, round(share * visual))))
+
+
+@drafters.register("sparse_kv")
+class SparseKVDraft:
+    """Per layer and KV head the K visual entries with the most text-to-visual attention, and all text entries.
+
+    The attention of the text rows behind the video, summed over the query heads of the group, is observed during the
+    target's prefill; entries are chosen once. Generated tokens keep their positions.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"head_attention"})
+
+    @classmethod
+    def open(cls, clip: Opening) -> Drafter:
+        engine, prefix, state, taps = clip.target, clip.prefix, clip.state, clip.taps
+        if engine is None or prefix is None or state is None or taps is None:
+            raise ValueError("the target's weights are in another worker")
+        wanted = clip.profile.draft
+        visual = prefix.visual.index
+        count = entries_to_keep(len(visual), prefix.length - len(visual), wanted.entries, wanted.share)
+        with clip.trace.span("signals", "draft"):
+            is_text = torch.ones(prefix.length, dtype=torch.bool, device=visual.device)
+            is_text[visual] = False
+            text = is_text.nonzero()[:, 0]
+            rows = [_rows(scores, visual, text, count) for scores in taps.head_scores]
+        with clip.trace.span("draft_prefill", "draft"):
+            kept = rows[0].shape[1]
+            cache = state.cache.select_heads(rows, kept + clip.room)
+        return clip.walker(engine, State(cache, prefix.next_position - kept, state.logits))
+
+
+def _rows(scores: torch.Tensor, visual: torch.Tensor, text: torch.Tensor, count: int) -> torch.Tensor:
+    """(kv_heads, count + text) sorted prompt rows of one layer, of ``scores`` (kv_heads, N)."""
+    best = visual.to(scores.device)[scores.topk(count, dim=-1).indices]
+    return torch.cat([best, text.to(best).expand(len(scores), -1)], dim=-1).sort(dim=-1).values

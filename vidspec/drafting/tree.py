@@ -1,0 +1,89 @@
+"""A static tree of alternatives (SD-Tree and SpecVLM): the best children of each node, one pass per level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from vidspec.drafting.base import Draft
+from vidspec.drafting.topology import Node
+from vidspec.engine.attention import tree_mask
+from vidspec.engine.forward import Engine, State
+
+__all__ = ["TreeDrafter"]
+
+
+class TreeDrafter:
+    """Greedy tree. The committed path is kept in the cache, side branches are dropped from it.
+
+    Args:
+        engine: the drafting model.
+        state: its prefilled prompt.
+        nodes: of :func:`parse_tree`.
+    """
+
+    def __init__(self, engine: Engine, state: State, nodes: Sequence[Node]) -> None:
+        self.engine, self.state = engine, state
+        self.forwards = 0
+        self._nodes = tuple(nodes)
+        self._base = state.length  # cache entries that belong to emitted text
+        self._unread: list[int] = []  # emitted tokens that were not read yet
+        self._draft = Draft((), ())
+        self._entry: dict[int, int] = {}  # per read node, how far behind the base its cache entry is
+
+    def begin(self, token: int) -> None:
+        self._unread = [token]
+
+    def propose(self, gamma: int) -> Draft:
+        nodes = [node for node in self._nodes if len(node) <= gamma]
+        number = {node: index for index, node in enumerate(nodes)}
+        parents = tuple(number[node[:-1]] if len(node) > 1 else -1 for node in nodes)
+        tokens = [0] * len(nodes)
+        self._entry = {}
+        read: list[int] = []  # nodes in the cache, in its order
+        frontier = [-1] if nodes else []
+        while frontier:
+            logits = self._forward(frontier, read, tokens, parents, nodes)
+            following: list[int] = []
+            for node, row in zip(frontier, logits, strict=True):
+                children = [index for index, parent in enumerate(parents) if parent == node]
+                best = row.topk(max(nodes[child][-1] for child in children) + 1).indices.tolist()
+                for child in children:
+                    tokens[child] = best[nodes[child][-1]]
+                following += [child for child in children if child in parents]
+            frontier = following
+        self._draft = Draft(tuple(tokens), parents)
+        return self._draft
+
+    def _forward(
+        self, frontier: list[int], read: list[int], tokens: list[int], parents: Sequence[int], nodes: Sequence[Node]
+    ) -> torch.Tensor:
+        """Logits (len(frontier), V) behind each node of the frontier; -1 is the last emitted token."""
+        self.forwards += 1
+        if frontier == [-1]:
+            logits = self.engine.forward(self.state, self._unread).logits[-1:]
+            self._base = self.state.length
+            return logits
+        first = len(read)
+        for node in frontier:
+            self._entry[node] = len(read)
+            read.append(node)
+        above = [self._entry[parents[node]] if parents[node] >= 0 else -1 for node in read]
+        model = self.engine.model
+        return self.engine.forward(
+            self.state,
+            [tokens[node] for node in frontier],
+            places=[self._base + len(nodes[node]) - 1 for node in frontier],
+            mask=tree_mask(above, self._base, model.dtype, model.device, first=first),
+        ).logits
+
+    def commit(self, path: Sequence[int], token: int) -> None:
+        if not self._draft.tokens:  # nothing was read either
+            self._unread = [*self._unread, token]
+            return
+        kept = [self._entry[node] for node in path if node in self._entry]
+        self.state.cache.gather(self._base, kept)
+        self._base += len(kept)
+        self._unread = [*(self._draft.tokens[node] for node in path[len(kept) :]), token]
+        self._draft = Draft((), ())

@@ -15,6 +15,7 @@ import torch
 from transformers import GenerationConfig, LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
 
 from vidspec.embedded.architecture import SPECIALS, build_tokenizer
+from vidspec.models.base import Pixels, Seen
 from vidspec.models.llava_onevision import LlavaOnevision
 
 #: Five patches per side, pooled to three: an odd number, as 384 / 14 = 27 is.
@@ -125,9 +126,31 @@ def save(kind: Kind, folder: Path, **options: object) -> Path:
     return folder
 
 
-def pixels(frames: int, seed: int = 0) -> torch.Tensor:
+def pixels(frames: int, seed: int = 0) -> Pixels:
     """(frames, 3, S, S) as the vision tower takes them."""
-    return torch.randn(frames, 3, IMAGE_SIZE, IMAGE_SIZE, generator=torch.Generator().manual_seed(seed))
+    values = torch.randn(frames, 3, IMAGE_SIZE, IMAGE_SIZE, generator=torch.Generator().manual_seed(seed))
+    return as_pixels(values)
+
+
+def as_pixels(values: torch.Tensor) -> Pixels:
+    """Normalised frames (T, 3, S, S) as the vision tower takes them."""
+    side = values.shape[-1] // PATCH
+    return Pixels(values, (len(values), side, side), tuple(map(float, range(len(values)))))
+
+
+def blank(frames: int) -> Seen:
+    """A video of so many frames in which nothing is to be seen."""
+    count = frames * CELLS**2 + 1
+    cell = torch.arange(count)
+    newline = cell == count - 1
+    return Seen(
+        torch.zeros(count, HIDDEN),
+        (cell // CELLS**2).clamp(max=frames - 1),
+        (cell % CELLS**2 // CELLS).masked_fill(newline, -1),
+        (cell % CELLS).masked_fill(newline, -1),
+        (frames, CELLS, CELLS),
+        tuple(map(float, range(frames))),
+    )
 
 
 def causal(length: int) -> torch.Tensor:

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -16,12 +17,15 @@ from models.checkpoints import (
     Kind,
     adapter,
     as_masks,
+    as_pixels,
+    blank,
     causal,
     pixels,
     stock,
     tokenizer,
 )
 from vidspec.embedded.architecture import prompt_text
+from vidspec.engine.attention import tree_mask
 from vidspec.engine.forward import Engine
 from vidspec.engine.kv_cache import KVCache
 from vidspec.errors import ModelError
@@ -40,7 +44,7 @@ class Case:
         self.model, self.stock = adapter(kind, attention), stock(kind, reference)
         self.engine = Engine(self.model)
         self.pixels = pixels(FRAMES)
-        self.prefix = self.model.prefix(self.model.see(self.pixels), FRAMES, PROMPT)
+        self.prefix = self.model.prefix(self.model.see(self.pixels), PROMPT)
 
     def prefill(self, prefix=None):
         return self.engine.prefill(self.prefix if prefix is None else prefix, room=32)
@@ -49,7 +53,7 @@ class Case:
     def expected(self, new=(), **options):
         """Logits (L + n, V) of the stock model's own forward pass over prompt and new tokens."""
         ids = torch.cat([self.prefix.token_ids, torch.tensor(new, dtype=torch.long)])
-        out = self.stock(input_ids=ids[None], pixel_values_videos=self.pixels[None], use_cache=False, **options)
+        out = self.stock(input_ids=ids[None], pixel_values_videos=self.pixels.values[None], use_cache=False, **options)
         return out.logits[0, :, : self.model.vocabulary]
 
 
@@ -75,7 +79,9 @@ def test_full_prompt_and_margins(case):
 def test_attention_kernels(attention, reference):
     case = Case(TIED, attention, reference)
     state = case.prefill()
-    got = torch.cat([state.logits[None], case.engine.forward(state, NEW[:5]), case.engine.forward(state, NEW[5:6])])
+    got = torch.cat(
+        [state.logits[None], case.engine.forward(state, NEW[:5]).logits, case.engine.forward(state, NEW[5:6]).logits]
+    )
     torch.testing.assert_close(got, case.expected(NEW[:6])[-7:], **CLOSE)
 
 
@@ -83,7 +89,7 @@ def test_attention_kernels(attention, reference):
 def test_chunked_decoding(case, chunks):
     state, left, rows = case.prefill(), list(NEW), []
     for size in chunks:
-        rows.append(case.engine.forward(state, left[:size]))
+        rows.append(case.engine.forward(state, left[:size]).logits)
         left = left[size:]
     torch.testing.assert_close(torch.cat(rows), case.expected(NEW)[-8:], **CLOSE)
     assert state.length == case.prefix.length + 8
@@ -93,7 +99,7 @@ def test_rollback(tied):
     state = tied.prefill()
     tied.engine.forward(state, [500, 501, 502, 503, 504])
     state.cache.rollback(tied.prefix.length + 1)
-    got = tied.engine.forward(state, NEW)
+    got = tied.engine.forward(state, NEW).logits
     torch.testing.assert_close(got, tied.expected([500, *NEW])[-8:], **CLOSE)
 
 
@@ -136,22 +142,20 @@ def test_tree_mask_equals_each_path_alone(tied):
         torch.testing.assert_close(got[node], tied.expected(NEW[:2] + [tokens[i] for i in path])[-1], **CLOSE)
 
 
-def test_engine_forward_takes_a_tree_mask(tied):
-    """Its rows keep the positions of their places in the cache, whatever the mask hides."""
+def test_engine_forward_reads_a_tree(tied):
+    """With a tree's mask and places each node's row is what its path alone gives."""
     state = tied.prefill()
+    tied.engine.forward(state, NEW[:2])
     length, tokens = state.length, [600, 601, 602, 603, 604, 605, 606]
-    mask, _ = tree(PARENTS, length)
-    got = tied.engine.forward(state, tokens, mask)
-    whole = causal(length + len(tokens))
-    whole[..., length:, :] = mask
-    torch.testing.assert_close(got, tied.expected(tokens, attention_mask=as_masks(whole))[length:], **CLOSE)
-    for node in (5, 6):
+    mask, depth = tree(PARENTS, length)
+    assert torch.equal(tree_mask(PARENTS, length, torch.float32, torch.device("cpu")), mask)
+    got = tied.engine.forward(state, tokens, places=[length + d for d in depth], mask=mask)
+    for node in range(len(tokens)):
         path = path_to(node, PARENTS)
-        positions = torch.tensor([[*range(length), *(length + i for i in path)]])
-        alone = tied.expected(
-            [tokens[i] for i in path], position_ids=positions, attention_mask=as_masks(causal(length + len(path)))
-        )
-        torch.testing.assert_close(got[node], alone[-1], **CLOSE)
+        expected = tied.expected(NEW[:2] + [tokens[i] for i in path])[-1]
+        torch.testing.assert_close(got.logits[node], expected, **CLOSE)
+    with torch.inference_mode():
+        torch.testing.assert_close(tied.model.logits(got.hidden), got.logits, **CLOSE)
 
 
 def pruned(case):
@@ -169,7 +173,9 @@ def test_pruned_prompt_is_the_prompt_with_hidden_rows(case):
     kept, rows = pruned(case)
     prefix = case.prefix.keep(kept)
     state = case.prefill(prefix)
-    got = torch.cat([state.logits[None], case.engine.forward(state, NEW[:5]), case.engine.forward(state, NEW[5:6])])
+    got = torch.cat(
+        [state.logits[None], case.engine.forward(state, NEW[:5]).logits, case.engine.forward(state, NEW[5:6]).logits]
+    )
     mask = causal(case.prefix.length + 6)
     dropped = sorted(set(range(case.prefix.length)) - set(rows.tolist()))
     mask[..., dropped] = float("-inf")
@@ -183,16 +189,16 @@ def test_pruned_prompt_at_the_same_positions(tied, compact):
     kept, rows = pruned(tied)
     prefix = tied.prefix.keep(kept, compact=compact)
     state = tied.prefill(prefix)
-    got = torch.cat([state.logits[None], tied.engine.forward(state, NEW)])
+    got = torch.cat([state.logits[None], tied.engine.forward(state, NEW).logits])
     after = len(rows) if compact else tied.prefix.length
     positions = torch.arange(len(rows)) if compact else rows
     positions = torch.cat([positions, torch.arange(after, after + len(NEW))])[None]
     with torch.inference_mode():
         whole = tied.stock.model
-        features = whole.get_video_features(tied.pixels[None]).pooler_output[0, kept]
+        features = whole.get_video_features(tied.pixels.values[None]).pooler_output[0, kept]
         ids = torch.cat([tied.prefix.token_ids[rows], torch.tensor(NEW)])
         embeds = whole.language_model.embed_tokens(ids)
-        embeds = embeds.masked_scatter((ids == tied.model.video_id)[:, None], features)
+        embeds = embeds.masked_scatter((ids == tied.model.visual_id)[:, None], features)
         out = tied.stock(inputs_embeds=embeds[None], position_ids=positions, attention_mask=as_masks(causal(len(ids))))
     torch.testing.assert_close(got, out.logits[0, -9:, : tied.model.vocabulary], **CLOSE)
     other = tied.prefill(tied.prefix.keep(kept, compact=not compact))
@@ -214,7 +220,7 @@ def test_keep_moves_what_belongs_to_a_token(tied):
 def test_cache_is_not_shared_between_prefills(tied):
     first, second = tied.prefill(), tied.prefill()
     tied.engine.forward(first, NEW[:4])
-    torch.testing.assert_close(tied.engine.forward(second, NEW[4:]), tied.expected(NEW[4:])[-4:], **CLOSE)
+    torch.testing.assert_close(tied.engine.forward(second, NEW[4:]).logits, tied.expected(NEW[4:])[-4:], **CLOSE)
 
 
 def test_visual_tokens(tied):
@@ -224,7 +230,7 @@ def test_visual_tokens(tied):
     got = list(zip(visual.frame.tolist(), visual.row.tolist(), visual.column.tolist(), strict=True))
     assert got == [*cells, (FRAMES - 1, -1, -1)]
     assert visual.required.tolist() == [False] * len(cells) + [True]
-    assert torch.equal((ids == tied.model.video_id).nonzero()[:, 0], visual.index)
+    assert torch.equal((ids == tied.model.visual_id).nonzero()[:, 0], visual.index)
     assert torch.equal(visual.features[-1], tied.stock.model.image_newline)
     assert torch.equal(tied.prefix.embeds[0, visual.index], visual.features)
 
@@ -236,10 +242,10 @@ def test_cells_are_where_their_pixels_are():
         if "out_proj" in name:
             weight.data.zero_()
     plain = torch.zeros(2, 3, IMAGE_SIZE, IMAGE_SIZE)
-    before = model.see(plain)
+    before = model.see(as_pixels(plain))
+    visual = model.prefix(before, PROMPT).visual
     plain[1, :, 24:36, 48:60] = 3.0  # of the second frame, the middle patch of the last column
-    changed = (model.see(plain) - before).abs().amax(-1).nonzero()[:, 0]
-    visual = model.prefix(before, 2, PROMPT).visual
+    changed = (model.see(as_pixels(plain)).features - before.features).abs().amax(-1).nonzero()[:, 0]
     places = {(int(visual.frame[i]), int(visual.row[i]), int(visual.column[i])) for i in changed}
     assert places == {(1, 1, 2)}
 
@@ -248,13 +254,18 @@ def test_cells_are_where_their_pixels_are():
 def test_cells_of_other_towers(size, patch, cells):
     model = stock()
     model.config.vision_config.image_size, model.config.vision_config.patch_size = size, patch
-    assert LlavaOnevision("tiny", model, tokenizer(), {}).cells == cells
+    model = LlavaOnevision("tiny", model, tokenizer(), {})
+    frame = SimpleNamespace(frames=np.zeros((1, 8, 8, 3), dtype=np.uint8), timestamps=np.zeros(1))
+    model.rules = replace(model.rules, height=size, width=size)
+    shown = model.preprocess(frame)
+    assert shown.grid == (1, size // patch, size // patch)
+    assert math.ceil(shown.grid[1] / 2) == cells
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, "", "Zwei Wörter?\nEin 🚲!", "a <|im_end|> b"])
 def test_prompt_text_is_the_chat_template(tied, prompt):
     model = tied.model
-    prefix = model.prefix(torch.zeros(FRAMES * CELLS**2 + 1, 64), FRAMES, prompt)
+    prefix = model.prefix(blank(FRAMES), prompt)
     content = [{"type": "video"}, {"type": "text", "text": prompt}]
     message = [{"role": "user", "content": content}]
     rendered = model.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
@@ -266,10 +277,10 @@ def test_prompt_text_is_the_chat_template(tied, prompt):
 
 def test_prompt_that_says_video(tied):
     features = tied.model.see(tied.pixels)
-    prefix = tied.model.prefix(features, FRAMES, "What does <video> mean? <video>")
+    prefix = tied.model.prefix(features, "What does <video> mean? <video>")
     assert torch.equal(prefix.visual.index, tied.prefix.visual.index)
-    assert torch.equal(prefix.embeds[0, prefix.visual.index], features)
-    later = (prefix.token_ids == tied.model.video_id).nonzero()[len(features) :, 0]
+    assert torch.equal(prefix.embeds[0, prefix.visual.index], features.features)
+    later = (prefix.token_ids == tied.model.visual_id).nonzero()[len(features) :, 0]
     assert len(later) == 2 and set(later.tolist()) <= set(prefix.text_rows_after_video.tolist())
     assert prefix.keep(torch.tensor([len(features) - 1])).length == prefix.length - len(features) + 1
     assert torch.isfinite(tied.prefill(prefix).logits).all()
@@ -277,21 +288,21 @@ def test_prompt_that_says_video(tied):
 
 def test_prefix_leaves_the_embeddings_alone(tied):
     before = tied.model.language.embed_tokens.weight.clone()
-    tied.model.prefix(torch.ones(FRAMES * CELLS**2 + 1, 64), FRAMES, PROMPT)
+    tied.model.prefix(replace(blank(FRAMES), features=torch.ones(FRAMES * CELLS**2 + 1, 64)), PROMPT)
     assert torch.equal(tied.model.language.embed_tokens.weight, before)
 
 
 def test_template_without_a_place_for_the_video():
     model = LlavaOnevision("tiny", stock(), tokenizer(), {}, template="{{ messages[0]['role'] }}")
     with pytest.raises(ModelError, match=r"tiny.*<video>"):
-        model.prefix(torch.zeros(10, 64), 1, PROMPT)
+        model.prefix(blank(1), PROMPT)
 
 
 def test_own_template_wins():
     model = LlavaOnevision("tiny", stock(), tokenizer(), {}, template="system <video> says")
-    assert model.prefix(torch.zeros(10, 64), 1, PROMPT).token_ids.tolist() == [
+    assert model.prefix(blank(1), PROMPT).token_ids.tolist() == [
         *tokenizer().encode("system "),
-        *[model.video_id] * 10,
+        *[model.visual_id] * 10,
         *tokenizer().encode(" says"),
     ]
 
@@ -318,15 +329,15 @@ def test_eos(generation, text, expected):
 def test_shape_of_the_model(tied):
     assert tied.model.layers == LAYERS == len(tied.model.blocks)
     assert tied.model.dtype == torch.float32 and tied.model.device.type == "cpu"
-    assert tied.model.text_positions(5, 3).tolist() == [[5, 6, 7]]
+    assert tied.model.text_positions(torch.tensor([[5, 6, 7]])).tolist() == [[5, 6, 7]]
 
 
 def test_preprocess_and_see(tied):
     frames = np.random.RandomState(0).randint(0, 256, (FRAMES, 30, 40, 3), dtype=np.uint8)
-    shown = tied.model.preprocess(SimpleNamespace(frames=frames))
-    assert shown.shape == (FRAMES, 3, IMAGE_SIZE, IMAGE_SIZE) and shown.dtype == torch.float32
-    expected = tied.stock.model.get_video_features(shown[None]).pooler_output[0]
-    torch.testing.assert_close(tied.model.see(shown), expected, **CLOSE)
+    shown = tied.model.preprocess(SimpleNamespace(frames=frames, timestamps=np.arange(FRAMES)))
+    assert shown.values.shape == (FRAMES, 3, IMAGE_SIZE, IMAGE_SIZE) and shown.values.dtype == torch.float32
+    expected = tied.stock.model.get_video_features(shown.values[None]).pooler_output[0]
+    torch.testing.assert_close(tied.model.see(shown).features, expected, **CLOSE)
 
 
 def test_rules_come_from_the_processor():

@@ -8,7 +8,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from models import checkpoints_llava, checkpoints_qwen
 from models.checkpoints import IMAGE_SIZE, PADDED, TIED, UNTIED, pixels, save, stock, tokenizer
+from models.checkpoints_llava import Kind
 from vidspec.engine.forward import Engine
 from vidspec.errors import DeviceError, ModelError
 from vidspec.models.loading import Placement, check_pair, embedded_folder, load, placement
@@ -155,11 +157,11 @@ def test_dtypes_decode(checkpoints, dtype):
     model = load(str(checkpoints["tied"]), placement("cpu", dtype))
     assert model.dtype == getattr(torch, dtype)
     engine = Engine(model)
-    prefix = model.prefix(model.see(pixels(2)), 2, "Describe the video.")
+    prefix = model.prefix(model.see(pixels(2)), "Describe the video.")
     state = engine.prefill(prefix, room=8)
-    alone = [engine.forward(state, [token])[0] for token in (300, 41, 77)]
+    alone = [engine.forward(state, [token]).logits[0] for token in (300, 41, 77)]
     state.cache.rollback(prefix.length)
-    together = engine.forward(state, [300, 41, 77])
+    together = engine.forward(state, [300, 41, 77]).logits
     assert together.dtype == model.dtype and state.cache.layers[0].keys.dtype == model.dtype
     atol = 1e-4 if dtype == "float32" else 0.5  # logits reach 20, where bfloat16 steps by 1/8
     torch.testing.assert_close(together, torch.stack(alone), rtol=0, atol=atol)
@@ -261,6 +263,18 @@ def test_pairs_of_two_families(checkpoints):
         check_pair(target, other)
 
 
+def test_pairs_of_llava_and_llava_next(tmp_path):
+    """TABED's: a LLaVA-1.5 drafts for LLaVA-NeXT. Words must be the same nevertheless."""
+    kinds = {"next": Kind(family="llava_next"), "small": Kind(padding=62, seed=1), "foreign": Kind(tokenizer="foreign")}
+    target, draft, foreign = (load(str(checkpoints_llava.save(kinds[k], tmp_path / k)), CPU) for k in kinds)
+    check_pair(target, draft)
+    check_pair(draft, target)
+    assert target.vocabulary == draft.vocabulary
+    with pytest.raises(ModelError, match="different tokenizers") as caught:
+        check_pair(target, foreign)
+    assert caught.value.kind == "tokenizer"
+
+
 def test_pairs_of_heads_shorter_than_the_tokenizer(checkpoints):
     target, draft = (load(str(checkpoints["tied"]), CPU) for _ in range(2))
     draft.vocabulary -= 3
@@ -269,4 +283,67 @@ def test_pairs_of_heads_shorter_than_the_tokenizer(checkpoints):
 
 
 def test_embedded_folder():
-    assert embedded_folder("target").parts[-3:] == ("embedded", "pair", "target")
+    assert embedded_folder("embedded", "target").parts[-3:] == ("embedded", "pair", "target")
+
+
+# Checkpoints that are not quite what they seem.
+
+
+def test_adapters_are_refused(tmp_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "x/y", "peft_type": "LORA"}))
+    error = refused(tmp_path, "model")
+    assert "LoRA" in error.message and "merge" in error.hint
+
+
+def test_image_processor_inside_the_processors_config(tmp_path):
+    checkpoints_llava.save(Kind(), tmp_path)
+    (tmp_path / "preprocessor_config.json").unlink()
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": {"size": {"shortest_edge": 31}}}))
+    assert load(str(tmp_path), CPU).rules.edge == 31
+
+
+def salmonn(folder: Path) -> checkpoints_qwen.Kind:
+    """A checkpoint as video-SALMONN 2+ are published: Qwen2.5-VL under older names, with an audio branch beside it."""
+    kind = checkpoints_qwen.Kind(tied=False)
+    checkpoints_qwen.save(kind, folder)
+    words = checkpoints_qwen.tokenizer(kind.corpus)
+    config = json.loads((folder / "config.json").read_text())
+    text = config.pop("text_config")
+    theta, section = (text["rope_parameters"][key] for key in ("rope_theta", "mrope_section"))
+    flat = {**{k: v for k, v in text.items() if k not in ("rope_parameters", "model_type", "layer_types")}, **config}
+    flat |= {
+        "architectures": ["video_SALMONN2_plus"],
+        "auto_map": {"AutoConfig": "qwenvl.model.configuration_qwen2_5_vl.Qwen2_5_VLConfig"},
+        "rope_theta": theta,
+        "rope_scaling": {"type": "mrope", "mrope_section": section},
+        "audio_config": {"model_type": "whisper", "d_model": 32, "encoder_layers": 2, "num_mel_bins": 128},
+        "audio_token": "<|audio_pad|>",
+        "audio_token_id": len(words),
+    }
+    (folder / "config.json").write_text(json.dumps(flat))
+    file = folder / "model.safetensors"
+    weights = {"audio.conv1.weight": torch.ones(32, 128, 3), "audio.q_tokens": torch.ones(1, 1, 32)}
+    for name, weight in checkpoints_qwen.stock(kind).state_dict().items():
+        for ours, theirs in (("model.visual.", "visual."), ("model.language_model.", "model.")):
+            name = theirs + name.removeprefix(ours) if name.startswith(ours) else name
+        weights[name] = weight
+    save_file({name: weight.contiguous() for name, weight in weights.items()}, file, metadata={"format": "pt"})
+    return kind
+
+
+def test_an_audio_branch_is_left_out(tmp_path):
+    kind = salmonn(tmp_path)
+    model = load(str(tmp_path), CPU)
+    assert model.family == "qwen2_5_vl" and "audio branch is left out" in model.note
+    assert str(tmp_path) in model.note and "\n" not in model.note
+    loaded = model.model.state_dict()
+    theirs = checkpoints_qwen.stock(kind).state_dict()
+    assert loaded.keys() == theirs.keys() and all(torch.equal(loaded[name], theirs[name]) for name in theirs)
+    plain = checkpoints_qwen.adapter(kind)
+    shown = checkpoints_qwen.pixels(plain)
+    states = [Engine(one).prefill(one.prefix(one.see(shown), "Describe the video."), 4) for one in (model, plain)]
+    torch.testing.assert_close(states[0].logits, states[1].logits, rtol=0, atol=1e-5)
+
+
+def test_models_without_ears_have_no_note(checkpoints):
+    assert load(str(checkpoints["tied"]), CPU).note is None

@@ -13,7 +13,48 @@ if TYPE_CHECKING:
     from vidspec.engine.taps import Taps
     from vidspec.video import Clip
 
-__all__ = ["Prefix", "VideoLanguageModel", "VisualTokens"]
+__all__ = ["Pixels", "Prefix", "Seen", "VideoLanguageModel", "VisualTokens"]
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """A clip as a family's vision tower takes it.
+
+    Attributes:
+        values: float32 on the CPU, in the shape of the family.
+        grid: frames (temporal steps), rows and columns of the tower's patches or of its images.
+        seconds: when each frame (temporal step) begins, counted from the start of the file.
+    """
+
+    values: torch.Tensor
+    grid: tuple[int, int, int]
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a vision tower gave for one clip: N visual tokens, and where each is.
+
+    Attributes:
+        features: (N, hidden), projected, in prompt order.
+        frame, row, column: (N,) as :class:`VisualTokens` has them; row and column are -1 for separators, which no
+            pruner may drop.
+        grid: frames (temporal steps), rows and columns of visual tokens.
+        seconds: when each frame (temporal step) begins.
+        deepstack, views: as :class:`VisualTokens` has them.
+    """
+
+    features: torch.Tensor
+    frame: torch.Tensor
+    row: torch.Tensor
+    column: torch.Tensor
+    grid: tuple[int, int, int]
+    seconds: tuple[float, ...]
+    deepstack: tuple[torch.Tensor, ...] = ()
+    views: tuple[tuple[int, int], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.features)
 
 
 @dataclass(frozen=True)
@@ -25,6 +66,9 @@ class VisualTokens:
         frame, row, column: (N,) where each is in the video; row and column are -1 for separators.
         required: (N,) bool, tokens that no pruner may drop (``image_newline``).
         features: (N, hidden) the projected features, as they enter the language model.
+        deepstack: per early block (N, hidden) further features that are added behind it (Qwen3-VL).
+        views: rows and columns of each raster that the rows of a frame hold one below the other (LLaVA-NeXT: the whole,
+            then its tiles), each over the whole frame; empty if there is one.
     """
 
     index: torch.Tensor
@@ -33,6 +77,8 @@ class VisualTokens:
     column: torch.Tensor
     required: torch.Tensor
     features: torch.Tensor
+    deepstack: tuple[torch.Tensor, ...] = ()
+    views: tuple[tuple[int, int], ...] = ()
 
     def __len__(self) -> int:
         return len(self.index)
@@ -70,6 +116,13 @@ class Prefix:
         first = int(self.visual.index[-1]) + 1 if len(self.visual) else 0
         return torch.arange(first, self.length, device=self.embeds.device)
 
+    def rows_kept(self, kept: torch.Tensor) -> torch.Tensor:
+        """Rows of the prompt, sorted, without the visual tokens not in ``kept``."""
+        stays = torch.ones(self.length, dtype=torch.bool, device=self.embeds.device)
+        stays[self.visual.index] = False
+        stays[self.visual.index[kept]] = True
+        return stays.nonzero()[:, 0]
+
     def keep(self, kept: torch.Tensor, *, compact: bool = False) -> Prefix:
         """The prompt without the visual tokens not in ``kept``.
 
@@ -77,10 +130,7 @@ class Prefix:
             kept: (K,) sorted indices of visual tokens.
             compact: renumber positions without gaps (as SpecVLM's code does) instead of keeping them.
         """
-        stays = torch.ones(self.length, dtype=torch.bool, device=self.embeds.device)
-        stays[self.visual.index] = False
-        stays[self.visual.index[kept]] = True
-        rows = stays.nonzero()[:, 0]
+        rows = self.rows_kept(kept)
         moved = torch.full((self.length,), -1, dtype=torch.long, device=rows.device)
         moved[rows] = torch.arange(len(rows), device=rows.device)
         visual = VisualTokens(
@@ -90,6 +140,8 @@ class Prefix:
             column=self.visual.column[kept],
             required=self.visual.required[kept],
             features=self.visual.features[kept],
+            deepstack=tuple(level[kept] for level in self.visual.deepstack),
+            views=self.visual.views,
         )
         positions, following = self.positions[..., rows], self.next_position
         if compact:
@@ -109,6 +161,7 @@ class VideoLanguageModel(Protocol):
     """One loaded model of one family: preprocessing, vision tower, prompt and language model."""
 
     name: str
+    source: str  # what it was loaded from
     family: str
     tokenizer: Any
     eos: frozenset[int]
@@ -126,22 +179,31 @@ class VideoLanguageModel(Protocol):
     @property
     def blocks(self) -> nn.ModuleList: ...
 
-    def preprocess(self, clip: Clip) -> torch.Tensor:
-        """Pixels for the vision tower, on the CPU in float32."""
+    def preprocess(self, clip: Clip) -> Pixels:
+        """Pixels for the vision tower."""
         ...
 
-    def see(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Projected features (N, hidden) of one clip."""
+    def see(self, pixels: Pixels, *, pooled: bool = False) -> Seen:
+        """Visual tokens of one clip.
+
+        Args:
+            pixels: of :meth:`preprocess`.
+            pooled: average the tower's features 2 x 2 just before the projector (TABED's context P).
+        """
         ...
 
-    def prefix(self, features: torch.Tensor, frames: int, prompt: str) -> Prefix:
-        """The whole prompt, embedded, for features of ``frames`` frames."""
+    def prefix(self, seen: Seen, prompt: str, system: str | None = None) -> Prefix:
+        """The whole prompt with the video in it, embedded."""
+        ...
+
+    def text_prefix(self, instead: str, prompt: str, system: str | None = None) -> Prefix:
+        """The prompt with the text ``instead`` where the video would be; it has no visual tokens."""
         ...
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor: ...
 
-    def text_positions(self, start: int, n: int) -> torch.Tensor:
-        """Positions of n text tokens from ``start`` on, shaped as the family's rotary embedding takes them."""
+    def text_positions(self, positions: torch.Tensor) -> torch.Tensor:
+        """Positions (b, n) of text tokens, shaped as the family's rotary embedding takes them."""
         ...
 
     def run(
@@ -150,9 +212,13 @@ class VideoLanguageModel(Protocol):
         positions: torch.Tensor,
         cache: KVCache,
         mask: torch.Tensor | None,
-        taps: Taps | None,
+        taps: Taps | None = None,
+        visual: VisualTokens | None = None,
     ) -> torch.Tensor:
-        """Final hidden states (1, n, hidden) after the last norm; the cache grows by n."""
+        """Final hidden states (b, n, hidden) after the last norm; the cache grows by n.
+
+        ``visual`` are the visual tokens among the rows, for families that add to them inside the language model.
+        """
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,24 +17,42 @@ from safetensors import SafetensorError
 from vidspec.engine.attention import NAME
 from vidspec.errors import DeviceError, ModelError
 from vidspec.models.base import VideoLanguageModel
+from vidspec.models.identity import related
 from vidspec.registry import families
 
-__all__ = ["Placement", "check_pair", "embedded_folder", "load", "placement"]
+__all__ = ["Placement", "check_pair", "embedded_folder", "load", "placement", "unloadable"]
 
-_CLASSES = {"llava_onevision": "LlavaOnevisionForConditionalGeneration"}
+_PAIRS = {"embedded": "pair", "embedded-qwen": "pair_qwen"}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where and how a model runs."""
+    """Where and how a model runs.
+
+    Attributes:
+        device: of the whole model.
+        dtype: of weights, KV cache and logits; where weights are quantized, of what is computed with them.
+        attention: ``vidspec`` or a name ``transformers`` knows.
+        device_map: how accelerate splits the model instead: a strategy (``auto``, ``balanced``, ``balanced_low_0``,
+            ``sequential``), or the device of each module, ``cpu`` and ``disk`` among them.
+        quantization: ``8bit`` or ``4bit``, by bitsandbytes.
+    """
 
     device: torch.device
     dtype: torch.dtype
     attention: str = NAME
+    device_map: str | Mapping[str, int | str] | None = None
+    quantization: str | None = None
 
 
-def placement(device: str = "auto", dtype: str = "auto", attention: str = "auto") -> Placement:
+def placement(
+    device: str = "auto",
+    dtype: str = "auto",
+    attention: str = "auto",
+    device_map: str | Mapping[str, int | str] | None = None,
+    quantization: str | None = None,
+) -> Placement:
     """Resolve ``auto`` on this machine: the first CUDA device, else the CPU; bfloat16 there, float32 here.
 
     Raises:
@@ -55,12 +75,12 @@ def placement(device: str = "auto", dtype: str = "auto", attention: str = "auto"
     if place.type == "mps" and not torch.backends.mps.is_available():
         raise DeviceError("device mps is not available here", hint="vidspec doctor lists the devices")
     chosen = _DTYPES.get(dtype) or (torch.bfloat16 if place.type == "cuda" else torch.float32)
-    return Placement(place, chosen, NAME if attention == "auto" else attention)
+    return Placement(place, chosen, NAME if attention == "auto" else attention, device_map, quantization)
 
 
-def embedded_folder(role: str) -> Path:
-    """The folder of the built-in ``target`` or ``draft``."""
-    return Path(__file__).parents[1] / "embedded" / "pair" / role
+def embedded_folder(pair: str, role: str) -> Path:
+    """The folder of the ``target`` or ``draft`` of the built-in pair ``embedded`` or ``embedded-qwen``."""
+    return Path(__file__).parents[1] / "embedded" / _PAIRS[pair] / role
 
 
 def load(name: str, where: Placement) -> VideoLanguageModel:
@@ -77,58 +97,97 @@ def load(name: str, where: Placement) -> VideoLanguageModel:
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each retry would be a line on stderr
+    for chatty in ("huggingface_hub", "accelerate"):  # each retry, each offloaded weight would be a line on stderr
+        logging.getLogger(chatty).setLevel(logging.ERROR)
     transformers.utils.logging.disable_progress_bar()
     folder = Path(name).expanduser()
     looks_local = folder.exists() or name.startswith((".", "/", "~"))
     source = str(folder) if looks_local else name
-    if looks_local and not (folder / "config.json").is_file():
+    if looks_local and not any((folder / f"{kind}config.json").is_file() for kind in ("", "adapter_")):
         raise ModelError(f"{name}: no config.json in this folder", hint="name a folder with a saved model, or a hub id")
     try:
         config = transformers.AutoConfig.from_pretrained(source)
     except (OSError, ValueError) as error:
-        raise _missing(name, error) from error
+        if _file(source, "adapter_config.json"):
+            raise ModelError(
+                f"{name}: is an adapter (LoRA), not a model", hint="merge it into its base model and name the result"
+            ) from error
+        raise unloadable(name, error) from error
     family = str(config.model_type)
-    if family not in families.names() or family not in _CLASSES:
+    if family not in families.names():
         raise ModelError(
-            f"{name}: models of type {family} are not supported; supported: {', '.join(sorted(_CLASSES))}",
+            f"{name}: models of type {family} are not supported; supported: {', '.join(families.names())}",
             kind="family",
         )
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-        model, found = getattr(transformers, _CLASSES[family]).from_pretrained(
-            source, dtype=where.dtype, output_loading_info=True
-        )
+        model = _weights(name, source, where)
         processor, template = _processor(source), _template(source)
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise _missing(name, error) from error
-    if absent := sorted(found["missing_keys"]):
-        # transformers fills them with random numbers and only logs it
-        raise ModelError(f"{name}: {len(absent)} weights are not in the files, {absent[0]} first", kind="unreadable")
-    try:
-        model = model.to(where.device)
-    except torch.OutOfMemoryError as error:
-        raise DeviceError(
-            f"{name} does not fit on {where.device}", hint="--dtype bfloat16, or a smaller model", kind="memory"
-        ) from error
+        raise unloadable(name, error) from error
     try:
         adapter = families.get(family)(name, model, tokenizer, processor, template, where.attention)
     except (ImportError, ValueError) as error:
         raise DeviceError(
             f"attention {where.attention}: {_first_line(error)}", hint="vidspec doctor lists the kernels found"
         ) from error
+    if getattr(config, "audio_config", None) is not None:
+        adapter.note = f"{name}: its audio branch is left out; it describes what is seen, not what is heard"
     return adapter  # type: ignore[no-any-return]
+
+
+def _weights(name: str, source: str, where: Placement) -> Any:
+    """The stock model with its weights, on its devices."""
+    import transformers
+
+    options: dict[str, Any] = {}
+    if where.quantization is not None:
+        _require("bitsandbytes", f"models.quantization {where.quantization}")
+        options["quantization_config"] = transformers.BitsAndBytesConfig(
+            load_in_8bit=where.quantization == "8bit",
+            load_in_4bit=where.quantization == "4bit",
+            bnb_4bit_compute_dtype=where.dtype,
+            bnb_4bit_quant_type="nf4",
+        )
+    if where.device_map is not None or options:
+        _require("accelerate", "models.device_map" if where.device_map is not None else "models.quantization")
+        split = where.device_map
+        options["device_map"] = (
+            {"": str(where.device)} if split is None else split if isinstance(split, str) else {**split}
+        )
+    automatic: Any = transformers.AutoModelForImageTextToText
+    try:
+        model, found = automatic.from_pretrained(source, dtype=where.dtype, output_loading_info=True, **options)
+        if absent := sorted(found["missing_keys"]):
+            # transformers fills them with random numbers and only logs it
+            raise ModelError(
+                f"{name}: {len(absent)} weights are not in the files, {absent[0]} first", kind="unreadable"
+            )
+        return model if options else model.to(where.device)
+    except torch.OutOfMemoryError as error:
+        place = "on all devices together" if where.device_map is not None else f"on {where.device}"
+        raise DeviceError(
+            f"{name} does not fit {place}",
+            hint="--dtype bfloat16, models.device_map: auto, models.quantization: 4bit, or a smaller model",
+            kind="memory",
+        ) from error
+
+
+def _require(package: str, key: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise DeviceError(f"{key}: {package} is not installed", hint=f"pip install {package}")
 
 
 def check_pair(target: VideoLanguageModel, draft: VideoLanguageModel) -> None:
     """Refuse pairs that cannot speculate: of two families, tokenizers or vocabularies.
 
-    Heads padded to different sizes are fine: both models' logits are cut to what the tokenizer knows.
+    Heads padded to different sizes are fine: both models' logits are cut to what the tokenizer knows. LLaVA-1.5 may
+    draft for LLaVA-NeXT and the other way round, as in TABED; what is pruned for the one means nothing to the other.
 
     Raises:
         ModelError: with the difference.
     """
-    if target.family != draft.family:
+    if not related(target.family, draft.family):
         raise ModelError(f"target {target.name} is of family {target.family}, draft {draft.name} of {draft.family}")
     if target.tokenizer is not draft.tokenizer:
         ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
@@ -148,7 +207,8 @@ def check_pair(target: VideoLanguageModel, draft: VideoLanguageModel) -> None:
         )
 
 
-def _missing(name: str, error: Exception) -> ModelError:
+def unloadable(name: str, error: Exception) -> ModelError:
+    """The error for a model that ``transformers`` could not load: where it looked, and what would fetch it."""
     if Path(name).expanduser().exists():
         return ModelError(f"{name}: cannot be loaded: {_first_line(error)}", kind="unreadable")
     import huggingface_hub.constants as hub
@@ -184,8 +244,10 @@ def _file(source: str, name: str) -> str | None:
 
 
 def _processor(source: str) -> dict[str, Any]:
-    """The video processor's config, searched in transformers 5's order: its part of the processor's, else its own."""
-    if (text := _file(source, "processor_config.json")) and (nested := json.loads(text).get("video_processor")):
+    """The config of the video processor, else the image processor's, searched in transformers 5's order: its part of
+    the processor's, else its own file."""
+    whole = json.loads(_file(source, "processor_config.json") or "{}")
+    if nested := whole.get("video_processor") or whole.get("image_processor"):
         return dict(nested)
     for name in ("video_preprocessor_config.json", "preprocessor_config.json"):
         if text := _file(source, name):

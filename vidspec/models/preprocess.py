@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-__all__ = ["PixelRules", "normalised"]
+__all__ = ["MODES", "PixelRules", "channels_first", "halve", "normalised", "resized", "scaled"]
 
 #: PIL's resampling numbers, which processor configs use.
-_MODES = {0: "nearest", 2: "bilinear", 3: "bicubic"}
+MODES = {0: "nearest", 2: "bilinear", 3: "bicubic"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class PixelRules:
             width=int(size.get("width", edge)),
             mean=tuple(config.get("image_mean") or (0.5, 0.5, 0.5)),
             std=tuple(config.get("image_std") or (0.5, 0.5, 0.5)),
-            mode=_MODES.get(config.get("resample", 3), "bicubic"),
+            mode=MODES.get(config.get("resample", 3), "bicubic"),
             scale=float(config.get("rescale_factor", 1 / 255)),
         )
 
@@ -63,12 +63,39 @@ def normalised(frames: NDArray[np.uint8], rules: PixelRules) -> torch.Tensor:
     Returns:
         (T, 3, height, width) float32.
     """
-    pixels = torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2)
-    if pixels.shape[-2:] != (rules.height, rules.width):
-        antialias = rules.mode != "nearest"
-        pixels = F.interpolate(
-            pixels, size=(rules.height, rules.width), mode=rules.mode, **({"antialias": True} if antialias else {})
-        )
+    pixels = resized(channels_first(frames), rules.height, rules.width, rules.mode)
+    return scaled(pixels, rules)
+
+
+def channels_first(frames: NDArray[np.uint8]) -> torch.Tensor:
+    """(T, 3, H, W) uint8 of frames (T, H, W, 3)."""
+    return torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2)
+
+
+def resized(pixels: torch.Tensor, height: int, width: int, mode: str) -> torch.Tensor:
+    """Bytes (T, 3, H, W) as bytes (T, 3, height, width), whatever the ratio; antialiased."""
+    if pixels.shape[-2:] == (height, width):
+        return pixels
+    antialias = {"antialias": True} if mode != "nearest" else {}
+    return F.interpolate(pixels, size=(height, width), mode=mode, **antialias)
+
+
+def scaled(pixels: torch.Tensor, rules: PixelRules) -> torch.Tensor:
+    """Bytes (..., 3, H, W) as normalised float32."""
     mean = torch.tensor(rules.mean)[:, None, None]
     std = torch.tensor(rules.std)[:, None, None]
     return (pixels.float() * rules.scale - mean) / std
+
+
+def halve(features: torch.Tensor) -> torch.Tensor:
+    """Average neighbouring features 2 x 2; of an odd side the last stands alone (TABED's pooled context, section 5).
+
+    Args:
+        features: (T, rows, columns, d).
+
+    Returns:
+        (T, ceil(rows / 2), ceil(columns / 2), d).
+    """
+    channels_first = features.permute(0, 3, 1, 2)
+    pooled = F.avg_pool2d(channels_first, 2, ceil_mode=True, count_include_pad=False)
+    return pooled.permute(0, 2, 3, 1)

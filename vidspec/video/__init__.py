@@ -1,6 +1,6 @@
 """Reads videos: exact frames with timestamps. Importing it loads neither numpy nor a decoder; using it does.
 
-reading    the one call, read: path -> Clip
+reading    the calls, read and read_at: path -> Clip
 base       Clip, SourceFacts, Index, the Decoder protocol
 opening    a file opened, or the one error that says what is wrong with it
 probing    the index of a file's frames, and which decoder may be trusted with it
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vidspec.video.base import Clip, Decoder, Index, SourceFacts
     from vidspec.video.probing import probe
-    from vidspec.video.reading import read
+    from vidspec.video.reading import read, read_at
 
-__all__ = ["Clip", "Decoder", "Index", "SourceFacts", "probe", "read"]
+__all__ = ["Clip", "Decoder", "Index", "SourceFacts", "probe", "read", "read_at"]
 
-_HOMES = {"probe": "probing", "read": "reading"}
+_HOMES = {"probe": "probing", "read": "reading", "read_at": "reading"}
 
 
 def __getattr__(name: str) -> Any:

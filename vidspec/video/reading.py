@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +21,7 @@ from vidspec.video.decode_av import AvDecoder
 from vidspec.video.probing import decord_doubt, index_by_decoding, probe
 from vidspec.video.resize import fitted, resized
 
-__all__ = ["DECODERS", "read"]
+__all__ = ["DECODERS", "read", "read_at"]
 
 DECODERS = ("auto", "decord", "av")
 
@@ -49,7 +51,24 @@ def read(
     Raises UsageError for arguments that make no sense, and VideoError for a file that does not give these frames
     exactly; a frame is never replaced by another. A file cut short is read where ``end`` lies before the cut.
     """
-    wanted = _Wanted(frames, fps, start, end, max_pixels)
+    return _read_wanted(path, _Wanted(frames, fps, start, end, max_pixels), decoder)
+
+
+def read_at(
+    path: str | os.PathLike[str], times: Sequence[float], *, max_pixels: int | None = None, decoder: str = "auto"
+) -> Clip:
+    """Reads the frames on screen at ``times``, such as some of another clip's ``timestamps``.
+
+    ``times``: seconds since the first frame of the stream, increasing, at least one. For the rest see :func:`read`.
+    """
+    if not len(times) or any(later < earlier for earlier, later in pairwise(times)):
+        raise UsageError("times must be given, and in order")
+    for time in (times[0], times[-1]):
+        check_seconds("times", time)
+    return _read_wanted(path, _Wanted(None, None, None, None, max_pixels, tuple(times)), decoder)
+
+
+def _read_wanted(path: str | os.PathLike[str], wanted: _Wanted, decoder: str) -> Clip:
     _check_arguments(wanted, decoder)
     decoders = _decoders(decoder)
     index = probe(path)
@@ -73,6 +92,7 @@ class _Wanted:
     start: float | None
     end: float | None
     max_pixels: int | None
+    times: tuple[float, ...] = ()
 
 
 def _check_arguments(wanted: _Wanted, decoder: str) -> None:
@@ -129,7 +149,12 @@ def _read(index: Index, wanted: _Wanted, decoders: list[Decoder]) -> Clip:
 
 
 def _positions(index: Index, wanted: _Wanted) -> NDArray[np.int64]:
-    """Which frames of ``index`` are wanted: increasing, repeated only by ``fps``."""
+    """Which frames of ``index`` are wanted: increasing, repeated only by ``fps`` and ``times``."""
+    if wanted.times:
+        _check_memory(index, len(wanted.times), wanted)
+        # Half a microsecond forgives what became of a timestamp on its way through a record.
+        found = np.searchsorted(index.times, np.asarray(wanted.times) + 5e-7, side="right") - 1
+        return np.clip(found, 0, len(index) - 1).astype(np.int64)
     start, end = wanted.start, wanted.end
     readable = format_seconds(index.duration_s)
     if index.truncated and (end is None or end > index.duration_s):

@@ -1,0 +1,178 @@
+"""Small random Qwen2.5-VL and Qwen3-VL models with the real layout: windowed towers, M-RoPE, deepstack, padded heads.
+
+The tokenizer is a small byte-level BPE with the real one's pre-tokenizer and its special tokens at the end, in order.
+Weights are far from the usual tiny initialisation, as in ``checkpoints``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import GenerationConfig, PreTrainedTokenizerFast
+
+from vidspec.models.base import Pixels
+from vidspec.models.preprocess_qwen import patchify
+from vidspec.registry import families
+
+#: Of the published tokenizers of both generations.
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPECIALS = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>"),
+    *("<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>"),
+    *("<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
+)
+MORE = ("<tool_call>", "</tool_call>", "<|fim_prefix|>")
+CORPUS = (
+    "You are a helpful assistant. Describe the video. system user assistant seconds",
+    "A small red circle moves from the left to the right while a large blue square stays where it was.",
+)
+QWEN25, QWEN3 = "qwen2_5_vl", "qwen3_vl"
+CLASSES = {QWEN25: "Qwen2_5_VL", QWEN3: "Qwen3VL"}
+PATCH, HIDDEN, LAYERS, HEADS, KV_HEADS = 4, 64, 4, 4, 2
+#: Two frames a step, 2 x 2 patches a token; 8 pixels a side of a token.
+UNIT = 2 * PATCH
+DEEPSTACK = (0, 1, 2)
+TOKENS_PER_SECOND = 2
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a checkpoint is like.
+
+    ``padding`` is how many rows its head has beyond the tokenizer; ``noise`` how far all weights are from those of
+    the same kind without any, in their own deviations.
+    """
+
+    family: str = QWEN25
+    tied: bool = True
+    padding: int = 7
+    corpus: int = 0
+    seed: int = 0
+    layers: int = LAYERS
+    noise: float = 0.0
+
+
+@functools.cache
+def tokenizer(corpus: int = 0) -> PreTrainedTokenizerFast:
+    words = Tokenizer(models.BPE())
+    words.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(Regex(SPLIT), behavior="isolated")
+    whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    words.pre_tokenizer = pre_tokenizers.Sequence([split, whole])
+    words.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=360 + corpus, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    words.train_from_iterator([*CORPUS, "xyzzy " * corpus], trainer)
+    words.add_special_tokens(list(SPECIALS))
+    words.add_tokens(list(MORE))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=list(SPECIALS),
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def processor(family: str) -> dict[str, object]:
+    """A video processor's config, keys as the published ones have them."""
+    common = {"patch_size": PATCH, "temporal_patch_size": 2, "merge_size": 2, "resample": 3, "rescale_factor": 1 / 255}
+    if family == QWEN25:
+        mean, std = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+        return {**common, "min_pixels": 4 * UNIT**2, "max_pixels": 20 * UNIT**2, "image_mean": mean, "image_std": std}
+    size = {"shortest_edge": 4 * UNIT**2, "longest_edge": 100 * UNIT**2}
+    return {**common, "size": size, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+
+
+def config(kind: Kind) -> transformers.PreTrainedConfig:
+    words = tokenizer(kind.corpus)
+    ids = words.get_vocab()
+    vision = {"depth": 4, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": PATCH}
+    vision |= {"spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": HIDDEN}
+    text = {
+        "vocab_size": len(words) + kind.padding,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 96,
+        "num_hidden_layers": kind.layers,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": kind.tied,
+    }
+    ends = {"bos_token_id": None, "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"]}
+    rope: dict[str, object] = {"rope_type": "default", "rope_theta": 1e4}
+    if kind.family == QWEN25:
+        vision |= {"window_size": 3 * UNIT, "fullatt_block_indexes": [1, 3], "tokens_per_second": TOKENS_PER_SECOND}
+        rope["mrope_section"] = [2, 3, 3]
+    else:
+        vision |= {"num_position_embeddings": 36, "deepstack_visual_indexes": list(DEEPSTACK)}
+        rope |= {"mrope_section": [6, 3, 3], "mrope_interleaved": True}
+        text["head_dim"] = 24  # not hidden / heads, as in the published ones
+    return getattr(transformers, f"{CLASSES[kind.family]}Config")(
+        vision_config=vision,
+        text_config={**text, **ends, "rope_parameters": rope},
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=kind.tied,
+        **ends,
+    )
+
+
+def stock(kind: Kind, attention: str = "sdpa") -> transformers.PreTrainedModel:
+    """A new model of ``kind``, untouched by vidspec; the same numbers at every call."""
+    made = getattr(transformers, f"{CLASSES[kind.family]}ForConditionalGeneration")(config(kind)).eval()
+    made.set_attn_implementation(attention)
+    rng = torch.Generator()
+    with torch.no_grad():
+        for name, weight in made.named_parameters():
+            rng.manual_seed(kind.seed + zlib.crc32(name.encode()))  # whatever the depth or the padding
+            noise = torch.randn(weight.shape, generator=rng)
+            if "embed_tokens" in name or "lm_head" in name:
+                weight.copy_(noise * 0.7)
+            elif "norm" in name or "ln_q" in name:
+                weight.copy_(0.2 * noise + (1 if name.endswith("weight") else 0))
+            elif weight.dim() == 1:
+                weight.copy_(0.3 * noise)
+            else:
+                gain = 1.5 if "q_proj" in name or "k_proj" in name else 1.0
+                weight.copy_(gain * noise / weight[0].numel() ** 0.5)
+            weight.add_(kind.noise * weight.std() * torch.randn(weight.shape, generator=rng))
+    words = tokenizer(kind.corpus)
+    made.generation_config = GenerationConfig(
+        eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id, do_sample=False
+    )
+    return made
+
+
+def adapter(kind: Kind, attention: str = "vidspec"):
+    """The same model behind vidspec's interface."""
+    family = families.get(kind.family)
+    return family("tiny", stock(kind), tokenizer(kind.corpus), processor(kind.family), attention=attention)
+
+
+def save(kind: Kind, folder: Path, **options: object) -> Path:
+    """Write a checkpoint as the library lays it out."""
+    stock(kind).save_pretrained(folder, **options)
+    tokenizer(kind.corpus).save_pretrained(folder)
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(processor(kind.family)), encoding="utf-8")
+    return folder
+
+
+def pixels(model, frames: int = 6, rows: int = 3, columns: int = 5, seed: int = 0, every: float = 0.7) -> Pixels:
+    """A clip of noise: ``rows`` x ``columns`` visual tokens for each two frames, a step every ``every`` seconds."""
+    rng = torch.Generator().manual_seed(seed)
+    values, grid = patchify(torch.randn(frames, 3, rows * UNIT, columns * UNIT, generator=rng), model.rules)
+    return Pixels(values, grid, tuple(0.25 + every * step for step in range(grid[0])))

@@ -1,0 +1,281 @@
+"""LLaVA-1.5, and of LLaVA-NeXT what is the same; its tiles are in ``test_llava_next``."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from models.checkpoints import causal
+from models.checkpoints_llava import HIDDEN, IMAGE_SIZE, PATCH, SIDE, Kind, adapter, clip, save, stock, tokenizer
+from vidspec.engine.attention import tree_mask
+from vidspec.engine.forward import Engine
+from vidspec.engine.taps import Taps
+from vidspec.errors import GenerationError, ModelError
+from vidspec.models.llava import VICUNA
+from vidspec.models.llava_next import MISTRAL
+from vidspec.models.loading import Placement, load
+
+FRAMES = 3
+PROMPT = "Describe the video."
+NEW = [300, 41, 117, 77, 77, 260, 123, 288]
+CLOSE = {"rtol": 0, "atol": 1e-4}
+CPU = Placement(torch.device("cpu"), torch.float32)
+KINDS = {
+    "llava": Kind(),
+    "llava-qwen2": Kind(text="qwen2", seed=3),
+    "llava-all-features": Kind(select="full", layer=(-3, -1)),
+    "llava-window": Kind(text="mistral", window=7),
+    "next": Kind(family="llava_next"),
+    "next-mistral": Kind(family="llava_next", text="mistral"),
+    "next-window": Kind(family="llava_next", text="mistral", window=7),
+}
+
+
+class Case:
+    """A model behind our interface, the same model untouched, and a prompt."""
+
+    def __init__(self, kind: Kind, attention: str = "vidspec", reference: str = "sdpa") -> None:
+        self.kind, self.model, self.stock = kind, adapter(kind, attention), stock(kind, reference)
+        self.engine = Engine(self.model)
+        self.pixels = self.model.preprocess(clip(FRAMES, 60, 90))
+        self.seen = self.model.see(self.pixels)
+        self.prefix = self.model.prefix(self.seen, PROMPT)
+
+    def prefill(self, prefix=None):
+        return self.engine.prefill(self.prefix if prefix is None else prefix, room=32)
+
+    @torch.inference_mode()
+    def expected(self, new=(), **options):
+        """Logits (L + n, V) of the stock model's own forward pass over prompt and new tokens."""
+        inputs = self.model.stock_inputs(self.pixels, self.prefix)
+        ids = torch.cat([inputs.pop("input_ids"), torch.tensor([list(new)], dtype=torch.long)], dim=1)
+        del inputs["attention_mask"]
+        return self.stock(input_ids=ids, use_cache=False, **inputs, **options).logits[0, :, : self.model.vocabulary]
+
+
+@pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS)
+def case(request):
+    return Case(request.param)
+
+
+@pytest.fixture(scope="module", params=["llava", "next-mistral"])
+def plain(request):
+    return Case(KINDS[request.param])
+
+
+def test_full_prompt_and_margins(case):
+    expected = case.expected()
+    torch.testing.assert_close(case.prefill().logits, expected[-1], **CLOSE)
+    best = expected.topk(2).values
+    assert (best[:, 0] - best[:, 1]).median() > 0.1  # far above rounding: comparing token ids means something
+
+
+@pytest.mark.parametrize("chunks", [[1] * 8, [8], [1, 5, 2], [4, 1, 3]])
+def test_chunked_decoding(case, chunks):
+    state, left, rows = case.prefill(), list(NEW), []
+    for size in chunks:
+        rows.append(case.engine.forward(state, left[:size]).logits)
+        left = left[size:]
+    torch.testing.assert_close(torch.cat(rows), case.expected(NEW)[-8:], **CLOSE)
+
+
+def test_rollback(case):
+    state = case.prefill()
+    case.engine.forward(state, [150, 151, 152, 153, 154])
+    state.cache.rollback(case.prefix.length + 1)
+    got = case.engine.forward(state, NEW).logits
+    torch.testing.assert_close(got, case.expected([150, *NEW])[-8:], **CLOSE)
+
+
+def test_tree_mask_equals_each_path_alone(case):
+    parents, tokens = [-1, -1, 0, 0, 1, 3, 4], [200, 201, 202, 203, 204, 205, 206]
+    state = case.prefill()
+    case.engine.forward(state, NEW[:2])
+    depth = []
+    for parent in parents:
+        depth.append(0 if parent < 0 else depth[parent] + 1)
+    mask = tree_mask(parents, state.length, torch.float32, torch.device("cpu"))
+    got = case.engine.forward(state, tokens, places=[state.length + d for d in depth], mask=mask).logits
+    for node in range(len(tokens)):
+        path, at = [], node
+        while at >= 0:
+            path.insert(0, tokens[at])
+            at = parents[at]
+        torch.testing.assert_close(got[node], case.expected(NEW[:2] + path)[-1], **CLOSE)
+
+
+def test_greedy_decoding_equals_generate(case):
+    inputs = case.model.stock_inputs(case.pixels, case.prefix)
+    expected = case.stock.generate(**inputs, max_new_tokens=24, do_sample=False)[0, case.prefix.length :].tolist()
+    state = case.prefill()
+    made = [int(state.logits.argmax())]
+    while len(made) < len(expected):
+        made.append(int(case.engine.forward(state, made[-1:]).logits[0].argmax()))
+    assert made == expected and len(set(made)) > 3
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("reference", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ["llava", "llava-window", "next-mistral"])
+def test_attention_kernels(name, attention, reference):
+    case = Case(KINDS[name], attention, reference)
+    state = case.prefill()
+    passes = [case.engine.forward(state, NEW[:5]).logits, case.engine.forward(state, NEW[5:6]).logits]
+    torch.testing.assert_close(torch.cat([state.logits[None], *passes]), case.expected(NEW[:6])[-7:], **CLOSE)
+
+
+def test_window_matters():
+    near, far = (Case(Kind(text="mistral", window=window)) for window in (7, None))
+    assert (near.prefill().logits - far.prefill().logits).abs().max() > 0.1
+
+
+def test_pruned_prompt_is_the_prompt_with_hidden_rows(plain):
+    visual = plain.prefix.visual
+    kept = torch.tensor([i for i in range(len(visual)) if i % 3 == 1 or visual.required[i]])
+    prefix = plain.prefix.keep(kept)
+    state = plain.prefill(prefix)
+    got = torch.cat([state.logits[None], plain.engine.forward(state, NEW[:5]).logits])
+    mask = causal(plain.prefix.length + 5)
+    dropped = sorted(set(range(plain.prefix.length)) - set(plain.prefix.rows_kept(kept).tolist()))
+    mask[..., dropped] = float("-inf")
+    mask[..., dropped, dropped] = 0  # a row that sees nothing would be NaN
+    expected = plain.expected(NEW[:5], attention_mask=mask, position_ids=torch.arange(mask.shape[-1])[None])
+    torch.testing.assert_close(got, expected[-6:], **CLOSE)
+    assert len(dropped) > 10 and state.length + state.offset == plain.prefix.length + 5
+
+
+def test_taps_see_the_stock_models_attention(plain):
+    visual, rows = plain.prefix.visual.index, plain.prefix.text_rows_after_video
+    taps = Taps(rows=rows, visual=visual, attention=True, hidden=(0, 2))
+    plain.engine.prefill(plain.prefix, 4, taps)
+    reference = stock(plain.kind, "eager")
+    with torch.inference_mode():
+        out = reference(
+            **plain.model.stock_inputs(plain.pixels, plain.prefix), output_attentions=True, output_hidden_states=True
+        )
+    weights = torch.stack([layer[0].mean(0)[rows][:, visual].mean(0) for layer in out.attentions]).mean(0)
+    torch.testing.assert_close(taps.attention_scores, weights, rtol=0, atol=1e-5)
+    torch.testing.assert_close(taps.states[2], out.hidden_states[2][0], **CLOSE)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_loaded_from_a_folder(name, tmp_path):
+    kind = KINDS[name]
+    model = load(str(save(kind, tmp_path)), CPU)
+    assert model.family == kind.family and model.eos == {2}
+    ours, theirs = model.model.state_dict(), stock(kind).state_dict()
+    assert all(torch.equal(ours[key], weight) for key, weight in theirs.items())
+    made = model.preprocess(clip(2, 50, 80))
+    torch.testing.assert_close(made.values, adapter(kind).preprocess(clip(2, 50, 80)).values)
+
+
+# Where visual tokens are.
+
+
+def test_visual_tokens():
+    case = Case(Kind())
+    visual = case.prefix.visual
+    cells = [(t, r, c) for t in range(FRAMES) for r in range(SIDE) for c in range(SIDE)]
+    assert list(zip(visual.frame.tolist(), visual.row.tolist(), visual.column.tolist(), strict=True)) == cells
+    assert not visual.required.any() and case.seen.grid == (FRAMES, SIDE, SIDE)
+    inputs = case.model.stock_inputs(case.pixels, case.prefix)
+    features = torch.cat(list(case.stock.get_image_features(inputs["pixel_values"]).pooler_output))
+    torch.testing.assert_close(case.prefix.embeds[0, visual.index], features, **CLOSE)
+
+
+def test_a_class_token_is_nowhere_and_stays():
+    visual = Case(KINDS["llava-all-features"]).prefix.visual
+    assert len(visual) == FRAMES * (SIDE**2 + 1)
+    assert visual.required.nonzero()[:, 0].tolist() == [t * (SIDE**2 + 1) for t in range(FRAMES)]
+    assert visual.row[1:4].tolist() == [0, 0, 0] and visual.column[1:4].tolist() == [0, 1, 2]
+
+
+def mute(model):
+    """No patch learns of any other."""
+    for name, weight in model.model.model.vision_tower.named_parameters():
+        if "out_proj" in name:
+            weight.data.zero_()
+    return model
+
+
+def test_cells_are_where_their_pixels_are():
+    model = mute(adapter(Kind()))
+    plain = model.preprocess(clip(2, IMAGE_SIZE, IMAGE_SIZE))
+    changed = plain.values.clone()
+    changed[1, :, PATCH : 2 * PATCH, 2 * PATCH :] += 3.0  # of the second frame, the middle patch of the last column
+    seen, before = model.see(replace(plain, values=changed)), model.see(plain)
+    moved = (seen.features - before.features).abs().amax(-1).nonzero()[:, 0]
+    assert [(int(seen.frame[i]), int(seen.row[i]), int(seen.column[i])) for i in moved] == [(1, 1, 2)]
+
+
+@pytest.mark.parametrize("name", ["llava", "llava-all-features"])
+def test_pooled_features(name):
+    """2 x 2 means of the tower's features before the projector; of an odd side the last stands alone."""
+    case = Case(KINDS[name])
+    tower = case.stock.model.vision_tower(case.pixels.values, output_hidden_states=True).hidden_states
+    chosen = torch.cat([tower[layer] for layer in ((-3, -1) if "all" in name else (-2,))], dim=-1)
+    own, cells = chosen[:, :1], chosen[:, 1:].reshape(FRAMES, SIDE, SIDE, -1)
+    means = [cells[:, r : r + 2, c : c + 2].mean((1, 2)) for r in range(0, SIDE, 2) for c in range(0, SIDE, 2)]
+    parts = torch.stack(means, dim=1)
+    parts = torch.cat([own, parts], dim=1) if "all" in name else parts
+    expected = case.stock.model.multi_modal_projector(parts).flatten(0, 1)
+    seen = case.model.see(case.pixels, pooled=True)
+    torch.testing.assert_close(seen.features, expected, **CLOSE)
+    assert seen.grid == (FRAMES, 2, 2) and int(seen.row.max()) == int(seen.column.max()) == 1
+    prefix = case.model.prefix(seen, PROMPT)
+    assert prefix.length == case.prefix.length - len(case.seen) + len(seen)
+    assert torch.isfinite(case.prefill(prefix).logits).all()
+
+
+# Templates and words.
+
+
+def test_a_text_instead_of_the_video(plain):
+    prefix = plain.model.text_prefix("\n", PROMPT)
+    text = plain.model.tokenizer.decode(prefix.token_ids, skip_special_tokens=True)
+    assert PROMPT in text and "<image>" not in text and len(prefix.visual) == 0
+    assert prefix.token_ids[0] == 1 and prefix.token_ids[1:].tolist().count(1) == 0
+    assert torch.isfinite(plain.prefill(prefix).logits).all()
+
+
+def test_prompt_that_says_image(plain):
+    prefix = plain.model.prefix(plain.seen, "What does <image> mean? <image>")
+    assert torch.equal(prefix.visual.index, plain.prefix.visual.index)
+    assert torch.equal(prefix.embeds[0, prefix.visual.index], plain.seen.features)
+    said = (prefix.token_ids == plain.model.visual_id).nonzero()[len(plain.seen) :, 0]
+    assert len(said) == 2 and set(said.tolist()) <= set(prefix.text_rows_after_video.tolist())
+    with pytest.raises(GenerationError, match="<image>"):
+        plain.model.prefix(plain.seen, PROMPT, "Look at <image>.")
+
+
+def test_template_without_a_place_for_images():
+    model = adapter(Kind(), template="{{ messages[0]['role'] }}")
+    with pytest.raises(ModelError, match=r"tiny.*<image>"):
+        model.prefix(model.see(model.preprocess(clip(1, 50, 50))), PROMPT)
+
+
+def test_template_with_one_image_takes_all_frames():
+    model = adapter(Kind(tokenizer="bare"), template="see <image> now")
+    words, ids = tokenizer("bare"), model.visual_id
+    prefix = model.prefix(model.see(model.preprocess(clip(2, 50, 50))), PROMPT)
+    assert prefix.token_ids.tolist() == [*words.encode("see "), *[ids] * 2 * SIDE**2, *words.encode(" now")]
+
+
+def test_next_without_a_template_speaks_its_language_models_form():
+    for text, expected in (("mistral", MISTRAL), ("llama", VICUNA)):
+        assert adapter(Kind(family="llava_next", text=text)).template == expected
+
+
+def test_vocabulary_ends_where_the_tokenizer_does():
+    model = adapter(Kind(padding=62))
+    assert model.model.lm_head.weight.shape[0] == len(tokenizer()) + 62
+    assert model.vocabulary == len(tokenizer())
+    assert model.logits(torch.zeros(1, 2, HIDDEN)).shape == (1, 2, len(tokenizer()))
+
+
+def test_frames_of_one_clip_do_not_influence_each_other():
+    model, shown = adapter(Kind(family="llava_next")), clip(3, 60, 90)
+    whole = model.preprocess(shown)
+    shown.frames = np.ascontiguousarray(shown.frames[1:2])
+    torch.testing.assert_close(model.preprocess(shown).values[0], whole.values[1], rtol=0, atol=0)

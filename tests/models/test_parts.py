@@ -1,0 +1,195 @@
+"""Models over several places, and quantized ones.
+
+What waits on the disk has weights on no device at all: who works with it must not look at weights to find out where to
+compute. That is also what goes wrong where the parts of a model are on several GPUs.
+"""
+
+import importlib.util
+
+import pytest
+import torch
+import transformers
+
+from models import checkpoints, checkpoints_llava, checkpoints_qwen
+from models.checkpoints import TIED, stock
+from models.checkpoints_llava import Kind
+from vidspec import profiles
+from vidspec.captioner import Captioner
+from vidspec.engine.forward import Engine
+from vidspec.engine.taps import Taps
+from vidspec.errors import DeviceError, ModelError, ProfileError
+from vidspec.models import loading
+from vidspec.models.loading import Placement, load, placement
+
+CPU = Placement(torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def quiet_library():
+    """``load`` silences transformers; leave it as it was."""
+    before = transformers.utils.logging.get_verbosity()
+    yield
+    transformers.utils.logging.set_verbosity(before)
+    transformers.utils.logging.enable_progress_bar()
+
+
+LANGUAGE = {
+    "model.language_model.embed_tokens": "disk",
+    "model.language_model.layers.0": "cpu",
+    "model.language_model.layers.1": "disk",
+    "model.language_model.layers.2": "cpu",
+    "model.language_model.layers.3": "disk",
+    "model.language_model.norm": "disk",
+    "model.language_model.rotary_emb": "cpu",
+    "lm_head": "disk",
+}
+CLIP = {"model.vision_tower": "cpu", "model.multi_modal_projector": "disk", **LANGUAGE}
+NEWLINE = {"model.image_newline": "cpu", **CLIP}
+QWEN = {"model.visual": "cpu", **LANGUAGE}
+
+
+def llava_pixels(model):
+    return model.preprocess(checkpoints_llava.clip(2, 60, 90))
+
+
+def onevision_pixels(_model):
+    return checkpoints.pixels(2)
+
+
+QWEN25, QWEN3 = (checkpoints_qwen.Kind(name, tied=False) for name in (checkpoints_qwen.QWEN25, checkpoints_qwen.QWEN3))
+FAMILIES = {
+    "llava": (checkpoints_llava, Kind(), CLIP, llava_pixels),
+    "llava_next": (checkpoints_llava, Kind(family="llava_next"), NEWLINE, llava_pixels),
+    "llava_onevision": (checkpoints, checkpoints.UNTIED, NEWLINE, onevision_pixels),
+    "qwen2_5_vl": (checkpoints_qwen, QWEN25, QWEN, checkpoints_qwen.pixels),
+    "qwen3_vl": (checkpoints_qwen, QWEN3, QWEN, checkpoints_qwen.pixels),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.filterwarnings("ignore:The following device_map keys")
+def test_a_model_in_parts(family, tmp_path, capfd):
+    made, kind, parts, pixels = FAMILIES[family]
+    folder = str(made.save(kind, tmp_path, max_shard_size="100kB"))
+    assert len(list(tmp_path.glob("*.safetensors"))) > 3
+    whole, spread = load(folder, CPU), load(folder, placement("cpu", device_map=parts))
+    assert spread.language.embed_tokens.weight.is_meta and spread.model.lm_head.weight.is_meta
+    assert (spread.device, spread.dtype, spread.vocabulary) == (whole.device, torch.float32, whole.vocabulary)
+    seen = []
+    for model in (whole, spread):
+        engine, shown = Engine(model), pixels(model)
+        prefix = model.prefix(model.see(shown), "Describe the video.")
+        taps = Taps(rows=prefix.text_rows_after_video, visual=prefix.visual.index, attention=True, hidden=(0, 2, 4))
+        state = engine.prefill(prefix, 8, taps)
+        passed = engine.forward(state, [30, 41, 77])
+        pooled = model.see(shown, pooled=True).features
+        seen.append([state.logits, *passed, taps.attention_scores, *taps.states.values(), pooled])
+    for ours, theirs in zip(*seen, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    assert capfd.readouterr().err.count("meta device") == 0
+
+
+OPTIONAL = ("accelerate", "bitsandbytes")
+
+
+@pytest.fixture
+def asked(checkpoints, monkeypatch):
+    """What the library is asked for, without doing it."""
+    seen = {}
+
+    def from_pretrained(source, **options):
+        seen.update(options)
+        return stock(TIED), {"missing_keys": []}
+
+    monkeypatch.setattr(transformers.AutoModelForImageTextToText, "from_pretrained", from_pretrained)
+    whole = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: whole("torch" if name in OPTIONAL else name))
+    return lambda where: (load(str(checkpoints["tied"]), where), seen)[1]
+
+
+@pytest.mark.parametrize("split", ["auto", "balanced"])
+def test_split_over_all_devices(asked, split):
+    options = asked(placement("cpu", "bfloat16", device_map=split))
+    assert options["device_map"] == split and options["dtype"] == torch.bfloat16
+    assert "quantization_config" not in options
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_quantized(asked, bits):
+    options = asked(placement("cpu", "bfloat16", quantization=f"{bits}bit"))
+    chosen = options["quantization_config"]
+    assert (chosen.load_in_8bit, chosen.load_in_4bit) == (bits == 8, bits == 4)
+    assert chosen.bnb_4bit_compute_dtype == torch.bfloat16 and chosen.bnb_4bit_quant_type == "nf4"
+    assert options["device_map"] == {"": "cpu"}  # quantized weights cannot be moved afterwards
+    assert asked(placement("cpu", quantization=f"{bits}bit", device_map="auto"))["device_map"] == "auto"
+
+
+def test_whole_models_need_no_accelerate(asked):
+    assert set(asked(CPU)) == {"dtype", "output_loading_info"}
+
+
+@pytest.mark.parametrize(
+    "options, package", [({"device_map": "auto"}, "accelerate"), ({"quantization": "4bit"}, "bitsandbytes")]
+)
+def test_packages_that_are_not_there(checkpoints, monkeypatch, options, package):
+    whole = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else whole(name))
+    with pytest.raises(DeviceError, match=rf"models\.\w+.*: {package} is not installed") as caught:
+        load(str(checkpoints["tied"]), placement("cpu", **options))
+    assert caught.value.hint == f"pip install {package}" and caught.value.exit_code == 3
+
+
+def test_out_of_memory_of_all_devices(checkpoints, monkeypatch):
+    def full(*_args, **_kwargs):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(transformers.AutoModelForImageTextToText, "from_pretrained", full)
+    with pytest.raises(DeviceError, match="does not fit on all devices together") as caught:
+        load(str(checkpoints["tied"]), placement("cpu", device_map="auto"))
+    assert caught.value.kind == "memory"
+
+
+# Profiles say where models go.
+
+
+def placed(monkeypatch, **settings):
+    """Where a profile puts the draft and the target, in the order they are loaded."""
+    seen = []
+
+    def stop_at_the_second(name, where):
+        seen.append((name, where))
+        if len(seen) == 2:
+            raise ModelError("enough")
+
+    monkeypatch.setattr(loading, "load", stop_at_the_second)
+    keys = {f"models.{key}": value for key, value in settings.items()}
+    with pytest.raises(ModelError, match="enough"):
+        Captioner.from_profile("vanilla-sd", overrides={"models.target": "big", "models.draft": "small", **keys})
+    return dict(seen), [name for name, _ in seen]
+
+
+def test_a_target_is_split_and_its_draft_is_not(monkeypatch):
+    """The draft comes first: a map of the target counts the memory that is left."""
+    where, order = placed(monkeypatch, device_map="balanced", draft_device="cpu", dtype="bfloat16")
+    assert order == ["small", "big"]
+    assert (where["big"].device_map, where["small"].device_map) == ("balanced", None)
+    assert where["small"].device == torch.device("cpu") and where["small"].dtype == torch.bfloat16
+
+
+def test_only_the_target_is_quantized(monkeypatch):
+    where, _ = placed(monkeypatch, quantization="4bit")
+    assert (where["big"].quantization, where["small"].quantization) == ("4bit", None)
+
+
+@pytest.mark.parametrize(
+    "key, value, message",
+    [
+        ("device_map", "everywhere", "models.device_map"),
+        ("quantization", "2bit", "models.quantization"),
+        ("draft_device", "tpu", "models.draft_device"),
+        ("device", "cpu", "models.device: cpu excludes models.device_map.*models.draft_device"),
+    ],
+)
+def test_keys_that_make_no_sense(key, value, message):
+    with pytest.raises(ProfileError, match=message):
+        profiles.load("vanilla-sd", {"models.device_map": "auto", f"models.{key}": value}, env={})

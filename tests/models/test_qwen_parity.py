@@ -1,0 +1,323 @@
+"""Qwen2.5-VL and Qwen3-VL behind our interface give what the stock models give."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from models.checkpoints import as_masks, causal
+from models.checkpoints_qwen import CLASSES, QWEN3, QWEN25, Kind, adapter, pixels, save, stock, tokenizer
+from vidspec.engine.attention import tree_mask
+from vidspec.engine.forward import Engine
+from vidspec.engine.taps import Taps
+from vidspec.errors import GenerationError, ModelError
+from vidspec.models import loading
+
+PROMPT = "Describe the video."
+NEW = [300, 41, 317, 77, 77, 260, 123, 338]
+CLOSE = {"rtol": 0, "atol": 1e-4}
+FAMILIES = sorted(CLASSES)
+
+
+class Case:
+    """A model behind our interface, the same model untouched, and a prompt whose time axis ends behind its text."""
+
+    def __init__(self, kind: Kind, attention: str = "vidspec", reference: str = "sdpa") -> None:
+        self.model, self.stock = adapter(kind, attention), stock(kind, reference)
+        self.engine = Engine(self.model)
+        self.pixels = pixels(self.model, every=12.5)
+        self.prefix = self.model.prefix(self.model.see(self.pixels), PROMPT)
+        self.inputs = self.model.stock_inputs(self.pixels, self.prefix)
+
+    def prefill(self, prefix=None):
+        return self.engine.prefill(self.prefix if prefix is None else prefix, room=32)
+
+    def masks(self, mask):
+        """A mask that the library takes as it is, whatever the positions."""
+        return as_masks(mask) if self.model.family == QWEN25 else mask
+
+    def positions(self, new=0):
+        """(3, 1, L + n) as the stock model's own functions count them when it generates."""
+        grids = {k: v for k, v in self.inputs.items() if k not in ("pixel_values_videos", "attention_mask")}
+        if new:  # as if they were of the prompt
+            pad = {"input_ids": new, "mm_token_type_ids": new}
+            grids = {k: torch.nn.functional.pad(v, (0, pad[k])) if k in pad else v for k, v in grids.items()}
+        return self.stock.model.get_rope_index(**grids)[0]
+
+    @torch.inference_mode()
+    def expected(self, new=(), mask=None, **options):
+        """Logits (L + n, V) of the stock model's own forward pass over prompt and new tokens."""
+        ids = torch.cat([self.prefix.token_ids, torch.tensor(new, dtype=torch.long)])[None]
+        inputs = {
+            **self.inputs,
+            "input_ids": ids,
+            "mm_token_type_ids": None,
+            "attention_mask": None if mask is None else self.masks(mask),
+            "position_ids": self.positions(len(new)),
+            **options,
+        }
+        return self.stock(**inputs, use_cache=False).logits[0, :, : self.model.vocabulary]
+
+
+KINDS = [Kind(family, tied) for family in FAMILIES for tied in (True, False)]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: f"{kind.family}-{'tied' if kind.tied else 'untied'}")
+def case(request):
+    return Case(request.param)
+
+
+def test_full_prompt_and_margins(case):
+    with torch.inference_mode():
+        whole = case.stock(**case.inputs).logits[0, :, : case.model.vocabulary]
+    torch.testing.assert_close(case.prefill().logits, whole[-1], **CLOSE)
+    torch.testing.assert_close(case.expected(), whole, **CLOSE)
+    best = whole.topk(2).values
+    assert (best[:, 0] - best[:, 1]).min() > 1e-3  # far above rounding: comparing token ids means something
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("attention", ["vidspec", "sdpa", "eager"])
+@pytest.mark.parametrize("reference", ["sdpa", "eager"])
+def test_attention_kernels(family, attention, reference):
+    case = Case(Kind(family, tied=False), attention, reference)
+    state = case.prefill()
+    several, one = case.engine.forward(state, NEW[:5]), case.engine.forward(state, NEW[5:6])
+    got = torch.cat([state.logits[None], several.logits, one.logits])
+    torch.testing.assert_close(got, case.expected(NEW[:6])[-7:], **CLOSE)
+
+
+@pytest.mark.parametrize("chunks", [[1] * 8, [8], [1, 5, 2]])
+def test_chunked_decoding(case, chunks):
+    state, left, rows = case.prefill(), list(NEW), []
+    for size in chunks:
+        rows.append(case.engine.forward(state, left[:size]).logits)
+        left = left[size:]
+    torch.testing.assert_close(torch.cat(rows), case.expected(NEW)[-8:], **CLOSE)
+    assert state.length == case.prefix.length + 8
+
+
+def test_rollback(case):
+    state = case.prefill()
+    case.engine.forward(state, [300, 301, 302, 303, 304])
+    state.cache.rollback(case.prefix.length + 1)
+    got = case.engine.forward(state, NEW).logits
+    torch.testing.assert_close(got, case.expected([300, *NEW])[-8:], **CLOSE)
+
+
+def test_tree_mask_equals_each_path_alone(case):
+    state = case.prefill()
+    case.engine.forward(state, NEW[:2])
+    parents, tokens = [-1, -1, 0, 0, 1, 3, 4], [300, 301, 302, 303, 304, 305, 306]
+    paths = []
+    for node, parent in enumerate(parents):
+        paths.append([*(paths[parent] if parent >= 0 else []), node])
+    mask = tree_mask(parents, state.length, torch.float32, torch.device("cpu"))
+    got = case.engine.forward(state, tokens, places=[state.length + len(path) - 1 for path in paths], mask=mask)
+    for node, path in enumerate(paths):
+        expected = case.expected(NEW[:2] + [tokens[i] for i in path])[-1]
+        torch.testing.assert_close(got.logits[node], expected, **CLOSE)
+
+
+def test_greedy_decoding_equals_generate(case):
+    """``generate`` numbers new tokens itself: right behind the last one of the prompt."""
+    padding = list(range(case.model.vocabulary, case.stock.lm_head.weight.shape[0]))  # random here, never said
+    with torch.inference_mode():
+        out = case.stock.generate(**case.inputs, max_new_tokens=24, suppress_tokens=padding)
+    expected = out[0, case.prefix.length :].tolist()
+    state, got = case.prefill(), []
+    logits = state.logits
+    while len(got) < len(expected):
+        got.append(int(logits.argmax()))
+        logits = case.engine.forward(state, got[-1:]).logits[0]
+    assert got == expected and len(expected) == 24
+
+
+def test_positions_are_the_librarys(case):
+    positions = case.positions(1)
+    assert torch.equal(case.prefix.positions, positions[..., :-1])
+    assert positions[..., -1].tolist() == [[case.prefix.next_position]] * 3
+    if case.model.family == QWEN25:  # the clip is so long that its time axis passes the text behind it
+        assert positions.max() > positions[..., -1].max()
+    further = case.model.text_positions(torch.tensor([[5, 6]]))
+    assert further.tolist() == [[[5, 6]]] * 3
+
+
+def pruned(case):
+    """A third of the visual tokens, and the rows of the prompt that stay."""
+    kept = torch.arange(1, len(case.prefix.visual), 3)
+    return kept, case.prefix.rows_kept(kept)
+
+
+def test_pruned_prompt_is_the_prompt_with_hidden_rows(case):
+    """The stock model reads the whole prompt and may not look at the dropped tokens: all three axes stay."""
+    kept, rows = pruned(case)
+    state = case.prefill(case.prefix.keep(kept))
+    several, one = case.engine.forward(state, NEW[:5]), case.engine.forward(state, NEW[5:6])
+    got = torch.cat([state.logits[None], several.logits, one.logits])
+    mask = causal(case.prefix.length + 6)
+    dropped = sorted(set(range(case.prefix.length)) - set(rows.tolist()))
+    mask[..., dropped] = float("-inf")
+    mask[..., dropped, dropped] = 0  # a row that sees nothing would be NaN
+    torch.testing.assert_close(got, case.expected(NEW[:6], mask)[-7:], **CLOSE)
+    assert state.length == len(rows) + 6
+
+
+def test_keep_moves_what_belongs_to_a_token(case):
+    kept, rows = pruned(case)
+    prefix, visual = case.prefix.keep(kept), case.prefix.visual
+    assert torch.equal(prefix.positions, case.prefix.positions[..., rows])
+    assert prefix.next_position == case.prefix.next_position
+    assert torch.equal(prefix.embeds[0, prefix.visual.index], visual.features[kept])
+    assert len(prefix.visual.deepstack) == (3 if case.model.family == QWEN3 else 0)
+    for ours, whole in zip(prefix.visual.deepstack, visual.deepstack, strict=True):
+        assert torch.equal(ours, whole[kept])
+    compact = case.prefix.keep(kept, compact=True)
+    assert torch.equal(compact.positions, torch.arange(len(rows)).expand(3, 1, -1))
+    assert (case.prefill(compact).logits - case.prefill(prefix).logits).abs().max() > 1e-2  # positions do matter
+
+
+def test_prompt_without_a_visual_token(case):
+    """What a drafter that keeps nothing reads."""
+    prefix = case.prefix.keep(torch.empty(0, dtype=torch.long))
+    assert len(prefix.visual) == 0 and torch.isfinite(case.prefill(prefix).logits).all()
+
+
+def test_taps_see_the_models_own_attention(case):
+    index, rows = case.prefix.visual.index, case.prefix.text_rows_after_video
+    taps = Taps(rows, index, attention=True, hidden=(0, 1, 2, case.model.layers))
+    case.engine.prefill(case.prefix, 4, taps)
+    eager = stock(replace_kind(case), "eager")
+    with torch.inference_mode():
+        out = eager(**case.inputs, output_attentions=True, output_hidden_states=True)
+    weights = torch.stack(out.attentions)[:, 0].mean((0, 1))
+    torch.testing.assert_close(taps.attention_scores, weights[rows][:, index].mean(0), rtol=0, atol=1e-5)
+    torch.testing.assert_close(taps.states[0], case.prefix.embeds[0], **CLOSE)
+    embedded = taps.states[1][index] - case.prefix.embeds[0, index]
+    assert embedded.abs().max() > 0.1
+
+
+def replace_kind(case):
+    return Kind(case.model.family, case.stock.config.tie_word_embeddings)
+
+
+def pool_slowly(tower, family, values, grid):
+    """Features of the pooled context patch by patch: (N, hidden) for each projector."""
+    before = []  # per projector the patches it is given
+
+    def keep(_module, args):
+        before.append(args[0])
+
+    mergers = [*getattr(tower, "deepstack_merger_list", []), tower.merger]
+    handles = [merger.register_forward_pre_hook(keep) for merger in mergers]
+    tower(values, grid_thw=torch.tensor([grid]))
+    for handle in handles:
+        handle.remove()
+    order = torch.arange(len(values) // 4)
+    if family == QWEN25:
+        from transformers.vision_utils import get_vision_window_index
+
+        order, _ = get_vision_window_index(torch.tensor([grid]), 2, tower.window_size, tower.patch_size)
+    steps, rows, columns = grid
+    places = {}  # step, row and column of a patch -> where the tower has it
+    for place, token in enumerate(order.tolist()):
+        step, cell = divmod(token, rows * columns // 4)
+        row, column = divmod(cell, columns // 2)
+        for part in range(4):
+            places[step, 2 * row + part // 2, 2 * column + part % 2] = 4 * place + part
+    found = []
+    for merger, features in zip(mergers, before, strict=True):
+        pooled = {}
+        for step in range(steps):
+            for row in range(rows // 2):  # sides of a grid of patches are even
+                for column in range(columns // 2):
+                    four = [places[step, 2 * row + i, 2 * column + j] for i in (0, 1) for j in (0, 1)]
+                    pooled[step, row, column] = features[four].mean(0)
+        units = []
+        for step in range(steps):
+            for row in range(0, rows // 2, 2):
+                for column in range(0, columns // 2, 2):
+                    for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
+                        units.append(pooled[step, min(row + i, rows // 2 - 1), min(column + j, columns // 2 - 1)])
+        found.append(merger(torch.stack(units)))
+    return [found[-1], *found[:-1]]
+
+
+@pytest.mark.parametrize("size", [(3, 5), (4, 6), (1, 1), (7, 2)])
+@torch.inference_mode()
+def test_pooled_features(case, size):
+    shown = pixels(case.model, 4, *size)
+    seen = case.model.see(shown, pooled=True)
+    rows, columns = -(-size[0] // 2), -(-size[1] // 2)
+    assert seen.grid == (2, rows, columns) and len(seen) == 2 * rows * columns
+    expected = pool_slowly(case.stock.model.visual, case.model.family, shown.values, shown.grid)
+    for ours, slow in zip([seen.features, *seen.deepstack], expected, strict=True):
+        torch.testing.assert_close(ours, slow, **CLOSE)
+    prefix = case.model.prefix(seen, PROMPT)
+    assert torch.isfinite(case.prefill(prefix).logits).all()
+    again = case.model.see(shown).features  # nothing is left behind in the tower
+    torch.testing.assert_close(
+        again, case.stock.get_video_features(shown.values, torch.tensor([shown.grid])).pooler_output[0]
+    )
+
+
+def test_tokens_are_where_their_pixels_are(case):
+    """Without attention between patches, only the token over changed pixels changes."""
+    model = adapter(replace_kind(case))
+    for name, weight in model.tower.named_parameters():
+        if "attn.proj" in name:
+            weight.data.zero_()
+    plain = pixels(model, 6, 4, 7)
+    before = model.see(plain)
+    changed = plain.values.clone()
+    changed[(1 * 4 * 7 + 2 * 7 + 5) * 4 + 3] += 3.0  # of the second step the token in row 2, column 5: its last patch
+    moved = model.see(replace(plain, values=changed)).features - before.features
+    (place,) = moved.abs().amax(-1).nonzero()[:, 0].tolist()
+    assert (before.frame[place], before.row[place], before.column[place]) == (1, 2, 5)
+
+
+def test_text_instead_of_the_video(case):
+    prefix = case.model.text_prefix("\n", PROMPT)
+    text = case.model.tokenizer.decode(prefix.token_ids)
+    assert f"user\n\n{PROMPT}" in text and "vision" not in text
+    assert len(prefix.visual) == 0 and prefix.next_position == prefix.length
+    assert torch.equal(prefix.positions, torch.arange(prefix.length).expand(3, 1, -1))
+    with torch.inference_mode():
+        expected = case.stock(input_ids=prefix.token_ids[None]).logits[0, -1, : case.model.vocabulary]
+    torch.testing.assert_close(case.prefill(prefix).logits, expected, **CLOSE)
+
+
+def test_prompt_that_says_video(case):
+    prefix = case.model.prefix(case.model.see(case.pixels), "What does <|video_pad|> mean?")
+    assert torch.equal(prefix.visual.index, case.prefix.visual.index)
+    said = (prefix.token_ids == case.model.visual_id).nonzero()[len(prefix.visual) :, 0]
+    assert len(said) == 1 and int(said) in prefix.text_rows_after_video
+    with pytest.raises(GenerationError, match="video_pad"):
+        case.model.prefix(case.model.see(case.pixels), PROMPT, system="<|video_pad|>")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_saved_and_loaded(family, tmp_path):
+    place = loading.placement("cpu", "float32")
+    kinds = {"target": Kind(family, tied=False, padding=40), "draft": Kind(family, padding=7, seed=1, layers=2)}
+    target, draft = (loading.load(str(save(kind, tmp_path / name)), place) for name, kind in kinds.items())
+    loading.check_pair(target, draft)
+    size = max(tokenizer().get_vocab().values()) + 1
+    assert target.vocabulary == draft.vocabulary == size < draft.model.lm_head.weight.shape[0]
+    assert draft.model.lm_head.weight.shape[0] < target.model.lm_head.weight.shape[0]
+    assert (target.family, target.layers, draft.layers) == (family, 4, 2)
+    assert target.eos == {tokenizer().eos_token_id} and target.rules == adapter(kinds["target"]).rules
+    shown = pixels(target)
+    prefix = target.prefix(target.see(shown), PROMPT)
+    with torch.inference_mode():
+        expected = stock(kinds["target"])(**target.stock_inputs(shown, prefix)).logits[0, -1, :size]
+    torch.testing.assert_close(Engine(target).prefill(prefix, 4).logits, expected, **CLOSE)
+    foreign = loading.load(str(save(Kind(family, corpus=9), tmp_path / "foreign")), place)
+    with pytest.raises(ModelError, match="different tokenizers") as caught:
+        loading.check_pair(target, foreign)
+    assert caught.value.kind == "tokenizer"
+
+
+def test_families_do_not_mix():
+    with pytest.raises(ModelError, match="family"):
+        loading.check_pair(adapter(Kind(QWEN25)), adapter(Kind(QWEN3)))

@@ -1,0 +1,219 @@
+"""What the adapters of all families share: names and ends, the prompt around the video, the language model's pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import nn
+
+from vidspec.engine.attention import NAME
+from vidspec.errors import GenerationError, ModelError
+from vidspec.models.base import Pixels, Prefix, Seen, VisualTokens
+
+if TYPE_CHECKING:
+    from vidspec.engine.kv_cache import KVCache
+    from vidspec.engine.taps import Taps
+
+__all__ = ["Adapter"]
+
+
+class Adapter:
+    """A stock model of ``transformers`` behind :class:`~vidspec.models.base.VideoLanguageModel`; families derive.
+
+    Args:
+        name: what the user called it.
+        model: the stock model, on its device and in its dtype.
+        tokenizer: a fast tokenizer.
+        processor: the video (or image) processor's config.
+        template: a chat template that takes lists of ``content`` and ``text`` contents; the family's own if None.
+        attention: ``vidspec`` (grouped-query SDPA with taps) or a name ``transformers`` knows.
+    """
+
+    family: ClassVar[str]
+    #: What the published processors render for one video and a prompt.
+    chat_template: ClassVar[str]
+    #: What the template calls the thing that is looked at.
+    content: ClassVar[str] = "video"
+    #: What users of this checkpoint should know, in one line.
+    note: str | None = None
+
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        tokenizer: Any,
+        processor: Mapping[str, Any],
+        template: str | None = None,
+        attention: str = NAME,
+    ) -> None:
+        self.name, self.source, self.model, self.tokenizer = name, name, model.eval(), tokenizer
+        self.attention = attention
+        model.set_attn_implementation({"text_config": attention, "vision_config": "sdpa"})
+        self.language: Any = model.model.language_model
+        self.template = template or self.chat_template
+        self.visual_id = self._visual_id()
+        self.placeholder: str = tokenizer.convert_ids_to_tokens(self.visual_id)
+        ends = model.generation_config.eos_token_id if model.generation_config else None
+        ends = self.language.config.eos_token_id if ends is None else ends
+        self.eos = frozenset([ends] if isinstance(ends, int) else ends or [tokenizer.eos_token_id])
+        # Heads are padded to round numbers; only ids the tokenizer knows can be emitted.
+        self.vocabulary = min(int(model.lm_head.weight.shape[0]), max(tokenizer.get_vocab().values()) + 1)
+
+    # What families differ in.
+
+    def _visual_id(self) -> int:
+        """Id of the token that stands for one visual token."""
+        return int(self.model.config.video_token_id)
+
+    @property
+    def span(self) -> str:
+        """What the rendered template has in the place of the video; all of it gives way to the video or a text."""
+        return self.placeholder
+
+    def pieces(self, seen: Seen) -> Sequence[str | range]:
+        """What stands in the place of :attr:`span`: texts, and ranges of visual tokens, in their order."""
+        return [range(len(seen))]
+
+    def opening(self) -> list[int]:
+        """Ids before the first of the template; published tokenizers of some families begin with one."""
+        return []
+
+    def positions(self, token_ids: torch.Tensor, seen: Seen | None, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Rotary positions of a prompt (L,), shaped (1, L) or (3, 1, L), and that of the first generated token.
+
+        ``rows`` (N,) are those of the visual tokens.
+        """
+        return torch.arange(len(token_ids), device=self.device)[None], len(token_ids)
+
+    def stock_inputs(self, pixels: Pixels, prefix: Prefix) -> dict[str, Any]:
+        """What the stock model's own ``forward`` and ``generate`` take for the same prompt."""
+        ids = prefix.token_ids[None]
+        shown = pixels.values[None].to(self.device, self.dtype)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values_videos": shown}
+
+    # What they share.
+
+    @property
+    def device(self) -> torch.device:
+        """Where prompts begin and logits are; the layers of a model split by accelerate may be elsewhere."""
+        embeddings = self.language.embed_tokens
+        # Of modules whose weights wait on the disk or the CPU, accelerate's hook knows the device.
+        place = getattr(getattr(embeddings, "_hf_hook", None), "execution_device", None)
+        return embeddings.weight.device if place is None else torch.device(place)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.language.embed_tokens.weight.dtype  # type: ignore[no-any-return]
+
+    @property
+    def layers(self) -> int:
+        return len(self.language.layers)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        return self.language.layers  # type: ignore[no-any-return]
+
+    def prefix(self, seen: Seen, prompt: str, system: str | None = None) -> Prefix:
+        """The prompt as the family's template renders it, with the video's features in it."""
+        before, after = self._around(prompt, system)
+        pieces = self.pieces(seen)
+        stretches = iter([piece for piece in pieces if isinstance(piece, range)])
+        between = "".join(self.placeholder if isinstance(piece, range) else piece for piece in pieces)
+        ids: list[int] = self.opening()
+        rows = torch.empty(len(seen), dtype=torch.long)
+        # As one text: what a tokenizer makes of a part may depend on what comes before it.
+        for token in self.tokenizer.encode(before + between + after, add_special_tokens=False):
+            stretch = next(stretches, None) if token == self.visual_id else None
+            if stretch is None:
+                ids.append(token)
+                continue
+            rows[stretch.start : stretch.stop] = torch.arange(len(ids), len(ids) + len(stretch))
+            ids += [self.visual_id] * len(stretch)
+        return self._embedded(ids, rows.to(self.device), seen)
+
+    def text_prefix(self, instead: str, prompt: str, system: str | None = None) -> Prefix:
+        """The prompt with the text ``instead`` where the video would be."""
+        before, after = self._around(prompt, system)
+        ids = self.opening() + self.tokenizer.encode(before + instead + after, add_special_tokens=False)
+        return self._embedded(ids, torch.empty(0, dtype=torch.long, device=self.device), None)
+
+    def _around(self, prompt: str, system: str | None) -> tuple[str, str]:
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": [{"type": self.content}, {"type": "text", "text": prompt}]}
+        ]
+        if system:
+            if self.placeholder in system:
+                raise GenerationError(f"the system prompt holds {self.placeholder}, which stands for the video")
+            messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
+        text = self.tokenizer.apply_chat_template(
+            messages, chat_template=self.template, tokenize=False, add_generation_prompt=True
+        )
+        before, found, after = text.partition(self.span)
+        if not found:
+            raise ModelError(f"{self.name}: its chat template has no place for a video ({self.span})")
+        return before, after
+
+    def _embedded(self, token_ids: list[int], rows: torch.Tensor, seen: Seen | None) -> Prefix:
+        ids = torch.tensor(token_ids, device=self.device)
+        embeds = self.embed(ids[None]).clone()
+        nowhere = rows  # of a prompt without a video: empty
+        if seen is not None:
+            embeds[0, rows] = seen.features.to(embeds)
+        visual = VisualTokens(
+            index=rows,
+            frame=nowhere if seen is None else seen.frame.to(rows),
+            row=nowhere if seen is None else seen.row.to(rows),
+            column=nowhere if seen is None else seen.column.to(rows),
+            required=(nowhere if seen is None else seen.row.to(rows)) < 0,
+            features=embeds[0, rows],
+            deepstack=() if seen is None else tuple(level.to(embeds) for level in seen.deepstack),
+            views=() if seen is None else seen.views,
+        )
+        positions, following = self.positions(ids, seen, rows)
+        return Prefix(ids, embeds, positions, visual, following)
+
+    @torch.inference_mode()
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.language.embed_tokens(ids)  # type: ignore[no-any-return]
+
+    def text_positions(self, positions: torch.Tensor) -> torch.Tensor:
+        return positions
+
+    def run(
+        self,
+        embeds: torch.Tensor,
+        positions: torch.Tensor,
+        cache: KVCache,
+        mask: torch.Tensor | None,
+        taps: Taps | None = None,
+        visual: VisualTokens | None = None,
+    ) -> torch.Tensor:
+        rows = embeds.shape[1]
+        if mask is None and rows > 1 and self.attention == "eager":
+            # The other kernels take a prompt without a mask for causal; eager lets every row see every key.
+            mask = torch.full((1, 1, rows, rows), float("-inf"), dtype=embeds.dtype, device=embeds.device).triu_(1)
+        # Masks given by kind of layer go through as they are: transformers neither rebuilds them nor takes gaps in
+        # positions for the borders of packed sequences.
+        masks = {"full_attention": mask, "sliding_attention": mask}
+        extra: dict[str, Any] = {} if taps is None else {"taps": taps}
+        return self._language(
+            inputs_embeds=embeds,
+            position_ids=positions,
+            attention_mask=masks,
+            past_key_values=cache,
+            use_cache=True,
+            **extra,
+            **self.extras(rows, visual),
+        )
+
+    def extras(self, rows: int, visual: VisualTokens | None) -> dict[str, Any]:
+        """Further arguments of the family's language model for a pass of so many rows."""
+        return {}
+
+    def _language(self, **arguments: Any) -> torch.Tensor:
+        return self.language(**arguments).last_hidden_state  # type: ignore[no-any-return]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.model.lm_head(hidden)[..., : self.vocabulary].to(self.device)  # type: ignore[no-any-return]

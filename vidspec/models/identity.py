@@ -1,0 +1,53 @@
+"""What must agree between two models that speculate, small enough to be sent from one process to another."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from vidspec.errors import ModelError
+from vidspec.models.base import VideoLanguageModel
+
+__all__ = ["Identity", "agree", "identity", "related"]
+
+#: Families whose models may draft for each other: one way of writing prompts, though another number of visual tokens.
+_ALIKE = {"llava": "llava", "llava_next": "llava"}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A model's family, the ids it can emit, and a digest of its tokenizer's entries."""
+
+    name: str
+    family: str
+    vocabulary: int
+    tokenizer: str
+
+
+def identity(model: VideoLanguageModel) -> Identity:
+    """The identity of a loaded model."""
+    entries = json.dumps(sorted(model.tokenizer.get_vocab().items()), ensure_ascii=False)
+    digest = hashlib.sha256(entries.encode("utf-8", "surrogatepass")).hexdigest()
+    return Identity(model.name, model.family, model.vocabulary, digest)
+
+
+def related(family: str, other: str) -> bool:
+    """Whether models of two families may draft for each other, given one tokenizer."""
+    return _ALIKE.get(family, family) == _ALIKE.get(other, other)
+
+
+def agree(target: Identity, draft: Identity) -> None:
+    """Refuse a draft in another process that is of another family, tokenizer or vocabulary.
+
+    Raises:
+        ModelError: with what differs.
+    """
+    if not related(target.family, draft.family):
+        raise ModelError(f"target {target.name} is of family {target.family}, draft {draft.name} of {draft.family}")
+    if target.tokenizer != draft.tokenizer or target.vocabulary != draft.vocabulary:
+        raise ModelError(
+            f"target {target.name} and draft {draft.name} have different tokenizers",
+            hint="take both from one family and generation",
+            kind="tokenizer",
+        )

@@ -1,0 +1,167 @@
+"""A short caption of one frame, for the context in which a text stands for the video (C of TABED 6.2 and App. D).
+
+A captioning model of the hub through ``transformers``' own classes, or the draft model itself. It runs once for each
+clip and needs nothing of the target, so it may run beside the target's prefill.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from safetensors import SafetensorError
+
+from vidspec.engine.forward import Engine
+from vidspec.errors import DeviceError, ModelError
+from vidspec.models.loading import Placement, unloadable
+
+if TYPE_CHECKING:
+    from vidspec.video import Clip
+
+__all__ = ["DraftCaptioner", "HubCaptioner", "ImageCaptioner", "first_sentence", "load", "middle_frame"]
+
+#: New tokens at most.
+LONGEST = 32
+#: What models that follow instructions are asked; the built-in ones know the first from their training.
+VIDEO_PROMPT, IMAGE_PROMPT = "Caption this video.", "Describe this image in one short sentence."
+#: What families take that know tasks instead of instructions (Florence-2).
+TASKS = {"florence2": "<CAPTION>"}
+
+
+class ImageCaptioner(Protocol):
+    """Says in a sentence what a clip shows."""
+
+    @property
+    def name(self) -> str: ...
+
+    def __call__(self, clip: Clip) -> str:
+        """One line, perhaps empty."""
+        ...
+
+
+def middle_frame(clip: Clip) -> Clip:
+    """The clip's middle frame as a clip of its own."""
+    at = slice(len(clip.frames) // 2, len(clip.frames) // 2 + 1)
+    return replace(clip, frames=clip.frames[at], timestamps=clip.timestamps[at])
+
+
+def first_sentence(text: str) -> str:
+    """The text up to the end of its first sentence, on one line."""
+    line = " ".join(text.split())
+    return re.split(r"(?<=[.!?])\s", line, maxsplit=1)[0]
+
+
+class DraftCaptioner:
+    """The draft model on the middle frame, through its own adapter; greedy, at most 32 tokens.
+
+    Args:
+        engine: the draft model's.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    @property
+    def name(self) -> str:
+        return self.engine.model.name
+
+    def __call__(self, clip: Clip) -> str:
+        model = self.engine.model
+        prefix = model.prefix(model.see(model.preprocess(middle_frame(clip))), VIDEO_PROMPT)
+        state = self.engine.prefill(prefix, LONGEST)
+        tokens: list[int] = []
+        text, logits = "", state.logits
+        while len(tokens) < LONGEST and (token := int(logits.argmax())) not in model.eos:
+            tokens.append(token)
+            text = model.tokenizer.decode(tokens, skip_special_tokens=True)
+            if text.rstrip().endswith((".", "!", "?")):
+                break
+            logits = self.engine.forward(state, [token]).logits[-1]
+        return first_sentence(text)
+
+
+class HubCaptioner:
+    """A model that ``transformers`` loads as image-text-to-text, such as BLIP, GIT or Florence-2, on the middle frame.
+
+    Args:
+        name: what the user called it.
+        model: the stock model, on its device.
+        processor: its stock processor.
+    """
+
+    def __init__(self, name: str, model: Any, processor: Any) -> None:
+        self._name, self.model, self.processor = name, model.eval(), processor
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @torch.inference_mode()
+    def __call__(self, clip: Clip) -> str:
+        inputs = self._inputs(middle_frame(clip).frames[0]).to(self.model.device, self.model.dtype)
+        given = 0 if self.model.config.is_encoder_decoder or "input_ids" not in inputs else inputs["input_ids"].shape[1]
+        ids = self.model.generate(**inputs, max_new_tokens=LONGEST, do_sample=False, num_beams=1)
+        return first_sentence(self.processor.batch_decode(ids[:, given:], skip_special_tokens=True)[0])
+
+    def _inputs(self, frame: Any) -> Any:
+        if task := TASKS.get(self.model.config.model_type):
+            return self.processor(images=frame, text=task, return_tensors="pt")
+        if getattr(self.processor, "chat_template", None):
+            content = [{"type": "image"}, {"type": "text", "text": IMAGE_PROMPT}]
+            text = self.processor.apply_chat_template(
+                [{"role": "user", "content": content}], add_generation_prompt=True
+            )
+            return self.processor(images=frame, text=text, return_tensors="pt")
+        return self.processor(images=frame, return_tensors="pt")
+
+
+def load(name: str, where: Placement) -> HubCaptioner:
+    """Load a captioning model.
+
+    Args:
+        name: hub id, or a folder as ``save_pretrained`` writes it.
+        where: device and dtype.
+
+    Raises:
+        ModelError: not found, unreadable, or no model that turns an image into text; no code of a repository is run.
+        DeviceError: memory does not suffice.
+    """
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    transformers.utils.logging.disable_progress_bar()
+    folder = Path(name).expanduser()
+    source = str(folder) if folder.exists() or name.startswith((".", "/", "~")) else name
+    try:
+        config = transformers.AutoConfig.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise unloadable(name, error) from error
+    kinds: Any = transformers.AutoModelForImageTextToText
+    if type(config) not in kinds._model_mapping:
+        raise ModelError(
+            f"{name}: models of type {config.model_type} caption no images",
+            hint="such as Salesforce/blip-image-captioning-base, florence-community/Florence-2-large-ft",
+            kind="family",
+        )
+    try:
+        processor = transformers.AutoProcessor.from_pretrained(source)
+        model, found = kinds.from_pretrained(source, dtype=where.dtype, output_loading_info=True)
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError) as error:
+        raise unloadable(name, error) from error
+    if absent := sorted(found["missing_keys"]):
+        raise ModelError(
+            f"{name}: {len(absent)} weights are not in the files, {absent[0]} first",
+            hint="weights laid out for a repository's own code do not fit transformers' classes",
+            kind="unreadable",
+        )
+    try:
+        return HubCaptioner(name, model.to(where.device), processor)
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(
+            f"{name} does not fit on {where.device}", hint="--dtype bfloat16, or a smaller model", kind="memory"
+        ) from error

@@ -1,0 +1,150 @@
+"""LLaVA-1.5: each frame is an image of its own, cut square for CLIP; no separators, no newlines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from vidspec.engine.attention import NAME
+from vidspec.models.adapter import Adapter
+from vidspec.models.base import Pixels, Prefix, Seen
+from vidspec.models.images import ImageRules, framed
+from vidspec.models.preprocess import halve
+from vidspec.registry import families
+
+if TYPE_CHECKING:
+    from vidspec.video import Clip
+
+__all__ = ["VICUNA", "Llava"]
+
+VICUNA = (
+    "{% for message in messages %}"
+    "{% if message['role'] != 'system' %}{{ message['role'].upper() + ': ' }}{% endif %}"
+    "{% for content in message['content'] if content['type'] == 'image' %}{{ '<image>\n' }}{% endfor %}"
+    "{% for content in message['content'] if content['type'] == 'text' %}{{ content['text'] + ' ' }}{% endfor %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+
+
+@families.register("llava")
+class Llava(Adapter):
+    """A ``LlavaForConditionalGeneration``; its prompt is ``USER: <image>\\n<image>\\n...{prompt} ASSISTANT:``, with one
+    ``<image>`` for each frame and a ``<s>`` before it where the tokenizer begins texts with one."""
+
+    family = "llava"
+    content: ClassVar[str] = "image"
+    chat_template: ClassVar[str] = VICUNA
+
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        tokenizer: Any,
+        processor: Mapping[str, Any],
+        template: str | None = None,
+        attention: str = NAME,
+    ) -> None:
+        super().__init__(name, model, tokenizer, processor, template, attention)
+        vision = model.config.vision_config
+        self.rules = ImageRules.from_config(processor, vision.image_size)
+        self.side = vision.image_size // vision.patch_size
+        two = [{"type": self.content}, {"type": self.content}, {"type": "text", "text": "?"}]
+        rendered: str = tokenizer.apply_chat_template(
+            [{"role": "user", "content": two}], chat_template=self.template, tokenize=False, add_generation_prompt=True
+        )
+        #: What the template puts between two images.
+        self.between = parts[1] if len(parts := rendered.split(self.placeholder)) == 3 else ""
+        begins = tokenizer.bos_token_id is not None and tokenizer.encode("?")[:1] == [tokenizer.bos_token_id]
+        self._opening = [tokenizer.bos_token_id] if begins and not rendered.startswith(tokenizer.bos_token) else []
+
+    def _visual_id(self) -> int:
+        return int(self.model.config.image_token_id)
+
+    def pieces(self, seen: Seen) -> list[str | range]:
+        """The visual tokens of each frame, and between two frames what the template puts between two images."""
+        frames = seen.grid[0]
+        each = len(seen) // frames
+        shown = [range(start, start + each) for start in range(0, len(seen), each)]
+        return [piece for frame in shown for piece in (self.between, frame)][1:]
+
+    def opening(self) -> list[int]:
+        return list(self._opening)
+
+    def preprocess(self, clip: Clip) -> Pixels:
+        """(T, 3, S, S)."""
+        shown = framed(clip.frames, self.rules)
+        return Pixels(shown, (len(shown), self.side, self.side), tuple(float(t) for t in clip.timestamps))
+
+    @torch.inference_mode()
+    def see(self, pixels: Pixels, *, pooled: bool = False) -> Seen:
+        """T * side ** 2 tokens, all frames in raster order; a class token, where the tower's is not dropped, comes
+        before its frame's and counts as a separator."""
+        features, side = self.projected(pixels, pooled)
+        frames, each = features.shape[:2]
+        cell = torch.arange(each, device=features.device) - (each - side**2)
+        return Seen(
+            features=features.flatten(0, 1),
+            frame=torch.arange(frames, device=features.device).repeat_interleave(each),
+            row=torch.where(cell < 0, -1, cell // side).repeat(frames),
+            column=torch.where(cell < 0, -1, cell % side).repeat(frames),
+            grid=(frames, side, side),
+            seconds=pixels.seconds,
+        )
+
+    def projected(self, pixels: Pixels, pooled: bool) -> tuple[torch.Tensor, int]:
+        """Projected features (n, tokens, hidden) of n images, and tokens per side.
+
+        Args:
+            pixels: of the n images.
+            pooled: average the tower's features 2 x 2 just before the projector.
+        """
+        projector = self.model.model.multi_modal_projector
+        caught: list[tuple[torch.Tensor, torch.Tensor]] = []  # what the projector is given, and what it makes of it
+        handle = projector.register_forward_hook(lambda _module, args, made: caught.append((args[0], made)))
+        try:
+            self.model.get_image_features(**self.images(pixels))
+        finally:
+            handle.remove()
+        tower, features = caught[0]
+        if not pooled:
+            return features, self.side
+        extra = tower.shape[1] - self.side**2
+        halved = halve(tower[:, extra:].unflatten(1, (self.side, self.side)))
+        return projector(torch.cat([tower[:, :extra], halved.flatten(1, 2)], dim=1)), halved.shape[1]
+
+    def images(self, pixels: Pixels) -> dict[str, Any]:
+        """What the stock model takes for the images."""
+        return {"pixel_values": pixels.values.to(self.device, self.dtype)}
+
+    def stock_inputs(self, pixels: Pixels, prefix: Prefix) -> dict[str, Any]:
+        ids = prefix.token_ids[None]
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **self.images(pixels)}
+
+    def _language(self, **arguments: Any) -> torch.Tensor:
+        config = self.language.config
+        if getattr(config, "layer_types", None) is None:
+            # Llama and Mistral have one kind of layers and take the mask itself; of four dimensions it goes through.
+            window = getattr(config, "sliding_window", None)
+            mask = arguments["attention_mask"]["full_attention"]
+            if mask is not None and window is not None:
+                mask = _windowed(mask, arguments["position_ids"], arguments["past_key_values"].length, window)
+            arguments["attention_mask"] = mask
+        return super()._language(**arguments)
+
+
+def _windowed(mask: torch.Tensor, positions: torch.Tensor, length: int, window: int) -> torch.Tensor:
+    """``mask`` without keys that are ``window`` or more places back, as Mistral's layers see them.
+
+    Places are counted in the cache, as the library does: exact for a whole prompt; of a pruned one, more is in sight.
+
+    Args:
+        mask: (b, 1, n, length + n) additive.
+        positions: (b, n) of the rows; the first follows the last committed token.
+        length: entries in the cache before this pass.
+        window: places in sight, the row's own among them.
+    """
+    places = positions - positions[:, :1] + length
+    keys = torch.cat([torch.arange(length, device=mask.device).expand(len(places), -1), places], dim=1)
+    return mask.masked_fill(places[:, None, :, None] - keys[:, None, None] >= window, float("-inf"))

@@ -1,0 +1,102 @@
+"""LLaVA-NeXT: each frame is an image of its own, seen whole and in tiles, a newline behind each row of the tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vidspec.engine.attention import NAME
+from vidspec.models.base import Pixels, Seen
+from vidspec.models.images import tiled
+from vidspec.models.llava import VICUNA, Llava
+from vidspec.models.tiles import best_resolution, unpadded
+from vidspec.registry import families
+
+if TYPE_CHECKING:
+    from vidspec.video import Clip
+
+__all__ = ["MISTRAL", "LlavaNext"]
+
+MISTRAL = (
+    "{% for message in messages %}{% if message['role'] == 'system' %}"
+    "{{ '<<SYS>>\n' + message['content'][0]['text'] + '\n<</SYS>>\n\n' }}{% else %}{{ '[INST] ' }}"
+    "{% for content in message['content'] if content['type'] == 'image' %}{{ '<image>\n' }}{% endfor %}"
+    "{% for content in message['content'] if content['type'] == 'text' %}{{ content['text'] }}{% endfor %}"
+    "{{ ' [/INST]' }}{% endif %}{% endfor %}"
+)
+
+
+@families.register("llava_next")
+class LlavaNext(Llava):
+    """A ``LlavaNextForConditionalGeneration``; checkpoints without a template of their own are asked in Mistral's form
+    where Mistral is their language model, in Vicuna's otherwise."""
+
+    family = "llava_next"
+
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        tokenizer: Any,
+        processor: Mapping[str, Any],
+        template: str | None = None,
+        attention: str = NAME,
+    ) -> None:
+        mistral = model.config.text_config.model_type == "mistral"
+        super().__init__(name, model, tokenizer, processor, template or (MISTRAL if mistral else VICUNA), attention)
+        self.resolutions: list[list[int]] = model.config.image_grid_pinpoints
+
+    def preprocess(self, clip: Clip) -> Pixels:
+        """(T, 1 + tiles, 3, S, S); the grid has rows and columns of the frames' own pixels."""
+        shown = tiled(clip.frames, self.rules, self.resolutions)
+        height, width = clip.frames.shape[1:3]
+        return Pixels(shown, (len(shown), height, width), tuple(float(t) for t in clip.timestamps))
+
+    def images(self, pixels: Pixels) -> dict[str, Any]:
+        frames, height, width = pixels.grid
+        sizes = torch.tensor([[height, width]], device=self.device).repeat(frames, 1)
+        return {**super().images(pixels), "image_sizes": sizes}
+
+    @torch.inference_mode()
+    def see(self, pixels: Pixels, *, pooled: bool = False) -> Seen:
+        """Of each frame the side ** 2 tokens of the whole, then the tiles' without their padding, row by row with a
+        newline behind each.
+
+        In the frame's raster of visual tokens, the tiles' rows come below those of the whole.
+        """
+        features, side = self.projected(pixels, pooled)
+        frames, height, width = pixels.grid
+        best = best_resolution((height, width), self.resolutions)
+        tall, wide = (pixel // self.model.config.vision_config.image_size for pixel in best)
+        features = features.unflatten(0, (frames, 1 + tall * wide))
+        extra = features.shape[2] - side**2
+        tiles = features[:, 1:, extra:].unflatten(1, (tall, wide)).unflatten(3, (side, side))
+        tiles = tiles.transpose(2, 3).flatten(1, 2).flatten(2, 3)  # (T, rows, columns, hidden)
+        rows, columns = unpadded((height, width), (tall * side, wide * side))
+        tiles = tiles[:, rows, columns]
+        newline = self.model.model.image_newline.to(tiles).expand(frames, tiles.shape[1], 1, -1)
+        tiles = torch.cat([tiles, newline], dim=2)
+        below = _raster(tiles.shape[1], tiles.shape[2], 0, 1)
+        below[0, below[0] >= 0] += side
+        place = torch.cat([_raster(side, side, extra, 0), below], dim=1).to(features.device)
+        packed = torch.cat([features[:, 0], tiles.flatten(1, 2)], dim=1)
+        return Seen(
+            features=packed.flatten(0, 1),
+            frame=torch.arange(frames, device=packed.device).repeat_interleave(packed.shape[1]),
+            row=place[0].repeat(frames),
+            column=place[1].repeat(frames),
+            grid=(frames, side + tiles.shape[1], max(side, tiles.shape[2] - 1)),
+            seconds=pixels.seconds,
+            views=((side, side), (tiles.shape[1], tiles.shape[2] - 1)),
+        )
+
+
+def _raster(rows: int, columns: int, before: int, after: int) -> torch.Tensor:
+    """(2, before + rows * columns) row and column of each token in raster order; -1 for those ``before`` the raster and
+    for the last ``after`` of each row."""
+    cell = torch.arange(rows * columns)
+    place = torch.stack([cell // columns, cell % columns])
+    place = place.masked_fill(place[1] >= columns - after, -1)
+    return torch.cat([place.new_full((2, before), -1), place], dim=1)

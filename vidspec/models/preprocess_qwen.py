@@ -1,0 +1,162 @@
+"""Frames as the Qwen-VL towers take them: dynamic resolution, patches of several frames; torch only, no torchvision.
+
+The rules are those of the video processors of ``transformers`` 5.23; what is set in a checkpoint's config wins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vidspec.errors import GenerationError
+from vidspec.models.preprocess import MODES, PixelRules, normalised
+
+__all__ = ["GridRules", "patches", "patchify"]
+
+#: Wider or higher frames are refused, as the library does.
+MAX_RATIO = 200
+
+
+@dataclass(frozen=True)
+class GridRules:
+    """How a checkpoint wants its frames: each side a multiple of ``patch * merge`` pixels, within a budget.
+
+    Attributes:
+        patch: pixels per side of a patch.
+        merge: patches per side of a visual token.
+        steps: frames of a temporal patch.
+        min_pixels, max_pixels: of a frame, or with ``whole_clip`` of all frames together.
+        whole_clip: whether the budget is the clip's (Qwen3-VL) or each frame's (Qwen2.5-VL).
+        capped: whether clips of many frames get fewer pixels a frame still (``cap_pixels_per_frame``).
+        max_video_tokens: of a clip (Qwen2.5-VL) or of a frame (Qwen3-VL), where ``capped``.
+        mean, std, mode, scale: as :class:`~vidspec.models.preprocess.PixelRules` has them.
+    """
+
+    patch: int
+    merge: int
+    steps: int
+    min_pixels: int
+    max_pixels: int
+    whole_clip: bool
+    capped: bool
+    max_video_tokens: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    mode: str = "bicubic"
+    scale: float = 1 / 255
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], defaults: GridRules) -> GridRules:
+        """Read a processor config; missing keys fall back to ``defaults``.
+
+        ``min_pixels`` and ``max_pixels`` are older names for the budget and win over ``size``, as in the library;
+        Qwen3-VL's processor does not know them.
+        """
+        size = dict(config.get("size") or {})
+        low, high = size.get("shortest_edge"), size.get("longest_edge")
+        if not defaults.whole_clip:
+            low, high = config.get("min_pixels") or low, config.get("max_pixels") or high
+        return cls(
+            patch=int(config.get("patch_size") or defaults.patch),
+            merge=int(config.get("merge_size") or defaults.merge),
+            steps=int(config.get("temporal_patch_size") or defaults.steps),
+            min_pixels=int(low or defaults.min_pixels),
+            max_pixels=int(high or defaults.max_pixels),
+            whole_clip=defaults.whole_clip,
+            capped=bool(config.get("cap_pixels_per_frame") or False),
+            max_video_tokens=int(config.get("max_video_tokens") or defaults.max_video_tokens),
+            mean=tuple(config.get("image_mean") or defaults.mean),
+            std=tuple(config.get("image_std") or defaults.std),
+            mode=MODES.get(config.get("resample", 3), "bicubic"),
+            scale=float(config.get("rescale_factor", 1 / 255)),
+        )
+
+    def size(self, frames: int, height: int, width: int) -> tuple[int, int]:
+        """(height, width) that frames of a clip are resized to.
+
+        The ratio of the sides is kept as far as multiples of ``patch * merge`` allow. Python rounds halves to even
+        numbers, and so does the library.
+
+        Raises:
+            GenerationError: one side is more than 200 times the other.
+        """
+        factor = self.patch * self.merge
+        low, high = self.min_pixels, self.max_pixels
+        if self.whole_clip:
+            frames = max(frames, self.steps)  # the library refuses shorter clips; here their last frame is repeated
+            shown, counted = frames, round(frames / self.steps) * self.steps
+            if self.capped:
+                each = max(min(self.max_video_tokens * factor**2, high // frames), int(low * 1.05))
+                high = each * frames
+            if height < factor or width < factor:
+                grown = max(factor / height, factor / width)
+                height, width = int(height * grown), int(width * grown)
+        else:
+            shown = counted = 1
+            if self.capped:
+                total = int(self.max_video_tokens * factor * factor * 0.9)
+                high = max(min(high, total * self.steps // frames), int(low * 1.05))
+        if max(height, width) > MAX_RATIO * min(height, width):
+            raise GenerationError(f"frames of {width} x {height} pixels are too narrow for this model")
+        rows, columns = round(height / factor) * factor, round(width / factor) * factor
+        if counted * rows * columns > high:
+            shrink = math.sqrt(shown * height * width / high)
+            rows = max(factor, math.floor(height / shrink / factor) * factor)
+            columns = max(factor, math.floor(width / shrink / factor) * factor)
+        elif counted * rows * columns < low:
+            grow = math.sqrt(low / (shown * height * width))
+            rows = math.ceil(height * grow / factor) * factor
+            columns = math.ceil(width * grow / factor) * factor
+        return rows, columns
+
+
+def patches(frames: NDArray[np.uint8], rules: GridRules) -> tuple[torch.Tensor, tuple[int, int, int]]:
+    """Resize, normalise and cut a clip.
+
+    Args:
+        frames: (T, H, W, 3) uint8 RGB.
+        rules: of the checkpoint.
+
+    Returns:
+        What :func:`patchify` gives.
+    """
+    height, width = rules.size(*frames.shape[:3])
+    shown = normalised(frames, PixelRules(height, width, rules.mean, rules.std, rules.mode, rules.scale))
+    return patchify(shown, rules)
+
+
+def patchify(shown: torch.Tensor, rules: GridRules) -> tuple[torch.Tensor, tuple[int, int, int]]:
+    """Cut frames into patches; the last frame is repeated where a temporal patch would be short of frames.
+
+    Args:
+        shown: (T, 3, H, W), H and W multiples of ``patch * merge``.
+        rules: of the checkpoint.
+
+    Returns:
+        (steps * rows * columns, 3 * steps of a patch * patch ** 2), visual token by visual token: the ``merge ** 2``
+        patches of a token follow each other, tokens are in raster order. And the grid (steps, rows, columns) of
+        patches.
+    """
+    if short := -len(shown) % rules.steps:
+        shown = torch.cat([shown, shown[-1:].expand(short, -1, -1, -1)])
+    steps = len(shown) // rules.steps
+    rows, columns = (side // rules.patch for side in shown.shape[-2:])
+    cut = shown.reshape(
+        steps,
+        rules.steps,
+        3,
+        rows // rules.merge,
+        rules.merge,
+        rules.patch,
+        columns // rules.merge,
+        rules.merge,
+        rules.patch,
+    )
+    ordered = cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
+    return ordered.reshape(steps * rows * columns, -1), (steps, rows, columns)

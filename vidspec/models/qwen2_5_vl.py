@@ -1,0 +1,233 @@
+"""Qwen2.5-VL: frames in pairs at their own resolution, positions on three axes (M-RoPE)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import nn
+
+from vidspec.engine.attention import NAME
+from vidspec.models.adapter import Adapter
+from vidspec.models.base import Pixels, Prefix, Seen
+from vidspec.models.preprocess import halve
+from vidspec.models.preprocess_qwen import GridRules, patches
+from vidspec.registry import families
+
+if TYPE_CHECKING:
+    from vidspec.video import Clip
+
+__all__ = ["CHAT_TEMPLATE", "TURNS", "Qwen25VL", "mrope", "seconds_per_step"]
+
+TURNS = (
+    "{{ '<|im_start|>' + message['role'] + '\n' }}{% for content in message['content'] %}"
+    "{% if content['type'] == 'video' %}{{ '<|vision_start|><|video_pad|><|vision_end|>' }}"
+    "{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}" + TURNS
+)
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+
+@families.register("qwen2_5_vl")
+class Qwen25VL(Adapter):
+    """A ``Qwen2_5_VLForConditionalGeneration``; its prompt is ``<|im_start|>system\\n{system}<|im_end|>\\n
+    <|im_start|>user\\n<|vision_start|>{video}<|vision_end|>{prompt}<|im_end|>\\n<|im_start|>assistant\\n``.
+
+    A frame, in :class:`~vidspec.models.base.Seen` and for pruners, is one temporal step: two frames of the clip.
+    """
+
+    family = "qwen2_5_vl"
+    chat_template: ClassVar[str] = CHAT_TEMPLATE
+
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        tokenizer: Any,
+        processor: Mapping[str, Any],
+        template: str | None = None,
+        attention: str = NAME,
+    ) -> None:
+        super().__init__(name, model, tokenizer, processor, template, attention)
+        self.tower: Any = model.model.visual
+        self.merge = int(model.config.vision_config.spatial_merge_size)
+        self.rules = self._rules(processor, model.config.vision_config)
+        marks = [model.config.vision_start_token_id, model.config.vision_end_token_id]
+        self.opens, self.closes = tokenizer.convert_ids_to_tokens(marks)
+
+    def _rules(self, processor: Mapping[str, Any], vision: Any) -> GridRules:
+        defaults = GridRules(
+            patch=vision.patch_size,
+            merge=vision.spatial_merge_size,
+            steps=vision.temporal_patch_size,
+            min_pixels=128 * 28**2,
+            max_pixels=768 * 28**2,
+            whole_clip=False,
+            capped=False,
+            max_video_tokens=128_000,
+            mean=CLIP_MEAN,
+            std=CLIP_STD,
+        )
+        return GridRules.from_config(processor, defaults)
+
+    @property
+    def span(self) -> str:
+        return f"{self.opens}{self.placeholder}{self.closes}"
+
+    def pieces(self, seen: Seen) -> Sequence[str | range]:
+        return [self.opens, range(len(seen)), self.closes]
+
+    def preprocess(self, clip: Clip) -> Pixels:
+        """(patches, values of a patch); the grid counts patches, ``seconds`` are when each temporal step begins."""
+        values, grid = patches(clip.frames, self.rules)
+        return Pixels(values, grid, tuple(float(t) for t in clip.timestamps[:: self.rules.steps]))
+
+    @torch.inference_mode()
+    def see(self, pixels: Pixels, *, pooled: bool = False) -> Seen:
+        """One token for each ``merge`` x ``merge`` patches, in raster order.
+
+        ``pooled`` averages patches 2 x 2 before they are merged, so the grid has half the sides, rounded up: where a
+        pooled side does not divide by ``merge`` its last patches are repeated.
+        """
+        steps, rows, columns = pixels.grid
+        values, grid = pixels.values.to(self.device, self.dtype), torch.tensor([pixels.grid], device=self.device)
+        if not pooled:
+            levels = self._levels(values, grid)
+            return self._placed(levels, (steps, rows // self.merge, columns // self.merge), pixels.seconds)
+        with _unmerged(self._mergers):
+            levels = self._levels(values, grid)
+        halved = [self._grouped(halve(self._patches(level, pixels.grid))) for level in levels]
+        merged = [merger(units) for merger, (units, _) in zip(self._mergers, halved, strict=True)]
+        return self._placed(merged, halved[0][1], pixels.seconds)
+
+    @property
+    def _mergers(self) -> list[nn.Module]:
+        """The projectors of the features that enter the language model, and of those added behind."""
+        return [self.tower.merger]
+
+    def _levels(self, values: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
+        """What each of :attr:`_mergers` gave: (N, hidden)."""
+        return [self.model.get_video_features(values, grid).pooler_output[0]]
+
+    def _patches(self, units: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
+        """(steps, rows, columns, d) of the patches of a grid, given token by token: (N, merge ** 2 * d)."""
+        (steps, rows, columns), m = grid, self.merge
+        apart = units.reshape(steps, rows // m, columns // m, m, m, -1).transpose(2, 3)
+        return apart.reshape(steps, rows, columns, -1)
+
+    def _grouped(self, features: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int, int]]:
+        """The opposite of :meth:`_patches` but for the shape, (N * merge ** 2, d); and the grid of tokens."""
+        (steps, rows, columns, width), m = features.shape, self.merge
+        down, across = -(-rows // m), -(-columns // m)
+        features = features[:, torch.arange(down * m).clamp(max=rows - 1)]
+        features = features[:, :, torch.arange(across * m).clamp(max=columns - 1)]
+        units = features.reshape(steps, down, m, across, m, width).transpose(2, 3)
+        return units.reshape(-1, width), (steps, down, across)
+
+    @staticmethod
+    def _placed(levels: list[torch.Tensor], grid: tuple[int, int, int], seconds: tuple[float, ...]) -> Seen:
+        _, rows, columns = grid
+        place = torch.arange(len(levels[0]), device=levels[0].device)
+        return Seen(
+            features=levels[0],
+            frame=place // (rows * columns),
+            row=place // columns % rows,
+            column=place % columns,
+            grid=grid,
+            seconds=seconds,
+            deepstack=tuple(levels[1:]),
+        )
+
+    def positions(self, token_ids: torch.Tensor, seen: Seen | None, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """(3, 1, L) by :func:`mrope`."""
+        interval = 0.0 if seen is None else self._interval(seen.seconds)
+        positions, following = mrope(len(token_ids), rows, seen, interval)
+        return positions[:, None].to(self.device), following
+
+    def _interval(self, seconds: Sequence[float]) -> float:
+        """Positions that the time axis advances from one temporal step to the next."""
+        return float(self.model.config.vision_config.tokens_per_second) * seconds_per_step(seconds)
+
+    def text_positions(self, positions: torch.Tensor) -> torch.Tensor:
+        """(3, b, n)."""
+        return positions.expand(3, *positions.shape)
+
+    def stock_inputs(self, pixels: Pixels, prefix: Prefix) -> dict[str, Any]:
+        ids = prefix.token_ids[None]
+        kinds = torch.zeros_like(ids)
+        kinds[0, prefix.visual.index] = 2  # 0 text, 1 image, 2 video
+        return {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "mm_token_type_ids": kinds,
+            "pixel_values_videos": pixels.values.to(self.device, self.dtype),
+            "video_grid_thw": torch.tensor([pixels.grid], device=self.device),
+            "second_per_grid_ts": torch.tensor([seconds_per_step(pixels.seconds)], device=self.device),
+        }
+
+
+def mrope(length: int, rows: torch.Tensor, seen: Seen | None, interval: float) -> tuple[torch.Tensor, int]:
+    """Rotary positions of a prompt on the axes time, row and column, as ``transformers`` 5.23 numbers them.
+
+    Text counts on all axes alike. Visual tokens that follow each other without text between them, started at position
+    p, are at ``p + floor(interval * step)``, ``p + row`` and ``p + column``. The text behind them starts at p + the
+    longer side of the grid, however far the time axis went (4.57 started it behind the largest position of any axis).
+    Generated tokens count on from the last of the prompt, as in ``generate``; a loop over the stock ``forward`` with a
+    cache would start them behind the largest position (``rope_deltas``).
+
+    Args:
+        length: L, rows of the prompt.
+        rows: (N,) those of the visual tokens, sorted.
+        seen: the visual tokens; None if there are none.
+        interval: positions from one temporal step to the next.
+
+    Returns:
+        (3, L) on the CPU, and the position of the first generated token.
+    """
+    positions = torch.empty(3, length, dtype=torch.long)
+    done = following = 0  # rows that have their position, and the position of the next text token
+    if seen is not None and len(rows):
+        places = rows.cpu()
+        cells = torch.stack([seen.frame, seen.row, seen.column]).cpu()
+        borders = ((places.diff() != 1).nonzero()[:, 0] + 1).tolist()
+        for start, end in zip([0, *borders], [*borders, len(places)], strict=True):
+            first, count = int(places[start]), end - start
+            positions[:, done:first] = torch.arange(following, following + first - done)
+            following += first - done
+            steps, row, column = cells[:, start:end]
+            time = (steps * torch.tensor(interval, dtype=torch.float32)).long()
+            positions[:, first : first + count] = following + torch.stack([time, row, column])
+            following += max(seen.grid[1:])
+            done = first + count
+    positions[:, done:] = torch.arange(following, following + length - done)
+    return positions, following + length - done
+
+
+def seconds_per_step(seconds: Sequence[float]) -> float:
+    """Mean time from one temporal step to the next; 1 where there is only one, as the library has it."""
+    return (seconds[-1] - seconds[0]) / (len(seconds) - 1) if len(seconds) > 1 else 1.0
+
+
+@contextmanager
+def _unmerged(mergers: Sequence[nn.Module]) -> Iterator[None]:
+    """Let each projector give what it was given, the patches of a token side by side.
+
+    The tower computes in an order of windows and puts the tokens back into raster order behind the projector: what
+    leaves the tower then is in raster order too.
+    """
+
+    def given(_module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        return args[0].reshape(len(output), -1)
+
+    handles = [merger.register_forward_hook(given) for merger in mergers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,95 @@
+"""Qwen3-VL: the time of each temporal step as text before it, and features of early tower blocks (deepstack)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from vidspec.models.base import Pixels, Prefix, Seen, VisualTokens
+from vidspec.models.preprocess_qwen import GridRules, patches
+from vidspec.models.qwen2_5_vl import TURNS, Qwen25VL
+from vidspec.registry import families
+
+if TYPE_CHECKING:
+    from vidspec.video import Clip
+
+__all__ = ["CHAT_TEMPLATE", "Qwen3VL"]
+
+CHAT_TEMPLATE = "{% for message in messages %}" + TURNS
+
+
+@families.register("qwen3_vl")
+class Qwen3VL(Qwen25VL):
+    """A ``Qwen3VLForConditionalGeneration``; its prompt is ``<|im_start|>user\\n<|vision_start|>{steps}<|vision_end|>
+    {prompt}<|im_end|>\\n<|im_start|>assistant\\n``, each step being
+    ``<{time:.1f} seconds><|vision_start|>{step}<|vision_end|>``.
+
+    The outer marks are what the processor of ``transformers`` 5.23 leaves around the steps; that of 4.57 replaced
+    them. ``Seen.deepstack`` holds the features that are added behind the first blocks of the language model.
+    """
+
+    family = "qwen3_vl"
+    chat_template: ClassVar[str] = CHAT_TEMPLATE
+
+    def _rules(self, processor: Mapping[str, Any], vision: Any) -> GridRules:
+        defaults = GridRules(
+            patch=vision.patch_size,
+            merge=vision.spatial_merge_size,
+            steps=vision.temporal_patch_size,
+            min_pixels=128 * 32**2,
+            max_pixels=768 * 32**2,
+            whole_clip=True,
+            capped=False,
+            max_video_tokens=768,
+            mean=(0.5, 0.5, 0.5),
+            std=(0.5, 0.5, 0.5),
+        )
+        return GridRules.from_config(processor, defaults)
+
+    def preprocess(self, clip: Clip) -> Pixels:
+        """(patches, values of a patch); ``seconds`` are the middle of each temporal step, which the prompt names."""
+        values, grid = patches(clip.frames, self.rules)
+        size = self.rules.steps
+        times = np.asarray(clip.timestamps, dtype=np.float64)
+        last = np.minimum(np.arange(grid[0]) * size + size - 1, len(times) - 1)
+        return Pixels(values, grid, tuple(((times[::size] + times[last]) / 2).tolist()))
+
+    def pieces(self, seen: Seen) -> Sequence[str | range]:
+        each = seen.grid[1] * seen.grid[2]
+        pieces: list[str | range] = [self.opens]
+        for step, seconds in enumerate(seen.seconds):
+            pieces += [f"<{seconds:.1f} seconds>{self.opens}", range(step * each, (step + 1) * each), self.closes]
+        return [*pieces, self.closes]
+
+    @property
+    def _mergers(self) -> list[nn.Module]:
+        return [self.tower.merger, *self.tower.deepstack_merger_list]
+
+    def _levels(self, values: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
+        found = self.model.get_video_features(values, grid)
+        return [found.pooler_output[0], *(level[0] for level in found.deepstack_features)]
+
+    def _interval(self, seconds: Sequence[float]) -> float:
+        """0: text parts the steps, and each starts its own time axis."""
+        return 0.0
+
+    def stock_inputs(self, pixels: Pixels, prefix: Prefix) -> dict[str, Any]:
+        inputs = super().stock_inputs(pixels, prefix)
+        del inputs["second_per_grid_ts"]
+        return inputs
+
+    def extras(self, rows: int, visual: VisualTokens | None) -> dict[str, Any]:
+        if visual is None or not visual.deepstack or not len(visual):
+            return {}
+        shown = torch.zeros(1, rows, dtype=torch.bool, device=visual.index.device)
+        shown[0, visual.index] = True
+        return {"visual_pos_masks": shown, "deepstack_visual_embeds": list(visual.deepstack)}
+
+    def _language(self, **arguments: Any) -> torch.Tensor:
+        # This family has one kind of layers and takes the mask itself; of four dimensions it goes through as it is.
+        arguments["attention_mask"] = arguments["attention_mask"]["full_attention"]
+        return super()._language(**arguments)

@@ -1,0 +1,41 @@
+"""Which tiles LLaVA-NeXT shows of a frame, and which of them are padding; numbers only, no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+__all__ = ["Size", "best_resolution", "fitted", "unpadded"]
+
+#: Rows and columns, of pixels or of tokens.
+Size = tuple[int, int]
+
+
+def best_resolution(size: Size, resolutions: Sequence[Sequence[int]]) -> Size:
+    """The resolution that shows most pixels of an image of ``size`` (rows, columns), of equal ones the smallest."""
+
+    def shown(of: Sequence[int]) -> int:
+        scale = min(of[1] / size[1], of[0] / size[0])
+        return min(int(size[1] * scale) * int(size[0] * scale), size[0] * size[1])
+
+    height, width = max(resolutions, key=lambda of: (shown(of), shown(of) - of[0] * of[1]))
+    return int(height), int(width)
+
+
+def fitted(size: Size, inside: Size) -> Size:
+    """``size`` scaled until it touches the edges of ``inside``."""
+    across, down = inside[1] / size[1], inside[0] / size[0]
+    if across < down:
+        return min(math.ceil(size[0] * across), inside[0]), inside[1]
+    return inside[0], min(math.ceil(size[1] * down), inside[1])
+
+
+def unpadded(size: Size, cells: Size) -> tuple[slice, slice]:
+    """Rows and columns, of ``cells`` that show a padded image, in which the image of ``size`` itself is seen."""
+    if size[1] / size[0] > cells[1] / cells[0]:
+        seen = int(round(size[0] * (cells[1] / size[1]), 7))
+        margin = (cells[0] - seen) // 2
+        return slice(margin, cells[0] - margin), slice(0, cells[1])
+    seen = int(round(size[1] * (cells[0] / size[0]), 7))
+    margin = (cells[1] - seen) // 2
+    return slice(0, cells[0]), slice(margin, cells[1] - margin)

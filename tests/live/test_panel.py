@@ -5,7 +5,7 @@ from fake_captioner import events, record
 from rich.console import Console
 
 from vidspec.decoding.events import Prefilled, Round
-from vidspec.live.heatmap import heatmap
+from vidspec.live.heatmap import frame_map, heatmap
 from vidspec.live.panel import STYLES, LivePanel, PanelState, estimate_speedup, render
 
 
@@ -134,6 +134,28 @@ def test_heatmap_of_many_frames_shares_blocks():
 def test_heatmap_without_unicode_or_without_tokens():
     assert heatmap([1, 0], [1, 1], 9, ascii_only=True).plain.isascii()
     assert heatmap([0, 0], [0, 0], 9).plain.split("\n")[1] == "··"
+
+
+def test_frame_map_counts_places_over_all_frames():
+    """Two frames of 2 x 3 and a separator: the upper left is kept twice, the lower right once."""
+    cells = (*range(6), -1, *range(6, 12))
+    rows = frame_map((2, 2, 3), cells, (0, 5, 6, 7), 9).plain.split("\n")
+    assert rows == ["by place in the frame, 2 x 3 tokens, full block 100%", "█··", "··▄"]
+    assert frame_map((2, 2, 3), cells, (), 9, ascii_only=True).plain.isascii()
+
+
+def test_frame_map_of_a_large_frame_shares_blocks():
+    rows = frame_map((2, 14, 27), tuple(range(756)), (0, 1, 755), 20).plain.split("\n")
+    assert [len(row) for row in rows[1:]] == [14] * 4
+    assert rows[1][0] == "▄" and rows[4][13] == "█"  # two of 4 x 2 places in both frames, one of 2 x 1
+    assert rows[1][1:] + rows[2] + rows[3] + rows[4][:13] == "·" * 54
+
+
+@pytest.mark.parametrize(("height", "kept", "shown"), [(29, 3, False), (30, 3, True), (None, 3, True), (30, 8, False)])
+def test_panel_shows_places_where_there_is_room_and_a_choice(height, kept, shown):
+    state = PanelState()
+    state.apply(Prefilled(20, 8, tuple(range(kept)), (1, 2), (4, 4), 0.5, (2, 2, 2), tuple(range(8))))
+    assert ("by place in the frame" in drawn(render(state, height=height))) == shown
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -13,9 +13,10 @@ from vidspec.pruning.base import signals_of
 @pytest.fixture(scope="session")
 def prefill():
     """What can be seen while the built-in target reads five frames of a shipped clip: every layer, all attention."""
-    model = loading.load(str(loading.embedded_folder("target")), loading.placement("cpu", "float32"))
+    model = loading.load(str(loading.embedded_folder("embedded", "target")), loading.placement("cpu", "float32"))
     clip = video.read(shipped()[0], frames=5)
-    prefix = model.prefix(model.see(model.preprocess(clip)), len(clip.frames), "Describe the video.")
+    pixels = model.preprocess(clip)
+    prefix = model.prefix(model.see(pixels), "Describe the video.")
     blocks = range(model.layers)
     taps = Taps(
         rows=prefix.text_rows_after_video,
@@ -25,4 +26,11 @@ def prefill():
         hidden=(*blocks, model.layers),
     )
     Engine(model).prefill(prefix, 4, taps)
-    return SimpleNamespace(prefix=prefix, taps=taps, signals=signals_of(prefix, taps), depth=model.layers)
+    return SimpleNamespace(
+        model=model,
+        inputs=model.stock_inputs(pixels, prefix),
+        prefix=prefix,
+        taps=taps,
+        signals=signals_of(prefix, taps),
+        depth=model.layers,
+    )

@@ -1,6 +1,7 @@
 """Every pruner's contract, and what each rule keeps."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vidspec.models.base import VisualTokens
+from pruning.given import irregular_tokens, random_signals, visual_tokens
 from vidspec.pruning.base import Signals, budget, top_scored, with_required
 from vidspec.registry import names, pruners
 
@@ -18,34 +19,11 @@ ALPHA = st.one_of(st.floats(0, 0.99), st.sampled_from([0.0, 0.5, 0.9, 0.99]))
 
 def tokens(frames, cells, newline=True):
     """The visual tokens of ``frames`` frames of ``cells`` x ``cells``, and LLaVA-OneVision's newline."""
-    n = frames * cells**2 + newline
-    place = torch.arange(n)
-    last = (place == n - 1) & newline
-    return VisualTokens(
-        index=place + 4,
-        frame=(place // cells**2).clamp(max=frames - 1),
-        row=(place % cells**2 // cells).masked_fill(last, -1),
-        column=(place % cells).masked_fill(last, -1),
-        required=last,
-        features=torch.randn(n, 6, generator=torch.Generator().manual_seed(n)),
-    )
+    return visual_tokens(frames, cells, cells, newline=newline, seed=frames)
 
 
 def signals(visual, seed=0, needs=()):
-    """Random signals: attention always, of the others those that are needed."""
-    rng, n, rows = torch.Generator().manual_seed(seed + 100), len(visual), 7
-    return Signals(
-        visual,
-        torch.rand(n, generator=rng),
-        seed,
-        text=torch.arange(n + 4, n + 4 + rows),
-        hidden={at: torch.randn(n + 4 + rows, 6, generator=rng) for at in layers(needs, "hidden")},
-        block_attention={at: torch.rand(n, generator=rng) for at in layers(needs, "attention")},
-    )
-
-
-def layers(needs, kind):
-    return sorted(int(need.partition("@")[2]) for need in needs if need.startswith(f"{kind}@"))
+    return random_signals(visual, needs, seed)
 
 
 def contents(given):
@@ -58,11 +36,16 @@ def pruner(name):
     return pruners.get(name)()
 
 
+LAYOUTS = st.one_of(
+    st.builds(visual_tokens, st.integers(1, 9), st.integers(1, 5), st.integers(1, 6), newline=st.booleans()),
+    st.builds(irregular_tokens, st.integers(1, 6), st.integers(1, 4), st.integers(1, 5)),
+)
+
+
 @pytest.mark.parametrize("name", METHODS)
 @settings(deadline=None, max_examples=80)
-@given(st.integers(1, 9), st.integers(1, 5), st.booleans(), ALPHA, st.integers(0, 5))
-def test_contract(name, frames, cells, newline, alpha, seed):
-    visual = tokens(frames, cells, newline)
+@given(LAYOUTS, ALPHA, st.integers(0, 5))
+def test_contract(name, visual, alpha, seed):
     given_ = signals(visual, seed, pruner(name).needs)
     before = contents(given_)
     kept = pruner(name)(given_, alpha)
@@ -71,12 +54,32 @@ def test_contract(name, frames, cells, newline, alpha, seed):
     assert len(kept) == max(1, round((1 - alpha) * n))
     assert kept.tolist() == sorted(set(kept.tolist()))
     assert set(kept.tolist()) <= set(range(n))
-    if newline:
-        assert n - 1 in kept.tolist()
+    # Separators stay, or are all that stays.
+    required = set(visual.required.nonzero()[:, 0].tolist())
+    assert required <= set(kept.tolist()) or set(kept.tolist()) < required
     assert torch.equal(pruner(name)(given_, alpha), kept)  # the same again
     assert all(torch.equal(now, then) for now, then in zip(contents(given_), before, strict=True))
     if alpha == 0:
         assert kept.tolist() == list(range(n))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_budget_is_exact_for_every_alpha(name):
+    """Every hundredth of ``alpha`` for videos of 1 to 9 tokens, where rounding shows, and for a larger one."""
+    for visual in (*(visual_tokens(1, 1, columns, newline=False) for columns in range(1, 10)), visual_tokens(6, 3, 5)):
+        given_ = signals(visual, needs=pruner(name).needs)
+        for percent in range(100):
+            kept = pruner(name)(given_, percent / 100).tolist()
+            assert len(kept) == len(set(kept)) == max(1, round((1 - percent / 100) * len(visual)))
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(name, dtype):
+    visual = visual_tokens(5, 3, 4, 64)
+    visual = replace(visual, features=visual.features.to(dtype))
+    kept = pruner(name)(signals(visual, needs=pruner(name).needs), 0.8).tolist()
+    assert len(kept) == budget(len(visual), 0.8) and kept == sorted(set(kept)) and len(visual) - 1 in kept
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -5,7 +5,7 @@ import torch
 from decoding import checkpoints
 
 from pruning.given import visual_tokens
-from vidspec import profiles
+from vidspec import profiles, video
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
@@ -22,6 +22,8 @@ OPTIONS = {
     "sd-window-middle": {"place": "middle"},
     "sd-window-end": {"place": "end"},
     "specvlm-chain": {"lam_r": 0.4},
+    "specvlm": {"lam_r": 0.4},
+    "self-specvlm": {"lam_r": 0.4},
     "uv-sequential": {"layer": checkpoints.SIZE.layers // 2},
     "hippo-sequential": {"attention_term": True, "temporal_term": True, "spatial_term": True},
     "hippo-sequential-no-attn": {"attention_term": False, "temporal_term": True, "spatial_term": True},
@@ -43,7 +45,7 @@ def captioner(pair, profile, **settings):
 
 @pytest.mark.parametrize(("profile", "options"), OPTIONS.items())
 def test_options_of_the_profile_arrive(pair, profile, options):
-    assert vars(captioner(pair, profile).pruner) == options
+    assert vars(captioner(pair, profile).setup.pruner) == options
 
 
 def test_options_are_those_the_constructor_names():
@@ -69,7 +71,7 @@ def test_only_what_a_pruner_needs_is_observed(pair, method, monkeypatch):
         return given[-1]
 
     monkeypatch.setattr(Engine, "prefill", spy)
-    monkeypatch.setattr("vidspec.captioner.signals_of", seen)
+    monkeypatch.setattr("vidspec.decoding.setup.signals_of", seen)
     one = captioner(pair, "sd-uniform", **{"prune.method": method, "prune.alpha": 0.7})
     record = one.caption(shipped()[0])
     taps, of_draft = prefilled
@@ -77,13 +79,13 @@ def test_only_what_a_pruner_needs_is_observed(pair, method, monkeypatch):
     if taps:
         observed |= {f"attention@{block}" for block in taps.attention_at} | ({"attention"} if taps.attention else set())
         assert set(taps.states) == set(taps.hidden) and set(taps.block_scores) == set(taps.attention_at)
-    assert observed == one.pruner.needs - {"features"} and of_draft is None
+    assert observed == one.setup.pruner.needs - {"features"} and of_draft is None
     (signals,) = given
     n = record.counters["visual_tokens"]
     assert record.counters["visual_tokens_kept"] == budget(n, 0.7) == sum(record.kept_per_frame)
-    assert (signals.attention is None) == ("attention" not in one.pruner.needs)
+    assert (signals.attention is None) == ("attention" not in one.setup.pruner.needs)
     for layer, states in signals.hidden.items():
-        assert f"hidden@{layer}" in one.pruner.needs and states.shape[0] == record_length(signals)
+        assert f"hidden@{layer}" in one.setup.pruner.needs and states.shape[0] == record_length(signals)
 
 
 def record_length(signals):
@@ -93,8 +95,7 @@ def record_length(signals):
 
 def test_one_block_can_be_watched_alone(pair):
     model = pair[0]
-    features = model.see(torch.randn(2, 3, checkpoints.IMAGE_SIZE, checkpoints.IMAGE_SIZE))
-    prefix = model.prefix(features, 2, "Describe the video.")
+    prefix = model.prefix(model.see(model.preprocess(video.read(shipped()[0], frames=2))), "Describe the video.")
     every = range(model.layers)
     all_, one = taps_for([f"attention@{block}" for block in every], prefix), taps_for(["attention@1"], prefix)
     Engine(model).prefill(prefix, 4, all_)

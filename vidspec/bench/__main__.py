@@ -7,6 +7,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,6 +15,7 @@ from vidspec import profiles
 from vidspec.bench.bandwidth import copy_bandwidth, weight_bytes
 from vidspec.bench.interleaved import Contender, Row, machine, run, summary
 from vidspec.bench.peers import PEERS, Peer
+from vidspec.bench.position_table import biases, block, table
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
 from vidspec.errors import VidspecError
@@ -33,6 +35,9 @@ def main() -> int:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int, help="CPU threads; as torch chooses if left out")
     parser.add_argument("--no-peers", action="store_true", help="leave out transformers' own generate")
+    parser.add_argument(
+        "--position-bias", action="store_true", help="also say where in the video and in its frames kept tokens lie"
+    )
     parser.add_argument("--json", type=Path, help="write machine facts, rows and every record here")
     args = parser.parse_args()
     try:
@@ -49,13 +54,13 @@ def _bench(args: argparse.Namespace) -> int:
     names = (
         (args.target, args.draft)
         if args.target
-        else (str(loading.embedded_folder("target")), str(loading.embedded_folder("draft")))
+        else (str(loading.embedded_folder("embedded", "target")), str(loading.embedded_folder("embedded", "draft")))
     )
     target, draft = loading.load(names[0], where), loading.load(names[1], where)
     contenders: dict[str, Contender] = {}
     for name in args.profiles.split(","):
         profile = profiles.load(name)
-        contenders[name] = Captioner(profile, target, draft if profile.draft.kind == "model" else None)
+        contenders[name] = Captioner(profile, target, draft if profile.drafts_with_a_model else None)
     baseline = next(iter(contenders))
     if not args.no_peers:
         stock = loading.Placement(where.device, where.dtype, "sdpa")
@@ -71,11 +76,17 @@ def _bench(args: argparse.Namespace) -> int:
     facts |= {"copy_GB_per_s": round(bandwidth / 1e9, 2), "target_pass_MB": round(size / 1e6, 2)}
     print(_markdown(rows, baseline, bandwidth / size))
     print(", ".join(f"{key} {value}" for key, value in facts.items()))
+    bias: dict[str, Any] = {}
+    if args.position_bias:
+        found = biases(contenders, clips, lambda text: print(text, file=sys.stderr, flush=True))
+        bias = {"position_bias": block(found)}
+        print(f"\n{table(found)}")
     if args.json:
         data = {
             "machine": facts,
             "rows": [asdict(row) for row in rows],
             "records": [one.to_dict() for by_clip in records.values() for runs in by_clip.values() for one in runs],
+            **bias,
         }
         args.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     return 0

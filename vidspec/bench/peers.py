@@ -54,9 +54,13 @@ class Peer:
         begun = time.perf_counter()
         wanted, generate = self.profile.video, self.profile.generate
         clip = video.read(path, frames=wanted.frames, fps=wanted.fps, max_pixels=wanted.max_pixels)
-        model: Any = self.target.model  # type: ignore[attr-defined]
-        pixels = self.target.preprocess(clip)[None].to(self.target.device, self.target.dtype)
-        ids = self._prompt(len(clip.frames), generate.prompt)
+        adapter: Any = self.target
+        model = adapter.model
+        pixels = adapter.preprocess(clip)
+        paused = time.perf_counter()
+        # How many visual tokens there are is known from looking; generate looks again, in its own time.
+        inputs = adapter.stock_inputs(pixels, adapter.prefix(adapter.see(pixels), generate.prompt, generate.system))
+        begun += time.perf_counter() - paused
         clock = _Clock()
         options: dict[str, Any] = {"streamer": clock}
         if self.name == "generate-assisted":
@@ -64,15 +68,13 @@ class Peer:
         elif self.name == "generate-prompt-lookup":
             options = {"prompt_lookup_num_tokens": self.profile.draft.gamma or 5, **options}
         out = model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            pixel_values_videos=pixels,
+            **inputs,
             max_new_tokens=generate.max_new_tokens,
             do_sample=False,
             **options,
         )
         finished = time.perf_counter()
-        tokens = out[0, ids.shape[1] :].tolist()
+        tokens = out[0, inputs["input_ids"].shape[1] :].tolist()
         first = clock.times[1]
         return Caption(
             path=str(path),
@@ -86,10 +88,3 @@ class Peer:
                 "end_to_end": finished - begun,
             },
         )
-
-    def _prompt(self, frames: int, prompt: str) -> torch.Tensor:
-        """Token ids as the adapter lays them out, placeholders at visual rows."""
-        per_frame = self.target.cells**2  # type: ignore[attr-defined]
-        width = self.target.embed(torch.zeros(1, 1, dtype=torch.long, device=self.target.device)).shape[-1]
-        blank = torch.zeros(frames * per_frame + 1, width, device=self.target.device)
-        return self.target.prefix(blank, frames, prompt).token_ids[None]

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from vidspec.batch.run import Observer
 from vidspec.decoding.events import Event, Finished, Origin
-from vidspec.live.heatmap import heatmap
+from vidspec.live.heatmap import frame_map, heatmap
+from vidspec.live.sparkline import weight_lines
 from vidspec.live.state import PanelState, estimate_speedup
 from vidspec.record import Caption
 
@@ -34,6 +35,8 @@ LABELS: dict[Origin, str] = {
     "loose": "loosely accepted",
 }
 FRAMES_PER_S = 8
+#: Lines of a terminal that has room for where in the frames the kept tokens lie.
+DETAILED = 30
 #: What a terminal would obey instead of show.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -53,6 +56,11 @@ def render(
     if state.prefilled is not None and state.prefilled.kept_per_frame:
         seen = state.prefilled
         below.append(heatmap(seen.kept_per_frame, seen.tokens_per_frame, inner, ascii_only=ascii_only))
+        one_raster = 0 not in seen.grid and not seen.views
+        if one_raster and len(seen.kept) < seen.visual_tokens and (height is None or height >= DETAILED):
+            below.append(frame_map(seen.grid, seen.cells, seen.kept, inner, ascii_only=ascii_only))
+    if state.weights:
+        below.append(_flowed(weight_lines(state.weights, inner, ascii_only=ascii_only), inner))
     parts: list[RenderableType] = []
     if caption:
         below.insert(0, _flowed(_legend(state), inner))

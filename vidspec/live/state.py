@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vidspec.decoding.counters import estimate_speedup
+from vidspec.decoding.counters import estimate_speedup, weights_by_context
 from vidspec.decoding.events import Event, Finished, Opened, Origin, Prefilled, Round
 from vidspec.record import Caption
 
@@ -71,6 +71,11 @@ class PanelState:
         """Accepted draft tokens per verification (METRICS)."""
         verifications = sum(1 for one in self.rounds if one.drafted)
         return self.accepted / verifications if verifications else None
+
+    @property
+    def weights(self) -> dict[str, tuple[float, ...]]:
+        """Of an ensemble's contexts, window by window."""
+        return weights_by_context(self.prefilled.contexts if self.prefilled else (), self.rounds)
 
     @property
     def tokens_per_s(self) -> float | None:

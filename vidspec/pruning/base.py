@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from vidspec.engine.taps import Taps
+from vidspec.errors import ProfileError
 from vidspec.models.base import Prefix, VisualTokens
 
 __all__ = [
@@ -78,8 +79,8 @@ class Pruner(Protocol):
     ``needs`` names the signals it reads. ``features`` come with the prompt; ``attention``, ``attention@l`` and
     ``hidden@l`` are observed while the target reads its prompt, and only if a pruner needs them.
 
-    The parameters of its constructor are keys of a profile's ``prune`` section, or ``depth``, the number of blocks of
-    the target; all have defaults.
+    The parameters of its constructor are keys of a profile's ``prune`` section, ``depth``, the number of blocks of the
+    target, or ``family``, the target's; all have defaults.
     """
 
     @property
@@ -90,41 +91,56 @@ class Pruner(Protocol):
         ...
 
 
-def configured(method: Callable[..., Pruner], options: Mapping[str, object], depth: int) -> Pruner:
+def configured(method: Callable[..., Pruner], options: Mapping[str, object], depth: int, family: str = "") -> Pruner:
     """A pruner with those options that its constructor takes.
 
     Args:
         method: what is registered under the pruner's name.
         options: keys and values of a profile's ``prune`` section.
         depth: blocks of the target's language model.
+        family: of the target.
+
+    Raises:
+        ProfileError: one of ``prune.options``, which are for this pruner alone, that it does not take.
     """
     taken = inspect.signature(method).parameters
-    return method(**{key: value for key, value in {**options, "depth": depth}.items() if key in taken})
+    own = options.get("options")
+    own = own if isinstance(own, Mapping) else {}
+    for key in own:
+        if key not in taken:
+            raise ProfileError(f"prune.options.{key}: this pruner takes {', '.join(taken) or 'no options'}")
+    given = {**options, "depth": depth, "family": family, **own}
+    return method(**{key: value for key, value in given.items() if key in taken})
 
 
 def taps_for(needs: Iterable[str], prefix: Prefix) -> Taps | None:
-    """Observers of what a pruner needs of the target's prefill; None if that is nothing.
+    """Observers of what a pruner (or drafter) needs of the target's prefill; None if that is nothing.
 
     Raises:
         ValueError: a signal that does not exist.
     """
-    whole, blocks, layers = False, set(), set()
+    whole, heads, blocks, layers = False, False, set(), set()
     for need in needs:
         kind, _, at = need.partition("@")
         if need == "attention":
             whole = True
+        elif need == "head_attention":
+            heads = True
         elif kind == "attention" and at.isdecimal():
             blocks.add(int(at))
         elif kind == "hidden" and at.isdecimal():
             layers.add(int(at))
         elif need != "features":
-            raise ValueError(f"there is no signal {need!r}; there are attention, attention@l, features and hidden@l")
-    if not (whole or blocks or layers):
+            raise ValueError(
+                f"there is no signal {need!r}; there are attention, attention@l, head_attention, features and hidden@l"
+            )
+    if not (whole or heads or blocks or layers):
         return None
     return Taps(
         rows=prefix.text_rows_after_video,
         visual=prefix.visual.index,
         attention=whole,
+        heads=heads,
         attention_at=sorted(blocks),
         hidden=sorted(layers),
     )

@@ -20,13 +20,14 @@ class SpecVLM:
     """Two-stage pruning by the target's attention.
 
     Args:
-        lam_r: share of all attention that stage I keeps (0.4 for LLaVA-OneVision, 0.5 for Qwen2.5-VL in App. A).
+        lam_r: share of all attention that stage I keeps; that of the target's family if None.
+        family: of the target; App. A has 0.5 for Qwen2.5-VL, taken here for all of Qwen's, and 0.4 for LLaVA-OneVision.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"attention"})
 
-    def __init__(self, lam_r: float = 0.4) -> None:
-        self.lam_r = lam_r
+    def __init__(self, lam_r: float | None = None, family: str = "") -> None:
+        self.lam_r = (0.5 if family.startswith("qwen") else 0.4) if lam_r is None else lam_r
 
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
         attention, visual = signals.require_attention(), signals.visual

@@ -1,0 +1,118 @@
+"""Writes the picture of what a draft saw, one file a clip; reads the shown frames again and passes all events on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from vidspec.batch.run import Observer
+from vidspec.batch.writers import check_output
+from vidspec.decoding.events import Event, Opened, Prefilled
+from vidspec.errors import OutputError, UsageError, VidspecError
+from vidspec.profile_schema import Profile
+from vidspec.record import Caption
+
+__all__ = ["HeatmapFiles", "check_heatmap"]
+
+_MAX_PIXELS = 400 * 400
+
+
+def check_heatmap(file: Path, profile: Profile, inputs: Iterable[str]) -> None:
+    """Find out before any model is loaded that a picture cannot be drawn.
+
+    Raises:
+        UsageError: it could not be written, or ``profile`` has no draft that is shown some of the visual tokens.
+    """
+    if file.suffix.lower() != ".png":
+        raise UsageError(f"--heatmap {file}: must end in .png")
+    why = {"none": "drafts nothing", "sparse_kv": "keeps other tokens in every layer and KV head"}.get(
+        profile.draft.kind
+    )
+    if why is None and not profile.shows_the_video:
+        why = "shows its draft no video"
+    if why is not None:
+        hint = "take a profile with a pruner, such as sd-attention"
+        raise UsageError(f"--heatmap {file}: the profile {profile.name} {why}", hint=hint)
+    check_output(file, inputs, "--heatmap")
+
+
+class HeatmapFiles(Observer):
+    """Draws one picture for each clip that was captioned.
+
+    Args:
+        file: of a single clip; of several each has its own beside it, ``STEM-CLIP.png``. No picture of a run replaces
+            another of it: equal names are numbered.
+        profile: how clips are captioned.
+        inner: the observer that sees the run too.
+
+    Attributes:
+        written: the files, in order.
+        errors: what kept a picture from being drawn; the caption is not touched by it.
+    """
+
+    def __init__(self, file: Path, profile: Profile, inner: Observer | None = None) -> None:
+        self.file, self.profile, self.inner = file, profile, inner or Observer()
+        self.written: list[Path] = []
+        self.errors: list[VidspecError] = []
+        self._several = False
+        self._opened: Opened | None = None
+        self._prefilled: Prefilled | None = None
+
+    def begin(self, path: str, number: int, total: int) -> None:
+        self._several, self._opened, self._prefilled = total > 1, None, None
+        self.inner.begin(path, number, total)
+
+    def event(self, event: Event) -> None:
+        if isinstance(event, Opened):
+            self._opened = event
+        elif isinstance(event, Prefilled):
+            self._prefilled = event
+        self.inner.event(event)
+
+    def end(self, caption: Caption) -> None:
+        self.inner.end(caption)
+        opened, prefilled, self._opened, self._prefilled = self._opened, self._prefilled, None, None
+        if opened is None or prefilled is None or caption.error is not None:
+            return
+        try:
+            self._write(opened, prefilled)
+        except VidspecError as error:
+            self.errors.append(error)
+
+    def _write(self, opened: Opened, seen: Prefilled) -> None:
+        from vidspec import video
+        from vidspec.live.heatmap_image import heatmap_image
+
+        steps = seen.grid[0]
+        # A temporal step of the Qwen models is two frames (of an odd number the last alone); show the first of each.
+        times = opened.timestamps[:: -(-len(opened.timestamps) // max(1, steps))]
+        if len(times) != steps or 0 in seen.grid:
+            raise OutputError(f"{opened.path}: its visual tokens lie in no grid of frames, so there is no heatmap")
+        clip = video.read_at(opened.path, times, max_pixels=_MAX_PIXELS, decoder=self.profile.video.decoder)
+        title, frames = self._title(opened, seen), list(clip.frames)
+        picture = heatmap_image(frames, times, seen.grid, seen.cells, seen.kept, title, seen.views)
+        file = self._name(opened.path)
+        part = file.with_name(file.name + ".part")
+        try:
+            picture.save(part, "png")
+            part.replace(file)
+        except OSError as error:
+            raise OutputError(f"{file}: cannot be written: {error.strerror or error}") from None
+        self.written.append(file)
+
+    def _title(self, opened: Opened, seen: Prefilled) -> str:
+        prune = self.profile.prune
+        total = seen.visual_tokens
+        return (
+            f"{os.path.basename(opened.path)}: profile {self.profile.name}, method {prune.method}, "
+            f"alpha {prune.alpha:g}, kept {len(seen.kept)}/{total} ({len(seen.kept) / max(1, total):.1%})"
+        )
+
+    def _name(self, clip: str) -> Path:
+        stem = f"{self.file.stem}-{Path(clip).stem}" if self._several else self.file.stem
+        name, count = self.file.with_stem(stem), 1
+        while name in self.written:
+            count += 1
+            name = self.file.with_stem(f"{stem}-{count}")
+        return name

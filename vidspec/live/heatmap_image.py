@@ -1,0 +1,187 @@
+"""Draws which visual tokens a draft sees over thumbnails of the frames; takes frames and numbers, reads no file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from vidspec.bench.position_bias import Pair, frame_shares, position_bias, rasters
+
+__all__ = ["heatmap_image", "kept_mask"]
+
+Font: TypeAlias = ImageFont.ImageFont | ImageFont.FreeTypeFont
+
+WIDTH, MARGIN, GAP = 1600, 24, 10
+WIDEST, LEAST_LABELLED = 400, 56
+TITLE, LABEL, BARS = 22, 13, 120
+BACKGROUND, TEXT, FAINT, KEPT, EVEN = (18, 18, 20), (236, 236, 236), (120, 120, 126), (255, 176, 32), (86, 156, 214)
+#: What is left of the light and of the colour of pruned cells.
+LIGHT, COLOUR = 0.28, 0.35
+
+
+def kept_mask(grid: tuple[int, int, int], cells: Sequence[int], kept: Sequence[int]) -> NDArray[np.bool_]:
+    """(frames, rows, columns) whether the draft sees a token in each cell; arguments as in :func:`heatmap_image`."""
+    mask = np.zeros(grid, np.bool_)
+    chosen = np.asarray(cells, np.int64)[np.asarray(kept, np.int64)]
+    mask.reshape(-1)[chosen[chosen >= 0]] = True
+    return mask
+
+
+def heatmap_image(
+    frames: Sequence[NDArray[np.uint8]],
+    seconds: Sequence[float],
+    grid: tuple[int, int, int],
+    cells: Sequence[int],
+    kept: Sequence[int],
+    title: str,
+    views: Sequence[tuple[int, int]] = (),
+) -> Image.Image:
+    """A grid of frames whose kept cells are as they are and framed, the others dark; below, how full each frame is.
+
+    Args:
+        frames: per frame (temporal step) of the grid one picture (H, W, 3) uint8 RGB, all of one size.
+        seconds: when each begins.
+        grid: F frames, R rows and C columns of visual tokens.
+        cells: of each of N visual tokens its cell in the grid, counted frame by frame in raster order; -1 for
+            separators, which are drawn nowhere.
+        kept: indices of the tokens that the draft sees.
+        title: the line above.
+        views: rows and columns of each of several rasters of tokens, one below the other in the grid, that show the
+            whole frame each; every frame is drawn once for each.
+
+    Returns:
+        An RGB picture about 1,600 pixels wide, as high as the frames need.
+
+    Raises:
+        ValueError: frames, seconds and grid disagree, or there is nothing to draw.
+    """
+    if not len(frames) == len(seconds) == grid[0] or 0 in grid:
+        raise ValueError(f"{len(frames)} frames at {len(seconds)} times do not fill a grid of {grid}")
+    height, width = frames[0].shape[:2]
+    layers = rasters(grid, views)
+    across = _columns(len(frames) * len(layers), height / width)
+    wide = min(WIDEST, (WIDTH - 2 * MARGIN + GAP) // across - GAP)
+    high = max(1, round(wide * height / width))
+    label = LABEL + 6 if wide >= LEAST_LABELLED else 0
+    down = -(-len(frames) * len(layers) // across)
+    top = MARGIN + TITLE + 14
+    bars = top + down * (high + label + GAP) + GAP
+    picture = Image.new("RGB", (WIDTH, bars + 2 * (LABEL + 8) + BARS + 2 * LABEL + MARGIN), BACKGROUND)
+    draw = ImageDraw.Draw(picture)
+    _write(draw, (MARGIN, MARGIN), title, TITLE, TEXT, WIDTH - 2 * MARGIN)
+    mask = kept_mask(grid, cells, kept)
+    for number, (index, (first, rows, columns)) in enumerate(product(range(len(frames)), layers)):
+        left = MARGIN + number % across * (wide + GAP)
+        upper = top + number // across * (high + label + GAP)
+        shown = mask[index, first : first + rows, :columns]
+        picture.paste(_thumbnail(frames[index], shown, wide, high), (left, upper))
+        _outline(draw, shown, left, upper, wide, high)
+        if label:
+            _label(draw, left, upper + high + 3, wide, _clock(seconds[index]), f"{int(shown.sum())}/{rows * columns}")
+    _bars(draw, bars, seconds, grid, cells, kept, views)
+    return picture
+
+
+def _columns(frames: int, ratio: float) -> int:
+    """How many frames stand side by side: a row of a few, else a grid about 1.6 times as wide as high."""
+    return min(frames, max(4, round(math.sqrt(1.6 * ratio * frames))))
+
+
+def _thumbnail(frame: NDArray[np.uint8], mask: NDArray[np.bool_], wide: int, high: int) -> Image.Image:
+    small = Image.fromarray(np.ascontiguousarray(frame)).resize((wide, high), Image.Resampling.LANCZOS)
+    grey = Image.merge("RGB", [small.convert("L")] * 3)
+    dark = Image.blend(Image.new("RGB", small.size), Image.blend(grey, small, COLOUR), LIGHT)
+    shown = Image.fromarray(mask.astype(np.uint8) * 255).resize((wide, high), Image.Resampling.NEAREST)
+    return Image.composite(small, dark, shown)
+
+
+def _outline(draw: ImageDraw.ImageDraw, mask: NDArray[np.bool_], left: int, upper: int, wide: int, high: int) -> None:
+    """Lines where kept and pruned cells meet; none where cells are too small to show one."""
+    rows, columns = mask.shape
+    if wide < 6 * columns or high < 6 * rows:
+        return
+    edged = np.pad(mask, 1)
+    x = [left + column * wide // columns for column in range(columns + 1)]
+    y = [upper + row * high // rows for row in range(rows + 1)]
+    for row, column in np.argwhere(edged[:-1, 1:-1] != edged[1:, 1:-1]).tolist():
+        draw.line((x[column], y[row], x[column + 1], y[row]), KEPT)
+    for row, column in np.argwhere(edged[1:-1, :-1] != edged[1:-1, 1:]).tolist():
+        draw.line((x[column], y[row], x[column], y[row + 1]), KEPT)
+
+
+def _label(draw: ImageDraw.ImageDraw, left: int, upper: int, wide: int, time: str, share: str) -> None:
+    font = _font(LABEL)
+    draw.text((left, upper), time, FAINT, font)
+    if draw.textlength(time, font) + draw.textlength(share, font) + 10 <= wide:
+        draw.text((left + wide - draw.textlength(share, font), upper), share, KEPT, font)
+
+
+def _bars(
+    draw: ImageDraw.ImageDraw,
+    upper: int,
+    seconds: Sequence[float],
+    grid: tuple[int, int, int],
+    cells: Sequence[int],
+    kept: Sequence[int],
+    views: Sequence[tuple[int, int]],
+) -> None:
+    """One bar a frame: its share of the kept tokens, with a line at what an even choice would give each."""
+    shares = frame_shares(grid, [cells[index] for index in kept if cells[index] >= 0])
+    full, even = max((*shares, 1e-9)), 1 / len(shares)
+    _write(draw, (MARGIN, upper), f"share of the kept tokens by frame; full height {full:.1%}", LABEL, TEXT, WIDTH // 2)
+    top = upper + LABEL + 8
+    step = (WIDTH - 2 * MARGIN) / len(shares)
+    for number, share in enumerate(shares):
+        left, right = MARGIN + number * step, MARGIN + (number + 1) * step - (1 if step > 4 else 0)
+        draw.rectangle((left, top + BARS * (1 - share / full), max(left, right - 1), top + BARS), KEPT)
+    level = top + BARS * (1 - min(1.0, even / full))
+    draw.line((MARGIN, level, WIDTH - MARGIN - 1, level), EVEN)
+    for text, place, anchor in (
+        (_clock(seconds[0]), MARGIN, "la"),
+        (f"evenly {even:.1%}", WIDTH // 2, "ma"),
+        (_clock(seconds[-1]), WIDTH - MARGIN, "ra"),
+    ):
+        draw.text((place, top + BARS + 4), text, EVEN if anchor == "ma" else FAINT, _font(LABEL), anchor=anchor)
+    bias = position_bias(grid, cells, kept, views=views)
+    if bias is not None:
+        line = "; ".join(
+            f"{name} {_pair(pair)}"
+            for name, pair in (
+                ("first frames", bias.first),
+                ("last frames", bias.last),
+                ("upper and lower border", bias.rows),
+                ("left and right border", bias.columns),
+            )
+        )
+        line = f"of the kept tokens (of all): {line}"
+        _write(draw, (MARGIN, top + BARS + LABEL + 10), line, LABEL, TEXT, WIDTH - 2 * MARGIN)
+
+
+def _pair(pair: Pair) -> str:
+    return f"{pair.kept:.1%} ({pair.all:.1%})"
+
+
+def _write(
+    draw: ImageDraw.ImageDraw, place: tuple[int, int], text: str, size: int, colour: tuple[int, int, int], room: int
+) -> None:
+    """One line, its end cut off where it would not fit."""
+    font, shown = _font(size), " ".join(text.split())
+    while shown and draw.textlength(shown, font) > room:
+        shown = f"{shown[:-4].rstrip()}..." if len(shown) > 4 else ""
+    draw.text(place, shown, colour, font)
+
+
+def _font(size: int) -> Font:
+    return ImageFont.load_default(size)
+
+
+def _clock(seconds: float) -> str:
+    """``3.20 s``, or ``1:02.50`` from a minute on."""
+    minutes, rest = divmod(round(seconds, 2), 60)
+    return f"{int(minutes)}:{rest:05.2f}" if minutes else f"{rest:.2f} s"

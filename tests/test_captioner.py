@@ -233,7 +233,7 @@ def test_memory_that_does_not_suffice(captioner, monkeypatch):
 
 def test_models_that_see_frames_differently(tmp_path, settings_):
     checkpoints.save(tmp_path / "finer", image_size=48)
-    settings = {**settings_, "models.draft": str(tmp_path / "finer")}
+    settings = {**settings_, "models.draft": str(tmp_path / "finer"), "prune.method": "uniform"}
     with (
         Captioner.from_profile("vanilla-sd", overrides=settings) as captioner,
         pytest.raises(ModelError, match=f"{VISUAL} and {FRAMES * 9 + 1} visual tokens"),
@@ -242,7 +242,7 @@ def test_models_that_see_frames_differently(tmp_path, settings_):
 
 
 def test_missing_built_in_models(tmp_path, monkeypatch):
-    monkeypatch.setattr(loading, "embedded_folder", lambda role: tmp_path / role)
+    monkeypatch.setattr(loading, "embedded_folder", lambda pair, role: tmp_path / role)
     with pytest.raises(ModelError, match="built-in"):
         Captioner.from_profile("ar")
 

@@ -6,10 +6,10 @@ under every profile.
 
 import os
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
 from decoding import checkpoints
+from models import checkpoints_llava, checkpoints_qwen
 
 from vidspec import profiles, video
 from vidspec.acceptance.base import Verdict
@@ -17,7 +17,7 @@ from vidspec.batch.compare import first_difference
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import draw, shipped
 from vidspec.models import loading
-from vidspec.registry import pruners, rules
+from vidspec.registry import families, pruners, rules
 
 PACKAGED = {info.name: str(info.path) for info in profiles.available() if info.source == "packaged"}
 
@@ -31,6 +31,7 @@ LOSSLESS = [name for name, path in PACKAGED.items() if speculates_losslessly(pat
 CLIPS = {path.stem: path for path in shipped()}
 USUAL = 6
 DRAWN = int(os.environ.get("VIDSPEC_LOSSLESS_CLIPS", USUAL))
+BUILT_IN = ("embedded", "embedded-qwen")
 PLACE = loading.placement("cpu", "float32")
 
 
@@ -41,31 +42,82 @@ def clips_are_read_once():
         yield
 
 
-def loaded(target, draft, tokens):
-    """A pair, and what plain decoding of its target gives for a clip."""
-    target, draft = loading.load(str(target), PLACE), loading.load(str(draft), PLACE)
+class Pair:
+    """A loaded target and draft, captioners over them, and what plain decoding of the target gives for a clip.
 
-    def captioner(name, overrides=None):
-        settings = {"generate.max_new_tokens": tokens, **(overrides or {})}
+    The parallel profiles share one draft process for each kind of drafter.
+    """
+
+    def __init__(self, target, draft, tokens, **settings):
+        self.target, self.draft = (loading.load(str(model), PLACE) for model in (target, draft))
+        self.tokens, self.settings = tokens, settings
+        self.slots = {}
+        self.plain = cache(lambda clip: self.captioner("ar").caption(clip).token_ids)
+
+    def captioner(self, name, overrides=None):
+        settings = {"generate.max_new_tokens": self.tokens, "models.threads": 2, **self.settings, **(overrides or {})}
         profile = profiles.load(PACKAGED[name], settings, env={})
-        return Captioner(profile, target, None if name == "ar" else draft)
+        draft = self.draft if profile.drafts_with_a_model else None
+        if not profile.concurrent:
+            return Captioner(profile, self.target, draft)
+        kind = profile.draft.kind
+        captioner = Captioner(profile, self.target, draft, slot=self.slots.get(kind))
+        self.slots[kind] = captioner.slot
+        return captioner
 
-    @cache
-    def plain(clip):
-        return captioner("ar").caption(clip).token_ids
+    def close(self):
+        for slot in self.slots.values():
+            slot.drop()
 
-    return SimpleNamespace(captioner=captioner, plain=plain, tokens=tokens)
+
+def random_checkpoints(family, folder):
+    if family == "llava_onevision":
+        return checkpoints.save(folder / "target"), checkpoints.save(folder / "draft", noise=0.05)
+    if family.startswith("qwen"):
+        return (
+            checkpoints_qwen.save(checkpoints_qwen.Kind(family, tied=False, padding=9), folder / "target"),
+            checkpoints_qwen.save(checkpoints_qwen.Kind(family, tied=False, padding=0, noise=0.03), folder / "draft"),
+        )
+    return (
+        checkpoints_llava.save(checkpoints_llava.Kind(family), folder / "target"),
+        checkpoints_llava.save(checkpoints_llava.Kind(family, noise=0.03), folder / "draft"),
+    )
 
 
 @pytest.fixture(scope="module")
-def random_pair(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pair")
-    return loaded(checkpoints.save(folder / "target"), checkpoints.save(folder / "draft", noise=0.05), tokens=48)
+def random_pairs(tmp_path_factory):
+    """Pairs of small random models, by family."""
+    pairs = {}
+
+    def pair(family):
+        if family not in pairs:
+            # A frame of the LLaVA families is hundreds of tokens.
+            few = {"video.frames": 6} if family in ("llava", "llava_next") else {}
+            pairs[family] = Pair(*random_checkpoints(family, tmp_path_factory.mktemp(family)), tokens=48, **few)
+        return pairs[family]
+
+    yield pair
+    for one in pairs.values():
+        one.close()
 
 
 @pytest.fixture(scope="module")
-def built_in_pair():
-    return loaded(loading.embedded_folder("target"), loading.embedded_folder("draft"), tokens=24)
+def random_pair(random_pairs):
+    return random_pairs("llava_onevision")
+
+
+@pytest.fixture(scope="module")
+def built_in_pairs():
+    pairs = {}
+
+    def pair(name):
+        if name not in pairs:
+            pairs[name] = Pair(*(loading.embedded_folder(name, role) for role in ("target", "draft")), tokens=24)
+        return pairs[name]
+
+    yield pair
+    for one in pairs.values():
+        one.close()
 
 
 @pytest.fixture(scope="module")
@@ -86,24 +138,29 @@ def test_profiles_are_found():
     assert len(CLIPS) == 4
 
 
-@pytest.mark.parametrize("clip", CLIPS)
-@pytest.mark.parametrize("profile", LOSSLESS)
-def test_random_pair(random_pair, profile, clip):
-    check(random_pair, random_pair.captioner(profile), CLIPS[clip])
-
-
+@pytest.mark.parametrize("family", sorted(set(families.names())))
 @pytest.mark.parametrize(("number", "profile"), list(enumerate(LOSSLESS)))
-def test_built_in_pair(built_in_pair, number, profile):
-    """Clips take turns; all of them in a longer run."""
-    turns = sorted(CLIPS)[number % len(CLIPS) :][:1] if DRAWN <= USUAL else CLIPS
-    for clip in turns:
-        check(built_in_pair, built_in_pair.captioner(profile), CLIPS[clip])
+def test_every_profile_on_every_family(random_pairs, family, number, profile):
+    """Small random models. Clips take turns; all of them in a longer run."""
+    pair = random_pairs(family)
+    captioner = pair.captioner(profile)
+    for clip in turns(number):
+        check(pair, captioner, clip)
 
 
-def test_built_in_pair_on_all_clips(built_in_pair):
-    captioner = built_in_pair.captioner("vanilla-sd")
-    for clip in CLIPS.values():
-        check(built_in_pair, captioner, clip)
+@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize(("number", "profile"), list(enumerate(LOSSLESS)))
+def test_every_profile_on_the_built_in_pairs(built_in_pairs, name, number, profile):
+    """Trained weights."""
+    pair = built_in_pairs(name)
+    captioner = pair.captioner(profile)
+    for clip in turns(number):
+        check(pair, captioner, clip)
+
+
+def turns(number):
+    """One of the shipped clips, or all."""
+    return [CLIPS[sorted(CLIPS)[number % len(CLIPS)]]] if DRAWN <= USUAL else list(CLIPS.values())
 
 
 @pytest.mark.parametrize("gamma", [1, 3, 8])
@@ -129,11 +186,11 @@ def test_renumbered_positions(random_pair, positions):
     check(random_pair, captioner, CLIPS["one-object"])
 
 
-def test_drawn_clips(random_pair, built_in_pair, drawn):
+def test_drawn_clips(random_pair, built_in_pairs, drawn):
     assert len(drawn) == DRAWN
     for number, clip in enumerate(drawn):
         profile = LOSSLESS[number % len(LOSSLESS)]
-        for pair in (random_pair, built_in_pair):
+        for pair in (random_pair, *(built_in_pairs(name) for name in BUILT_IN)):
             check(pair, pair.captioner(profile), clip)
 
 
@@ -141,7 +198,7 @@ class AcceptsAll:
     lossless = True
 
     def __call__(self, draft, target_logits, hidden, rng):
-        return Verdict(len(draft.tokens), int(target_logits[-1].argmax()))
+        return Verdict.chain(len(draft.tokens), int(target_logits[-1].argmax()))
 
 
 class AcceptsOneMore:
@@ -153,12 +210,12 @@ class AcceptsOneMore:
         choices = target_logits.argmax(-1).tolist()
         agree = next((i for i, token in enumerate(draft.tokens) if token != choices[i]), len(draft.tokens))
         accepted = min(agree + 1, len(draft.tokens))
-        return Verdict(accepted, choices[accepted])
+        return Verdict.chain(accepted, choices[accepted])
 
 
 @pytest.mark.parametrize("rule", [AcceptsAll, AcceptsOneMore])
 def test_the_gate_can_fail(random_pair, rule):
     captioner = random_pair.captioner("vanilla-sd")
-    captioner.acceptance = rule()
+    captioner.setup.acceptance = rule()
     with pytest.raises(AssertionError, match="leaves plain decoding"):
         check(random_pair, captioner, CLIPS["one-object"])

@@ -3,34 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
+from typing_extensions import Unpack
 
 from vidspec import profiles, video
-from vidspec.acceptance.base import Acceptance
-from vidspec.decoding.base import Job, Limits, Schedule, Target
-from vidspec.decoding.counters import count, estimate_speedup, lengths
+from vidspec.decoding.choosing import Choice, choose, variants
 from vidspec.decoding.events import Event, Finished, Opened, Prefilled, Round
+from vidspec.decoding.report import Told, report
+from vidspec.decoding.run import InTurns, Run
+from vidspec.decoding.setup import Setup
 from vidspec.decoding.trace import Trace
-from vidspec.drafting.base import Drafter
-from vidspec.engine.attention import NAME
-from vidspec.engine.forward import Engine, State
-from vidspec.engine.sampling import Sampling
-from vidspec.engine.taps import Taps
-from vidspec.errors import GenerationError, ModelError, ProfileError
-from vidspec.models import loading
-from vidspec.models.base import Prefix, VideoLanguageModel
+from vidspec.decoding.workers.run import SideBySide
+from vidspec.decoding.workers.slot import DraftSlot
+from vidspec.engine.forward import Engine
+from vidspec.errors import GenerationError, ModelError
+from vidspec.models import image_captioner, loading
+from vidspec.models.base import VideoLanguageModel
 from vidspec.models.detokenizer import Detokenizer
+from vidspec.models.image_captioner import DraftCaptioner, ImageCaptioner
+from vidspec.models.prompt import Question
 from vidspec.profiles import Profile
-from vidspec.pruning.base import Pruner, configured, signals_of, taps_for
 from vidspec.record import Caption
-from vidspec.registry import drafters, pruners, rules, schedules
 
-__all__ = ["Captioner"]
+__all__ = ["Asked", "Captioner"]
+
+_PLAIN = {
+    "models.captioner": None,
+    "draft.kind": "none",
+    "draft.gamma": 5,
+    "prune.method": "none",
+    "schedule.kind": "autoregressive",
+    "schedule.prefill": "sequential",
+}
+
+
+class Asked(TypedDict, total=False):
+    """What a clip is asked differently from the profile; a missing or None entry leaves the profile's.
+
+    ``start`` and ``end`` are seconds from the start of the stream; ``clip`` holds frames that were read before.
+    """
+
+    start: float | None
+    end: float | None
+    prompt: str | None
+    system: str | None
+    clip: video.Clip | None
 
 
 class Captioner:
@@ -41,24 +64,46 @@ class Captioner:
         target: the loaded target.
         draft: the loaded draft, or None if the profile drafts without a model.
         embedded: whether these are the built-in models.
+        describe: captions a frame for an ensemble's context of that kind; the draft does it if None.
+        slot: the draft's process for the parallel schedule; a new one, which loads ``draft`` again, if None.
     """
 
     def __init__(
-        self, profile: Profile, target: VideoLanguageModel, draft: VideoLanguageModel | None, *, embedded: bool = False
+        self,
+        profile: Profile,
+        target: VideoLanguageModel,
+        draft: VideoLanguageModel | None,
+        *,
+        embedded: bool = False,
+        describe: ImageCaptioner | None = None,
+        slot: DraftSlot | None = None,
     ) -> None:
         if draft is not None:
             loading.check_pair(target, draft)
         self.profile, self.embedded = profile, embedded
-        self.target, self.draft = Engine(target), Engine(draft) if draft is not None else None
-        self.sampling = Sampling(profile.generate.temperature, profile.generate.top_p)
-        self.acceptance: Acceptance | None = None
-        self.pruner: Pruner | None = None
-        if profile.draft.kind != "none":
-            self.acceptance = rules.get(profile.accept.rule)(self.sampling)
-        if profile.prune.method != "none":
-            self.pruner = configured(pruners.get(profile.prune.method), profile.prune.model_dump(), target.layers)
-            _check_watchable(self.pruner, target)
-        self.schedule: Schedule = schedules.get(profile.schedule.kind)
+        describe = describe if profile.describes else None
+        if profile.describes and describe is None and draft is not None:
+            describe = DraftCaptioner(Engine(draft))
+        first, second = variants(profile) if profile.chooses else (profile, None)
+        self.setup = Setup.of(first, target, None if first.concurrent else draft, describe)
+        self._other = Setup.of(second, target, None, None) if second is not None else None
+        self._choice: Choice | None = None
+        self.slot = slot
+        if (profile.concurrent or profile.chooses) and slot is None:
+            drafting = target if draft is None else draft
+            self.slot = DraftSlot(drafting.source, _beside(profile), profile)
+        if self.slot is not None:
+            self.slot.target = target
+
+    @property
+    def target(self) -> Engine:
+        """The target model."""
+        return self.setup.target
+
+    @property
+    def draft(self) -> Engine | None:
+        """The draft model, if it is in this process."""
+        return self.setup.draft
 
     @classmethod
     def from_profile(cls, profile: str | Profile, *, overrides: Mapping[str, object] | None = None) -> Captioner:
@@ -78,22 +123,39 @@ class Captioner:
         wanted = profile.models
         if wanted.threads is not None:
             torch.set_num_threads(wanted.threads)
-        where = loading.placement(wanted.device, wanted.dtype, wanted.attention)
-        embedded = wanted.pair == "embedded"
-        if embedded:
-            folder = loading.embedded_folder("target")
+        where = loading.placement(
+            profile.workers.target or wanted.device,
+            wanted.dtype,
+            wanted.attention,
+            wanted.device_map,
+            wanted.quantization,
+        )
+        beside = _beside(profile)
+        embedded = wanted.pair is not None
+        if wanted.pair is not None:
+            folder = loading.embedded_folder(wanted.pair, "target")
             if not (folder / "config.json").is_file():
                 raise ModelError("the built-in models are missing from this installation", hint="reinstall vidspec")
-            names = (str(folder), str(loading.embedded_folder("draft")))
+            names = (str(folder), str(loading.embedded_folder(wanted.pair, "draft")))
         else:
             names = (wanted.target or "", wanted.draft or "")
-        target = loading.load(names[0], where)
-        draft = loading.load(names[1], where) if profile.draft.kind == "model" else None
-        if embedded:
-            target.name = "embedded/target"
-            if draft is not None:
-                draft.name = "embedded/draft"
-        return cls(profile, target, draft, embedded=embedded)
+        with ExitStack() as undo:
+            # The target last: a map of it counts the memory that is left.
+            describe = image_captioner.load(wanted.captioner, beside) if wanted.captioner else None
+            draft = slot = None
+            if profile.concurrent or profile.chooses:
+                slot = DraftSlot(names[1] if profile.drafts_with_a_model else names[0], beside, profile)
+                undo.callback(slot.drop)
+            if profile.drafts_with_a_model and not profile.concurrent:
+                draft = loading.load(names[1], beside)
+            target = loading.load(names[0], where)
+            if embedded:
+                target.name = "embedded/target"
+                if draft is not None:
+                    draft.name = "embedded/draft"
+            captioner = cls(profile, target, draft, embedded=embedded, describe=describe, slot=slot)
+            undo.pop_all()
+        return captioner
 
     def __enter__(self) -> Captioner:
         return self
@@ -102,11 +164,13 @@ class Captioner:
         self.close()
 
     def close(self) -> None:
-        """Let go of the device memory the models hold; a second time does nothing."""
-        if not hasattr(self, "target"):
+        """End the draft's process and let go of the device memory the models hold; a second time does nothing."""
+        if not hasattr(self, "setup"):
             return
+        if self.slot is not None:
+            self.slot.drop()
         device = self.target.model.device
-        del self.target, self.draft
+        del self.setup, self.slot
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -116,30 +180,31 @@ class Captioner:
         model = self.target.model
         return {
             "target": model.name,
-            "draft": self.draft.model.name if self.draft else None,
+            "draft": self._draft_name(),
             "family": model.family,
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": str(model.device),
         }
 
-    def caption(
-        self, path: str | Path, *, start: float | None = None, end: float | None = None, prompt: str | None = None
-    ) -> Caption:
+    def _draft_name(self) -> str | None:
+        if self.draft is not None:
+            return self.draft.model.name
+        if self.slot is None or not self.profile.drafts_with_a_model:
+            return None
+        return "embedded/draft" if self.embedded else self.slot.model
+
+    def caption(self, path: str | Path, **asked: Unpack[Asked]) -> Caption:
         """Caption one clip; see :meth:`stream`."""
-        for event in self.stream(path, start=start, end=end, prompt=prompt):
+        for event in self.stream(path, **asked):
             if isinstance(event, Finished):
                 return event.caption
         raise AssertionError("a stream ends with Finished")
 
-    def baseline(
-        self, path: str | Path, *, start: float | None = None, end: float | None = None, prompt: str | None = None
-    ) -> Caption:
+    def baseline(self, path: str | Path, **asked: Unpack[Asked]) -> Caption:
         """Plain decoding of the same target on the same clip, with the same engine, cache and kernels."""
-        plain = profiles.override(
-            self.profile, {"draft.kind": "none", "prune.method": "none", "schedule.kind": "autoregressive"}
-        )
+        plain = profiles.override(self.profile, _PLAIN)
         alone = Captioner(plain, self.target.model, None, embedded=self.embedded)
-        return alone.caption(path, start=start, end=end, prompt=prompt)
+        return alone.caption(path, **asked)
 
     def warm_up(self) -> None:
         """Run everything once on a few grey frames, so that a clip that is timed next pays for no first use."""
@@ -147,22 +212,20 @@ class Captioner:
         facts = video.SourceFacts("", 4.0, 64, 64, "none", "none", 1.0, False, 0, 4, "none")
         clip = video.Clip(grey, np.arange(4.0), facts)
         short = profiles.override(self.profile, {"generate.max_new_tokens": 16})
-        plain = {"draft.kind": "none", "prune.method": "none", "schedule.kind": "autoregressive"}
-        for profile in (short, profiles.override(short, plain)):
-            draft = self.draft.model if self.draft and profile.draft.kind != "none" else None
-            once = Captioner(profile, self.target.model, draft, embedded=self.embedded)
-            for _ in once._generate("", clip, profile.generate.prompt, Trace()):
+        for profile in (short, profiles.override(short, _PLAIN)):
+            draft = self.draft.model if self.draft and profile.drafts_with_a_model else None
+            slot = self.slot if profile.concurrent or profile.chooses else None
+            describe = self.setup.describe
+            once = Captioner(profile, self.target.model, draft, embedded=self.embedded, describe=describe, slot=slot)
+            for _ in once._generate("", once._question(clip, {}), Trace()):
                 pass
 
-    def stream(
-        self, path: str | Path, *, start: float | None = None, end: float | None = None, prompt: str | None = None
-    ) -> Iterator[Event]:
+    def stream(self, path: str | Path, **asked: Unpack[Asked]) -> Iterator[Event]:
         """Caption one clip, event by event.
 
         Args:
             path: a video file.
-            start, end: seconds from the start of the stream; the whole clip if None.
-            prompt: asked instead of the profile's.
+            asked: what differs from the profile, see :class:`Asked`.
 
         Yields:
             ``Opened``, ``Prefilled``, one ``Round`` per verification, and ``Finished`` with the record.
@@ -172,20 +235,13 @@ class Captioner:
             GenerationError: the prompt is too long for the model, or memory does not suffice.
         """
         trace = Trace(_synchroniser(self.target.model.device))
-        wanted = self.profile.video
-        with trace.span("decode_video"):
-            clip = video.read(
-                path,
-                frames=wanted.frames,
-                fps=wanted.fps,
-                start=start,
-                end=end,
-                max_pixels=wanted.max_pixels,
-                decoder=wanted.decoder,
-            )
+        clip = asked.get("clip")
+        if clip is None:
+            with trace.span("decode_video"):
+                clip = self.read(path, start=asked.get("start"), end=asked.get("end"))
         yield Opened(str(path), clip.facts, len(clip.frames), tuple(float(t) for t in clip.timestamps))
         try:
-            yield from self._generate(str(path), clip, prompt or self.profile.generate.prompt, trace)
+            yield from self._generate(str(path), self._question(clip, asked), trace)
         except torch.OutOfMemoryError as error:
             raise GenerationError(
                 f"{path}: {len(clip.frames)} frames do not fit into the device's memory",
@@ -193,151 +249,67 @@ class Captioner:
                 kind="memory",
             ) from error
 
-    def _generate(self, path: str, clip: video.Clip, prompt: str, trace: Trace) -> Iterator[Event]:
+    def read(self, path: str | Path, *, start: float | None = None, end: float | None = None) -> video.Clip:
+        """The frames that :meth:`stream` would show to the models."""
+        wanted = self.profile.video
+        return video.read(
+            path,
+            frames=wanted.frames,
+            fps=wanted.fps,
+            start=start,
+            end=end,
+            max_pixels=wanted.max_pixels,
+            decoder=wanted.decoder,
+        )
+
+    def _question(self, clip: video.Clip, asked: Asked) -> Question:
         generate = self.profile.generate
-        limits = Limits(generate.max_new_tokens, self.target.model.eos)
-        # Every row of the last window may be written before the text is cut.
-        room = generate.max_new_tokens + self.profile.draft.gamma + 1
-        prefix = _read(self.target.model, clip, prompt, trace, "target")
-        self._fits(path, prefix, generate.max_new_tokens)
-        taps = taps_for(self.pruner.needs, prefix) if self.pruner is not None else None
-        with trace.span("target_prefill"):
-            state = self.target.prefill(prefix, room, taps)
-        rng = torch.Generator().manual_seed(generate.seed)
-        drafter, kept = self._drafter(clip, prompt, prefix, taps, room, trace, rng)
-        del taps  # what was observed can be as large as the prompt
-        ready = trace.now()
-        yield Prefilled(
-            prompt_tokens=prefix.length,
-            visual_tokens=len(prefix.visual),
-            kept=tuple(kept.tolist()),
-            kept_per_frame=_per_frame(prefix, kept) if drafter else (),
-            tokens_per_frame=_per_frame(prefix, torch.arange(len(prefix.visual))) if drafter else (),
-            elapsed=ready,
-        )
-        job = Job(
-            target=Target(self.target, state, self.sampling, rng),
-            limits=limits,
-            trace=trace,
-            rng=rng,
-            drafter=drafter,
-            acceptance=self.acceptance,
-            gamma=self.profile.draft.gamma,
-        )
+        return Question(clip, asked.get("prompt") or generate.prompt, asked.get("system") or generate.system)
+
+    def _run(self, path: str, question: Question, trace: Trace) -> Run:
+        if self._other is not None and self.slot is not None:
+            if self._choice is None:
+                with trace.span("plan"):
+                    self._choice = choose(self.setup, self._other, self.slot, path, question)
+            if self._choice.kind == "parallel":
+                return SideBySide(self._other, path, question, trace, self.slot)
+        elif self.slot is not None:
+            return SideBySide(self.setup, path, question, trace, self.slot)
+        return InTurns(self.setup, path, question, trace)
+
+    def _generate(self, path: str, question: Question, trace: Trace) -> Iterator[Event]:
+        run = self._run(path, question, trace)
         text = Detokenizer(self.target.model.tokenizer)
+        read: Prefilled | None = None
         rounds: list[Round] = []
-        for step in self.schedule(job):
-            rounds.append(step)
-            yield replace(step, texts=tuple(text.add(token) for token in step.token_ids))
-        finished = trace.now()
-        counters = count(rounds, drafter.forwards if drafter else 0)
-        token_ids = [token for step in rounds for token in step.token_ids]
-        decode = rounds[-1].elapsed
+        finished = 0.0
+        for event in run.events():
+            finished = trace.now()
+            if isinstance(event, Prefilled):
+                read = event
+                yield event
+            else:
+                rounds.append(event)
+                yield replace(event, texts=tuple(text.add(token) for token in event.token_ids))
+        if read is None:
+            raise AssertionError("a run begins with Prefilled")
         yield Finished(
-            Caption(
-                path=path,
-                caption=text.finish(),
-                token_ids=token_ids,
-                lossless=self.acceptance.lossless if self.acceptance else True,
-                profile=self.profile.name,
-                models=self.models,
-                video={
-                    **asdict(clip.facts),
-                    "frames": len(clip.frames),
-                    "timestamps": [round(float(t), 6) for t in clip.timestamps],
-                },
-                counters={
-                    **asdict(counters),
-                    "accepted_lengths": list(counters.accepted_lengths),
-                    "visual_tokens": len(prefix.visual),
-                    "visual_tokens_kept": len(kept),
-                },
-                lengths=lengths(counters),
-                timings={
-                    **trace.totals(),
-                    "time_to_first_token": ready,
-                    "decode": decode,
-                    "end_to_end": finished,
-                },
-                speed={
-                    "tokens_per_s": (len(token_ids) - 1) / decode if decode > 0 else None,
-                    "estimate": estimate_speedup(rounds),
-                },
-                kept_per_frame=list(_per_frame(prefix, kept)) if drafter else [],
-                trace=trace,
+            report(
+                self.setup,
+                Told(path, question, read, rounds, run.draft_forwards, finished),
+                text.finish(),
+                self.models,
+                trace,
+                self._choice,
             )
         )
 
-    def _fits(self, path: str, prefix: Prefix, max_new_tokens: int) -> None:
-        limit = _context(self.target.model)
-        if limit is not None and prefix.next_position + max_new_tokens > limit:
-            raise GenerationError(
-                f"{path}: a prompt of {prefix.next_position} tokens and {max_new_tokens} new ones exceed the model's "
-                f"{limit}",
-                hint="fewer --frames or --max-new-tokens",
-                kind="context",
-            )
 
-    def _drafter(
-        self,
-        clip: video.Clip,
-        prompt: str,
-        prefix: Prefix,
-        taps: Taps | None,
-        room: int,
-        trace: Trace,
-        rng: torch.Generator,
-    ) -> tuple[Drafter | None, torch.Tensor]:
-        """The drafter, its prompt read, and the indices of the visual tokens it sees."""
-        everything = torch.arange(len(prefix.visual))
-        if self.draft is None:
-            return None, everything
-        own = _read(self.draft.model, clip, prompt, trace, "draft")
-        if len(own.visual) != len(prefix.visual):
-            raise ModelError(
-                f"target and draft see a frame differently: {len(prefix.visual)} and {len(own.visual)} visual tokens",
-                hint="take both from one family and generation",
-            )
-        kept = everything
-        if self.pruner is not None:
-            prune = self.profile.prune
-            with trace.span("prune", "draft"):
-                kept = self.pruner(signals_of(prefix, taps, prune.seed), prune.alpha)
-                own = own.keep(kept.to(own.embeds.device), compact=prune.positions == "compact")
-        with trace.span("draft_prefill", "draft"):
-            state: State = self.draft.prefill(own, room)
-        return drafters.get(self.profile.draft.kind)(self.draft, state, self.sampling, rng), kept
-
-
-def _check_watchable(pruner: Pruner, target: VideoLanguageModel) -> None:
-    """Only vidspec's own attention can be watched; the library's kernels keep queries and keys to themselves."""
-    kernel = getattr(target, "attention", NAME)
-    if kernel != NAME and any(need.startswith("attention") for need in pruner.needs):
-        raise ProfileError(
-            f"models.attention: {kernel} cannot be watched, which this pruner needs; "
-            "nearest valid choice: models.attention: auto"
-        )
-
-
-def _read(model: VideoLanguageModel, clip: video.Clip, prompt: str, trace: Trace, worker: str) -> Prefix:
-    """A clip and a prompt as one model reads them."""
-    with trace.span("preprocess", worker):
-        pixels = model.preprocess(clip)
-    with trace.span("vision", worker):
-        features = model.see(pixels)
-        return model.prefix(features, len(clip.frames), prompt)
-
-
-def _context(model: VideoLanguageModel) -> int | None:
-    """How many positions the language model was made for, if it says so."""
-    config = getattr(getattr(model, "language", None), "config", None)
-    limit: int | None = getattr(config, "max_position_embeddings", None)
-    return limit
-
-
-def _per_frame(prefix: Prefix, kept: torch.Tensor) -> tuple[int, ...]:
-    frame = prefix.visual.frame.cpu()[kept.cpu()]
-    return tuple(torch.bincount(frame, minlength=prefix.visual.frames).tolist())
+def _beside(profile: Profile) -> loading.Placement:
+    """Where the draft runs."""
+    wanted = profile.models
+    device = profile.workers.draft or wanted.draft_device or wanted.device
+    return loading.placement(device, wanted.dtype, wanted.attention)
 
 
 def _synchroniser(device: torch.device) -> Any:

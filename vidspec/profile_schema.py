@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from vidspec.registry import Registry, drafters, pruners, rules, schedules
+from vidspec.registry import Registry, drafters, load_plugin, pruners, rules, schedules
 
 __all__ = ["Profile"]
 
@@ -23,6 +24,20 @@ def _named(registry: Registry[Any]) -> Callable[[str], str]:
     return check
 
 
+#: The tree of SD-Tree and SpecVLM: 25 nodes, five deep (SpecVLM 4.1).
+TREE = "0 1 2 3 | 00 01 02 10 11 20 21 30 | 000 001 002 010 011 020 021 100 | 0000 0001 0002 | 00000 00001"
+
+
+def _tree(text: str) -> str:
+    from vidspec.drafting.topology import parse_tree
+
+    try:
+        parse_tree(text)
+    except ValueError as error:
+        raise PydanticCustomError("tree", "{text}", {"text": str(error)}) from error
+    return text
+
+
 def _device(name: str) -> str:
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
         raise PydanticCustomError("device", "must be auto, cpu, cuda, cuda:N or mps")
@@ -34,13 +49,22 @@ class _Section(BaseModel):
 
 
 class ModelsSection(_Section):
-    """Which models, and how they are loaded. ``pair`` names a built-in target and draft at once."""
+    """Which models, and how they are loaded. ``pair`` names a built-in target and draft at once.
 
-    pair: Literal["embedded"] | None = None
+    ``captioner`` writes the caption that an ensemble's context of that name holds; the draft does if null.
+    ``device_map`` splits a target that is larger than one device, as accelerate's strategy of that name does;
+    ``draft_device`` is the draft's if it is not ``device``; ``quantization`` is the target's, by bitsandbytes.
+    """
+
+    pair: Literal["embedded", "embedded-qwen"] | None = None
     target: str | None = Field(default=None, min_length=1)
     draft: str | None = Field(default=None, min_length=1)
+    captioner: str | None = Field(default=None, min_length=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Annotated[str, AfterValidator(_device)] = "auto"
+    device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | None = None
+    draft_device: Annotated[str, AfterValidator(_device)] | None = None
+    quantization: Literal["8bit", "4bit"] | None = None
     attention: str = Field(default="auto", min_length=1)
     threads: int | None = Field(default=None, ge=1)
 
@@ -69,20 +93,35 @@ class VideoSection(_Section):
 
 
 class DraftSection(_Section):
-    """What proposes tokens, in which shape and how many at a time."""
+    """What proposes tokens, in which shape and how many at a time.
+
+    ``gamma`` is the length of a chain and the depth of a tree. The rest is read by the drafters it is named for:
+    ``tree`` by the topology tree, its nodes by the ranks of children; ``prefill`` by self, where its cache comes from;
+    ``entries`` and ``share`` by sparse_kv, how many cache entries it reads and of the visual ones at most which share;
+    ``contexts``, ``weights``, ``divergence`` and ``history`` by ensemble: what the draft is shown, how the
+    distributions are weighed, by which divergence from the target, over how many of the last tokens (all if null).
+    """
 
     kind: Annotated[str, AfterValidator(_named(drafters))] = "none"
-    topology: Literal["chain"] = "chain"
-    gamma: int = Field(default=5, ge=1)
+    topology: Literal["chain", "tree"] = "chain"
+    gamma: Annotated[int, Field(ge=1)] | Literal["auto"] = 5
+    tree: Annotated[str, AfterValidator(_tree)] = TREE
+    prefill: Literal["gather", "again"] = "gather"
+    entries: int = Field(default=1024, ge=1)
+    share: float = Field(default=0.1, gt=0, le=1, allow_inf_nan=False)
+    contexts: tuple[Literal["video", "text", "caption", "pooled"], ...] = Field(default=("video", "text"), min_length=1)
+    weights: Literal["equal", "grid", "softmax", "inverse"] = "equal"
+    divergence: Literal["kl", "tvd"] = "kl"
+    history: int | None = Field(default=None, ge=1)
 
 
 class PruneSection(_Section):
     """What the draft sees of the video: ``alpha`` is the share of visual tokens it does not see.
 
     The rest is read by the pruners it is named for: ``seed`` by random; ``place`` by window, where its run of tokens
-    lies; ``lam_r`` by specvlm, the share of all attention its first stage keeps (0.4 for LLaVA-OneVision, 0.5 for
-    Qwen2.5-VL); ``layer`` by uv, uv_similarity and uv_attention, capped at half the target's depth; the three ``_term``
-    by hippo, whether each counts.
+    lies; ``lam_r`` by specvlm, the share of all attention its first stage keeps (null: 0.5 for Qwen, 0.4 for
+    others); ``layer`` by uv, uv_similarity and uv_attention, capped at half the target's depth; the three ``_term``
+    by hippo, whether each counts; ``options`` by pruners of plugins, whatever their constructors take.
     """
 
     method: Annotated[str, AfterValidator(_named(pruners))] = "none"
@@ -90,11 +129,12 @@ class PruneSection(_Section):
     seed: int = Field(default=0, ge=0)
     positions: Literal["original", "compact"] = "original"
     place: Literal["front", "middle", "end"] = "middle"
-    lam_r: float = Field(default=0.4, ge=0, le=1, allow_inf_nan=False)
+    lam_r: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
     layer: int = Field(default=20, ge=1)
     attention_term: bool = True
     temporal_term: bool = True
     spatial_term: bool = True
+    options: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -105,9 +145,28 @@ class PruneSection(_Section):
 
 
 class ScheduleSection(_Section):
-    """In which order draft and target work."""
+    """In which order draft and target work.
+
+    The rest is read by parallel: ``prefill``, whether the draft reads its prompt beside the target's prefill or behind
+    it; ``startup``, how many tokens it may draft until the target is done, a window (ParallelVLM) or as many as fit
+    (HIPPO).
+    """
 
     kind: Annotated[str, AfterValidator(_named(schedules))] = "autoregressive"
+    prefill: Literal["sequential", "parallel"] = "sequential"
+    startup: Literal["window", "fit"] = "window"
+
+
+class WorkersSection(_Section):
+    """How the parallel schedule divides the machine: devices of target and draft, the draft's threads on a CPU.
+
+    ``timeout``: seconds without an answer after which a worker has failed.
+    """
+
+    target: Annotated[str, AfterValidator(_device)] | None = None
+    draft: Annotated[str, AfterValidator(_device)] | None = None
+    draft_threads: int | None = Field(default=None, ge=1)
+    timeout: float = Field(default=300.0, gt=0, allow_inf_nan=False)
 
 
 class AcceptSection(_Section):
@@ -124,20 +183,45 @@ class GenerateSection(_Section):
     top_p: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)
     seed: int = Field(default=0, ge=0)
     prompt: str = Field(default="Describe this video in detail.", min_length=1)
+    system: str | None = Field(default=None, min_length=1)
+
+
+def _absolute(files: Any) -> Any:
+    if isinstance(files, str):
+        files = [files]
+    if not isinstance(files, list | tuple):
+        return files
+    return [str(Path(file).expanduser().resolve()) if isinstance(file, str) else file for file in files]
+
+
+def _loaded(files: tuple[str, ...]) -> tuple[str, ...]:
+    for file in files:
+        load_plugin(file)
+    return files
 
 
 class Profile(_Section):
-    """One way of captioning, complete and consistent."""
+    """One way of captioning, complete and consistent.
+
+    ``plugins`` are Python files that register further methods; a relative path in a profile's file starts beside it.
+    """
 
     name: str = Field(min_length=1)
     about: str = ""
+    plugins: Annotated[tuple[str, ...], BeforeValidator(_absolute), AfterValidator(_loaded)] = ()  # before the names
     models: ModelsSection = Field(default_factory=lambda: ModelsSection())
     video: VideoSection = Field(default_factory=lambda: VideoSection())
     draft: DraftSection = Field(default_factory=lambda: DraftSection())
     prune: PruneSection = Field(default_factory=lambda: PruneSection())
     schedule: ScheduleSection = Field(default_factory=lambda: ScheduleSection())
+    workers: WorkersSection = Field(default_factory=lambda: WorkersSection())
     accept: AcceptSection = Field(default_factory=lambda: AcceptSection())
     generate: GenerateSection = Field(default_factory=lambda: GenerateSection())
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        """In another process the plugins are loaded again."""
+        super().__setstate__(state)
+        _loaded(self.plugins)
 
     @model_validator(mode="before")
     @classmethod
@@ -146,6 +230,33 @@ class Profile(_Section):
         if isinstance(data, Mapping):
             return {key: value for key, value in data.items() if value is not None}
         return data
+
+    @property
+    def drafts_with_a_model(self) -> bool:
+        """Whether a draft model is needed beside the target."""
+        return self.draft.kind != "none" and self.draft.kind not in _OWN_WEIGHTS
+
+    @property
+    def describes(self) -> bool:
+        """Whether a caption of a frame stands for the video in one of the draft's contexts."""
+        return self.draft.kind == "ensemble" and "caption" in self.draft.contexts
+
+    @property
+    def shows_the_video(self) -> bool:
+        """Whether the draft sees anything of the video."""
+        if self.draft.kind == "ensemble":
+            return "video" in self.draft.contexts or "pooled" in self.draft.contexts
+        return self.draft.kind != "text_only"
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the schedule is chosen by measurement."""
+        return self.schedule.kind == "auto"
+
+    @property
+    def concurrent(self) -> bool:
+        """Whether target and draft work at the same time, in workers of their own."""
+        return self.schedule.kind == "parallel"
 
     @model_validator(mode="after")
     def _consistent(self) -> Profile:
@@ -157,10 +268,72 @@ class Profile(_Section):
         return self
 
 
+#: Schedules in which the draft may have a worker of its own.
+_BESIDE = frozenset({"parallel", "auto"})
+#: Drafters that look into the target's cache or at its distributions while it works.
+_NEAR = frozenset({"sparse_kv", "ensemble"})
+#: Drafters that run on the target's weights, and those that choose by themselves what they see.
+_OWN_WEIGHTS, _BLIND = frozenset({"self", "sparse_kv"}), frozenset({"sparse_kv", "text_only"})
+
+
 def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
     """Each as: is it broken, the key to change, the reason, what to do instead."""
     models, drafts, sequential = p.models, p.draft.kind != "none", p.schedule.kind != "autoregressive"
     return (
+        (
+            p.draft.topology == "tree" and p.draft.kind == "ensemble",
+            "draft.topology",
+            "an ensemble drafts a chain",
+            "draft.topology: chain",
+        ),
+        (
+            p.draft.kind == "ensemble" and len(set(p.draft.contexts)) < len(p.draft.contexts),
+            "draft.contexts",
+            "names a context twice",
+            "draft.contexts: " + str(list(dict.fromkeys(p.draft.contexts))).replace("'", ""),
+        ),
+        (
+            models.captioner is not None and not p.describes,
+            "models.captioner",
+            "has no effect without an ensemble's context caption",
+            "leave it out, or the profile tabed-mtcp",
+        ),
+        (
+            p.prune.method != "none" and p.draft.kind == "ensemble" and "video" not in p.draft.contexts,
+            "prune.method",
+            f"{p.prune.method} prunes the context video, which draft.contexts lacks",
+            "prune.method: none",
+        ),
+        (
+            p.draft.topology == "tree" and p.schedule.kind in _BESIDE,
+            "draft.topology",
+            "the parallel schedule drafts a chain",
+            "draft.topology: chain, or schedule.kind: sequential",
+        ),
+        (
+            p.schedule.kind in _BESIDE and p.draft.kind in _NEAR,
+            "draft.kind",
+            f"{p.draft.kind} needs more of the target than token ids, and the parallel schedule sends no more",
+            "draft.kind: model, or schedule.kind: sequential",
+        ),
+        (
+            p.draft.gamma == "auto" and p.schedule.kind not in _BESIDE,
+            "draft.gamma",
+            "auto is the ratio of forward times that keeps two workers busy, and only the parallel schedule has two",
+            "draft.gamma: 5, or schedule.kind: parallel",
+        ),
+        (
+            p.schedule.prefill == "parallel" and p.schedule.kind not in _BESIDE,
+            "schedule.prefill",
+            f"parallel needs two workers, and schedule.kind is {p.schedule.kind}",
+            "schedule.prefill: sequential, or schedule.kind: parallel",
+        ),
+        (
+            p.prune.method != "none" and p.draft.kind in _BLIND,
+            "prune.method",
+            f"{p.prune.method} chooses what a draft sees, and draft.kind {p.draft.kind} chooses itself",
+            "prune.method: none",
+        ),
         (
             p.video.frames is not None and p.video.fps is not None,
             "video.fps",
@@ -174,15 +347,21 @@ def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
             f"models.pair: {models.pair} alone",
         ),
         (
+            models.device_map is not None and models.device != "auto",
+            "models.device",
+            f"{models.device} excludes models.device_map, which takes all devices",
+            "models.device: auto, and models.draft_device for the draft",
+        ),
+        (
             models.pair is None and models.target is None,
             "models.target",
             "is needed with models.draft",
             "name a target, or models.pair: embedded",
         ),
         (
-            p.draft.kind == "model" and models.target is not None and models.draft is None,
+            p.drafts_with_a_model and models.target is not None and models.draft is None,
             "models.draft",
-            "is needed with draft.kind model",
+            f"is needed with draft.kind {p.draft.kind}",
             "name a draft of the target's family, or take the profile ar",
         ),
         (

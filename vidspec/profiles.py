@@ -98,6 +98,8 @@ def load(
     """
     path = _find(name_or_path)
     data = {"name": path.stem, **_read(path)}
+    if "plugins" in data:
+        data["plugins"] = _beside(path, data["plugins"])
     origins = dict.fromkeys(_dotted(data), str(path))
     return _layered(data, origins, (_from_env(os.environ if env is None else env), _from_flags(overrides)))
 
@@ -156,6 +158,15 @@ def _layered(data: dict[str, Any], origins: dict[str, str], layers: tuple[Layer,
         return Profile.model_validate(_nested(flat))
     except ValidationError as error:
         raise _translated(error, origins) from None
+
+
+def _beside(profile: Path, plugins: object) -> object:
+    """Files that a profile names, found from where it lies."""
+    if isinstance(plugins, str):
+        plugins = [plugins]
+    if not isinstance(plugins, list):
+        return plugins
+    return [str(profile.parent / Path(file).expanduser()) if isinstance(file, str) else file for file in plugins]
 
 
 def _dotted(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,9 @@ RECORD_KEYS = (
     "lengths",
     "timings",
     "speed",
+    "schedule",
     "kept_per_frame",
+    "ensemble",
     "error",
 )
 
@@ -50,7 +52,11 @@ class Caption:
         speed: ``tokens_per_s`` (decode) and, where plain decoding was measured on the same clip, ``baseline`` with
             its timings and the three speed-ups ``time_to_first_token, decode, end_to_end``; otherwise
             ``estimate`` (a decode speed-up computed from this run's own measured passes).
+        schedule: ``kind``; ``why`` it was chosen, where the profile left that to measurement; of the parallel one also
+            the last window ``gamma`` and how many drafted tokens were ``wasted``.
         kept_per_frame: visual tokens of each frame that the draft saw; empty without a draft.
+        ensemble: None, or of an ensemble ``weights`` (by context, one per window), the ``caption`` that stood for the
+            video and the ``captioner`` that wrote it (None without that context).
         error: None, or ``{stage, kind, message}``.
         trace: timed events for ``--trace``; not part of the JSON record.
     """
@@ -66,7 +72,9 @@ class Caption:
     lengths: dict[str, float | None] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
     speed: dict[str, Any] = field(default_factory=dict)
+    schedule: dict[str, Any] = field(default_factory=dict)
     kept_per_frame: list[int] = field(default_factory=list)
+    ensemble: dict[str, Any] | None = None
     error: dict[str, str] | None = None
     trace: Any = field(default=None, repr=False, compare=False)
 

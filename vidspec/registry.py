@@ -2,24 +2,28 @@
 
 A method is one module whose file name is the name it registers: ``vidspec/pruning/uniform.py`` holds
 ``@pruners.register("uniform")``. Adding the file adds the name; nothing else lists it. Packages of others add methods
-through entry points of the group ``vidspec.<part>`` (for example ``vidspec.pruning``), and a running process may
-register more itself.
+through entry points of the group ``vidspec.<part>`` (for example ``vidspec.pruning``), a profile may name files that
+hold more (:func:`load_plugin`), and a running process may register more itself.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib
 import importlib.util
+import os
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from vidspec.errors import ProfileError
 
-__all__ = ["Registry", "drafters", "families", "names", "nearest", "pruners", "rules", "schedules"]
+__all__ = ["Registry", "drafters", "families", "load_plugin", "names", "nearest", "pruners", "rules", "schedules"]
 
 T = TypeVar("T")
 Obj = TypeVar("Obj")
@@ -120,7 +124,7 @@ def _registers_itself(module: pkgutil.ModuleInfo) -> bool:
 pruners: Registry[Any] = Registry("pruning", "vidspec.pruning", "pruner", "prune.method", ("none",))
 drafters: Registry[Any] = Registry("drafting", "vidspec.drafting", "drafter", "draft.kind", ("none",))
 rules: Registry[Any] = Registry("acceptance", "vidspec.acceptance", "acceptance rule", "accept.rule")
-schedules: Registry[Any] = Registry("schedules", "vidspec.decoding", "schedule", "schedule.kind")
+schedules: Registry[Any] = Registry("schedules", "vidspec.decoding", "schedule", "schedule.kind", ("auto",))
 families: Registry[Any] = Registry("families", "vidspec.models", "model family", "models.family")
 
 _PARTS = {registry.part: registry for registry in (pruners, drafters, rules, schedules, families)}
@@ -129,3 +133,39 @@ _PARTS = {registry.part: registry for registry in (pruners, drafters, rules, sch
 def names(part: str) -> tuple[str, ...]:
     """The valid names of a part: ``pruning``, ``drafting``, ``acceptance``, ``schedules`` or ``families``."""
     return _PARTS[part].names()
+
+
+def load_plugin(file: str | os.PathLike[str]) -> None:
+    """Run a Python file that registers methods; a second time in one process does nothing.
+
+    Args:
+        file: not part of any package; its methods are known by the names it registers.
+
+    Raises:
+        ProfileError: it cannot be read, fails, or registers a name that vidspec's own methods have.
+    """
+    path = Path(file).expanduser().resolve()
+    # Two files of one name are two modules.
+    name = f"vidspec_plugin_{path.stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
+    if name in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(name, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise ProfileError(f"plugins: {path}: " + ("must end in .py" if path.is_file() else "there is no such file"))
+    before = {registry: dict(registry._entries) for registry in _PARTS.values()}
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        for registry, known in before.items():
+            taken = sorted((registry._entries.keys() - known.keys()) & registry._modules())
+            if any(_identity(registry._entries[one]).startswith(f"{name}.") for one in taken):
+                raise ValueError(f"{registry.noun} {taken[0]!r} is vidspec's own; take another name")
+    except Exception as error:
+        del sys.modules[name]
+        for registry, known in before.items():
+            registry._entries = {
+                key: method
+                for key, method in registry._entries.items()
+                if key in known or not _identity(method).startswith(f"{name}.")
+            }
+        raise ProfileError(f"plugins: {path}: {type(error).__name__}: {error}") from error

@@ -84,8 +84,8 @@ def test_chrome(clock):
 
 def test_kinds_are_those_of_the_document():
     assert KINDS == (
-        "decode_video", "preprocess", "vision", "target_prefill", "signals", "prune", "draft_prefill", "draft",
-        "verify", "accept", "rollback", "wait",
+        "decode_video", "preprocess", "vision", "caption", "target_prefill", "signals", "prune", "draft_prefill",
+        "draft", "verify", "accept", "rollback", "wait", "plan",
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from statistics import median
 
 from vidspec.decoding.events import Round
 
-__all__ = ["Counters", "count", "estimate_speedup", "lengths"]
+__all__ = ["Counters", "count", "estimate_speedup", "lengths", "weights_by_context"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,12 @@ def lengths(counters: Counters) -> dict[str, float | None]:
     }
 
 
+def weights_by_context(contexts: Sequence[str], rounds: Iterable[Round]) -> dict[str, tuple[float, ...]]:
+    """The weight of each context of an ensemble, window by window (TABED Fig. 3); empty without contexts."""
+    windows = [one.weights for one in rounds if one.weights]
+    return {context: tuple(weights[at] for weights in windows) for at, context in enumerate(contexts)}
+
+
 def estimate_speedup(rounds: Sequence[Round]) -> float | None:
     """Decode speed-up guessed from a run's own rounds: emitted tokens x median verify time / total time.
 
@@ -75,6 +81,8 @@ def estimate_speedup(rounds: Sequence[Round]) -> float | None:
     """
     verified = [one for one in rounds if one.verify_s > 0]
     spent = sum(one.draft_s + one.verify_s for one in verified)
+    if any(one.mode for one in verified):  # both halves at the same time: their sum is more than the time it took
+        spent = rounds[-1].elapsed
     if not any(one.drafted for one in verified) or spent <= 0:
         return None
     emitted = sum(len(one.token_ids) for one in verified)

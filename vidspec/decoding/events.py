@@ -37,7 +37,11 @@ class Prefilled:
 
     ``kept_per_frame[i]`` of ``tokens_per_frame[i]`` visual tokens of (sampled) frame ``i`` are visible to the draft;
     both are empty when nothing drafts. ``kept`` holds the indices of the visual tokens the draft sees, in the order of
-    the target's visual tokens.
+    the target's visual tokens. ``grid`` is how many frames (temporal steps), rows and columns of visual tokens there
+    are, and ``cells[i]`` the cell of token ``i`` in it, counted frame by frame in raster order; -1 for separators.
+    ``views`` are rows and columns of each of several rasters, one below the other, that show the whole frame each.
+    ``contexts`` names what an ensemble shows the draft, and ``caption`` is the text that
+    stands for the video in its context of that name.
     """
 
     prompt_tokens: int
@@ -46,6 +50,11 @@ class Prefilled:
     kept_per_frame: tuple[int, ...]
     tokens_per_frame: tuple[int, ...]
     elapsed: float
+    grid: tuple[int, int, int] = (0, 0, 0)
+    cells: tuple[int, ...] = ()
+    views: tuple[tuple[int, int], ...] = ()
+    contexts: tuple[str, ...] = ()
+    caption: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +64,11 @@ class Round:
     ``token_ids``, ``origins`` and ``texts`` run in parallel, one entry per emitted token; ``texts`` holds what each
     token adds to the caption (it may be empty while a character is incomplete). ``drafted`` counts proposed tokens,
     ``accepted`` those of them that were emitted. ``elapsed`` is the time in seconds since the prefill ended, and
-    ``draft_s``/``verify_s`` are what this round spent in its two halves.
+    ``draft_s``/``verify_s`` are what this round spent in its two halves. ``weights`` are those of an ensemble's
+    contexts for this window, in the order of ``Prefilled.contexts``.
+
+    Of the parallel schedule, whose two halves overlap: ``mode`` tells what the target's pass was (``prefill``,
+    ``alone``, ``pre`` or ``post``), ``gamma`` the window in force, ``wasted`` how many drafted tokens were not emitted.
     """
 
     token_ids: tuple[int, ...]
@@ -66,6 +79,10 @@ class Round:
     draft_s: float = 0.0
     verify_s: float = 0.0
     texts: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
+    mode: str = ""
+    gamma: int = 0
+    wasted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

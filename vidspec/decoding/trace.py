@@ -15,6 +15,7 @@ Kind: TypeAlias = Literal[
     "decode_video",
     "preprocess",
     "vision",
+    "caption",
     "target_prefill",
     "signals",
     "prune",
@@ -24,6 +25,7 @@ Kind: TypeAlias = Literal[
     "accept",
     "rollback",
     "wait",
+    "plan",
 ]
 KINDS: tuple[str, ...] = Kind.__args__  # type: ignore[attr-defined]
 
@@ -62,6 +64,10 @@ class Trace:
             yield
         finally:
             self.spans.append(Span(worker, kind, start, self.now()))
+
+    def add(self, kind: Kind, worker: str, start: float, end: float) -> None:
+        """A piece of work that was timed elsewhere, in seconds since the trace began."""
+        self.spans.append(Span(worker, kind, start, end))
 
     def totals(self) -> dict[str, float]:
         """Seconds by kind, for the kinds that occurred."""

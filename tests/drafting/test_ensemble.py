@@ -1,0 +1,239 @@
+"""The ensemble drafter: its cache, its history and its windows, on tables and on a real model."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from acceptance.sequences import reference_distribution
+from decoding import checkpoints
+from decoding.toys import GREEDY, Reciter, blend, job, random_table
+
+from drafting.literal_ensemble import literal_mean, literal_weights
+from drafting.toy_ensemble import ensemble
+from vidspec.decoding.base import Limits
+from vidspec.decoding.sequential import sequential
+from vidspec.drafting.base import Learner
+from vidspec.drafting.ensemble import AdaptiveEnsemble, Ensemble, prefix_of
+from vidspec.drafting.ensemble_weights import Evidence
+from vidspec.engine.batch import BatchEngine, stack
+from vidspec.engine.forward import Engine
+from vidspec.engine.sampling import Sampling
+from vidspec.models import loading
+from vidspec.models.base import Pixels
+
+ROOM = 80
+VOCABULARY = 6
+SOFT = Sampling(1.0)
+TARGET = random_table(1, VOCABULARY, 2.0)
+TABLES = [blend(TARGET, random_table(20 + i, VOCABULARY, 2.0), 0.2 + 0.2 * i) for i in range(4)]
+
+
+def distribution(table, prefix, sampling=SOFT):
+    return reference_distribution(table(tuple(prefix)), sampling)
+
+
+def rounds(seed, count=9):
+    """Window lengths and how many of each are accepted: none, some and all."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        gamma = rng.choice([0, 1, 3, 4])
+        yield gamma, rng.randint(0, gamma) if rng.random() < 0.6 else gamma, rng.randrange(VOCABULARY)
+
+
+@pytest.mark.parametrize("history", [None, 1, 4])
+@pytest.mark.parametrize("contexts", [2, 4])
+@pytest.mark.parametrize("rule", ["grid", "softmax", "inverse"])
+@pytest.mark.parametrize("seed", range(3))
+def test_weights_rest_on_every_verified_position(seed, rule, contexts, history):
+    """Positions of accepted tokens, of corrections and of bonuses, each once and at its own prefix."""
+    tables = TABLES[:contexts]
+    drafter = ensemble(tables, GREEDY, torch.Generator(), rule, divergence="kl", history=history)
+    drafter.begin(2)
+    text, positions = [2], []
+    for gamma, accepted, token in rounds(seed):
+        window = drafter.propose(gamma)
+        if gamma:
+            expected = literal_weights(rule, positions, contexts, "kl", history)
+            assert window.weights == pytest.approx(expected, abs=2e-4)
+        prefixes = [[*text, *window.tokens[:i]] for i in range(gamma + 1)]
+        logits = torch.stack([TARGET(tuple(prefix)) for prefix in prefixes])
+        drafter.observe(range(accepted), logits)
+        drafter.commit(range(accepted), token)
+        positions += [
+            (distribution(TARGET, prefix), [distribution(table, prefix) for table in tables])
+            for prefix in prefixes[: accepted + 1]
+        ]
+        text += [*window.tokens[:accepted], token]
+    assert len(positions) == len(text) - 1
+
+
+@pytest.mark.parametrize("rule", ["equal", "grid"])
+def test_greedy_windows_take_the_best_of_the_mixture(rule):
+    drafter = ensemble(TABLES, GREEDY, torch.Generator(), rule)
+    drafter.begin(2)
+    text = [2]
+    for gamma, accepted, token in rounds(5):
+        window = drafter.propose(gamma)
+        assert window.probs is None and window.parents == tuple(range(-1, gamma - 1))
+        assert len(window.weights) == (4 if gamma else 0)
+        for i, drafted in enumerate(window.tokens):
+            prefix = [*text, *window.tokens[:i]]
+            mean = literal_mean(window.weights, [distribution(table, prefix) for table in TABLES])
+            assert mean[drafted] == pytest.approx(max(mean))
+        if rule != "equal":
+            drafter.observe(range(accepted), torch.stack([TARGET((*text, i)) for i in range(gamma + 1)]))
+        drafter.commit(range(accepted), token)
+        text += [*window.tokens[:accepted], token]
+
+
+@pytest.mark.parametrize("sampling", [SOFT, Sampling(0.7), Sampling(0.8, 0.6)], ids=str)
+def test_sampled_windows_carry_the_mixture_they_were_drawn_from(sampling):
+    """Temperature is each distribution's, top-p the mixture's."""
+    drafter = ensemble(TABLES, sampling, torch.Generator().manual_seed(1))
+    drafter.begin(2)
+    window = drafter.propose(4)
+    for i, drafted in enumerate(window.tokens):
+        each = [distribution(table, [2, *window.tokens[:i]], Sampling(sampling.temperature)) for table in TABLES]
+        mean = torch.tensor(literal_mean([0.25] * 4, each), dtype=torch.float64)
+        assert window.probs[i].tolist() == pytest.approx(
+            reference_distribution(mean.log(), Sampling(1.0, sampling.top_p)), abs=1e-5
+        )
+        assert window.probs[i, drafted] > 0
+
+
+def test_labels_have_the_temperature_and_all_tokens():
+    hot = Sampling(2.5, 0.5)
+    drafter = ensemble(TABLES[:2], hot, torch.Generator().manual_seed(1), "inverse")
+    drafter.begin(2)
+    window = drafter.propose(1)
+    drafter.observe((), torch.stack([TARGET((2,)), TARGET((2, window.tokens[0]))]))
+    drafter.commit((), 0)
+    plain = Sampling(2.5)
+    seen = [(distribution(TARGET, [2], plain), [distribution(table, [2], plain) for table in TABLES[:2]])]
+    assert drafter.propose(1).weights == pytest.approx(literal_weights("inverse", seen, 2, "kl", None), abs=1e-4)
+
+
+def test_one_pass_a_token():
+    drafter = ensemble(TABLES, GREEDY, torch.Generator())
+    drafter.begin(2)
+    drafter.propose(3)
+    drafter.commit(range(3), 4)  # the last drafted token and the bonus are read together
+    drafter.propose(2)
+    assert drafter.forwards == 5 and drafter.engine.passes == [1, 1, 1, 2, 1]
+
+
+def test_unobserved_bonuses_are_noticed():
+    """A schedule that keeps the target's distributions to itself cannot go unnoticed."""
+    drafter = ensemble(TABLES, GREEDY, torch.Generator(), "softmax")
+    drafter.begin(2)
+    drafter.propose(2)
+    drafter.commit((0, 1), 3)
+    with pytest.raises(ValueError):
+        drafter.propose(2)
+
+
+def test_only_adaptive_ensembles_learn():
+    assert isinstance(ensemble(TABLES, GREEDY, torch.Generator(), "grid"), Learner)
+    assert not isinstance(ensemble(TABLES, GREEDY, torch.Generator()), Learner)
+    assert not isinstance(Reciter([1]), Learner)
+
+
+def test_the_schedule_tells_it_how_the_target_judged():
+    drafter = ensemble(TABLES, GREEDY, torch.Generator(), "grid")
+    told = []
+    observe = drafter.observe
+    drafter.observe = lambda path, logits: (told.append((tuple(path), logits)), observe(path, logits))
+    limits = Limits(30, frozenset())
+    seen = list(sequential(job(TARGET, limits, draft=drafter, gamma=4)))
+    text, at = [token for one in seen for token in one.token_ids], 1
+    for one, (path, logits) in zip(seen[1:], told, strict=True):
+        assert path == tuple(range(one.accepted)) and len(logits) == one.drafted + 1
+        for row in range(len(path) + 1):
+            assert torch.equal(logits[row], TARGET(tuple(text[: at + row])))
+        at += len(one.token_ids)
+    weights = [one.weights for one in seen[1:]]
+    assert weights[0] == (0.25,) * 4 and len(set(weights)) > 1
+    assert all(sum(one) == pytest.approx(1) for one in weights if one)
+
+
+# On a real model.
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    folder = checkpoints.save(tmp_path_factory.mktemp("model"), noise=0.05)
+    model = loading.load(str(folder), loading.placement("cpu", "float32"))
+    values = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    pixels = Pixels(values, (5, 4, 4), tuple(map(float, range(5))))
+    prefixes = [
+        model.prefix(model.see(pixels), "What moves?"),
+        model.text_prefix("\n", "What moves?"),
+        model.prefix(model.see(pixels, pooled=True), "What moves?"),
+    ]
+    return Engine(model), prefixes
+
+
+@torch.inference_mode()
+def greedy_from_scratch(real, emitted, count):
+    engine, prefixes = real
+    text = list(emitted)
+    for _ in range(count):
+        rows = [engine.forward(engine.prefill(one, ROOM), text).logits[-1].softmax(-1) for one in prefixes]
+        text.append(int(torch.stack(rows).mean(0).argmax()))
+    return tuple(text[len(emitted) :])
+
+
+@torch.inference_mode()
+def poison(state):
+    for layer in state.cache.layers:
+        layer.keys[:, :, state.length :] = float("nan")
+        layer.values[:, :, state.length :] = float("nan")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_after_any_commit_the_cache_stands_for_what_was_emitted(real, seed):
+    engine, prefixes = real
+    state = stack([engine.prefill(prefix, 0) for prefix in prefixes], ROOM)
+    drafter = Ensemble(BatchEngine(engine.model), state, GREEDY, torch.Generator())
+    begun = state.length
+    drafter.begin(7)
+    emitted = [7]
+    for gamma, accepted, token in rounds(seed, 6):
+        poison(state)
+        window = drafter.propose(gamma)
+        assert window.tokens == greedy_from_scratch(real, emitted, gamma)
+        drafter.commit(range(accepted), token + 40)
+        emitted += [*window.tokens[:accepted], token + 40]
+        assert state.length <= begun + len(emitted) - 1
+
+
+@pytest.mark.parametrize("accepted", range(4))
+def test_each_number_of_accepted_tokens(real, accepted):
+    engine, prefixes = real
+    state = stack([engine.prefill(prefix, 0) for prefix in prefixes], ROOM)
+    drafter = AdaptiveEnsemble(BatchEngine(engine.model), state, GREEDY, torch.Generator(), Evidence("grid", 3))
+    begun = state.length
+    drafter.begin(7)
+    drafter.propose(3)
+    assert state.length == begun + 3
+    drafter.observe(range(accepted), torch.zeros(4, engine.model.vocabulary))
+    drafter.commit(range(accepted), 99)
+    assert state.length == begun + 1 + min(accepted, 2)
+
+
+def test_contexts_are_tabeds():
+    asked = []
+    clip = SimpleNamespace(
+        own=lambda pooled=False: "pooled video" if pooled else "video",
+        pruned=lambda prefix: f"pruned {prefix}",
+        text=lambda instead: asked.append(instead),
+        caption="a red circle",
+    )
+    assert prefix_of("video", clip) == "pruned video" and prefix_of("pooled", clip) == "pooled video"
+    prefix_of("text", clip)
+    prefix_of("caption", clip)
+    assert asked == ["\n", "image: a red circle"]
+    clip.caption = None
+    with pytest.raises(ValueError, match="caption"):
+        prefix_of("caption", clip)

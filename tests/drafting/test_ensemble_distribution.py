@@ -1,0 +1,99 @@
+"""METRICS, gate 3, with ensembles: sampled texts have the target's distribution, and wrong ensembles are found out."""
+
+import pytest
+import torch
+from acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value
+from decoding.toys import GREEDY, blend, job, random_table
+
+from drafting.toy_ensemble import ensemble
+from vidspec.acceptance.exact import Exact
+from vidspec.decoding.base import Limits
+from vidspec.decoding.sequential import sequential
+from vidspec.drafting.ensemble_weights import mixture
+from vidspec.engine.sampling import Sampling
+
+VOCABULARY, EOS, LENGTH = 4, 3, 3
+TARGET = random_table(11, VOCABULARY, 1.2)
+CONTEXTS = [blend(TARGET, random_table(30 + i, VOCABULARY, 1.5), 0.3 + 0.3 * i) for i in range(3)]
+LIMITS = Limits(LENGTH, frozenset({EOS}))
+SAMPLINGS = [Sampling(1.0), Sampling(0.7, 0.8)]
+
+
+def shifted(table):
+    """The same table behind a first token that is always 0: with it, windows of two fit into texts of three."""
+    first = torch.tensor([99.0, 0.0, 0.0, 0.0])
+    return lambda prefix: table(prefix[1:]) if prefix else first
+
+
+def texts(sampling, rule, count, *, draft_sampling=None, change=lambda drafter: drafter):
+    rng = torch.Generator().manual_seed(6)
+    for _ in range(count):
+        drafter = change(ensemble([shifted(one) for one in CONTEXTS], draft_sampling or sampling, rng, rule))
+        one = job(
+            shifted(TARGET), Limits(LENGTH + 1, LIMITS.eos), draft=drafter, gamma=2, sampling=sampling,
+            rule=Exact(sampling), rng=rng,
+        )  # fmt: skip
+        first, *text = [token for step in sequential(one) for token in step.token_ids]
+        assert first == 0
+        yield tuple(text)
+
+
+@pytest.mark.parametrize(
+    ("rule", "greedy_draft", "sampling"),
+    [
+        ("equal", False, SAMPLINGS[0]),
+        ("equal", False, SAMPLINGS[1]),
+        ("equal", True, SAMPLINGS[1]),
+        ("grid", False, SAMPLINGS[0]),
+        ("softmax", False, SAMPLINGS[1]),
+    ],
+    ids=str,
+)
+def test_texts_have_the_targets_distribution(rule, greedy_draft, sampling):
+    drawn = texts(sampling, rule, 1500, draft_sampling=GREEDY if greedy_draft else None)
+    assert p_value(drawn, exact_distribution(TARGET, sampling, LIMITS)) > SIGNIFICANCE
+
+
+def says_one_context(drafter):
+    """Wrong: draws from the mixture, and says it was the first context alone."""
+    propose = drafter.propose
+
+    def wrong(gamma):
+        rows = []
+        forward = drafter.engine.forward
+        drafter.engine.forward = lambda state, ids: (rows.append(forward(state, ids)), rows[-1])[1]
+        draft = propose(gamma)
+        drafter.engine.forward = forward
+        if draft.probs is not None:
+            draft.probs[:] = torch.stack([drafter.sampling.distribution(row[0, -1:])[0] for row in rows])
+        return draft
+
+    drafter.propose = wrong
+    return drafter
+
+
+def drafts_its_best(drafter):
+    """Wrong: proposes the best token of the mixture, and says it was drawn."""
+    propose = drafter.propose
+
+    def wrong(gamma):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("vidspec.drafting.ensemble.draw", lambda q, rng: int(q.argmax()))
+            return propose(gamma)
+
+    drafter.propose = wrong
+    return drafter
+
+
+@pytest.mark.parametrize("wrong", [says_one_context, drafts_its_best])
+def test_wrong_ensembles_are_rejected(wrong):
+    """The control: the same test, fewer draws even."""
+    drawn = texts(SAMPLINGS[1], "equal", 800, change=wrong)
+    assert p_value(drawn, exact_distribution(TARGET, SAMPLINGS[1], LIMITS)) < SIGNIFICANCE
+
+
+def test_the_mixture_differs_from_its_parts():
+    """Or the gate says little of ensembles."""
+    rows = torch.stack([SAMPLINGS[0].distribution(table((0,))[None])[0] for table in CONTEXTS])
+    mean = mixture([1 / 3] * 3, rows)
+    assert (rows - mean).abs().amax(-1).min() > 0.02

@@ -1,0 +1,158 @@
+"""TABED's profiles from the path of a clip to its record: contexts, weights, caption and what is refused."""
+
+import jsonschema
+import pytest
+from decoding import checkpoints
+from models.checkpoints_captioner import blip
+
+from vidspec import profiles
+from vidspec.batch.schema import record_schema
+from vidspec.captioner import Captioner
+from vidspec.decoding.events import Prefilled, Round
+from vidspec.embedded.samples import shipped
+from vidspec.errors import ProfileError
+from vidspec.models import image_captioner, loading
+
+PLACE = loading.placement("cpu", "float32")
+CLIP = str(shipped()[1])
+CONTEXTS = {
+    "tabed-m": ("video",),
+    "tabed-t": ("text",),
+    "tabed-c": ("caption",),
+    "tabed-p": ("pooled",),
+    "tabed-mt": ("video", "text"),
+    "tabed-mt-star": ("video", "text"),
+    "tabed-mtcp": ("video", "text", "caption", "pooled"),
+    "tabed-mtcp-star": ("video", "text", "caption", "pooled"),
+}
+WEIGHTS = {"tabed-mt-star": "grid", "tabed-mtcp-star": "softmax"}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    both = checkpoints.save(folder / "target"), checkpoints.save(folder / "draft", noise=0.05)
+    return [loading.load(str(one), PLACE) for one in both]
+
+
+@pytest.fixture(scope="module")
+def captioned(pair):
+    """Events of each profile, made once."""
+    known = {}
+
+    def events(name, **overrides):
+        key = (name, *sorted(overrides.items()))
+        if key not in known:
+            settings = {"video.frames": 6, "generate.max_new_tokens": 24} | {
+                key.replace("__", "."): value for key, value in overrides.items()
+            }
+            known[key] = list(Captioner(profiles.load(name, settings, env={}), *pair).stream(CLIP))
+        return known[key]
+
+    return events
+
+
+def load(name, overrides):
+    return profiles.load(name, overrides, env={})
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_profiles_are_the_papers(name):
+    draft = load(name, {}).draft
+    assert draft.contexts == CONTEXTS[name] and draft.weights == WEIGHTS.get(name, "equal")
+    assert (draft.kind, draft.gamma, draft.divergence, draft.history) == ("ensemble", 5, "kl", None)
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_events_and_record(captioned, pair, name):
+    _, prefilled, *rounds, finished = captioned(name)
+    record = finished.caption
+    jsonschema.validate(record.to_dict(), record_schema())
+    assert isinstance(prefilled, Prefilled) and prefilled.contexts == CONTEXTS[name]
+    windows = [one.weights for one in rounds if isinstance(one, Round) and one.drafted]
+    assert windows and all(sum(one) == pytest.approx(1) for one in windows)
+    assert windows[0] == pytest.approx((1 / len(CONTEXTS[name]),) * len(CONTEXTS[name]))
+    told = record.ensemble
+    assert tuple(told["weights"]) == CONTEXTS[name]
+    assert list(zip(*told["weights"].values(), strict=True)) == windows
+    assert (len(set(windows)) > 1) == (name in WEIGHTS)
+    with_caption = "caption" in CONTEXTS[name]
+    assert told["captioner"] == (pair[1].name if with_caption else None)
+    assert bool(told["caption"]) == with_caption == ("caption" in record.timings)
+    assert told["caption"] == prefilled.caption
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_tokens_are_the_targets_own(captioned, name):
+    assert captioned(name)[-1].caption.token_ids == captioned("ar")[-1].caption.token_ids
+
+
+@pytest.mark.parametrize(("name", "same"), [("tabed-m", "vanilla-sd"), ("tabed-t", None)])
+def test_one_context_drafts_as_the_drafter_of_its_kind(captioned, pair, name, same):
+    if same is None:
+        settings = {"draft.kind": "text_only", "video.frames": 6, "generate.max_new_tokens": 24}
+        other = Captioner(load("vanilla-sd", settings), *pair).caption(CLIP)
+    else:
+        other = captioned(same)[-1].caption
+    assert captioned(name)[-1].caption.counters == other.counters
+
+
+def test_others_have_no_ensemble(captioned):
+    _, prefilled, first, *_, finished = captioned("vanilla-sd")
+    assert prefilled.contexts == () and first.weights == () and finished.caption.ensemble is None
+
+
+@pytest.mark.parametrize(("name", "kept"), [("tabed-m", 25), ("tabed-t", 0), ("tabed-c", 0), ("tabed-p", 25)])
+def test_kept_tokens(captioned, name, kept):
+    prefilled = captioned(name)[1]
+    assert len(prefilled.kept) == kept == sum(prefilled.kept_per_frame) and prefilled.visual_tokens == 25
+
+
+def test_the_video_of_an_ensemble_can_be_pruned(captioned):
+    events = captioned("tabed-mt", prune__method="uniform", prune__alpha=0.8)
+    assert events[-1].caption.counters["visual_tokens_kept"] == 5
+    assert events[-1].caption.token_ids == captioned("ar")[-1].caption.token_ids
+
+
+@pytest.mark.parametrize("divergence", ["kl", "tvd"])
+@pytest.mark.parametrize("history", [1, 16])
+@pytest.mark.parametrize("weights", ["grid", "softmax", "inverse"])
+def test_every_rule_is_lossless(captioned, weights, history, divergence):
+    events = captioned("tabed-mtcp", draft__weights=weights, draft__history=history, draft__divergence=divergence)
+    assert events[-1].caption.token_ids == captioned("ar")[-1].caption.token_ids
+    assert len({one.weights for one in events[2:-1] if one.weights}) > 1
+
+
+def test_a_captioner_of_the_hub(pair, tmp_path):
+    folder = blip(tmp_path / "blip")
+    profile = load("tabed-c", {"video.frames": 6, "generate.max_new_tokens": 8, "models.captioner": str(folder)})
+    describe = image_captioner.load(str(folder), PLACE)
+    captioner = Captioner(profile, *pair, describe=describe)
+    record = captioner.caption(CLIP)
+    assert record.ensemble["captioner"] == str(folder)
+    assert record.ensemble["caption"] == describe(captioner.read(CLIP)) and record.timings["caption"] > 0
+    assert captioner.baseline(CLIP).token_ids == record.token_ids
+    captioner.warm_up()
+
+
+def test_a_captioner_is_loaded_by_its_name(tmp_path):
+    overrides = {"models.captioner": str(blip(tmp_path / "blip")), "models.device": "cpu", "models.dtype": "float32"}
+    with Captioner.from_profile("tabed-c", overrides={**overrides, "generate.max_new_tokens": 4}) as captioner:
+        assert captioner.caption(CLIP).ensemble["captioner"] == overrides["models.captioner"]
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("vanilla-sd", {"models.captioner": "x/y"}, "models.captioner: has no effect"),
+        ("tabed-mt", {"models.captioner": "x/y"}, "models.captioner: has no effect"),
+        ("tabed-t", {"prune.method": "uniform"}, "prune.method: uniform prunes the context video"),
+        ("tabed-mt", {"draft.contexts": ["text", "text"]}, "draft.contexts: names a context twice; .*: [text]"),
+        ("tabed-mt", {"draft.contexts": ["video", "audio"]}, "draft.contexts"),
+        ("tabed-mt", {"draft.topology": "tree"}, "draft.topology: an ensemble drafts a chain"),
+        ("tabed-mt-star", {"schedule.kind": "parallel"}, "draft.kind: ensemble needs more of the target"),
+    ],
+)
+def test_refused(name, overrides, message):
+    with pytest.raises(ProfileError, match=message.replace("[text]", r"\[text\]")):
+        load(name, overrides)

@@ -1,0 +1,232 @@
+"""``vidspec simulate``: replays a paper's table, or answers a what-if with formula, simulation and a timeline."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vidspec.errors import UsageError
+
+if TYPE_CHECKING:
+    from vidspec.planning.predict import Times
+    from vidspec.planning.tables import Replay
+    from vidspec.planning.whatif import Estimate
+
+__all__ = ["simulate"]
+
+TABLE_COLUMNS = ("method", "models", "benchmark", "predicted", "claimed", "deviation", "formula", "assumed")
+WHATIF_COLUMNS = ("method", "gamma", "predicted", "formula", "end_to_end", "tokens_per_pass")
+
+
+class Form(str, Enum):
+    """How the result is written."""
+
+    text = "text"
+    json = "json"
+    csv = "csv"
+    markdown = "markdown"
+
+
+def simulate(
+    table: Annotated[
+        str | None, typer.Option("--table", help="A paper's table, such as parallelvlm-1, replayed beside its claims.")
+    ] = None,
+    tp: Annotated[
+        str | None, typer.Option("--tp", help="Target pass in ms: one figure, or by rows: 1:420,10:435.")
+    ] = None,
+    tq: Annotated[float | None, typer.Option("--tq", help="Draft pass on one token, in ms.")] = None,
+    beta: Annotated[float | None, typer.Option("--beta", help="Probability that a drafted token is accepted.")] = None,
+    gamma: Annotated[str, typer.Option("--gamma", help="Draft window: a number, or auto.")] = "auto",
+    self_draft: Annotated[bool, typer.Option("--self", help="Self drafting: auto rounds up instead of down.")] = False,
+    tokens: Annotated[int, typer.Option("--tokens", help="Length of the simulated text.")] = 512,
+    target_prefill: Annotated[float, typer.Option("--target-prefill", help="In ms; gives end-to-end figures.")] = 0.0,
+    draft_prefill: Annotated[float, typer.Option("--draft-prefill", help="In ms.")] = 0.0,
+    latency: Annotated[float, typer.Option("--latency", help="Of one message between the workers, in ms.")] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", help="Of the simulated acceptance.")] = 0,
+    form: Annotated[Form, typer.Option("--format", help="json: one object with rows and notes.")] = Form.text,
+) -> None:
+    """Predict speed-ups without running a model: a paper's table, or your own forward times.
+
+    vidspec simulate --table parallelvlm-1
+
+    vidspec simulate --tp 420 --tq 47 --beta 0.87 --gamma auto
+    """
+    given = {"--tp": tp, "--tq": tq, "--beta": beta}
+    if table is not None:
+        if extra := [name for name, value in given.items() if value is not None]:
+            raise UsageError(f"--table brings its own figures; leave out {', '.join(extra)}")
+        from vidspec.planning.tables import replay
+
+        _print_replay(replay(table), form)
+        return
+    if missing := [name for name, value in given.items() if value is None]:
+        raise UsageError(f"missing {', '.join(missing)}", hint="or --table with the name of a paper's table")
+    assert tp is not None and tq is not None and beta is not None
+    from vidspec.planning.predict import Prefill, Times
+    from vidspec.planning.whatif import pass_times, what_if
+
+    _positive("--tq", tq)
+    for name, value in (
+        ("--target-prefill", target_prefill),
+        ("--draft-prefill", draft_prefill),
+        ("--latency", latency),
+    ):
+        _positive(name, value, zero=True)
+    if not 0 <= beta <= 1:
+        raise UsageError(f"--beta must lie between 0 and 1, not {beta:g}")
+    if not 2 <= tokens <= 100_000:
+        raise UsageError(f"--tokens must lie between 2 and 100000, not {tokens}")
+    try:
+        verify = pass_times(_points(tp))
+    except ValueError as error:
+        raise UsageError(f"--tp {tp}: {error}", hint="such as 420, or 1:420,10:435") from None
+    times = Times(verify, tq, latency, Prefill(target_prefill, draft_prefill))
+    window = _window(gamma)
+    estimates = what_if(times, beta, window, tokens=tokens, seed=seed, rounding="up" if self_draft else "down")
+    _print_estimates(estimates, times, form)
+
+
+def _points(tp: str) -> list[tuple[int, float]]:
+    if ":" not in tp:
+        return [(1, float(tp))]
+    return [(int(rows), float(time)) for rows, _, time in (part.partition(":") for part in tp.split(","))]
+
+
+def _positive(name: str, value: float, *, zero: bool = False) -> None:
+    if not (value >= 0 if zero else value > 0) or value == float("inf"):
+        raise UsageError(f"{name} must be {'zero or more' if zero else 'positive'}, not {value:g}")
+
+
+def _window(gamma: str) -> int | None:
+    from vidspec.planning.whatif import HIGHEST_GAMMA
+
+    if gamma == "auto":
+        return None
+    if not gamma.isascii() or not gamma.isdigit() or not 1 <= int(gamma) <= HIGHEST_GAMMA:
+        raise UsageError(f"--gamma must be auto or a number from 1 to {HIGHEST_GAMMA}, not {gamma}")
+    return int(gamma)
+
+
+def _print_replay(replay: Replay, form: Form) -> None:
+    rows = [{name: _rounded(getattr(cell, name)) for name in TABLE_COLUMNS} for cell in replay.rows]
+    deviations = [abs(row.deviation) for row in replay.rows if row.deviation is not None]
+    mean = sum(deviations) / len(deviations) if deviations else None
+    assumed: dict[str, dict[str, None]] = {}
+    for row in replay.rows:
+        if row.assumed:
+            assumed.setdefault(row.assumed, {})[row.method] = None
+    notes = [*replay.notes, *(f"Assumed for {'; '.join(methods)}: {text}." for text, methods in assumed.items())]
+    if form is Form.json:
+        about = {"table": replay.name, "paper": replay.paper, "where": replay.where}
+        _print_json({**about, "mean_absolute_deviation": _rounded(mean), "rows": rows, "notes": notes})
+    elif form is Form.csv:
+        _print_csv(TABLE_COLUMNS, rows)
+    else:
+        shown = [
+            {**row, "deviation": _percent(row["deviation"]), "assumed": "*" if row["assumed"] else ""} for row in rows
+        ]
+        columns = TABLE_COLUMNS
+        title = f"{replay.paper}. {replay.where}"
+        closing = (
+            [] if mean is None else [f"Mean absolute deviation {mean:.1%} over {len(deviations)} cells; * assumed."]
+        )
+        _print_table(title, columns, shown, [*closing, *notes], form)
+
+
+def _print_estimates(estimates: list[Estimate], times: Times, form: Form) -> None:
+    columns = tuple(
+        name for name in WHATIF_COLUMNS if name != "end_to_end" or any(one.end_to_end is not None for one in estimates)
+    )
+    rows = [{name: _rounded(getattr(one, name)) for name in columns} for one in estimates]
+    notes = [
+        "predicted: simulated with the scheduler that runs real models; formula: the renewal formula (parallel) and "
+        "Leviathan's (sequential); on one shared memory-bound device a round costs the sum of both workers.",
+    ]
+    if form is Form.json:
+        _print_json({"rows": rows, "notes": notes})
+    elif form is Form.csv:
+        _print_csv(columns, rows)
+    else:
+        _print_table("Decode speed-up over autoregressive decoding", columns, rows, notes, form)
+        if form is Form.text:
+            _print_timelines(estimates)
+
+
+def _print_timelines(estimates: list[Estimate]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from vidspec.planning.timeline import Glyphs, timeline
+
+    console = Console(highlight=False)
+    glyphs = Glyphs() if console.encoding.lower().startswith("utf") else Glyphs.ascii()
+    for one in estimates:
+        if one.run is not None and one.gamma:
+            console.print(Text(f"\n{one.method}, gamma {one.gamma}", style="bold"))
+            for line in timeline(one.run, width=console.width, strips=2, glyphs=glyphs):
+                console.print(line, no_wrap=True, overflow="crop")
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:+.1%}"
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    import json
+
+    print(json.dumps(content, ensure_ascii=False, indent=2))
+
+
+def _print_csv(columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
+    import csv
+    import sys
+
+    writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+def _print_table(
+    title: str, columns: tuple[str, ...], rows: list[dict[str, Any]], notes: list[str], form: Form
+) -> None:
+    """On a terminal and as Markdown with a title and notes; in a pipe one line per row, tabs between the cells."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [[_cell(row[name]) for name in columns] for row in rows]
+    heads = [name.replace("_", " ") for name in columns]
+    console = Console(highlight=False)
+    if form is Form.markdown:
+        lines = [f"**{title}**", "", f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+        lines += [f"| {' | '.join(one)} |".replace("*", r"\*") for one in cells]
+        print("\n".join([*lines, "", *(f"- {note.replace('*', chr(92) + '*')}" for note in notes)]))
+        return
+    if not console.is_terminal:
+        print("\n".join("\t".join(one) for one in [heads, *cells]))
+    else:
+        drawn = Table(title=Text(title), title_justify="left", box=None, padding=(0, 1, 0, 0))
+        numbers = {name for name in columns if any(isinstance(row[name], int | float) for row in rows)} | {"deviation"}
+        for name, head in zip(columns, heads, strict=True):
+            number = name in numbers
+            drawn.add_column(
+                "*" if name == "assumed" else head,
+                justify="right" if number else "left",
+                no_wrap=number,
+                overflow="fold",
+            )
+        for one in cells:
+            drawn.add_row(*map(Text, one))
+        console.print(drawn)
+    for note in notes:
+        console.print(Text(f"- {note}", style="dim"), soft_wrap=not console.is_terminal)

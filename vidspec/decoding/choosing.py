@@ -1,0 +1,73 @@
+"""``schedule: auto``: whether draft and target take turns or work at the same time, decided by trying both.
+
+Two models on one memory-bound device gain nothing from working at the same time, two cores may or may not; no table
+knows. So the first clip is begun with either schedule, in turn, and what was faster stays for all clips.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vidspec import profiles
+from vidspec.decoding.events import Round
+from vidspec.decoding.run import InTurns
+from vidspec.decoding.setup import Setup
+from vidspec.decoding.trace import Trace
+from vidspec.decoding.workers.run import SideBySide
+from vidspec.decoding.workers.slot import DraftSlot
+from vidspec.models.prompt import Question
+from vidspec.profiles import Profile
+
+__all__ = ["Choice", "choose", "variants"]
+
+#: Tokens of each trial, and how often each schedule has its turn; the first turn warms up.
+TOKENS, TURNS = 32, 2
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which schedule, and the measurement that decided."""
+
+    kind: str
+    why: str
+
+
+def variants(profile: Profile) -> tuple[Profile, Profile]:
+    """The two profiles that ``schedule: auto`` stands for: sequential and parallel."""
+    gamma = profile.draft.gamma
+    in_turns = {"schedule.kind": "sequential", "schedule.prefill": "sequential"}
+    if gamma == "auto":
+        in_turns["draft.gamma"] = 5  # type: ignore[assignment]
+    return (
+        profiles.override(profile, in_turns),
+        profiles.override(profile, {"schedule.kind": "parallel"}),
+    )
+
+
+def choose(in_turns: Setup, side_by_side: Setup, slot: DraftSlot, path: str, question: Question) -> Choice:
+    """Begin a clip with either schedule and compare decoded tokens per second.
+
+    Args:
+        in_turns, side_by_side: the same profile under both.
+        slot: the draft's process.
+        path, question: the clip.
+    """
+    best: dict[str, float] = {"sequential": 0.0, "parallel": 0.0}
+    for _ in range(TURNS):
+        for kind, setup in (("sequential", in_turns), ("parallel", side_by_side)):
+            short = setup.shortened(TOKENS)
+            run = (
+                InTurns(short, path, question, Trace())
+                if kind == "sequential"
+                else SideBySide(short, path, question, Trace(), slot)
+            )
+            rounds = [event for event in run.events() if isinstance(event, Round)]
+            seconds = rounds[-1].elapsed
+            emitted = sum(len(one.token_ids) for one in rounds) - 1
+            best[kind] = max(best[kind], emitted / seconds if seconds > 0 else 0.0)
+    kind = "parallel" if best["parallel"] > best["sequential"] else "sequential"
+    why = (
+        f"{kind}: {best['sequential']:.0f} tokens/s in turns, {best['parallel']:.0f} at the same time, "
+        f"over {TOKENS} tokens of the first clip"
+    )
+    return Choice(kind, why)

@@ -1,0 +1,333 @@
+"""Draft and target at the same time: which worker is told what, and what is emitted; no clock, no thread, no torch.
+
+The schedule of PEARL (Liu et al. 2024), ParallelVLM 4.2 and App. B, and HIPPO 5.2. A round is one target pass:
+
+- *Pre-verify*, nothing pending: the target makes its own token for the next position, which checks the first token
+  that the draft proposes meanwhile. It passes: the rest of the draft's window is pending.
+- *Post-verify*, tokens pending: the target checks them, and the first of the new window that the draft proposes
+  meanwhile. All pass: the rest of the new window is pending.
+- At a token that fails, the target's own is emitted, the draft stops between two forward passes, rolls back and
+  starts behind it; next comes a pre-verify. There is no bonus token.
+
+Both kinds are one here: a pass over the last emitted token and the pending window, ``gamma`` rows in the steady
+state, whose last row is held against the first of the draft's next tokens. A round that passes ends when the draft's
+window is complete, one that fails at once.
+
+Parallel prefill is the round before the first: the target's prefill is a pass over nothing pending, and its first
+token is held against the draft's first start-up token. A draft that has read no prompt yet holds nobody up: the target
+goes on alone, one token per pass, and the draft, once it is ready, starts behind what was emitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from vidspec.decoding.protocol import (
+    Abort,
+    Failed,
+    Kept,
+    PrefillDraft,
+    PrefillTarget,
+    Propose,
+    Proposed,
+    Ready,
+    Result,
+    Rollback,
+    Send,
+    Verdict,
+    Verify,
+    Workers,
+)
+from vidspec.errors import GenerationError
+from vidspec.registry import schedules
+
+if TYPE_CHECKING:
+    from vidspec.decoding.events import Origin
+    from vidspec.planning.base import WindowSize
+
+__all__ = ["Mode", "Outcome", "Scheduler", "Settings", "WorkerTraceback", "drive"]
+
+#: What a round's target pass was: the prefill, a pass without a draft, one that checked a single proposal, or one that
+#: also checked pending tokens.
+Mode: TypeAlias = Literal["prefill", "alone", "pre", "post"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the schedule is to do.
+
+    Attributes:
+        max_new_tokens: where the text ends at the latest.
+        eos: tokens that end it.
+        overlap: whether the draft reads its prompt while the target reads its own (``prefill: parallel``).
+        startup: how many tokens the draft may propose before the target has read its prompt, in ParallelVLM the
+            window; None for as many as fit (HIPPO), that is at most ``rows``.
+        rows: the most rows of one target pass; more pending tokens than that wait.
+        kept: the visual tokens the draft may see, None for all; without meaning if the target is to say.
+        await_kept: the target says so, at some time during or after its prefill.
+    """
+
+    max_new_tokens: int
+    eos: frozenset[int] = frozenset()
+    overlap: bool = True
+    startup: int | None = None
+    rows: int = 64
+    kept: tuple[int, ...] | None = None
+    await_kept: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1 or self.rows < 1 or (self.startup is not None and self.startup < 1):
+            raise ValueError("max_new_tokens, rows and startup must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One round: what was emitted, what it cost the draft, what was measured.
+
+    ``start`` is the position of the first of ``token_ids``. Of the draft's tokens whose fate this round settled
+    (``drafted``), ``accepted`` were emitted and ``wasted`` were not; ``aborted`` of those arrived after they had lost
+    their prefix. ``pending`` tokens were in the window and ``rows`` in the target's pass (0: the prefill), for which
+    ``gamma`` was in force. ``epoch`` numbers the draft's restarts. ``verify_s`` is the target's pass and ``draft_s``
+    the sum of the draft's passes whose tokens arrived in this round; they overlap.
+    """
+
+    mode: Mode
+    token_ids: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    start: int
+    epoch: int
+    pending: int
+    rows: int
+    gamma: int
+    drafted: int
+    accepted: int
+    wasted: int
+    aborted: int
+    draft_s: float
+    verify_s: float
+
+
+class WorkerTraceback(Exception):
+    """What went wrong in another process, as that process printed it."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class Scheduler:
+    """Answers every result of a worker with the messages that follow from it, and with the round it completes.
+
+    Attributes:
+        emitted: the text so far.
+        finished: whether it has ended; no result is wanted any more.
+    """
+
+    def __init__(self, settings: Settings, gamma: WindowSize) -> None:
+        self.settings, self.gamma = settings, gamma
+        self.emitted: list[int] = []
+        self.finished = False
+        self._ahead: list[int] = []  # the draft's tokens behind the emitted ones
+        self._epoch = 0
+        self._draft: Literal["absent", "reading", "ready"] = "absent"
+        self._kept = settings.kept
+        self._kept_known = not settings.await_kept
+        self._round = 0
+        self._mode: Mode = "prefill"
+        self._open = True  # the target is at work; its prefill counts as a pass over nothing pending
+        self._pending = 0
+        self._parked: Verdict | None = None  # waits for the draft's token that it is held against
+        self._goal = 0  # the length that the draft's text must reach before the next round
+        self._until = 0  # what the draft was last told
+        self._round_gamma = gamma.gamma
+        self._draft_s = 0.0
+        self._aborted = 0
+
+    def start(self) -> list[Send]:
+        """The first messages."""
+        reads = self._read() if self.settings.overlap and self._kept_known else []
+        return [Send("target", PrefillTarget()), *reads]
+
+    def receive(self, result: Result) -> tuple[list[Send], Outcome | None]:
+        """What follows from a worker's answer.
+
+        Raises:
+            GenerationError: the worker failed (kind ``worker``); its cause carries the worker's own traceback.
+            RuntimeError: an answer that the protocol does not allow here.
+        """
+        if isinstance(result, Failed):
+            cause = WorkerTraceback(result.traceback) if result.traceback else None
+            raise GenerationError(f"the {result.worker} worker failed: {result.error}", kind="worker") from cause
+        if self.finished:
+            return [], None
+        if isinstance(result, Proposed):
+            return self._proposed(result)
+        if isinstance(result, Verdict):
+            self.gamma.verified(result.rows, result.seconds)
+            return self._judged(result)
+        if isinstance(result, Kept):
+            self._kept, self._kept_known = result.indices, True
+            return (self._read() if self.settings.overlap or self._mode != "prefill" else []), None
+        return self._target_ready(result) if result.worker == "target" else (self._draft_ready(), None)
+
+    def _read(self) -> list[Send]:
+        """The draft's prefill and, while the target is still at its own, the start-up tokens."""
+        self._draft = "reading"
+        sends = [Send("draft", PrefillDraft(self._kept, self.settings.eos))]
+        if self._mode == "prefill" and self.settings.overlap:
+            startup = self.settings.rows if self.settings.startup is None else self.settings.startup
+            sends += self._propose(min(startup, self.settings.max_new_tokens))
+        return sends
+
+    def _target_ready(self, result: Ready) -> tuple[list[Send], Outcome | None]:
+        if result.token is None or self._mode != "prefill" or not self._open:
+            raise RuntimeError(f"unexpected answer {result}")
+        sends, outcome = self._judged(Verdict(0, 0, result.token, 0, 0.0))
+        if self._draft == "absent" and self._kept_known and not self.finished:
+            sends += self._read()
+        return sends, outcome
+
+    def _draft_ready(self) -> list[Send]:
+        if self._draft != "reading":
+            raise RuntimeError("the draft read a prompt that nobody gave it")
+        self._draft = "ready"
+        if not self.emitted:
+            return []
+        # The target went on alone; its pass that is under way becomes the pre-verify of the draft's first token.
+        self._mode = "pre"
+        return [*self._restart(0, tuple(self.emitted)), *self._extend()]
+
+    def _proposed(self, result: Proposed) -> tuple[list[Send], Outcome | None]:
+        self._draft_s += result.seconds
+        if result.seconds > 0:
+            self.gamma.drafted(result.seconds)
+        if result.epoch != self._epoch:
+            self._aborted += 1
+            return [], None
+        if result.position != self._known or self._spent:
+            raise RuntimeError(f"unexpected answer {result}: {self._known} tokens are known")
+        self._ahead.append(result.token)
+        if self._parked is not None:
+            verdict, self._parked = self._parked, None
+            return self._judged(verdict)
+        return ([] if self._open else self._next()), None
+
+    def _judged(self, verdict: Verdict) -> tuple[list[Send], Outcome | None]:
+        """The target's answer to the open round; parked until the draft's token for the same position is there."""
+        if verdict.round != self._round or not self._open or verdict.accepted > self._pending:
+            raise RuntimeError(f"unexpected answer {verdict} in round {self._round} with {self._pending} pending")
+        whole = verdict.accepted == self._pending
+        candidate = self._ahead[self._pending] if len(self._ahead) > self._pending else None
+        if whole and candidate is None and self._draft == "ready":
+            self._parked = verdict
+            return [], None
+        self._open = False
+        passed = whole and candidate == verdict.token
+        alone = whole and candidate is None
+        origins: list[Origin] = ["draft"] * verdict.accepted
+        origins.append("draft" if passed else "target" if alone else "correction")
+        tokens = (*self._ahead[: verdict.accepted], verdict.token)
+        start, epoch = len(self.emitted), self._epoch
+        self.emitted += tokens
+        accepted = verdict.accepted + passed
+        self.finished = len(self.emitted) >= self.settings.max_new_tokens or verdict.token in self.settings.eos
+        lost = 0 if passed else len(self._ahead) - accepted
+        wasted = lost + self._aborted
+        outcome = Outcome(
+            "alone" if alone and self._mode != "prefill" else self._mode,
+            tokens,
+            tuple(origins),
+            start=start,
+            epoch=epoch,
+            pending=self._pending,
+            rows=verdict.rows,
+            gamma=self._round_gamma,
+            drafted=accepted + wasted,
+            accepted=accepted,
+            wasted=wasted,
+            aborted=self._aborted,
+            draft_s=self._draft_s,
+            verify_s=verdict.seconds,
+        )
+        self._draft_s, self._aborted = 0.0, 0
+        return self._after(start, verdict, passed=passed, alone=alone), outcome
+
+    def _after(self, start: int, verdict: Verdict, *, passed: bool, alone: bool) -> list[Send]:
+        """Stop, go on, or start the draft again behind the target's own token."""
+        if self.finished:
+            return [] if self._draft == "absent" else [Send("draft", Abort())]
+        if passed:
+            del self._ahead[: verdict.accepted + 1]
+            return self._next()
+        sends: list[Send] = []
+        if not alone:
+            sends = self._restart(start + verdict.accepted, (verdict.token,))
+        elif self._until:  # start-up tokens would come too late: the draft is told where to start when it is ready
+            sends, self._until = [Send("draft", Abort())], 0
+        self._goal = 0
+        return sends + self._next()
+
+    def _restart(self, keep: int, tokens: tuple[int, ...]) -> list[Send]:
+        self._epoch += 1
+        self._ahead.clear()
+        self._until = 0
+        return [Send("draft", Rollback(self._epoch, keep, tokens))]
+
+    def _next(self) -> list[Send]:
+        """Open the next round, unless the draft still owes a part of its window."""
+        if self._known < self._goal and not self._spent:
+            return []
+        window = self._ahead[: self.settings.rows - 1]
+        if self._spent and len(window) == len(self._ahead):
+            window.pop()  # the last token is what the target's own is held against: nothing will come behind it
+        self._round += 1
+        self._open = True
+        self._pending = len(window)
+        self._mode = "post" if window else "pre"
+        self._round_gamma = self.gamma.gamma
+        return [Send("target", Verify(self._round, len(self.emitted), tuple(window))), *self._extend()]
+
+    def _extend(self) -> list[Send]:
+        """A window of new tokens behind the pending ones."""
+        if self._draft != "ready" or self._spent:
+            return []
+        self._goal = min(len(self.emitted) + self._pending + self._round_gamma, self.settings.max_new_tokens)
+        return self._propose(self._goal)
+
+    def _propose(self, until: int) -> list[Send]:
+        if until == self._until:
+            return []
+        self._until = until
+        return [Send("draft", Propose(self._epoch, until))]
+
+    @property
+    def _known(self) -> int:
+        """Length of the draft's text as far as it is known here."""
+        return len(self.emitted) + len(self._ahead)
+
+    @property
+    def _spent(self) -> bool:
+        """Whether the draft's text has reached an end."""
+        ended = bool(self._ahead) and self._ahead[-1] in self.settings.eos
+        return ended or self._known >= self.settings.max_new_tokens
+
+
+@schedules.register("parallel")
+def drive(scheduler: Scheduler, workers: Workers) -> Iterator[Outcome]:
+    """Carry messages and answers between the two until the text ends; yields every round.
+
+    Closing the iterator early, or an error, aborts the workers.
+    """
+    try:
+        for send in scheduler.start():
+            workers.submit(*send)
+        while not scheduler.finished:
+            sends, outcome = scheduler.receive(workers.result())
+            for send in sends:
+                workers.submit(*send)
+            if outcome is not None:
+                yield outcome
+    finally:
+        if not scheduler.finished:
+            workers.abort()

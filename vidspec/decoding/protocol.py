@@ -1,0 +1,189 @@
+"""What crosses the borders of the two workers of the parallel schedule: token ids, kept indices, control messages.
+
+Plain values only: no torch, no clock, no thread. Both workers take their messages in the order of submission. The
+target checks a window with a forward pass of its own and answers once; the draft looks at its messages between any
+two of its forward passes, so that nothing it was told waits longer than one of them.
+
+Texts are counted in generated tokens: position 0 is the first token behind the prompt, and a text of ``n`` tokens
+holds the positions 0 to n - 1.
+
+Decision: the target never hears what the draft proposed beyond the window that it verifies. It answers with the
+tokens it accepts and with its own token behind them, drawn from its own distribution, and the scheduler compares
+that token with the draft's. For a draft that proposes greedily this is the exact rule of Leviathan et al. and Chen et
+al. for a one-hot q: a proposal x passes when the target's own draw is x, which has probability p(x), and otherwise
+that draw has the distribution p without x, renormalised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+__all__ = [
+    "Abort",
+    "DraftMessage",
+    "Failed",
+    "Kept",
+    "Message",
+    "PrefillDraft",
+    "PrefillTarget",
+    "Propose",
+    "Proposed",
+    "Ready",
+    "Result",
+    "Rollback",
+    "Send",
+    "TargetMessage",
+    "Verdict",
+    "Verify",
+    "Worker",
+    "Workers",
+]
+
+Worker: TypeAlias = Literal["target", "draft"]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTarget:
+    """To the target: read the whole prompt. Answers: ``Ready`` with the first token; ``Kept`` where it is the target
+    whose signals choose them, as early as those signals exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """To the target: check ``window``, the draft's tokens for the positions from ``prefix`` on. Answer: ``Verdict``.
+
+    The pass has ``len(window) + 1`` rows: the last emitted token, which the cache does not hold yet, and the window.
+    ``prefix`` is the number of emitted tokens; the worker must find its own text equally long, and afterwards keeps
+    the accepted part of the window (rollback) and takes its own token as the last emitted one (commit).
+    """
+
+    round: int
+    prefix: int
+    window: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillDraft:
+    """To the draft: read the prompt with the visual tokens ``kept`` (None: all). Answer: ``Ready``.
+
+    ``eos``: a text ends with any of these; the draft proposes nothing behind one.
+    """
+
+    kept: tuple[int, ...] | None
+    eos: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """To the draft: extend your text until it has ``until`` tokens, greedily. Answer: one ``Proposed`` per token.
+
+    A later one replaces it, and a smaller ``until`` stops the draft.
+    """
+
+    epoch: int
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """To the draft: stop; your text is its first ``keep`` tokens and then ``tokens``; what you propose from now on
+    belongs to ``epoch``."""
+
+    epoch: int
+    keep: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """To the draft: stop after the forward pass that runs, if any; the text stays as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """From the target: sorted indices of the visual tokens that the draft may see."""
+
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """From either: the prompt is read, in ``seconds``. ``token``: the target's own first token; the draft has none."""
+
+    worker: Worker
+    seconds: float
+    token: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """From the target: the first ``accepted`` tokens of the window stand, and ``token`` is its own behind them.
+
+    ``seconds``: what the forward pass of ``rows`` rows took.
+    """
+
+    round: int
+    accepted: int
+    token: int
+    rows: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """From the draft: its token for ``position``. ``seconds``: of the forward pass that gave it; 0 for the token that
+    its prefill gave."""
+
+    epoch: int
+    position: int
+    token: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """From either: it cannot go on. ``traceback`` is the worker's own, as text."""
+
+    worker: Worker
+    error: str
+    traceback: str = ""
+
+
+TargetMessage: TypeAlias = PrefillTarget | Verify
+DraftMessage: TypeAlias = PrefillDraft | Propose | Rollback | Abort
+Message: TypeAlias = TargetMessage | DraftMessage
+Result: TypeAlias = Kept | Ready | Verdict | Proposed | Failed
+
+
+class Send(NamedTuple):
+    """A message and who it is for."""
+
+    worker: Worker
+    message: Message
+
+
+class Workers(Protocol):
+    """A target and a draft that work at the same time, real or simulated.
+
+    They know their models and the clip; what is decided while it is captioned goes through here.
+    """
+
+    def submit(self, worker: Worker, message: Message) -> None:
+        """Hand over a message and return at once.
+
+        A ``PrefillTarget`` begins a clip: answers that belong to an earlier one are never given from then on.
+        """
+        ...
+
+    def result(self) -> Result:
+        """The next answer of either worker; waits for it.
+
+        Of one worker they come in the order of sending. A worker that died or hangs gives ``Failed``; this never
+        waits for ever.
+        """
+        ...
+
+    def abort(self) -> None:
+        """Nobody wants the answers any more: stop both workers, forget what is on the way."""
+        ...

@@ -1,0 +1,189 @@
+"""What a profile makes of loaded models: the parts that captioning a clip takes, checked against each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from vidspec import profiles
+from vidspec.acceptance.base import Acceptance
+from vidspec.decoding.base import Schedule
+from vidspec.decoding.events import Prefilled
+from vidspec.decoding.trace import Trace
+from vidspec.drafting.base import DrafterKind
+from vidspec.drafting.topology import parse_tree
+from vidspec.engine.attention import NAME
+from vidspec.engine.forward import Engine
+from vidspec.engine.sampling import Sampling
+from vidspec.engine.taps import Taps
+from vidspec.errors import GenerationError, ProfileError
+from vidspec.models.base import Prefix, VideoLanguageModel
+from vidspec.models.image_captioner import ImageCaptioner
+from vidspec.models.prompt import Question, read
+from vidspec.profiles import Profile
+from vidspec.pruning.base import Pruner, configured, signals_of
+from vidspec.pruning.placement import placed
+from vidspec.registry import drafters, pruners, rules, schedules
+
+__all__ = ["ROWS", "Setup", "prefilled"]
+
+#: The most rows of one target pass in the parallel schedule.
+ROWS = 64
+
+
+@dataclass
+class Setup:
+    """The parts of one profile, with their models.
+
+    Attributes:
+        profile: the settings.
+        target, draft: the models' engines; the draft is None where the target drafts, nobody does, or another process.
+        describe: captions a frame for an ensemble's context of that kind.
+        sampling: how tokens are chosen.
+        acceptance, drafter, pruner: None where the profile has none.
+        schedule: drives them.
+        needs: signals of the target's prefill that pruner and drafter read.
+        window: the most tokens that are drafted at once.
+    """
+
+    profile: Profile
+    target: Engine
+    draft: Engine | None
+    describe: ImageCaptioner | None
+    sampling: Sampling
+    acceptance: Acceptance | None
+    drafter: DrafterKind | None
+    pruner: Pruner | None
+    schedule: Schedule
+    needs: frozenset[str]
+    window: int
+
+    @classmethod
+    def of(
+        cls,
+        profile: Profile,
+        target: VideoLanguageModel,
+        draft: VideoLanguageModel | None,
+        describe: ImageCaptioner | None,
+    ) -> Setup:
+        """Find the parts a profile names.
+
+        Raises:
+            ProfileError: a signal is needed that the target's attention kernel cannot give.
+        """
+        sampling = Sampling(profile.generate.temperature, profile.generate.top_p)
+        acceptance: Acceptance | None = None
+        drafter: DrafterKind | None = None
+        pruner: Pruner | None = None
+        needs: set[str] = set()
+        if profile.draft.kind != "none":
+            acceptance = rules.get(profile.accept.rule)(sampling)
+            drafter = drafters.get(profile.draft.kind)
+            needs |= drafter.needs
+        if profile.prune.method != "none":
+            prune = profile.prune
+            pruner = configured(pruners.get(prune.method), prune.model_dump(), target.layers, target.family)
+            needs |= pruner.needs
+        _check_watchable(needs, target)
+        return cls(
+            profile,
+            Engine(target),
+            Engine(draft) if draft is not None else None,
+            describe,
+            sampling,
+            acceptance,
+            drafter,
+            pruner,
+            schedules.get(profile.schedule.kind),
+            frozenset(needs),
+            _window(profile),
+        )
+
+    @property
+    def room(self) -> int:
+        """Cache entries needed behind a prompt: every row of the last window may be written before the text is cut."""
+        return self.profile.generate.max_new_tokens + self.window + 1
+
+    def shortened(self, tokens: int) -> Setup:
+        """The same parts for a text of at most so many tokens."""
+        fewer = min(tokens, self.profile.generate.max_new_tokens)
+        return replace(self, profile=profiles.override(self.profile, {"generate.max_new_tokens": fewer}))
+
+    def read(self, path: str, question: Question, trace: Trace) -> Prefix:
+        """The target's prompt.
+
+        Raises:
+            GenerationError: prompt and text would be longer than the model was made for.
+        """
+        prefix = read(self.target.model, question, trace, "target")
+        tokens, limit = self.profile.generate.max_new_tokens, _context(self.target.model)
+        if limit is not None and prefix.next_position + tokens > limit:
+            raise GenerationError(
+                f"{path}: a prompt of {prefix.next_position} tokens and {tokens} new ones exceed the model's {limit}",
+                hint="fewer --frames or --max-new-tokens",
+                kind="context",
+            )
+        return prefix
+
+    def kept(self, prefix: Prefix, taps: Taps | None, trace: Trace) -> torch.Tensor:
+        """Indices of the visual tokens the drafter may see."""
+        if self.pruner is None:
+            return torch.arange(len(prefix.visual) if self.profile.shows_the_video else 0)
+        prune = self.profile.prune
+        with trace.span("prune", "draft"):
+            return self.pruner(signals_of(prefix, taps, prune.seed), prune.alpha)
+
+
+def prefilled(
+    profile: Profile, prefix: Prefix, kept: torch.Tensor, elapsed: float, description: str | None = None
+) -> Prefilled:
+    """The event of two prompts that have been read."""
+    grid, cells = placed(prefix.visual)
+    drafts = profile.draft.kind != "none"
+    return Prefilled(
+        prompt_tokens=prefix.length,
+        visual_tokens=len(prefix.visual),
+        kept=tuple(kept.tolist()),
+        kept_per_frame=_per_frame(prefix, kept) if drafts else (),
+        tokens_per_frame=_per_frame(prefix, torch.arange(len(prefix.visual))) if drafts else (),
+        elapsed=elapsed,
+        grid=grid,
+        cells=cells,
+        views=prefix.visual.views,
+        contexts=profile.draft.contexts if profile.draft.kind == "ensemble" else (),
+        caption=description,
+    )
+
+
+def _window(profile: Profile) -> int:
+    draft = profile.draft
+    if draft.kind == "none":
+        return 0
+    if profile.concurrent:
+        return ROWS
+    if draft.topology == "tree":
+        return len(parse_tree(draft.tree))
+    return ROWS if draft.gamma == "auto" else draft.gamma
+
+
+def _check_watchable(needs: set[str], target: VideoLanguageModel) -> None:
+    """Only vidspec's own attention can be watched; the library's kernels keep queries and keys to themselves."""
+    kernel = getattr(target, "attention", NAME)
+    if kernel != NAME and any("attention" in need for need in needs):
+        raise ProfileError(
+            f"models.attention: {kernel} cannot be watched, which this profile needs; "
+            "nearest valid choice: models.attention: auto"
+        )
+
+
+def _context(model: VideoLanguageModel) -> int | None:
+    """How many positions the language model was made for, if it says so."""
+    config = getattr(getattr(model, "language", None), "config", None)
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    return limit
+
+
+def _per_frame(prefix: Prefix, kept: torch.Tensor) -> tuple[int, ...]:
+    frame = prefix.visual.frame.cpu()[kept.cpu()]
+    return tuple(torch.bincount(frame, minlength=prefix.visual.frames).tolist())

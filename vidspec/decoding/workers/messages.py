@@ -1,0 +1,85 @@
+"""What passes through the draft process's pipe besides the protocol's own messages; plain, small values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vidspec.decoding.protocol import DraftMessage, Result
+
+if TYPE_CHECKING:
+    from vidspec.models.identity import Identity
+    from vidspec.models.loading import Placement
+    from vidspec.profiles import Profile
+
+__all__ = ["Answer", "CloseClip", "Loaded", "OpenClip", "Order", "Spans", "Start"]
+
+
+@dataclass(frozen=True)
+class Start:
+    """How the process begins: the drafting model, where it runs, threads of torch on a CPU, and the settings."""
+
+    model: str
+    where: Placement
+    threads: int | None
+    profile: Profile
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The model is loaded, and which it is."""
+
+    identity: Identity
+
+
+@dataclass(frozen=True)
+class OpenClip:
+    """A clip begins. Its frames are in the shared memory block ``memory``, (T, H, W, 3) uint8.
+
+    ``eager``: look at them at once, before anything is asked. ``room``: cache entries needed behind the prompt.
+    """
+
+    clip: int
+    memory: str
+    shape: tuple[int, ...]
+    timestamps: tuple[float, ...]
+    prompt: str
+    system: str | None
+    room: int
+    eager: bool
+
+
+@dataclass(frozen=True)
+class CloseClip:
+    """A clip is over: stop, answer with ``Spans``, forget it."""
+
+    clip: int
+
+
+@dataclass(frozen=True)
+class Order:
+    """A protocol message that belongs to a clip. ``visual``: how many visual tokens the target has, where known."""
+
+    clip: int
+    message: DraftMessage
+    visual: int | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A protocol result that belongs to a clip."""
+
+    clip: int
+    result: Result
+
+
+@dataclass(frozen=True)
+class Spans:
+    """What the draft did and when: (kind, start, end) on ``time.perf_counter``, which all processes of a machine share.
+
+    ``forwards`` counts its passes over this clip so far.
+    """
+
+    clip: int
+    spans: tuple[tuple[str, float, float], ...]
+    forwards: int

@@ -1,0 +1,76 @@
+"""Where the draft's process is kept between clips: started early, replaced after a failure."""
+
+from __future__ import annotations
+
+import torch
+
+from vidspec.decoding.workers.messages import Start
+from vidspec.decoding.workers.process import DraftProcess
+from vidspec.models.base import VideoLanguageModel
+from vidspec.models.identity import agree, identity
+from vidspec.models.loading import Placement
+from vidspec.profiles import Profile
+
+__all__ = ["DraftSlot", "split_threads"]
+
+#: Seconds that reading the weights of a large draft may take.
+LOADING = 1800.0
+
+
+def split_threads(total: int, draft: int | None = None) -> tuple[int, int]:
+    """Threads of target and draft, together ``total`` where there are two or more.
+
+    Args:
+        total: that one worker alone would have.
+        draft: the draft's share; a quarter if None, at least one.
+    """
+    share = max(1, total // 4) if draft is None else draft
+    return max(1, total - share), share
+
+
+class DraftSlot:
+    """One draft process at a time.
+
+    Args:
+        model: hub id or folder of the drafting model.
+        where: device, dtype and attention of the draft.
+        profile: the settings.
+
+    Attributes:
+        target: which the draft must match; to be set before the first use.
+        gamma: the window that the last clip ended with.
+    """
+
+    target: VideoLanguageModel
+
+    def __init__(self, model: str, where: Placement, profile: Profile) -> None:
+        self.model = model
+        wanted = profile.workers
+        self.gamma = 5
+        self.target_threads: int | None = None
+        threads: int | None = None
+        if where.device.type == "cpu":
+            total = profile.models.threads or torch.get_num_threads()
+            self.target_threads, threads = split_threads(total, wanted.draft_threads)
+        self._start = Start(model, where, threads, profile)
+        self._process: DraftProcess | None = DraftProcess(self._start)
+
+    def ready(self) -> DraftProcess:
+        """A process whose model is loaded; a fresh one if the last has gone.
+
+        Raises:
+            GenerationError: it cannot be started.
+            ModelError: its model does not match the target.
+        """
+        if self._process is not None and not self._process.alive:
+            self.drop()
+        if self._process is None:
+            self._process = DraftProcess(self._start)
+        agree(identity(self.target), self._process.wait_until_loaded(LOADING))
+        return self._process
+
+    def drop(self) -> None:
+        """End the process; a second time does nothing."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.stop()

@@ -1,0 +1,150 @@
+"""One draft model that is shown several contexts at once and drafts from the mean of their distributions (TABED 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+
+from vidspec.drafting.base import Draft, Drafter
+from vidspec.drafting.chain import Chain
+from vidspec.drafting.ensemble_weights import Evidence, equal, mixture
+from vidspec.drafting.opening import Opening
+from vidspec.engine.batch import BatchEngine, BatchState, stack
+from vidspec.engine.sampling import Sampling, draw
+from vidspec.models.base import Prefix
+from vidspec.registry import drafters
+
+__all__ = ["AdaptiveEnsemble", "Ensemble", "EnsembleDraft", "prefix_of"]
+
+
+class Ensemble(Chain):
+    """A chain drawn from a mixture with equal weights (MT, MTCP).
+
+    The distributions that are mixed have the sampling's temperature (1 if it is greedy) and all tokens; top-p cuts
+    the mixture. Greedy windows take its argmax, sampled ones carry what they were drawn from.
+
+    Args:
+        engine: runs the draft model over all contexts in one pass.
+        state: the contexts, read.
+        sampling: how tokens are chosen.
+        rng: CPU generator.
+    """
+
+    def __init__(self, engine: BatchEngine, state: BatchState, sampling: Sampling, rng: torch.Generator) -> None:
+        super().__init__(state.cache)
+        self.engine, self.state, self.sampling, self.rng = engine, state, sampling, rng
+        self.contexts = len(state.offsets)
+        self._soften = Sampling(1.0 if sampling.greedy else sampling.temperature)
+
+    def propose(self, gamma: int) -> Draft:
+        tokens: list[int] = []
+        probs: list[torch.Tensor] = []
+        weights: tuple[float, ...] = ()
+        fed = self._unread
+        for place in range(gamma):
+            each = self._soften.distribution(self.engine.forward(self.state, fed).transpose(0, 1))  # (n, m, V)
+            self.forwards += 1
+            self._read(each)
+            if place == 0:
+                weights = self._weights()
+            mixed = mixture(weights, each[-1])
+            if self.sampling.greedy:
+                token = int(mixed.argmax())
+            else:
+                q = self.sampling.nucleus(mixed[None])[0].cpu()
+                probs.append(q)
+                token = draw(q, self.rng)
+            tokens.append(token)
+            fed = [token]
+        self._window = tuple(tokens)
+        draft = Draft(self._window, tuple(range(-1, gamma - 1)), torch.stack(probs) if probs else None)
+        return replace(draft, weights=weights)
+
+    def _read(self, each: torch.Tensor) -> None:
+        """Distributions (n, m, V) behind n tokens that were just read."""
+
+    def _weights(self) -> tuple[float, ...]:
+        """For the window that begins."""
+        return equal(self.contexts)
+
+
+class AdaptiveEnsemble(Ensemble):
+    """Weights follow how close each context came to the target at the positions verified so far (MT*, MTCP*).
+
+    Args:
+        engine, state, sampling, rng: as for :class:`Ensemble`.
+        evidence: the rule and what it rests on.
+    """
+
+    learns: ClassVar[Literal[True]] = True
+
+    def __init__(
+        self, engine: BatchEngine, state: BatchState, sampling: Sampling, rng: torch.Generator, evidence: Evidence
+    ) -> None:
+        super().__init__(engine, state, sampling, rng)
+        self.evidence = evidence
+        self._rows: list[torch.Tensor] = []  # (m, V) at each place of the window
+        self._labels: list[torch.Tensor] = []  # (V,) the target's at places no context has read up to yet
+
+    def observe(self, path: Sequence[int], target_logits: torch.Tensor) -> None:
+        device = self._rows[0].device if self._rows else target_logits.device
+        labels = self._soften.distribution(target_logits[: len(path) + 1]).to(device)
+        for p, q in zip(labels, self._rows, strict=False):
+            self.evidence.add(p, q)
+        self._labels += labels[len(self._rows) :]  # behind a window that passed whole
+        self._rows = []
+
+    def _read(self, each: torch.Tensor) -> None:
+        *late, row = each
+        if late:  # the place of a bonus, judged before any context read that far
+            for p, q in zip(self._labels, late, strict=True):
+                self.evidence.add(p.to(q.device), q)
+            self._labels = []
+        self._rows.append(row)
+
+    def _weights(self) -> tuple[float, ...]:
+        return self.evidence.weights()
+
+
+@drafters.register("ensemble")
+class EnsembleDraft:
+    """Contexts M, T, C, P of TABED in one batch of the draft model; each prompt is read on its own first."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def open(cls, clip: Opening) -> Drafter:
+        engine, wanted = clip.drafting(), clip.profile.draft
+        prefixes = [prefix_of(context, clip) for context in wanted.contexts]
+        with clip.trace.span("draft_prefill", "draft"):
+            state = stack([engine.prefill(prefix, 0) for prefix in prefixes], clip.room)
+        batch = BatchEngine(engine.model)
+        if wanted.weights == "equal":
+            return Ensemble(batch, state, clip.sampling, clip.rng)
+        evidence = Evidence(wanted.weights, len(prefixes), wanted.divergence, wanted.history)
+        return AdaptiveEnsemble(batch, state, clip.sampling, clip.rng, evidence)
+
+
+def prefix_of(context: str, clip: Opening) -> Prefix:
+    """The draft model's prompt in one context (TABED 4.1, 6.1, 6.2, App. I.2).
+
+    Args:
+        context: ``video`` (M, the kept visual tokens), ``text`` (T, a newline), ``caption`` (C, ``image:`` and a short
+            caption) or ``pooled`` (P, all visual tokens after 2 x 2 pooling before the projector).
+        clip: what the prompt is made from.
+
+    Raises:
+        ValueError: no caption was made.
+    """
+    if context == "video":
+        return clip.pruned(clip.own())
+    if context == "pooled":
+        return clip.own(pooled=True)
+    if context == "text":
+        return clip.text("\n")
+    if clip.caption is None:
+        raise ValueError("draft.contexts caption needs a caption of the video")
+    return clip.text(f"image: {clip.caption}")

@@ -1,0 +1,133 @@
+"""How much each context of an ensemble counts: rules over what verification has shown so far (TABED 5.1, App. B).
+
+Pure functions of tensors, and the evidence they are applied to. It knows nothing of models or prompts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+__all__ = [
+    "Evidence",
+    "equal",
+    "grid_weights",
+    "inverse_weights",
+    "kl",
+    "mixture",
+    "simplex_grid",
+    "softmax_weights",
+    "tvd",
+]
+
+#: Errors below this are rounding (nats, float32); two contexts that both seem perfect count alike.
+FLOOR = 1e-6
+#: Candidates of the grid that are mixed at once; four contexts have 286, and a vocabulary may have 152,064 entries.
+CHUNK = 32
+
+
+def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """D_KL(p || q) in nats, (n,), of p (V,) and q (n, V), float32, as in e_t of TABED 5.1.
+
+    Where q is zero by rounding it counts as the smallest float32. Negative results of rounding are 0.
+    """
+    tiny = torch.finfo(torch.float32).tiny
+    return (p * (p.clamp(min=tiny).log() - q.clamp(min=tiny).log())).sum(-1).clamp(min=0)
+
+
+def tvd(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Total variation distance, half the sum of |p - q|: (n,) of p (V,) and q (n, V), float32."""
+    return 0.5 * (p - q).abs().sum(-1)
+
+
+def simplex_grid(contexts: int, steps: int = 10) -> torch.Tensor:
+    """All weights of so many contexts that are multiples of 1 / steps and sum to 1 (TABED App. B.2).
+
+    Returns:
+        (n, contexts) float64, those that favour the earlier contexts first.
+    """
+
+    def compositions(parts: int, total: int) -> list[list[int]]:
+        if parts == 1:
+            return [[total]]
+        return [[first, *rest] for first in range(total, -1, -1) for rest in compositions(parts - 1, total - first)]
+
+    return torch.tensor(compositions(contexts, steps), dtype=torch.float64) / steps
+
+
+def grid_weights(candidates: torch.Tensor, matches: torch.Tensor, errors: torch.Tensor) -> tuple[float, ...]:
+    """The candidate with the most top-1 matches; of several the one with the smallest error; then the first (MT*).
+
+    Args:
+        candidates: (n, m).
+        matches: (n,) at how many positions each one's mixture has the target's best token for its best.
+        errors: (n,) float64, accumulated divergence of the target from each one's mixture.
+    """
+    best = min(range(len(candidates)), key=lambda j: (-float(matches[j]), float(errors[j]), j))
+    return tuple(candidates[best].tolist())
+
+
+def softmax_weights(errors: torch.Tensor) -> tuple[float, ...]:
+    """softmax(1 / e) of accumulated errors (m,) float64, temperature 1 (MTCP*; TABED App. B.2)."""
+    return tuple((1 / errors.clamp(min=FLOOR)).softmax(0).tolist())
+
+
+def inverse_weights(errors: torch.Tensor) -> tuple[float, ...]:
+    """Proportional to 1 / e of accumulated errors (m,) float64, as the paper's released code has it."""
+    inverse = 1 / errors.clamp(min=FLOOR)
+    return tuple((inverse / inverse.sum()).tolist())
+
+
+class Evidence:
+    """What each candidate was worth at the verified positions; a few numbers for each, no distributions.
+
+    Decision: positions are those that a verification pass judged, the correction's and the bonus's among them; the
+    prefill's own token is none, so that the first window has equal weights.
+
+    Args:
+        rule: ``grid``, ``softmax`` or ``inverse``; the last two judge each context alone, the grid its candidates.
+        contexts: m.
+        divergence: ``kl`` (of the mixture from the target) or ``tvd``.
+        history: how many of the last positions count; all if None.
+    """
+
+    def __init__(self, rule: str, contexts: int, divergence: str = "kl", history: int | None = None) -> None:
+        self.rule, self.contexts = rule, contexts
+        self.candidates = simplex_grid(contexts) if rule == "grid" else torch.eye(contexts, dtype=torch.float64)
+        self._divergence = {"kl": kl, "tvd": tvd}[divergence]
+        self._seen: deque[torch.Tensor] = deque(maxlen=history)
+
+    def add(self, p: torch.Tensor, q: torch.Tensor) -> None:
+        """Take in one verified position.
+
+        Args:
+            p: (V,) the target's distribution (a soft label), float32.
+            q: (m, V) that of each context, float32, on the same device.
+        """
+        best = p.argmax()
+        parts: list[torch.Tensor] = []
+        for some in self.candidates.to(q).split(CHUNK):
+            mixed = some @ q
+            parts.append(torch.stack([(mixed.argmax(-1) == best).to(q), self._divergence(p, mixed)], dim=-1))
+        self._seen.append(torch.cat(parts).cpu().double())
+
+    def weights(self) -> tuple[float, ...]:
+        """By the rule, over the history; equal before there is any."""
+        if not self._seen:
+            return equal(self.contexts)
+        matches, errors = torch.stack(list(self._seen)).sum(0).unbind(-1)
+        if self.rule == "grid":
+            return grid_weights(self.candidates, matches, errors)
+        return softmax_weights(errors) if self.rule == "softmax" else inverse_weights(errors)
+
+
+def equal(contexts: int) -> tuple[float, ...]:
+    """The same weight for each context (MT, MTCP; the first window of all)."""
+    return (1 / contexts,) * contexts
+
+
+def mixture(weights: Sequence[float], q: torch.Tensor) -> torch.Tensor:
+    """(V,) weighted mean of distributions q (m, V) float32 (W-AVG of TABED, Algorithm 1)."""
+    return torch.tensor(weights, dtype=q.dtype, device=q.device) @ q

@@ -1,18 +1,20 @@
 """A captioner without models: its clips are what their names say. For tests of the command, the batch and the panel.
 
 ``good.mp4`` is captioned; ``missing.mp4`` fails; ``bug.mp4`` raises a TypeError; ``stop.mp4`` is interrupted;
-``differs.mp4`` differs from plain decoding; ``lost.mp4`` loses its device.
+``differs.mp4`` differs from plain decoding; ``lost.mp4`` loses its device; ``dies.mp4`` ends the process, and
+``dies-once.mp4`` the first time only.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import PurePath
 from types import SimpleNamespace
 from typing import ClassVar
 
 from vidspec.decoding.events import Event, Finished, Opened, Prefilled, Round
-from vidspec.errors import DeviceError, VideoError
+from vidspec.errors import DeviceError, ModelError, VideoError
 from vidspec.record import Caption
 
 TEXT = "A red circle\nmoves left."
@@ -78,6 +80,7 @@ class FakeCaptioner:
         self.profile, self.embedded = profile, embedded
         self.models = record().models
         self.calls: list[tuple[str, str, float | None, float | None]] = []
+        self.asked: list[dict[str, object]] = []
         self.closed = False
 
     @classmethod
@@ -90,14 +93,18 @@ class FakeCaptioner:
         return made
 
     def stream(
-        self, path: str, *, start: float | None = None, end: float | None = None, prompt: str | None = None
+        self, path: str, *, start: float | None = None, end: float | None = None, **more: object
     ) -> Iterator[Event]:
+        self.asked.append(more)
         self.calls.append(("stream", path, start, end))
         kind = PurePath(path).stem
         if kind == "missing":
             raise VideoError(f"{path}: there is no such file", kind="missing", hint="check the path")
         if kind == "lost":
             raise DeviceError("the device is gone")
+        if kind == "dies" or (kind == "dies-once" and not os.path.exists(path + ".died")):
+            with open(path + ".died", "w"):
+                os._exit(9)
         print("a library prints this")
         for event in events(path):
             yield event
@@ -109,9 +116,7 @@ class FakeCaptioner:
     def warm_up(self) -> None:
         self.warm = True
 
-    def baseline(
-        self, path: str, *, start: float | None = None, end: float | None = None, prompt: str | None = None
-    ) -> Caption:
+    def baseline(self, path: str, *, start: float | None = None, end: float | None = None, **more: object) -> Caption:
         self.calls.append(("baseline", path, start, end))
         ids = [7, 1, 2, 4, 9] if PurePath(path).stem == "differs" else list(IDS)
         timings = {"time_to_first_token": 0.25, "decode": 3.0, "end_to_end": 3.0}
@@ -125,3 +130,11 @@ class FakeCaptioner:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Refusing(FakeCaptioner):
+    """Whose models are not there."""
+
+    @classmethod
+    def from_profile(cls, profile: SimpleNamespace, *, overrides: object = None) -> FakeCaptioner:
+        raise ModelError("no such model")

@@ -18,31 +18,16 @@ NAMES = {
         "specvlm",
         "uniform",
         "uv",
+        "uv_attention",
+        "uv_similarity",
         "window",
     ),
-    "drafting": ("model", "none"),
-    "acceptance": ("exact",),
-    "schedules": ("autoregressive", "sequential"),
+    "drafting": ("ensemble", "model", "none", "self", "sparse_kv", "text_only"),
+    "acceptance": ("exact", "fly", "fly_minus", "lvspec", "random_loose"),
+    "schedules": ("auto", "autoregressive", "parallel", "sequential"),
 }
-PACKAGED = [
-    "ar",
-    "hippo-sequential",
-    "hippo-sequential-no-attn",
-    "hippo-sequential-no-spa",
-    "hippo-sequential-no-temp",
-    "sd-attention",
-    "sd-dycoke",
-    "sd-fastvid",
-    "sd-frame",
-    "sd-rand",
-    "sd-uniform",
-    "sd-window-end",
-    "sd-window-front",
-    "sd-window-middle",
-    "specvlm-chain",
-    "uv-sequential",
-    "vanilla-sd",
-]
+#: Those whose names appear nowhere else in this file are checked by what they say of themselves.
+PACKAGED = sorted(path.stem for path in (Path(__file__).parents[1] / "profiles").glob("*.yaml"))
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +49,20 @@ def test_packaged_profiles_load_and_say_what_they_are():
     for info in available():
         profile = load(info.name, env={})
         assert profile.name == info.name and profile.about == info.about
-        assert "Lossless" in info.about and "\n" not in info.about and info.source == "packaged"
+        lossless = registry.rules.get(profile.accept.rule).lossless
+        assert ("Lossless" in info.about) == lossless and ("ot lossless." in info.about) == (not lossless)
+        assert "\n" not in info.about and info.source == "packaged"
+
+
+def test_every_system_has_its_profiles():
+    assert set(PACKAGED) >= {
+        "ar", "vanilla-sd", "sd-tree", "onsd", "std", "self-sd", "self-specvlm", "specvlm", "specvlm-chain",
+        *(f"tabed-{name}" for name in ("m", "t", "c", "p", "mt", "mt-star", "mtcp", "mtcp-star")),
+        "pearl-video", "pearl-syn-prefill", "pearl-specvlm", "parallelvlm", "parallelvlm-alpha-0",
+        "parallelvlm-alpha-0.5", "parallelvlm-attention", "parallelvlm-similarity", "parallelvlm-uv-attention",
+        "self-parallelvlm", "hippo", "hippo-no-attn", "hippo-no-temp", "hippo-no-spa", "hippo-no-vpsd",
+        "hippo-random", "hippo-frame", "hippo-fastvid", "hippo-dycoke",
+    }  # fmt: skip
 
 
 def test_packaged_profiles_are_what_their_names_say():
@@ -85,6 +83,21 @@ def test_packaged_profiles_are_what_their_names_say():
         assert load(f"sd-window-{place}", env={}).prune.place == place
     assert facts("specvlm-chain") == ("sequential", "model", 5, "specvlm", 0.9)
     assert load("specvlm-chain", env={}).prune.lam_r is None
+    assert facts("specvlm") == ("sequential", "model", 5, "specvlm", 0.9)
+    assert load("specvlm", env={}).draft.topology == load("sd-tree", env={}).draft.topology == "tree"
+    assert facts("onsd") == ("sequential", "text_only", 5, "none", 0.0)
+    assert facts("std") == ("sequential", "sparse_kv", 9, "none", 0.0)
+    assert facts("self-specvlm") == ("sequential", "self", 5, "specvlm", 0.9)
+    assert facts("parallelvlm") == ("parallel", "model", "auto", "uv", 0.9)
+    assert facts("self-parallelvlm") == ("parallel", "self", "auto", "uv", 0.9)
+    assert facts("hippo") == ("parallel", "model", "auto", "hippo", 0.9)
+    prefills = {
+        name: load(name, env={}).schedule for name in ("pearl-video", "pearl-syn-prefill", "parallelvlm", "hippo")
+    }
+    assert {name: one.prefill for name, one in prefills.items()} == {
+        "pearl-video": "sequential", "pearl-syn-prefill": "parallel", "parallelvlm": "parallel", "hippo": "parallel",
+    }  # fmt: skip
+    assert prefills["parallelvlm"].startup == "window" and prefills["hippo"].startup == "fit"
     assert facts("uv-sequential") == ("sequential", "model", 5, "uv", 0.9)
     assert load("uv-sequential", env={}).prune.layer == 20
 
@@ -158,14 +171,46 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
         ({"prune.alfa": 1}, "prune.alfa: unknown key; did you mean prune.alpha?"),
         ({"alpha": 1}, "alpha: unknown key; did you mean prune.alpha?"),
         ({"pruning.alpha": 1}, "pruning.alpha: unknown key; did you mean prune.alpha?"),
-        ({"xyz.q": 1}, "xyz.q: unknown key; sections: models, video, draft, prune, schedule, accept, generate"),
+        (
+            {"xyz.q": 1},
+            "xyz.q: unknown key; sections: models, video, draft, prune, schedule, workers, accept, generate",
+        ),
         ({"prune": 1}, "prune: is a section of keys, such as prune.method"),
-        ({"draft.gamma": "0"}, "draft.gamma: must be greater than or equal to 1, not '0'"),
+        ({"draft.gamma": "0"}, "draft.gamma: must be auto or a whole number from 1 on, not '0'"),
         (
             {"draft.gamma": "auto"},
-            "draft.gamma: must be a valid integer, unable to parse string as an integer, not 'auto'",
+            "draft.gamma: auto is the ratio of forward times that keeps two workers busy, and only the parallel "
+            "schedule has two; nearest valid choice: draft.gamma: 5, or schedule.kind: parallel",
         ),
-        ({"draft.topology": "tree"}, "draft.topology: must be 'chain', not 'tree'"),
+        ({"draft.topology": "star"}, "draft.topology: must be 'chain' or 'tree', not 'star'"),
+        (
+            {"draft.topology": "tree", "draft.tree": "0 11"},
+            "draft.tree: node 11 has no parent 1; nearest valid choice: name both, not '0 11'",
+        ),
+        (
+            {"draft.topology": "tree", "schedule.kind": "parallel"},
+            "draft.topology: the parallel schedule drafts a chain; "
+            "nearest valid choice: draft.topology: chain, or schedule.kind: sequential",
+        ),
+        (
+            {"draft.topology": "tree", "draft.kind": "ensemble"},
+            "draft.topology: an ensemble drafts a chain; nearest valid choice: draft.topology: chain",
+        ),
+        (
+            {"draft.kind": "sparse_kv", "schedule.kind": "parallel"},
+            "draft.kind: sparse_kv needs more of the target than token ids, and the parallel schedule sends no more; "
+            "nearest valid choice: draft.kind: model, or schedule.kind: sequential",
+        ),
+        (
+            {"draft.kind": "text_only", "prune.method": "uniform"},
+            "prune.method: uniform chooses what a draft sees, and draft.kind text_only chooses itself; "
+            "nearest valid choice: prune.method: none",
+        ),
+        (
+            {"schedule.prefill": "parallel"},
+            "schedule.prefill: parallel needs two workers, and schedule.kind is sequential; "
+            "nearest valid choice: schedule.prefill: sequential, or schedule.kind: parallel",
+        ),
         ({"models.dtype": "fp8"}, "models.dtype: must be 'auto', 'float32', 'bfloat16' or 'float16', not 'fp8'"),
         ({"models.device": "cuda:x"}, "models.device: must be auto, cpu, cuda, cuda:N or mps, not 'cuda:x'"),
         ({"generate.top_p": 0}, "generate.top_p: must be greater than 0, not 0"),
@@ -173,13 +218,20 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
         (
             {"prune.method": "unifrom"},
             "prune.method: unknown pruner 'unifrom'; did you mean uniform? "
-            "valid: attention, dycoke, fastvid, frame, hippo, none, random, specvlm, uniform, uv, window",
+            "valid: attention, dycoke, fastvid, frame, hippo, none, random, specvlm, uniform, uv, "
+            "uv_attention, uv_similarity, window",
         ),
-        ({"draft.kind": "self"}, "draft.kind: unknown drafter 'self'; valid: model, none"),
-        ({"accept.rule": "fly"}, "accept.rule: unknown acceptance rule 'fly'; valid: exact"),
         (
-            {"schedule.kind": "parallel"},
-            "schedule.kind: unknown schedule 'parallel'; valid: autoregressive, sequential",
+            {"draft.kind": "x"},
+            "draft.kind: unknown drafter 'x'; valid: ensemble, model, none, self, sparse_kv, text_only",
+        ),
+        (
+            {"accept.rule": "x"},
+            "accept.rule: unknown acceptance rule 'x'; valid: exact, fly, fly_minus, lvspec, random_loose",
+        ),
+        (
+            {"schedule.kind": "x"},
+            "schedule.kind: unknown schedule 'x'; valid: auto, autoregressive, parallel, sequential",
         ),
         (
             {"draft.kind": "none"},

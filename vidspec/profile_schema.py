@@ -38,6 +38,14 @@ def _tree(text: str) -> str:
     return text
 
 
+def _gamma(value: Any) -> Any:
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    if isinstance(value, str) and value.isdecimal() and int(value) >= 1:
+        return int(value)
+    raise PydanticCustomError("gamma", "must be auto or a whole number from 1 on")
+
+
 def _device(name: str) -> str:
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
         raise PydanticCustomError("device", "must be auto, cpu, cuda, cuda:N or mps")
@@ -104,7 +112,7 @@ class DraftSection(_Section):
 
     kind: Annotated[str, AfterValidator(_named(drafters))] = "none"
     topology: Literal["chain", "tree"] = "chain"
-    gamma: Annotated[int, Field(ge=1)] | Literal["auto"] = 5
+    gamma: Annotated[int | Literal["auto"], BeforeValidator(_gamma)] = 5
     tree: Annotated[str, AfterValidator(_tree)] = TREE
     prefill: Literal["gather", "again"] = "gather"
     entries: int = Field(default=1024, ge=1)

@@ -7,12 +7,18 @@ import pytest
 from fake_captioner import IDS, TEXT, FakeCaptioner, record
 
 from vidspec.batch.compare import decode_rate, first_difference, speed_against
-from vidspec.batch.run import Observer, Options, exit_code, run
+from vidspec.batch.run import Observer, exit_code
+from vidspec.batch.run import run as run_works
 from vidspec.batch.schema import record_schema
 from vidspec.batch.trace_file import joined
-from vidspec.batch.writers import FileLines, check_output, render
+from vidspec.batch.work import How, Work
+from vidspec.batch.writers import FileLines, check_output
 from vidspec.errors import DeviceError, OutputError, UsageError, VideoError
-from vidspec.record import RECORD_KEYS, failed
+from vidspec.record import RECORD_KEYS
+
+
+def run(captioner, paths, how=None, observer=None, **part):
+    return run_works(captioner, [Work(path, **part) for path in paths], how, observer)
 
 
 @pytest.fixture
@@ -53,7 +59,7 @@ def test_a_stream_without_a_caption_is_a_bug(captioner):
 
 
 def test_part_of_the_clip_is_passed_on_to_both_runs(captioner):
-    list(run(captioner, ["good.mp4"], Options(start=1.0, end=2.0, baseline=True, verify=True)))
+    list(run(captioner, ["good.mp4"], How(baseline=True, verify=True), start=1.0, end=2.0))
     assert captioner.calls == [("stream", "good.mp4", 1.0, 2.0), ("baseline", "good.mp4", 1.0, 2.0)]
 
 
@@ -63,7 +69,7 @@ def test_plain_decoding_runs_only_on_request(captioner):
 
 
 def test_verify_fails_on_a_difference_and_keeps_what_was_measured(captioner):
-    good, differs = run(captioner, ["good.mp4", "differs.mp4"], Options(verify=True))
+    good, differs = run(captioner, ["good.mp4", "differs.mp4"], How(verify=True))
     assert good.error is None and good.caption.speed == {"tokens_per_s": 4.0, "estimate": 2.0}
     assert differs.caption.error == {
         "stage": "verify",
@@ -75,12 +81,12 @@ def test_verify_fails_on_a_difference_and_keeps_what_was_measured(captioner):
 
 
 def test_without_verify_a_difference_is_not_looked_for(captioner):
-    (outcome,) = run(captioner, ["differs.mp4"], Options(baseline=True))
+    (outcome,) = run(captioner, ["differs.mp4"], How(baseline=True))
     assert outcome.error is None
 
 
 def test_baseline_replaces_the_estimate(captioner):
-    (outcome,) = run(captioner, ["good.mp4"], Options(baseline=True))
+    (outcome,) = run(captioner, ["good.mp4"], How(baseline=True))
     assert outcome.caption.speed == {
         "tokens_per_s": 4.0,
         "baseline": {
@@ -106,7 +112,7 @@ def test_observer_sees_every_clip_from_begin_to_end(captioner):
         def end(self, caption):
             seen.append(caption.caption)
 
-    list(run(captioner, ["missing.mp4", "good.mp4"], Options(), Watching()))
+    list(run(captioner, ["missing.mp4", "good.mp4"], How(total=2), Watching()))
     rounds = ["Opened", "Prefilled", "Round", "Round", "Finished"]
     assert seen == [("missing.mp4", 1, 2), None, ("good.mp4", 2, 2), *rounds, TEXT]
 
@@ -148,9 +154,7 @@ def test_decode_speedup_compares_rates_not_times():
 
 
 def test_records_satisfy_the_schema(captioner):
-    outcomes = run(
-        captioner, ["good.mp4", "missing.mp4", "bug.mp4", "differs.mp4"], Options(verify=True, baseline=True)
-    )
+    outcomes = run(captioner, ["good.mp4", "missing.mp4", "bug.mp4", "differs.mp4"], How(verify=True, baseline=True))
     for outcome in outcomes:
         jsonschema.validate(json.loads(outcome.caption.to_json()), record_schema())
 
@@ -177,48 +181,8 @@ def test_schema_refuses_broken_records(changes):
 def test_schema_has_the_keys_of_the_record_and_is_a_schema():
     schema = record_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
-    assert schema["required"] == list(RECORD_KEYS) == list(schema["properties"])
-
-
-def test_render():
-    assert render(record(), "text", several=False) == TEXT
-    assert render(record("a b.mp4"), "text", several=True) == "a b.mp4\tA red circle moves left."
-    assert render(failed("x", VideoError("no")), "text", several=True) is None
-    line = render(failed("x", VideoError("no")), "json", several=True)
-    assert line and "\n" not in line and json.loads(line)["caption"] is None
-
-
-def test_file_grows_line_by_line_and_keeps_the_earlier_file(tmp_path):
-    path = tmp_path / "out.txt"
-    path.write_text("old")
-    lines = FileLines(path)
-    assert path.read_text() == "old", "touched before there was a line"
-    lines.write("one")
-    assert path.read_text() == "one\n", "not flushed"
-    lines.write("two")
-    lines.close(complete=True)
-    assert path.read_text() == "one\ntwo\n"
-    assert lines.replaced == tmp_path / "out.txt~" and lines.replaced.read_text() == "old"
-
-
-def test_file_is_untouched_by_a_run_that_was_interrupted_before_its_first_line(tmp_path):
-    path = tmp_path / "out.txt"
-    path.write_text("old")
-    FileLines(path).close(complete=False)
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-
-
-def test_complete_run_without_captions_gives_an_empty_file(tmp_path):
-    FileLines(tmp_path / "out.txt").close(complete=True)
-    assert (tmp_path / "out.txt").read_text() == ""
-
-
-def test_file_takes_a_path_that_is_not_utf8(tmp_path):
-    lines = FileLines(tmp_path / "out.jsonl")
-    path = os.fsdecode(b"caf\xe9.mp4")
-    lines.write(record(path).to_json())
-    lines.close(complete=True)
-    assert json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))["path"] == path
+    assert schema["required"] == list(RECORD_KEYS)
+    assert list(schema["properties"]) == [*RECORD_KEYS, "job"]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")

@@ -31,6 +31,7 @@ def isolated(monkeypatch, tmp_path):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setattr(sys.modules["vidspec.captioner"], "Captioner", FakeCaptioner, raising=False)
     monkeypatch.setattr(sys.modules["vidspec.decoding.trace"], "to_chrome", lambda trace: trace, raising=False)
+    monkeypatch.setattr("vidspec.batch.local.Reader", FakeReader)
     monkeypatch.setattr(FakeCaptioner, "made", [])
     monkeypatch.setattr(FakeCaptioner, "refuse", None)
     folder = tmp_path / "work"
@@ -57,3 +58,19 @@ def vidspec(capsys):
         return Ran(code, captured.out, captured.err)
 
     return run
+
+
+class FakeReader:
+    """Leaves the frames to the fake captioner, whose clips are no files; every clip has two segments."""
+
+    def __init__(self, timeout=None):
+        self.timeout = timeout
+
+    def read(self, path, start, end, video):
+        return None
+
+    def segments(self, path, segment, start, end):
+        return [(0.0, 1.5), (1.5, 3.0)]
+
+    def close(self):
+        pass

@@ -1,5 +1,7 @@
 """The bookkeeping of trees, on a real model: side branches leave the draft's cache, the committed path stays."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from decoding import checkpoints
@@ -56,7 +58,7 @@ PATHS = [(), (0,), (3,), (1, 8), (1, 7, 19), (0, 4, 12), (0, 4, 12, 20), (0, 4, 
 def test_after_any_commit_it_proposes_the_best_children(engine, prefix, path):
     nodes = parse_tree(TREE)
     names = ["".join(map(str, nodes[node])) for node in path]
-    assert all(longer.startswith(shorter) for shorter, longer in zip(names, names[1:], strict=False))
+    assert all(longer.startswith(shorter) for shorter, longer in pairwise(names))
     drafter = TreeDrafter(engine, engine.prefill(prefix, ROOM), nodes)
     drafter.begin(7)
     draft = drafter.propose(5)

@@ -27,12 +27,12 @@ def drawn(*things, times=(0.0,), height=240, width=320, **more):
 
 @pytest.mark.parametrize("shape", AREAS)
 def test_area_of_each_shape(shape):
-    share = coverage(scene(thing(shape=shape)), [0.0], cells=8, finer=32)
+    share = coverage(scene(thing(shape=shape)), [0.0], rows=8, columns=8, finer=32)
     assert share.mean() * ASPECT == pytest.approx(AREAS[shape], rel=0.03)
 
 
 def test_triangle_points_up():
-    share = coverage(scene(thing(shape="triangle")), [0.0], cells=64, finer=4)[0, 0]
+    share = coverage(scene(thing(shape="triangle")), [0.0], rows=64, columns=64, finer=4)[0, 0]
     widths = (share > 0.5).sum(axis=1)
     rows = widths[widths > 0]
     assert (np.diff(rows) >= 0).all() and rows[-1] > 2 * rows[0]
@@ -40,7 +40,7 @@ def test_triangle_points_up():
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_shapes_stay_within_their_radius(shape):
-    apart = coverage(scene(thing(shape=shape)), [0.0], cells=96, finer=4)[0, 0] > 0
+    apart = coverage(scene(thing(shape=shape)), [0.0], rows=96, columns=96, finer=4)[0, 0] > 0
     rows, columns = np.nonzero(apart)
     x, y = ((columns + 0.5) / 96 - 0.5) * ASPECT, (rows + 0.5) / 96 - 0.5
     assert np.hypot(x, y).max() < 1.23 * R + 0.02  # a square's corner lies farthest out
@@ -48,24 +48,34 @@ def test_shapes_stay_within_their_radius(shape):
 
 
 def test_coverage_of_cells():
-    share = coverage(scene(thing(shape="square", start=(2, 0), at=(5 / 6, 1 / 6))), [0.0], cells=3, finer=32)
+    share = coverage(scene(thing(shape="square", start=(2, 0), at=(5 / 6, 1 / 6))), [0.0], rows=3, columns=3, finer=32)
     assert share.shape == (1, 1, 3, 3) and share.dtype == np.float32
     expected = np.zeros((3, 3))
     expected[0, 2] = AREAS["square"] / (ASPECT / 9)
     np.testing.assert_allclose(share[0, 0], expected, atol=0.02)
 
 
+def test_coverage_of_a_grid_that_is_not_square():
+    share = coverage(scene(thing(shape="square", start=(2, 0), at=(0.9, 0.25))), [0.0], rows=2, columns=5, finer=32)
+    assert share.shape == (1, 1, 2, 5)
+    expected = np.zeros((2, 5))
+    height, width = 2 * 0.87 * R, 2 * 0.87 * R / ASPECT  # a square in fractions of the frame
+    outside = max(0.0, width / 2 - 0.1)
+    expected[0, 4], expected[0, 3] = height * (width - 2 * outside) * 10, height * outside * 10
+    np.testing.assert_allclose(share[0, 0], expected, atol=0.02)
+
+
 def test_coverage_moves_with_the_thing():
     one = thing(motion="right", start=(0, 1), end=(2, 1))
-    share = coverage(scene(one), [0.0, 0.5, 1.0], cells=3)
+    share = coverage(scene(one), [0.0, 0.5, 1.0], rows=3, columns=3)
     assert share[0].reshape(3, 9).argmax(axis=1).tolist() == [3, 4, 5]
 
 
 def test_what_is_drawn_later_hides_what_is_below():
     below, above = thing("red", "circle"), thing("blue", "square", "small")
-    alone = coverage(scene(below), [0.0], cells=8, finer=16)[0].sum()
-    small = coverage(scene(above), [0.0], cells=8, finer=16)[0].sum()
-    both = coverage(scene(below, above), [0.0], cells=8, finer=16)
+    alone = coverage(scene(below), [0.0], rows=8, columns=8, finer=16)[0].sum()
+    small = coverage(scene(above), [0.0], rows=8, columns=8, finer=16)[0].sum()
+    both = coverage(scene(below, above), [0.0], rows=8, columns=8, finer=16)
     assert both[1].sum() == pytest.approx(small)
     assert both[0].sum() == pytest.approx(alone - small, rel=1e-3)
     assert both.sum(axis=0).max() <= 1 + 1e-6
@@ -75,15 +85,15 @@ def test_what_is_drawn_later_hides_what_is_below():
 
 
 def test_hidden_wholly():
-    both = coverage(scene(thing("red", "circle", "small"), thing("blue", "circle")), [0.0], cells=8)
+    both = coverage(scene(thing("red", "circle", "small"), thing("blue", "circle")), [0.0], rows=8, columns=8)
     assert both[0].max() == 0 and both[1].max() > 0.5
 
 
 def test_out_of_the_frame():
     gone, half, whole = (scene(thing(at=(x, 0.5))) for x in (-0.5, 0.0, 0.5))
-    assert coverage(gone, [0.0], cells=8).max() == 0
+    assert coverage(gone, [0.0], rows=8, columns=8).max() == 0
     np.testing.assert_array_equal(frames(gone, [0.0]), frames(scene(), [0.0]))
-    shares = [coverage(one, [0.0], cells=8, finer=16).sum() for one in (half, whole)]
+    shares = [coverage(one, [0.0], rows=8, columns=8, finer=16).sum() for one in (half, whole)]
     assert shares[0] == pytest.approx(shares[1] / 2, rel=0.02)
 
 

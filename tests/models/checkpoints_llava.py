@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 import transformers
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from vidspec.registry import families
@@ -75,8 +75,10 @@ def tokenizer(kind: str = "legacy") -> PreTrainedTokenizerFast:
     ``<s>``, ``foreign`` has other words.
     """
     inner = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    spaces = [normalizers.Replace(" ", "▁")]
-    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), *spaces] if kind != "first" else spaces)
+    if kind == "first":
+        inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    else:
+        inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     specials = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     corpus = [text[::-1] for text in CORPUS] if kind == "foreign" else CORPUS
     trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=specials, show_progress=False)
@@ -85,8 +87,6 @@ def tokenizer(kind: str = "legacy") -> PreTrainedTokenizerFast:
     layout = json.loads(inner.to_str())
     layout["added_tokens"] = layout["added_tokens"][:3]
     inner = Tokenizer.from_str(json.dumps(layout))
-    if kind == "first":
-        inner.normalizer = normalizers.Replace(" ", "▁")
     inner.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )

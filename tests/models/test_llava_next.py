@@ -26,7 +26,7 @@ def test_best_resolution_is_the_librarys():
     rng = np.random.RandomState(0)
     sizes = [(int(h), int(w)) for h, w in rng.randint(20, 1500, (400, 2))]
     for size in [*sizes, (336, 336), (720, 1280), (1280, 720), (1080, 1920), (672, 672)]:
-        for resolutions in (PUBLISHED, RESOLUTIONS):
+        for resolutions in (PUBLISHED, PUBLISHED[::-1], RESOLUTIONS):
             assert best_resolution(size, resolutions) == tuple(select_best_resolution(size, resolutions))
 
 

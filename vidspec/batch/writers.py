@@ -1,32 +1,18 @@
-"""Writes records, one line per clip, each flushed before the next clip starts; decides nothing about their content."""
+"""Where lines go, each flushed before the next clip starts; decides nothing about their content."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO, Literal, Protocol
+from typing import BinaryIO, Protocol
 
+from vidspec.batch.journal import encoded
 from vidspec.errors import OutputError, UsageError
-from vidspec.record import Caption
 
-__all__ = ["FileLines", "Format", "Lines", "StdoutLines", "check_output", "render"]
-
-Format = Literal["text", "json"]
-
-
-def render(caption: Caption, form: Format, *, several: bool) -> str | None:
-    """A record as it is written, without the final newline; None if nothing is (a failed clip as text).
-
-    As text one clip gives its bare caption; each of several gives one line, the path, a tab and the caption, whose
-    line breaks become spaces. As JSON every clip, failed or not, gives one object on one line.
-    """
-    if form == "json":
-        return caption.to_json()
-    if caption.caption is None:
-        return None
-    return f"{caption.path}\t{' '.join(caption.caption.split())}" if several else caption.caption
+__all__ = ["FileLines", "Lines", "StdoutLines", "check_output"]
 
 
 class Lines(Protocol):
@@ -54,7 +40,7 @@ class StdoutLines:
                 self._stream.write(line + "\n")
             else:
                 self._stream.flush()
-                buffer.write(_encoded(line + "\n"))
+                buffer.write(encoded(line + "\n"))
             self._stream.flush()
         except BrokenPipeError:
             raise  # the reader has enough: not an error
@@ -66,41 +52,28 @@ class StdoutLines:
 
 
 class FileLines:
-    """A file that is begun with the first line, so that a run that fails early leaves it as it was.
-
-    ``replaced`` is where an earlier file of that name was moved to: ``NAME~``, as editors do, or None.
-    """
+    """A device or a pipe, opened with the first line; a regular file is the business of ``vidspec.batch.outputs``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.replaced: Path | None = None
         self._file: BinaryIO | None = None
 
     def write(self, line: str) -> None:
         try:
-            file = self._opened()
-            file.write(_encoded(line + "\n"))
-            file.flush()
+            if self._file is None:
+                self._file = self.path.open("wb")
+            self._file.write(encoded(line + "\n"))
+            self._file.flush()
+        except BrokenPipeError:
+            raise
         except OSError as error:
             raise OutputError(f"{self.path}: cannot be written: {error.strerror or error}") from None
 
     def close(self, *, complete: bool) -> None:
-        try:
-            if complete:
-                self._opened()  # a run without captions gives an empty file
-            if self._file is not None:
+        """Every line was flushed when it was written."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
                 self._file.close()
-        except OSError as error:
-            raise OutputError(f"{self.path}: cannot be written: {error.strerror or error}") from None
-
-    def _opened(self) -> BinaryIO:
-        if self._file is None:
-            path = Path(os.path.realpath(self.path))
-            if path.is_file() and path.stat().st_size > 0:
-                self.replaced = path.with_name(path.name + "~")
-                path.replace(self.replaced)
-            self._file = path.open("wb")
-        return self._file
 
 
 def check_output(path: Path, inputs: Iterable[str], option: str) -> None:
@@ -117,11 +90,3 @@ def check_output(path: Path, inputs: Iterable[str], option: str) -> None:
         raise UsageError(f"{option} {path}: no permission to write there")
     if any(os.path.realpath(path) == os.path.realpath(clip) for clip in inputs):
         raise UsageError(f"{option} {path}: is one of the clips")
-
-
-def _encoded(line: str) -> bytes:
-    """UTF-8 of ``line``, whatever the locale; of a path that is not UTF-8 the foreign bytes become ``\\udcXX``.
-
-    JSON escapes them the same way, so a JSON line stays valid.
-    """
-    return line.encode("utf-8", "backslashreplace")

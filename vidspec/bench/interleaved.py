@@ -14,6 +14,7 @@ import torch
 
 from vidspec._version import __version__
 from vidspec.batch.compare import decode_rate
+from vidspec.bench.predicted import predicted
 from vidspec.record import Caption
 
 __all__ = ["Contender", "Row", "machine", "run", "summary"]
@@ -37,6 +38,7 @@ class Row:
         kept: share of visual tokens the draft saw; None without a draft.
         tokens_per_s: median decode rate.
         first, decode, end_to_end: speed-ups over the baseline: (median, least, greatest).
+        model: the decode speed-up that the speed model gives for the measured times and lengths; None without a draft.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Row:
     first: tuple[float, float, float]
     decode: tuple[float, float, float]
     end_to_end: tuple[float, float, float]
+    model: float | None = None
 
 
 def run(
@@ -106,9 +109,14 @@ def summary(records: Mapping[str, Mapping[str, Sequence[Caption]]], baseline: st
                 first=_spread(first),
                 decode=_spread(decode),
                 end_to_end=_spread(whole),
+                model=predicted(_flat(by_clip), _flat(plain)),
             )
         )
     return rows
+
+
+def _flat(by_clip: Mapping[str, Sequence[Caption]]) -> list[Caption]:
+    return [one for runs in by_clip.values() for one in runs]
 
 
 def _time(runs: Sequence[Caption], name: str) -> float:

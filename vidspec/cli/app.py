@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from vidspec.cli import caption, doctor, profiles, sample
+from vidspec.cli import caption, config, doctor, merge, pairs, profiles, sample, simulate
 from vidspec.cli.report import complain
 from vidspec.errors import VidspecError
 
@@ -34,8 +34,12 @@ app = typer.Typer(
 )
 app.command("caption")(caption.caption)
 app.command("profiles")(profiles.profiles)
+app.command("pairs")(pairs.pairs)
 app.command("doctor")(doctor.doctor)
 app.command("sample")(sample.sample)
+app.command("merge")(merge.merge)
+app.add_typer(config.app, name="config")
+app.command("simulate")(simulate.simulate)
 
 
 def version() -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["Environment", "Missing", "inspect"]
+__all__ = ["Environment", "Missing", "inspect", "model_cache"]
 
 #: Distributions whose versions matter, and whether captioning needs them.
 PACKAGES = {
@@ -88,7 +88,7 @@ def inspect() -> Environment:
         found.devices = _devices(torch)
         found.attention = _kernels(torch, found)
     found.decoders = [name for name in ("decord", "av") if _imported(name, found) is not None]
-    found.model_cache = str(_cache())
+    found.model_cache = str(model_cache())
     found.offline = any(_true(os.environ.get(name)) for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
     weights = Path(__file__).resolve().parent.parent / "embedded"
     found.embedded_pair = any(weights.rglob("*.safetensors"))
@@ -134,7 +134,8 @@ def _kernels(torch: Any, found: Environment) -> list[str]:
     return kernels
 
 
-def _cache() -> Path:
+def model_cache() -> Path:
+    """The folder of the hub's models, whether it exists or not."""
     home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
     return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
 

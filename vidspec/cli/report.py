@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import sys
 import traceback
+from typing import TYPE_CHECKING
 
 from vidspec.errors import VidspecError
 from vidspec.record import Caption
 
-__all__ = ["complain", "failure", "note", "summary"]
+if TYPE_CHECKING:
+    from vidspec.batch.bulk import Tally
+    from vidspec.batch.inputs import Found
+
+__all__ = ["complain", "failure", "left_out", "note", "progress", "summary", "totals"]
 
 EMBEDDED_NOTICE = (
     "note: the built-in models know only drawn shapes; for real video name a pair, such as "
@@ -51,3 +56,45 @@ def summary(caption: Caption) -> str:
     elif (estimate := caption.speed.get("estimate")) is not None:
         facts.append(f"decode {estimate:.2f}x est.")
     return f"{caption.path}: " + "; ".join(facts)
+
+
+def progress(tally: Tally) -> str:
+    """How far a run is, on one line."""
+    from vidspec.batch.bulk import duration
+
+    parts = [f"{tally.done}/{tally.total} clips", f"{tally.failed} failed", *_rates(tally)]
+    if tally.eta is not None:
+        parts.append(f"{duration(tally.eta)} left")
+    return "; ".join(parts)
+
+
+def totals(tally: Tally, found: Found) -> str:
+    """What became of a run, on one line."""
+    from vidspec.batch.bulk import duration
+
+    parts = [f"{tally.total} clips: {tally.captioned} captioned, {tally.failed} failed"]
+    if tally.kinds:
+        parts[0] += f" ({', '.join(f'{kind} {count}' for kind, count in sorted(tally.kinds.items()))})"
+    earlier = tally.earlier + tally.earlier_failed
+    if earlier:
+        failed = f" ({tally.earlier_failed} of them failed)" if tally.earlier_failed else ""
+        parts.append(f"{earlier} done before{failed}")
+    if tally.reused:
+        parts.append(f"{tally.reused} taken over from the same bytes")
+    if tally.done < tally.total:
+        parts.append(f"{tally.total - tally.done} not done")
+    if aside := left_out(found):
+        parts.append(f"left out: {aside}")
+    if tally.captioned + tally.failed:
+        parts += [duration(tally.seconds), *_rates(tally)]
+    return "; ".join(parts)
+
+
+def left_out(found: Found) -> str:
+    """What was not taken for a clip, or an empty string."""
+    counts = {"duplicates": found.duplicates, "not video": found.not_video, "excluded": found.excluded}
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+
+
+def _rates(tally: Tally) -> list[str]:
+    return [f"{tally.clips_per_s:.2f} clips/s", f"{tally.tokens_per_s:.1f} tokens/s"]

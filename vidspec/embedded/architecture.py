@@ -1,24 +1,27 @@
-"""The built-in pair's architecture: LLaVA-OneVision configs, tokenizer and chat template. No weights, no training."""
+"""What the built-in pairs of all families have in common: sizes, tokenizer, and what a family must say of itself.
+
+No weights, no training. The families are in ``architecture_llava`` and ``architecture_qwen``.
+"""
 
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vidspec.embedded.captions import PROMPTS, caption
 from vidspec.embedded.world import draw_scene
 
 if TYPE_CHECKING:
-    from transformers import LlavaOnevisionConfig, PreTrainedTokenizerFast
+    import numpy as np
+    from numpy.typing import NDArray
+    from transformers import PreTrainedTokenizerFast
 
-__all__ = ["CELLS", "DRAFT", "IMAGE_SIZE", "TARGET", "Size", "build_tokenizer", "config", "prompt_text"]
+__all__ = ["SPECIALS", "VOCABULARY", "Architecture", "Grid", "Size", "architecture", "build_tokenizer", "prompt_text"]
 
-IMAGE_SIZE = 96
-PATCH = 12
-#: Patches per row and column; the projector's output is pooled 2 x 2, so a frame is (CELLS / 2) ** 2 visual tokens.
-CELLS = IMAGE_SIZE // PATCH
 VOCABULARY = 768
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
 
@@ -38,13 +41,103 @@ class Size:
     vision_intermediate: int
 
 
-#: ``layers`` is the depth the target is shipped with; it is trained at half of it first, then grown.
-TARGET = Size(256, 12, 4, 2, 512, 160, 4, 5, 640)
-DRAFT = Size(128, 2, 2, 1, 320, 96, 2, 4, 256)
+@dataclass(frozen=True)
+class Grid:
+    """Visual tokens of one temporal step: ``rows`` x ``columns``, each of 2 x 2 patches over ``frames`` frames."""
+
+    rows: int
+    columns: int
+    frames: int = 1
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.columns
+
+
+class Architecture(ABC):
+    """One family, as the training stages need it.
+
+    Attributes:
+        family: the ``model_type`` of ``transformers``.
+        folder: of the shipped pair, within this package.
+        sizes: of ``target`` and ``draft``; the depths they are shipped with.
+        grids: the grids of visual tokens that clips are shown in, with how often.
+        patch: width and height of a patch in pixels.
+        mean, std: of the pixels, per channel.
+        trailing: learned visual tokens behind a video (LLaVA-OneVision's newline).
+        pooled: the projector gives visual tokens, not patches that are pooled behind it.
+        seeded: the language models start from those of the shipped LLaVA-OneVision pair.
+    """
+
+    family: ClassVar[str]
+    folder: ClassVar[str]
+    sizes: ClassVar[dict[str, Size]]
+    grids: ClassVar[dict[Grid, int]]
+    patch: ClassVar[int] = 12
+    mean: ClassVar[tuple[float, float, float]]
+    std: ClassVar[tuple[float, float, float]]
+    trailing: ClassVar[int]
+    pooled: ClassVar[bool]
+    seeded: ClassVar[bool]
+
+    @abstractmethod
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """The pair's tokenizer, made anew."""
+
+    @abstractmethod
+    def prompt(self, prompt: str) -> tuple[str, str]:
+        """What the chat template renders before and behind a clip's visual tokens."""
+
+    @abstractmethod
+    def config(self, size: Size, tokenizer: PreTrainedTokenizerFast, *, layers: int | None = None) -> Any:
+        """The stock ``transformers`` config of one model of the pair."""
+
+    @abstractmethod
+    def language(self, config: Any) -> Any:
+        """The family's language model with random weights: embeddings, blocks and last norm."""
+
+    @abstractmethod
+    def seer(self, config: Any) -> Any:
+        """The family's vision tower and projector with random weights.
+
+        Its ``forward`` takes normalised frames (T, 3, height, width) to what ``supervised`` asks for, its ``tokens``
+        to visual tokens (T / frames, rows, columns, hidden).
+        """
+
+    @abstractmethod
+    def positions(
+        self, before: int, kept: NDArray[np.int64], steps: int, grid: Grid, interval: float, after: int
+    ) -> NDArray[np.int64]:
+        """Rotary positions of a prompt and what is generated, (axes, before + len(kept) + after).
+
+        Args:
+            before: text tokens in front of the video.
+            kept: indices of the visual tokens shown, in raster order over steps, rows and columns, then trailing ones.
+            steps: temporal steps of the whole clip.
+            grid: of one step.
+            interval: seconds per step.
+            after: text tokens behind the video, generated ones included.
+        """
+
+    @abstractmethod
+    def assemble(self, config: Any, reader: Any, seer: Any, tokenizer: Any, folder: Path) -> None:
+        """Write one model as stock ``transformers`` loads it: half-precision safetensors, tokenizer, processor."""
+
+
+def architecture(family: str) -> Architecture:
+    """The architecture of ``llava_onevision`` or ``qwen2_5_vl``.
+
+    Raises:
+        KeyError: of another family.
+    """
+    from vidspec.embedded.architecture_llava import LlavaArchitecture
+    from vidspec.embedded.architecture_qwen import QwenArchitecture
+
+    return {kind.family: kind for kind in (LlavaArchitecture, QwenArchitecture)}[family]()
 
 
 def build_tokenizer(samples: int = 4000, seed: int = 7) -> PreTrainedTokenizerFast:
-    """Train the byte-level BPE tokenizer of the pair on its own captions; any text can be encoded."""
+    """Train the byte-level BPE tokenizer of the LLaVA-OneVision pair on its captions; any text can be encoded."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -80,52 +173,5 @@ def build_tokenizer(samples: int = 4000, seed: int = 7) -> PreTrainedTokenizerFa
 
 
 def prompt_text(prompt: str) -> str:
-    """What the family's chat template renders for one video and a prompt; the training text before the caption."""
+    """What LLaVA-OneVision's chat template renders for one video and a prompt; the training text before the caption."""
     return f"<|im_start|>user <video>\n{prompt}<|im_end|><|im_start|>assistant\n"
-
-
-def config(size: Size, tokenizer: PreTrainedTokenizerFast, *, layers: int | None = None) -> LlavaOnevisionConfig:
-    """The stock ``transformers`` config of one model of the pair."""
-    from transformers import LlavaOnevisionConfig
-
-    ids = {token: tokenizer.get_vocab()[token] for token in SPECIALS}
-    depth = size.layers if layers is None else layers
-    settings: dict[str, Any] = dict(
-        vision_config={
-            "model_type": "siglip_vision_model",
-            "hidden_size": size.vision_hidden,
-            "intermediate_size": size.vision_intermediate,
-            "num_hidden_layers": size.vision_layers,
-            "num_attention_heads": size.vision_heads,
-            "image_size": IMAGE_SIZE,
-            "patch_size": PATCH,
-            "vision_use_head": False,
-        },
-        text_config={
-            "model_type": "qwen2",
-            "vocab_size": VOCABULARY,
-            "hidden_size": size.hidden,
-            "intermediate_size": size.intermediate,
-            "num_hidden_layers": depth,
-            "num_attention_heads": size.heads,
-            "num_key_value_heads": size.kv_heads,
-            "max_position_embeddings": 8192,
-            "rope_theta": 10000.0,
-            "tie_word_embeddings": True,
-            "bos_token_id": None,
-            "eos_token_id": ids["<|im_end|>"],
-            "pad_token_id": ids["<|endoftext|>"],
-        },
-        image_token_index=ids["<image>"],
-        video_token_index=ids["<video>"],
-        image_token_id=ids["<image>"],
-        video_token_id=ids["<video>"],
-        vision_feature_select_strategy="full",
-        vision_feature_layer=-1,
-        image_grid_pinpoints=[[IMAGE_SIZE, IMAGE_SIZE]],
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=ids["<|im_end|>"],
-        pad_token_id=ids["<|endoftext|>"],
-    )
-    return LlavaOnevisionConfig(**settings)

@@ -113,21 +113,20 @@ def frames(scene: Scene, times: Times, height: int = 240, width: int = 320) -> N
     return drawn
 
 
-def coverage(scene: Scene, times: Times, cells: int, finer: int = 4) -> Floats:
-    """Share of each cell of a ``cells`` x ``cells`` grid that each thing visibly covers.
+def coverage(scene: Scene, times: Times, rows: int, columns: int, finer: int = 4) -> Floats:
+    """Share of each cell of a ``rows`` x ``columns`` grid that each thing visibly covers.
 
     Args:
         scene: the scene.
         times: T times in [0, 1].
-        cells: rows and columns of the grid.
+        rows, columns: of the grid, which spans the whole frame.
         finer: samples per cell and axis.
 
     Returns:
-        (things, T, cells, cells) float32 in [0, 1]; things drawn later hide those drawn before.
+        (things, T, rows, columns) float32 in [0, 1]; things drawn later hide those drawn before.
     """
-    side = cells * finer
-    masks = _masks(scene, times, side, side)
+    masks = _masks(scene, times, rows * finer, columns * finer)
     for i in range(len(masks) - 1):
         masks[i] *= np.prod(1.0 - masks[i + 1 :], axis=0)
-    shape = (len(masks), len(times), cells, finer, cells, finer)
+    shape = (len(masks), len(times), rows, finer, columns, finer)
     return np.asarray(masks.reshape(shape).mean(axis=(3, 5)), dtype=np.float32)

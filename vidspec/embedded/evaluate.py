@@ -1,4 +1,4 @@
-"""Score the built-in pair on clips it has not seen: ``python -m vidspec.embedded.evaluate --clips 200``.
+"""Score a built-in pair on clips it has not seen: ``python -m vidspec.embedded.evaluate --pair FOLDER --clips 200``.
 
 Clips go the whole way (drawn, encoded as mp4, decoded, captioned). Reports fact F1 of target and draft, ``tau`` at the
 default window, and T_p, T_q with one thread each; ``--json`` writes them where the weights' scores are kept.
@@ -102,7 +102,8 @@ def _median_time(work: Callable[[], None], repeats: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pair", type=Path, default=loading.embedded_folder("target").parent)
+    known_pair = loading.embedded_folder("embedded", "target").parent
+    parser.add_argument("--pair", type=Path, default=known_pair, help="folder that holds target and draft")
     parser.add_argument("--clips", type=int, default=200)
     parser.add_argument("--seed", type=int, default=HELD_OUT_SEED)
     parser.add_argument("--frames", type=int, default=32)

@@ -1,8 +1,7 @@
 """Training stage 2: the halves together. The language models learn to live with what the vision towers really see.
 
-Towers are frozen, so their features are computed once for a bank of clips; wordings, prompts and dropped visual tokens
-are drawn anew each time a clip is read. The target grows to its full depth first: blocks whose output projections are
-zero leave the function as it was.
+Towers are frozen, so their features are computed once for a bank of clips; wordings, prompts, clip lengths and dropped
+visual tokens are drawn anew each time a clip is read.
 """
 
 from __future__ import annotations
@@ -16,58 +15,69 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import distributed as dist
 
-from vidspec.embedded.captions import PROMPTS, caption
-from vidspec.embedded.codes import Codes
+from vidspec.embedded.architecture import Architecture, Grid
+from vidspec.embedded.captions import caption
+from vidspec.embedded.codes import shares
 from vidspec.embedded.stage_language import (
-    TOKENS,
+    FRAMES,
+    FRAMES_WEIGHT,
+    Learner,
     Reader,
+    Shown,
     choose_visible,
+    draw_prompt,
     encode,
     fact_ids,
+    interval,
     learning_rate,
     read_loss,
+    save,
     text_batch,
 )
-from vidspec.embedded.stage_vision import Seer, pixels
+from vidspec.embedded.stage_vision import pixels
 from vidspec.embedded.world import Scene, draw_scene
 
-__all__ = ["BankClip", "assemble", "build_bank", "grow", "train_joint"]
-
-#: Frames per clip and how often; the default of the tool is 32, and 64 must work.
-_FRAMES, _FRAMES_WEIGHT = (16, 24, 32, 48, 64), (1, 1, 5, 1, 2)
+__all__ = ["BankClip", "build_bank", "grow", "train_joint"]
 
 
 @dataclass
 class BankClip:
-    """A scene, its visual tokens per model (frames * TOKENS, hidden) in half precision, and each patch's things."""
+    """A scene, its visual tokens per model (tokens, hidden) in half precision, and each patch's things."""
 
     scene: Scene
     frames: int
+    grid: Grid
     features: dict[str, torch.Tensor]
     share: np.ndarray
 
 
 @torch.no_grad()
-def build_bank(seers: dict[str, Seer], clips: int, seed: int) -> list[BankClip]:
+def build_bank(family: Architecture, seers: dict[str, Any], clips: int, seed: int) -> list[BankClip]:
     """Draw clips and look at them with both towers."""
     py, rng = random.Random(seed), np.random.default_rng(seed)
     bank = []
     for _ in range(clips):
         scene = draw_scene(py)
-        frames = py.choices(_FRAMES, _FRAMES_WEIGHT)[0]
+        frames = py.choices(FRAMES, FRAMES_WEIGHT)[0]
+        (grid,) = py.choices(tuple(family.grids), tuple(family.grids.values()))
         times = np.linspace(0, 1, frames)
-        shown = pixels(scene, times, rng)
-        codes = Codes(next(iter(seers.values())).multi_modal_projector.linear_2.out_features)
-        features = {name: codes.tokens(seer(shown)).half() for name, seer in seers.items()}
-        bank.append(BankClip(scene, frames, features, codes.weights(scene, times).astype(np.float16)))
+        shown = pixels(family, scene, times, grid, rng)
+        with torch.autocast("cpu", torch.bfloat16):
+            features = {name: seer.tokens(shown).flatten(0, 2).half() for name, seer in seers.items()}
+        bank.append(BankClip(scene, frames, grid, features, shares(scene, times, grid).astype(np.float16)))
     return bank
 
 
-def grow(reader: Reader, text_config: Any) -> Reader:
-    """A reader of ``text_config``'s depth that computes what ``reader`` does: each block is followed by an idle one."""
-    deeper = Reader(text_config)
-    deeper.newline.data.copy_(reader.newline.data)
+def grow(family: Architecture, reader: Reader, config: Any) -> Reader:
+    """A reader of ``config``'s depth that computes what ``reader`` does: each block is followed by an idle one.
+
+    The idle blocks' output projections are zero.
+    """
+    deeper = Reader(family, config)
+    if reader.newline is not None and deeper.newline is not None:
+        deeper.newline.data.copy_(reader.newline.data)
     deeper.model.embed_tokens.load_state_dict(reader.model.embed_tokens.state_dict())
     deeper.model.norm.load_state_dict(reader.model.norm.state_dict())
     shallow, deep = len(reader.model.layers), len(deeper.model.layers)
@@ -83,6 +93,7 @@ def grow(reader: Reader, text_config: Any) -> Reader:
 
 
 def train_joint(
+    family: Architecture,
     readers: dict[str, Reader],
     bank: list[BankClip],
     tokenizer: Any,
@@ -93,75 +104,57 @@ def train_joint(
     seed: int,
     peak: float,
     stage: str = "joint",
+    floor: float = 0.05,
+    keep: tuple[int, ...] = (128, 192, 256, 384, 512),
+    keep_late: tuple[int, ...] = (192, 384, 1024, 1024),
 ) -> None:
-    """Continue training the language models on the bank; writes ``<stage>.pt`` to ``out`` every 100 steps."""
-    py, rng = random.Random(seed), np.random.default_rng(seed)
+    """Continue training the language models on the bank; writes ``<stage>.pt`` to ``out`` every 100 steps.
+
+    In a process group every process reads samples of its own, of the same size, and gradients are averaged.
+    Arguments as :func:`~vidspec.embedded.stage_language.train_language` has them; ``keep`` are the numbers of visual
+    tokens to choose from that a sample shows, ``keep_late`` those of the last 30% of the steps.
+    """
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    shape = random.Random(seed)
+    py, rng = random.Random(seed + 1000 * rank), np.random.default_rng(seed + 1000 * rank)
     facts = fact_ids(tokenizer)
-    optimisers = {
-        name: torch.optim.AdamW(reader.parameters(), lr=peak, betas=(0.9, 0.98), weight_decay=0.01)
-        for name, reader in readers.items()
-    }
-    recent: dict[str, list[float]] = {name: [] for name in readers}
+    learners = {name: Learner(name, reader, peak) for name, reader in readers.items()}
+    groups: dict[tuple[int, Grid], list[BankClip]] = {}
+    for clip in bank:
+        groups.setdefault((clip.frames, clip.grid), []).append(clip)
+    groups = {kind: clips for kind, clips in groups.items() if len(clips) >= batch}
+    sizes = [len(clips) for clips in groups.values()]
     begun = time.monotonic()
     for step in range(steps):
-        frames = py.choices(_FRAMES, _FRAMES_WEIGHT)[0]
-        clips = py.sample([clip for clip in bank if clip.frames == frames], batch)
-        keep = py.choice((128, 192, 256, 384, 513)) if step < 0.7 * steps else py.choice((192, 384, 1024, 1024))
-        keep = min(keep, frames * TOKENS)
-        texts = [
-            encode(tokenizer, PROMPTS[0] if py.random() < 0.6 else py.choice(PROMPTS), caption(clip.scene, py))
+        ((frames, grid),) = shape.choices(tuple(groups), sizes)
+        clips = py.sample(groups[frames, grid], batch)
+        count = min(shape.choice(keep if step < 0.7 * steps else keep_late), frames // grid.frames * grid.tokens)
+        texts = [encode(family, tokenizer, draw_prompt(py), caption(clip.scene, py)) for clip in clips]
+        shown = [
+            Shown(
+                choose_visible(rng, clip.share.astype(np.float32), grid, count, family.trailing),
+                frames // grid.frames,
+                grid,
+                interval(py, frames, grid),
+            )
             for clip in clips
         ]
-        kept = [choose_visible(rng, clip.share.astype(np.float32), keep) for clip in clips]
-        samples = text_batch(texts, kept, [frames * TOKENS + 1] * batch)
-        for name, reader in readers.items():
+        samples = text_batch(family, texts, shown)
+        for name, learner in learners.items():
+            reader: Any = learner.module
             visual = torch.stack(
                 [
-                    torch.cat([clip.features[name][torch.from_numpy(k[:-1])].float(), reader.newline[None]])
-                    for clip, k in zip(clips, kept, strict=True)
+                    reader.visual(clip.features[name][torch.from_numpy(video.kept[:count])].float())
+                    for clip, video in zip(clips, shown, strict=True)
                 ]
             )
             loss, plain = read_loss(reader, samples, visual, facts)
-            optimiser = optimisers[name]
-            for group in optimiser.param_groups:
-                group["lr"] = learning_rate(step, steps, peak * (2.0 if name == "draft" else 1.0), warmup=50)
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(reader.parameters(), 1.0)
-            optimiser.step()
-            recent[name].append(plain)
+            learner.learn(loss, learning_rate(step, steps, 1.0, warmup=50, floor=floor), plain)
+        if rank:
+            continue
         if (step + 1) % 25 == 0:
-            row = {name: round(sum(v[-25:]) / 25, 4) for name, v in recent.items()}
+            row = {name: learner.mean(25) for name, learner in learners.items()}
             print(json.dumps({"stage": stage, "step": step + 1, "nats": row,
                               "s": round(time.monotonic() - begun, 1)}), flush=True)  # fmt: skip
         if (step + 1) % 100 == 0 or step + 1 == steps:
-            torch.save({name: reader.state_dict() for name, reader in readers.items()}, out / f"{stage}.part")
-            (out / f"{stage}.part").rename(out / f"{stage}.pt")
-
-
-def assemble(config: Any, reader: Reader, seer: Seer, tokenizer: Any, folder: Path) -> None:
-    """Write one model as stock ``transformers`` loads it: half-precision safetensors, tokenizer, processor config."""
-    from transformers import GenerationConfig, LlavaOnevisionForConditionalGeneration
-
-    from vidspec.embedded.architecture import IMAGE_SIZE
-
-    model = LlavaOnevisionForConditionalGeneration(config)
-    model.model.language_model.load_state_dict(reader.model.state_dict())
-    model.model.vision_tower.load_state_dict(seer.vision_tower.state_dict())
-    model.model.multi_modal_projector.load_state_dict(seer.multi_modal_projector.state_dict())
-    model.model.image_newline.data.copy_(reader.newline.data)
-    model.tie_weights()
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
-    )
-    model.half().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    processor = {
-        "video_processor_type": "LlavaOnevisionVideoProcessor",
-        "size": {"height": IMAGE_SIZE, "width": IMAGE_SIZE},
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.5, 0.5, 0.5],
-        "resample": 3,
-        "rescale_factor": 1 / 255,
-    }
-    (folder / "video_preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n", encoding="utf-8")
+            save(learners, out / f"{stage}.pt")

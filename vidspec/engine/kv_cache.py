@@ -1,4 +1,4 @@
-"""A preallocated KV cache with rollback by a counter and compaction to an accepted path; batch size one."""
+"""A preallocated KV cache with rollback by a counter and compaction to an accepted path; all rows are equally long."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from decoding.toys import ToyEngine, random_table
 from hypothesis import given
 from hypothesis import strategies as st
 
+from decoding.toys import ToyEngine, random_table
 from vidspec.decoding.workers.text import DraftText
 
 MOVES = st.lists(

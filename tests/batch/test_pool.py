@@ -1,0 +1,116 @@
+"""Captioners in other processes: replicas on this machine and Ray actors give what one process gives."""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fake_captioner import FakeCaptioner
+
+from vidspec import profiles
+from vidspec.batch import pool
+from vidspec.batch.identity import content_of
+from vidspec.batch.local import outcomes
+from vidspec.batch.pool import Factory, Group, device_groups
+from vidspec.batch.records import Settings, record_of
+from vidspec.batch.replicas import replica_outcomes
+from vidspec.batch.work import Entry, How, Task
+from vidspec.embedded.samples import shipped
+from vidspec.errors import DeviceError, ModelError, UsageError
+
+TESTS = Path(__file__).resolve().parents[1]
+PROFILE = profiles.load("vanilla-sd", env={})
+HOW = How(video={"frames": 2, "max_pixels": 64}, prompt="Describe.")
+FACTORY = Factory(PROFILE.model_dump(), "fake_captioner:FakeCaptioner")
+GROUPS = [Group(), Group()]
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    """Other processes find the fake captioner too."""
+    monkeypatch.setenv("PYTHONPATH", f"{TESTS.parent}:{TESTS}")
+
+
+@pytest.fixture
+def tasks(tmp_path):
+    names = ["a/good", "b/good", "bug", "missing", "dies-once", "dies", "c/good", "d/good", "e/good"]
+    for name in names:
+        path = tmp_path / f"{name}.mp4"
+        path.parent.mkdir(exist_ok=True)
+        if name != "missing":
+            shutil.copy(shipped()[0], path)
+    return [Task(Entry(str(tmp_path / f"{name}.mp4")), number) for number, name in enumerate(names, start=1)]
+
+
+def records(found):
+    settings = Settings(PROFILE.model_dump(), HOW)
+    made = [record_of(outcome, settings, content_of(outcome.work.path)) for outcome in found]
+    for record in made:
+        record["timings"].pop("decode_video", None)
+    return sorted(json.dumps(record, sort_keys=True) for record in made)
+
+
+def alone(tasks):
+    """What one process gives; it cannot survive a clip that ends it."""
+    captioner = FakeCaptioner(SimpleNamespace(name=PROFILE.name))
+    return outcomes(captioner, [task for task in tasks if Path(task.entry.path).stem != "dies"], HOW)
+
+
+def check(found, tasks):
+    dead = [outcome for outcome in found if outcome.caption.error and outcome.caption.error["kind"] == "crashed"]
+    assert [Path(outcome.work.path).stem for outcome in dead] == ["dies"]
+    assert all(outcome.work.clip is None for outcome in found)
+    assert records(one for one in found if one not in dead) == records(alone(tasks))
+
+
+def test_replicas_give_what_one_process_gives_and_survive_deaths(tasks):
+    check(list(replica_outcomes(FACTORY, tasks, HOW, GROUPS)), tasks)
+
+
+def test_ray_actors_give_what_one_process_gives_and_survive_deaths(tasks):
+    ray = pytest.importorskip("ray")
+    from vidspec.batch.ray_engine import ray_outcomes
+
+    try:
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        check(list(ray_outcomes(FACTORY, tasks, HOW, [Group(threads=1)] * 2)), tasks)
+        refusing = Factory(PROFILE.model_dump(), "fake_captioner:Refusing")
+        with pytest.raises(ModelError, match="no such model"):
+            list(ray_outcomes(refusing, tasks, HOW, [Group(threads=1)]))
+    finally:
+        ray.shutdown()
+
+
+def test_a_replica_without_models_ends_the_run(tasks):
+    refusing = Factory(PROFILE.model_dump(), "fake_captioner:Refusing")
+    with pytest.raises(ModelError, match="no such model"):
+        list(replica_outcomes(refusing, tasks, HOW, GROUPS))
+
+
+def groups(monkeypatch, gpus, replicas, device="auto", **more):
+    monkeypatch.setattr(pool, "_gpus", lambda: gpus)
+    monkeypatch.setattr(pool, "_cores", lambda: 8)
+    return device_groups(replicas, profiles.override(PROFILE, {"models.device": device}), **more)
+
+
+def test_one_captioner_for_each_gpu(monkeypatch):
+    assert [one.device for one in groups(monkeypatch, 3, "auto")] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert [one.device for one in groups(monkeypatch, 3, "2")] == ["cuda:0", "cuda:1"]
+    assert groups(monkeypatch, 0, "auto") == [Group(threads=8)]
+    assert groups(monkeypatch, 0, "4") == [Group(threads=2)] * 4
+    assert groups(monkeypatch, 2, "2", device="cpu") == [Group(threads=4)] * 2
+
+
+@pytest.mark.parametrize(
+    ("gpus", "replicas", "device", "error", "message"),
+    [
+        (2, "3", "auto", DeviceError, "there are 2 GPUs"),
+        (2, "2", "cuda:1", UsageError, "names one device"),
+        (0, "many", "auto", UsageError, "must be a number or auto"),
+        (0, "0", "auto", UsageError, "must be a number or auto"),
+    ],
+)
+def test_groups_that_cannot_be(monkeypatch, gpus, replicas, device, error, message):
+    with pytest.raises(error, match=message):
+        groups(monkeypatch, gpus, replicas, device)

@@ -1,0 +1,293 @@
+"""Bulk captioning from the command line, with a captioner without models."""
+
+import csv
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import jsonschema
+import pytest
+import srt
+from fake_captioner import TEXT, FakeCaptioner
+from filelock import FileLock
+
+from vidspec.batch.schema import record_schema
+from vidspec.prompts import STYLES
+
+FLAT = " ".join(TEXT.split())
+
+
+@pytest.fixture
+def clips():
+    """A folder: three clips that are captioned, one that fails, and something else."""
+    for name in ("a/good.mp4", "b/good.mkv", "b/missing.mp4", "good.webm", "notes.txt"):
+        path = Path("clips", name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    return "clips"
+
+
+PATHS = ["clips/a/good.mp4", "clips/b/good.mkv", "clips/b/missing.mp4", "clips/good.webm"]
+
+
+def lines(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def streamed():
+    return [path for made in FakeCaptioner.made for kind, path, *_ in made.calls if kind == "stream"]
+
+
+def test_a_folder_into_one_file(vidspec, clips):
+    ran = vidspec("caption", clips, "--format", "jsonl", "-o", "out.jsonl")
+    assert (ran.code, ran.out) == (1, "")
+    assert [line["path"] for line in lines("out.jsonl")] == sorted(PATHS)
+    assert [line["caption"] for line in lines("out.jsonl")].count(TEXT) == 3
+    assert "4 clips: 3 captioned, 1 failed (decode_video/missing 1); left out: 1 not video" in ran.err
+    assert "[2/4] clips/b/good.mkv: 5 tokens" in ran.err
+
+
+def test_a_second_run_does_nothing_and_loads_nothing(vidspec, clips):
+    args = ("caption", clips, "--format", "jsonl", "-o", "out.jsonl")
+    vidspec(*args)
+    before = Path("out.jsonl").read_bytes()
+    ran = vidspec(*args)
+    assert ran.code == 1 and len(FakeCaptioner.made) == 1 and Path("out.jsonl").read_bytes() == before
+    assert "4 of 4 clips were done before, 1 of them failed (--retry-failed tries them again)" in ran.err
+
+
+def test_an_interrupted_run_goes_on(vidspec):
+    args = ("caption", "good.mp4", "stop.mp4", "late/good.mp4", "--format", "jsonl", "-o", "out.jsonl")
+    assert vidspec(*args).code == 130
+    assert vidspec(*args).code == 130
+    assert streamed() == ["good.mp4", "stop.mp4", "stop.mp4"] and len(lines("out.jsonl")) == 1
+
+
+def test_retry_failed_and_overwrite(vidspec, clips):
+    args = ("caption", clips, "--format", "jsonl", "-o", "out.jsonl")
+    vidspec(*args)
+    whole = Path("out.jsonl").read_bytes()
+    FakeCaptioner.made.clear()
+    vidspec(*args, "--retry-failed")
+    assert streamed() == ["clips/b/missing.mp4"] and Path("out.jsonl").read_bytes() == whole
+    FakeCaptioner.made.clear()
+    ran = vidspec(*args, "--overwrite")
+    assert len(streamed()) == 4 and Path("out.jsonl").read_bytes() == whole == Path("out.jsonl~").read_bytes()
+    assert "the earlier file is now" in ran.err
+
+
+def test_a_torn_file_is_repaired(vidspec, clips):
+    args = ("caption", clips, "--format", "jsonl", "-o", "out.jsonl")
+    vidspec(*args)
+    whole = Path("out.jsonl").read_bytes()
+    Path("out.jsonl").write_bytes(whole[:-20])
+    ran = vidspec(*args)
+    assert Path("out.jsonl").read_bytes() == whole and "a torn last line was repaired" in ran.err
+
+
+def test_other_settings_are_captioned_beside(vidspec, clips):
+    args = ("caption", clips, "--format", "jsonl", "-o", "out.jsonl")
+    vidspec(*args)
+    ran = vidspec(*args, "--prompt", "Why?")
+    assert "4 earlier records were made with other settings and stay" in ran.err
+    assert len(streamed()) == 8 and len(lines("out.jsonl")) == 8
+
+
+def test_the_two_kinds_of_json_do_not_mix_in_one_file(vidspec, clips):
+    vidspec("caption", clips, "--format", "json", "-o", "out.json")
+    ran = vidspec("caption", clips, "--format", "jsonl", "-o", "out.json")
+    assert ran.code == 2 and "out.json: holds records of --format json (go on with that, or --overwrite)" in ran.err
+    assert vidspec("caption", clips, "--format", "jsonl", "-o", "out.json", "--overwrite").code == 1
+    for record in lines("out.json~"):
+        jsonschema.validate(record, record_schema())
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_bar_where_the_terminal_is_free(vidspec, clips, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    err = Terminal()
+    monkeypatch.setattr(sys, "stderr", err)
+    vidspec("caption", clips, "--format", "jsonl", "-o", "out.jsonl")
+    assert "clips/s" in err.getvalue() and "[1/4] clips/a/good.mp4" in err.getvalue()
+    assert err.getvalue().rstrip().splitlines()[-1].startswith("4 clips: 3 captioned, 1 failed")
+    assert "left out: 1 not video" in err.getvalue()
+
+
+def test_a_locked_file_is_refused_before_any_model_is_loaded(vidspec, clips):
+    with FileLock(".out.jsonl.lock"):
+        ran = vidspec("caption", clips, "--format", "jsonl", "-o", "out.jsonl")
+    assert ran.code == 2 and "out.jsonl: another run is writing it" in ran.err and not FakeCaptioner.made
+
+
+@pytest.mark.parametrize("form", ["json", "jsonl"])
+def test_lines_on_standard_output(vidspec, monkeypatch, clips, form):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO("\n".join(PATHS).encode())))
+    ran = vidspec("caption", "-", "--format", form)
+    assert [record["path"] for record in ran.records] == PATHS
+    if form == "json":
+        for record in ran.records:
+            jsonschema.validate(record, record_schema())
+
+
+def test_csv_and_text(vidspec, clips):
+    rows = list(csv.DictReader(io.StringIO(vidspec("caption", clips, "--format", "csv").out)))
+    assert [row["caption"] for row in rows] == [TEXT, TEXT, "", TEXT]
+    assert vidspec("caption", clips).out.splitlines()[0] == f"clips/a/good.mp4\t{FLAT}"
+    vidspec("caption", clips, "--format", "csv", "-o", "out.csv")
+    assert list(csv.DictReader(io.StringIO(Path("out.csv").read_text()))) == rows
+
+
+def left(folder):
+    return sorted(str(path) for path in Path(folder).rglob("*") if path.is_file() and not path.name.startswith("."))
+
+
+def test_sidecars_beside_and_below(vidspec, clips):
+    assert vidspec("caption", clips, "--format", "webdataset-txt").code == 1
+    assert left(clips) == sorted(
+        [*map(str, PATHS), "clips/a/good.txt", "clips/b/good.txt", "clips/good.txt", "clips/notes.txt"]
+    )
+    assert Path("clips/a/good.txt").read_text() == FLAT + "\n"
+    vidspec("caption", clips, "--format", "json", "--output-dir", "out", "--name", "{name}{suffix}")
+    assert left("out") == ["out/a/good.mp4.json", "out/b/good.mkv.json", "out/good.webm.json"]
+    vidspec("caption", clips, "--format", "jsonl", "--output-dir", "lines")
+    assert left("lines") == ["lines/captions.jsonl"] and len(lines("lines/captions.jsonl")) == 4
+
+
+def test_segments_become_cues(vidspec):
+    ran = vidspec("caption", "good.mp4", "--segment", "1.5s", "--format", "srt", "-o", "-")
+    cues = list(srt.parse(ran.out))
+    assert [(cue.start.total_seconds(), cue.end.total_seconds()) for cue in cues] == [(0, 1.5), (1.5, 3)]
+    assert FakeCaptioner.made[0].calls == [("stream", "good.mp4", 0.0, 1.5), ("stream", "good.mp4", 1.5, 3.0)]
+    assert not any("prompt" in asked for asked in FakeCaptioner.made[0].asked), "context without --context"
+    ran = vidspec("caption", "good.mp4", "--segment", "1.5", "--format", "jsonl")
+    assert [(one["start"], one["end"]) for one in ran.records] == [(0.0, 1.5), (1.5, 3.0)]
+
+
+def test_a_segmented_run_goes_on_in_the_middle_of_a_clip(vidspec, monkeypatch):
+    args = ("caption", "x/good.mp4", "good.mp4", "--segment", "2s", "--context", "--format", "jsonl", "-o", "o.jsonl")
+    stream = FakeCaptioner.stream
+
+    def stops(self, path, *, start=None, **more):
+        if path == "good.mp4" and start:
+            raise KeyboardInterrupt
+        return stream(self, path, start=start, **more)
+
+    monkeypatch.setattr(FakeCaptioner, "stream", stops)
+    assert vidspec(*args).code == 130 and len(lines("o.jsonl")) == 3
+    monkeypatch.setattr(FakeCaptioner, "stream", stream)
+    assert vidspec(*args).code == 0
+    (again,) = FakeCaptioner.made[1].calls
+    assert again == ("stream", "good.mp4", 1.5, 3.0)
+    assert TEXT in FakeCaptioner.made[1].asked[0]["prompt"], "the caption before is known from the file"
+
+
+@pytest.mark.parametrize(("option", "done"), [(("--fail-fast",), 1), (("--max-failures", "2"), 3)])
+def test_a_run_stops_at_its_failures(vidspec, option, done):
+    names = ["missing.mp4", "good.mp4", "2/missing.mp4", "3/missing.mp4", "2/good.mp4"]
+    ran = vidspec("caption", *names, "--format", "json", *option)
+    assert ran.code == 1 and len(ran.records) == done and "error: stopped: " in ran.err
+    assert f"{5 - done} not done" in ran.err
+
+
+def test_a_manifest_with_prompts_and_times(vidspec):
+    Path("m.csv").write_text("path,prompt,start,end\ngood.mp4,What now?,1,2\nx/good.mp4,,,\n")
+    ran = vidspec("caption", "m.csv", "--start", "0.5", "--format", "jsonl")
+    (made,) = FakeCaptioner.made
+    assert made.calls == [("stream", "good.mp4", 1.0, 2.0), ("stream", "x/good.mp4", 0.5, None)]
+    assert made.asked[0]["prompt"] == "What now?" and "prompt" not in made.asked[1]
+    assert [one["prompt"] for one in ran.records] == ["What now?", "Describe this video in detail."]
+
+
+def test_prompts(vidspec):
+    Path("p.txt").write_text("Say what\nyou see.\n")
+    for args, prompt in (
+        (("--style", "brief"), STYLES["brief"]),
+        (("--prompt-file", "p.txt"), "Say what\nyou see."),
+        (("--prompt", "Why?", "--system", "Be short."), "Why?"),
+    ):
+        vidspec("caption", "good.mp4", *args)
+        assert FakeCaptioner.made[-1].profile.generate.prompt == prompt
+    assert FakeCaptioner.made[-1].profile.generate.system == "Be short."
+
+
+def test_log_file_and_notes(vidspec, clips):
+    ran = vidspec("caption", clips, "--log-file", "log.jsonl", "--notify-every", "2")
+    assert "2/4 clips; 0 failed; " in ran.err and "4/4 clips; 1 failed; " in ran.err
+    log = lines("log.jsonl")
+    assert [one["event"] for one in log] == ["start", *["clip"] * 4, "end"]
+    assert log[0]["options"]["notify_every"] == "2" and log[3]["error"]["kind"] == "missing"
+    assert (log[-1]["captioned"], log[-1]["failed"], log[-1]["kinds"]) == (3, 1, {"decode_video/missing": 1})
+
+
+def test_quiet_says_only_what_failed(vidspec, clips):
+    err = vidspec("caption", clips, "--quiet", "--target", "a", "--draft", "b").err
+    told = [line for line in err.splitlines() if line != "a library prints this"]
+    assert told == ["error: clips/b/missing.mp4: there is no such file (check the path)"]
+
+
+def test_shards_merge_to_what_one_run_writes(vidspec, clips):
+    vidspec("caption", clips, "--format", "jsonl", "-o", "whole.jsonl")
+    for number in (1, 2):
+        vidspec("caption", clips, "--format", "jsonl", "-o", f"part{number}.jsonl", "--shard", f"{number}/2")
+    assert len(lines("part1.jsonl")) + len(lines("part2.jsonl")) == 4
+    ran = vidspec("merge", "part1.jsonl", "part2.jsonl", "-o", "merged.jsonl")
+    assert ran.code == 0 and ran.err == "4 records, 1 failed\n"
+    assert Path("merged.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
+    assert len(vidspec("merge", "part1.jsonl", "part2.jsonl", "--format", "text").out.splitlines()) == 3
+
+
+def test_a_job_array_needs_no_options(vidspec, clips, monkeypatch):
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "2")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_MIN", "1")
+    for task in ("1", "2"):
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", task)
+        ran = vidspec("caption", clips, "--format", "jsonl", "-o", "out.jsonl")
+        assert f"shard {task} of 2: " in ran.err
+    assert len(lines("out.1-of-2.jsonl")) + len(lines("out.2-of-2.jsonl")) == 4
+
+
+def test_the_same_bytes_are_captioned_once_with_checksum(vidspec):
+    Path("good.mp4").write_bytes(b"the same")
+    args = ("--format", "jsonl", "-o", "out.jsonl", "--checksum")
+    vidspec("caption", "good.mp4", *args)
+    os.rename("good.mp4", "moved.mp4")
+    ran = vidspec("caption", ".", *args)
+    assert "1 taken over from the same bytes" in ran.err and len(streamed()) == 1
+    assert [line["path"] for line in lines("out.jsonl")] == ["good.mp4", "./moved.mp4"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("x", "--prompt", "a", "--style", "brief"), "--prompt and --style exclude each other"),
+        (("x", "--style", "breif"), "no style is called 'breif'; did you mean brief?"),
+        (("x", "--prompt-file", "no"), "--prompt-file no: cannot be read: No such file"),
+        (("x", "--segment", "0s"), "--segment 0s: must be scenes or a length"),
+        (("x", "--context"), "--context needs --segment"),
+        (("x", "--timeout", "0"), "--timeout 0: must be more than 0 seconds"),
+        (("x", "-o", "a", "--output-dir", "b"), "--output and --output-dir exclude each other"),
+        (("x", "--name", "{nope}"), "--name {nope}: there is no field {nope}"),
+        (("x", "y", "--format", "srt", "-o", "-"), "--format srt: several clips need a file each"),
+        (("x.mp4", "x.mkv", "--format", "txt"), "x.mp4 and x.mkv would share the file x.txt"),
+        (("x", "--retry-failed"), "--retry-failed needs a file to look into (-o FILE"),
+        (("x", "--overwrite", "-o", "-"), "--overwrite needs a file"),
+        (("x", "--shard", "3/2"), "--shard 3/2: must be I/N"),
+        (("x", "--address", "y"), "--address needs --engine ray"),
+        (("x", "--replicas", "2", "--trace", "t"), "--trace needs a single captioner"),
+        (("x", "--replicas", "few"), "--replicas few: must be a number or auto"),
+        (("x", "--notify-every", "often"), "--notify-every often: must be a number of clips or a time"),
+        (("x", "--from-file", "no"), "no: cannot be read"),
+        ((".",), "there is no video to caption"),
+    ],
+)
+def test_usage_errors(vidspec, args, message):
+    ran = vidspec("caption", *args)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.splitlines()[-1].startswith(f"error: {message}")

@@ -1,0 +1,95 @@
+import json
+from pathlib import Path
+
+import pytest
+from fake_captioner import FakeCaptioner
+
+from vidspec.user_config import config_path
+
+CONFIG = """
+profile: sd-rand
+format: jsonl
+models: {target: big, draft: small}
+video: {frames: 7}
+generate: {max_new_tokens: 99}
+"""
+
+
+@pytest.fixture
+def config():
+    path = config_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(CONFIG)
+    return path
+
+
+def shown(vidspec, *args):
+    return {key: (one["value"], one["source"]) for key, one in shown_raw(vidspec, *args).items()}
+
+
+def shown_raw(vidspec, *args):
+    return json.loads(vidspec("config", "show", "--format", "json", *args).out)
+
+
+def test_without_a_config_everything_is_the_profile_or_a_default(vidspec):
+    found = shown(vidspec)
+    assert found["profile"] == ("vanilla-sd", "default") and found["format"] == ("text", "default")
+    assert found["models.pair"][0] == "embedded" and found["models.pair"][1].endswith("vanilla-sd.yaml")
+    assert found["generate.top_p"] == (1.0, "default")
+    assert "there is no" in vidspec("config", "show").err
+
+
+def test_the_config_gives_profile_pair_and_format(vidspec, config):
+    assert vidspec("caption", "good.mp4", "b/good.mp4").records[1]["path"] == "b/good.mp4"
+    (made,) = FakeCaptioner.made
+    assert (made.profile.name, made.profile.models.target, made.profile.models.pair) == ("sd-rand", "big", None)
+    assert (made.profile.video.frames, made.profile.generate.max_new_tokens) == (7, 99)
+
+
+def test_where_each_value_comes_from(vidspec, config, monkeypatch):
+    monkeypatch.setenv("VIDSPEC_GENERATE__MAX_NEW_TOKENS", "11")
+    found = shown(vidspec, "--set", "generate.seed=3")
+    assert found["profile"] == ("sd-rand", str(config)) and found["format"] == ("jsonl", str(config))
+    assert found["models.target"] == ("big", str(config)) and found["video.frames"] == (7, str(config))
+    assert found["models.pair"] == (None, "default")
+    assert found["generate.max_new_tokens"] == (11, "VIDSPEC_GENERATE__MAX_NEW_TOKENS")
+    assert found["generate.seed"] == (3, "flag")
+    assert found["prune.alpha"][1].endswith("sd-rand.yaml")
+    monkeypatch.setenv("VIDSPEC_PROFILE", "ar")
+    assert shown(vidspec)["profile"] == ("ar", "VIDSPEC_PROFILE")
+    assert shown(vidspec, "-p", "ar")["profile"][0] == "ar"
+    assert (
+        f"video.frames              7  [{config}]".split()
+        == next(line for line in vidspec("config", "show").out.splitlines() if line.startswith("video.frames")).split()
+    )
+
+
+def test_flags_and_own_profiles_win_over_the_config(vidspec, config):
+    vidspec("caption", "good.mp4", "--pair", "embedded", "--fps", "2", "--format", "text")
+    made = FakeCaptioner.made[-1]
+    assert (made.profile.models.pair, made.profile.models.target) == ("embedded", None)
+    assert (made.profile.video.fps, made.profile.video.frames) == (2.0, None)
+    Path("own.yaml").write_text("video: {frames: 3}\nmodels: {pair: embedded}\n")
+    vidspec("caption", "good.mp4", "-p", "./own.yaml")
+    made = FakeCaptioner.made[-1]
+    assert (made.profile.video.frames, made.profile.models.pair) == (3, "embedded")
+    assert made.profile.generate.max_new_tokens == 99
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("video: {framez: 3}", "video.framez: unknown key; did you mean video.frames?"),
+        ("nothing: 3", "nothing: unknown key"),
+        ("- a", "must be a mapping of keys, not list"),
+        ("a: [", "not YAML"),
+        ("format: 3", "format: must be text, not 3"),
+        ("format: xml", "format: must be one of text,"),
+        ("prune: {alpha: 0.5}", "prune.alpha: is part of a method (put it into a profile"),
+        ("name: x", "name: is not a key of a config"),
+    ],
+)
+def test_mistakes_name_the_file(vidspec, config, text, message):
+    config.write_text(text)
+    ran = vidspec("caption", "good.mp4")
+    assert ran.code == 2 and f"{config}: {message}" in ran.err and not FakeCaptioner.made

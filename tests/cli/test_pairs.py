@@ -1,0 +1,161 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vidspec.models.known_pairs import known
+
+ROOT = Path(__file__).resolve().parents[2]
+BIG, SMALL = "llava-hf/llava-onevision-qwen2-72b-ov-hf", "llava-hf/llava-onevision-qwen2-7b-ov-hf"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "hub"
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder))
+    return folder
+
+
+def put(cache, name, *files, config=True, index=None):
+    snapshot = cache / f"models--{name.replace('/', '--')}" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    for file in (*files, *(["config.json"] if config else [])):
+        (snapshot / file).write_text("{}")
+    if index is not None:
+        (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+
+
+def listed(vidspec, *args):
+    ran = vidspec("pairs", "--format", "json", *args)
+    assert ran.code == 0, ran.err
+    return json.loads(ran.out)
+
+
+def of(found, target, draft):
+    return next(
+        row for row in found if row["target"]["name"] == target and (row["draft"] or {"name": None})["name"] == draft
+    )
+
+
+def test_lines_in_a_pipe(vidspec):
+    ran = vidspec("pairs")
+    lines = [line.split("\t") for line in ran.out.splitlines()]
+    assert ran.code == 0 and ran.err == "" and {len(line) for line in lines} == {7}
+    assert [line[0] for line in lines] == [pair.target.name for pair in known()]
+    first = lines[0]
+    assert first[:3] == [BIG, SMALL, "6273"] and first[4:6] == ["apache-2.0", "no"] and "SpecVLM" in first[6]
+    assert first[3] == "153.7 = 136.3 + 15.0 + 2.5"
+
+
+def test_memory_is_weights_and_both_caches(vidspec):
+    row = of(listed(vidspec), BIG, SMALL)
+    tokens = 32 * 196 + 1 + 64 + 512
+    kv = (2 * 80 * 8 * 128 + 2 * 28 * 4 * 128) * tokens * 2
+    assert row["bytes"]["kv"] == kv and row["visual_tokens"] == 6273
+    assert row["bytes"]["target"] == 2 * row["target"]["parameters"] == 2 * 73_181_570_592
+    assert row["bytes"]["total"] == row["bytes"]["target"] + row["bytes"]["draft"] + kv
+
+
+def test_options_change_what_they_say(vidspec):
+    plain = of(listed(vidspec), BIG, SMALL)
+    more = of(listed(vidspec, "--frames", "128"), BIG, SMALL)
+    wider = of(listed(vidspec, "--dtype", "float32"), BIG, SMALL)
+    longer = of(listed(vidspec, "--max-new-tokens", "1024"), BIG, SMALL)
+    per_token = plain["target"]["kv_numbers_per_token"] + plain["draft"]["kv_numbers_per_token"]
+    assert more["visual_tokens"] == 128 * 196 + 1 and more["bytes"]["target"] == plain["bytes"]["target"]
+    assert wider["bytes"] == {key: 2 * count for key, count in plain["bytes"].items()}
+    assert longer["bytes"]["kv"] - plain["bytes"]["kv"] == 512 * 2 * per_token
+    qwen = ("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-3B-Instruct")
+    tokens = [of(listed(vidspec, "--size", size), *qwen)["visual_tokens"] for size in ("1280x720", "640x360")]
+    assert tokens == [16 * 26 * 46, 16 * 13 * 23]
+
+
+def test_a_target_that_drafts_for_itself_has_two_caches(vidspec):
+    row = of(listed(vidspec, "--frames", "4"), "llava-hf/llava-1.5-7b-hf", None)
+    assert row["bytes"]["draft"] == 0 and "self" in row["note"]
+    assert row["bytes"]["kv"] == 2 * (2 * 32 * 32 * 128) * (4 * 576 + 64 + 512) * 2
+
+
+def test_the_draft_has_its_own_visual_tokens(vidspec):
+    """Of LLaVA-NeXT and LLaVA-1.5 each sees the frames in its way."""
+    row = of(listed(vidspec, "--frames", "2"), "llava-hf/llava-v1.6-vicuna-13b-hf", "llava-hf/llava-1.5-7b-hf")
+    big, small = (2 * (576 + 28 * 49) + 576, 2 * 576 + 576)
+    assert row["bytes"]["kv"] == 2 * ((2 * 40 * 40 * 128) * big + (2 * 32 * 32 * 128) * small)
+
+
+def test_what_is_not_known_is_not_made_up(vidspec):
+    rows = [row for row in listed(vidspec) if "SALMONN" in row["target"]["name"]]
+    assert rows and all(row["bytes"]["total"] is None and row["target"]["licence"] is None for row in rows)
+    line = next(line for line in vidspec("pairs").out.splitlines() if "SALMONN" in line)
+    assert "? = ? + ? +" in line and "not what is heard" in line
+
+
+def test_more_tokens_than_a_model_was_made_for(vidspec):
+    def remarks(frames):
+        lines = vidspec("pairs", "--frames", frames).out.splitlines()
+        return next(line for line in lines if line.startswith("llava-hf/llava-1.5-13b")).split("\t")[6]
+
+    assert remarks("32") == "made for 4096 tokens" and remarks("4") == ""
+
+
+def test_what_is_in_the_cache(vidspec, cache):
+    put(cache, BIG, "a.safetensors", "b.safetensors", index={"x": "a.safetensors", "y": "b.safetensors"})
+    put(cache, SMALL, "a.safetensors", index={"x": "a.safetensors", "y": "b.safetensors"})  # a shard is missing
+    put(cache, "llava-hf/llava-onevision-qwen2-0.5b-ov-hf", "model.safetensors")
+    put(cache, "Qwen/Qwen2.5-VL-3B-Instruct")  # no weights
+    put(cache, "Qwen/Qwen3-VL-2B-Instruct", "model.safetensors", config=False)
+    found = listed(vidspec)
+    here = {model["name"] for row in found for model in (row["target"], row["draft"]) if model and model["cached"]}
+    assert here == {BIG, "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"}
+    cached = [line.split("\t")[5] for line in vidspec("pairs").out.splitlines()]
+    assert cached[:3] == ["target only", "yes", "draft only"] and set(cached[3:]) == {"no"}
+
+
+def test_the_cache_of_hf_home(vidspec, tmp_path, monkeypatch):
+    monkeypatch.delenv("HF_HUB_CACHE")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    put(tmp_path / "home" / "hub", BIG, "model.safetensors")
+    assert of(listed(vidspec), BIG, SMALL)["target"]["cached"]
+
+
+def test_damaged_index(vidspec, cache):
+    put(cache, BIG, "model.safetensors.index.json")
+    assert not of(listed(vidspec), BIG, SMALL)["target"]["cached"]
+
+
+@pytest.mark.parametrize("columns", ["80", "250"])
+def test_table_on_a_terminal(vidspec, monkeypatch, columns):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", columns)
+    out = vidspec("pairs", "--frames", "8").out
+    assert "8 frames of 1280 x 720 pixels" in out.replace("\n", " ") and "\t" not in out
+    assert (BIG in out) == (columns == "250")
+
+
+@pytest.mark.parametrize("size", ["7", "0x5", "5x", "ax3", "100000x9", "-1x4"])
+def test_bad_sizes(vidspec, size):
+    ran = vidspec("pairs", f"--size={size}")
+    assert ran.code == 2 and ran.out == "" and "--size" in ran.err and "1280x720" in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_no_frames(vidspec):
+    assert vidspec("pairs", "--frames", "0").code == 2
+
+
+def test_needs_no_torch():
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from vidspec.cli import main; main(['pairs']);"
+            "print('LOADED', [name for name in ('torch', 'transformers', 'av', 'numpy') if name in sys.modules])",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.stdout.splitlines()[-1] == "LOADED []", ran.stderr

@@ -1,0 +1,80 @@
+"""The pruner in the README works as it stands there: both files, both commands."""
+
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from plugins import forget_plugins
+from pruning.given import irregular_tokens, random_signals, visual_tokens
+
+from vidspec import cli, profiles, registry
+from vidspec.bench import __main__ as bench
+from vidspec.embedded.samples import shipped
+from vidspec.pruning.base import budget, configured
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+FILES = {"python": "inner_attention.py", "yaml": "inner.yaml"}
+
+
+@pytest.fixture(scope="module")
+def blocks():
+    text = README.read_text(encoding="utf-8")
+    example = text.split("<!-- example: pruner -->", 1)[1].split("<!-- end of example -->", 1)[0]
+    found = dict(re.findall(r"```(\w+)\n(.*?)```", example, re.DOTALL))
+    assert all(f"`{name}`" in example for name in FILES.values())
+    return found
+
+
+@pytest.fixture
+def folder(blocks, tmp_path, monkeypatch):
+    """The files as a reader would write them, a clip, and no trace of the plugin afterwards."""
+    for language, name in FILES.items():
+        (tmp_path / name).write_text(blocks[language], encoding="utf-8")
+    shutil.copy(shipped()[0], tmp_path / "clip.mp4")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VIDSPEC_VIDEO__FRAMES", "6")
+    monkeypatch.setenv("VIDSPEC_GENERATE__MAX_NEW_TOKENS", "8")
+    yield tmp_path
+    forget_plugins()
+
+
+def command(blocks, program):
+    (line,) = [line for line in blocks["console"].splitlines() if line.startswith(f"$ {program} ")]
+    return shlex.split(line.removeprefix(f"$ {program} "))
+
+
+def test_the_example_is_short(blocks):
+    assert sum(len(blocks[kind].splitlines()) for kind in ("python", "yaml", "console")) <= 40
+
+
+def test_the_pruner_keeps_its_contract(folder):
+    prune = profiles.load("inner.yaml", env={}).prune
+    pruner = configured(registry.pruners.get(prune.method), {**prune.model_dump(), "options": {"border": 2}}, depth=4)
+    assert pruner.border == 2
+    for visual in (visual_tokens(4, 6, 5), visual_tokens(2, 3, 3), irregular_tokens(3, 5, 4)):
+        for alpha in (0.0, 0.5, 0.9, 0.99):
+            kept = pruner(random_signals(visual, pruner.needs), alpha)
+            assert len(kept) == budget(len(visual), alpha) and kept.tolist() == sorted(set(kept.tolist()))
+    visual = visual_tokens(4, 6, 5)
+    kept = pruner(random_signals(visual, pruner.needs), 0.7)
+    assert torch.isin(visual.row[kept[:-1]], torch.tensor([2, 3])).all() and kept[-1] == len(visual) - 1
+
+
+def test_the_commands_work(folder, blocks, capsys, monkeypatch):
+    assert cli.main(command(blocks, "vidspec")) == 0
+    assert capsys.readouterr().out.strip()
+    with Image.open("inner.png") as picture:
+        assert picture.width > 1000
+    arguments = command(blocks, "python -m vidspec.bench")
+    monkeypatch.setattr(sys, "argv", ["bench", *arguments, "--no-peers", "--repeats", "1"])
+    monkeypatch.setattr(bench, "copy_bandwidth", lambda device: 1e9)
+    assert bench.main() == 0
+    out = capsys.readouterr().out
+    assert "| inner.yaml | 1/1 |" in out  # the same tokens as plain decoding
+    rows = [row.split("|") for row in out.splitlines() if row.startswith("| inner.yaml |")]
+    assert rows[1][4].strip().startswith("0.0%")  # no kept token at the upper and lower border

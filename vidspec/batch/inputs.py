@@ -1,0 +1,174 @@
+"""Finds the clips of a run: files, folders, lists and manifests become entries, each once; opens no clip."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vidspec.batch.globs import matches
+from vidspec.batch.manifests import SUFFIXES, parse_manifest
+from vidspec.batch.work import Entry
+from vidspec.errors import UsageError
+
+__all__ = ["EXTENSIONS", "Found", "Sources", "collect"]
+
+#: What is taken for a video in folders and lists; files that are named one by one are always tried.
+EXTENSIONS = frozenset(
+    "3g2 3gp asf avi divx dv f4v flv gif m1v m2t m2ts m2v m4v mj2 mjpeg mjpg mkv mov mp4 mpe mpeg "  # noqa: SIM905
+    "mpg mts mxf nut ogm ogv qt rm rmvb ts vob webm wmv y4m".split()
+)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where clips are looked for.
+
+    Attributes:
+        paths: files, folders, manifests (by their suffix), and ``-`` for a list on standard input.
+        lists: files that list paths, separated by newlines or, if there is any, by NUL; ``-`` for standard input.
+        manifests: JSONL or CSV files; ``-`` for standard input.
+        include, exclude: globs over the paths in folders and lists; see ``vidspec.batch.globs``.
+        extensions: suffixes without the dot, lower case; None for :data:`EXTENSIONS`, empty for any.
+    """
+
+    paths: tuple[str, ...] = ()
+    lists: tuple[str, ...] = ()
+    manifests: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    extensions: frozenset[str] | None = None
+
+
+@dataclass
+class Found:
+    """The entries in their order, and what was left out on the way to them.
+
+    ``several`` says whether a list, a folder or more than one file was asked for, so that output names each clip.
+    """
+
+    entries: list[Entry] = field(default_factory=list)
+    duplicates: int = 0
+    not_video: int = 0
+    excluded: int = 0
+    unreadable: list[str] = field(default_factory=list)
+    several: bool = False
+
+
+def collect(sources: Sources) -> Found:
+    """All clips that ``sources`` name, folders in the order of their sorted paths.
+
+    The same file (links followed) with the same part and prompt counts once; later ones are duplicates.
+
+    Raises:
+        UsageError: a list or manifest cannot be read, or standard input is asked for twice.
+    """
+    found = Found()
+    stdin = [name for name in (*sources.paths, *sources.lists, *sources.manifests) if name == "-"]
+    if len(stdin) > 1:
+        raise UsageError("standard input can be read once only", hint="name - once")
+    seen: set[tuple[str, float | None, float | None, str | None]] = set()
+    for entry in _entries(sources, found):
+        # Links that lead nowhere are mistakes of their own, wherever they were meant to lead.
+        file = os.path.realpath(entry.path) if os.path.exists(entry.path) else os.path.abspath(entry.path)
+        key = (file, entry.start, entry.end, entry.prompt)
+        if key in seen:
+            found.duplicates += 1
+        else:
+            seen.add(key)
+            found.entries.append(entry)
+    found.several |= len(sources.paths) > 1 or bool(sources.lists or sources.manifests)
+    return found
+
+
+def _entries(sources: Sources, found: Found) -> Iterator[Entry]:
+    for path in sources.paths:
+        if path == "-":
+            found.several = True
+            yield from _listed(path, sources, found)
+        elif os.path.isdir(path):
+            found.several = True
+            yield from _below(path, sources, found)
+        elif path.lower().endswith(SUFFIXES):
+            found.several = True
+            yield from _manifest(path)
+        else:
+            yield Entry(path, _root(path))
+    for name in sources.lists:
+        yield from _listed(name, sources, found)
+    for name in sources.manifests:
+        yield from _manifest(name)
+
+
+def _root(path: str) -> str:
+    """The working folder for a relative path below it, else the folder the file is in."""
+    relative = os.path.normpath(path)
+    if os.path.isabs(relative) or relative.startswith(os.pardir):
+        return os.path.dirname(path) or "."
+    return "."
+
+
+def _listed(name: str, sources: Sources, found: Found) -> Iterator[Entry]:
+    data = _content(name)
+    for line in data.split(b"\0" if b"\0" in data else b"\n"):
+        path = os.fsdecode(line.rstrip(b"\r") if b"\0" not in data else line)
+        if path.strip() and _wanted(path, path, sources, found):
+            yield Entry(path, _root(path))
+
+
+def _manifest(name: str) -> Iterator[Entry]:
+    try:
+        text = _content(name).decode("utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"{name}: is not UTF-8 text") from None
+    yield from parse_manifest(text, "standard input" if name == "-" else name, "" if name == "-" else _folder(name))
+
+
+def _folder(name: str) -> str:
+    return os.path.dirname(name)
+
+
+def _below(folder: str, sources: Sources, found: Found) -> Iterator[Entry]:
+    """The videos in ``folder`` and below, hidden ones left out; links to folders are not followed."""
+
+    paths: list[str] = []
+
+    def failed(error: OSError) -> None:
+        found.unreadable.append(f"{error.filename}: cannot be listed: {error.strerror}")
+
+    for here, folders, files in os.walk(folder, onerror=failed):
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".") and not matches(_slashed(os.path.join(here, name), folder), sources.exclude)
+        ]
+        paths += [os.path.join(here, name) for name in files if not name.startswith(".")]
+    for path in sorted(paths):
+        if _wanted(path, _slashed(path, folder), sources, found):
+            yield Entry(path, folder)
+
+
+def _slashed(path: str, folder: str) -> str:
+    return os.path.relpath(path, folder).replace(os.sep, "/")
+
+
+def _wanted(path: str, relative: str, sources: Sources, found: Found) -> bool:
+    """Whether a path of a folder or list is one of the clips; counts it where it is not."""
+    allowed = EXTENSIONS if sources.extensions is None else sources.extensions
+    if allowed and os.path.splitext(path)[1].lstrip(".").lower() not in allowed:
+        found.not_video += 1
+        return False
+    relative = relative.replace(os.sep, "/").lstrip("/")
+    if matches(relative, sources.exclude) or (sources.include and not matches(relative, sources.include)):
+        found.excluded += 1
+        return False
+    return True
+
+
+def _content(name: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{name}: cannot be read: {error.strerror or error}") from None

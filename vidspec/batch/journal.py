@@ -1,0 +1,293 @@
+"""The append-only file of records that a run can be resumed from: one JSON object a line, whole or not there at all.
+
+A line is appended in one write and flushed to the disk before the next clip starts. A line that a crash tore is
+repaired when the file is opened again. A lock keeps a second run out. Knows nothing of captioning or of formats.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vidspec.batch.identity import Content
+from vidspec.errors import OutputError, UsageError
+
+__all__ = ["Journal", "Stored", "encoded", "parsed"]
+
+
+class Stored(NamedTuple):
+    """Where a record lies in the file (bytes), and what it is about.
+
+    ``segment`` of ``segments`` is None for a whole clip; ``failed`` is whether it is an error record.
+    """
+
+    offset: int
+    length: int
+    clip: str
+    settings: str
+    segment: int | None
+    segments: int | None
+    content: Content
+    failed: bool
+
+
+class Journal:
+    """Records by clip and settings.
+
+    Args:
+        path: the file; made with the first record, so that a run that fails early leaves nothing.
+        fresh: whether to begin anew. What the file held, and also what is no file of records, is kept as ``NAME~``.
+
+    Attributes:
+        replaced: where an earlier file was moved to, or None.
+        repaired: bytes of a torn last line that were cut off when the file was opened.
+
+    Raises:
+        UsageError: another run is writing the file.
+        OutputError: it cannot be read or written.
+    """
+
+    def __init__(self, path: Path, *, fresh: bool = False) -> None:
+        self.path = Path(os.path.realpath(path))
+        self.shown = path
+        self.replaced: Path | None = None
+        self.repaired = 0
+        self.damaged = 0
+        self._index: dict[tuple[str, str], dict[int | None, Stored]] = {}
+        self._hashes: dict[tuple[str, str], Stored] = {}
+        self._clips: set[str] = set()
+        self._order: list[Stored] = []
+        self._file: int | None = None
+        self._size = 0
+        self._lock = _locked(self.path, path)
+        try:
+            self._set_aside = not self._load() or fresh
+        except OSError as error:
+            self._lock.release()
+            raise self._failure(error) from None
+        if self._set_aside:
+            self._forget()
+
+    def parts(self, clip: str, settings: str) -> Mapping[int | None, Stored]:
+        """The records of a clip under these settings, by segment (None for the whole clip)."""
+        return self._index.get((clip, settings), {})
+
+    def knows(self, clip: str) -> bool:
+        """Whether there is a record of the clip under any settings."""
+        return clip in self._clips
+
+    def by_hash(self, sha256: str, settings: str) -> Stored | None:
+        """A caption of the same content under the same settings, whatever its file was called."""
+        return self._hashes.get((sha256, settings))
+
+    def others(self, settings: Collection[str]) -> int:
+        """How many records were made under other settings than these."""
+        return sum(len(parts) for (_, other), parts in self._index.items() if other not in settings)
+
+    def read(self, stored: Stored) -> dict[str, Any]:
+        """The record itself."""
+        with self.path.open("rb") as file:
+            file.seek(stored.offset)
+            return parsed(file.read(stored.length)) or {}
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """The records that count, in the order of the file."""
+        if not self._order:
+            return
+        with self.path.open("rb") as file:
+            for stored in self._order:
+                if self._counts(stored):
+                    file.seek(stored.offset)
+                    yield parsed(file.read(stored.length)) or {}
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add a record with its ``job``; when this returns it is on the disk.
+
+        Raises:
+            OutputError: it cannot be written; the file is as it was before.
+        """
+        line = encoded(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+        try:
+            file = self._opened()
+            try:
+                written = os.write(file, line)
+                while written < len(line):  # a full disk writes less, and then raises
+                    written += os.write(file, line[written:])
+                os.fsync(file)
+            except OSError:
+                os.ftruncate(file, self._size)
+                raise
+        except OSError as error:
+            raise self._failure(error) from None
+        self._add(self._size, line, record)
+
+    def tidy(self, clips: Sequence[str]) -> None:
+        """Leave one record for each clip, those of ``clips`` last and in this order; replaces the file whole.
+
+        Records that a later one made void go; what is about other clips or other settings stays where it is. A file
+        that is in order already is not touched.
+        """
+        rank = {clip: place for place, clip in enumerate(clips)}
+        kept = [stored for stored in self._order if self._counts(stored)]
+        tidy = sorted(kept, key=lambda one: (rank.get(one.clip, -1), -1 if one.clip not in rank else one.segment or 0))
+        if tidy == self._order:
+            return
+        part = self.path.with_name(self.path.name + ".part")
+        try:
+            with self.path.open("rb") as old, part.open("wb") as new:
+                for stored in tidy:
+                    old.seek(stored.offset)
+                    new.write(old.read(stored.length))
+                new.flush()
+                os.fsync(new.fileno())
+            shutil.copymode(self.path, part)
+            self._release_file()
+            part.replace(self.path)
+            self._forget()
+            self._load()
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def close(self, *, complete: bool = False) -> None:
+        """Let go of file and lock. A ``complete`` run without records leaves an empty file."""
+        try:
+            if complete:
+                self._opened()
+        except OSError as error:
+            raise self._failure(error) from None
+        finally:
+            self._release_file()
+            self._lock.release()
+
+    def _load(self) -> bool:
+        """Read and repair the file. False if it holds something else than records."""
+        if not self.path.exists():
+            return True
+        kept = self.path.with_name(self.path.name + ".damaged")
+        bad: list[bytes] = []
+        offset = 0
+        with self.path.open("rb") as file:
+            for line in file:
+                record = parsed(line)
+                if record is None and not self._order and line.endswith(b"\n"):
+                    return False
+                if record is None and line.endswith(b"\n"):
+                    bad.append(line)
+                    self._order.append(Stored(offset, len(line), "", "", None, None, Content(None, None), True))
+                elif record is not None and not line.endswith(b"\n"):
+                    line += b"\n"  # only its end is missing
+                    with self.path.open("ab") as end:
+                        end.write(b"\n")
+                if record is not None:
+                    self._add(offset, line, record)
+                elif not line.endswith(b"\n"):
+                    if not self._order and not line.startswith(b"{"):
+                        return False
+                    self.repaired = len(line)
+                    os.truncate(self.path, offset)
+                    break
+                offset += len(line)
+        self._size = offset
+        if bad:  # the disk did this, not a crash: nothing is thrown away
+            with kept.open("ab") as aside:
+                aside.writelines(bad)
+            self.damaged = len(bad)
+        return True
+
+    def _add(self, offset: int, line: bytes, record: Mapping[str, Any]) -> None:
+        job = record["job"]
+        content = Content(job.get("size"), job.get("mtime_ns"), job.get("sha256"))
+        failed = record.get("error") is not None
+        stored = Stored(
+            offset,
+            len(line),
+            job["clip"],
+            job["settings"],
+            job.get("segment"),
+            job.get("segments"),
+            content,
+            failed,
+        )
+        self._clips.add(stored.clip)
+        parts = self._index.setdefault((stored.clip, stored.settings), {})
+        stale = [key for key, old in parts.items() if not _belong(old, stored)]
+        for key in stale:
+            del parts[key]
+        parts[stored.segment] = stored
+        if content.sha256 is not None and not failed and stored.segment is None:
+            self._hashes[content.sha256, stored.settings] = stored
+        self._order.append(stored)
+        self._size = offset + len(line)
+
+    def _counts(self, stored: Stored) -> bool:
+        return self._index.get((stored.clip, stored.settings), {}).get(stored.segment) is stored
+
+    def _opened(self) -> int:
+        if self._file is None:
+            if self._set_aside and self.path.is_file() and self.path.stat().st_size > 0:
+                self.replaced = self.path.with_name(self.path.name + "~")
+                self.path.replace(self.replaced)
+            self._set_aside = False
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        return self._file
+
+    def _release_file(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _forget(self) -> None:
+        self._index, self._hashes, self._order, self._size = {}, {}, [], 0
+        self._clips = set()
+
+    def _failure(self, error: OSError) -> OutputError:
+        return OutputError(f"{self.shown}: cannot be written: {error.strerror or error}")
+
+
+def encoded(line: str) -> bytes:
+    """UTF-8 of ``line``, whatever the locale; of a path that is not UTF-8 the foreign bytes become ``\\udcXX``.
+
+    JSON escapes them the same way, so a JSON line stays valid.
+    """
+    return line.encode("utf-8", "backslashreplace")
+
+
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """The record in ``line``; None if it is none."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(value, dict):
+        return None
+    job = value.get("job")
+    known = isinstance(job, dict) and isinstance(job.get("clip"), str) and isinstance(job.get("settings"), str)
+    return value if known else None
+
+
+def _belong(old: Stored, new: Stored) -> bool:
+    """Whether ``old`` still stands beside ``new``: another segment of the same content and division."""
+    return (
+        old.segment is not None
+        and new.segment is not None
+        and (old.segments == new.segments and old.content.same(new.content) and old.segment != new.segment)
+    )
+
+
+def _locked(path: Path, shown: Path) -> Any:
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UsageError(
+            f"{shown}: another run is writing it", hint="wait for it to end, or name another file"
+        ) from None
+    except OSError as error:
+        raise OutputError(f"{shown}: cannot be locked: {error.strerror or error}") from None
+    return lock

@@ -1,0 +1,103 @@
+"""Manifests: JSONL or CSV lists of clips with a prompt, a start and an end of their own; opens no clip."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vidspec.batch.work import Entry
+from vidspec.errors import UsageError
+
+__all__ = ["SUFFIXES", "parse_manifest", "seconds"]
+
+SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv")
+PATH_KEYS = ("path", "video", "file", "filename")
+
+
+def parse_manifest(text: str, name: str, folder: str) -> Iterator[Entry]:
+    """The entries of a manifest.
+
+    Args:
+        text: its content. JSONL where the first character is ``{``, otherwise CSV (or TSV) with a header.
+        name: what it is called in error messages.
+        folder: what its relative paths are relative to.
+
+    Each row has ``path`` (or ``video``, ``file``, ``filename``) and may have ``prompt``, ``start`` and ``end``
+    (seconds, or ``[hh:]mm:ss``); other keys are ignored.
+
+    Raises:
+        UsageError: naming the line.
+    """
+    text = text.removeprefix("\ufeff")
+    rows = _json_rows(text, name) if text.lstrip()[:1] == "{" else _csv_rows(text, name)
+    for line, row in rows:
+        where = f"{name}, line {line}"
+        path = next((row[key] for key in PATH_KEYS if row.get(key)), None)
+        if not isinstance(path, str):
+            raise UsageError(f"{where}: has no path", hint="a key or column path names the clip")
+        prompt = row.get("prompt")
+        if prompt is not None and not isinstance(prompt, str):
+            raise UsageError(f"{where}: the prompt must be text")
+        start, end = (_moment(row.get(key), f"{where}: {key}") for key in ("start", "end"))
+        if end is not None and end <= (start or 0.0):
+            raise UsageError(f"{where}: end {end:g} must be after start {start or 0.0:g}")
+        yield Entry(os.path.join(folder, path), folder or ".", start, end, prompt or None)
+
+
+def seconds(text: str) -> float:
+    """``90``, ``1.5``, ``30s``, ``2m``, ``1h``, ``1:30`` or ``0:01:30.5`` in seconds.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    clock = re.fullmatch(r"(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)", text.strip())
+    if clock:
+        return int(clock[1] or 0) * 3600 + int(clock[2]) * 60 + float(clock[3])
+    unit = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|sec|m|min|h)?", text.strip())
+    if not unit:
+        raise ValueError(f"{text!r} is not a time")
+    return float(unit[1]) * {"m": 60, "min": 60, "h": 3600}.get(unit[2] or "s", 1)
+
+
+def _moment(value: Any, where: str) -> float | None:
+    if value is None or value == "":
+        return None
+    try:
+        moment = seconds(value) if isinstance(value, str) else float(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{where} {value!r}: must be seconds or hh:mm:ss") from None
+    if not (math.isfinite(moment) and moment >= 0):
+        raise UsageError(f"{where} {value!r}: must be zero or more seconds")
+    return moment
+
+
+def _json_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"{name}, line {number}: not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise UsageError(f"{name}, line {number}: must be an object with a path")
+        yield number, row
+
+
+def _csv_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    header = text.split("\n", 1)[0]
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if "\t" in header else ",", strict=True)
+    columns = {str(column).strip().lower() for column in reader.fieldnames or ()}
+    if columns.isdisjoint(PATH_KEYS):
+        raise UsageError(f"{name}: its first line must name the columns, path among them")
+    try:
+        for row in reader:
+            yield reader.line_num, {str(key).strip().lower(): value for key, value in row.items() if key}
+    except csv.Error as error:
+        raise UsageError(f"{name}, line {reader.line_num}: not CSV: {error}") from None

@@ -1,0 +1,107 @@
+"""Puts the records of several runs into one file: each clip once, captions before failures. Captions nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vidspec.batch.formats import Format, document, header, line
+from vidspec.batch.journal import parsed
+from vidspec.batch.records import LEAN_KEYS, lean
+from vidspec.errors import UsageError
+
+__all__ = ["Merged", "merge", "rendered"]
+
+Record = dict[str, Any]
+
+
+@dataclass
+class Merged:
+    """Records in the order of their paths and times, and what was left out.
+
+    ``duplicates`` were in several files, ``torn`` lines were cut off by a crash; ``failed`` records are among
+    ``records``.
+    """
+
+    records: list[Record] = field(default_factory=list)
+    duplicates: int = 0
+    torn: int = 0
+
+    @property
+    def failed(self) -> int:
+        return sum(record.get("error") is not None for record in self.records)
+
+
+def merge(paths: Iterable[Path]) -> Merged:
+    """The records of all ``paths``; of the same captioning the last one that did not fail, else the last.
+
+    Raises:
+        UsageError: a file cannot be read or holds something else than records.
+    """
+    made = Merged()
+    best: dict[tuple[Any, ...], Record] = {}
+    for path in paths:
+        for record in _records(path, made):
+            job = record["job"]
+            key = (job["clip"], job["settings"], job.get("segment"))
+            old = best.get(key)
+            made.duplicates += old is not None
+            if old is None or record.get("error") is None or old.get("error") is not None:
+                best[key] = record
+    cut = {(clip, settings) for clip, settings, segment in best if segment is not None}
+    # That a clip could not be cut is void once it was.
+    void = {(*whole, None) for whole in cut}
+    made.records = sorted((one for key, one in best.items() if key not in void), key=_place)
+    return made
+
+
+def rendered(records: Sequence[Record], form: Format) -> str:
+    """All records as the content of one file.
+
+    Raises:
+        UsageError: a format that knows one clip only, or one that needs more than the records have.
+    """
+    if form in ("srt", "vtt", "webdataset-txt"):
+        if len({record["job"]["clip"] for record in records}) > 1:
+            raise UsageError(f"--format {form}: several clips need a file each")
+        return document(records, form) or ""
+    if form == "json" and any("timings" not in record for record in records):
+        raise UsageError("--format json: these records hold no measurements", hint="--format jsonl")
+    if form == "jsonl":
+        records = [record if tuple(record) == LEAN_KEYS else lean(record) for record in records]
+    lines = [header(form), *(line(record, form, several=True) for record in records)]
+    return "".join(f"{one}\n" for one in lines if one is not None)
+
+
+def _records(path: Path, made: Merged) -> Iterable[Record]:
+    try:
+        with path.open("rb") as file:
+            for number, text in enumerate(file, start=1):
+                record = parsed(text)
+                if record is not None:
+                    yield record
+                elif not text.endswith(b"\n") and not _whole(text):
+                    made.torn += 1
+                else:
+                    raise UsageError(
+                        f"{path}, line {number}: is no record of vidspec",
+                        hint="merge what --format jsonl or json wrote",
+                    )
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _whole(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _place(record: Record) -> tuple[Any, ...]:
+    job = {**record, **record["job"]}
+    return (record["path"], job.get("start") or 0.0, job.get("end") or float("inf"), job["settings"])

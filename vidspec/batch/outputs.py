@@ -1,0 +1,289 @@
+"""Where records go: standard output, one file, or a file for each clip; the last two can be resumed.
+
+What makes a run resumable is a journal (``vidspec.batch.journal``). For ``jsonl`` and ``json`` in one file the file is
+its own journal; every other file is a rendering of one that lies hidden beside it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from vidspec.batch.formats import Format, document, header, line
+from vidspec.batch.identity import clip_id
+from vidspec.batch.journal import Journal, Stored
+from vidspec.batch.records import lean
+from vidspec.batch.sidecars import Names, write_whole
+from vidspec.batch.work import Entry
+from vidspec.batch.writers import Lines
+from vidspec.errors import OutputError, UsageError
+
+__all__ = ["Collected", "Journaled", "OneFile", "Output", "Sidecars", "Stream", "hidden_journal"]
+
+Record = dict[str, Any]
+
+
+class Output(Protocol):
+    """Takes records, and knows which ones an earlier run left."""
+
+    def parts(self, entry: Entry, settings: str) -> Mapping[int | None, Stored]:
+        """Records of an entry under these settings, by segment."""
+
+    def read(self, entry: Entry, stored: Stored) -> Record:
+        """An earlier record."""
+
+    def same_content(self, entry: Entry, sha256: str, settings: str) -> Record | None:
+        """An earlier caption of the same bytes under another name."""
+
+    def others(self, settings: Collection[str]) -> int:
+        """How many earlier records were made under other settings."""
+
+    def add(self, entry: Entry, record: Record) -> None:
+        """Keep a record; when this returns it cannot be lost."""
+
+    def earlier(self, entry: Entry, settings: str) -> None:
+        """An entry that needs no captioning; its file is written again if it is gone."""
+
+    def close(self, entries: Sequence[Entry], *, complete: bool) -> list[str]:
+        """No more records come; returns what the user should know."""
+
+
+class Collected:
+    """Puts the segments of each clip together: gives all records of a clip with its last one."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, dict[int, Record]] = {}
+
+    def add(self, record: Record) -> list[Record] | None:
+        """The clip's records in order if ``record`` was the last one missing, else None."""
+        job = record["job"]
+        if job.get("segment") is None:
+            return [record]
+        parts = self._waiting.setdefault(job["clip"], {})
+        parts[job["segment"]] = record
+        if len(parts) < job["segments"]:
+            return None
+        del self._waiting[job["clip"]]
+        return [parts[number] for number in sorted(parts)]
+
+
+class Stream:
+    """Lines on standard output (or into a pipe): nothing is remembered."""
+
+    def __init__(self, lines: Lines, form: Format, *, several: bool) -> None:
+        self.lines, self.form, self.several = lines, form, several
+        self._collected = Collected()
+        self._begun = False
+
+    def parts(self, entry: Entry, settings: str) -> Mapping[int | None, Stored]:
+        return {}
+
+    def read(self, entry: Entry, stored: Stored) -> Record:
+        raise AssertionError("a stream holds nothing")
+
+    def same_content(self, entry: Entry, sha256: str, settings: str) -> Record | None:
+        return None
+
+    def others(self, settings: Collection[str]) -> int:
+        return 0
+
+    def earlier(self, entry: Entry, settings: str) -> None:
+        raise AssertionError("a stream holds nothing")
+
+    def add(self, entry: Entry, record: Record) -> None:
+        first = header(self.form)
+        if first is not None and not self._begun:
+            self.lines.write(first)
+        self._begun = True
+        text: str | None
+        if self.form in ("srt", "vtt"):
+            records = self._collected.add(record)
+            text = document(records, self.form) if records else None
+            text = text.removesuffix("\n") if text else None
+        else:
+            shown = lean(record) if self.form == "jsonl" else record
+            text = line(shown, self.form, several=self.several)
+        if text is not None:
+            self.lines.write(text)
+
+    def close(self, entries: Sequence[Entry], *, complete: bool) -> list[str]:
+        self.lines.close(complete=complete)
+        return []
+
+
+class Journaled:
+    """What all outputs with a memory share. ``journal_for`` opens the journal of an entry, once each."""
+
+    def __init__(self, journal_for: Callable[[Entry], Path], *, fresh: bool = False) -> None:
+        self._where, self._fresh = journal_for, fresh
+        self._journals: dict[Path, Journal] = {}
+
+    def journal(self, entry: Entry) -> Journal:
+        """The journal that ``entry`` belongs to."""
+        path = self._where(entry)
+        if path not in self._journals:
+            self._journals[path] = Journal(path, fresh=self._fresh)
+        return self._journals[path]
+
+    def parts(self, entry: Entry, settings: str) -> Mapping[int | None, Stored]:
+        return self.journal(entry).parts(clip_id(entry), settings)
+
+    def read(self, entry: Entry, stored: Stored) -> Record:
+        return self.journal(entry).read(stored)
+
+    def same_content(self, entry: Entry, sha256: str, settings: str) -> Record | None:
+        stored = self.journal(entry).by_hash(sha256, settings)
+        return self.journal(entry).read(stored) if stored else None
+
+    def others(self, settings: Collection[str]) -> int:
+        return sum(journal.others(settings) for journal in self._journals.values())
+
+    def earlier(self, entry: Entry, settings: str) -> None:
+        """Nothing: the record is where it was."""
+
+    def add(self, entry: Entry, record: Record) -> None:
+        self.journal(entry).append(record)
+
+    def close(self, entries: Sequence[Entry], *, complete: bool) -> list[str]:
+        notes = []
+        try:
+            for path, journal in self._journals.items():
+                journal.tidy([clip_id(entry) for entry in entries if self._where(entry) == path])
+                if journal.repaired:
+                    notes.append(f"{journal.shown}: a torn last line was repaired; its clip was captioned again")
+                if journal.damaged:
+                    notes.append(f"{journal.shown}: {journal.damaged} damaged lines are now in {journal.shown}.damaged")
+            self._render(entries, complete=complete, notes=notes)
+        finally:
+            for journal in self._journals.values():
+                journal.close(complete=complete)
+        moved = [one for one in self._journals.values() if one.replaced]
+        notes += [f"{one.shown}: the earlier file is now {one.replaced}" for one in moved]
+        return notes
+
+    def _render(self, entries: Sequence[Entry], *, complete: bool, notes: list[str]) -> None:
+        pass
+
+
+class OneFile(Journaled):
+    """One file for all clips."""
+
+    def __init__(self, path: Path, form: Format, *, several: bool, fresh: bool = False) -> None:
+        own = form in ("json", "jsonl")
+        super().__init__(lambda _: path if own else hidden_journal(path), fresh=fresh)
+        self.path, self.form, self.several, self._own = path, form, several, own
+        self._begun = False
+        if not own and form in ("srt", "vtt", "webdataset-txt") and several:
+            raise UsageError(f"--format {form}: several clips need a file each", hint="leave --output out")
+        journal = self.journal(Entry(""))  # the lock is taken and the file repaired before a model is loaded
+        first = next(journal.records(), None)
+        if own and first is not None and ("timings" in first) != (form == "json"):
+            journal.close()
+            other = "jsonl" if form == "json" else "json"
+            raise UsageError(f"{path}: holds records of --format {other}", hint="go on with that, or --overwrite")
+        self._keep = not own and first is None
+
+    def add(self, entry: Entry, record: Record) -> None:
+        super().add(entry, lean(record) if self.form == "jsonl" else record)
+        if not self._own:
+            self._append(record)
+
+    def _append(self, record: Record) -> None:
+        if not self._begun or self.form in ("srt", "vtt"):
+            self._whole()
+            return
+        text = line(record, self.form, several=self.several)
+        if text is not None:
+            with open(self.path, "ab") as file:
+                file.write((text + "\n").encode("utf-8", "backslashreplace"))
+
+    def _whole(self) -> Path | None:
+        """Write the file anew from its journal."""
+        self._begun = True
+        records = list(self.journal(Entry("")).records())
+        if self.form in ("srt", "vtt"):
+            content = document(records, self.form) or ""
+        else:
+            lines = [header(self.form), *(line(record, self.form, several=self.several) for record in records)]
+            content = "".join(f"{one}\n" for one in lines if one is not None)
+        moved = write_whole(self.path, content, keep=self._keep and _filled(self.path))
+        self._keep = False
+        self._moved = moved or self._moved
+        return moved
+
+    _moved: Path | None = None
+
+    def _render(self, entries: Sequence[Entry], *, complete: bool, notes: list[str]) -> None:
+        if self._own or not (complete or self._begun):
+            return
+        self._whole()
+        if self._moved:
+            notes.append(f"{self.path}: the earlier file is now {self._moved}")
+
+
+class Sidecars(Journaled):
+    """A file for each clip, written when all of the clip is captioned."""
+
+    def __init__(self, names: Names, entries: Sequence[Entry], *, fresh: bool = False, label: str = "") -> None:
+        super().__init__(lambda entry: Path(names.folder or entry.root) / f".vidspec{label}.jsonl", fresh=fresh)
+        self.names = names
+        names.check(entries)
+        for folder in sorted({names.folder or entry.root for entry in entries}):
+            _make_folder(folder)
+        for entry in {names.folder or entry.root: entry for entry in entries}.values():
+            self.journal(entry)
+        self._moved: list[Path] = []
+
+    def add(self, entry: Entry, record: Record) -> None:
+        path = self.names.path(entry)
+        if record["caption"] is not None or record["job"].get("segment") is not None:
+            # What the file held goes before the record comes: a file beside a record is always that record's.
+            self._clear(path, foreign=not self.journal(entry).knows(clip_id(entry)))
+        super().add(entry, record)
+        self._write(entry, record["job"]["settings"])
+
+    def earlier(self, entry: Entry, settings: str) -> None:
+        if not self.names.path(entry).exists():
+            self._write(entry, settings)
+
+    def _clear(self, path: Path, *, foreign: bool) -> None:
+        try:
+            if not foreign:
+                path.unlink(missing_ok=True)
+            elif path.exists():
+                self._moved.append(path.replace(path.with_name(path.name + "~")))
+        except OSError as error:
+            raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+    def _write(self, entry: Entry, settings: str) -> None:
+        stored = sorted(self.parts(entry, settings).values(), key=lambda one: one.segment or 0)
+        if len(stored) < (stored[0].segments or 1):
+            return
+        content = document([self.read(entry, one) for one in stored], self.names.form)
+        if content is not None:
+            write_whole(self.names.path(entry), content)
+
+    def _render(self, entries: Sequence[Entry], *, complete: bool, notes: list[str]) -> None:
+        if self._moved:
+            more = f" and {len(self._moved) - 1} more" if len(self._moved) > 1 else ""
+            notes.append(f"files that were there before are kept as {self._moved[0]}{more}")
+
+
+def hidden_journal(path: Path) -> Path:
+    """The journal of a file that cannot be its own."""
+    return path.with_name(f".{path.name}.vidspec.jsonl")
+
+
+def _filled(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
+
+
+def _make_folder(folder: str) -> None:
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be made: {error.strerror or error}") from None
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"{folder}: no permission to write there")

@@ -1,0 +1,99 @@
+"""Decides what is left to do of a run that may have been begun before. Captions nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from vidspec.batch.identity import Content, clip_id, content_of
+from vidspec.batch.journal import Stored
+from vidspec.batch.outputs import Output
+from vidspec.batch.records import Settings
+from vidspec.batch.work import Entry, Task
+
+__all__ = ["Plan", "left", "plan"]
+
+
+@dataclass
+class Plan:
+    """What is to be done, and what an earlier run did.
+
+    Attributes:
+        tasks: clips with something left to do.
+        contents: the content of each clip before it is read, by the number of its task.
+        captioned, failed: clips that an earlier run finished.
+        reused: clips whose caption was taken over from the same content under another name.
+    """
+
+    tasks: list[Task] = field(default_factory=list)
+    contents: dict[int, Content] = field(default_factory=dict)
+    captioned: int = 0
+    failed: int = 0
+    reused: int = 0
+
+
+def left(parts: Mapping[int | None, Stored], content: Content, *, segmented: bool, retry: bool) -> set[int] | None:
+    """What of a clip counts as done: a set of segments (empty for nothing), or None if nothing is left to do.
+
+    Args:
+        parts: its records under the same settings, by segment.
+        content: of the file now; records of another content do not count.
+        segmented: whether the clip is captioned in segments.
+        retry: whether error records count as not done.
+    """
+    parts = {key: one for key, one in parts.items() if one.content.same(content) and not (retry and one.failed)}
+    if None in parts:  # the whole clip, or a clip that could not be cut
+        return None
+    if not segmented or not parts:
+        return set()
+    done = {key for key in parts if key is not None}
+    return None if len(done) == next(iter(parts.values())).segments else done
+
+
+def plan(
+    entries: Sequence[Entry], output: Output, settings: Settings, *, checksum: bool = False, retry: bool = False
+) -> Plan:
+    """The tasks of a run over ``entries`` into ``output``.
+
+    Args:
+        entries: the clips, each once.
+        output: knows the records of earlier runs; takes those of reused captions.
+        settings: how clips are captioned.
+        checksum: tell content by hash instead of size and time; a clip that was renamed keeps its caption.
+        retry: try clips again that failed.
+    """
+    made = Plan()
+    segmented = settings.how.segment is not None
+    for number, entry in enumerate(entries, start=1):
+        content = content_of(entry.path, checksum=checksum)
+        name = settings.of(entry)
+        parts = output.parts(entry, name)
+        done = left(parts, content, segmented=segmented, retry=retry)
+        if done is None:
+            failed = any(stored.failed for stored in parts.values())
+            made.failed += failed
+            made.captioned += not failed
+            output.earlier(entry, name)
+            continue
+        if not done and content.sha256 is not None and _taken_over(entry, output, name, content):
+            made.reused += 1
+            continue
+        captions = {one: output.read(entry, parts[one]).get("caption") for one in done}
+        made.contents[number] = content
+        made.tasks.append(Task(entry, number, captions))
+    return made
+
+
+def _taken_over(entry: Entry, output: Output, settings: str, content: Content) -> bool:
+    """Write the caption of the same bytes under this name too, if there is one for the same part."""
+    record = output.same_content(entry, content.sha256 or "", settings)
+    if record is None:
+        return False
+    part = {**record, **record["job"]}
+    if (part.get("start"), part.get("end")) != (entry.start, entry.end):
+        return False
+    known = {key: value for key, value in content._asdict().items() if value is not None}
+    job = {**record["job"], "clip": clip_id(entry), **known}
+    video = {**record["video"], "path": entry.path} if "path" in record["video"] else record["video"]
+    output.add(entry, {**record, "path": entry.path, "video": video, "job": job})
+    return True

@@ -1,0 +1,165 @@
+"""Reads clips in another process, which can be killed where it hangs and replaced where it dies."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from vidspec import errors
+from vidspec.errors import VideoError
+
+if TYPE_CHECKING:
+    from vidspec.video.base import Clip
+
+__all__ = ["Reader"]
+
+
+class Reader:
+    """A process of its own that reads one clip at a time; started with the first.
+
+    Args:
+        timeout: seconds a request may take, or None. A process that takes longer is killed.
+    """
+
+    def __init__(self, timeout: float | None = None) -> None:
+        self.timeout = timeout
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+        self._starting = threading.Lock()
+
+    def read(self, path: str, start: float | None, end: float | None, video: Mapping[str, Any]) -> Clip:
+        """What ``vidspec.video.read`` gives for these arguments.
+
+        Raises:
+            VideoError: as there; also ``timeout``, and ``crashed`` if the process died of the clip.
+        """
+        import numpy as np
+
+        from vidspec.video import Clip, SourceFacts
+
+        with _Limit(self, path) as limit:
+            header = self._ask({"op": "read", "path": path, "start": start, "end": end, **video}, limit)
+            frames = np.empty(header["shape"], np.uint8)
+            timestamps = np.empty(len(frames), np.float64)
+            arrays: tuple[Any, ...] = (frames, timestamps)
+            for array in arrays:
+                self._fill(memoryview(array).cast("B"), limit)
+        return Clip(frames, timestamps, SourceFacts(**header["facts"]))
+
+    def segments(
+        self, path: str, segment: float | str, start: float | None, end: float | None
+    ) -> list[tuple[float, float]]:
+        """What ``vidspec.batch.segments.cut`` gives; raises as :meth:`read` does."""
+        with _Limit(self, path) as limit:
+            header = self._ask({"op": "segments", "path": path, "segment": segment, "start": start, "end": end}, limit)
+        return [(low, high) for low, high in header["segments"]]
+
+    def close(self) -> None:
+        """End the process, whatever it is doing; a request that waits for it fails."""
+        with self._starting:  # or a process that starts now would be nobody's
+            self._closed = True
+            self._kill()
+
+    def _ask(self, request: Mapping[str, Any], limit: _Limit) -> dict[str, Any]:
+        process = self._started()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+        except OSError:
+            raise limit.failure() from None
+        length = bytearray(8)
+        self._fill(memoryview(length), limit)
+        text = bytearray(int.from_bytes(length, "big"))
+        self._fill(memoryview(text), limit)
+        header: dict[str, Any] = json.loads(text)
+        if "error" in header:
+            if header["class"] is None:
+                raise RuntimeError(header["error"]["message"])
+            raise getattr(errors, header["class"])(**header["error"])
+        return header
+
+    def _fill(self, buffer: memoryview, limit: _Limit) -> None:
+        process = self._process
+        at = 0
+        while at < len(buffer):
+            got = process.stdout.readinto(buffer[at:]) if process and process.stdout else 0  # type: ignore[attr-defined]
+            if not got:
+                raise limit.failure()
+            at += got
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        with self._starting:
+            if self._closed:
+                raise RuntimeError("the reader is closed")
+            if self._process is None:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "vidspec.batch.read_worker"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    bufsize=0,
+                    start_new_session=True,  # Ctrl-C is for the run, which ends this process itself
+                )
+                hello = self._process.stdout.read(1) if self._process.stdout else b""  # no clip pays for its start
+                if not hello:
+                    raise RuntimeError(f"the process that reads clips ended with exit code {self._kill()}")
+            return self._process
+
+    def _kill(self) -> int | None:
+        """End the process; returns how it had ended before, if it had."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        code = process.poll()
+        if code is None:
+            process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        return code
+
+
+class _Limit:
+    """The time one request may take, and what to say when the process gave no answer."""
+
+    def __init__(self, reader: Reader, path: str) -> None:
+        self.reader, self.path = reader, path
+        self.expired = False
+        self._timer: threading.Timer | None = None
+
+    def __enter__(self) -> _Limit:
+        process = self.reader._started()
+        if self.reader.timeout is not None:
+            self._timer = threading.Timer(self.reader.timeout, self._expire, (process,))
+            self._timer.daemon = True
+            self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _expire(self, process: subprocess.Popen[bytes]) -> None:
+        self.expired = True
+        process.kill()
+
+    def failure(self) -> VideoError:
+        """The process is gone: let go of it, so that the next clip gets a new one, and say why."""
+        deadline = time.monotonic() + 5
+        process = self.reader._process
+        while process is not None and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)  # its pipe closes a moment before it ends
+        code = self.reader._kill()
+        if self.expired:
+            return VideoError(
+                f"{self.path}: not read within {self.reader.timeout:g} s", kind="timeout", hint="raise --timeout"
+            )
+        how = f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
+        return VideoError(f"{self.path}: the process that read it ended {how}", kind="crashed")

@@ -1,0 +1,73 @@
+"""Turns outcomes into records that can be recognised later: what was captioned, how, and which part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vidspec.batch.identity import Content, clip_id, settings_id
+from vidspec.batch.work import Entry, How, Outcome
+
+__all__ = ["LEAN_KEYS", "Settings", "lean", "record_of"]
+
+#: The keys of a line of ``--format jsonl``: nothing that was measured, so that the same captions are the same bytes.
+LEAN_KEYS = (
+    "path",
+    "start",
+    "end",
+    "prompt",
+    "caption",
+    "token_ids",
+    "lossless",
+    "profile",
+    "models",
+    "video",
+    "error",
+    "job",
+)
+
+
+class Settings:
+    """The settings of a run as a short name, for each prompt; what differs in any of them is another captioning."""
+
+    def __init__(self, profile: Mapping[str, Any], how: How) -> None:
+        self.profile, self.how = profile, how
+        self._known: dict[str | None, str] = {}
+
+    def of(self, entry: Entry) -> str:
+        """12 hex digits."""
+        if entry.prompt not in self._known:
+            how = self.how
+            self._known[entry.prompt] = settings_id(
+                self.profile,
+                prompt=entry.prompt or how.prompt,
+                segment=how.segment,
+                context=how.context and how.segment is not None,
+            )
+        return self._known[entry.prompt]
+
+
+def record_of(outcome: Outcome, settings: Settings, content: Content) -> dict[str, Any]:
+    """The record of ``outcome`` with its ``job``: ``clip, settings, size, mtime_ns`` and what applies of
+    ``sha256, start, end, prompt, segment, segments``."""
+    work = outcome.work
+    entry = work.entry or Entry(work.path)
+    job = {
+        "clip": clip_id(entry),
+        "settings": settings.of(entry),
+        **content._asdict(),
+        "start": work.start,
+        "end": work.end,
+        "prompt": entry.prompt or settings.how.prompt or None,
+        "segment": work.segment,
+        "segments": work.segments,
+    }
+    return {**outcome.caption.to_dict(), "job": {key: value for key, value in job.items() if value is not None}}
+
+
+def lean(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record without what was measured, as ``--format jsonl`` writes it."""
+    job = record["job"]
+    flat = {**record, **{key: job.get(key) for key in ("start", "end", "prompt")}}
+    kept = {key: value for key, value in job.items() if key not in ("start", "end", "prompt")}
+    return {key: kept if key == "job" else flat[key] for key in LEAN_KEYS}

@@ -1,0 +1,122 @@
+"""The plain values a bulk run passes along: an input, what is still to do of it, a part with its frames, an outcome."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from vidspec.record import Caption
+
+if TYPE_CHECKING:
+    from vidspec.video.base import Clip
+
+__all__ = ["Entry", "How", "Outcome", "Task", "Work"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One input: a clip, or the part of it that a manifest names.
+
+    Attributes:
+        path: as the user named it; what a record shows.
+        root: the folder that ``--output-dir`` mirrors from; the clip lies below it, or its name alone is used.
+        start, end: seconds; None for the beginning and the end.
+        prompt: asked instead of the run's.
+    """
+
+    path: str
+    root: str = "."
+    start: float | None = None
+    end: float | None = None
+    prompt: str | None = None
+
+    @property
+    def relative(self) -> str:
+        """The path below ``root``; the bare name where it is not below."""
+        below = os.path.relpath(self.path, self.root)
+        outside = below == os.pardir or below.startswith(os.pardir + os.sep) or os.path.isabs(below)
+        return os.path.basename(self.path) if outside else below
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be done of one entry.
+
+    Attributes:
+        entry: the input.
+        number: its place in the run, from 1.
+        done: segments that are finished already, by number, with their captions (None for failed ones).
+    """
+
+    entry: Entry
+    number: int = 1
+    done: Mapping[int, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class How:
+    """How every clip of a run is done; plain values that travel to other processes.
+
+    Attributes:
+        video: ``frames, fps, max_pixels, decoder`` as ``vidspec.video.read`` takes them.
+        prompt: the run's prompt; context is added to it, an entry's own prompt replaces it.
+        segment: None for whole clips, ``scenes``, or the length of a segment in seconds.
+        context: whether a segment's prompt quotes the caption of the one before.
+        baseline, verify: also decode plainly, to report the true speed-up or to fail on a difference.
+        timeout: seconds a clip (or segment) may take; None for no limit.
+        ahead: how many clips are decoded ahead of the one in work; 0 for none.
+        total: how many clips the run has.
+    """
+
+    video: Mapping[str, Any] = field(default_factory=dict)
+    prompt: str = ""
+    segment: float | str | None = None
+    context: bool = False
+    baseline: bool = False
+    verify: bool = False
+    timeout: float | None = None
+    ahead: int = 2
+    total: int = 1
+
+
+@dataclass(frozen=True)
+class Work:
+    """One thing to caption now: a clip or one of its segments, with its frames if they were read ahead.
+
+    Attributes:
+        path, start, end, prompt: as in :class:`Entry`.
+        entry: the input it is (a part of); None where there is only a path.
+        segment, segments: which of how many segments, from 0; None for a whole clip.
+        clip: the frames, or None to let the captioner read them.
+        error: why there are no frames.
+        read_s: seconds that reading took.
+        number: the entry's place in the run, from 1.
+        previous: the caption of the segment before, where it is known already.
+        last: whether nothing more of this entry follows.
+        held: bytes of memory that the frames, and what was prepared from them, take.
+    """
+
+    path: str
+    start: float | None = None
+    end: float | None = None
+    prompt: str | None = None
+    entry: Entry | None = None
+    segment: int | None = None
+    segments: int | None = None
+    clip: Clip | None = field(default=None, repr=False, compare=False)
+    error: Exception | None = None
+    read_s: float = 0.0
+    number: int = 0
+    previous: str | None = None
+    last: bool = True
+    held: int = 0
+
+
+class Outcome(NamedTuple):
+    """A clip's (or segment's) record, and why it failed: a VidspecError, a bug, or None."""
+
+    caption: Caption
+    error: Exception | None
+    work: Work

@@ -1,0 +1,234 @@
+"""Runs ``vidspec caption``: puts sources, profile, output and engine together, and says on stderr what happens."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from vidspec.cli import asked
+from vidspec.cli.report import EMBEDDED_NOTICE, left_out, note, totals
+from vidspec.errors import UsageError
+
+if TYPE_CHECKING:
+    from vidspec.batch.bulk import Engine, Tally
+    from vidspec.batch.inputs import Found
+    from vidspec.batch.outputs import Output
+    from vidspec.batch.plan import Plan
+    from vidspec.batch.records import Settings
+    from vidspec.batch.run import Observer
+    from vidspec.batch.work import Entry, How, Outcome, Task
+    from vidspec.live.heatmap_files import HeatmapFiles
+
+__all__ = ["caption_all"]
+
+
+@dataclass
+class Run:
+    """All that was decided before anything is captioned."""
+
+    given: Any
+    profile: Any
+    found: Found
+    entries: list[Entry]
+    how: How
+    settings: Settings
+    output: Output
+    pictures: HeatmapFiles | None = None
+
+    @property
+    def debug(self) -> bool:
+        return self.given.debug or os.environ.get("VIDSPEC_DEBUG", "") not in ("", "0")
+
+    @property
+    def several(self) -> bool:
+        return self.found.several
+
+
+def caption_all(given: Any) -> int:
+    """Caption what was asked for; returns the exit code.
+
+    Args:
+        given: the options, by the names of ``vidspec.cli.caption.caption``'s parameters.
+    """
+    from vidspec.batch.inputs import collect
+    from vidspec.batch.records import Settings
+    from vidspec.batch.shards import shard_of
+    from vidspec.batch.writers import check_output
+    from vidspec.user_config import read_config, resolve
+
+    asked.check(given)
+    sources = asked.sources_of(given)
+    defaults = read_config()
+    form = asked.form_of(given, defaults)
+    profile = resolve(given.profile, asked.overrides_of(given), defaults).profile
+    asked.how_of(given, profile, 0)  # refuses a wrong --segment before folders are searched
+    shard = shard_of(given.shard, os.environ)
+    found = collect(sources)
+    found.entries = [
+        entry if (entry.start, entry.end) != (None, None) else replace(entry, start=given.start, end=given.end)
+        for entry in found.entries
+    ]
+    if not found.entries:
+        raise UsageError("there is no video to caption", hint=left_out(found) or "the list is empty")
+    entries = shard.mine(found.entries) if shard else found.entries
+    if shard and not given.quiet:
+        source = " (SLURM's job array; --shard 1/1 captions all)" if shard.automatic else ""
+        note(f"shard {shard.number} of {shard.count}: {len(entries)} of {len(found.entries)} clips{source}")
+    if given.trace is not None:
+        check_output(given.trace, [entry.path for entry in entries], "--trace")
+    if given.heatmap is not None:
+        from vidspec.live.heatmap_files import check_heatmap
+
+        check_heatmap(given.heatmap, profile, [entry.path for entry in entries])
+    how = asked.how_of(given, profile, len(entries))
+    output = asked.output_of(given, form, found, entries, profile.name, shard)
+    run = Run(given, profile, found, entries, how, Settings(profile.model_dump(), how), output)
+    # Libraries that print must not mix with captions; only the output still holds the true stdout.
+    with redirect_stdout(sys.stderr):
+        return _run(run)
+
+
+def _run(run: Run) -> int:
+    from vidspec.batch.bulk import Tally, execute
+    from vidspec.batch.plan import plan
+    from vidspec.batch.run import exit_code
+
+    given = run.given
+    tally = Tally(total=len(run.entries))
+    code = 0
+    complete = False
+    with ExitStack() as stack:
+        stack.callback(lambda: _close(run, tally, complete=complete))
+        try:
+            planned = plan(run.entries, run.output, run.settings, checksum=given.checksum, retry=given.retry_failed)
+            tally.earlier, tally.earlier_failed, tally.reused = planned.captioned, planned.failed, planned.reused
+            _tell_earlier(run, planned)
+            if planned.tasks:
+                engine, listeners = _equipped(stack, run, planned, tally)
+                limit = 1 if given.fail_fast else given.max_failures
+                code = execute(planned, engine, run.output, run.settings, tally, listeners, max_failures=limit)
+        except KeyboardInterrupt:
+            stack.close()
+            note(f"interrupted: {tally.done} of {tally.total} clips were done, and are kept")
+            return 130
+        complete = tally.stopped is None
+    if run.several and not given.quiet:
+        note(totals(tally, run.found))
+    for line in run.found.unreadable:
+        note(f"error: {line}")
+    if tally.stopped:
+        note(f"error: stopped: {tally.stopped}")
+    unseen = run.pictures.errors if run.pictures else []
+    for error in unseen:
+        note(f"error: --heatmap: {error}")
+    return max(code, exit_code(unseen)) or int(bool(tally.earlier_failed or run.found.unreadable))
+
+
+def _close(run: Run, tally: Tally, *, complete: bool) -> None:
+    for line in run.output.close(run.entries, complete=complete):
+        if not run.given.quiet:
+            note(line)
+
+
+def _tell_earlier(run: Run, planned: Plan) -> None:
+    done = planned.captioned + planned.failed
+    if run.given.quiet:
+        return
+    others = run.output.others({run.settings.of(entry) for entry in run.entries})
+    if others:
+        note(f"{others} earlier records were made with other settings and stay (--overwrite begins anew)")
+    if not done:
+        return
+    failed = f", {planned.failed} of them failed (--retry-failed tries them again)" if planned.failed else ""
+    note(f"{done} of {len(run.entries)} clips were done before{failed}")
+
+
+def _equipped(stack: ExitStack, run: Run, planned: Plan, tally: Tally) -> tuple[Engine, list[Any]]:
+    """The engine that was asked for, and who listens to it."""
+    from vidspec.batch.bulk import Listener
+    from vidspec.cli.listeners import Lines, Notifier, Traces
+
+    given = run.given
+    listeners: list[Listener] = []
+    if given.log_file is not None:
+        from vidspec.batch.log_file import LogFile
+
+        log = LogFile(given.log_file)
+        stack.callback(log.close)
+        log.start(tally, run.profile.name, asked.parameters(given))
+        listeners.append(log)
+    if run.profile.models.pair is not None:
+        stack.callback(lambda: note(EMBEDDED_NOTICE) if tally.captioned else None)
+    engine: Engine
+    observer: Observer
+    if given.engine.value == "ray" or given.replicas is not None:
+        engine = _elsewhere(run)
+        observer, panel = _observer(stack, run, tally)
+    else:
+        from vidspec.batch.local import outcomes
+        from vidspec.captioner import Captioner
+
+        captioner = stack.enter_context(Captioner.from_profile(run.profile))
+        observer, panel = _observer(stack, run, tally)
+        if given.heatmap is not None:
+            from vidspec.live.heatmap_files import HeatmapFiles
+
+            observer = run.pictures = HeatmapFiles(given.heatmap, run.profile, observer)
+
+        def engine(tasks: Iterable[Task]) -> Iterator[Outcome]:
+            return outcomes(captioner, tasks, run.how, observer)
+
+    if given.trace is not None:
+        traces = Traces(given.trace)
+        stack.callback(traces.write)
+        listeners.append(traces)
+    listeners.append(Lines(several=run.several, quiet=given.quiet, debug=run.debug))
+    if panel is not None:
+        listeners.append(panel)
+    listeners.append(Notifier(given.notify_every, several=run.several and panel is None, quiet=given.quiet))
+    return engine, listeners
+
+
+def _elsewhere(run: Run) -> Engine:
+    """An engine of several captioners in processes of their own, here or on a Ray cluster."""
+    from vidspec.batch.pool import Factory, device_groups
+
+    given = run.given
+    groups = device_groups(given.replicas, run.profile, ray=given.engine.value == "ray", address=given.address)
+    factory = Factory(run.profile.model_dump())
+    if given.engine.value == "ray":
+        from vidspec.batch.ray_engine import ray_outcomes
+
+        return lambda tasks: ray_outcomes(factory, tasks, run.how, groups, address=given.address)
+    from vidspec.batch.replicas import replica_outcomes
+
+    return lambda tasks: replica_outcomes(factory, tasks, run.how, groups)
+
+
+def _observer(stack: ExitStack, run: Run, tally: Tally) -> tuple[Observer, Any]:
+    """Who watches the current clip, and the panel of the whole run if there is one."""
+    from vidspec.batch.outputs import Stream
+    from vidspec.batch.run import Observer
+
+    given = run.given
+    if given.quiet or given.no_live or not sys.stderr.isatty():
+        return Observer(), None
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if console.is_dumb_terminal:
+        return Observer(), None
+    # Where the terminal shows stdout too, the finished caption stands there and not twice.
+    shown = isinstance(run.output, Stream) and sys.__stdout__ is not None and sys.__stdout__.isatty()
+    if run.several and not shown:
+        from vidspec.live.overall import BulkPanel
+
+        panel = stack.enter_context(BulkPanel(console, tally, profile=run.profile.name))
+        return panel, panel
+    from vidspec.live.panel import LivePanel
+
+    return stack.enter_context(LivePanel(console, profile=run.profile.name, keep_caption=not shown)), None

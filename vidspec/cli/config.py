@@ -1,0 +1,71 @@
+"""``vidspec config``: what holds when nothing is said, and who said it."""
+
+from __future__ import annotations
+
+import json
+import os
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+from vidspec.cli.options import Profile, Settings
+from vidspec.cli.report import note
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Show the user's own defaults.", no_args_is_help=True)
+
+
+class Form(str, Enum):
+    """How values are written."""
+
+    text = "text"
+    json = "json"
+
+
+@app.callback()
+def _root() -> None:
+    """Show the user's own defaults."""
+
+
+@app.command("show")
+def show(
+    profile: Profile = None,
+    settings: Settings = None,
+    form: Annotated[Form, typer.Option("--format", help="json: one object.")] = Form.text,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of every error.")] = False,
+) -> None:
+    """Show every value that `vidspec caption` would use, and where it comes from.
+
+    A flag wins over a VIDSPEC_* variable, that over the profile, that over the user's config, that over the default.
+    """
+    from types import SimpleNamespace
+
+    from vidspec.cli.asked import KEYS, overrides_of
+    from vidspec.user_config import DEFAULT_PROFILE, read_config, resolve
+
+    defaults = read_config()
+    nothing = dict.fromkeys([*KEYS, "style", "prompt", "prompt_file"])
+    resolved = resolve(profile, overrides_of(SimpleNamespace(**nothing, settings=settings)), defaults)
+    config = str(defaults.path)
+    rows: list[tuple[str, Any, str]] = []
+    if profile is not None:
+        said = "VIDSPEC_PROFILE" if os.environ.get("VIDSPEC_PROFILE") == profile else "flag"
+        rows.append(("profile", profile, said))
+    else:
+        rows.append(("profile", defaults.profile or DEFAULT_PROFILE, config if defaults.profile else "default"))
+    rows.append(("format", defaults.format or "text", config if defaults.format else "default"))
+    values = resolved.profile.model_dump()
+    for key, source in resolved.sources.items():
+        section, _, inner = key.partition(".")
+        if inner:
+            rows.append((key, values[section][inner], source))
+    if form is Form.json:
+        print(json.dumps({key: {"value": value, "source": source} for key, value, source in rows}, indent=2))
+        return
+    width = max(len(key) for key, _, _ in rows)
+    for key, value, source in rows:
+        print(f"{key:{width}}  {json.dumps(value, ensure_ascii=False)}  [{source}]")
+    if not defaults.path.is_file():
+        note(f"there is no {defaults.path}; it may hold profile, format and any section of a profile")

@@ -1,0 +1,103 @@
+"""Who hears of outcomes on the command line: lines on stderr, notes of progress, and the trace."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from vidspec.batch.bulk import Listener, Tally
+from vidspec.batch.work import Outcome
+from vidspec.cli.report import failure, note, progress, summary
+from vidspec.errors import UsageError
+
+__all__ = ["Lines", "Notifier", "Traces"]
+
+#: Seconds between notes of progress where there is no terminal to show a bar.
+USUAL = 60.0
+
+
+class Lines(Listener):
+    """A line on stderr for each outcome; for failures only if ``quiet``."""
+
+    def __init__(self, *, several: bool, quiet: bool, debug: bool) -> None:
+        self.several, self.quiet, self.debug = several, quiet, debug
+
+    def outcome(self, outcome: Outcome, tally: Tally) -> None:
+        if outcome.error is not None:
+            failure(outcome.caption, outcome.error, debug=self.debug)
+        elif not self.quiet:
+            work = outcome.work
+            part = f" segment {work.segment + 1}/{work.segments}" if work.segment is not None else ""
+            place = f"[{tally.done}/{tally.total}]{part} " if self.several else part.strip() + " " if part else ""
+            note(place + summary(outcome.caption))
+
+
+class Notifier(Listener):
+    """A line of progress every so many clips or seconds.
+
+    Args:
+        every: ``100`` clips or a time such as ``5m``; None for every minute of a run of ``several`` clips.
+        several: whether there is anything to say unasked.
+        quiet: nothing unasked.
+
+    Raises:
+        UsageError: ``every`` is neither.
+    """
+
+    def __init__(self, every: str | None, *, several: bool, quiet: bool) -> None:
+        self.clips: int | None = None
+        self.seconds: float | None = USUAL if several and not quiet else None
+        if every is not None:
+            self.clips, self.seconds = every_of(every)
+        self._last = time.monotonic()
+        self._told = 0
+
+    def outcome(self, outcome: Outcome, tally: Tally) -> None:
+        now, done = time.monotonic(), tally.captioned + tally.failed
+        by_count = self.clips is not None and done - self._told >= self.clips
+        by_time = self.seconds is not None and now - self._last >= self.seconds
+        if by_count or by_time:
+            self._last, self._told = now, done
+            note(progress(tally))
+
+
+def every_of(text: str) -> tuple[int | None, float | None]:
+    """Clips or seconds, the other None."""
+    from vidspec.batch.manifests import seconds
+
+    if re.fullmatch(r"[1-9]\d*", text.strip()):
+        return int(text), None
+    try:
+        wanted = seconds(text)
+    except ValueError:
+        wanted = 0.0
+    if wanted <= 0:
+        raise UsageError(f"--notify-every {text}: must be a number of clips or a time such as 30s or 5m")
+    return None, wanted
+
+
+class Traces(Listener):
+    """Collects the traces of clips for one file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._traces: list[tuple[str, Any]] = []
+        self._ended = False
+
+    def outcome(self, outcome: Outcome, tally: Tally) -> None:
+        if outcome.caption.trace is not None:
+            self._traces.append((outcome.caption.path, outcome.caption.trace))
+
+    def ended(self, tally: Tally) -> None:
+        self._ended = True
+
+    def write(self) -> None:
+        """Write the file, unless nothing was captioned."""
+        if not self._traces and not self._ended:
+            return
+        from vidspec.batch.trace_file import write
+        from vidspec.decoding.trace import to_chrome
+
+        write(self.path, [(path, to_chrome(events)) for path, events in self._traces])

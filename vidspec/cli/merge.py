@@ -1,0 +1,43 @@
+"""``vidspec merge``: one file out of those that shards wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vidspec.cli.options import Form
+from vidspec.cli.report import note
+from vidspec.errors import UsageError
+
+__all__ = ["merge"]
+
+
+def merge(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What --format jsonl or json wrote.")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Replaced whole; - is stdout.")] = "-",
+    form: Annotated[Form, typer.Option("--format", help="Of the output.")] = Form.jsonl,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of every error.")] = False,
+) -> None:
+    """Merge records of several runs or shards: each clip once, a caption before a failure, sorted by path."""
+    from vidspec.batch.merge import merge as merged
+    from vidspec.batch.merge import rendered
+    from vidspec.batch.sidecars import write_whole
+    from vidspec.batch.writers import StdoutLines
+
+    found = merged(files)
+    content = rendered(found.records, form.value)
+    if output == "-":
+        lines = StdoutLines()
+        for line in content.removesuffix("\n").split("\n") if content else ():
+            lines.write(line)
+    else:
+        if not Path(output).parent.is_dir():
+            raise UsageError(f"--output {output}: there is no folder {Path(output).parent}")
+        write_whole(Path(output), content)
+    if not quiet:
+        more = [f"{found.duplicates} in several files"] * bool(found.duplicates)
+        more += [f"{found.torn} torn lines left out"] * bool(found.torn)
+        note("; ".join([f"{len(found.records)} records, {found.failed} failed", *more]))

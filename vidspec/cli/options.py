@@ -1,0 +1,250 @@
+"""The options of ``vidspec caption``, each as a type; what they do is said in their help and done elsewhere."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+MODELS, VIDEO, TEXT, OUTPUT, CHECKS = "Models", "Video", "Generation", "Output", "Measuring and checking"
+INPUTS, RESUME, SCALE = "Inputs", "Resuming and failures", "Many devices and machines"
+
+
+class Form(str, Enum):
+    """How captions are written."""
+
+    text = "text"
+    txt = "txt"
+    json = "json"
+    jsonl = "jsonl"
+    csv = "csv"
+    srt = "srt"
+    vtt = "vtt"
+    webdataset_txt = "webdataset-txt"
+
+
+class EngineName(str, Enum):
+    """Who runs the captioners."""
+
+    local = "local"
+    ray = "ray"
+
+
+def profile_names(incomplete: str) -> list[tuple[str, str]]:
+    """For completion: names of profiles and what they are."""
+    from vidspec.profiles import available
+
+    return [(info.name, info.about) for info in available() if info.name.startswith(incomplete)]
+
+
+def style_names(incomplete: str) -> list[tuple[str, str]]:
+    """For completion: names of prompts and what they say."""
+    from vidspec.prompts import STYLES
+
+    return [(name, text) for name, text in STYLES.items() if name.startswith(incomplete)]
+
+
+Paths: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="PATH...",
+        help="Videos, folders, manifests (.jsonl, .csv), or - for a list on standard input.",
+        show_default=False,
+    ),
+]
+Profile: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        "-p",
+        envvar="VIDSPEC_PROFILE",
+        metavar="NAME|FILE",
+        help="How to accelerate; `vidspec profiles` lists the names (default: vanilla-sd).",
+        autocompletion=profile_names,
+    ),
+]
+Settings: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override any key of the profile: --set prune.alpha=0.8."),
+]
+
+FromFile: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FILE", help="A list of paths, a line or a NUL each; - is stdin.", rich_help_panel=INPUTS),
+]
+Manifest: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FILE", help="JSONL or CSV: path, and perhaps prompt, start, end; - is stdin.", rich_help_panel=INPUTS
+    ),
+]
+Include: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(metavar="GLOB", help="In folders and lists: only these.", rich_help_panel=INPUTS),
+]
+Exclude: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(metavar="GLOB", help="In folders and lists: not these.", rich_help_panel=INPUTS),
+]
+Extensions: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", help="What is a video in folders: mp4,mkv, or any.", rich_help_panel=INPUTS),
+]
+
+Pair: TypeAlias = Annotated[
+    str | None, typer.Option(help="A built-in target and draft: embedded.", rich_help_panel=MODELS)
+]
+Target: TypeAlias = Annotated[
+    str | None, typer.Option(help="The target: a hub id or a folder.", rich_help_panel=MODELS)
+]
+Draft: TypeAlias = Annotated[str | None, typer.Option(help="The draft: a hub id or a folder.", rich_help_panel=MODELS)]
+Captioner: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="Captions a frame for a draft that is shown a text: a hub id or a folder. [default: the draft]",
+        rich_help_panel=MODELS,
+    ),
+]
+Device: TypeAlias = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.", rich_help_panel=MODELS)]
+Dtype: TypeAlias = Annotated[
+    str | None, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=MODELS)
+]
+Attn: TypeAlias = Annotated[
+    str | None, typer.Option(help="Attention kernel: auto, sdpa, eager, ...", rich_help_panel=MODELS)
+]
+
+Frames: TypeAlias = Annotated[int | None, typer.Option(help="Frames to show.", rich_help_panel=VIDEO)]
+Fps: TypeAlias = Annotated[float | None, typer.Option(help="Frames to show per second.", rich_help_panel=VIDEO)]
+Start: TypeAlias = Annotated[float | None, typer.Option(help="Begin here, in seconds.", rich_help_panel=VIDEO)]
+End: TypeAlias = Annotated[float | None, typer.Option(help="End here, in seconds.", rich_help_panel=VIDEO)]
+MaxPixels: TypeAlias = Annotated[
+    int | None, typer.Option(help="Shrink frames to at most this many pixels.", rich_help_panel=VIDEO)
+]
+Decoder: TypeAlias = Annotated[str | None, typer.Option(help="auto, decord or av.", rich_help_panel=VIDEO)]
+Segment: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LENGTH|scenes",
+        help="Caption each part: 30s, 2m or scenes (by PySceneDetect).",
+        rich_help_panel=VIDEO,
+    ),
+]
+Context: TypeAlias = Annotated[
+    bool, typer.Option("--context", help="Show each segment the caption before it.", rich_help_panel=VIDEO)
+]
+
+Prompt: TypeAlias = Annotated[str | None, typer.Option(help="What to ask about the video.", rich_help_panel=TEXT)]
+PromptFile: TypeAlias = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Read the prompt from a file.", rich_help_panel=TEXT)
+]
+Style: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="A named prompt: brief, detailed, subjects-actions-background, dataset.",
+        rich_help_panel=TEXT,
+        autocompletion=style_names,
+    ),
+]
+System: TypeAlias = Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.", rich_help_panel=TEXT)]
+MaxNewTokens: TypeAlias = Annotated[int | None, typer.Option(help="Longest caption.", rich_help_panel=TEXT)]
+Temperature: TypeAlias = Annotated[float | None, typer.Option(help="0 is greedy.", rich_help_panel=TEXT)]
+TopP: TypeAlias = Annotated[float | None, typer.Option(help="Nucleus sampling.", rich_help_panel=TEXT)]
+Seed: TypeAlias = Annotated[int | None, typer.Option(help="Seed of sampling.", rich_help_panel=TEXT)]
+
+Format: TypeAlias = Annotated[
+    Form | None,
+    typer.Option(
+        "--format",
+        help="jsonl: the same captions, the same bytes; json: all that was measured (default: text).",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Out: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help="One file for all clips, continued if it exists; - is stdout.",
+        metavar="FILE",
+        rich_help_panel=OUTPUT,
+    ),
+]
+OutputDir: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="DIR", help="A file for each clip below DIR, as the clips lie.", rich_help_panel=OUTPUT),
+]
+Name: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="TEMPLATE", help="Of each clip's file: '{stem}.{profile}{suffix}'.", rich_help_panel=OUTPUT),
+]
+Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help="Say only what failed.", rich_help_panel=OUTPUT)]
+NoLive: TypeAlias = Annotated[bool, typer.Option("--no-live", help="No live panel.", rich_help_panel=OUTPUT)]
+LogFile: TypeAlias = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Add a JSON line for every event.", rich_help_panel=OUTPUT)
+]
+NotifyEvery: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="N|TIME", help="A line of progress every 100 clips, or every 5m.", rich_help_panel=OUTPUT),
+]
+
+Overwrite: TypeAlias = Annotated[
+    bool, typer.Option("--overwrite", help="Begin anew; the older file becomes FILE~.", rich_help_panel=RESUME)
+]
+RetryFailed: TypeAlias = Annotated[
+    bool, typer.Option("--retry-failed", help="Try again what failed before.", rich_help_panel=RESUME)
+]
+Checksum: TypeAlias = Annotated[
+    bool,
+    typer.Option("--checksum", help="Know clips by their bytes, not by size and time.", rich_help_panel=RESUME),
+]
+FailFast: TypeAlias = Annotated[
+    bool, typer.Option("--fail-fast", help="Stop at the first failure.", rich_help_panel=RESUME)
+]
+MaxFailures: TypeAlias = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Stop after this many.", rich_help_panel=RESUME)
+]
+Timeout: TypeAlias = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="Give up a clip after this long.", rich_help_panel=RESUME)
+]
+
+DecodeAhead: TypeAlias = Annotated[
+    int, typer.Option(min=0, metavar="N", help="Clips to decode ahead.", rich_help_panel=SCALE)
+]
+Replicas: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="N|auto", help="Captioners at once; auto: one for each GPU.", rich_help_panel=SCALE),
+]
+Shard: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="I/N", help="Only this part of the clips; of SLURM's job array by default.", rich_help_panel=SCALE
+    ),
+]
+EngineOption: TypeAlias = Annotated[
+    EngineName, typer.Option("--engine", help="ray: actors on a Ray cluster.", rich_help_panel=SCALE)
+]
+Address: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help="Of the Ray cluster.", rich_help_panel=SCALE)
+]
+
+Baseline: TypeAlias = Annotated[
+    bool, typer.Option("--baseline", help="Also decode plainly; report the true speed-up.", rich_help_panel=CHECKS)
+]
+Verify: TypeAlias = Annotated[
+    bool, typer.Option("--verify", help="Also decode plainly; fail on any difference.", rich_help_panel=CHECKS)
+]
+Trace: TypeAlias = Annotated[
+    Path | None, typer.Option("--trace", metavar="FILE", help="Write a Chrome/Perfetto trace.", rich_help_panel=CHECKS)
+]
+Heatmap: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--heatmap", metavar="FILE.png", help="Draw what the draft sees of the frames.", rich_help_panel=CHECKS
+    ),
+]
+Debug: TypeAlias = Annotated[
+    bool, typer.Option("--debug", help="Show the traceback of every error.", rich_help_panel=CHECKS)
+]

@@ -75,6 +75,7 @@ class FakeCaptioner:
     made: ClassVar[list[FakeCaptioner]] = []
     refuse: Exception | None = None
     warm = False
+    notes: tuple[str, ...] = ()
 
     def __init__(self, profile: SimpleNamespace, embedded: bool = True) -> None:
         self.profile, self.embedded = profile, embedded

@@ -1,5 +1,6 @@
 """From a path to a record, with small random models: events, record, errors and the life of a captioner."""
 
+import gc
 import json
 import sys
 
@@ -268,3 +269,21 @@ def test_closes_when_its_block_fails(captioner):
     with pytest.raises(KeyError), other(captioner, {}) as again:
         raise KeyError
     assert not hasattr(again, "target")
+
+
+def test_what_is_prepared_is_used_once_and_changes_nothing(captioner, monkeypatch):
+    clip = captioner.read(CLIP)
+    expected = captioner.caption("clip", clip=clip).token_ids
+    held = captioner.prepare(clip)
+    assert held == 2 * clip.frames.shape[0] * 3 * 32 * 32 * 4  # of target and draft
+    models = [captioner.target.model, captioner.draft.model]
+    for model in models:
+        monkeypatch.setattr(model, "preprocess", None)
+    assert captioner.caption("clip", clip=clip).token_ids == expected
+    with pytest.raises(TypeError):
+        captioner.caption("clip", clip=clip)
+    monkeypatch.undo()
+    captioner.prepare(clip)
+    del clip
+    gc.collect()
+    assert not captioner._ahead  # nothing is kept of a clip that is gone

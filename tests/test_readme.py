@@ -1,8 +1,11 @@
-"""What the README names exists, and what exists is named there."""
+"""What the README and the pages in docs/ name exists, and what exists is named there."""
 
 import re
+import shlex
+from itertools import pairwise
 from pathlib import Path
 
+import pytest
 import typer
 
 from vidspec.cli.app import app
@@ -10,41 +13,82 @@ from vidspec.profiles import load, packaged_folder
 from vidspec.record import RECORD_KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {path.stem: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
+COMMANDS = typer.main.get_command(app).commands
 
 
-def section(title):
-    return re.split(r"^## ", README.split(f"\n## {title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+def section(page, title):
+    return re.split(r"^## ", PAGES[page].split(f"\n## {title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def first_cells(text):
     return [row.split("|")[1] for row in text.splitlines() if row.startswith("| `")]
 
 
+def options(command):
+    return {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+
+
 def test_options_of_caption():
-    command = typer.main.get_command(app).commands["caption"]
-    options = {name for parameter in command.params for name in parameter.opts if name.startswith("-")}
-    named = {name for cell in first_cells(section("Command line")) for name in re.findall(r"`(-[\w-]+)", cell)}
-    assert named == options - {"--help", "-h"}
+    named = {
+        name
+        for cell in first_cells(section("usage", "Options of `vidspec caption`"))
+        for name in re.findall(r"`(-[\w-]+)", cell)
+    }
+    real = {name for name in options(COMMANDS["caption"]) if name.startswith("-")}
+    assert named == real - {"--help", "-h"}
 
 
 def test_keys_of_the_record():
-    assert [cell.strip(" `") for cell in first_cells(section("The JSON record"))] == list(RECORD_KEYS)
+    assert [cell.strip(" `") for cell in first_cells(section("usage", "The JSON record"))] == list(RECORD_KEYS)
 
 
 def test_packaged_profiles():
-    named = {cell.strip(" `") for cell in first_cells(section("Profiles"))}
-    assert named == {path.stem for path in packaged_folder().glob("*.yaml")}
+    named = [cell.strip(" `") for cell in first_cells(PAGES["profiles"])]
+    assert sorted(named) == sorted(path.stem for path in packaged_folder().glob("*.yaml"))
 
 
-def test_profile_in_the_readme_is_valid(tmp_path):
+def test_profile_of_ones_own_is_valid(tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text(re.search(r"```yaml\n(.*?)```", section("Profiles"), re.DOTALL)[1])
+    path.write_text(re.search(r"```yaml\n(.*?)```", PAGES["profiles"], re.DOTALL)[1])
     assert load(str(path), env={}).prune.alpha == 0.8
+
+
+def command_lines():
+    """Every ``vidspec`` command in a console block of any page."""
+    for page, text in sorted(PAGES.items()):
+        for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                for part in re.split(r"[|&;]", line.partition("#")[0]):
+                    words = shlex.split(part.strip().removeprefix("$ "))
+                    if words[:1] == ["vidspec"]:
+                        yield page, tuple(words[1:])
+
+
+@pytest.mark.parametrize(("page", "words"), sorted(set(command_lines())))
+def test_commands_and_their_options_exist(page, words):
+    command = COMMANDS[words[0]]
+    rest = words[1:]
+    if hasattr(command, "commands"):
+        command, rest = command.commands[rest[0]], rest[1:]
+    given = {word.partition("=")[0] for word in rest if word.startswith("-") and word != "-"}
+    assert given <= options(command) | {"--help"}
+    for flag, value in pairwise(rest):
+        if flag == "--profile" and not value.endswith(".yaml"):
+            load(value, env={})
+        if flag == "--set":
+            load("parallelvlm", dict([value.split("=", 1)]), env={})
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    folder = ROOT if page == "README" else ROOT / "docs"
+    for target in re.findall(r"\]\(([^)#\s]+)\)", PAGES[page]):
+        assert target.startswith("https://") or (folder / target).exists(), target
 
 
 def test_map_names_every_room():
     rooms = {f"{folder.name}/" for folder in (ROOT / "vidspec").iterdir() if (folder / "__init__.py").is_file()}
-    named = {name for cell in first_cells(section("Map"))[1:] for name in re.findall(r"`([^`]+)`", cell)}
+    named = {name for cell in first_cells(section("README", "Map"))[1:] for name in re.findall(r"`([^`]+)`", cell)}
     assert rooms <= named
     assert [name for name in named if not (ROOT / "vidspec" / name).exists()] == []

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -21,10 +22,11 @@ from vidspec.decoding.setup import Setup
 from vidspec.decoding.trace import Trace
 from vidspec.decoding.workers.run import SideBySide
 from vidspec.decoding.workers.slot import DraftSlot
+from vidspec.engine.device import synchroniser
 from vidspec.engine.forward import Engine
 from vidspec.errors import GenerationError, ModelError
 from vidspec.models import image_captioner, loading
-from vidspec.models.base import VideoLanguageModel
+from vidspec.models.base import Pixels, VideoLanguageModel
 from vidspec.models.detokenizer import Detokenizer
 from vidspec.models.image_captioner import DraftCaptioner, ImageCaptioner
 from vidspec.models.prompt import Question
@@ -88,6 +90,7 @@ class Captioner:
         self.setup = Setup.of(first, target, None if first.concurrent else draft, describe)
         self._other = Setup.of(second, target, None, None) if second is not None else None
         self._choice: Choice | None = None
+        self._ahead: WeakKeyDictionary[video.Clip, dict[VideoLanguageModel, Pixels]] = WeakKeyDictionary()
         self.slot = slot
         if (profile.concurrent or profile.chooses) and slot is None:
             drafting = target if draft is None else draft
@@ -154,6 +157,8 @@ class Captioner:
                 if draft is not None:
                     draft.name = "embedded/draft"
             captioner = cls(profile, target, draft, embedded=embedded, describe=describe, slot=slot)
+            if slot is not None:
+                slot.ready()  # it was loading meanwhile; what is wrong with it is said now
             undo.pop_all()
         return captioner
 
@@ -170,7 +175,7 @@ class Captioner:
         if self.slot is not None:
             self.slot.drop()
         device = self.target.model.device
-        del self.setup, self.slot
+        del self.setup, self.slot, self._other
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -185,6 +190,13 @@ class Captioner:
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": str(model.device),
         }
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of the loaded models, a line each."""
+        engines = (self.target, self.draft)
+        found = [getattr(engine.model, "note", None) for engine in engines if engine is not None]
+        return tuple(dict.fromkeys(line for line in found if line))
 
     def _draft_name(self) -> str | None:
         if self.draft is not None:
@@ -234,7 +246,7 @@ class Captioner:
             VideoError: the file gives no frames.
             GenerationError: the prompt is too long for the model, or memory does not suffice.
         """
-        trace = Trace(_synchroniser(self.target.model.device))
+        trace = Trace(synchroniser(self.target.model.device))
         clip = asked.get("clip")
         if clip is None:
             with trace.span("decode_video"):
@@ -262,9 +274,20 @@ class Captioner:
             decoder=wanted.decoder,
         )
 
+    def prepare(self, clip: video.Clip) -> int:
+        """Preprocess a clip for the models in this process before its turn; may run in another thread.
+
+        Returns:
+            bytes that are held until the clip has been captioned.
+        """
+        models = [engine.model for engine in (self.target, self.draft) if engine is not None]
+        self._ahead[clip] = pixels = {model: model.preprocess(clip) for model in models}
+        return sum(one.values.nbytes for one in pixels.values())
+
     def _question(self, clip: video.Clip, asked: Asked) -> Question:
         generate = self.profile.generate
-        return Question(clip, asked.get("prompt") or generate.prompt, asked.get("system") or generate.system)
+        prompt, system = asked.get("prompt") or generate.prompt, asked.get("system") or generate.system
+        return Question(clip, prompt, system, self._ahead.pop(clip, {}))
 
     def _run(self, path: str, question: Question, trace: Trace) -> Run:
         if self._other is not None and self.slot is not None:
@@ -277,6 +300,11 @@ class Captioner:
             return SideBySide(self.setup, path, question, trace, self.slot)
         return InTurns(self.setup, path, question, trace)
 
+    def _chosen(self, read: Prefilled) -> Prefilled:
+        choice = self._choice
+        kind = choice.kind if choice else self.setup.profile.schedule.kind
+        return replace(read, schedule=kind, why=choice.why if choice else None)
+
     def _generate(self, path: str, question: Question, trace: Trace) -> Iterator[Event]:
         run = self._run(path, question, trace)
         text = Detokenizer(self.target.model.tokenizer)
@@ -284,10 +312,10 @@ class Captioner:
         rounds: list[Round] = []
         finished = 0.0
         for event in run.events():
-            finished = trace.now()
+            finished = trace.elapsed()
             if isinstance(event, Prefilled):
-                read = event
-                yield event
+                read = self._chosen(event)
+                yield read
             else:
                 rounds.append(event)
                 yield replace(event, texts=tuple(text.add(token) for token in event.token_ids))
@@ -310,9 +338,3 @@ def _beside(profile: Profile) -> loading.Placement:
     wanted = profile.models
     device = profile.workers.draft or wanted.draft_device or wanted.device
     return loading.placement(device, wanted.dtype, wanted.attention)
-
-
-def _synchroniser(device: torch.device) -> Any:
-    if device.type == "cuda":
-        return lambda: torch.cuda.synchronize(device)
-    return torch.mps.synchronize if device.type == "mps" else lambda: None

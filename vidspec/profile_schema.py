@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from vidspec.registry import Registry, drafters, load_plugin, pruners, rules, schedules
 
-__all__ = ["Profile"]
+__all__ = ["LOSSY", "Profile"]
 
 
 def _named(registry: Registry[Any]) -> Callable[[str], str]:
@@ -177,10 +177,28 @@ class WorkersSection(_Section):
     timeout: float = Field(default=300.0, gt=0, allow_inf_nan=False)
 
 
+def _words(words: Any) -> Any:
+    return [word.strip() for word in words.split(",") if word.strip()] if isinstance(words, str) else words
+
+
 class AcceptSection(_Section):
-    """Which proposed tokens are kept."""
+    """Which proposed tokens are kept.
+
+    The rest is read by the lossy rules it is named for: ``lam``, the loose share of a window, ``similar``, how many
+    visual positions a token's relevance is the mean over, and ``tolerance`` of shifted positions by lvspec; ``theta``,
+    the entropy in nats from which a mismatch may pass, by fly and fly_minus; ``window``, how many places must be seen
+    from a mismatch on, by fly; ``rate``, how often a mismatch passes, by random_loose. ``protect`` names words, and
+    the classes ``numbers`` and ``negations``, that none of them lets pass.
+    """
 
     rule: Annotated[str, AfterValidator(_named(rules))] = "exact"
+    lam: float = Field(default=0.7, ge=0, le=1, allow_inf_nan=False)
+    similar: int = Field(default=10, ge=1)
+    tolerance: bool = True
+    theta: float = Field(default=0.3, ge=0, allow_inf_nan=False)
+    window: int = Field(default=6, ge=1)
+    rate: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
+    protect: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_words)] = ()
 
 
 class GenerateSection(_Section):
@@ -284,6 +302,10 @@ _NEAR = frozenset({"sparse_kv", "ensemble"})
 _OWN_WEIGHTS, _BLIND = frozenset({"self", "sparse_kv"}), frozenset({"sparse_kv", "text_only"})
 
 
+#: Rules that compare greedy choices and change the text.
+LOSSY = frozenset({"lvspec", "fly", "fly_minus", "random_loose"})
+
+
 def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
     """Each as: is it broken, the key to change, the reason, what to do instead."""
     models, drafts, sequential = p.models, p.draft.kind != "none", p.schedule.kind != "autoregressive"
@@ -341,6 +363,12 @@ def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
             "prune.method",
             f"{p.prune.method} chooses what a draft sees, and draft.kind {p.draft.kind} chooses itself",
             "prune.method: none",
+        ),
+        (
+            p.accept.rule in LOSSY and p.generate.temperature > 0,
+            "generate.temperature",
+            f"{p.accept.rule} compares greedy choices, and {p.generate.temperature:g} draws tokens",
+            "generate.temperature: 0, or accept.rule: exact",
         ),
         (
             p.video.frames is not None and p.video.fps is not None,

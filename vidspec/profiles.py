@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from vidspec.errors import ProfileError
-from vidspec.profile_schema import Profile
+from vidspec.profile_schema import LOSSY, Profile
 from vidspec.registry import nearest
 
 __all__ = [
@@ -73,11 +73,19 @@ def available() -> list[ProfileInfo]:
     for source, folder in (("packaged", packaged_folder()), ("user", user_folder())):
         for path in sorted(file for ending in ("*.yaml", "*.yml") for file in folder.glob(ending)):
             try:
-                about = " ".join(str(_read(path).get("about") or "").split())
+                about = _about(_read(path))
             except ProfileError as error:
                 about = f"unreadable: {error.message}"
             found[path.stem] = ProfileInfo(path.stem, about, path, source)
     return [found[name] for name in sorted(found)]
+
+
+def _about(data: Mapping[str, Any]) -> str:
+    """What a profile's file says of itself, and whether its acceptance rule is lossy in case it does not say so."""
+    about = " ".join(str(data.get("about") or "").split())
+    accept = data.get("accept")
+    lossy = isinstance(accept, Mapping) and accept.get("rule") in LOSSY
+    return f"{about} Not lossless.".strip() if lossy and "not lossless" not in about.lower() else about
 
 
 def load(

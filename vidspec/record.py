@@ -29,6 +29,7 @@ RECORD_KEYS = (
     "schedule",
     "kept_per_frame",
     "ensemble",
+    "loose",
     "error",
 )
 
@@ -57,6 +58,10 @@ class Caption:
         kept_per_frame: visual tokens of each frame that the draft saw; empty without a draft.
         ensemble: None, or of an ensemble ``weights`` (by context, one per window), the ``caption`` that stood for the
             video and the ``captioner`` that wrote it (None without that context).
+        loose: None with a lossless method; else ``share``, the share of the emitted tokens that a lossy rule let pass
+            although the target would have chosen another, and ``tokens``, each of them: ``at`` (index in
+            ``token_ids``), ``token`` and ``text``, ``wanted`` and ``wanted_text`` of the target's own token there,
+            ``by`` what it passed, and the ``relevance`` (mean cosine) and ``entropy`` (nats) that the rule measured.
         error: None, or ``{stage, kind, message}``.
         trace: timed events for ``--trace``; not part of the JSON record.
     """
@@ -75,6 +80,7 @@ class Caption:
     schedule: dict[str, Any] = field(default_factory=dict)
     kept_per_frame: list[int] = field(default_factory=list)
     ensemble: dict[str, Any] | None = None
+    loose: dict[str, Any] | None = None
     error: dict[str, str] | None = None
     trace: Any = field(default=None, repr=False, compare=False)
 

@@ -1,13 +1,18 @@
 """Captioners in other processes: replicas on this machine and Ray actors give what one process gives."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from fake_captioner import FakeCaptioner
 
+from batch.test_reading import alive
 from vidspec import profiles
 from vidspec.batch import pool
 from vidspec.batch.identity import content_of
@@ -68,6 +73,28 @@ def test_replicas_give_what_one_process_gives_and_survive_deaths(tasks):
     check(list(replica_outcomes(FACTORY, tasks, HOW, GROUPS)), tasks)
 
 
+def test_replicas_end_with_a_run_that_is_killed(tasks):
+    paths = [task.entry.path for task in tasks[:2]]
+    code = (
+        "import multiprocessing, os; from batch.test_pool import *\n"
+        "if __name__ == '__main__':\n"
+        f"    todo = [Task(Entry(path), number) for number, path in enumerate({paths!r})]\n"
+        "    found = replica_outcomes(FACTORY, todo, HOW, GROUPS); next(found)\n"
+        "    print(*[one.pid for one in multiprocessing.active_children()], flush=True); os.kill(os.getpid(), 9)"
+    )
+    script = Path(tasks[0].entry.path).parent / "killed.py"
+    script.write_text(code)
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    left = [int(pid) for pid in ran.stdout.split() if pid.isdigit()]
+    assert len(left) == 2, ran.stderr
+    for _ in range(600):
+        left = [pid for pid in left if alive(pid)]
+        if not left:
+            return
+        time.sleep(0.05)
+    pytest.fail("captioners outlived their run")
+
+
 def test_ray_actors_give_what_one_process_gives_and_survive_deaths(tasks):
     ray = pytest.importorskip("ray")
     from vidspec.batch.ray_engine import ray_outcomes
@@ -88,29 +115,49 @@ def test_a_replica_without_models_ends_the_run(tasks):
         list(replica_outcomes(refusing, tasks, HOW, GROUPS))
 
 
-def groups(monkeypatch, gpus, replicas, device="auto", **more):
+def groups(monkeypatch, gpus, replicas, changes=None, **more):
     monkeypatch.setattr(pool, "_gpus", lambda: gpus)
+    monkeypatch.setattr(pool, "_ray_gpus", lambda address: gpus)
     monkeypatch.setattr(pool, "_cores", lambda: 8)
-    return device_groups(replicas, profiles.override(PROFILE, {"models.device": device}), **more)
+    return device_groups(replicas, profiles.override(PROFILE, changes or {}), **more)
 
 
-def test_one_captioner_for_each_gpu(monkeypatch):
-    assert [one.device for one in groups(monkeypatch, 3, "auto")] == ["cuda:0", "cuda:1", "cuda:2"]
-    assert [one.device for one in groups(monkeypatch, 3, "2")] == ["cuda:0", "cuda:1"]
+def test_one_captioner_for_each_group_of_gpus(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    two = {"models.draft_device": "cuda:1"}
+    assert [one.visible for one in groups(monkeypatch, 3, "auto")] == ["0", "1", "2"]
+    assert [one.visible for one in groups(monkeypatch, 3, "2")] == ["0", "1"]
+    assert [one.visible for one in groups(monkeypatch, 5, "auto", two)] == ["0,1", "2,3"]
+    assert [one.visible for one in groups(monkeypatch, 4, "2", {"models.device_map": "auto"})] == ["0,1", "2,3"]
+    assert groups(monkeypatch, 4, "auto", {"models.device_map": "auto"}) == [Group()]
+    assert groups(monkeypatch, 5, "auto", two, ray=True) == [Group(gpus=2)] * 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b,GPU-a")
+    assert [one.visible for one in groups(monkeypatch, 2, "auto")] == ["GPU-b", "GPU-a"]
+
+
+def test_captioners_share_the_cores_where_there_is_no_gpu(monkeypatch):
     assert groups(monkeypatch, 0, "auto") == [Group(threads=8)]
     assert groups(monkeypatch, 0, "4") == [Group(threads=2)] * 4
-    assert groups(monkeypatch, 2, "2", device="cpu") == [Group(threads=4)] * 2
+    assert groups(monkeypatch, 2, "2", {"models.device": "cpu"}) == [Group(threads=4)] * 2
+    assert groups(monkeypatch, 0, "2", ray=True) == [Group(threads=1)] * 2
 
 
 @pytest.mark.parametrize(
-    ("gpus", "replicas", "device", "error", "message"),
+    ("gpus", "replicas", "changes", "error", "message"),
     [
-        (2, "3", "auto", DeviceError, "there are 2 GPUs"),
-        (2, "2", "cuda:1", UsageError, "names one device"),
-        (0, "many", "auto", UsageError, "must be a number or auto"),
-        (0, "0", "auto", UsageError, "must be a number or auto"),
+        (2, "3", {}, DeviceError, "there are 2 GPUs"),
+        (3, "2", {"models.draft_device": "cuda:1"}, DeviceError, "2 of 2 each: there are 3 GPUs"),
+        (4, "2", {"models.device": "cuda:1"}, UsageError, "names one device"),
+        (0, "many", {}, UsageError, "must be a number or auto"),
+        (0, "0", {}, UsageError, "must be a number or auto"),
     ],
 )
-def test_groups_that_cannot_be(monkeypatch, gpus, replicas, device, error, message):
+def test_groups_that_cannot_be(monkeypatch, gpus, replicas, changes, error, message):
     with pytest.raises(error, match=message):
-        groups(monkeypatch, gpus, replicas, device)
+        groups(monkeypatch, gpus, replicas, changes)
+
+
+def test_a_captioner_sees_its_group_alone(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "all")
+    made = FACTORY.make(Group(visible="2,3", threads=5))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3" and made.profile.models.threads == 5

@@ -142,6 +142,20 @@ def test_csv_is_rendered_from_its_hidden_journal(clips, recorded, tmp_path):
     assert hidden_journal(path).is_file() and (tmp_path / "out.csv~").read_text() == "precious\n"
 
 
+def test_a_file_of_others_is_kept_even_by_a_run_that_is_killed_at_once(clips, recorded, tmp_path, monkeypatch):
+    path = tmp_path / "out.csv"
+    path.write_text("precious\n")
+    output = OneFile(path, "csv", several=True)
+    monkeypatch.setattr(output, "_append", lambda record: None)  # killed when the record was written
+    note(output, recorded, clips[0])
+    for journal in output._journals.values():
+        journal.close()
+    output = OneFile(path, "csv", several=True)
+    note(output, recorded, clips[1])
+    output.close(clips, complete=True)
+    assert (tmp_path / "out.csv~").read_text() == "precious\n" and "b.mp4" in path.read_text()
+
+
 def sidecars(form, entries, folder=None, template=None, **how):
     return Sidecars(Names(form, folder, template, "vanilla-sd"), entries, **how)
 

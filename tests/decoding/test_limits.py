@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from vidspec.acceptance.base import Verdict
 from vidspec.decoding.base import Limits, origins
+from vidspec.decoding.events import Loosened
 from vidspec.drafting.base import Draft
 
 EOS = 9
@@ -52,7 +53,7 @@ def test_cut_is_the_longest_allowed_beginning(tokens, limit, data, eos):
         (Verdict.chain(2, 1), 3, 3, ("draft", "draft", "correction")),
         (Verdict.chain(3, 1), 3, 4, ("draft", "draft", "draft", "bonus")),
         (Verdict.chain(3, 1), 3, 2, ("draft", "draft")),
-        (Verdict.chain(3, 1, loose=(1,)), 3, 4, ("draft", "loose", "draft", "bonus")),
+        (Verdict.chain(3, 1, (Loosened(1, 9, "chance"),)), 3, 4, ("draft", "loose", "draft", "bonus")),
     ],
 )
 def test_origins(verdict, gamma, emitted, expected):

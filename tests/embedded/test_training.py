@@ -13,6 +13,7 @@ from vidspec.embedded.captions import PROMPTS, caption
 from vidspec.embedded.codes import shares
 from vidspec.embedded.stage_joint import build_bank, grow, train_joint
 from vidspec.embedded.stage_language import (
+    Learner,
     Reader,
     Shown,
     choose_visible,
@@ -116,7 +117,29 @@ def test_half_precision_changes_the_loss_little(tokenizer):
     with torch.no_grad():
         fast, _ = read_loss(reader.train(), batch, visual, facts)
         exact, _ = read_loss(reader.eval(), batch, visual, facts)
-    assert fast != exact and fast == pytest.approx(exact, rel=0.01)
+    assert fast != exact and fast.item() == pytest.approx(exact.item(), rel=0.01)
+
+
+def test_processes_share_the_mean_of_their_gradients(monkeypatch):
+    from torch import distributed
+
+    def add_another(flat):
+        """What a second process adds whose gradients are all 3."""
+        flat.add_(3.0)
+
+    layer = torch.nn.Linear(2, 1)
+    before = {name: value.clone() for name, value in layer.named_parameters()}
+    learner = Learner("target", layer, peak=1.0)
+    learner.optimiser = torch.optim.SGD(layer.parameters(), lr=1.0)
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "all_reduce", add_another)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: None)
+    learner.learn(layer(torch.tensor([[1.0, 5.0]])).sum(), rate=0.1, plain=0.0)
+    steps = {name: (before[name] - value).detach() / 0.1 for name, value in layer.named_parameters()}
+    assert torch.allclose(steps["weight"], torch.tensor([[2.0, 4.0]])) and torch.allclose(
+        steps["bias"], torch.tensor([2.0])
+    )
 
 
 def test_learning_rate_warms_up_and_falls():

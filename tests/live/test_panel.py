@@ -1,4 +1,5 @@
 import io
+from dataclasses import replace
 
 import pytest
 from fake_captioner import events, record
@@ -65,6 +66,16 @@ def test_panel_shows_caption_legend_counters_and_heatmap():
         assert part in text
     for part in ("5 tokens", "accepted 3/4", "tau 3.00", "4.0 tokens/s", "draft sees 3/8 visual tokens (38%)", "▄█"):
         assert part in text
+
+
+def test_panel_says_that_a_lossy_rule_is_not_lossless():
+    state = folded(upto=4)
+    assert "not lossless" not in drawn(render(state))
+    state.prefilled = replace(state.prefilled, lossless=False)
+    state.rounds.append(Round((5,), ("loose",), 1, 1, 2.0, 0.1, 0.1, (" up",)))
+    text = drawn(render(state), force_terminal=True, color_system="standard")
+    assert "not lossless: 1 loose" in text
+    assert "\x1b[4;33m up" in text, "a loose token is underlined"
 
 
 def test_legend_names_only_origins_that_occur():

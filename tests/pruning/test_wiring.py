@@ -62,9 +62,9 @@ def test_only_what_a_pruner_needs_is_observed(pair, method, monkeypatch):
     prefilled, given = [], []
     prefill, signals_of = Engine.prefill, base.signals_of
 
-    def spy(self, prefix, room, taps=None):
+    def spy(self, prefix, room, taps=None, **more):
         prefilled.append(taps)
-        return prefill(self, prefix, room, taps)
+        return prefill(self, prefix, room, taps, **more)
 
     def seen(prefix, taps, seed):
         given.append(signals_of(prefix, taps, seed))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 
+from vidspec.decoding.events import Loosened
 from vidspec.drafting.base import Draft
 
-__all__ = ["Acceptance", "Verdict"]
+__all__ = ["Acceptance", "Grounded", "Verdict", "configured", "for_clip"]
 
 
 @dataclass(frozen=True)
@@ -19,12 +22,17 @@ class Verdict:
     Attributes:
         path: indices of the window's tokens that are emitted, in order; of a chain 0, 1, ...
         token: the target's own token that follows them: a correction, or a bonus when the whole window passed.
-        loose: window indices of accepted tokens that the target would not have chosen; empty for lossless rules.
+        loosened: accepted tokens that the target would not have chosen, by place in ``path``; empty for lossless rules.
     """
 
     path: tuple[int, ...]
     token: int
-    loose: tuple[int, ...] = ()
+    loosened: tuple[Loosened, ...] = ()
+
+    @property
+    def loose(self) -> tuple[int, ...]:
+        """Window indices of the loosened tokens."""
+        return tuple(self.path[one.at] for one in self.loosened)
 
     @property
     def accepted(self) -> int:
@@ -32,13 +40,17 @@ class Verdict:
         return len(self.path)
 
     @classmethod
-    def chain(cls, accepted: int, token: int, loose: tuple[int, ...] = ()) -> Verdict:
+    def chain(cls, accepted: int, token: int, loosened: tuple[Loosened, ...] = ()) -> Verdict:
         """Of a chain the first ``accepted`` tokens."""
-        return cls(tuple(range(accepted)), token, loose)
+        return cls(tuple(range(accepted)), token, loosened)
 
 
 class Acceptance(Protocol):
-    """A rule; ``lossless`` tells whether the output is exactly the target's own."""
+    """A rule; ``lossless`` tells whether the output is exactly the target's own.
+
+    Its constructor takes the sampling, and by name whatever it needs of the keys of a profile's ``accept`` section,
+    ``eos``, the target's end tokens, and ``protected``, the ids of the tokens that ``accept.protect`` names.
+    """
 
     lossless: ClassVar[bool]
 
@@ -54,3 +66,43 @@ class Acceptance(Protocol):
             rng: CPU generator.
         """
         ...
+
+
+@runtime_checkable
+class Grounded(Protocol):
+    """A rule that looks at the video too: before it judges a clip it is given the target's visual states."""
+
+    grounded: ClassVar[bool]
+
+    def at(self, visual_states: torch.Tensor) -> Acceptance:
+        """The rule for one clip.
+
+        Args:
+            visual_states: (N, hidden) the target's last states, behind the final norm, at the visual positions of its
+                prompt, each of length 1.
+        """
+        ...
+
+
+def configured(
+    rule: Callable[..., Acceptance], sampling: object, options: Mapping[str, object], **target: object
+) -> Acceptance:
+    """A rule with those options that its constructor takes.
+
+    Args:
+        rule: what is registered under the rule's name.
+        sampling: how the target's tokens are chosen.
+        options: keys and values of a profile's ``accept`` section.
+        target: ``eos`` and ``protected``, sets of token ids.
+    """
+    taken = inspect.signature(rule).parameters
+    return rule(sampling, **{key: value for key, value in {**options, **target}.items() if key in taken})
+
+
+def for_clip(rule: Acceptance, visual_states: torch.Tensor | None) -> Acceptance:
+    """``rule`` ready for a clip whose prompt has been read; only a :class:`Grounded` one needs the states."""
+    if not isinstance(rule, Grounded):
+        return rule
+    if visual_states is None:
+        raise ValueError("this rule needs the visual states of the prompt")
+    return rule.at(visual_states)

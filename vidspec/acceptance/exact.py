@@ -29,7 +29,9 @@ class Exact:
             choices = target_logits.argmax(-1).tolist()
             return _greedy(draft.tokens, choices) if draft.is_chain else _walk(draft, lambda row: choices[row])
         p = self.sampling.distribution(target_logits).cpu()
-        return _sampled(draft, p, rng) if draft.is_chain else _walk(draft, lambda row: draw(p[row], rng))
+        if draft.is_chain and draft.probs is not None:
+            return _sampled(draft.tokens, draft.probs.cpu(), p, rng)
+        return _walk(draft, lambda row: draw(p[row], rng))
 
 
 def _greedy(tokens: tuple[int, ...], choices: list[int]) -> Verdict:
@@ -43,8 +45,9 @@ def _greedy(tokens: tuple[int, ...], choices: list[int]) -> Verdict:
 def _walk(draft: Draft, choose: Callable[[int], int]) -> Verdict:
     """Follow the target's own choices down the tree for as long as a child holds them.
 
-    Sampled choices are draws from p at each node. As the tree's tokens are chosen greedily, this is the exact rule:
-    for one child it accepts x with probability p(x) and else gives p without x, renormalised.
+    Sampled choices are draws from p at each node. As the draft's tokens are chosen greedily, this is the exact rule:
+    for one child it accepts x with probability p(x) and else gives p without x, renormalised. It takes one draw for
+    each emitted token, wherever the windows end, as plain decoding does: the same seed gives the same text.
     """
     path: list[int] = []
     node = -1
@@ -56,17 +59,16 @@ def _walk(draft: Draft, choose: Callable[[int], int]) -> Verdict:
         path.append(node)
 
 
-def _sampled(draft: Draft, p: torch.Tensor, rng: torch.Generator) -> Verdict:
+def _sampled(tokens: tuple[int, ...], drafted: torch.Tensor, p: torch.Tensor, rng: torch.Generator) -> Verdict:
     """Accept x ~ q with probability min(1, p(x) / q(x)); else draw from norm(max(0, p - q)); bonus from p.
 
-    A draft without distributions was chosen greedily: q is one-hot, so x is accepted with probability p(x) and the
-    residual is p without x.
+    ``drafted`` (gamma, V) holds the q of each token.
     """
-    for i, x in enumerate(draft.tokens):
-        q = torch.zeros_like(p[i]).index_fill_(0, torch.tensor(x), 1.0) if draft.probs is None else draft.probs[i].cpu()
+    for i, x in enumerate(tokens):
+        q = drafted[i]
         if torch.rand((), generator=rng) * q[x] < p[i, x]:
             continue
         residual = (p[i] - q).clamp_(min=0)
         # Rounding can leave nothing of a residual that should be tiny; p itself is then the same distribution.
         return Verdict.chain(i, draw(residual if residual.sum() > 0 else p[i], rng))
-    return Verdict.chain(len(draft.tokens), draw(p[-1], rng))
+    return Verdict.chain(len(tokens), draw(p[-1], rng))

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from vidspec.batch.formats import Format, document, header, line
 from vidspec.batch.identity import clip_id
-from vidspec.batch.journal import Journal, Stored
+from vidspec.batch.journal import Journal, Stored, encoded
 from vidspec.batch.records import lean
 from vidspec.batch.sidecars import Names, write_whole
 from vidspec.batch.work import Entry
@@ -184,8 +184,11 @@ class OneFile(Journaled):
             other = "jsonl" if form == "json" else "json"
             raise UsageError(f"{path}: holds records of --format {other}", hint="go on with that, or --overwrite")
         self._keep = not own and first is None
+        self._moved: Path | None = None
 
     def add(self, entry: Entry, record: Record) -> None:
+        if not self._own:
+            self._set_aside()  # before the record: a file beside a journal is always that journal's
         super().add(entry, lean(record) if self.form == "jsonl" else record)
         if not self._own:
             self._append(record)
@@ -196,10 +199,22 @@ class OneFile(Journaled):
             return
         text = line(record, self.form, several=self.several)
         if text is not None:
-            with open(self.path, "ab") as file:
-                file.write((text + "\n").encode("utf-8", "backslashreplace"))
+            try:
+                with open(self.path, "ab") as file:
+                    file.write(encoded(text + "\n"))
+            except OSError as error:
+                raise OutputError(f"{self.path}: cannot be written: {error.strerror or error}") from None
 
-    def _whole(self) -> Path | None:
+    def _set_aside(self) -> None:
+        """Keep a file that no journal of ours tells of."""
+        if self._keep and self.path.is_file() and self.path.stat().st_size > 0:
+            try:
+                self._moved = self.path.replace(self.path.with_name(self.path.name + "~"))
+            except OSError as error:
+                raise OutputError(f"{self.path}: cannot be written: {error.strerror or error}") from None
+        self._keep = False
+
+    def _whole(self) -> None:
         """Write the file anew from its journal."""
         self._begun = True
         records = list(self.journal(Entry("")).records())
@@ -208,16 +223,12 @@ class OneFile(Journaled):
         else:
             lines = [header(self.form), *(line(record, self.form, several=self.several) for record in records)]
             content = "".join(f"{one}\n" for one in lines if one is not None)
-        moved = write_whole(self.path, content, keep=self._keep and _filled(self.path))
-        self._keep = False
-        self._moved = moved or self._moved
-        return moved
-
-    _moved: Path | None = None
+        write_whole(self.path, content)
 
     def _render(self, entries: Sequence[Entry], *, complete: bool, notes: list[str]) -> None:
         if self._own or not (complete or self._begun):
             return
+        self._set_aside()
         self._whole()
         if self._moved:
             notes.append(f"{self.path}: the earlier file is now {self._moved}")
@@ -274,10 +285,6 @@ class Sidecars(Journaled):
 def hidden_journal(path: Path) -> Path:
     """The journal of a file that cannot be its own."""
     return path.with_name(f".{path.name}.vidspec.jsonl")
-
-
-def _filled(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size > 0
 
 
 def _make_folder(folder: str) -> None:

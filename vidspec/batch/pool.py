@@ -28,12 +28,12 @@ class Group:
     """What one captioner runs on.
 
     Attributes:
-        device: for ``models.device``; None to leave the profile's.
+        visible: the GPUs it sees, as ``CUDA_VISIBLE_DEVICES`` names them; None for all.
         threads: for ``models.threads``; None to leave the profile's.
         gpus: how many a Ray actor asks for.
     """
 
-    device: str | None = None
+    visible: str | None = None
     threads: int | None = None
     gpus: float = 0
 
@@ -60,9 +60,11 @@ class Factory:
 
         from vidspec import profiles
 
+        if group.visible is not None:  # before CUDA looks; within the group devices count from 0
+            os.environ["CUDA_VISIBLE_DEVICES"] = group.visible
         profile = profiles.parse(self.profile)
-        changes = {"models.device": group.device, "models.threads": group.threads}
-        profile = profiles.override(profile, {key: value for key, value in changes.items() if value is not None})
+        if group.threads is not None:
+            profile = profiles.override(profile, {"models.threads": group.threads})
         module, _, name = self.maker.partition(":")
         captioner: Captions = getattr(import_module(module), name).from_profile(profile)
         return captioner
@@ -132,34 +134,53 @@ class Attempts:
 
 
 def device_groups(replicas: str | None, profile: Any, *, ray: bool = False, address: str | None = None) -> list[Group]:
-    """One group for each captioner.
+    """One group of devices for each captioner.
+
+    A group has as many GPUs as the profile names (a draft on ``cuda:1`` makes it two); a target that ``device_map``
+    splits has all there are, shared evenly.
 
     Args:
-        replicas: a number, ``auto`` for one captioner on each GPU (one in all without GPUs), or None for ``auto``.
-        profile: a profile; its device must leave the choice open if there are several captioners.
-        ray: whether captioners are Ray actors: Ray then gives each its GPU and hides the others.
+        replicas: a number, ``auto`` for one captioner on each group of GPUs (one in all without GPUs), or None for
+            ``auto``.
+        profile: a profile.
+        ray: whether captioners are Ray actors: Ray then chooses the GPUs of each and hides the others.
         address: of the Ray cluster, whose GPUs count for ``auto``.
 
     Raises:
-        UsageError: ``replicas`` is neither, or the profile names one device for several captioners.
-        DeviceError: more captioners are asked for than there are GPUs, on a machine that has some.
+        UsageError: ``replicas`` is neither, or the profile places the target elsewhere than on a group's first GPU.
+        DeviceError: more captioners are asked for than there are groups, on a machine that has GPUs.
     """
     wanted = None if replicas in (None, "auto") else _number(replicas)
     device = profile.models.device
     gpus = 0 if device in ("cpu", "mps") else (_ray_gpus(address) if ray else _gpus())
-    count = wanted or max(1, gpus)
-    if count > 1 and device.startswith("cuda:"):
+    size = _group_size(profile, gpus, wanted or 1)
+    count = wanted or max(1, gpus // size)
+    if count > 1 and device.startswith("cuda:") and device != "cuda:0":
         raise UsageError(f"--replicas {count}: models.device names one device, {device}", hint="--device cuda")
     if gpus:
-        if count > gpus:
-            raise DeviceError(f"--replicas {count}: there are {gpus} GPUs", hint=f"--replicas {gpus}")
+        if count * size > gpus and (count > 1 or ray):
+            each = f" of {size} each" if size > 1 else ""
+            most = max(1, gpus // size)
+            raise DeviceError(f"--replicas {count}{each}: there are {gpus} GPUs", hint=f"--replicas {most}")
         if ray:
-            return [Group("cuda", gpus=1)] * count
-        return [Group(f"cuda:{number}") for number in range(count)] if count > 1 else [Group()]
+            return [Group(gpus=size)] * count
+        if count == 1:
+            return [Group()]
+        names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        names = names if len(names) >= gpus else [str(number) for number in range(gpus)]
+        return [Group(visible=",".join(names[first : first + size])) for first in range(0, count * size, size)]
     if ray:
         return [Group(threads=profile.models.threads or 1)] * count
     threads = profile.models.threads or max(1, _cores() // count)
     return [Group(threads=threads)] * count
+
+
+def _group_size(profile: Any, gpus: int, count: int) -> int:
+    """GPUs of one captioner."""
+    if profile.models.device_map is not None:
+        return max(1, gpus // count)
+    named = (profile.models.device, profile.models.draft_device, profile.workers.target, profile.workers.draft)
+    return 1 + max((int(name.partition(":")[2] or 0) for name in named if name and name.startswith("cuda")), default=0)
 
 
 def _number(text: str | None) -> int:

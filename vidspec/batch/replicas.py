@@ -88,9 +88,10 @@ def replica_outcomes(factory: Factory, tasks: Iterable[Task], how: How, groups: 
     finally:
         for replica in replicas:
             replica.pipe.close()  # an idle process ends by itself
-            replica.process.terminate()
+            if replica.tasks or not replica.ready:
+                replica.process.terminate()
         for replica in replicas:
-            replica.process.join(5)
+            replica.process.join(10)
             if replica.process.is_alive():
                 replica.process.kill()
 
@@ -98,7 +99,8 @@ def replica_outcomes(factory: Factory, tasks: Iterable[Task], how: How, groups: 
 def _started(factory: Factory, how: How, group: Group) -> _Replica:
     context = multiprocessing.get_context("spawn")  # a fork would inherit CUDA and the threads of torch
     mine, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, factory, how, group), daemon=True)
+    # No daemon: a captioner may have processes of its own. It ends when its pipe does.
+    process = context.Process(target=_serve, args=(theirs, factory, how, group))
     process.start()
     theirs.close()
     return _Replica(group, process, mine)

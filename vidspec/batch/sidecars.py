@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vidspec.batch.formats import SUFFIXES, Format
 from vidspec.batch.identity import clip_id
+from vidspec.batch.journal import encoded
 from vidspec.batch.work import Entry
 from vidspec.errors import OutputError, UsageError
 
@@ -92,27 +93,19 @@ class Names:
             raise UsageError(f"{lost}: is one of the clips, and would be replaced", hint="choose another --name")
 
 
-def write_whole(path: Path, content: str, *, keep: bool = False) -> Path | None:
-    """Write a file at once: it is replaced whole or not at all. ``keep``: an earlier one becomes ``NAME~``.
-
-    Returns:
-        where an earlier file was moved to, or None.
+def write_whole(path: Path, content: str) -> None:
+    """Write a file at once: it is replaced whole or not at all.
 
     Raises:
         OutputError: it cannot be written.
     """
     part = path.with_name(f".{path.name}.part")
-    moved = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
-            file.write(content.encode("utf-8", "backslashreplace"))
+            file.write(encoded(content))
             file.flush()
             os.fsync(file.fileno())
-        if keep and path.exists():
-            moved = path.with_name(path.name + "~")
-            path.replace(moved)
         part.replace(path)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from None
-    return moved

@@ -173,6 +173,8 @@ def _equipped(stack: ExitStack, run: Run, planned: Plan, tally: Tally) -> tuple[
         from vidspec.captioner import Captioner
 
         captioner = stack.enter_context(Captioner.from_profile(run.profile))
+        for line in captioner.notes:
+            note(f"note: {line}")
         observer, panel = _observer(stack, run, tally)
         if given.heatmap is not None:
             from vidspec.live.heatmap_files import HeatmapFiles

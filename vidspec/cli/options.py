@@ -61,7 +61,8 @@ Profile: TypeAlias = Annotated[
         "-p",
         envvar="VIDSPEC_PROFILE",
         metavar="NAME|FILE",
-        help="How to accelerate; `vidspec profiles` lists the names (default: vanilla-sd).",
+        help="How to accelerate; `vidspec profiles` lists the names (default: vanilla-sd). "
+        "lvspec, fly and random-loose, and profiles named after them, are not lossless.",
         autocompletion=profile_names,
     ),
 ]
@@ -94,7 +95,7 @@ Extensions: TypeAlias = Annotated[
 ]
 
 Pair: TypeAlias = Annotated[
-    str | None, typer.Option(help="A built-in target and draft: embedded.", rich_help_panel=MODELS)
+    str | None, typer.Option(help="A built-in target and draft: embedded or embedded-qwen.", rich_help_panel=MODELS)
 ]
 Target: TypeAlias = Annotated[
     str | None, typer.Option(help="The target: a hub id or a folder.", rich_help_panel=MODELS)

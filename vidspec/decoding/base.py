@@ -121,7 +121,8 @@ class Schedule(Protocol):
 
 def origins(verdict: Verdict, draft: Draft, emitted: int) -> tuple[Origin, ...]:
     """Where the first ``emitted`` tokens of a window's outcome came from."""
-    names: list[Origin] = ["loose" if node in verdict.loose else "draft" for node in verdict.path]
+    loose = verdict.loose
+    names: list[Origin] = ["loose" if node in loose else "draft" for node in verdict.path]
     end = verdict.path[-1] if verdict.path else -1
     names.append("target" if not draft.tokens else "correction" if draft.children(end) else "bonus")
     return tuple(names[:emitted])

@@ -12,13 +12,30 @@ if TYPE_CHECKING:
     from vidspec.record import Caption
     from vidspec.video.base import SourceFacts
 
-__all__ = ["Event", "Finished", "Opened", "Origin", "Prefilled", "Round"]
+__all__ = ["Event", "Finished", "Loosened", "Opened", "Origin", "Prefilled", "Round"]
 
 #: Where an emitted token came from: ``draft`` proposed and accepted because the acceptance rule's exact test passed,
 #: ``correction`` the target's own token at the first mismatch, ``bonus`` the target's token after a window that
 #: passed whole, ``target`` plain decoding (and the first token, which the target's prefill yields), ``loose`` a draft
 #: token that a lossy rule let pass although the target would have chosen another.
 Origin: TypeAlias = Literal["draft", "correction", "bonus", "target", "loose"]
+
+
+@dataclass(frozen=True, slots=True)
+class Loosened:
+    """A drafted token that a lossy rule let pass although the target would have chosen another.
+
+    ``at`` is its place among the tokens that its window emitted, ``wanted`` the target's own token there. ``by`` says
+    what let it pass: ``relevance`` or ``shift`` (LVSpec), ``entropy`` (FLy), ``chance`` (random relaxation).
+    ``relevance`` is its visual relevance, a mean cosine, and ``entropy`` the target's at its place, in nats; None
+    where the rule does not measure it.
+    """
+
+    at: int
+    wanted: int
+    by: str
+    relevance: float | None = None
+    entropy: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +58,8 @@ class Prefilled:
     are, and ``cells[i]`` the cell of token ``i`` in it, counted frame by frame in raster order; -1 for separators.
     ``views`` are rows and columns of each of several rasters, one below the other, that show the whole frame each.
     ``contexts`` names what an ensemble shows the draft, and ``caption`` is the text that
-    stands for the video in its context of that name.
+    stands for the video in its context of that name. ``lossless`` is False if the acceptance rule may change the text.
+    ``schedule`` is how draft and target work, and ``why`` it was chosen, where the profile left that to measurement.
     """
 
     prompt_tokens: int
@@ -55,6 +73,9 @@ class Prefilled:
     views: tuple[tuple[int, int], ...] = ()
     contexts: tuple[str, ...] = ()
     caption: str | None = None
+    lossless: bool = True
+    schedule: str = ""
+    why: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +86,12 @@ class Round:
     token adds to the caption (it may be empty while a character is incomplete). ``drafted`` counts proposed tokens,
     ``accepted`` those of them that were emitted. ``elapsed`` is the time in seconds since the prefill ended, and
     ``draft_s``/``verify_s`` are what this round spent in its two halves. ``weights`` are those of an ensemble's
-    contexts for this window, in the order of ``Prefilled.contexts``.
+    contexts for this window, in the order of ``Prefilled.contexts``. ``loosened`` tells of each token whose origin is
+    ``loose`` why it passed.
 
     Of the parallel schedule, whose two halves overlap: ``mode`` tells what the target's pass was (``prefill``,
-    ``alone``, ``pre`` or ``post``), ``gamma`` the window in force, ``wasted`` how many drafted tokens were not emitted.
+    ``alone``, ``pre`` or ``post``), ``gamma`` the window in force, ``wasted`` how many drafted tokens were not emitted
+    and ``aborted`` how many of those came after they had lost their prefix.
     """
 
     token_ids: tuple[int, ...]
@@ -83,6 +106,8 @@ class Round:
     mode: str = ""
     gamma: int = 0
     wasted: int = 0
+    aborted: int = 0
+    loosened: tuple[Loosened, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

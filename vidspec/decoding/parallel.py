@@ -13,6 +13,10 @@ Both kinds are one here: a pass over the last emitted token and the pending wind
 state, whose last row is held against the first of the draft's next tokens. A round that passes ends when the draft's
 window is complete, one that fails at once.
 
+A lossy rule is defined here as it is for a window in turns, the pending tokens being the window; the target's own
+token behind them is held against the draft's next by equality alone. Decision, as no paper combines the two: so a rule
+that never lets a mismatch pass leaves this schedule lossless.
+
 Parallel prefill is the round before the first: the target's prefill is a pass over nothing pending, and its first
 token is held against the draft's first start-up token. A draft that has read no prompt yet holds nobody up: the target
 goes on alone, one token per pass, and the draft, once it is ready, starts behind what was emitted.
@@ -44,7 +48,7 @@ from vidspec.errors import GenerationError
 from vidspec.registry import schedules
 
 if TYPE_CHECKING:
-    from vidspec.decoding.events import Origin
+    from vidspec.decoding.events import Loosened, Origin
     from vidspec.planning.base import WindowSize
 
 __all__ = ["Mode", "Outcome", "Scheduler", "Settings", "WorkerTraceback", "drive"]
@@ -90,7 +94,8 @@ class Outcome:
     (``drafted``), ``accepted`` were emitted and ``wasted`` were not; ``aborted`` of those arrived after they had lost
     their prefix. ``pending`` tokens were in the window and ``rows`` in the target's pass (0: the prefill), for which
     ``gamma`` was in force. ``epoch`` numbers the draft's restarts. ``verify_s`` is the target's pass and ``draft_s``
-    the sum of the draft's passes whose tokens arrived in this round; they overlap.
+    the sum of the draft's passes whose tokens arrived in this round; they overlap. ``loosened`` are those of the
+    accepted that a lossy rule let pass.
     """
 
     mode: Mode
@@ -107,6 +112,7 @@ class Outcome:
     aborted: int
     draft_s: float
     verify_s: float
+    loosened: tuple[Loosened, ...] = ()
 
 
 class WorkerTraceback(Exception):
@@ -225,7 +231,8 @@ class Scheduler:
         self._open = False
         passed = whole and candidate == verdict.token
         alone = whole and candidate is None
-        origins: list[Origin] = ["draft"] * verdict.accepted
+        loose = {one.at for one in verdict.loosened}
+        origins: list[Origin] = ["loose" if i in loose else "draft" for i in range(verdict.accepted)]
         origins.append("draft" if passed else "target" if alone else "correction")
         tokens = (*self._ahead[: verdict.accepted], verdict.token)
         start, epoch = len(self.emitted), self._epoch
@@ -249,6 +256,7 @@ class Scheduler:
             aborted=self._aborted,
             draft_s=self._draft_s,
             verify_s=verdict.seconds,
+            loosened=verdict.loosened,
         )
         self._draft_s, self._aborted = 0.0, 0
         return self._after(start, verdict, passed=passed, alone=alone), outcome

@@ -19,6 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
+from vidspec.decoding.events import Loosened
+
 __all__ = [
     "Abort",
     "DraftMessage",
@@ -120,7 +122,8 @@ class Ready:
 class Verdict:
     """From the target: the first ``accepted`` tokens of the window stand, and ``token`` is its own behind them.
 
-    ``seconds``: what the forward pass of ``rows`` rows took.
+    ``seconds``: what the forward pass of ``rows`` rows took. ``loosened``: which of the accepted tokens a lossy rule
+    let pass, by place in the window.
     """
 
     round: int
@@ -128,6 +131,7 @@ class Verdict:
     token: int
     rows: int
     seconds: float
+    loosened: tuple[Loosened, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

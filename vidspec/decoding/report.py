@@ -80,6 +80,7 @@ def report(
         schedule=_schedule(choice.kind if choice else setup.profile.schedule.kind, rounds, choice),
         kept_per_frame=list(read.kept_per_frame),
         ensemble=_ensemble(setup, read, rounds),
+        loose=None if setup.acceptance is None or setup.acceptance.lossless else _loose(setup, rounds),
         trace=trace,
     )
 
@@ -92,6 +93,26 @@ def _schedule(kind: str, rounds: Sequence[Round], choice: Choice | None) -> dict
         "gamma": rounds[-1].gamma if parallel else None,
         "wasted": sum(step.wasted for step in rounds) if parallel else None,
     }
+
+
+def _loose(setup: Setup, rounds: Sequence[Round]) -> dict[str, Any]:
+    tokenizer = setup.target.model.tokenizer
+    tokens: list[dict[str, Any]] = []
+    emitted = 0
+    for step in rounds:
+        for one in step.loosened:
+            token = step.token_ids[one.at]
+            tokens.append(
+                {
+                    **asdict(one),
+                    "at": emitted + one.at,
+                    "token": token,
+                    "text": tokenizer.decode([token]),
+                    "wanted_text": tokenizer.decode([one.wanted]),
+                }
+            )
+        emitted += len(step.token_ids)
+    return {"share": len(tokens) / emitted, "tokens": tokens}
 
 
 def _ensemble(setup: Setup, read: Prefilled, rounds: Sequence[Round]) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from vidspec.acceptance.base import for_clip
 from vidspec.decoding.base import Job, Limits, Target
 from vidspec.decoding.events import Prefilled, Round
 from vidspec.decoding.setup import Setup, prefilled
@@ -61,7 +62,7 @@ class InTurns:
             with trace.span("caption", "draft"):
                 description = setup.describe(self.question.clip)
         with trace.span("target_prefill"):
-            state = setup.target.prefill(prefix, setup.room, taps)
+            state = setup.prefill(prefix, taps)
         rng = torch.Generator().manual_seed(generate.seed)
         kept = setup.kept(prefix, taps, trace)
         if setup.drafter is not None:
@@ -93,7 +94,7 @@ class InTurns:
                 trace=trace,
                 rng=rng,
                 drafter=self._drafter,
-                acceptance=setup.acceptance,
+                acceptance=for_clip(setup.acceptance, state.visual_states) if setup.acceptance else None,
                 gamma=0 if gamma == "auto" else gamma,
             )
         )

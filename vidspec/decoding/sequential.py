@@ -54,4 +54,5 @@ def sequential(job: Job) -> Iterator[Round]:
             draft_s=drafted_at - start + learned_at - verified_at,
             verify_s=verified_at - drafted_at,
             weights=draft.weights,
+            loosened=tuple(one for one in verdict.loosened if one.at < len(tokens)),
         )

@@ -7,14 +7,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from vidspec import profiles
-from vidspec.acceptance.base import Acceptance
+from vidspec.acceptance import base as acceptances
+from vidspec.acceptance.base import Acceptance, Grounded
+from vidspec.acceptance.protect import protected_ids
 from vidspec.decoding.base import Schedule
 from vidspec.decoding.events import Prefilled
 from vidspec.decoding.trace import Trace
 from vidspec.drafting.base import DrafterKind
 from vidspec.drafting.topology import parse_tree
 from vidspec.engine.attention import NAME
-from vidspec.engine.forward import Engine
+from vidspec.engine.forward import Engine, State
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.taps import Taps
 from vidspec.errors import GenerationError, ProfileError
@@ -78,7 +80,14 @@ class Setup:
         pruner: Pruner | None = None
         needs: set[str] = set()
         if profile.draft.kind != "none":
-            acceptance = rules.get(profile.accept.rule)(sampling)
+            accept = profile.accept
+            acceptance = acceptances.configured(
+                rules.get(accept.rule),
+                sampling,
+                accept.model_dump(),
+                eos=target.eos,
+                protected=protected_ids(target.tokenizer, accept.protect) if accept.protect else frozenset(),
+            )
             drafter = drafters.get(profile.draft.kind)
             needs |= drafter.needs
         if profile.prune.method != "none":
@@ -126,12 +135,16 @@ class Setup:
             )
         return prefix
 
-    def kept(self, prefix: Prefix, taps: Taps | None, trace: Trace) -> torch.Tensor:
-        """Indices of the visual tokens the drafter may see."""
+    def prefill(self, prefix: Prefix, taps: Taps | None) -> State:
+        """The target's pass over its prompt; what the acceptance rule needs of it is kept."""
+        return self.target.prefill(prefix, self.room, taps, keep_visual_states=isinstance(self.acceptance, Grounded))
+
+    def kept(self, prefix: Prefix, taps: Taps | None, trace: Trace, worker: str = "draft") -> torch.Tensor:
+        """Indices of the visual tokens the drafter may see; timed in the lane of the one who chooses."""
         if self.pruner is None:
             return torch.arange(len(prefix.visual) if self.profile.shows_the_video else 0)
         prune = self.profile.prune
-        with trace.span("prune", "draft"):
+        with trace.span("prune", worker):
             return self.pruner(signals_of(prefix, taps, prune.seed), prune.alpha)
 
 
@@ -153,6 +166,7 @@ def prefilled(
         views=prefix.visual.views,
         contexts=profile.draft.contexts if profile.draft.kind == "ensemble" else (),
         caption=description,
+        lossless=not drafts or rules.get(profile.accept.rule).lossless,
     )
 
 

@@ -32,17 +32,25 @@ KINDS: tuple[str, ...] = Kind.__args__  # type: ignore[attr-defined]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One piece of work; ``start`` and ``end`` are seconds since the clip was opened."""
+    """One piece of work; ``start`` and ``end`` are seconds since the clip was opened.
+
+    ``about`` are further facts by name. Of the parallel schedule a draft pass tells the ``epoch`` of the draft's text,
+    the ``position`` it proposed for and whether that was ``emitted``; a target pass its ``round`` and its ``rows``.
+    """
 
     worker: str
     kind: str
     start: float
     end: float
+    about: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass
 class Trace:
-    """Collects spans. ``synchronise`` is called at both ends of each, so that a device's queued work is counted."""
+    """Collects spans. ``synchronise`` is called at both ends of each, so that a device's queued work is counted.
+
+    Spans of one worker lie side by side or within each other, never across: each worker does one thing at a time.
+    """
 
     synchronise: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.perf_counter
@@ -57,43 +65,84 @@ class Trace:
         self.synchronise()
         return self.clock() - self.origin
 
+    def elapsed(self) -> float:
+        """Seconds since the trace began, without waiting for a device: for one thread beside another's work."""
+        return self.clock() - self.origin
+
     @contextmanager
-    def span(self, kind: Kind, worker: str = "target") -> Iterator[None]:
+    def span(self, kind: Kind, worker: str = "target", about: tuple[tuple[str, int], ...] = ()) -> Iterator[None]:
         start = self.now()
         try:
             yield
         finally:
-            self.spans.append(Span(worker, kind, start, self.now()))
+            self.spans.append(Span(worker, kind, start, self.now(), about))
 
-    def add(self, kind: Kind, worker: str, start: float, end: float) -> None:
+    def add(self, kind: str, worker: str, start: float, end: float, about: tuple[tuple[str, int], ...] = ()) -> None:
         """A piece of work that was timed elsewhere, in seconds since the trace began."""
-        self.spans.append(Span(worker, kind, start, end))
+        self.spans.append(Span(worker, kind, start, end, about))
+
+    def by_worker(self) -> dict[str, dict[str, float]]:
+        """Seconds by worker and kind, for those that occurred.
+
+        Every second of a worker counts once, for the innermost span: what is pruned within ``target_prefill`` counts
+        as ``prune`` and not as ``target_prefill``.
+        """
+        sums: dict[str, dict[str, float]] = {}
+        for worker in sorted({span.worker for span in self.spans}, reverse=True):
+            own = _own_seconds([span for span in self.spans if span.worker == worker])
+            sums[worker] = {kind: own[kind] for kind in KINDS if kind in own}
+        return sums
 
     def totals(self) -> dict[str, float]:
-        """Seconds by kind, for the kinds that occurred."""
-        sums: defaultdict[str, float] = defaultdict(float)
-        for span in self.spans:
-            sums[span.kind] += span.end - span.start
+        """Seconds by kind over both workers, for the kinds that occurred; see :meth:`by_worker`.
+
+        Workers that work at the same time count each their own seconds: the sum may be more than the time it took.
+        """
+        sums: dict[str, float] = {}
+        for part in self.by_worker().values():
+            for kind, seconds in part.items():
+                sums[kind] = sums.get(kind, 0.0) + seconds
         return {kind: sums[kind] for kind in KINDS if kind in sums}
 
 
+def _own_seconds(spans: Sequence[Span]) -> dict[str, float]:
+    """By kind, of one worker: each span's length less that of the spans directly within it."""
+    own: defaultdict[str, float] = defaultdict(float)
+    around: list[Span] = []
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        while around and around[-1].end <= span.start:
+            around.pop()
+        own[span.kind] += span.end - span.start
+        if around:
+            own[around[-1].kind] -= min(span.end, around[-1].end) - span.start
+        around.append(span)
+    return own
+
+
 def to_chrome(trace: Trace | Sequence[Span]) -> dict[str, Any]:
-    """The JSON object that chrome://tracing and Perfetto open: one track per worker, times in microseconds."""
+    """The JSON object that chrome://tracing and Perfetto open: a track ``target``, and ``draft`` below it where there
+    is one; times in microseconds. Draft passes that were in vain are named ``draft (wasted)``."""
     spans = trace.spans if isinstance(trace, Trace) else list(trace)
     workers = sorted({span.worker for span in spans}, reverse=True)  # target above draft
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": worker}}
-        for tid, worker in enumerate(workers, start=1)
-    ]
-    events += [
-        {
+    events: list[dict[str, Any]] = []
+    for tid, worker in enumerate(workers, start=1):
+        track = {"ph": "M", "pid": 1, "tid": tid}
+        events.append({**track, "name": "thread_name", "args": {"name": worker}})
+        events.append({**track, "name": "thread_sort_index", "args": {"sort_index": tid}})
+    # A slice comes after the one around it, which is how viewers nest those that begin together.
+    for span in sorted(spans, key=lambda span: (workers.index(span.worker), span.start, -span.end)):
+        start, end = round(span.start * 1e6, 1), round(span.end * 1e6, 1)
+        about = dict(span.about)
+        event: dict[str, Any] = {
             "ph": "X",
             "pid": 1,
             "tid": workers.index(span.worker) + 1,
-            "name": span.kind,
-            "ts": round(span.start * 1e6, 1),
-            "dur": round((span.end - span.start) * 1e6, 1),
+            "name": f"{span.kind} (wasted)" if about.get("emitted") == 0 else span.kind,
+            "ts": start,
+            "dur": round(end - start, 1),  # of the rounded ends, so that neighbours do not overlap
         }
-        for span in spans
-    ]
+        if about:
+            event["cat"] = span.kind
+            event["args"] = {name: bool(value) if name == "emitted" else value for name, value in about.items()}
+        events.append(event)
     return {"traceEvents": events, "displayTimeUnit": "ms"}

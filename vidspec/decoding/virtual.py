@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from vidspec.decoding.parallel import Outcome
 from vidspec.decoding.protocol import Worker
@@ -167,8 +167,13 @@ def simulate_sequential(text: Text, costs: Costs, *, max_new_tokens: int, gamma:
         origins: list[Origin] = ["draft"] * accepted
         if len(tokens) > accepted:
             origins.append("target" if not window else "bonus" if accepted == len(window) else "correction")
-        sizes = {"drafted": len(window), "accepted": accepted, "wasted": len(window) - accepted, "aborted": 0}
-        fields = {"start": start, "epoch": len(rounds), "pending": len(window), "rows": len(window) + 1}
+        sizes: dict[str, Any] = {
+            "drafted": len(window),
+            "accepted": accepted,
+            "wasted": len(window) - accepted,
+            "aborted": 0,
+        }
+        fields: dict[str, Any] = {"start": start, "epoch": len(rounds), "pending": len(window), "rows": len(window) + 1}
         rounds.append(
             Outcome("post", tokens, tuple(origins), gamma=gamma, draft_s=drafted_s, verify_s=seconds, **fields, **sizes)
         )

@@ -104,6 +104,7 @@ def train_joint(
     seed: int,
     peak: float,
     stage: str = "joint",
+    of: int | None = None,
     floor: float = 0.05,
     keep: tuple[int, ...] = (128, 192, 256, 384, 512),
     keep_late: tuple[int, ...] = (192, 384, 1024, 1024),
@@ -149,7 +150,7 @@ def train_joint(
                 ]
             )
             loss, plain = read_loss(reader, samples, visual, facts)
-            learner.learn(loss, learning_rate(step, steps, 1.0, warmup=50, floor=floor), plain)
+            learner.learn(loss, learning_rate(step, of or steps, 1.0, warmup=min(50, steps // 10), floor=floor), plain)
         if rank:
             continue
         if (step + 1) % 25 == 0:

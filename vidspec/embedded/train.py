@@ -23,6 +23,8 @@ from vidspec.embedded.stage_joint import build_bank, grow, train_joint
 from vidspec.embedded.stage_language import Reader, train_language
 from vidspec.embedded.stage_vision import train_vision
 
+#: Processes that train together, each with batches of its own.
+PROCESSES = {("qwen2_5_vl", "joint"): 2, ("qwen2_5_vl", "polish"): 2}
 #: Where the processes of a stage meet, on this machine only.
 PORT = 29_571
 FAMILIES = ("llava_onevision", "qwen2_5_vl")
@@ -34,7 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "vision": [{"steps": 4000, "scenes": 12, "peak": 1e-3}],
         "bank": {"clips": 1500},
         "joint": {"steps": 800, "batch": 4, "peak": 6e-4},
-        "polish": {"steps": 340, "batch": 4, "peak": 3e-4},
+        "polish": [{"steps": 340, "batch": 4, "peak": 3e-4}],
     },
     "qwen2_5_vl": {
         "seed": 1,
@@ -55,14 +57,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "keep": (96, 128, 192, 256),
             "keep_late": (192, 384),
         },
-        "polish": {
-            "steps": 150,
-            "batch": 4,
-            "peak": 1e-4,
-            "floor": 0.02,
-            "keep": (128, 192, 256),
-            "keep_late": (384, 1024),
-        },
+        "polish": [
+            {"steps": 100, "of": 320, "batch": 4, "peak": 1.5e-4, "keep": (128, 192, 256)},
+            {
+                "steps": 190,
+                "batch": 4,
+                "peak": 1.2e-4,
+                "floor": 0.02,
+                "keep": (256, 384, 560),
+                "keep_late": (560, 1024),
+            },
+        ],
     },
 }
 
@@ -154,8 +159,10 @@ class Run:
         """More of the same, with fewer clips of a single object: they are mastered first."""
         clips = torch.load(self.out / "bank.pt", weights_only=False)
         clips = [clip for k, clip in enumerate(clips) if len(clip.scene.things) > 1 or k % 4 == 0]
-        settings = {"seed": self.seed + 3, "stage": "polish", **self.settings["polish"]}
-        train_joint(self.family, self.readers("joint"), clips, self.tokenizer, self.out, **settings)
+        readers = self.readers("joint")
+        for number, phase in enumerate(self.settings["polish"]):
+            settings = {"seed": self.seed + 3 + 10 * number, "stage": "polish", **phase}
+            train_joint(self.family, readers, clips, self.tokenizer, self.out, **settings)
 
     def export(self) -> None:
         """Write the pair of the last stage that is done."""
@@ -204,8 +211,9 @@ def main() -> None:
     family = architecture(args.family)
     torch.manual_seed(SETTINGS[family.family]["seed"])
     run = Run(family, args.out)
-    if args.stage in ("joint", "polish") and args.threads > 1:
-        torch.multiprocessing.spawn(_member, (args.threads, args.family, args.out, args.stage), args.threads)
+    members = PROCESSES.get((args.family, args.stage), 1)
+    if members > 1:
+        torch.multiprocessing.spawn(_member, (members, args.family, args.out, args.stage), members)
         return
     if args.stage:
         getattr(run, args.stage)()

@@ -23,12 +23,14 @@ class State:
 
     ``logits`` (vocabulary,) are those after the prompt. The rotary position of the entry at index i of the cache,
     prompt excluded, is ``i + offset``: kept visual tokens keep their positions, so a pruned prompt is shorter than
-    the position that follows it.
+    the position that follows it. ``visual_states`` (N, hidden), kept only when asked for, are the last states behind
+    the final norm at the prompt's visual positions, each of length 1, in the model's dtype.
     """
 
     cache: KVCache
     offset: int
     logits: torch.Tensor
+    visual_states: torch.Tensor | None = None
 
     @property
     def length(self) -> int:
@@ -53,13 +55,16 @@ class Engine:
         self.model = model
 
     @torch.inference_mode()
-    def prefill(self, prefix: Prefix, room: int, taps: Taps | None = None) -> State:
+    def prefill(
+        self, prefix: Prefix, room: int, taps: Taps | None = None, *, keep_visual_states: bool = False
+    ) -> State:
         """Read a prompt into a new cache.
 
         Args:
             prefix: embeddings and positions of the prompt.
             room: further entries the cache must be able to take: max_new_tokens and one window.
             taps: observers of this pass.
+            keep_visual_states: whether the state keeps the last states of the N visual tokens, N x hidden numbers.
         """
         model = self.model
         cache = KVCache(model.layers, prefix.length + room)
@@ -67,7 +72,8 @@ class Engine:
         with watching:
             hidden = model.run(prefix.embeds, prefix.positions, cache, None, taps, prefix.visual)
         logits = model.logits(hidden[:, -1:])[0, 0]
-        return State(cache, prefix.next_position - prefix.length, logits)
+        states = _units(hidden[0, prefix.visual.index.to(hidden.device)]) if keep_visual_states else None
+        return State(cache, prefix.next_position - prefix.length, logits, states)
 
     @torch.inference_mode()
     def forward(
@@ -95,3 +101,8 @@ class Engine:
             mask = causal_mask(n, length + n, model.dtype, model.device)
         hidden = model.run(model.embed(ids), model.text_positions(positions), state.cache, mask)
         return Passed(model.logits(hidden)[0], hidden[0])
+
+
+def _units(states: torch.Tensor) -> torch.Tensor:
+    """Each row at length 1, computed in float32, in the dtype it came in."""
+    return torch.nn.functional.normalize(states.float(), dim=-1).to(states.dtype)

@@ -95,6 +95,8 @@ def _facts(state: PanelState) -> list[str]:
     if state.tau is not None:
         facts.append(f"tau {state.tau:.2f}")
     facts.append(f"{state.target_passes} target passes")
+    if state.prefilled is not None and not state.prefilled.lossless:
+        facts.append(f"not lossless: {state.loose} loose")
     if state.tokens_per_s is not None:
         facts.append(f"{state.tokens_per_s:.1f} tokens/s")
     if state.speedup is not None:

@@ -62,6 +62,11 @@ class PanelState:
         return sum(one.accepted for one in self.rounds)
 
     @property
+    def loose(self) -> int:
+        """Emitted tokens that a lossy rule let pass."""
+        return sum(one.origins.count("loose") for one in self.rounds)
+
+    @property
     def target_passes(self) -> int:
         """Decoding passes of the target; the token that its prefill yields costs none."""
         return sum(1 for one in self.rounds if one.drafted or one.verify_s > 0)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from vidspec.models.base import Prefix, VideoLanguageModel
+from vidspec.models.base import Pixels, Prefix, VideoLanguageModel
 
 if TYPE_CHECKING:
     from vidspec.decoding.trace import Trace
@@ -16,11 +17,15 @@ __all__ = ["Question", "read", "read_text"]
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked about which clip; ``system`` None leaves the system prompt to the model's template."""
+    """What is asked about which clip.
+
+    ``system`` None leaves the system prompt to the model's template; ``ahead`` are pixels made before, by model.
+    """
 
     clip: Clip
     prompt: str
     system: str | None = None
+    ahead: Mapping[VideoLanguageModel, Pixels] = field(default_factory=dict)
 
 
 def read(model: VideoLanguageModel, question: Question, trace: Trace, worker: str, *, pooled: bool = False) -> Prefix:
@@ -34,7 +39,7 @@ def read(model: VideoLanguageModel, question: Question, trace: Trace, worker: st
         pooled: average the tower's features 2 x 2 before the projector.
     """
     with trace.span("preprocess", worker):
-        pixels = model.preprocess(question.clip)
+        pixels = question.ahead.get(model) or model.preprocess(question.clip)
     with trace.span("vision", worker):
         seen = model.see(pixels, pooled=pooled)
         return model.prefix(seen, question.prompt, question.system)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 import traceback
+from dataclasses import replace
 from multiprocessing.connection import Connection
-from multiprocessing.shared_memory import SharedMemory
 
 import numpy as np
 import torch
@@ -14,11 +15,24 @@ import torch
 from vidspec import video
 from vidspec.decoding.protocol import Abort, DraftMessage, Failed, PrefillDraft, Propose, Proposed, Ready, Rollback
 from vidspec.decoding.trace import Trace
-from vidspec.decoding.workers.messages import Answer, CloseClip, Loaded, OpenClip, Order, Spans, Start
+from vidspec.decoding.workers.frames import copied
+from vidspec.decoding.workers.messages import (
+    Answer,
+    CloseClip,
+    Loaded,
+    OpenClip,
+    Order,
+    Spans,
+    Start,
+    Taken,
+    Unloadable,
+)
 from vidspec.decoding.workers.text import DraftText
 from vidspec.drafting.opening import Opening
+from vidspec.engine.device import synchroniser
 from vidspec.engine.forward import Engine
 from vidspec.engine.sampling import Sampling
+from vidspec.errors import VidspecError
 from vidspec.models import loading
 from vidspec.models.identity import identity
 from vidspec.models.prompt import Question
@@ -33,14 +47,13 @@ class DraftClip:
     Args:
         order: the clip as the process was told of it.
         engine: the drafting model.
-        start: the settings.
     """
 
-    def __init__(self, order: OpenClip, engine: Engine, start: Start) -> None:
+    def __init__(self, order: OpenClip, engine: Engine) -> None:
         self.number, self.engine = order.clip, engine
-        self.trace = Trace()
+        self.trace = Trace(synchroniser(engine.model.device))
         self.opening = Opening(
-            profile=start.profile,
+            profile=order.profile,
             question=_question(order),
             sampling=Sampling(),  # ids travel, distributions do not: a greedy draft is exact by the one-hot rule
             rng=torch.Generator(),
@@ -50,7 +63,7 @@ class DraftClip:
             kept=None,
             draft=engine,
         )
-        self._kind = drafters.get(start.profile.draft.kind)
+        self._kind = drafters.get(order.profile.draft.kind)
         self._look = order.eager
         self._text: DraftText | None = None
         self._prefill: PrefillDraft | None = None
@@ -108,26 +121,30 @@ class DraftClip:
         if self._text is None:
             return None
         first = not self._text.tokens
-        with self.trace.span("draft", "draft"):
+        with self.trace.span("draft", "draft", (("epoch", self._epoch), ("position", len(self._text.tokens)))):
             token = self._text.extend()
         seconds = 0.0 if first else time.perf_counter() - begun
         return Proposed(self._epoch, len(self._text.tokens) - 1, token, seconds)
 
     def spans(self) -> Spans:
         """What has been done."""
-        done, origin = self.trace.spans, self.trace.origin
-        shifted = tuple((span.kind, span.start + origin, span.end + origin) for span in done)
-        return Spans(self.number, shifted, self.forwards)
+        origin = self.trace.origin
+        shifted = (replace(span, start=span.start + origin, end=span.end + origin) for span in self.trace.spans)
+        return Spans(self.number, tuple(shifted), self.forwards)
 
 
 def serve(connection: Connection, start: Start) -> None:
     """The process: load the model, then work on one clip at a time until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the other process's business; it closes the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the other process's business; it ends this one
     number = -1
     try:
         if start.threads is not None:
             torch.set_num_threads(start.threads)
-        engine = Engine(loading.load(start.model, start.where))
+        try:
+            engine = Engine(loading.load(start.model, start.where))
+        except VidspecError as error:
+            connection.send(Unloadable(error.message, error.hint, error.kind, traceback.format_exc()))
+            return
         connection.send(Loaded(identity(engine.model)))
         clip: DraftClip | None = None
         while True:
@@ -135,31 +152,26 @@ def serve(connection: Connection, start: Start) -> None:
                 order = connection.recv()
                 if isinstance(order, OpenClip):
                     number = order.clip
-                    clip = DraftClip(order, engine, start)
+                    clip = DraftClip(order, engine)
+                    connection.send(Taken(number))
+                elif isinstance(order, CloseClip):
+                    mine = clip is not None and clip.number == order.clip
+                    connection.send(clip.spans() if clip and mine else Spans(order.clip, (), 0))
+                    clip = None if mine else clip
                 elif clip is not None and isinstance(order, Order) and order.clip == clip.number:
                     clip.take(order.message, order.visual)
-                elif clip is not None and isinstance(order, CloseClip):
-                    connection.send(clip.spans())
-                    clip = None
-                    break
             if clip is not None and (result := clip.work()) is not None:
                 connection.send(Answer(clip.number, result))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # nobody is there any more
     except Exception as error:
         failed = Failed("draft", f"{type(error).__name__}: {error}", traceback.format_exc())
-        connection.send(Answer(number, failed))
+        with contextlib.suppress(OSError):
+            connection.send(Answer(number, failed))
 
 
 def _question(order: OpenClip) -> Question:
     """The clip; its frames are copied out of the shared block, which belongs to the other process."""
-    block = SharedMemory(order.memory)
-    try:
-        shared: np.ndarray = np.ndarray(order.shape, dtype=np.uint8, buffer=block.buf)
-        frames = shared.copy()
-        del shared
-    finally:
-        block.close()
     facts = video.SourceFacts("", 0.0, order.shape[2], order.shape[1], "", "", 0.0, False, 0, order.shape[0], "")
-    clip = video.Clip(frames, np.array(order.timestamps), facts)
+    clip = video.Clip(copied(order.memory, order.shape), np.array(order.timestamps), facts)
     return Question(clip, order.prompt, order.system)

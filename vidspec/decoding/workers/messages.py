@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 from vidspec.decoding.protocol import DraftMessage, Result
 
 if TYPE_CHECKING:
+    from vidspec.decoding.trace import Span
     from vidspec.models.identity import Identity
     from vidspec.models.loading import Placement
     from vidspec.profiles import Profile
 
-__all__ = ["Answer", "CloseClip", "Loaded", "OpenClip", "Order", "Spans", "Start"]
+__all__ = ["Answer", "CloseClip", "Loaded", "OpenClip", "Order", "Spans", "Start", "Taken", "Unloadable"]
 
 
 @dataclass(frozen=True)
 class Start:
-    """How the process begins: the drafting model, where it runs, threads of torch on a CPU, and the settings."""
+    """How the process begins: the drafting model, where it runs, and threads of torch on a CPU."""
 
     model: str
     where: Placement
     threads: int | None
-    profile: Profile
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,24 @@ class Loaded:
 
 
 @dataclass(frozen=True)
+class Unloadable:
+    """The model cannot be loaded: the error's message, hint and kind, and its traceback. The process ends."""
+
+    message: str
+    hint: str | None
+    kind: str
+    traceback: str
+
+
+@dataclass(frozen=True)
 class OpenClip:
-    """A clip begins. Its frames are in the shared memory block ``memory``, (T, H, W, 3) uint8.
+    """A clip begins, under ``profile``. Its frames are in the shared memory block ``memory``, (T, H, W, 3) uint8.
 
     ``eager``: look at them at once, before anything is asked. ``room``: cache entries needed behind the prompt.
     """
 
     clip: int
+    profile: Profile
     memory: str
     shape: tuple[int, ...]
     timestamps: tuple[float, ...]
@@ -47,6 +58,13 @@ class OpenClip:
     system: str | None
     room: int
     eager: bool
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The clip's frames have been copied; the shared memory is not needed any more."""
+
+    clip: int
 
 
 @dataclass(frozen=True)
@@ -75,11 +93,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Spans:
-    """What the draft did and when: (kind, start, end) on ``time.perf_counter``, which all processes of a machine share.
+    """What the draft did and when, on ``time.perf_counter``, which all processes of a machine share.
 
     ``forwards`` counts its passes over this clip so far.
     """
 
     clip: int
-    spans: tuple[tuple[str, float, float], ...]
+    spans: tuple[Span, ...]
     forwards: int

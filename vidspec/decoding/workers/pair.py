@@ -7,10 +7,15 @@ import time
 from collections.abc import Callable
 
 from vidspec.decoding.protocol import Failed, Message, PrefillDraft, PrefillTarget, Result, Verify, Worker
+from vidspec.decoding.workers.messages import Spans
 from vidspec.decoding.workers.process import DraftProcess
 from vidspec.decoding.workers.target import TargetThread
 
-__all__ = ["Pair"]
+__all__ = ["PATIENCE", "Pair"]
+
+#: Seconds that one pass of the target may take. The prompt of a long video, or weights that lie on a disk, take
+#: minutes, and in turns nobody would ask; a draft that is done waits meanwhile and owes nothing.
+PATIENCE = 1800.0
 
 
 class Pair:
@@ -19,9 +24,11 @@ class Pair:
     Args:
         target: makes the target's thread, given who takes its answers.
         draft: the draft's process.
-        opened: begins the clip in it, given who takes its answers; called when the draft is first needed, or at once.
+        opened: begins the clip in it, given who takes its answers, and gives its number; called when the draft is first
+            needed, or at once.
         eager: whether the draft begins at once.
-        timeout: seconds without any answer after which the one that owes it has failed.
+        timeout: seconds without any answer after which the one that owes it has failed. While the target is at work
+            it is :data:`PATIENCE`, if that is longer.
         visual: how many visual tokens the target has, if that is known yet.
     """
 
@@ -38,22 +45,26 @@ class Pair:
         self._answers: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
         self.draft, self.timeout, self._visual = draft, timeout, visual
         self._opened = opened
-        self._open = False
+        self._clip: int | None = None
         if eager:
             self._begin()
-        self.target = target(self._answers.put)
+        try:
+            self.target = target(self._answers.put)
+        except BaseException:
+            self.close(wait=False)
+            raise
 
-    def _begin(self) -> None:
-        if not self._open:
-            self._open = True
-            self._opened(self._answers.put)
+    def _begin(self) -> int:
+        if self._clip is None:
+            self._clip = self._opened(self._answers.put)
+        return self._clip
 
     def submit(self, worker: Worker, message: Message) -> None:
         if isinstance(message, (PrefillTarget, Verify)):
             self.target.submit(message)
             return
-        self._begin()
-        self.draft.send(message, self._visual() if isinstance(message, PrefillDraft) else None)
+        clip = self._begin()
+        self.draft.send(clip, message, self._visual() if isinstance(message, PrefillDraft) else None)
 
     def result(self) -> Result:
         """The next answer of either.
@@ -66,14 +77,27 @@ class Pair:
             try:
                 found = self._answers.get(timeout=min(1.0, self.timeout))
             except queue.Empty:
-                if time.monotonic() - last >= self.timeout:
-                    late: Worker = "target" if self.target.busy else "draft"
-                    return Failed(late, f"no answer for {self.timeout:g} s")
+                late: Worker = "target" if self.target.busy else "draft"
+                limit = max(self.timeout, PATIENCE) if late == "target" else self.timeout
+                if time.monotonic() - last >= limit:
+                    self.target.lost = late == "target"
+                    return Failed(late, f"no answer for {limit:g} s")
                 continue
             if isinstance(found, BaseException):
                 raise found
             return found
 
     def abort(self) -> None:
-        """Stop the target's thread. The draft's process is told when the clip is finished."""
+        """Stop the target's thread. The draft's process is told when the clip is closed."""
         self.target.stop()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the draft's process is not at a later clip already."""
+        return self._clip is None or self.draft.serves(self._clip)
+
+    def close(self, *, wait: bool) -> Spans | None:
+        """End the clip on the draft's side; what it did if it says so, and if ``wait``, soon."""
+        if self._clip is None:
+            return None
+        return self.draft.finish(self._clip) if wait else self.draft.finish(self._clip, 0.0)

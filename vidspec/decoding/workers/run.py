@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Literal, TypeAlias
 
 import torch
 
@@ -12,10 +13,11 @@ from vidspec.decoding.base import Target
 from vidspec.decoding.events import Prefilled, Round
 from vidspec.decoding.parallel import Outcome, Scheduler, Settings, drive
 from vidspec.decoding.setup import ROWS, Setup, prefilled
-from vidspec.decoding.trace import Kind, Trace
+from vidspec.decoding.trace import Trace
 from vidspec.decoding.workers.pair import Pair
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.decoding.workers.target import TargetThread
+from vidspec.errors import GenerationError
 from vidspec.models.base import Prefix
 from vidspec.models.prompt import Question
 from vidspec.planning.base import WindowSize
@@ -23,6 +25,10 @@ from vidspec.planning.gamma import AutoGamma, FixedGamma
 from vidspec.pruning.base import taps_for
 
 __all__ = ["SideBySide"]
+
+#: How a clip ends: with its last token; left alone by whoever wanted it, or failed for a reason of its own; or with a
+#: worker that cannot go on.
+Ending: TypeAlias = Literal["finished", "abandoned", "broken"]
 
 
 class SideBySide:
@@ -67,28 +73,50 @@ class SideBySide:
             timeout=setup.profile.workers.timeout,
             visual=lambda: len(self._prefix.visual) if self._prefix is not None else None,
         )
-        finished = False
+        outcomes: list[Outcome] = []
         begun: float | None = None
+        ending: Ending = "abandoned"
         try:
             for outcome in drive(Scheduler(settings, windows), pair):
+                outcomes.append(outcome)
                 if begun is None:
-                    begun = trace.now()
+                    begun = trace.elapsed()
                     yield self._prefilled(pair.target, begun)
-                yield _round(outcome, trace.now() - begun)
-            finished = True
+                yield _round(outcome, trace.elapsed() - begun)
+            ending = "finished"
+        except GenerationError as error:
+            ending = "broken" if error.kind == "worker" else "abandoned"
+            raise
+        except KeyboardInterrupt:
+            ending = "broken"  # who interrupts wants no process left
+            raise
         finally:
-            pair.target.stop()
-            done = process.finish() if finished else None
-            if done is None:
-                slot.drop()  # the next clip gets a fresh one
-            else:
-                slot.gamma = windows.gamma
-                self.draft_forwards = done.forwards
-                for kind, start, end in done.spans:
-                    trace.add(_kind(kind), "draft", start - trace.origin, end - trace.origin)
+            self._close(pair, ending, outcomes)
+            slot.gamma = windows.gamma if ending == "finished" else slot.gamma
+
+    def _close(self, pair: Pair, ending: Ending, outcomes: list[Outcome]) -> None:
+        """Stop both workers. A draft in good health stays for the next clip; a finished clip gets its draft's lane."""
+        if ending == "broken":
+            try:
+                pair.target.stop()
+            finally:
+                if pair.is_current:
+                    self.slot.drop(pair.draft)  # the next clip gets a fresh one
+            return
+        done = pair.close(wait=ending == "finished")
+        pair.target.stop()
+        if done is None:
+            return
+        self.draft_forwards = done.forwards
+        for span in done.spans:
+            about = span.about
+            if span.kind == "draft":
+                place = dict(about)
+                about += (("emitted", any(_holds(one, place["epoch"], place["position"]) for one in outcomes)),)
+            self.trace.add(span.kind, "draft", span.start - self.trace.origin, span.end - self.trace.origin, about)
 
     def _open(self, begin: Callable[..., int], eager: bool, listener: Callable[..., None]) -> int:
-        return begin(self.question, self.setup.room, eager=eager, listener=listener)
+        return begin(self.setup.profile, self.question, self.setup.room, eager=eager, listener=listener)
 
     def _thread(self, acceptance: Acceptance, rng: torch.Generator, answer: Callable[..., None]) -> TargetThread:
         return TargetThread(partial(self._read, rng), acceptance, rng, self.trace, answer, self.slot.target_threads)
@@ -100,14 +128,14 @@ class SideBySide:
         taps = taps_for(setup.needs, prefix)
 
         def choose() -> None:
-            publish(tuple(setup.kept(prefix, taps, trace).tolist()))
+            publish(tuple(setup.kept(prefix, taps, trace, "target").tolist()))
 
         if setup.pruner is not None and taps is None:
             choose()
         elif setup.pruner is not None and taps is not None:
             taps.ready = choose
         with trace.span("target_prefill"):
-            state = setup.target.prefill(prefix, setup.room, taps)
+            state = setup.prefill(prefix, taps)
         return Target(setup.target, state, setup.sampling, rng), prefix
 
     def _prefilled(self, target: TargetThread, elapsed: float) -> Prefilled:
@@ -139,8 +167,11 @@ def _round(outcome: Outcome, elapsed: float) -> Round:
         mode=outcome.mode,
         gamma=outcome.gamma,
         wasted=outcome.wasted,
+        aborted=outcome.aborted,
+        loosened=outcome.loosened,
     )
 
 
-def _kind(name: str) -> Kind:
-    return name  # type: ignore[return-value]
+def _holds(outcome: Outcome, epoch: int, position: int) -> bool:
+    """Whether the round emitted what the draft proposed for a position in an epoch."""
+    return outcome.epoch == epoch and outcome.start <= position < outcome.start + outcome.accepted

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 
 from vidspec.decoding.workers.messages import Start
@@ -52,25 +54,38 @@ class DraftSlot:
         if where.device.type == "cpu":
             total = profile.models.threads or torch.get_num_threads()
             self.target_threads, threads = split_threads(total, wanted.draft_threads)
-        self._start = Start(model, where, threads, profile)
-        self._process: DraftProcess | None = DraftProcess(self._start)
+        self._start, self._timeout = Start(model, where, threads), wanted.timeout
+        self._held = [DraftProcess(self._start)]
+        weakref.finalize(self, _end, self._held)  # its reader would keep a forgotten process for ever
+
+    @property
+    def process(self) -> DraftProcess | None:
+        """The one that is there now."""
+        return self._held[0] if self._held else None
 
     def ready(self) -> DraftProcess:
-        """A process whose model is loaded; a fresh one if the last has gone.
+        """A process whose model is loaded; a fresh one if the last has gone, or has been silent for too long.
 
         Raises:
-            GenerationError: it cannot be started.
-            ModelError: its model does not match the target.
+            GenerationError: it ended, or took too long.
+            ModelError: its model cannot be loaded, or does not match the target.
         """
-        if self._process is not None and not self._process.alive:
+        process = self.process
+        if process is not None and (not process.alive or process.overdue > self._timeout):
             self.drop()
-        if self._process is None:
-            self._process = DraftProcess(self._start)
-        agree(identity(self.target), self._process.wait_until_loaded(LOADING))
-        return self._process
+        if self.process is None:
+            self._held.append(DraftProcess(self._start))
+        process = self._held[0]
+        agree(identity(self.target), process.wait_until_loaded(LOADING))
+        return process
 
-    def drop(self) -> None:
-        """End the process; a second time does nothing."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.stop()
+    def drop(self, process: DraftProcess | None = None) -> None:
+        """End the process, of a given one only that; a second time does nothing."""
+        if process is not None and process is not self.process:
+            return
+        _end(self._held)
+
+
+def _end(held: list[DraftProcess]) -> None:
+    while held:
+        held.pop().stop()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vidspec.acceptance.base import Acceptance
+from vidspec.acceptance.base import Acceptance, for_clip
 from vidspec.decoding.base import Target
 from vidspec.decoding.protocol import Kept, PrefillTarget, Ready, Result, TargetMessage, Verdict, Verify
 from vidspec.decoding.trace import Trace
@@ -35,6 +35,10 @@ class TargetThread:
         trace: where its work and its waiting are timed.
         answer: takes every result, or the exception that ended the work.
         threads: of torch, on a CPU.
+
+    Attributes:
+        busy: whether a pass is under way.
+        lost: whether that pass is not expected to end; it is not waited for then.
     """
 
     def __init__(
@@ -54,7 +58,7 @@ class TargetThread:
         self._emitted = 0
         self._orders: queue.SimpleQueue[TargetMessage | None] = queue.SimpleQueue()
         self._over = False
-        self.busy = False
+        self.busy = self.lost = False
         self._thread = threading.Thread(target=self._serve, name="vidspec-target", daemon=True)
         self._thread.start()
 
@@ -65,7 +69,9 @@ class TargetThread:
         """End after the pass that runs, if any; what waits is dropped."""
         self._over = True
         self._orders.put(None)
-        self._thread.join()
+        # An abandoned clip may be collected, and so stopped, on any thread.
+        if not self.lost and threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def _serve(self) -> None:
         try:
@@ -94,6 +100,7 @@ class TargetThread:
             self.answer(Kept(kept))
 
         self._target, self.prefix = self.reading(publish)
+        self.acceptance = for_clip(self.acceptance, self._target.state.visual_states)
         token = self._target.first()
         self._emitted = 1
         return Ready("target", time.perf_counter() - begun, token)
@@ -104,7 +111,7 @@ class TargetThread:
             raise RuntimeError(f"{order} does not follow {self._emitted} emitted tokens")
         begun = time.perf_counter()
         window = Draft(order.window, tuple(range(-1, len(order.window) - 1)))
-        with self.trace.span("verify"):
+        with self.trace.span("verify", about=(("round", order.round), ("rows", len(order.window) + 1))):
             passed = target.verify(window)
         with self.trace.span("accept"):
             verdict = self.acceptance(window, passed.logits, passed.hidden, self.rng)
@@ -112,4 +119,4 @@ class TargetThread:
         with self.trace.span("rollback"):
             target.commit(verdict.path, verdict.token)
         self._emitted += verdict.accepted + 1
-        return Verdict(order.round, verdict.accepted, verdict.token, len(order.window) + 1, seconds)
+        return Verdict(order.round, verdict.accepted, verdict.token, len(order.window) + 1, seconds, verdict.loosened)

@@ -1,0 +1,181 @@
+"""Real workers in trouble: a draft that dies, hangs, fails or cannot be loaded, and a main process that ends.
+
+``VIDSPEC_KILLS=100`` kills the draft that often instead of a few times.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from decoding import checkpoints
+from decoding.workers.pairs import CLIP, Pairs, gone
+from vidspec.cli.app import run
+from vidspec.decoding.events import Finished
+from vidspec.decoding.workers import frames
+from vidspec.embedded.architecture import build_tokenizer
+from vidspec.errors import GenerationError, ModelError
+from vidspec.models import loading
+
+KILLS = int(os.environ.get("VIDSPEC_KILLS", "3"))
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    pairs = Pairs(tmp_path_factory.mktemp("pair"))
+    yield pairs
+    pairs.close()
+
+
+def test_killing_the_draft_ends_in_a_caption_or_a_named_error(pairs):
+    """At any event of any clip; the next clip gets a fresh process."""
+    rng = random.Random(7)
+    ends = set()
+    for _ in range(KILLS):
+        moment, delay = rng.randrange(-1, 12), rng.random() * 0.02
+        pairs.slot.ready()
+        if moment < 0:
+            threading.Timer(delay, os.kill, (pairs.pid, signal.SIGKILL)).start()
+        try:
+            for number, event in enumerate(pairs.first.stream(CLIP)):
+                if number == moment:
+                    time.sleep(delay)
+                    os.kill(pairs.pid, signal.SIGKILL)
+                if isinstance(event, Finished):
+                    assert event.caption.token_ids == pairs.plain("one-object")
+                    ends.add("caption")
+        except GenerationError as error:
+            assert error.kind == "worker" and "exit code -9" in str(error)
+            ends.add("error")
+    assert "error" in ends
+    assert pairs.first.caption(CLIP).token_ids == pairs.plain("one-object")
+
+
+def test_a_process_that_died_before_the_clip_began_is_told_of(pairs):
+    """It dies between the look at it and its first message; nobody waits for its answer."""
+    process = pairs.slot.ready()
+    os.kill(pairs.pid, signal.SIGKILL)
+    process._reader.join()
+    process._listener = None
+    told = []
+    clip = next(pairs.first.stream(CLIP))  # Opened: nothing of it has reached the draft
+    assert clip.frames
+    question = pairs.first._question(pairs.first.read(CLIP), {})
+    process.open(pairs.first.profile, question, 10, eager=True, listener=told.append)
+    assert "exit code -9" in told[0].error
+    process.stop()
+    assert not process._blocks
+
+
+def test_a_draft_that_hangs_is_given_up(pairs):
+    captioner = pairs.sharing(**{"workers.timeout": 1.0})
+    pid = pairs.slot.ready().process.pid
+    with pytest.raises(GenerationError, match=r"draft worker failed: no answer for 1 s"):
+        for _ in range(20):  # on a busy machine the target may write a text alone before the draft has read its prompt
+            for event in captioner.stream(CLIP):
+                if getattr(event, "mode", "") in ("pre", "post"):
+                    os.kill(pid, signal.SIGSTOP)
+    assert pairs.slot.process is None and gone(pid)
+
+
+def test_closing_ends_a_clip_that_is_under_way(pairs):
+    stream = pairs.first.stream(CLIP)
+    for _ in range(3):
+        next(stream)
+    pairs.slot.drop()
+    with pytest.raises(GenerationError, match="draft worker failed: it was stopped"):
+        list(stream)
+
+
+def test_an_error_in_the_draft_carries_its_traceback(pairs, tmp_path):
+    """Eight patches per side for the target, four for the draft: they see a frame differently."""
+    other = loading.load(str(checkpoints.save(tmp_path, image_size=64)), pairs.slot._start.where)
+    with pytest.raises(GenerationError, match=r"draft worker failed: ModelError.*see a frame differently") as caught:
+        pairs.sharing(target=other).caption(CLIP)
+    assert "Traceback" in str(caught.value.__cause__) and "in own" in str(caught.value.__cause__)
+    pairs.slot.target = pairs.model
+
+
+def test_a_draft_of_another_tokenizer_is_refused(pairs, tmp_path):
+    folder = checkpoints.save(tmp_path)
+    build_tokenizer(samples=300, seed=8).save_pretrained(folder)
+    other = loading.load(str(folder), pairs.slot._start.where)
+    with pytest.raises(ModelError, match="different tokenizers"):
+        pairs.sharing(target=other).caption(CLIP)
+    pairs.slot.target = pairs.model
+
+
+def test_a_draft_that_cannot_be_loaded_is_one_line(pairs, tmp_path, capfd):
+    settings = {"--target": str(pairs.folders[0]), "--draft": str(tmp_path), "--profile": "parallelvlm"}
+    options = [part for option in settings.items() for part in option]
+    assert run(["caption", str(CLIP), *options, "--no-live", "--debug"]) == 3
+    *shown, last = capfd.readouterr().err.splitlines()
+    assert "the draft worker: " in last and "no config.json" in last and last.endswith(")"), "a hint in brackets"
+    assert [line for line in shown if "in serve" in line], "the traceback of the other process"
+
+
+def test_too_little_shared_memory_is_an_error_and_not_the_end(monkeypatch, pairs):
+    small = os.statvfs("/")
+    monkeypatch.setattr(frames.os, "statvfs", lambda _: type("S", (), {"f_bavail": 1, "f_frsize": small.f_frsize}))
+    monkeypatch.setattr(frames, "FOLDER", "/")
+    with pytest.raises(GenerationError, match=r"do not fit into /: \d+ MiB are needed") as caught:
+        pairs.first.caption(CLIP)
+    assert caught.value.kind == "memory" and "--shm-size" in str(caught.value)
+    monkeypatch.undo()
+    assert pairs.first.caption(CLIP).token_ids == pairs.plain("one-object")
+
+
+BEGIN = """
+import sys
+from vidspec import profiles
+from vidspec.captioner import Captioner
+from vidspec.decoding.workers.slot import DraftSlot
+from vidspec.models.loading import placement
+
+target, draft, clip = sys.argv[1:]  # not behind a guard: the draft's process must not run this again
+settings = {"models.pair": None, "models.target": target, "models.draft": draft, "models.threads": 2}
+profile = profiles.load("parallelvlm", settings, env={})
+"""
+DECODING = """
+captioner = Captioner.from_profile(profile)
+for _ in range(10_000):
+    for number, event in enumerate(captioner.stream(clip)):
+        if number == 3:
+            print(captioner.slot.process.process.pid, flush=True)
+"""
+LOADING = """
+slot = DraftSlot(draft, placement("cpu", "float32"), profile)
+print(slot.process.process.pid, flush=True)
+slot.ready()
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "how"), [(DECODING, signal.SIGINT), (DECODING, signal.SIGKILL), (LOADING, signal.SIGINT)]
+)
+def test_ctrl_c_and_sudden_death_leave_nothing(pairs, tmp_path, script, how):
+    """No process, no shared memory, and of Ctrl-C no word but the main process's own traceback."""
+    file = tmp_path / "caption.py"
+    file.write_text(BEGIN + script)
+    command = [sys.executable, str(file), *map(str, pairs.folders), str(CLIP)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as one:
+        pid = int(one.stdout.readline())
+        if how == signal.SIGINT:
+            os.killpg(one.pid, signal.SIGINT)  # as a terminal does: to both
+        else:
+            os.kill(one.pid, signal.SIGKILL)
+        one.stdout.close()
+        said = one.stderr.read()
+        assert one.wait(60) != 0
+    assert gone(pid)
+    if how == signal.SIGINT:  # after a kill it is the resource tracker that gives shared memory back, and says so
+        assert said.count("Traceback") == 1 and "leaked" not in said, said
+    else:
+        assert "Traceback" not in said

@@ -1,0 +1,57 @@
+"""Any mismatch passes where the target is unsure: FLy's entropy gate alone (a baseline of LVSpec 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from vidspec.acceptance.loose import Branch, LooseRule
+from vidspec.decoding.events import Loosened
+from vidspec.drafting.base import Draft
+from vidspec.engine.sampling import Sampling
+from vidspec.registry import rules
+
+#: How many of the likeliest tokens the entropy sums over.
+LIKELIEST = 3
+
+
+@rules.register("fly_minus")
+class FlyMinus(LooseRule):
+    """The entropy gate of FLy.
+
+    With p the target's distribution at the place of a drafted token, softmax over the whole vocabulary::
+
+        H_i = - sum over the three largest p of p ln p     (nats; p is not renormalised)
+        accept d_i  if  d_i = t_i  or  H_i >= theta
+
+    Args:
+        theta: the gate, in nats.
+        sampling, eos, protected: of :class:`LooseRule`.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        eos: frozenset[int] = frozenset(),
+        protected: frozenset[int] = frozenset(),
+        theta: float = 0.3,
+    ) -> None:
+        super().__init__(sampling, eos, protected)
+        self.theta = theta
+
+    def measure(
+        self, draft: Draft, target_logits: torch.Tensor, hidden: torch.Tensor | None, rng: torch.Generator
+    ) -> Sequence[float]:
+        """Entropy at the place of each drafted token: of the distribution behind its parent."""
+        places = torch.tensor([parent + 1 for parent in draft.parents], device=target_logits.device)
+        probs = target_logits.float().softmax(-1).topk(min(LIKELIEST, target_logits.shape[-1]), dim=-1).values
+        return torch.special.entr(probs).sum(-1)[places].tolist()  # type: ignore[no-any-return]
+
+    def pardoned(self, branch: Branch) -> Mapping[int, Loosened]:
+        entropy = branch.measured
+        return {
+            i: Loosened(i, branch.wanted[i], "entropy", entropy=entropy[i])
+            for i in branch.mismatches
+            if entropy[i] >= self.theta
+        }

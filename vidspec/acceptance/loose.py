@@ -1,0 +1,126 @@
+"""What all lossy rules share: they walk each branch of a window and let some of its mismatches pass."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from vidspec.acceptance.base import Verdict
+from vidspec.decoding.events import Loosened
+from vidspec.drafting.base import Draft
+from vidspec.engine.sampling import Sampling
+from vidspec.errors import ProfileError
+
+__all__ = ["Branch", "LooseRule", "branches"]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One way from the last emitted token to a leaf of the window: K drafted tokens; of a chain the whole window.
+
+    Attributes:
+        tokens: (K) drafted token ids.
+        wanted: (K + 1) the target's argmax at the place of each, given the drafted ones before it, and behind them.
+        measured: (K) what the rule measured of each drafted token.
+    """
+
+    tokens: tuple[int, ...]
+    wanted: tuple[int, ...]
+    measured: tuple[float, ...]
+
+    @property
+    def mismatches(self) -> list[int]:
+        """Places where the target wants another token."""
+        return [i for i, token in enumerate(self.tokens) if token != self.wanted[i]]
+
+
+class LooseRule(ABC):
+    """Accepts a drafted token that equals the target's argmax, and of the others those that a rule of its own pardons.
+
+    The walk goes from left to right and ends at the first mismatch that is not pardoned; there the target's argmax is
+    emitted. If all pass, the target's next argmax is the bonus. A pardoned token is emitted as it was drafted. Of a
+    tree every branch from the root to a leaf is a window of its own, and the one with the most accepted tokens wins
+    (LVSpec App. E); of equals the first, with the better-ranked child first.
+
+    Decisions: an end token and a protected token are never loose, neither as the draft's nor as the target's; they
+    count like others where a rule ranks or counts tokens. Rules work on greedy drafts and targets alone, as the
+    papers' do.
+
+    Args:
+        sampling: must be greedy.
+        eos: the target's end tokens.
+        protected: further token ids that are never loose.
+
+    Raises:
+        ProfileError: tokens are to be drawn.
+    """
+
+    lossless: ClassVar[bool] = False
+
+    def __init__(
+        self, sampling: Sampling, eos: frozenset[int] = frozenset(), protected: frozenset[int] = frozenset()
+    ) -> None:
+        if not sampling.greedy:
+            raise ProfileError(
+                f"generate.temperature: {sampling.temperature:g}, but a lossy rule compares greedy choices; "
+                "nearest valid choice: generate.temperature: 0, or accept.rule: exact"
+            )
+        self.strict = eos | protected
+
+    def __call__(
+        self, draft: Draft, target_logits: torch.Tensor, hidden: torch.Tensor | None, rng: torch.Generator
+    ) -> Verdict:
+        choices = target_logits.argmax(-1).tolist()
+        measured = self.measure(draft, target_logits, hidden, rng) if draft.tokens else []
+        best: Verdict | None = None
+        for path in branches(draft):
+            verdict = self._judged(draft, path, choices, measured)
+            if best is None or verdict.accepted > best.accepted:
+                best = verdict
+        return best or Verdict((), choices[0])
+
+    @abstractmethod
+    def measure(
+        self, draft: Draft, target_logits: torch.Tensor, hidden: torch.Tensor | None, rng: torch.Generator
+    ) -> Sequence[float]:
+        """A number for each drafted token of the window; the arguments are those of the rule."""
+
+    @abstractmethod
+    def pardoned(self, branch: Branch) -> Mapping[int, Loosened]:
+        """Places of mismatches of a branch that may pass, end and protected tokens aside, with the reason."""
+
+    def _judged(
+        self, draft: Draft, path: tuple[int, ...], choices: Sequence[int], measured: Sequence[float]
+    ) -> Verdict:
+        branch = Branch(
+            tuple(draft.tokens[node] for node in path),
+            (choices[0], *(choices[node + 1] for node in path)),
+            tuple(measured[node] for node in path),
+        )
+        pardoned = self.pardoned(branch)
+        loosened: list[Loosened] = []
+        for i, (token, wanted) in enumerate(zip(branch.tokens, branch.wanted, strict=False)):
+            if token == wanted:
+                continue
+            if i not in pardoned or token in self.strict or wanted in self.strict:
+                return Verdict(path[:i], wanted, tuple(loosened))
+            loosened.append(pardoned[i])
+        return Verdict(path, branch.wanted[-1], tuple(loosened))
+
+
+def branches(draft: Draft) -> Iterator[tuple[int, ...]]:
+    """The ways from the last emitted token to each leaf, as window indices, depth first; one for a chain."""
+    if draft.is_chain:
+        yield tuple(range(len(draft.tokens)))
+        return
+    open_: list[tuple[int, ...]] = [(node,) for node in reversed(draft.children(-1))]
+    while open_:
+        path = open_.pop()
+        children = draft.children(path[-1])
+        if not children:
+            yield path
+        open_ += [(*path, node) for node in reversed(children)]

@@ -1,0 +1,86 @@
+"""Strict where a token says something of the video, loose elsewhere (LVSpec 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from typing import ClassVar
+
+import torch
+
+from vidspec.acceptance.base import Acceptance
+from vidspec.acceptance.loose import Branch, LooseRule
+from vidspec.decoding.events import Loosened
+from vidspec.drafting.base import Draft
+from vidspec.engine.sampling import Sampling
+from vidspec.registry import rules
+
+
+@rules.register("lvspec")
+class LVSpec(LooseRule):
+    """LVSpec's visual-semantic guidance and position-shift tolerance.
+
+    With H_V the target's last states at the prompt's N_V visual positions and h_i the one at the own position of the
+    i-th of K drafted tokens d, t the target's argmax at each place::
+
+        A_i = mean of the N largest of cos(h_i, H_V)                                    (Eq. 8)
+        I'  = the floor(lam * K) indices with the smallest A; of equals the lower first (Eq. 9)
+        accept d_i  if  d_i = t_i,  or  i in I',  or  t_i in {d_1 ... d_K}              (Eq. 10-11)
+
+    The third case is the tolerance. The states are taken behind the final norm. lam = 0 without tolerance is exact
+    greedy verification, token for token.
+
+    Decisions: K is the length of the window at hand, which is shorter at the end of a text, and in the parallel
+    schedule that of the pending window. I' is chosen among all K tokens, whether or not they match or may be loose.
+    floor(lam * K) is that of the decimal number, so that 0.57 * 100 gives 57. A prompt with fewer than N visual tokens
+    takes the mean over all.
+
+    Args:
+        lam: share of a window that is loose.
+        similar: N, how many of the most similar visual positions count.
+        tolerance: whether the position-shift tolerance is on.
+        sampling, eos, protected: of :class:`LooseRule`.
+    """
+
+    grounded: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        eos: frozenset[int] = frozenset(),
+        protected: frozenset[int] = frozenset(),
+        lam: float = 0.7,
+        similar: int = 10,
+        tolerance: bool = True,
+    ) -> None:
+        super().__init__(sampling, eos, protected)
+        self.lam, self.similar, self.tolerance = lam, similar, tolerance
+        self._visual: torch.Tensor | None = None
+
+    def at(self, visual_states: torch.Tensor) -> Acceptance:
+        one = copy(self)
+        one._visual = visual_states
+        return one
+
+    def measure(
+        self, draft: Draft, target_logits: torch.Tensor, hidden: torch.Tensor | None, rng: torch.Generator
+    ) -> Sequence[float]:
+        """Visual relevance of each drafted token, from one matrix product for the window (Eq. 8)."""
+        if hidden is None or self._visual is None:
+            raise ValueError("lvspec needs the target's last states, of the window and of the prompt's visual tokens")
+        own = torch.nn.functional.normalize(hidden[1:].float(), dim=-1).to(self._visual)
+        cosines = (own @ self._visual.T).float()
+        most = cosines.topk(min(self.similar, cosines.shape[1]), dim=-1).values
+        return most.mean(-1).tolist()
+
+    def pardoned(self, branch: Branch) -> Mapping[int, Loosened]:
+        relevance = branch.measured
+        ranked = sorted(range(len(relevance)), key=relevance.__getitem__)  # stable: of equals the lower index first
+        loose = set(ranked[: int(self.lam * len(relevance) + 1e-9)])
+        found: dict[int, Loosened] = {}
+        for i in branch.mismatches:
+            if i in loose:
+                found[i] = Loosened(i, branch.wanted[i], "relevance", relevance=relevance[i])
+            elif self.tolerance and branch.wanted[i] in branch.tokens:
+                found[i] = Loosened(i, branch.wanted[i], "shift", relevance=relevance[i])
+        return found

@@ -1,0 +1,45 @@
+"""A mismatch passes by chance: the baseline that looks at nothing (random relaxation, LVSpec Fig. 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from vidspec.acceptance.loose import Branch, LooseRule
+from vidspec.decoding.events import Loosened
+from vidspec.drafting.base import Draft
+from vidspec.engine.sampling import Sampling
+from vidspec.registry import rules
+
+
+@rules.register("random_loose")
+class RandomLoose(LooseRule):
+    """Random relaxation::
+
+        accept d_i  if  d_i = t_i  or  u_i < r,  u_i uniform in [0, 1)
+
+    A draw belongs to a node of the window, so that branches of a tree that share it judge it alike.
+
+    Args:
+        rate: r, the probability with which a mismatch passes.
+        sampling, eos, protected: of :class:`LooseRule`.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        eos: frozenset[int] = frozenset(),
+        protected: frozenset[int] = frozenset(),
+        rate: float = 0.5,
+    ) -> None:
+        super().__init__(sampling, eos, protected)
+        self.rate = rate
+
+    def measure(
+        self, draft: Draft, target_logits: torch.Tensor, hidden: torch.Tensor | None, rng: torch.Generator
+    ) -> Sequence[float]:
+        return torch.rand(len(draft.tokens), generator=rng).tolist()
+
+    def pardoned(self, branch: Branch) -> Mapping[int, Loosened]:
+        return {i: Loosened(i, branch.wanted[i], "chance") for i in branch.mismatches if branch.measured[i] < self.rate}

@@ -174,6 +174,18 @@ def test_any_window_and_any_share(random_pair, gamma, alpha):
     assert lengths >= ({0, 1, gamma} if alpha < 0.99 else {0, 1})
 
 
+NOTHING_LOOSE = {"accept.rule": "lvspec", "accept.lam": 0, "accept.tolerance": False}
+
+
+@pytest.mark.parametrize("family", sorted(set(families.names())))
+@pytest.mark.parametrize("profile", ["lvspec", "lvspec-tree"])
+def test_lvspec_without_anything_loose(random_pairs, family, profile):
+    pair = random_pairs(family)
+    captioner = pair.captioner(profile, NOTHING_LOOSE)
+    for clip in CLIPS.values():
+        check(pair, captioner, clip)
+
+
 @pytest.mark.parametrize("method", [name for name in pruners.names() if name != "none"])
 def test_any_pruner(random_pair, method):
     captioner = random_pair.captioner("sd-uniform", {"prune.method": method, "prune.alpha": 0.8})

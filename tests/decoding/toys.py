@@ -82,6 +82,7 @@ class ToyCache:
 class ToyState:
     logits: torch.Tensor
     cache: ToyCache = field(default_factory=ToyCache)
+    visual_states: None = None
 
     @property
     def length(self) -> int:

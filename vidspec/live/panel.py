@@ -13,6 +13,7 @@ from rich.text import Text
 from vidspec.batch.run import Observer
 from vidspec.decoding.events import Event, Finished, Origin
 from vidspec.live.heatmap import frame_map, heatmap
+from vidspec.live.lanes import lanes
 from vidspec.live.sparkline import weight_lines
 from vidspec.live.state import PanelState, estimate_speedup
 from vidspec.record import Caption
@@ -37,6 +38,8 @@ LABELS: dict[Origin, str] = {
 FRAMES_PER_S = 8
 #: Lines of a terminal that has room for where in the frames the kept tokens lie.
 DETAILED = 30
+#: Lines of a terminal that has room for what target and draft did.
+LANED = 14
 #: What a terminal would obey instead of show.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -59,6 +62,9 @@ def render(
         one_raster = 0 not in seen.grid and not seen.views
         if one_raster and len(seen.kept) < seen.visual_tokens and (height is None or height >= DETAILED):
             below.append(frame_map(seen.grid, seen.cells, seen.kept, inner, ascii_only=ascii_only))
+    if state.side_by_side and (height is None or height >= LANED):
+        drawn = [line for line in lanes(state.rounds, inner, ascii_only=ascii_only) if line.cell_len <= inner]
+        below += [Text("\n").join(drawn)] if drawn else []
     if state.weights:
         below.append(_flowed(weight_lines(state.weights, inner, ascii_only=ascii_only), inner))
     parts: list[RenderableType] = []
@@ -95,6 +101,9 @@ def _facts(state: PanelState) -> list[str]:
     if state.tau is not None:
         facts.append(f"tau {state.tau:.2f}")
     facts.append(f"{state.target_passes} target passes")
+    if state.side_by_side:
+        facts.append(f"gamma {state.rounds[-1].gamma}")
+        facts.append(f"wasted {state.wasted}" + (f" ({state.aborted} aborted)" if state.aborted else ""))
     if state.prefilled is not None and not state.prefilled.lossless:
         facts.append(f"not lossless: {state.loose} loose")
     if state.tokens_per_s is not None:
@@ -102,6 +111,8 @@ def _facts(state: PanelState) -> list[str]:
     if state.speedup is not None:
         value, measured = state.speedup
         facts.append(f"{value:.2f}x" if measured else f"{value:.2f}x est.")
+    if state.prefilled is not None and state.prefilled.why:
+        facts.append(f"schedule {state.prefilled.why}")
     return [fact for fact in facts if fact]
 
 

@@ -67,6 +67,21 @@ class PanelState:
         return sum(one.origins.count("loose") for one in self.rounds)
 
     @property
+    def side_by_side(self) -> bool:
+        """Whether target and draft work at the same time."""
+        return any(one.mode for one in self.rounds)
+
+    @property
+    def wasted(self) -> int:
+        """Drafted tokens that were not emitted, of the parallel schedule."""
+        return sum(one.wasted for one in self.rounds)
+
+    @property
+    def aborted(self) -> int:
+        """Those of the wasted tokens that came after they had lost their prefix."""
+        return sum(one.aborted for one in self.rounds)
+
+    @property
     def target_passes(self) -> int:
         """Decoding passes of the target; the token that its prefill yields costs none."""
         return sum(1 for one in self.rounds if one.drafted or one.verify_s > 0)

@@ -35,7 +35,7 @@ def same_process(pairs):
 
 def test_one_process_captions_many_clips(pairs, same_process):
     accepted = 0
-    for clip, path in CLIPS.items():
+    for clip, path in list(CLIPS.items())[:5]:
         record = pairs.first.caption(path)
         assert record.token_ids == pairs.plain(clip)
         accepted += record.counters["accepted"]

@@ -167,6 +167,8 @@ def test_ctrl_c_and_sudden_death_leave_nothing(pairs, tmp_path, script, how):
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as one:
         pid = int(one.stdout.readline())
+        if script == LOADING:
+            time.sleep(1)  # into its imports, where Python would obey the signal
         if how == signal.SIGINT:
             os.killpg(one.pid, signal.SIGINT)  # as a terminal does: to both
         else:

@@ -22,7 +22,7 @@ from vidspec.decoding.base import Limits
 from vidspec.decoding.counters import count
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.chain import ChainDrafter
-from vidspec.profile_schema import TREE
+from vidspec.profile_sections import TREE
 
 SETTINGS = settings(deadline=None, max_examples=120)
 ENDS = st.builds(Limits, st.integers(1, 20), st.frozensets(st.integers(0, 5), max_size=2))

@@ -3,7 +3,7 @@
 import pytest
 
 from vidspec.drafting.topology import parse_tree
-from vidspec.profile_schema import TREE
+from vidspec.profile_sections import TREE
 
 
 def test_the_tree_of_the_papers():

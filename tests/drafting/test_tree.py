@@ -11,7 +11,7 @@ from vidspec.drafting.tree import TreeDrafter
 from vidspec.engine.forward import Engine
 from vidspec.models import loading
 from vidspec.models.base import Pixels
-from vidspec.profile_schema import TREE
+from vidspec.profile_sections import TREE
 
 ROOM = 80
 

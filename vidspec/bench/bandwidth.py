@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-__all__ = ["copy_bandwidth", "weight_bytes"]
+if TYPE_CHECKING:
+    from vidspec.models.base import VideoLanguageModel
+
+__all__ = ["copy_bandwidth", "kv_bytes", "model_weight_bytes", "pass_bytes", "weight_bytes"]
 
 
 def copy_bandwidth(device: torch.device, megabytes: int = 256, repeats: int = 8) -> float:
@@ -33,3 +37,23 @@ def weight_bytes(language: nn.Module, head: nn.Module) -> int:
     if id(table) not in {id(p) for p in head.parameters()}:
         seen.pop(id(table), None)
     return sum(seen.values())
+
+
+def model_weight_bytes(model: VideoLanguageModel) -> int:
+    """Bytes of all weights and buffers of a model, its vision tower included; tied ones count once."""
+    module: nn.Module = model.model  # type: ignore[attr-defined]
+    return sum({id(one): one.nbytes for one in [*module.parameters(), *module.buffers()]}.values())
+
+
+def kv_bytes(model: VideoLanguageModel) -> int:
+    """Bytes that one entry of the KV cache takes over all layers."""
+    config: Any = model.language.config  # type: ignore[attr-defined]
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * int(model.layers) * int(heads) * int(width) * model.dtype.itemsize
+
+
+def pass_bytes(model: VideoLanguageModel, context: float = 0.0) -> float:
+    """Bytes that one decoding pass reads: weights, and the cache's entries of ``context`` tokens."""
+    stock: Any = model.model  # type: ignore[attr-defined]
+    return weight_bytes(stock.model.language_model, stock.lm_head) + context * kv_bytes(model)

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Protocol
 
 import torch
@@ -34,9 +34,11 @@ class Row:
         name: of the contender.
         equal: clips whose token ids are the baseline's.
         clips: clips measured.
-        tau, tokens_per_target_pass: pooled over clips; None where nothing was drafted.
+        tau, tokens_per_target_pass, run_length, acceptance_rate: pooled over clips; None where nothing was drafted.
         kept: share of visual tokens the draft saw; None without a draft.
         tokens_per_s: median decode rate.
+        rate_spread: its least and greatest over clips.
+        context: mean entries in the target's cache while decoding: visual tokens and half of the text; None of peers.
         first, decode, end_to_end: speed-ups over the baseline: (median, least, greatest).
         model: the decode speed-up that the speed model gives for the measured times and lengths; None without a draft.
     """
@@ -52,6 +54,10 @@ class Row:
     decode: tuple[float, float, float]
     end_to_end: tuple[float, float, float]
     model: float | None = None
+    run_length: float | None = None
+    acceptance_rate: float | None = None
+    rate_spread: tuple[float, float] = (0.0, 0.0)
+    context: float | None = None
 
 
 def run(
@@ -59,14 +65,27 @@ def run(
     clips: Sequence[Path],
     repeats: int,
     progress: Callable[[str], None] = lambda _: None,
+    *,
+    done: Mapping[tuple[str, str, int], Caption] | None = None,
+    keep: Callable[[tuple[str, str, int], Caption], None] = lambda _key, _record: None,
 ) -> dict[str, dict[str, list[Caption]]]:
     """Caption every clip ``repeats`` times with every contender.
+
+    Args:
+        contenders: by name.
+        clips: each in its turn.
+        repeats: of all clips.
+        progress: is told what comes next.
+        done: records of an earlier run by contender, clip and repeat; they are not measured again.
+        keep: is given every new record at once.
 
     Returns:
         records by contender and clip.
     """
-    names = list(contenders)
+    names, done = list(contenders), dict(done or {})
     for name in names:  # warm-up: allocations, kernels, caches
+        if all((name, str(clip), repeat) in done for clip in clips for repeat in range(repeats)):
+            continue
         progress(f"warm-up {name}")
         contenders[name].caption(clips[0])
     records: dict[str, dict[str, list[Caption]]] = {name: {str(clip): [] for clip in clips} for name in names}
@@ -75,7 +94,11 @@ def run(
         for clip in clips:
             progress(f"{repeat + 1}/{repeats} {clip.name}")
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                records[name][str(clip)].append(contenders[name].caption(clip))
+                key = name, str(clip), repeat
+                if key not in done:
+                    done[key] = contenders[name].caption(clip)
+                    keep(key, done[key])
+                records[name][str(clip)].append(done[key])
             turn += 1
     return records
 
@@ -95,6 +118,13 @@ def summary(records: Mapping[str, Mapping[str, Sequence[Caption]]], baseline: st
         windows = sum(len(c["accepted_lengths"]) for c in counters)
         passes = sum(c["target_forwards"] for c in counters)
         seen = sum(c["visual_tokens"] for c in counters)
+        accepted, drafted = sum(c["accepted"] for c in counters), sum(c["drafted"] for c in counters)
+        runs_of = sum(c.get("corrections", 0) + 1 for c in counters)
+        shown = [
+            run.counters["visual_tokens"] + len(run.token_ids) / 2
+            for run in _flat(by_clip)
+            if "visual_tokens" in run.counters
+        ]
         rows.append(
             Row(
                 name=name,
@@ -102,7 +132,7 @@ def summary(records: Mapping[str, Mapping[str, Sequence[Caption]]], baseline: st
                     all(one.token_ids == plain[clip][0].token_ids for one in runs) for clip, runs in by_clip.items()
                 ),
                 clips=len(by_clip),
-                tau=sum(c["accepted"] for c in counters) / windows if windows else None,
+                tau=accepted / windows if windows else None,
                 tokens_per_target_pass=sum(c["emitted"] - 1 for c in counters) / passes if passes else None,
                 kept=sum(c["visual_tokens_kept"] for c in counters) / seen if seen else None,
                 tokens_per_s=median(rates),
@@ -110,6 +140,10 @@ def summary(records: Mapping[str, Mapping[str, Sequence[Caption]]], baseline: st
                 decode=_spread(decode),
                 end_to_end=_spread(whole),
                 model=predicted(_flat(by_clip), _flat(plain)),
+                run_length=accepted / runs_of if runs_of else None,
+                acceptance_rate=accepted / drafted if drafted else None,
+                rate_spread=(min(rates), max(rates)),
+                context=fmean(shown) if shown else None,
             )
         )
     return rows

@@ -130,6 +130,16 @@ def test_too_little_shared_memory_is_an_error_and_not_the_end(monkeypatch, pairs
     assert pairs.first.caption(CLIP).token_ids == pairs.plain("one-object")
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="tells which signals are blocked")
+def test_ctrl_c_cannot_reach_the_draft_even_while_it_starts(pairs):
+    """Blocked by who starts it; what the process itself could do would come after its imports."""
+    process = pairs.slot.ready()
+    with open(f"/proc/{process.process.pid}/status", encoding="ascii") as lines:
+        blocked = next(int(line.split()[1], 16) for line in lines if line.startswith("SigBlk"))
+    assert blocked >> (signal.SIGINT - 1) & 1
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 BEGIN = """
 import sys
 from vidspec import profiles
@@ -167,8 +177,6 @@ def test_ctrl_c_and_sudden_death_leave_nothing(pairs, tmp_path, script, how):
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as one:
         pid = int(one.stdout.readline())
-        if script == LOADING:
-            time.sleep(1)  # into its imports, where Python would obey the signal
         if how == signal.SIGINT:
             os.killpg(one.pid, signal.SIGINT)  # as a terminal does: to both
         else:

@@ -1,0 +1,118 @@
+"""One target and one draft in memory, shared by every profile and peer that is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vidspec import profiles
+from vidspec.bench.peers import PEERS, Peer
+from vidspec.captioner import Captioner
+from vidspec.decoding.workers.slot import DraftSlot
+from vidspec.errors import UsageError
+from vidspec.models import loading
+from vidspec.models.base import VideoLanguageModel
+from vidspec.registry import rules
+
+__all__ = ["Loaded", "Source", "lossless_profiles", "names_of"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which models, and where: a built-in ``pair``, or ``target`` and ``draft`` as hub ids or folders."""
+
+    pair: str = "embedded"
+    target: str | None = None
+    draft: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+
+    @property
+    def names(self) -> tuple[str, str | None]:
+        """What to load as target and as draft.
+
+        Raises:
+            UsageError: a draft without a target.
+        """
+        if self.target is not None:
+            return self.target, self.draft
+        if self.draft is not None:
+            raise UsageError("--draft needs --target", hint="or --pair alone for a built-in pair")
+        return tuple(str(loading.embedded_folder(self.pair, role)) for role in ("target", "draft"))  # type: ignore[return-value]
+
+    def placement(self) -> loading.Placement:
+        """Where both models go."""
+        return loading.placement(self.device, self.dtype)
+
+
+class Loaded:
+    """The models of a :class:`Source`; the draft is None where none was named.
+
+    Parallel profiles share one draft process for each kind of draft.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.where = source, source.placement()
+        first, second = source.names
+        self.target = loading.load(first, self.where)
+        self.draft: VideoLanguageModel | None = None
+        if second is not None:
+            self.draft = loading.load(second, self.where)
+        self._slots: dict[str, DraftSlot] = {}
+
+    def captioner(self, name: str, overrides: Mapping[str, object] | None = None) -> Captioner:
+        """A captioner of a profile, by name or file.
+
+        Raises:
+            ProfileError: there is no such profile.
+            UsageError: it drafts with a model and none was named.
+        """
+        profile = profiles.load(name, overrides)
+        if profile.drafts_with_a_model and self.draft is None:
+            raise UsageError(f"profile {name} drafts with a model", hint="name one with --draft")
+        made = Captioner(
+            profile,
+            self.target,
+            self.draft if profile.drafts_with_a_model else None,
+            slot=self._slots.get(profile.draft.kind),
+        )
+        if profile.concurrent and made.slot is not None:
+            self._slots[profile.draft.kind] = made.slot
+        return made
+
+    def peers(self) -> dict[str, Peer]:
+        """``transformers``' own ways to generate with the same weights, loaded again with its own attention."""
+        first, second = self.source.names
+        if second is None:
+            raise UsageError("the peers from transformers need a draft", hint="--draft, or --no-peers")
+        stock = loading.Placement(self.where.device, self.where.dtype, "sdpa")
+        pair = loading.load(first, stock), loading.load(second, stock)
+        return {name: Peer(name, profiles.load("vanilla-sd"), *pair) for name in PEERS}
+
+    def close(self) -> None:
+        """End the draft processes."""
+        for slot in self._slots.values():
+            slot.drop()
+
+
+def lossless_profiles() -> list[str]:
+    """Every packaged lossless profile, plain decoding first."""
+    names = [info.name for info in profiles.available() if info.source == "packaged"]
+    lossless = [name for name in names if rules.get(profiles.load(name).accept.rule).lossless]
+    return ["ar", *(name for name in lossless if name != "ar")]
+
+
+def names_of(text: str) -> list[str]:
+    """Profiles as a command line names them: parted by commas, or ``all`` for :func:`lossless_profiles`.
+
+    Raises:
+        UsageError: none, or one of them twice.
+    """
+    if text == "all":
+        return lossless_profiles()
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise UsageError("--profiles names none", hint="such as --profiles ar,vanilla-sd")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"--profiles names {twice[0]} twice")
+    return names

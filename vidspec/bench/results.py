@@ -1,0 +1,143 @@
+"""The file a bench writes: valid JSON after every record, so that what was stopped can be continued."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from vidspec.decoding.trace import Span, Trace
+from vidspec.errors import OutputError, UsageError
+from vidspec.record import RECORD_KEYS, Caption
+
+__all__ = ["Key", "Results", "read_results", "restored"]
+
+#: Contender, clip, number of the repeat from 0.
+Key: TypeAlias = tuple[str, str, int]
+
+_CLOSING = b"\n]}\n"
+#: Spans whose lengths the speed model reads.
+_PASSES = ("verify", "draft")
+
+
+class Results:
+    """Records of a run on disk, each as soon as it is there.
+
+    The file is an object with ``settings``, ``machine`` and ``records``, a line each; :meth:`finish` adds the rows.
+    A record is what ``--format json`` prints, with ``contender``, ``repeat`` and ``passes`` (seconds of every target
+    and draft pass).
+
+    Args:
+        path: where to; a file of the same settings is continued.
+        settings: what was asked for, JSON values; a file with other settings is not touched.
+        machine: facts about the machine.
+        overwrite: begin anew; the older file becomes ``FILE~``.
+
+    Attributes:
+        done: what the file holds already.
+
+    Raises:
+        UsageError: the file holds a run with other settings.
+        OutputError: it cannot be read or written.
+    """
+
+    def __init__(
+        self, path: Path, settings: Mapping[str, Any], machine: Mapping[str, Any], *, overwrite: bool = False
+    ) -> None:
+        self.path, self.settings, self.machine = path, json.loads(json.dumps(settings)), dict(machine)
+        self.done: dict[Key, Caption] = {}
+        self._stored: list[dict[str, Any]] = []
+        try:
+            if path.exists():
+                self._continue(overwrite)
+            self._begin()
+        except OSError as error:
+            raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+
+    def _continue(self, overwrite: bool) -> None:
+        content = read_results(self.path) if not overwrite and self.path.stat().st_size else {}
+        if "settings" not in content:  # an older layout cannot be continued; nor is anything to be lost
+            self.path.replace(self.path.with_name(self.path.name + "~"))
+            return
+        if content["settings"] != self.settings:
+            other = [key for key in self.settings if content["settings"].get(key) != self.settings[key]]
+            raise UsageError(
+                f"{self.path} holds a run with other {', '.join(other) or 'settings'}",
+                hint="name another file, or --overwrite",
+            )
+        self._stored = content["records"]
+        self.done = {_key(one): restored(one) for one in self._stored}
+
+    def _begin(self) -> None:
+        head = json.dumps({"settings": self.settings, "machine": self.machine}, ensure_ascii=False)
+        lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in self._stored)
+        text = f'{head[:-1]},\n"records": [\n{lines}'.encode()
+        self._replace(text + _CLOSING)
+
+    def add(self, key: Key, caption: Caption) -> None:
+        """Append a record; the file is whole again when this returns."""
+        stored = {"contender": key[0], "repeat": key[2], **caption.to_dict(), "passes": _passes(caption)}
+        line = json.dumps(stored, ensure_ascii=False).encode()
+        try:
+            with self.path.open("r+b") as file:
+                file.seek(-len(_CLOSING), os.SEEK_END)
+                file.write((b",\n" if self._stored else b"") + line + _CLOSING)
+        except OSError as error:
+            raise OutputError(f"{self.path}: cannot be written: {error.strerror}") from error
+        self._stored.append(stored)
+        self.done[key] = caption
+
+    def finish(self, **more: Any) -> None:
+        """Write the whole file again with further entries, such as the rows of the table."""
+        content = {"machine": self.machine, **more, "settings": self.settings, "records": self._stored}
+        self._replace((json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
+
+    def _replace(self, content: bytes) -> None:
+        beside = self.path.with_name(self.path.name + ".part")
+        beside.write_bytes(content)
+        beside.replace(self.path)
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """The content of a results file; of one that was cut off in the middle of a record, all records before it.
+
+    Raises:
+        OutputError: it is not there, or is no such file.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OutputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'not text'}") from error
+    for candidate in (text, text.rpartition("\n")[0].rstrip(",\n") + "\n]}"):
+        try:
+            content = json.loads(candidate)
+        except ValueError:
+            continue
+        if isinstance(content, dict) and "records" in content:
+            return content
+    raise OutputError(f"{path}: holds no results of `vidspec bench`")
+
+
+def restored(stored: Mapping[str, Any]) -> Caption:
+    """A record as it was, with its passes as a trace; where each began is not known any more."""
+    spans = [
+        Span("target" if kind == "verify" else "draft", kind, 0.0, seconds)
+        for kind, times in stored.get("passes", {}).items()
+        for seconds in times
+    ]
+    return Caption(**{key: stored[key] for key in RECORD_KEYS if key in stored}, trace=Trace(spans=spans))
+
+
+def _key(stored: Mapping[str, Any]) -> Key:
+    return stored["contender"], stored["path"], stored["repeat"]
+
+
+def _passes(caption: Caption) -> dict[str, list[float]]:
+    if caption.trace is None:
+        return {}
+    return {
+        kind: [round(span.end - span.start, 7) for span in caption.trace.spans if span.kind == kind]
+        for kind in _PASSES
+    }

@@ -1,0 +1,137 @@
+"""``vidspec bench``: its options; measuring, comparing and scaling themselves are in ``vidspec.bench``."""
+
+from __future__ import annotations
+
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from vidspec.errors import UsageError
+
+__all__ = ["app"]
+
+DEFAULT = "ar,vanilla-sd,sd-rand,sd-uniform,sd-attention"
+
+
+class PairName(str, Enum):
+    """The built-in pairs."""
+
+    embedded = "embedded"
+    embedded_qwen = "embedded-qwen"
+
+
+class Form(str, Enum):
+    """How a result is written."""
+
+    markdown = "markdown"
+    json = "json"
+
+
+class RunByDefault(TyperGroup):
+    """``vidspec bench`` without the name of a command is ``vidspec bench run``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(cls=RunByDefault, help="Measure profiles and peers side by side; `run` if no command is named.")
+
+Pair = Annotated[PairName, typer.Option("--pair", help="A built-in pair.")]
+Target = Annotated[str | None, typer.Option("--target", help="Hub id or folder; the built-in pair if left out.")]
+Draft = Annotated[str | None, typer.Option("--draft", help="Hub id or folder.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; as torch chooses if left out.")]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@app.command("run")
+def run(
+    clips: Annotated[
+        list[Path] | None, typer.Argument(metavar="CLIP...", help="Video files; the shipped samples if none are named.")
+    ] = None,
+    profiles: Annotated[
+        str,
+        typer.Option("--profiles", help="Names or files, parted by commas; the first is the baseline; all: lossless."),
+    ] = DEFAULT,
+    pair: Pair = PairName.embedded,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Of every clip.")] = 3,
+    target: Target = None,
+    draft: Draft = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    threads: Threads = None,
+    no_peers: Annotated[bool, typer.Option("--no-peers", help="Leave out transformers' own generate.")] = False,
+    position_bias: Annotated[
+        bool, typer.Option("--position-bias", help="Also say where in the video and its frames kept tokens lie.")
+    ] = False,
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Every record as it comes; the same command continues the file."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin FILE anew; the older becomes FILE~.")] = False,
+    plots: Annotated[
+        Path | None, typer.Option("--plots", metavar="DIR", help="Draw SVG pictures; needs matplotlib.")
+    ] = None,
+) -> int:
+    """Run profiles and peers in turn on the same clips; a Markdown table on stdout.
+
+    Times are medians over clips, with the least and greatest in brackets. Every record goes to --json at once, and a
+    run that was stopped goes on where it was when the same command is given again.
+    """
+    from vidspec.bench import plots as drawing
+    from vidspec.bench.loaded import Source, names_of
+    from vidspec.bench.measure import Bench, measure
+    from vidspec.bench.position_table import table
+
+    if plots is not None:
+        drawing.check()
+    source = Source(pair.value, target, draft, device, dtype)
+    bench = Bench(
+        names_of(profiles), clips or (), repeats, source, threads, not no_peers, position_bias, json, overwrite
+    )
+    outcome = measure(bench, _say)
+    print(outcome.table)
+    print(", ".join(f"{key} {value}" for key, value in outcome.machine.items()))
+    if position_bias:
+        print(f"\n{table(outcome.position_bias)}")
+    if plots is not None:
+        for file in drawing.draw(outcome.rows, outcome.records, plots):
+            _say(f"drew {file}")
+    return 0
+
+
+@app.command("compare")
+def compare(
+    before: Annotated[Path, typer.Argument(metavar="A.json", help="Results of `vidspec bench --json`.")],
+    after: Annotated[Path, typer.Argument(metavar="B.json", help="Those to hold against them.")],
+    level: Annotated[float, typer.Option("--level", help="Of the intervals; 0.99 is wrong once in a hundred.")] = 0.99,
+    form: Annotated[Form, typer.Option("--format", help="json: one object with rows and notes.")] = Form.markdown,
+) -> int:
+    """Tell real changes between two runs from noise, by a paired bootstrap over clips.
+
+    Of every method and time: the geometric mean over clips of B / A, with its interval. A change is real where the
+    interval leaves out 1.
+    """
+    from vidspec.bench import compare as comparing
+    from vidspec.bench.results import read_results
+
+    if not 0.5 <= level < 1:
+        raise UsageError(f"--level must lie between 0.5 and 1, not {level:g}")
+    compared = comparing.compare(read_results(before), read_results(after), level=level)
+    if form is Form.json:
+        import json
+
+        print(json.dumps(compared.to_dict(), indent=2, ensure_ascii=False))
+    else:
+        print(comparing.markdown(compared))
+    return 0

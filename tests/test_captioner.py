@@ -287,3 +287,10 @@ def test_what_is_prepared_is_used_once_and_changes_nothing(captioner, monkeypatc
     del clip
     gc.collect()
     assert not captioner._ahead  # nothing is kept of a clip that is gone
+
+
+def test_a_draft_process_does_not_make_a_profile_parallel(captioner):
+    """A bench hands one process to all its captioners; only those of a parallel profile use it."""
+    alone = Captioner(captioner.profile, captioner.target.model, captioner.draft.model, slot=object())
+    assert alone.slot is None
+    assert alone.caption(CLIP).schedule["kind"] == "sequential"

@@ -40,6 +40,7 @@ _PLAIN = {
     "draft.kind": "none",
     "draft.gamma": 5,
     "prune.method": "none",
+    "lossy.method": "none",
     "schedule.kind": "autoregressive",
     "schedule.prefill": "sequential",
 }
@@ -91,8 +92,9 @@ class Captioner:
         self._other = Setup.of(second, target, None, None) if second is not None else None
         self._choice: Choice | None = None
         self._ahead: WeakKeyDictionary[video.Clip, dict[VideoLanguageModel, Pixels]] = WeakKeyDictionary()
-        self.slot = slot
-        if (profile.concurrent or profile.chooses) and slot is None:
+        beside = profile.concurrent or profile.chooses
+        self.slot = slot if beside else None
+        if beside and slot is None:
             drafting = target if draft is None else draft
             self.slot = DraftSlot(drafting.source, _beside(profile), profile)
         if self.slot is not None:

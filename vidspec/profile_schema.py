@@ -13,6 +13,7 @@ from vidspec.profile_sections import (
     AcceptSection,
     DraftSection,
     GenerateSection,
+    LossySection,
     ModelsSection,
     PruneSection,
     ScheduleSection,
@@ -55,6 +56,7 @@ class Profile(Section):
     schedule: ScheduleSection = Field(default_factory=lambda: ScheduleSection())
     workers: WorkersSection = Field(default_factory=lambda: WorkersSection())
     accept: AcceptSection = Field(default_factory=lambda: AcceptSection())
+    lossy: LossySection = Field(default_factory=lambda: LossySection())
     generate: GenerateSection = Field(default_factory=lambda: GenerateSection())
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
@@ -88,6 +90,11 @@ class Profile(Section):
         return self.draft.kind != "text_only"
 
     @property
+    def prunes_the_target(self) -> bool:
+        """Whether the target itself does not see the whole video, which changes its text."""
+        return self.lossy.method != "none"
+
+    @property
     def chooses(self) -> bool:
         """Whether the schedule is chosen by measurement."""
         return self.schedule.kind == "auto"
@@ -117,6 +124,8 @@ _OWN_WEIGHTS, _BLIND = frozenset({"self", "sparse_kv"}), frozenset({"sparse_kv",
 
 #: Rules that compare greedy choices and change the text.
 LOSSY = frozenset({"lvspec", "fly", "fly_minus", "random_loose"})
+#: How many shares ``lossy.keep`` has.
+_STAGES = {"fastv": 1, "pdrop": 3, "sparsevlm": 3, "dycoke": 1}
 
 
 def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
@@ -182,6 +191,18 @@ def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
             "generate.temperature",
             f"{p.accept.rule} compares greedy choices, and {p.generate.temperature:g} draws tokens",
             "generate.temperature: 0, or accept.rule: exact",
+        ),
+        (
+            p.prunes_the_target and drafts,
+            "lossy.method",
+            f"{p.lossy.method} prunes the target of plain decoding, and draft.kind is {p.draft.kind}",
+            "lossy.method: none, or draft.kind: none with schedule.kind: autoregressive",
+        ),
+        (
+            p.lossy.keep is not None and len(p.lossy.keep) != _STAGES.get(p.lossy.method, len(p.lossy.keep)),
+            "lossy.keep",
+            f"{p.lossy.method} takes {_STAGES.get(p.lossy.method)} shares, not {len(p.lossy.keep or ())}",
+            "lossy.keep: " + str([0.5, 0.25, 0.125][: _STAGES.get(p.lossy.method)]),
         ),
         (
             p.video.frames is not None and p.video.fps is not None,

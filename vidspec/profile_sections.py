@@ -9,13 +9,14 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from vidspec.registry import Registry, drafters, pruners, rules, schedules
+from vidspec.registry import Registry, drafters, lossy, pruners, rules, schedules
 
 __all__ = [
     "TREE",
     "AcceptSection",
     "DraftSection",
     "GenerateSection",
+    "LossySection",
     "ModelsSection",
     "PruneSection",
     "ScheduleSection",
@@ -209,6 +210,31 @@ class AcceptSection(Section):
     window: int = Field(default=6, ge=1)
     rate: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
     protect: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_words)] = ()
+
+
+def _shares(shares: Any) -> Any:
+    if isinstance(shares, str):
+        return [share.strip() for share in shares.strip("[] ").split(",")]
+    return [shares] if isinstance(shares, int | float) and not isinstance(shares, bool) else shares
+
+
+class LossySection(Section):
+    """What the target itself does not see of the video, in plain decoding, for comparison; its text is another then.
+
+    The rest is read by the methods it is named for, null being the method's own value: ``keep`` by all, the shares of
+    visual tokens that stay (fastv one, pdrop and sparsevlm three, dycoke one, that of the cache entries read);
+    ``layer`` by fastv and dycoke, the blocks that read everything; ``recycle``, the share of the dropped tokens that is
+    clustered, and ``cluster``, tokens per cluster, by sparsevlm; ``merge``, the share of like tokens merged between
+    frames, and ``similarity`` of attention below which entries are chosen anew, by dycoke.
+    """
+
+    method: Annotated[str, AfterValidator(_named(lossy))] = "none"
+    keep: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...] | None, BeforeValidator(_shares)] = None
+    layer: int | None = Field(default=None, ge=1)
+    recycle: float = Field(default=0.3, ge=0, le=1, allow_inf_nan=False)
+    cluster: int = Field(default=10, ge=1)
+    merge: float = Field(default=0.7, ge=0, le=1, allow_inf_nan=False)
+    similarity: float = Field(default=0.9, ge=-1, le=1, allow_inf_nan=False)
 
 
 class GenerateSection(Section):

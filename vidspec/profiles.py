@@ -81,10 +81,11 @@ def available() -> list[ProfileInfo]:
 
 
 def _about(data: Mapping[str, Any]) -> str:
-    """What a profile's file says of itself, and whether its acceptance rule is lossy in case it does not say so."""
+    """What a profile's file says of itself, and whether it is lossy in case it does not say so."""
     about = " ".join(str(data.get("about") or "").split())
-    accept = data.get("accept")
+    accept, pruned = data.get("accept"), data.get("lossy")
     lossy = isinstance(accept, Mapping) and accept.get("rule") in LOSSY
+    lossy = lossy or (isinstance(pruned, Mapping) and pruned.get("method", "none") != "none")
     return f"{about} Not lossless.".strip() if lossy and "not lossless" not in about.lower() else about
 
 

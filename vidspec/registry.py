@@ -23,7 +23,18 @@ from typing import Any, Generic, TypeVar
 
 from vidspec.errors import ProfileError
 
-__all__ = ["Registry", "drafters", "families", "load_plugin", "names", "nearest", "pruners", "rules", "schedules"]
+__all__ = [
+    "Registry",
+    "drafters",
+    "families",
+    "load_plugin",
+    "lossy",
+    "names",
+    "nearest",
+    "pruners",
+    "rules",
+    "schedules",
+]
 
 T = TypeVar("T")
 Obj = TypeVar("Obj")
@@ -126,12 +137,13 @@ drafters: Registry[Any] = Registry("drafting", "vidspec.drafting", "drafter", "d
 rules: Registry[Any] = Registry("acceptance", "vidspec.acceptance", "acceptance rule", "accept.rule")
 schedules: Registry[Any] = Registry("schedules", "vidspec.decoding", "schedule", "schedule.kind", ("auto",))
 families: Registry[Any] = Registry("families", "vidspec.models", "model family", "models.family")
+lossy: Registry[Any] = Registry("lossy", "vidspec.lossy", "lossy method", "lossy.method", ("none",))
 
-_PARTS = {registry.part: registry for registry in (pruners, drafters, rules, schedules, families)}
+_PARTS = {registry.part: registry for registry in (pruners, drafters, rules, schedules, families, lossy)}
 
 
 def names(part: str) -> tuple[str, ...]:
-    """The valid names of a part: ``pruning``, ``drafting``, ``acceptance``, ``schedules`` or ``families``."""
+    """The valid names of a part: ``pruning``, ``drafting``, ``acceptance``, ``schedules``, ``families``, ``lossy``."""
     return _PARTS[part].names()
 
 

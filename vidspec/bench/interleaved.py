@@ -14,6 +14,7 @@ import torch
 
 from vidspec._version import __version__
 from vidspec.batch.compare import decode_rate
+from vidspec.bench.peers import PeerFailed
 from vidspec.bench.predicted import predicted
 from vidspec.record import Caption
 
@@ -80,14 +81,23 @@ def run(
         keep: is given every new record at once.
 
     Returns:
-        records by contender and clip.
+        records by contender and clip. A peer that fails on any clip is left out, and ``progress`` told why.
     """
     names, done = list(contenders), dict(done or {})
-    for name in names:  # warm-up: allocations, kernels, caches
+
+    def caption(name: str, clip: Path) -> Caption | None:
+        try:
+            return contenders[name].caption(clip)
+        except PeerFailed as error:
+            progress(f"left out: {error}")
+            names.remove(name)
+            return None
+
+    for name in list(names):  # warm-up: allocations, kernels, caches
         if all((name, str(clip), repeat) in done for clip in clips for repeat in range(repeats)):
             continue
         progress(f"warm-up {name}")
-        contenders[name].caption(clips[0])
+        caption(name, clips[0])
     records: dict[str, dict[str, list[Caption]]] = {name: {str(clip): [] for clip in clips} for name in names}
     turn = 0
     for repeat in range(repeats):
@@ -96,11 +106,14 @@ def run(
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
                 key = name, str(clip), repeat
                 if key not in done:
-                    done[key] = contenders[name].caption(clip)
-                    keep(key, done[key])
+                    made = caption(name, clip)
+                    if made is None:
+                        continue
+                    done[key] = made
+                    keep(key, made)
                 records[name][str(clip)].append(done[key])
             turn += 1
-    return records
+    return {name: records[name] for name in names}
 
 
 def summary(records: Mapping[str, Mapping[str, Sequence[Caption]]], baseline: str) -> list[Row]:

@@ -98,8 +98,9 @@ class Loaded:
 def lossless_profiles() -> list[str]:
     """Every packaged lossless profile, plain decoding first."""
     names = [info.name for info in profiles.available() if info.source == "packaged"]
-    lossless = [name for name in names if rules.get(profiles.load(name).accept.rule).lossless]
-    return ["ar", *(name for name in lossless if name != "ar")]
+    loaded = [profiles.load(name) for name in names if name != "ar"]
+    lossless = [one for one in loaded if rules.get(one.accept.rule).lossless and not one.prunes_the_target]
+    return ["ar", *(one.name for one in lossless)]
 
 
 def names_of(text: str) -> list[str]:

@@ -10,14 +10,19 @@ from typing import Any
 import torch
 
 from vidspec import video
+from vidspec.errors import GenerationError
 from vidspec.models.base import VideoLanguageModel
 from vidspec.profiles import Profile
 from vidspec.record import Caption
 
-__all__ = ["PEERS", "Peer"]
+__all__ = ["PEERS", "Peer", "PeerFailed"]
 
 #: Name in the table, and what ``generate`` is called with.
 PEERS = ("generate", "generate-assisted", "generate-prompt-lookup")
+
+
+class PeerFailed(GenerationError):
+    """``generate`` cannot caption this clip in this way."""
 
 
 class _Clock:
@@ -50,7 +55,11 @@ class Peer:
 
     @torch.inference_mode()
     def caption(self, path: str | Path) -> Caption:
-        """Caption a clip; timings have the same names and borders as :class:`~vidspec.captioner.Captioner`'s."""
+        """Caption a clip; timings have the same names and borders as :class:`~vidspec.captioner.Captioner`'s.
+
+        Raises:
+            PeerFailed: ``generate`` raised an error.
+        """
         begun = time.perf_counter()
         wanted, generate = self.profile.video, self.profile.generate
         clip = video.read(path, frames=wanted.frames, fps=wanted.fps, max_pixels=wanted.max_pixels)
@@ -67,12 +76,11 @@ class Peer:
             options = {"assistant_model": self.draft.model, **options}  # type: ignore[attr-defined]
         elif self.name == "generate-prompt-lookup":
             options = {"prompt_lookup_num_tokens": self.profile.draft.gamma or 5, **options}
-        out = model.generate(
-            **inputs,
-            max_new_tokens=generate.max_new_tokens,
-            do_sample=False,
-            **options,
-        )
+        try:
+            out = model.generate(**inputs, max_new_tokens=generate.max_new_tokens, do_sample=False, **options)
+        except (ValueError, RuntimeError, TypeError) as error:
+            # Prompt lookup, for one, may propose placeholders of the video, for which there is no picture.
+            raise PeerFailed(f"{self.name} of transformers fails on {path}: {error}") from error
         finished = time.perf_counter()
         tokens = out[0, inputs["input_ids"].shape[1] :].tolist()
         first = clock.times[1]

@@ -62,7 +62,8 @@ Profile: TypeAlias = Annotated[
         envvar="VIDSPEC_PROFILE",
         metavar="NAME|FILE",
         help="How to accelerate; `vidspec profiles` lists the names (default: vanilla-sd). "
-        "lvspec, fly and random-loose, and profiles named after them, are not lossless.",
+        "lvspec, fly and random-loose, and profiles named after them, are not lossless; "
+        "nor are fastv, pdrop, sparsevlm and dycoke, which prune the target itself.",
         autocompletion=profile_names,
     ),
 ]

@@ -50,6 +50,8 @@ def summary(caption: Caption) -> str:
         facts.append(f"tau {tau:.2f}")
     if caption.loose is not None:
         facts.append(f"not lossless, {caption.loose['share']:.0%} of the tokens changed")
+    elif caption.lossless is False:
+        facts.append("not lossless")
     baseline = caption.speed.get("baseline")
     if baseline:
         kinds = (("decode", "decode"), ("first token", "time_to_first_token"), ("end to end", "end_to_end"))

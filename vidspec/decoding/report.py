@@ -52,7 +52,7 @@ def report(
         path=told.path,
         caption=text,
         token_ids=token_ids,
-        lossless=setup.acceptance.lossless if setup.acceptance else True,
+        lossless=setup.lossless,
         profile=setup.profile.name,
         models=dict(models),
         video={

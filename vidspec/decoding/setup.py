@@ -20,13 +20,15 @@ from vidspec.engine.forward import Engine, State
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.taps import Taps
 from vidspec.errors import GenerationError, ProfileError
+from vidspec.lossy.base import configured as lossily
+from vidspec.lossy.engine import LossyEngine
 from vidspec.models.base import Prefix, VideoLanguageModel
 from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.prompt import Question, read
 from vidspec.profiles import Profile
 from vidspec.pruning.base import Pruner, configured, signals_of
 from vidspec.pruning.placement import placed
-from vidspec.registry import drafters, pruners, rules, schedules
+from vidspec.registry import drafters, lossy, pruners, rules, schedules
 
 __all__ = ["ROWS", "Setup", "prefilled"]
 
@@ -97,7 +99,7 @@ class Setup:
         _check_watchable(needs, target)
         return cls(
             profile,
-            Engine(target),
+            _engine(profile, target),
             Engine(draft) if draft is not None else None,
             describe,
             sampling,
@@ -108,6 +110,11 @@ class Setup:
             frozenset(needs),
             _window(profile),
         )
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the text is the target's own."""
+        return not self.profile.prunes_the_target and (self.acceptance is None or self.acceptance.lossless)
 
     @property
     def room(self) -> int:
@@ -166,8 +173,15 @@ def prefilled(
         views=prefix.visual.views,
         contexts=profile.draft.contexts if profile.draft.kind == "ensemble" else (),
         caption=description,
-        lossless=not drafts or rules.get(profile.accept.rule).lossless,
+        lossless=not profile.prunes_the_target and (not drafts or rules.get(profile.accept.rule).lossless),
     )
+
+
+def _engine(profile: Profile, target: VideoLanguageModel) -> Engine:
+    if not profile.prunes_the_target:
+        return Engine(target)
+    _check_watchable({"attention"}, target)
+    return LossyEngine(target, lossily(lossy.get(profile.lossy.method), profile.lossy.model_dump()))
 
 
 def _window(profile: Profile) -> int:

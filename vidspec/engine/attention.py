@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 from torch.nn import functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
@@ -17,6 +18,9 @@ from vidspec.engine.taps import Taps
 __all__ = ["NAME", "attention", "causal_mask", "tree_mask"]
 
 NAME = "vidspec"
+
+#: Masks repeated for the heads of a group: made by the first layer of a pass, read by the others, gone with the mask.
+_repeated: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def attention(
@@ -36,7 +40,7 @@ def attention(
         query: (batch, heads, n, d).
         key, value: (batch, kv_heads, length, d); each serves heads / kv_heads query heads.
         attention_mask: (batch, 1, n, length) additive or boolean; None means that rows see all keys if n is 1, and
-            causal attention from an empty cache otherwise.
+            causal attention from an empty cache otherwise. A mask must not be changed in place once it was passed.
         scaling: of the scores; 1 / sqrt(d) if None.
         taps: observers, passed through the model's keyword arguments.
 
@@ -68,10 +72,17 @@ def attention(
     else:
         # The heads of a group become further rows over the same keys.
         packed = query.reshape(batch, kv_heads, groups * rows, width)
-        mask = None if attention_mask is None else attention_mask.repeat(1, 1, groups, 1)
+        mask = None if attention_mask is None else _for_groups(attention_mask, groups)
         out = F.scaled_dot_product_attention(packed, key, value, mask, scale=scale)
         out = out.reshape(batch, heads, rows, width)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _for_groups(mask: torch.Tensor, groups: int) -> torch.Tensor:
+    found: torch.Tensor | None = _repeated.get(mask)
+    if found is None or found.shape[2] != groups * mask.shape[2]:
+        found = _repeated[mask] = mask.repeat(1, 1, groups, 1)
+    return found
 
 
 def causal_mask(rows: int, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:

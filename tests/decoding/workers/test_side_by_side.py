@@ -4,15 +4,22 @@ import gc
 import multiprocessing
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 
 from decoding.workers.pairs import CLIP, CLIPS, Pairs, gone
+from vidspec import profiles
+from vidspec.captioner import Captioner
+from vidspec.decoding.choosing import TURNS
 from vidspec.decoding.events import Finished, Prefilled, Round
+from vidspec.decoding.run import InTurns
 from vidspec.decoding.trace import to_chrome
 from vidspec.decoding.workers import process as processes
+from vidspec.decoding.workers.run import SideBySide
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.errors import GenerationError
+from vidspec.models import loading
 
 
 @pytest.fixture(scope="module")
@@ -196,3 +203,28 @@ def test_a_forgotten_captioner_leaves_no_process(pairs):
     del slot
     gc.collect()
     assert gone(pid)
+
+
+@pytest.mark.parametrize("faster", ["sequential", "parallel"])
+def test_the_schedule_is_chosen_once_and_said(pairs, same_process, monkeypatch, faster):
+    """Decided by trying both on the first clip; here by a clock that favours one."""
+    profile = profiles.load("parallelvlm", pairs.settings(**{"schedule.kind": "auto"}), env={})
+    draft = loading.load(str(pairs.folders[1]), pairs.slot._start.where)
+    captioner = Captioner(profile, pairs.model, draft, slot=pairs.slot)
+    slow = SideBySide if faster == "sequential" else InTurns
+    whole, tried = slow.events, []
+
+    def events(run):
+        tried.append(run)
+        for event in whole(run):
+            yield replace(event, elapsed=event.elapsed + 100) if isinstance(event, Round) else event
+
+    monkeypatch.setattr(slow, "events", events)
+    for clip in ("one-object", "three-objects"):
+        _, read, *_, last = captioner.stream(CLIPS[clip])
+        record = last.caption
+        assert record.token_ids == pairs.plain(clip)
+        assert read.schedule == record.schedule["kind"] == faster
+        assert read.why == record.schedule["why"] and read.why.startswith(f"{faster}: ")
+        assert (record.schedule["gamma"] is not None) == (faster == "parallel")
+    assert len(tried) == TURNS

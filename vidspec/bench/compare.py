@@ -1,0 +1,165 @@
+"""Tells a change between two runs from noise: a paired bootstrap over clips. Reads results, measures nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vidspec.batch.compare import decode_rate
+from vidspec.bench.results import restored
+from vidspec.errors import OutputError
+from vidspec.record import Caption
+
+__all__ = ["FEWEST", "Change", "Compared", "compare", "interval", "markdown"]
+
+#: With fewer clips a bootstrap knows too few of the differences that there are to say anything.
+FEWEST = 6
+DRAWS, SEED = 10_000, 0
+TIMES = ("first token", "decode", "end to end")
+
+
+@dataclass(frozen=True)
+class Change:
+    """How one time of one method changed.
+
+    Attributes:
+        method: name of the contender.
+        what: ``first token``, ``decode`` (time per token) or ``end to end``.
+        against: ``time`` for seconds themselves, ``baseline`` for seconds over the baseline's of the same run, which a
+            machine that was busier during one of the runs does not move.
+        ratio, low, high: B / A, geometric mean over clips and its interval; below 1 is faster.
+        clips: that both runs have.
+        verdict: ``faster``, ``slower``, ``no change`` or ``too few clips``.
+    """
+
+    method: str
+    what: str
+    against: str
+    ratio: float
+    low: float
+    high: float
+    clips: int
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Compared:
+    """All changes, clips with other token ids in B by method, and what to know before believing any of it."""
+
+    changes: tuple[Change, ...]
+    other_tokens: dict[str, int]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "rows": [asdict(one) for one in self.changes],
+            "other_tokens": self.other_tokens,
+            "notes": list(self.notes),
+        }
+
+
+def compare(before: Mapping[str, Any], after: Mapping[str, Any], *, level: float = 0.99) -> Compared:
+    """Hold the results B (``after``) against A (``before``), as ``read_results`` gives them.
+
+    A clip's value is the median over its repeats. The clips' log ratios are drawn again with replacement 10,000 times,
+    with a fixed seed; the interval holds the middle ``level`` of the means.
+
+    Raises:
+        OutputError: they share no method on any clip.
+    """
+    left, right = _by_method(before), _by_method(after)
+    shared = [name for name in left if name in right]
+    changes: list[Change] = []
+    differing: dict[str, int] = {}
+    first = next(iter(left), None)
+    for name in shared:
+        clips = [clip for clip in left[name] if clip in right[name]]
+        if not clips:
+            continue
+        differing[name] = sum(left[name][clip][0].token_ids != right[name][clip][0].token_ids for clip in clips)
+        for what in TIMES:
+            logs = _logs(left[name], right[name], clips, what)
+            changes.append(_change(name, what, "time", logs, level))
+            if first is None or name == first or first not in right:
+                continue
+            plain = [clip in left[first] and clip in right[first] for clip in clips]
+            both = [clip for clip, there in zip(clips, plain, strict=True) if there]
+            if both:
+                relative = _logs(left[name], right[name], both, what) - _logs(left[first], right[first], both, what)
+                changes.append(_change(name, what, "baseline", relative, level))
+    if not changes:
+        raise OutputError("the two files share no method on any clip")
+    return Compared(tuple(changes), differing, _notes(before, after, level, len(changes)))
+
+
+def interval(logs: NDArray[np.float64], level: float) -> tuple[float, float]:
+    """Bootstrap interval of the geometric mean of ratios, given their logarithms (n,)."""
+    rng = np.random.default_rng(SEED)
+    means = logs[rng.integers(0, len(logs), size=(DRAWS, len(logs)))].mean(axis=1)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return math.exp(low), math.exp(high)
+
+
+def _change(name: str, what: str, against: str, logs: NDArray[np.float64], level: float) -> Change:
+    low, high = interval(logs, level)
+    verdict = "faster" if high < 1 else "slower" if low > 1 else "no change"
+    if len(logs) < FEWEST:
+        verdict = "too few clips"
+    return Change(name, what, against, math.exp(float(logs.mean())), low, high, len(logs), verdict)
+
+
+def _logs(
+    left: Mapping[str, Sequence[Caption]], right: Mapping[str, Sequence[Caption]], clips: Sequence[str], what: str
+) -> NDArray[np.float64]:
+    """log(B / A) of a time, clip by clip."""
+    return np.array([math.log(_seconds(right[clip], what) / _seconds(left[clip], what)) for clip in clips])
+
+
+def _seconds(runs: Sequence[Caption], what: str) -> float:
+    if what == "decode":
+        return median(1 / (decode_rate(run) or math.inf) or math.ulp(1.0) for run in runs)
+    key = {"first token": "time_to_first_token", "end to end": "end_to_end"}[what]
+    return median(run.timings[key] for run in runs)
+
+
+def _by_method(results: Mapping[str, Any]) -> dict[str, dict[str, list[Caption]]]:
+    found: dict[str, dict[str, list[Caption]]] = {}
+    for one in results["records"]:
+        caption = restored(one)
+        found.setdefault(one.get("contender") or str(caption.profile), {}).setdefault(caption.path, []).append(caption)
+    return found
+
+
+def _notes(before: Mapping[str, Any], after: Mapping[str, Any], level: float, tests: int) -> tuple[str, ...]:
+    notes = [
+        f"Paired bootstrap over clips: {level:.0%} intervals of the geometric mean of B / A, {DRAWS} draws, medians "
+        "over repeats. A change is real where the interval leaves out 1.",
+        f"{tests} intervals are shown; by chance alone about {tests * (1 - level):.1f} of them leave out 1.",
+        "against baseline: times over plain decoding's in the same run; a machine that was busier during one run moves "
+        "the times of that run alike, and hardly these.",
+    ]
+    old, new = before.get("machine", {}), after.get("machine", {})
+    steady = [key for key in old if key not in ("copy_GB_per_s", "target_pass_MB") and old[key] != new.get(key)]
+    if steady:
+        notes.append("The machines differ: " + "; ".join(f"{key} {old[key]} and {new.get(key)}" for key in steady))
+    return tuple(notes)
+
+
+def markdown(compared: Compared) -> str:
+    """A table of all changes, and the notes."""
+    lines = ["| method | time | against | B / A | interval | clips | verdict |", "|---|---|---|---|---|---|---|"]
+    lines += [
+        f"| {one.method} | {one.what} | {one.against} | {one.ratio:.3f} | {one.low:.3f}-{one.high:.3f} | {one.clips} | "
+        f"{one.verdict} |"
+        for one in compared.changes
+    ]
+    other = [f"{name} on {clips}" for name, clips in compared.other_tokens.items() if clips]
+    notes = [*compared.notes, *(["Clips with other tokens in B: " + ", ".join(other)] if other else [])]
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes)])

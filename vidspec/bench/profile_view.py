@@ -1,0 +1,200 @@
+"""The report of ``vidspec profile`` as tables: drawn by Rich, as Markdown, as CSV rows, as an SVG picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import StringIO
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from vidspec.bench.breakdown import OTHER
+from vidspec.bench.passes import MOST_ROWS
+from vidspec.bench.profiled import Profiled, Report
+from vidspec.decoding.trace import KINDS
+
+__all__ = ["CSV_COLUMNS", "csv_rows", "drawn", "markdown", "svg"]
+
+CSV_COLUMNS = ("profile", "part", "seconds")
+#: Rows of T_p that the tables show; JSON has all.
+ROWS_SHOWN = (1, 2, 4, 6, 8, 16, MOST_ROWS)
+BAR = 12
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class _Sheet:
+    """A table before it is drawn: ``rows`` of cells, and of each row the shares (of the wall clock) of its bars."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    shares: tuple[tuple[float | None, ...], ...] = ()
+
+
+def _sheets(report: Report) -> Iterator[_Sheet]:
+    yield _parts(report.runs)
+    if any(one.breakdown.overlap > 0 for one in report.runs):
+        yield _lanes([one for one in report.runs if one.breakdown.overlap > 0])
+    yield _memory(report.runs)
+    if any(one.passes for one in report.runs):
+        yield _passes([one for one in report.runs if one.passes])
+
+
+def _parts(runs: Sequence[Profiled]) -> _Sheet:
+    kinds = [kind for kind in (*KINDS, OTHER) if any(kind in one.breakdown.parts for one in runs)]
+    rows, shares = [], []
+    for kind in kinds:
+        seconds = [one.breakdown.parts.get(kind) for one in runs]
+        part = [None if s is None else s / one.breakdown.wall for s, one in zip(seconds, runs, strict=True)]
+        rows.append((kind, *map(_share, seconds, part)))
+        shares.append((None, *part))
+    rows.append(("wall clock", *(_ms(one.breakdown.wall) for one in runs)))
+    rows.append(("tokens", *(str(one.tokens) for one in runs)))
+    rows.append(("tokens/s", *("-" if one.tokens_per_s is None else f"{one.tokens_per_s:.1f}" for one in runs)))
+    rows.append(
+        ("of bandwidth limit", *("-" if one.limit_share is None else f"{one.limit_share:.0%}" for one in runs))
+    )
+    return _Sheet(
+        "Time by kind of work, ms and share of the wall clock",
+        ("part", *(one.profile for one in runs)),
+        tuple(rows),
+        tuple(shares),
+    )
+
+
+def _lanes(runs: Sequence[Profiled]) -> _Sheet:
+    rows = []
+    for one in runs:
+        whole = one.breakdown
+        for worker in whole.lanes:
+            busy = whole.busy(worker)
+            most = sorted(whole.lanes[worker].items(), key=lambda item: -item[1])
+            doing = ", ".join(f"{kind} {_ms(seconds)}" for kind, seconds in most if kind != "wait")
+            rows.append((one.profile, worker, _share(busy, busy / whole.wall), _ms(whole.wall - busy), doing))
+        together = whole.overlap
+        hidden = ", ".join(f"{kind} {_ms(seconds)}" for kind, seconds in whole.hidden.items())
+        rows.append((one.profile, "both at once", _share(together, together / whole.wall), "", f"hidden: {hidden}"))
+    return _Sheet("Workers side by side, ms", ("profile", "worker", "busy", "idle", "at"), tuple(rows))
+
+
+def _memory(runs: Sequence[Profiled]) -> _Sheet:
+    rows = []
+    for one in runs:
+        for part in one.memory:
+            rows.append(
+                (
+                    one.profile,
+                    " + ".join(part.workers),
+                    ", ".join(f"{name} {size / _MIB:.1f}" for name, size in part.weights.items()),
+                    ", ".join(f"{name} {size / _MIB:.1f}" for name, size in part.kv.items()),
+                    _mib(part.activations),
+                    _mib(part.base),
+                    f"{_mib(part.peak)} ({part.what})",
+                )
+            )
+    return _Sheet(
+        "Peak memory of each process, MiB",
+        ("profile", "process", "weights loaded", "KV", "activations", "without models", "peak"),
+        tuple(rows),
+    )
+
+
+def _passes(runs: Sequence[Profiled]) -> _Sheet:
+    rows: list[tuple[str, ...]] = []
+    measured = [one.passes for one in runs if one.passes is not None]
+    for n in ROWS_SHOWN:
+        rows.append((f"T_p({n})", *(_ms(one.target[n]) if n in one.target else "-" for one in measured)))
+    for alpha in sorted({alpha for one in measured for alpha in one.draft}):
+        rows.append(
+            (f"T_q({alpha:g})", *(_ms(one.draft[alpha]) if alpha in one.draft else "-" for one in measured))
+        )
+    rows.append(("alpha", *(f"{one.alpha:g}" if one.c else "-" for one in runs)))
+    rows.append(("c = T_p(1) / T_q(alpha)", *("-" if one.c is None else f"{one.c:.1f}" for one in runs)))
+    rows.append(("recommended gamma", *("-" if one.gamma is None else str(one.gamma) for one in runs)))
+    return _Sheet("Single passes on the clip's own caches, ms", ("pass", *(one.profile for one in runs)), tuple(rows))
+
+
+def _notes(report: Report) -> list[str]:
+    notes = [
+        "Parts add up to the wall clock (file opened to last token); other: what no span covers. Each second counts "
+        "once, for the innermost work.",
+        "Weights and KV: summed over tensors. Activations: the peak less these and less what the process held without "
+        "models; frames and free allocator memory are among them.",
+        "Limit: copy bandwidth over the bytes of weights and KV a target pass reads; above 100% what is read stays in "
+        "the processor's caches.",
+    ]
+    if any(one.breakdown.overlap > 0 for one in report.runs):
+        notes.insert(1, "Where both workers are at work the time is the target's; the draft's is hidden under it.")
+    if any(one.passes for one in report.runs):
+        notes.append("T_q depends on how many tokens are kept, not on which: they are evenly spaced here.")
+    return notes
+
+
+def drawn(report: Report, *, ascii_only: bool = False) -> Group:
+    """Tables with bars, for a terminal."""
+    parts: list[Table | Text] = [Text(f"{report.clip}", style="bold")]
+    for sheet in _sheets(report):
+        table = Table(title=Text(sheet.title), title_justify="left", box=None, padding=(0, 2, 0, 0))
+        numbers = not sheet.heads[1] == "worker" and not sheet.heads[1] == "process"
+        for place, head in enumerate(sheet.heads):
+            table.add_column(head, justify="right" if place and numbers and not sheet.shares else "left")
+        for index, row in enumerate(sheet.rows):
+            shares = sheet.shares[index] if index < len(sheet.shares) else (None,) * len(row)
+            cells = [_cell(text, share, ascii_only) for text, share in zip(row, shares, strict=True)]
+            table.add_row(*cells, style="bold" if row[0] == "wall clock" else None)
+        parts += [Text(""), table]
+    parts += [Text(""), Text(_facts(report), style="dim"), *(Text(f"- {note}", style="dim") for note in _notes(report))]
+    return Group(*parts)
+
+
+def _cell(text: str, share: float | None, ascii_only: bool) -> Text:
+    if share is None:
+        return Text(text)
+    width = max(0, min(BAR, round(share * BAR)))
+    filled, rest = ("#", ".") if ascii_only else ("█", "·")
+    return Text.assemble((filled * width, "cyan"), (rest * (BAR - width), "dim"), f" {text}")
+
+
+def markdown(report: Report) -> str:
+    """The same tables as Markdown, without bars."""
+    lines: list[str] = []
+    for sheet in _sheets(report):
+        lines += [f"**{sheet.title}**", "", f"| {' | '.join(sheet.heads)} |", "|---" * len(sheet.heads) + "|"]
+        lines += [f"| {' | '.join(row)} |" for row in sheet.rows]
+        lines.append("")
+    return "\n".join([*lines, f"{_facts(report)}", "", *(f"- {note}" for note in _notes(report))])
+
+
+def csv_rows(report: Report) -> list[tuple[str, str, float]]:
+    """(profile, part, seconds), with the wall clock as the part ``wall``."""
+    return [
+        (one.profile, part, seconds)
+        for one in report.runs
+        for part, seconds in (*one.breakdown.parts.items(), ("wall", one.breakdown.wall))
+    ]
+
+
+def svg(report: Report, width: int = 132) -> str:
+    """The drawn tables as an SVG picture, ``width`` columns wide."""
+    console = Console(record=True, file=StringIO(), width=width, force_terminal=True, legacy_windows=False)
+    console.print(drawn(report))
+    return console.export_svg(title="vidspec profile")
+
+
+def _facts(report: Report) -> str:
+    return ", ".join(f"{key} {value}" for key, value in report.machine.items())
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f}" if seconds < 10 else f"{seconds * 1000:.0f}"
+
+
+def _share(seconds: float | None, share: float | None) -> str:
+    return "-" if seconds is None or share is None else f"{_ms(seconds)} {share:.1%}"
+
+
+def _mib(size: int | None) -> str:
+    return "?" if size is None else f"{size / _MIB:.1f}"

@@ -1,0 +1,275 @@
+"""``vidspec profile``: one clip under several profiles in turn, each taken apart. Measures; draws and prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vidspec.bench import bandwidth
+from vidspec.bench.breakdown import Breakdown, breakdown
+from vidspec.bench.interleaved import machine
+from vidspec.bench.loaded import Loaded, Source
+from vidspec.bench.memory import Memory, Peak, resident
+from vidspec.bench.passes import ALPHAS, Passes, measure_passes, prefilled_at
+from vidspec.captioner import Captioner
+from vidspec.decoding.events import Finished, Prefilled
+from vidspec.decoding.trace import Trace
+from vidspec.engine.forward import Engine
+from vidspec.errors import UsageError
+from vidspec.models.prompt import Question
+from vidspec.profiles import Profile
+from vidspec.record import Caption
+
+__all__ = ["Profiled", "Report", "profile_clip"]
+
+
+@dataclass(frozen=True)
+class _Once:
+    """One run: its record, tokens of the prompt's text, and the peaks of this process and of the draft's."""
+
+    record: Caption
+    text: int
+    peaks: tuple[int | None, int | None]
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """One profile on the clip: the run of the median wall clock among its repeats.
+
+    Attributes:
+        profile: its name.
+        breakdown: where the time went.
+        tokens: emitted.
+        tokens_per_s: decode rate; None for a text of one token.
+        limit_share: target passes per second over those that the measured copy bandwidth allows for weights and KV.
+            Above 1 where the weights stay in the processor's caches.
+        memory: a process each.
+        passes: T_p and T_q of its target and draft; None if they were not asked for.
+        alpha: share of visual tokens kept from the draft, as asked for.
+        c: T_p(1) / T_q(alpha); None without passes or draft.
+        gamma: recommended window; None likewise.
+        walls: of all repeats.
+    """
+
+    profile: str
+    breakdown: Breakdown
+    tokens: int
+    tokens_per_s: float | None
+    limit_share: float | None
+    memory: tuple[Memory, ...]
+    alpha: float
+    walls: tuple[float, ...]
+    passes: Passes | None = None
+    c: float | None = None
+    gamma: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values: ``profile``, ``wall`` and ``parts`` in seconds, and everything else."""
+        one = self.breakdown
+        return {
+            "profile": self.profile,
+            "wall": one.wall,
+            "parts": one.parts,
+            "hidden": one.hidden,
+            "lanes": one.lanes,
+            "overlap": one.overlap,
+            "walls": list(self.walls),
+            "tokens": self.tokens,
+            "tokens_per_s": self.tokens_per_s,
+            "limit_share": self.limit_share,
+            "memory": [{**asdict(part), "activations": part.activations} for part in self.memory],
+            "alpha": self.alpha,
+            "passes": None
+            if self.passes is None
+            else {
+                "target": {str(n): seconds for n, seconds in self.passes.target.items()},
+                "draft": {f"{alpha:g}": seconds for alpha, seconds in self.passes.draft.items()},
+                "kept": {f"{alpha:g}": tokens for alpha, tokens in self.passes.kept.items()},
+            },
+            "c": self.c,
+            "gamma": self.gamma,
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """All profiles on a clip, and facts of the machine."""
+
+    clip: str
+    machine: dict[str, Any]
+    runs: tuple[Profiled, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {"clip": self.clip, "machine": self.machine, "runs": [one.to_dict() for one in self.runs]}
+
+
+def profile_clip(
+    clip: str | Path,
+    names: Sequence[str],
+    source: Source,
+    *,
+    overrides: Mapping[str, object] | None = None,
+    repeats: int = 3,
+    passes: bool = True,
+    threads: int | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Caption a clip under each profile in turn, and take the runs apart.
+
+    Args:
+        clip: a video file.
+        names: profiles, by name or file.
+        source: the models.
+        overrides: dotted keys of every profile.
+        repeats: of every profile, interleaved, after a warm-up of each.
+        passes: whether single passes are measured too.
+        threads: of torch on a CPU.
+        say: is told what comes next.
+
+    Raises:
+        VidspecError: of profiles, models and the clip.
+    """
+    if not Path(clip).is_file():
+        raise UsageError(f"{clip}: there is no such file")
+    if threads:
+        torch.set_num_threads(threads)
+    before = resident() or 0
+    loaded = Loaded(source)
+    try:
+        captioners = {name: loaded.captioner(name, overrides) for name in names}
+        beside = {name: _loaded_beside(captioner) for name, captioner in captioners.items()}
+        found: dict[str, list[_Once]] = {name: [] for name in names}
+        for turn in range(repeats + 1):
+            for name, captioner in captioners.items():
+                say(f"{name}: {'warm-up' if not turn else f'{turn}/{repeats}'}")
+                measured = _once(captioner, clip)
+                if turn:
+                    found[name].append(measured)
+        speed = bandwidth.copy_bandwidth(loaded.where.device)
+        times: dict[bool, Passes] = {}
+        runs = []
+        for name, captioner in captioners.items():
+            one = _taken_apart(name, captioner, loaded, found[name], speed, (before, beside[name]))
+            if passes:
+                one = _with_passes(one, captioner, loaded, clip, times, say)
+            runs.append(one)
+        facts = machine(loaded.where.device) | {"copy_GB_per_s": round(speed / 1e9, 2)}
+        return Report(str(clip), facts, tuple(runs))
+    finally:
+        loaded.close()
+
+
+def _loaded_beside(captioner: Captioner) -> int:
+    """Resident memory of the draft's process, its model loaded and nothing run yet; 0 without one."""
+    return (resident(captioner.slot.ready().process.pid) or 0) if captioner.slot is not None else 0
+
+
+def _once(captioner: Captioner, clip: str | Path) -> _Once:
+    process = captioner.slot.process if captioner.slot else None
+    device = captioner.target.model.device
+    peaks = [Peak(device)]
+    if process is not None:
+        peaks.append(Peak(device, process.process.pid))
+    for one in peaks:
+        one.reset()
+    text, record = 0, None
+    for event in captioner.stream(clip):
+        if isinstance(event, Prefilled):
+            text = event.prompt_tokens - event.visual_tokens
+        elif isinstance(event, Finished):
+            record = event.caption
+    if record is None:
+        raise AssertionError("a stream ends with Finished")
+    read = [one.read() for one in peaks]
+    return _Once(record, text, (read[0], read[1] if len(read) > 1 else None))
+
+
+def _taken_apart(
+    name: str,
+    captioner: Captioner,
+    loaded: Loaded,
+    measured: Sequence[_Once],
+    speed: float,
+    base: tuple[int, int],
+) -> Profiled:
+    ordered = sorted(measured, key=lambda one: one.record.timings["end_to_end"])
+    chosen = ordered[(len(ordered) - 1) // 2]
+    record, profile = chosen.record, captioner.setup.profile
+    rate, length = record.speed.get("tokens_per_s"), record.lengths.get("tokens_per_target_pass")
+    context = record.counters["visual_tokens"] + chosen.text + len(record.token_ids) / 2
+    share = rate / (length or 1.0) * bandwidth.pass_bytes(loaded.target, context) / speed if rate else None
+    return Profiled(
+        profile=name,
+        breakdown=breakdown(record.trace.spans, record.timings["end_to_end"]),
+        tokens=len(record.token_ids),
+        tokens_per_s=rate,
+        limit_share=share,
+        memory=_memory(captioner, loaded, chosen, base),
+        alpha=profile.prune.alpha if profile.prune.method != "none" else 0.0,
+        walls=tuple(one.record.timings["end_to_end"] for one in measured),
+    )
+
+
+def _memory(captioner: Captioner, loaded: Loaded, once: _Once, base: tuple[int, int]) -> tuple[Memory, ...]:
+    """Weights of all models that are loaded in a process count as its own, whether this profile uses them or not."""
+    counters, room = once.record.counters, captioner.setup.room + once.text
+    target, draft = loaded.target, loaded.draft
+    what = Peak(target.device).what
+    weights = {"target": bandwidth.model_weight_bytes(target)}
+    if draft is not None:
+        weights["draft"] = bandwidth.model_weight_bytes(draft)
+    kv = {"target": bandwidth.kv_bytes(target) * (counters["visual_tokens"] + room)}
+    drafts = captioner.profile.draft.kind != "none"
+    drafting = draft if captioner.profile.drafts_with_a_model and draft is not None else target
+    own = bandwidth.kv_bytes(drafting) * (counters["visual_tokens_kept"] + room)
+    before = base[0] if what == "resident" else 0
+    if captioner.slot is None:
+        workers = ("target", "draft") if drafts else ("target",)
+        return (Memory(workers, weights, kv | ({"draft": own} if drafts else {}), once.peaks[0], what, before),)
+    beside = {"draft": bandwidth.model_weight_bytes(drafting)}
+    return (
+        Memory(("target",), weights, kv, once.peaks[0], what, before),
+        Memory(("draft",), beside, {"draft": own}, once.peaks[1], what, max(0, base[1] - beside["draft"])),
+    )
+
+
+def _with_passes(
+    one: Profiled,
+    captioner: Captioner,
+    loaded: Loaded,
+    clip: str | Path,
+    known: dict[bool, Passes],
+    say: Callable[[str], None],
+) -> Profiled:
+    """T_p and T_q, measured once for all profiles whose draft has the same weights."""
+    profile = captioner.setup.profile
+    model = profile.drafts_with_a_model
+    before = known.get(model)
+    if before is None or (profile.draft.kind != "none" and one.alpha not in before.draft):
+        say(f"passes of {'target and draft' if model else 'the target'}")
+        known[model] = _measured(captioner, loaded, profile, clip, one.alpha)
+    times = known[model]
+    if profile.draft.kind == "none":
+        return replace(one, passes=replace(times, draft={}, kept={}))
+    rounding = "up" if profile.draft.kind == "self" else "down"
+    return replace(one, passes=times, c=times.ratio(one.alpha), gamma=times.gamma(one.alpha, rounding))  # type: ignore[arg-type]
+
+
+def _measured(captioner: Captioner, loaded: Loaded, profile: Profile, clip: str | Path, alpha: float) -> Passes:
+    question = Question(captioner.read(clip), profile.generate.prompt, profile.generate.system)
+    engine = captioner.target
+    prefix = captioner.setup.read(str(clip), question, Trace())
+    state, _ = prefilled_at(engine, prefix, 0.0)
+    drafting = Engine(loaded.draft) if profile.drafts_with_a_model and loaded.draft is not None else engine
+    pixels = drafting.model.preprocess(question.clip)
+    own = drafting.model.prefix(drafting.model.see(pixels), question.prompt, question.system)
+    drafts, kept = {}, {}
+    for share in sorted({*ALPHAS, alpha}):
+        read, kept[share] = prefilled_at(drafting, own, share)
+        drafts[share] = (drafting, read)
+    return measure_passes((engine, state), drafts, kept=kept)

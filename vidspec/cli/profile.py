@@ -1,0 +1,118 @@
+"""``vidspec profile``: its options; measuring and drawing are in ``vidspec.bench``."""
+
+from __future__ import annotations
+
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vidspec.cli.bench import Device, Draft, Dtype, Pair, PairName, Target, Threads
+from vidspec.errors import OutputError, UsageError
+
+if TYPE_CHECKING:
+    from vidspec.bench.profiled import Report
+
+__all__ = ["profile"]
+
+
+class Form(str, Enum):
+    """How the report is written."""
+
+    text = "text"
+    json = "json"
+    csv = "csv"
+    markdown = "markdown"
+
+
+def profile(
+    clip: Annotated[Path, typer.Argument(metavar="CLIP", help="A video file.")],
+    profiles: Annotated[
+        str,
+        typer.Option("--profiles", "--profile", "-p", help="Names or files, parted by commas; all: lossless ones."),
+    ] = "vanilla-sd",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override any key of every profile: --set video.frames=16."),
+    ] = None,
+    pair: Pair = PairName.embedded,
+    target: Target = None,
+    draft: Draft = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    threads: Threads = None,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, help="Of every profile, in turn; the median run is shown.")
+    ] = 3,
+    no_passes: Annotated[bool, typer.Option("--no-passes", help="Do not time single passes.")] = False,
+    form: Annotated[
+        Form, typer.Option("--format", help="json: everything; csv: parts in seconds; text: tables.")
+    ] = Form.text,
+    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Also draw the tables as a picture.")] = None,
+) -> None:
+    """Show where the time and the memory of a clip go, for one profile or several side by side.
+
+    Parts add up to the wall clock; what the parallel schedule hides is shown by worker. Also times single passes on
+    the clip's own caches: T_p(n), T_q(alpha), their ratio c and the draft window they recommend.
+
+    vidspec profile clip.mp4 --profiles ar,specvlm,parallelvlm
+    """
+    overrides: dict[str, object] = {}
+    for setting in settings or ():
+        key, equals, value = setting.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"--set {setting}: must be KEY=VALUE, such as video.frames=16")
+        overrides[key.strip()] = value.strip()
+    if svg is not None and not svg.resolve().parent.is_dir():
+        raise OutputError(f"--svg {svg}: there is no such folder")
+    from vidspec.bench.loaded import Source, names_of
+    from vidspec.bench.profiled import profile_clip
+
+    report = profile_clip(
+        clip,
+        names_of(profiles),
+        Source(pair.value, target, draft, device, dtype),
+        overrides=overrides,
+        repeats=repeats,
+        passes=not no_passes,
+        threads=threads,
+        say=lambda text: print(text, file=sys.stderr, flush=True),
+    )
+    if svg is not None:
+        _picture(report, svg)
+    _print(report, form)
+
+
+def _picture(report: Report, path: Path) -> None:
+    from vidspec.bench.profile_view import svg
+
+    try:
+        path.write_text(svg(report), encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"--svg {path}: cannot be written: {error.strerror}") from error
+
+
+def _print(report: Report, form: Form) -> None:
+    from rich.console import Console
+
+    from vidspec.bench import profile_view
+
+    if form is Form.json:
+        import json
+
+        print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2))
+    elif form is Form.markdown:
+        print(profile_view.markdown(report))
+    elif form is Form.csv:
+        import csv
+
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerows([profile_view.CSV_COLUMNS, *profile_view.csv_rows(report)])
+    else:
+        console = Console(highlight=False)
+        if console.is_terminal:
+            console.print(profile_view.drawn(report, ascii_only=not console.encoding.lower().startswith("utf")))
+        else:
+            print("\n".join("\t".join(map(str, row)) for row in profile_view.csv_rows(report)))

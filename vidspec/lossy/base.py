@@ -1,0 +1,164 @@
+"""The contract of methods that prune the target, and the scores and choices they share; no pass of a model here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+
+from vidspec.engine.taps import language_to_video_attention
+from vidspec.models.base import Prefix, VisualTokens
+from vidspec.pruning.base import budget
+
+__all__ = [
+    "Choice",
+    "Dynamic",
+    "Reading",
+    "TargetPruner",
+    "best",
+    "configured",
+    "last_row_attention",
+    "places",
+    "without_overlap",
+]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a method may look at behind a decoder block.
+
+    Attributes:
+        prompt: the prompt as it entered the first block, L rows.
+        visual: the n visual tokens that are left; their ``index`` counts the rows that are left.
+        states: (rows, hidden) of the rows that are left, behind the block.
+        query: (1, heads, rows, d) of the block, rotated.
+        key: (1, kv_heads, rows, d) of the block, rotated.
+        scaling: of its attention scores.
+    """
+
+    prompt: Prefix
+    visual: VisualTokens
+    states: torch.Tensor
+    query: torch.Tensor
+    key: torch.Tensor
+    scaling: float
+
+    @property
+    def text(self) -> torch.Tensor:
+        """(r,) rows of the text behind the video; none of them is ever dropped."""
+        rows = len(self.states)
+        return torch.arange(rows - len(self.prompt.text_rows_after_video), rows, device=self.key.device)
+
+    def attention(self, rows: torch.Tensor) -> torch.Tensor:
+        """(n,) float32: the attention of some rows to each visual token, the mean over rows and heads."""
+        index = self.visual.index.to(self.key.device)
+        by_head = language_to_video_attention(self.query, self.key, rows, index, self.scaling)
+        return by_head.sum(0) / self.query.shape[1]
+
+    def last_attention(self) -> torch.Tensor:
+        """(n,) float32: the attention of the prompt's last row to each visual token, the mean over heads."""
+        return last_row_attention(self.query, self.key, self.visual.index, self.scaling)
+
+
+class Choice(NamedTuple):
+    """What is left of n visual tokens.
+
+    Attributes:
+        kept: (K,) sorted indices.
+        into: None, or (n,) for each token the kept one that takes the mean of all tokens with its number, -1 for a
+            token that takes no part in a mean.
+    """
+
+    kept: torch.Tensor
+    into: torch.Tensor | None = None
+
+
+class TargetPruner(Protocol):
+    """Drops visual tokens of the target.
+
+    The parameters of its constructor are keys of a profile's ``lossy`` section; all have defaults.
+    """
+
+    def before(self, prefix: Prefix) -> torch.Tensor | None:
+        """(K,) sorted indices of the visual tokens that enter the first block; None for all."""
+        ...
+
+    def stages(self, depth: int) -> Mapping[int, float]:
+        """Behind how many of ``depth`` blocks tokens are dropped, and the share of the prompt's that stays."""
+        ...
+
+    def choose(self, reading: Reading, share: float) -> Choice:
+        """Which of the visual tokens that are left stay, when a share of the prompt's may."""
+        ...
+
+
+@runtime_checkable
+class Dynamic(Protocol):
+    """A method that also chooses, at each step of decoding, the cache entries that the later blocks read.
+
+    Attributes:
+        layer: blocks that read all entries, at most all but one; the attention of the last of them decides.
+        keep: the share of the prompt's visual entries that the others read.
+        similarity: the cosine with the attention at the last choice below which it is made anew.
+    """
+
+    layer: int
+    keep: float
+    similarity: float
+
+
+def configured(method: Callable[..., TargetPruner], options: Mapping[str, object]) -> TargetPruner:
+    """A method with those options of a profile's ``lossy`` section that its constructor takes; None leaves its own."""
+    taken = inspect.signature(method).parameters
+    return method(**{key: value for key, value in options.items() if key in taken and value is not None})
+
+
+def places(reading: Reading, share: float) -> int:
+    """How many visual tokens may stay: a share of those of the prompt, at least one, at most all that are left."""
+    return min(budget(len(reading.prompt.visual), 1 - share), len(reading.visual))
+
+
+def best(scores: torch.Tensor, visual: VisualTokens, wanted: int) -> torch.Tensor:
+    """(wanted,) sorted: the tokens that must stay, then those with the highest scores, of equal ones the earlier.
+
+    Args:
+        scores: (n,) of the visual tokens.
+        visual: the tokens; those ``required`` count towards ``wanted``.
+        wanted: how many.
+    """
+    order = scores.sort(descending=True, stable=True).indices
+    required = visual.required.to(order.device)[order]
+    return torch.cat([order[required], order[~required]])[:wanted].sort().values
+
+
+def last_row_attention(query: torch.Tensor, key: torch.Tensor, visual: torch.Tensor, scaling: float) -> torch.Tensor:
+    """Attention of the last row to visual tokens in one block: softmax over all keys, then the mean over heads.
+
+    Args:
+        query: (1, heads, n, d) rotated; only the last row counts.
+        key: (1, kv_heads, length, d) rotated, all of which the last row sees.
+        visual: (N,) indices of the visual tokens among the keys.
+        scaling: what scores are multiplied with.
+
+    Returns:
+        (N,) float32.
+    """
+    heads, kv_heads = query.shape[1], key.shape[1]
+    last = query[0, :, -1].float().view(kv_heads, heads // kv_heads, -1)
+    weights = (last @ key[0].float().transpose(1, 2)).mul_(scaling).softmax(dim=-1)
+    return weights.index_select(-1, visual.to(key.device)).mean(dim=(0, 1))
+
+
+def without_overlap(stages: Sequence[tuple[int, float]], depth: int) -> dict[int, float]:
+    """Stages (blocks, share) moved to where a model of ``depth`` blocks has them.
+
+    **D**: no stage is before the first block; of two behind the same block the later holds; behind the last block
+    there is nothing left to save.
+    """
+    found: dict[int, float] = {}
+    for blocks, share in stages:
+        found[max(1, blocks)] = share
+    return {blocks: share for blocks, share in found.items() if blocks < depth}

@@ -1,0 +1,83 @@
+"""SparseVLM: text tokens that have to do with the video rate its tokens, and the best of the dropped are recycled.
+
+Zhang et al. 2025 (arXiv 2410.04417). Raters are the text tokens behind the video whose relevance, the mean over visual
+tokens of the softmax over text tokens of their products as embeddings, is above the mean. Behind three blocks (of 32:
+the 3rd, 7th and 16th) the visual tokens with the highest attention of the raters (mean over heads and raters) stay; of
+the dropped, the top 30% are clustered ten to one, and each cluster leaves its mean.
+
+**D**: the shares are those of the paper's smallest setting (66, 30 and 17 of 576; 11% on average), nearest to the 10%
+of ParallelVLM's Table 2. The counts are the released code's, floor(0.3 n) + 1 tokens of n dropped and floor(m / 10) + 1
+clusters of m. A cluster's mean stands at the place and the position of its centre; the released code puts all of them
+behind the other visual tokens and renumbers. Stages of models of other depths are at the same share of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from vidspec.lossy.base import Choice, Reading, best, places, without_overlap
+from vidspec.lossy.clustering import clusters
+from vidspec.models.base import Prefix
+from vidspec.registry import lossy
+
+__all__ = ["SparseVLM", "raters"]
+
+#: Blocks behind which LLaVA-1.5-7B is pruned, of its 32.
+_BLOCKS, _OF = (3, 7, 16), 32
+
+
+def raters(visual: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+    """Text tokens whose relevance to the video is above the mean.
+
+    Args:
+        visual: (N, d) embeddings.
+        text: (r, d) embeddings.
+
+    Returns:
+        (k,) sorted indices; all r if none is above the mean.
+    """
+    relevance = (visual.float() @ text.float().T).softmax(dim=-1).mean(dim=0)
+    above = (relevance > relevance.mean()).nonzero()[:, 0]
+    return above if len(above) else torch.arange(len(text), device=text.device)
+
+
+@lossy.register("sparsevlm")
+class SparseVLM:
+    """Args: ``keep``, a share of the visual tokens for each stage; ``recycle``, the share of the dropped that is
+    clustered; ``cluster``, tokens per cluster."""
+
+    def __init__(
+        self, keep: Sequence[float] = (66 / 576, 30 / 576, 17 / 576), recycle: float = 0.3, cluster: int = 10
+    ) -> None:
+        self.keep, self.recycle, self.cluster = tuple(keep), recycle, cluster
+
+    def before(self, prefix: Prefix) -> torch.Tensor | None:
+        return None
+
+    def stages(self, depth: int) -> Mapping[int, float]:
+        placed = [(depth * blocks // _OF, share) for blocks, share in zip(_BLOCKS, self.keep, strict=True)]
+        return without_overlap(placed, depth)
+
+    def choose(self, reading: Reading, share: float) -> Choice:
+        visual, prompt = reading.visual, reading.prompt
+        text = reading.text
+        if len(text):
+            embeds = prompt.embeds[0]
+            rating = raters(embeds[prompt.visual.index], embeds[prompt.text_rows_after_video])
+            text = text[rating.to(text.device)]
+        scores = reading.attention(text) if len(text) else reading.last_attention()
+        kept = best(scores, visual, places(reading, share))
+        dropped = torch.ones(len(visual), dtype=torch.bool, device=kept.device)
+        dropped[kept] = False
+        rest = dropped.nonzero()[:, 0]
+        if not len(rest) or not self.recycle:
+            return Choice(kept)
+        again = min(len(rest), int(len(rest) * self.recycle) + 1)
+        again_at = rest[scores[rest].sort(descending=True, stable=True).indices[:again]].sort().values
+        states = reading.states[visual.index.to(reading.states.device)[again_at.to(reading.states.device)]]
+        centre = again_at[clusters(states, min(again, again // self.cluster + 1)).to(again_at.device)]
+        into = torch.full((len(visual),), -1, dtype=torch.long, device=kept.device)
+        into[again_at] = centre
+        return Choice(torch.cat([kept, centre.unique()]).sort().values, into)

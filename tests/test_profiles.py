@@ -174,7 +174,7 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
         ({"pruning.alpha": 1}, "pruning.alpha: unknown key; did you mean prune.alpha?"),
         (
             {"xyz.q": 1},
-            "xyz.q: unknown key; sections: models, video, draft, prune, schedule, workers, accept, generate",
+            "xyz.q: unknown key; sections: models, video, draft, prune, schedule, workers, accept, lossy, generate",
         ),
         ({"prune": 1}, "prune: is a section of keys, such as prune.method"),
         ({"draft.gamma": "0"}, "draft.gamma: must be auto or a whole number from 1 on, not '0'"),

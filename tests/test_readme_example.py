@@ -72,7 +72,7 @@ def test_the_commands_work(folder, blocks, capsys, monkeypatch):
         assert picture.width > 1000
     arguments = command(blocks, "python -m vidspec.bench")
     monkeypatch.setattr(sys, "argv", ["bench", *arguments, "--no-peers", "--repeats", "1"])
-    monkeypatch.setattr(bench, "copy_bandwidth", lambda device: 1e9)
+    monkeypatch.setattr("vidspec.bench.bandwidth.copy_bandwidth", lambda device: 1e9)
     assert bench.main() == 0
     out = capsys.readouterr().out
     assert "| inner.yaml | 1/1 |" in out  # the same tokens as plain decoding

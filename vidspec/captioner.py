@@ -134,6 +134,7 @@ class Captioner:
             wanted.attention,
             wanted.device_map,
             wanted.quantization,
+            wanted.packed,
         )
         beside = _beside(profile)
         embedded = wanted.pair is not None
@@ -339,4 +340,4 @@ def _beside(profile: Profile) -> loading.Placement:
     """Where the draft runs."""
     wanted = profile.models
     device = profile.workers.draft or wanted.draft_device or wanted.device
-    return loading.placement(device, wanted.dtype, wanted.attention)
+    return loading.placement(device, wanted.dtype, wanted.attention, packed=wanted.packed)

@@ -57,6 +57,13 @@ def _gamma(value: Any) -> Any:
     raise PydanticCustomError("gamma", "must be auto or a whole number from 1 on")
 
 
+def _packed(value: Any) -> Any:
+    chosen = {"auto": "auto", "true": True, "false": False}.get(str(value).lower())
+    if chosen is None:
+        raise PydanticCustomError("packed", "must be auto, true or false")
+    return chosen
+
+
 def _device(name: str) -> str:
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
         raise PydanticCustomError("device", "must be auto, cpu, cuda, cuda:N or mps")
@@ -73,6 +80,7 @@ class ModelsSection(Section):
     ``captioner`` writes the caption that an ensemble's context of that name holds; the draft does if null.
     ``device_map`` splits a target that is larger than one device, as accelerate's strategy of that name does;
     ``draft_device`` is the draft's if it is not ``device``; ``quantization`` is the target's, by bitsandbytes.
+    ``packed`` keeps a packed copy of the weights on a CPU in float32, which makes passes of a few rows cheap.
     """
 
     pair: Literal["embedded", "embedded-qwen"] | None = None
@@ -86,6 +94,7 @@ class ModelsSection(Section):
     quantization: Literal["8bit", "4bit"] | None = None
     attention: str = Field(default="auto", min_length=1)
     threads: int | None = Field(default=None, ge=1)
+    packed: Annotated[bool | Literal["auto"], BeforeValidator(_packed)] = "auto"
 
     @model_validator(mode="before")
     @classmethod

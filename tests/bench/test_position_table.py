@@ -28,7 +28,7 @@ def test_profiles_that_prune_are_measured(contenders):
 
 
 def test_bench_reports_it(tmp_path, monkeypatch, capsys, contenders):
-    monkeypatch.setattr(bench, "copy_bandwidth", lambda device: 1e9)
+    monkeypatch.setattr("vidspec.bench.bandwidth.copy_bandwidth", lambda device: 1e9)
     monkeypatch.setenv("VIDSPEC_VIDEO__FRAMES", "4")
     monkeypatch.setenv("VIDSPEC_GENERATE__MAX_NEW_TOKENS", "3")
     args = [str(shipped()[0]), "--no-peers", "--repeats", "1", "--profiles", "sd-window-front", "--position-bias"]

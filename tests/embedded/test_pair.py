@@ -21,7 +21,7 @@ FAMILIES = {"embedded": "llava_onevision", "embedded-qwen": "qwen2_5_vl"}
 DEFAULT_F1 = {"embedded": 1.0, "embedded-qwen": 1.0}
 SHIPPED_F1 = {"embedded": 0.75, "embedded-qwen": 0.75}
 #: The least recorded fact F1 of the target on held-out clips.
-HELD_OUT_F1 = {"embedded": 0.85, "embedded-qwen": 0.85}
+HELD_OUT_F1 = {"embedded": 0.85, "embedded-qwen": 0.9}
 #: Visual tokens of eight frames.
 EIGHT = {"embedded": 8 * 16 + 1, "embedded-qwen": 4 * 35}
 

@@ -174,7 +174,7 @@ def test_half_precision_file_in_float32(tmp_path):
 
 
 def test_placement():
-    assert placement("cpu") == Placement(torch.device("cpu"), torch.float32, "vidspec")
+    assert placement("cpu") == Placement(torch.device("cpu"), torch.float32, "vidspec", packed="auto")
     assert placement("cpu", "bfloat16", "sdpa") == Placement(torch.device("cpu"), torch.bfloat16, "sdpa")
 
 

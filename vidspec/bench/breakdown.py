@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from vidspec.decoding.trace import KINDS, Span
 
@@ -92,7 +93,7 @@ def breakdown(spans: Sequence[Span], wall: float) -> Breakdown:
     hidden: dict[str, float] = {}
     overlap = 0.0
     places = dict.fromkeys(lanes, 0)
-    for start, end in zip(borders, borders[1:], strict=False):
+    for start, end in pairwise(borders):
         now: dict[str, str | None] = {}
         for worker, lane in lanes.items():
             while places[worker] < len(lane) and lane[places[worker]].end <= start:

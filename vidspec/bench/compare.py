@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
+from statistics import NormalDist, median
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from vidspec.record import Caption
 __all__ = ["FEWEST", "Change", "Compared", "compare", "interval", "markdown"]
 
 #: With fewer clips a bootstrap knows too few of the differences that there are to say anything.
-FEWEST = 6
+FEWEST = 8
 DRAWS, SEED = 10_000, 0
 TIMES = ("first token", "decode", "end to end")
 
@@ -69,7 +69,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], *, level: float
     """Hold the results B (``after``) against A (``before``), as ``read_results`` gives them.
 
     A clip's value is the median over its repeats. The clips' log ratios are drawn again with replacement 10,000 times,
-    with a fixed seed; the interval holds the middle ``level`` of the means.
+    with a fixed seed; see :func:`interval`.
 
     Raises:
         OutputError: they share no method on any clip.
@@ -100,11 +100,31 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], *, level: float
 
 
 def interval(logs: NDArray[np.float64], level: float) -> tuple[float, float]:
-    """Bootstrap interval of the geometric mean of ratios, given their logarithms (n,)."""
+    """Bootstrap interval of the geometric mean of ratios, given their logarithms (n,), n >= 2.
+
+    The percentile interval, expanded for small n: its quantiles are those at which it agrees with Student's t for
+    normal data (Hesterberg 2015, What Teachers Should Know About the Bootstrap, 4.3). A single value has no interval:
+    (0, inf).
+    """
+    n = len(logs)
+    if n < 2:
+        return 0.0, math.inf
     rng = np.random.default_rng(SEED)
-    means = logs[rng.integers(0, len(logs), size=(DRAWS, len(logs)))].mean(axis=1)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    means = logs[rng.integers(0, n, size=(DRAWS, n))].mean(axis=1)
+    tail = NormalDist().cdf(-math.sqrt(n / (n - 1)) * _student((1 + level) / 2, n - 1))
+    low, high = np.quantile(means, [tail, 1 - tail])
     return math.exp(low), math.exp(high)
+
+
+def _student(share: float, freedom: int) -> float:
+    """Quantile of Student's t, by the expansion of Cornish and Fisher (Abramowitz and Stegun 26.7.5)."""
+    z, v = NormalDist().inv_cdf(share), freedom
+    return (
+        z
+        + (z**3 + z) / (4 * v)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
+    )
 
 
 def _change(name: str, what: str, against: str, logs: NDArray[np.float64], level: float) -> Change:

@@ -50,9 +50,7 @@ def at(target: Mapping[int, float], rows: int) -> float:
     if not below or not above:
         return target[max(below)] if below else target[min(above)]
     low, high = max(below), min(above)
-    return (
-        target[low] if low == high else target[low] + (target[high] - target[low]) * (rows - low) / (high - low)
-    )
+    return target[low] if low == high else target[low] + (target[high] - target[low]) * (rows - low) / (high - low)
 
 
 def recommended(target: Mapping[int, float], tq: float, rounding: Rounding = "down") -> int:

@@ -25,9 +25,7 @@ def check() -> None:
         raise UsageError("--plots: matplotlib is not installed", hint="pip install 'vidspec[plots]'")
 
 
-def draw(
-    rows: Sequence[Row], records: Mapping[str, Mapping[str, Sequence[Caption]]], folder: Path
-) -> list[Path]:
+def draw(rows: Sequence[Row], records: Mapping[str, Mapping[str, Sequence[Caption]]], folder: Path) -> list[Path]:
     """Write ``speedup.svg``, ``m-against-alpha.svg`` and ``accepted.svg`` into ``folder``; returns those written.
 
     The latter two are left out where nothing was drafted. M is ``tokens_per_target_pass``.

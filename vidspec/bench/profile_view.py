@@ -54,9 +54,7 @@ def _parts(runs: Sequence[Profiled]) -> _Sheet:
     rows.append(("wall clock", *(_ms(one.breakdown.wall) for one in runs)))
     rows.append(("tokens", *(str(one.tokens) for one in runs)))
     rows.append(("tokens/s", *("-" if one.tokens_per_s is None else f"{one.tokens_per_s:.1f}" for one in runs)))
-    rows.append(
-        ("of bandwidth limit", *("-" if one.limit_share is None else f"{one.limit_share:.0%}" for one in runs))
-    )
+    rows.append(("of bandwidth limit", *("-" if one.limit_share is None else f"{one.limit_share:.0%}" for one in runs)))
     return _Sheet(
         "Time by kind of work, ms and share of the wall clock",
         ("part", *(one.profile for one in runs)),
@@ -108,9 +106,7 @@ def _passes(runs: Sequence[Profiled]) -> _Sheet:
     for n in ROWS_SHOWN:
         rows.append((f"T_p({n})", *(_ms(one.target[n]) if n in one.target else "-" for one in measured)))
     for alpha in sorted({alpha for one in measured for alpha in one.draft}):
-        rows.append(
-            (f"T_q({alpha:g})", *(_ms(one.draft[alpha]) if alpha in one.draft else "-" for one in measured))
-        )
+        rows.append((f"T_q({alpha:g})", *(_ms(one.draft[alpha]) if alpha in one.draft else "-" for one in measured)))
     rows.append(("alpha", *(f"{one.alpha:g}" if one.c else "-" for one in runs)))
     rows.append(("c = T_p(1) / T_q(alpha)", *("-" if one.c is None else f"{one.c:.1f}" for one in runs)))
     rows.append(("recommended gamma", *("-" if one.gamma is None else str(one.gamma) for one in runs)))
@@ -138,7 +134,7 @@ def drawn(report: Report, *, ascii_only: bool = False) -> Group:
     parts: list[Table | Text] = [Text(f"{report.clip}", style="bold")]
     for sheet in _sheets(report):
         table = Table(title=Text(sheet.title), title_justify="left", box=None, padding=(0, 2, 0, 0))
-        numbers = not sheet.heads[1] == "worker" and not sheet.heads[1] == "process"
+        numbers = sheet.heads[1] not in ("worker", "process")
         for place, head in enumerate(sheet.heads):
             table.add_column(head, justify="right" if place and numbers and not sheet.shares else "left")
         for index, row in enumerate(sheet.rows):

@@ -1,4 +1,4 @@
-"""``vidspec profile``: one clip under several profiles in turn, each taken apart. Measures; draws and prints nothing."""
+"""``vidspec profile``: one clip under several profiles in turn, each taken apart. It measures and prints nothing."""
 
 from __future__ import annotations
 

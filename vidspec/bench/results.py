@@ -138,6 +138,5 @@ def _passes(caption: Caption) -> dict[str, list[float]]:
     if caption.trace is None:
         return {}
     return {
-        kind: [round(span.end - span.start, 7) for span in caption.trace.spans if span.kind == kind]
-        for kind in _PASSES
+        kind: [round(span.end - span.start, 7) for span in caption.trace.spans if span.kind == kind] for kind in _PASSES
     }

@@ -135,3 +135,77 @@ def compare(
     else:
         print(comparing.markdown(compared))
     return 0
+
+
+@app.command("scale")
+def scale(
+    frames: Annotated[
+        str, typer.Option("--frames", help="Numbers of frames, increasing; it ends where memory does.")
+    ] = "8,16,32,64,128",
+    tokens_per_frame: Annotated[
+        int | None,
+        typer.Option("--tokens-per-frame", min=1, help="[default: what the target sees; 196 with --random-init]"),
+    ] = None,
+    pair: Pair = PairName.embedded,
+    target: Target = None,
+    draft: Draft = None,
+    random_init: Annotated[
+        str | None,
+        typer.Option("--random-init", metavar="CONFIG", help="Target of this config.json with random weights."),
+    ] = None,
+    random_init_draft: Annotated[
+        str | None, typer.Option("--random-init-draft", metavar="CONFIG", help="Draft; the target itself if left out.")
+    ] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    threads: Threads = None,
+    beta: Annotated[float, typer.Option("--beta", help="Acceptance of the speed-ups' forecast.")] = 0.8,
+    tokens: Annotated[int, typer.Option("--tokens", min=2, help="Length of the text end to end.")] = 128,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Of every measurement; medians.")] = 3,
+    form: Annotated[Form, typer.Option("--format", help="json: one object with points.")] = Form.markdown,
+) -> int:
+    """Measure how prefill, passes and memory grow with the number of frames, and forecast the speed-up.
+
+    Times do not depend on weights: --random-init makes a target from its config alone.
+    """
+    from vidspec.bench.loaded import Source
+    from vidspec.bench.scale import markdown, measure_scale
+
+    counts = _counts(frames)
+    if not 0 <= beta < 1:
+        raise UsageError(f"--beta must lie between 0 and 1, not {beta:g}")
+    if random_init is not None and (target or draft):
+        raise UsageError("--random-init excludes --target and --draft", hint="--random-init-draft names the draft")
+    if random_init_draft is not None and random_init is None:
+        raise UsageError("--random-init-draft needs --random-init")
+    made = (random_init, random_init_draft) if random_init is not None else None
+    facts, points = measure_scale(
+        Source(pair.value, target, draft, device, dtype),
+        counts,
+        made=made,
+        tokens_per_frame=tokens_per_frame,
+        beta=beta,
+        new_tokens=tokens,
+        repeats=repeats,
+        threads=threads,
+        say=_say,
+    )
+    if form is Form.json:
+        import json
+
+        content = {"machine": facts, "beta": beta, "tokens": tokens, "points": [one.to_dict() for one in points]}
+        print(json.dumps(content, indent=2))
+    else:
+        print(markdown(points, beta, tokens))
+        print(", ".join(f"{key} {value}" for key, value in facts.items()))
+    return 0
+
+
+def _counts(text: str) -> list[int]:
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or counts[0] < 1 or counts != sorted(set(counts)):
+        raise UsageError(f"--frames {text}: must be increasing numbers", hint="such as --frames 8,16,32")
+    return counts

@@ -50,7 +50,7 @@ def profile(
     form: Annotated[
         Form, typer.Option("--format", help="json: everything; csv: parts in seconds; text: tables.")
     ] = Form.text,
-    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Also draw the tables as a picture.")] = None,
+    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Also draw the tables.")] = None,
 ) -> None:
     """Show where the time and the memory of a clip go, for one profile or several side by side.
 

@@ -189,7 +189,9 @@ def _bank_part(job: tuple[str, Path, int, int]) -> None:
 def _member(rank: int, size: int, family: str, out: Path, stage: str) -> None:
     """One of ``size`` processes of a stage: with a thread each they wait for each other once a step, not in a layer."""
     torch.set_num_threads(1)
-    store = torch.distributed.TCPStore("127.0.0.1", PORT, size, is_master=rank == 0)
+    store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", PORT, size, is_master=rank == 0
+    )
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)
     torch.manual_seed(rank)
     getattr(Run(architecture(family), out), stage)()
@@ -213,7 +215,9 @@ def main() -> None:
     run = Run(family, args.out)
     members = PROCESSES.get((args.family, args.stage), 1)
     if members > 1:
-        torch.multiprocessing.spawn(_member, (members, args.family, args.out, args.stage), members)
+        torch.multiprocessing.spawn(  # type: ignore[attr-defined, no-untyped-call]
+            _member, (members, args.family, args.out, args.stage), members
+        )
         return
     if args.stage:
         getattr(run, args.stage)()

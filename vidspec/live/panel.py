@@ -105,7 +105,8 @@ def _facts(state: PanelState) -> list[str]:
         facts.append(f"gamma {state.rounds[-1].gamma}")
         facts.append(f"wasted {state.wasted}" + (f" ({state.aborted} aborted)" if state.aborted else ""))
     if state.prefilled is not None and not state.prefilled.lossless:
-        facts.append(f"not lossless: {state.loose} loose")
+        drafted = bool(state.prefilled.kept_per_frame)
+        facts.append(f"not lossless: {state.loose} loose" if drafted else "not lossless")
     if state.tokens_per_s is not None:
         facts.append(f"{state.tokens_per_s:.1f} tokens/s")
     if state.speedup is not None:

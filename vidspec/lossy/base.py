@@ -11,7 +11,6 @@ import torch
 
 from vidspec.engine.taps import language_to_video_attention
 from vidspec.models.base import Prefix, VisualTokens
-from vidspec.pruning.base import budget
 
 __all__ = [
     "Choice",
@@ -22,6 +21,7 @@ __all__ = [
     "configured",
     "last_row_attention",
     "places",
+    "share_of",
     "without_overlap",
 ]
 
@@ -116,9 +116,14 @@ def configured(method: Callable[..., TargetPruner], options: Mapping[str, object
     return method(**{key: value for key, value in options.items() if key in taken and value is not None})
 
 
+def share_of(tokens: int, share: float) -> int:
+    """How many of some tokens a share is: the nearest whole number, at least one."""
+    return max(1, round(share * tokens))
+
+
 def places(reading: Reading, share: float) -> int:
     """How many visual tokens may stay: a share of those of the prompt, at least one, at most all that are left."""
-    return min(budget(len(reading.prompt.visual), 1 - share), len(reading.visual))
+    return min(share_of(len(reading.prompt.visual), share), len(reading.visual))
 
 
 def best(scores: torch.Tensor, visual: VisualTokens, wanted: int) -> torch.Tensor:

@@ -12,11 +12,10 @@ from torch.nn import functional as F
 from vidspec.engine.forward import Engine, Passed, State
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError
-from vidspec.lossy.base import Choice, Dynamic, Reading, TargetPruner, best, last_row_attention
+from vidspec.lossy.base import Choice, Dynamic, Reading, TargetPruner, best, last_row_attention, share_of
 from vidspec.lossy.cache import ChosenEntries, LossyCache
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import Prefix, VideoLanguageModel, VisualTokens
-from vidspec.pruning.base import budget
 
 __all__ = ["LossyEngine"]
 
@@ -35,9 +34,7 @@ class _Look(Taps):
 class _Reselect(Taps):
     """Watches one block of each step of decoding and chooses what the later ones read (DyCoke)."""
 
-    def __init__(
-        self, method: Dynamic, layer: int, depth: int, visual: VisualTokens, chosen: ChosenEntries
-    ) -> None:
+    def __init__(self, method: Dynamic, layer: int, depth: int, visual: VisualTokens, chosen: ChosenEntries) -> None:
         super().__init__(rows=torch.empty(0), visual=visual.index)
         self.method, self.layer, self.depth, self.tokens, self.chosen = method, layer, depth, visual, chosen
         self.last: torch.Tensor | None = None
@@ -53,7 +50,7 @@ class _Reselect(Taps):
             if alike >= self.method.similarity:
                 return
         self.last = scores
-        kept = best(scores, self.tokens, budget(len(scores), 1 - self.method.keep)).to(self.visual.device)
+        kept = best(scores, self.tokens, share_of(len(scores), self.method.keep)).to(self.visual.device)
         stays = torch.ones(self.chosen.prompt, dtype=torch.bool, device=self.visual.device)
         stays[self.visual] = False
         stays[self.visual[kept]] = True
@@ -137,7 +134,7 @@ class LossyEngine(Engine):
         language, method = self.adapter.language, self.method
         visual, rows = prefix.visual, torch.arange(prefix.length, device=prefix.embeds.device)
         hidden = prefix.embeds
-        turned = language.rotary_emb(hidden, prefix.positions)
+        turned = language.rotary_emb(prefix.embeds, prefix.positions)
         extras = self.adapter.extras(len(rows), visual)
         stages = method.stages(len(language.layers)) if len(visual) else {}
         for index, block in enumerate(language.layers):
@@ -163,7 +160,7 @@ class LossyEngine(Engine):
                 continue
             hidden, visual, stays = _dropped(hidden, visual, choice)
             rows = rows[stays.to(rows.device)]
-            turned = language.rotary_emb(hidden, prefix.positions[..., rows])
+            turned = language.rotary_emb(prefix.embeds, prefix.positions[..., rows])
             extras = self.adapter.extras(len(rows), visual)
         return hidden
 

@@ -9,12 +9,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
 
 from vidspec.engine.attention import NAME
+from vidspec.engine.packed import pack
 from vidspec.errors import DeviceError, ModelError
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.identity import related
@@ -37,6 +38,7 @@ class Placement:
         device_map: how accelerate splits the model instead: a strategy (``auto``, ``balanced``, ``balanced_low_0``,
             ``sequential``), or the device of each module, ``cpu`` and ``disk`` among them.
         quantization: ``8bit`` or ``4bit``, by bitsandbytes.
+        packed: whether linear layers keep their weights packed, see :func:`~vidspec.engine.packed.pack`.
     """
 
     device: torch.device
@@ -44,6 +46,7 @@ class Placement:
     attention: str = NAME
     device_map: str | Mapping[str, int | str] | None = None
     quantization: str | None = None
+    packed: bool | Literal["auto"] = False
 
 
 def placement(
@@ -52,6 +55,7 @@ def placement(
     attention: str = "auto",
     device_map: str | Mapping[str, int | str] | None = None,
     quantization: str | None = None,
+    packed: bool | Literal["auto"] = "auto",
 ) -> Placement:
     """Resolve ``auto`` on this machine: the first CUDA device, else the CPU; bfloat16 there, float32 here.
 
@@ -75,7 +79,8 @@ def placement(
     if place.type == "mps" and not torch.backends.mps.is_available():
         raise DeviceError("device mps is not available here", hint="vidspec doctor lists the devices")
     chosen = _DTYPES.get(dtype) or (torch.bfloat16 if place.type == "cuda" else torch.float32)
-    return Placement(place, chosen, NAME if attention == "auto" else attention, device_map, quantization)
+    kept = packed if place.type == "cpu" and chosen is torch.float32 else False
+    return Placement(place, chosen, NAME if attention == "auto" else attention, device_map, quantization, kept)
 
 
 def embedded_folder(pair: str, role: str) -> Path:
@@ -133,6 +138,7 @@ def load(name: str, where: Placement) -> VideoLanguageModel:
         ) from error
     if getattr(config, "audio_config", None) is not None:
         adapter.note = f"{name}: its audio branch is left out; it describes what is seen, not what is heard"
+    pack(adapter.model, where.packed)
     return adapter  # type: ignore[no-any-return]
 
 

@@ -30,7 +30,7 @@ class Pairs:
             "models.pair": None,
             "models.target": str(target),
             "models.draft": str(draft),
-            "models.threads": 2,
+            "models.threads": 1,  # two that wait for each other are slow on a busy machine
             "generate.max_new_tokens": TOKENS,
             "workers.timeout": 60.0,
             **more,

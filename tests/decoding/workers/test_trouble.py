@@ -148,7 +148,7 @@ from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.models.loading import placement
 
 target, draft, clip = sys.argv[1:]  # not behind a guard: the draft's process must not run this again
-settings = {"models.pair": None, "models.target": target, "models.draft": draft, "models.threads": 2}
+settings = {"models.pair": None, "models.target": target, "models.draft": draft, "models.threads": 1}
 profile = profiles.load("parallelvlm", settings, env={})
 """
 DECODING = """

@@ -1,0 +1,88 @@
+"""Changes are told from noise: none is found between two draws of one distribution, a real one is."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from vidspec.bench.compare import FEWEST, compare, interval, markdown
+from vidspec.errors import OutputError
+
+
+def results(seed, factor=1.0, clips=30, machine=None, busy=1.0, ids=(1, 2, 3)):
+    """Two methods; ``factor`` slows sd's decoding alone, ``busy`` everything of the run."""
+    rng, found = np.random.default_rng(seed), []
+    lengths = np.random.default_rng(0).uniform(0.5, 5, clips)
+    for name in ("ar", "sd"):
+        for clip in range(clips):
+            for repeat in range(2):
+                noise = busy * lengths[clip] * rng.lognormal(0, 0.05)
+                decode = noise * (factor if name == "sd" else 1.0)
+                timings = {"time_to_first_token": noise, "decode": decode, "end_to_end": noise + decode}
+                one = {"contender": name, "repeat": repeat, "path": f"{clip}.mp4", "caption": "x"}
+                found.append({**one, "token_ids": list(ids), "timings": timings})
+    return {"records": found, "machine": machine or {"cores": 2}}
+
+
+def verdicts(compared, against="time"):
+    return {(one.method, one.what): one.verdict for one in compared.changes if one.against == against}
+
+
+def test_noise_is_no_change():
+    found = compare(results(1), results(2))
+    assert set(verdicts(found).values()) == set(verdicts(found, "baseline").values()) == {"no change"}
+    assert found.other_tokens == {"ar": 0, "sd": 0}
+
+
+def test_a_real_change_is_found_in_the_method_and_the_time_that_changed():
+    found = compare(results(1), results(2, factor=1.1))
+    assert verdicts(found)["sd", "decode"] == "slower" and verdicts(found)["sd", "first token"] == "no change"
+    assert verdicts(found)["ar", "decode"] == "no change"
+    (one,) = [c for c in found.changes if (c.method, c.what, c.against) == ("sd", "decode", "time")]
+    assert one.low < one.ratio < one.high and one.ratio == pytest.approx(1.1, abs=0.04)
+    assert verdicts(compare(results(2, factor=1.1), results(1)))["sd", "decode"] == "faster"
+
+
+def test_a_busy_machine_does_not_move_the_ratio_to_the_baseline():
+    found = compare(results(1), results(2, busy=1.5))
+    assert verdicts(found)["sd", "decode"] == "slower"
+    assert verdicts(found, "baseline") == {
+        ("sd", what): "no change" for what in ("first token", "decode", "end to end")
+    }
+
+
+def test_too_few_clips_say_nothing():
+    found = compare(results(1, clips=FEWEST - 1), results(2, factor=3, clips=FEWEST - 1))
+    assert set(verdicts(found).values()) == {"too few clips"}
+
+
+@pytest.mark.parametrize("clips", [FEWEST, 30])
+def test_the_interval_is_wrong_about_as_often_as_it_says(clips):
+    rng = np.random.default_rng(7)
+    wrong = 0
+    for _ in range(600):
+        low, high = interval(rng.normal(0, 0.1, clips), 0.95)
+        wrong += not low < 1 < high
+    assert 0.025 * 600 <= wrong <= 0.09 * 600
+
+
+def test_a_single_clip_has_no_interval():
+    assert interval(np.array([0.3]), 0.99) == (0.0, math.inf)
+
+
+def test_other_tokens_and_other_machines_are_named():
+    found = compare(results(1), results(1, ids=(1, 2), machine={"cores": 64}))
+    text = markdown(found)
+    assert found.other_tokens == {"ar": 30, "sd": 30} and "other tokens in B: ar on 30, sd on 30" in text
+    assert "The machines differ: cores 2 and 64" in text
+    assert "Paired bootstrap over clips" in text
+
+
+def test_files_without_a_common_clip_are_refused():
+    other = results(1)
+    for one in other["records"]:
+        one["path"] = "elsewhere/" + one["path"]
+    with pytest.raises(OutputError, match="share no method on any clip"):
+        compare(results(1), other)

@@ -1,0 +1,50 @@
+"""Single passes: medians of a given clock, rollback after each, and the window that follows from them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vidspec.bench.passes import Passes, at, measure_passes, prefilled_at, recommended
+from vidspec.bench.scale import synthetic
+from vidspec.engine.forward import Engine
+from vidspec.models import loading
+
+
+@pytest.fixture(scope="module")
+def draft():
+    return loading.load(str(loading.embedded_folder("embedded", "draft")), loading.placement("cpu"))
+
+
+def test_pruned_prompts_are_as_short_as_asked_and_passes_leave_no_trace(draft):
+    engine, prefix = Engine(draft), synthetic(draft, 40)
+    (whole, all_), (pruned, tenth) = prefilled_at(engine, prefix, 0.0), prefilled_at(engine, prefix, 0.9)
+    assert (all_, tenth) == (40, 4)
+    assert whole.length == prefix.length and pruned.length == prefix.length - 36
+    entries = pruned.cache._buffers[0].keys[:, :, : pruned.length].clone()
+    found = measure_passes((engine, whole), {0.9: (engine, pruned)}, rows=(1, 3), repeats=2, kept={0.9: tenth})
+    assert (whole.length, pruned.length) == (prefix.length, prefix.length - 36)
+    assert torch.equal(entries, pruned.cache._buffers[0].keys[:, :, : pruned.length])
+    assert set(found.target) == {1, 3} and found.kept == {0.9: 4} and found.ratio(0.9) > 0 and found.ratio(0.5) is None
+
+
+def test_medians_leave_the_warm_up_out(draft):
+    engine = Engine(draft)
+    state, _ = prefilled_at(engine, synthetic(draft, 8), 0.0)
+    seconds = iter([100.0, 100.0, 1.0, 5.0, 3.0, 6.0, 2.0, 9.0])  # warm-up, then three turns of rows 1 and 2
+    ticks = (tick for length in seconds for tick in (0.0, length))
+    found = measure_passes((engine, state), {}, rows=(1, 2), repeats=3, clock=lambda: next(ticks))
+    assert found.target == {1: 2.0, 2: 6.0}
+
+
+def test_times_between_measured_rows_lie_on_a_line():
+    assert [at({1: 10.0, 5: 14.0}, rows) for rows in (1, 2, 5, 9)] == [10.0, 11.0, 14.0, 14.0]
+
+
+def test_the_window_fills_the_pass_that_verifies_it():
+    assert recommended({1: 10.0, 32: 10.0}, 2.5) == 4
+    # T_p(10) = 13 allows 13 tokens, T_p(13) = 14 allows 14, and T_p(14) = 14.33 no more.
+    assert recommended({1: 10.0, 4: 11.0, 31: 20.0}, 1.0) == 14
+    assert recommended({1: 10.0}, 4.0, "up") == 3
+    passes = Passes({1: 10.0, 32: 10.0}, {0.9: 2.5}, {})
+    assert (passes.ratio(0.9), passes.gamma(0.9), passes.gamma(0.5)) == (4.0, 4, None)

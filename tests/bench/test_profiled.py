@@ -1,0 +1,95 @@
+"""``vidspec profile`` on the built-in pair: parts that add up, memory, passes, and every way to write them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from vidspec.bench import bandwidth, profile_view
+from vidspec.bench.loaded import Source
+from vidspec.bench.memory import Memory, Peak, resident
+from vidspec.bench.profiled import profile_clip
+from vidspec.cli import main
+from vidspec.embedded.samples import shipped
+from vidspec.models import loading
+
+FEW = {"video.frames": 4, "generate.max_new_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def report():
+    return profile_clip(
+        shipped()[0], ["ar", "specvlm", "parallelvlm"], Source(device="cpu"), overrides=FEW, repeats=2, threads=1
+    )
+
+
+def test_parts_add_up_to_the_wall_clock(report):
+    for one in report.runs:
+        parts = one.breakdown.parts
+        assert sum(parts.values()) == pytest.approx(one.breakdown.wall, rel=1e-6)
+        assert {"decode_video", "vision", "target_prefill", "verify", "other"} <= set(parts)
+        assert len(one.walls) == 2 and one.breakdown.wall == min(one.walls)
+    plain, turns, beside = report.runs
+    assert "draft" not in plain.breakdown.parts and turns.breakdown.overlap == 0
+    assert turns.breakdown.parts["draft"] > 0 and turns.breakdown.parts["prune"] > 0
+    assert beside.breakdown.overlap > 0 and set(beside.breakdown.lanes) == {"target", "draft"}
+
+
+def test_memory_is_counted_by_process(report):
+    target = loading.load(str(loading.embedded_folder("embedded", "target")), loading.placement("cpu"))
+    plain, turns, beside = (one.memory for one in report.runs)
+    assert plain[0].weights["target"] == bandwidth.model_weight_bytes(target)
+    assert plain[0].kv["target"] % bandwidth.kv_bytes(target) == 0 and "draft" not in plain[0].kv
+    assert [part.workers for part in turns] == [("target", "draft")]
+    assert [part.workers for part in beside] == [("target",), ("draft",)]
+    assert set(beside[1].weights) == {"draft"}
+
+
+def test_activations_are_the_rest_of_the_peak():
+    part = Memory(("target",), {"target": 30}, {"target": 7}, 100, "resident", 50)
+    assert part.activations == 13
+    assert Memory(("draft",), {"draft": 30}, {}, None, "device").activations is None
+
+
+def test_the_peak_of_this_process_is_at_least_what_it_holds():
+    peak = Peak(loading.placement("cpu").device)
+    peak.reset()
+    block = bytearray(b"x" * 2**26)
+    assert peak.read() >= 2**26 and resident() > len(block)
+
+
+def test_passes_belong_to_the_draft_that_was_measured(report):
+    plain, turns, beside = report.runs
+    assert list(turns.passes.target) == list(range(1, 33))
+    assert set(turns.passes.draft) == {0.0, 0.5, 0.9} and turns.alpha == 0.9
+    assert turns.c == turns.passes.target[1] / turns.passes.draft[0.9] and 1 <= turns.gamma <= 32
+    assert plain.passes.draft == {} and plain.c is None and plain.gamma is None
+    assert beside.passes == turns.passes
+
+
+def test_it_is_written_in_every_form(report):
+    runs = json.loads(json.dumps(report.to_dict()))["runs"]
+    assert [one["profile"] for one in runs] == ["ar", "specvlm", "parallelvlm"]
+    assert sum(runs[1]["parts"].values()) == pytest.approx(runs[1]["wall"])
+    assert runs[0]["memory"][0]["activations"] is not None
+    text = profile_view.markdown(report)
+    assert "| part | ar | specvlm | parallelvlm |" in text and "| recommended gamma | - |" in text
+    assert "| parallelvlm | both at once |" in text
+    rows = profile_view.csv_rows(report)
+    assert ("ar", "wall", report.runs[0].breakdown.wall) in rows
+    picture = profile_view.svg(report)
+    assert ElementTree.fromstring(picture).tag.endswith("svg") and "target_prefill" in picture
+
+
+def test_the_command(capsys, monkeypatch, tmp_path):
+    args = ["profile", str(shipped()[0]), "--profiles", "ar", "--set", "video.frames=4", "--repeats", "1"]
+    args += ["--set", "generate.max_new_tokens=3", "--no-passes", "--svg", str(tmp_path / "p.svg")]
+    assert main([*args, "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    seconds = {row["part"]: float(row["seconds"]) for row in rows}
+    assert sum(seconds.values()) == pytest.approx(2 * seconds["wall"])
+    assert (tmp_path / "p.svg").read_text().startswith("<svg")

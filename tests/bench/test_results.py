@@ -1,0 +1,114 @@
+"""The results file: whole after every record, continued by the same settings, never overwritten by others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vidspec.bench.interleaved import run, summary
+from vidspec.bench.results import Results, read_results
+from vidspec.decoding.trace import Span, Trace
+from vidspec.errors import OutputError, UsageError
+from vidspec.record import Caption
+
+SETTINGS = {"profiles": {"ar": "1"}, "clips": [["a.mp4", 3]]}
+
+
+def record(clip="a.mp4", seconds=1.0):
+    spans = [Span("target", "verify", 2.0, 2.5), Span("draft", "draft", 0.0, 0.125), Span("target", "accept", 0.0, 9.0)]
+    timings = {"time_to_first_token": 1.0, "decode": seconds, "end_to_end": 1.0 + seconds}
+    return Caption(clip, "x", token_ids=[1, 2, 3], profile="ar", timings=timings, trace=Trace(spans=spans))
+
+
+def test_the_file_is_whole_after_every_record(tmp_path):
+    file = tmp_path / "r.json"
+    results = Results(file, SETTINGS, {"cores": 2})
+    for repeat in range(3):
+        assert len(json.loads(file.read_text())["records"]) == repeat
+        results.add(("ar", "a.mp4", repeat), record())
+    results.finish(rows=[{"name": "ar"}])
+    content = json.loads(file.read_text())
+    assert [one["repeat"] for one in content["records"]] == [0, 1, 2]
+    assert content["rows"] == [{"name": "ar"}] and content["machine"] == {"cores": 2}
+    assert content["records"][0]["passes"] == {"verify": [0.5], "draft": [0.125]}
+
+
+def test_a_second_run_continues_before_and_after_the_end(tmp_path):
+    file = tmp_path / "r.json"
+    Results(file, SETTINGS, {}).add(("ar", "a.mp4", 0), record())
+    second = Results(file, SETTINGS, {})
+    restored = second.done["ar", "a.mp4", 0]
+    assert restored.token_ids == [1, 2, 3] and restored.timings["decode"] == 1.0
+    assert sorted((one.kind, one.end - one.start) for one in restored.trace.spans) == [
+        ("draft", 0.125),
+        ("verify", 0.5),
+    ]
+    second.add(("ar", "a.mp4", 1), record())
+    second.finish(rows=[])
+    assert len(Results(file, SETTINGS, {}).done) == 2
+
+
+def test_a_record_that_was_cut_off_is_measured_again(tmp_path):
+    file = tmp_path / "r.json"
+    results = Results(file, SETTINGS, {})
+    for repeat in range(2):
+        results.add(("ar", "a.mp4", repeat), record())
+    file.write_bytes(file.read_bytes()[:-60])
+    assert list(Results(file, SETTINGS, {}).done) == [("ar", "a.mp4", 0)]
+
+
+def test_other_settings_are_refused_and_overwriting_keeps_the_older_file(tmp_path):
+    file = tmp_path / "r.json"
+    Results(file, SETTINGS, {}).add(("ar", "a.mp4", 0), record())
+    before = file.read_bytes()
+    other = {**SETTINGS, "clips": [["b.mp4", 3]]}
+    with pytest.raises(UsageError, match="other clips"):
+        Results(file, other, {})
+    assert file.read_bytes() == before
+    assert Results(file, other, {}, overwrite=True).done == {}
+    assert (tmp_path / "r.json~").read_bytes() == before
+
+
+def test_a_file_of_the_older_layout_is_set_aside(tmp_path):
+    file = tmp_path / "r.json"
+    file.write_text('{"records": []}')
+    assert Results(file, SETTINGS, {}).done == {}
+    assert (tmp_path / "r.json~").read_text() == '{"records": []}'
+
+
+def test_another_kind_of_file_is_left_alone(tmp_path):
+    file = tmp_path / "notes.json"
+    file.write_text('{"mine": 1}')
+    with pytest.raises(OutputError, match="holds no results"):
+        Results(file, SETTINGS, {})
+    with pytest.raises(OutputError, match=r"missing\.json: cannot be read"):
+        read_results(tmp_path / "missing.json")
+    assert file.read_text() == '{"mine": 1}'
+
+
+def test_what_is_done_is_not_measured_again(tmp_path):
+    calls = []
+
+    class Counted:
+        def __init__(self, name):
+            self.name = name
+
+        def caption(self, path):
+            calls.append(self.name)
+            return record(str(path))
+
+    contenders = {name: Counted(name) for name in "xy"}
+    file, clips = tmp_path / "r.json", [Path("a.mp4"), Path("b.mp4")]
+    results = Results(file, SETTINGS, {})
+    run(contenders, clips, 1, done=results.done, keep=results.add)
+    assert len(calls) == 6  # a warm-up each, then two clips each
+    calls.clear()
+    again = Results(file, SETTINGS, {})
+    run(contenders, clips, 1, done=again.done, keep=again.add)
+    assert calls == []
+    records = run(contenders, clips, 2, done=again.done, keep=again.add)
+    assert len(calls) == 6 and len(records["x"]["b.mp4"]) == 2
+    assert len(json.loads(file.read_text())["records"]) == 8
+    assert [row.equal for row in summary(records, "x")] == [2, 2]

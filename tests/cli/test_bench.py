@@ -1,0 +1,85 @@
+import json
+
+import pytest
+
+# Before the captioner gives way to one without models.
+import vidspec.bench.compare
+import vidspec.bench.measure
+import vidspec.bench.scale  # noqa: F401
+
+
+@pytest.fixture
+def results(tmp_path):
+    def write(name, seconds):
+        timings = {"time_to_first_token": 1.0, "decode": seconds, "end_to_end": 1 + seconds}
+        records = [
+            {
+                "contender": "ar",
+                "repeat": 0,
+                "path": f"{clip}.mp4",
+                "caption": "x",
+                "token_ids": [1, 2],
+                "timings": timings,
+            }
+            for clip in range(9)
+        ]
+        (tmp_path / name).write_text(json.dumps({"machine": {}, "records": records}))
+        return str(tmp_path / name)
+
+    return write
+
+
+@pytest.mark.parametrize("args, code", [(("--help",), 0), (("run", "--help"), 0), (("scale", "--help"), 0)])
+def test_help(vidspec, args, code):
+    ran = vidspec("bench", *args)
+    assert ran.code == code and "Usage: vidspec bench" in ran.out
+
+
+def test_without_a_command_it_runs(vidspec, monkeypatch):
+    asked = []
+
+    def measure(bench, say):
+        from vidspec.errors import UsageError
+
+        asked.append(bench)
+        raise UsageError("enough")
+
+    monkeypatch.setattr("vidspec.bench.measure.measure", measure)
+    for args in ((), ("run",), ("--repeats", "2"), ("clip.mp4", "--no-peers", "--pair", "embedded-qwen")):
+        assert vidspec("bench", *args).err == "error: enough\n"
+    assert [one.repeats for one in asked] == [3, 3, 2, 3]
+    assert asked[0].profiles == ["ar", "vanilla-sd", "sd-rand", "sd-uniform", "sd-attention"] and asked[0].peers
+    assert str(asked[3].clips[0]) == "clip.mp4" and not asked[3].peers and asked[3].source.pair == "embedded-qwen"
+
+
+def test_compare(vidspec, results):
+    before, after = results("a.json", 1.0), results("b.json", 2.0)
+    ran = vidspec("bench", "compare", before, after, "--format", "json")
+    rows = {row["what"]: row for row in json.loads(ran.out)["rows"]}
+    assert ran.code == 0 and rows["decode"]["ratio"] == pytest.approx(2) and rows["decode"]["verdict"] == "slower"
+    assert rows["first token"]["verdict"] == "no change"
+    assert "| ar | decode | time | 2.000 | 2.000-2.000 | 9 | slower |" in vidspec("bench", "compare", before, after).out
+
+
+@pytest.mark.parametrize(
+    "args, complaint",
+    [
+        (("compare", "no.json", "b.json"), "no.json: cannot be read: No such file"),
+        (("compare", "a.json", "b.json", "--level", "1"), "--level must lie between 0.5 and 1, not 1"),
+        (("compare", "a.json"), "Missing argument"),
+        (("--repeats", "0"), "--repeats"),
+        (("no.mp4",), "no.mp4: there is no such file"),
+        (("--profiles", ","), "--profiles names none"),
+        (("--draft", "x", "--pair", "embedded"), "--draft needs --target"),
+        (("scale", "--frames", "8,4"), "--frames 8,4: must be increasing numbers"),
+        (("scale", "--frames", "many"), "--frames many: must be increasing numbers"),
+        (("scale", "--beta", "1"), "--beta must lie between 0 and 1, not 1"),
+        (("scale", "--random-init", "c.json", "--target", "x"), "--random-init excludes --target"),
+        (("scale", "--random-init-draft", "c.json"), "--random-init-draft needs --random-init"),
+        (("scale", "--random-init", "c.json"), "c.json: no config.json there"),
+    ],
+)
+def test_bad_input_ends_in_one_line(vidspec, args, complaint, monkeypatch):
+    ran = vidspec("bench", *args)
+    assert ran.code in (1, 2, 3) and ran.out == ""
+    assert ran.err.startswith("error: ") and complaint in ran.err and ran.err.count("\n") == 1

@@ -1,0 +1,93 @@
+"""Profiles that prune the target: settings, what is refused, and that record and panel say what they are."""
+
+import pytest
+from decoding import checkpoints
+
+from vidspec import profiles
+from vidspec.bench.loaded import lossless_profiles
+from vidspec.captioner import Captioner
+from vidspec.cli.report import summary
+from vidspec.decoding.events import Prefilled
+from vidspec.embedded.samples import shipped
+from vidspec.errors import ProfileError
+from vidspec.lossy.engine import LossyEngine
+from vidspec.models import loading
+from vidspec.profiles import load
+from vidspec.registry import lossy
+
+METHODS = ("dycoke", "fastv", "pdrop", "sparsevlm")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return loading.load(str(checkpoints.save(tmp_path_factory.mktemp("target"))), loading.placement("cpu", "float32"))
+
+
+def captioner(target, name, **settings):
+    few = {"video.frames": 8, "generate.max_new_tokens": 6}
+    return Captioner(load(name, {**few, **settings}, env={}), target, None)
+
+
+def problem(name, **overrides):
+    with pytest.raises(ProfileError) as caught:
+        load(name, overrides, env={})
+    return str(caught.value)
+
+
+def test_settings():
+    assert lossy.names() == ("dycoke", "fastv", "none", "pdrop", "sparsevlm")
+    fastv, pdrop, sparsevlm, dycoke = (load(name, env={}).lossy for name in ("fastv", "pdrop", "sparsevlm", "dycoke"))
+    assert (fastv.layer, fastv.keep) == (2, (0.1,)) and pdrop.keep == (0.5, 0.25, 0.125)
+    assert (sparsevlm.keep, sparsevlm.recycle, sparsevlm.cluster) == ((0.115, 0.052, 0.03), 0.3, 10)
+    assert (dycoke.merge, dycoke.keep, dycoke.layer, dycoke.similarity) == (0.7, (0.3,), 3, 0.9)
+    assert not load("ar", env={}).prunes_the_target
+    assert load("pdrop", {"lossy.keep": "0.5, 0.4,0.3"}, env={}).lossy.keep == (0.5, 0.4, 0.3)
+    assert load("fastv", {"lossy.keep": "1"}, env={}).lossy.keep == (1.0,)
+
+
+def test_what_is_refused():
+    assert problem("vanilla-sd", **{"lossy.method": "fastv"}) == (
+        "lossy.method: fastv prunes the target of plain decoding, and draft.kind is model; "
+        "nearest valid choice: lossy.method: none, or draft.kind: none with schedule.kind: autoregressive"
+    )
+    assert problem("pdrop", **{"lossy.keep": 0.5}) == (
+        "lossy.keep: pdrop takes 3 shares, not 1; nearest valid choice: lossy.keep: [0.5, 0.25, 0.125]"
+    )
+    assert problem("fastv", **{"lossy.method": "fastvv"}).startswith(
+        "lossy.method: unknown lossy method 'fastvv'; did you mean fastv?"
+    )
+    for key, value in (("keep", 0), ("keep", 1.5), ("layer", 0), ("merge", 1.5), ("cluster", 0), ("recycle", -1)):
+        assert problem("fastv", **{f"lossy.{key}": value}).startswith(f"lossy.{key}")
+
+
+def test_a_kernel_that_cannot_be_watched(target, monkeypatch):
+    monkeypatch.setattr(target, "attention", "eager")
+    with pytest.raises(ProfileError, match=r"models\.attention: eager cannot be watched"):
+        captioner(target, "fastv")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_records_say_that_it_is_not_lossless(target, name):
+    one = captioner(target, name)
+    assert isinstance(one.target, LossyEngine)
+    events = list(one.stream(shipped()[0]))
+    record = events[-1].caption
+    assert record.lossless is False and record.loose is None and len(record.token_ids) == 6
+    assert [event.lossless for event in events if isinstance(event, Prefilled)] == [False]
+    assert "; not lossless" in summary(record)
+    plain = one.baseline(shipped()[0])
+    assert plain.lossless is True and plain.token_ids == captioner(target, "ar").caption(shipped()[0]).token_ids
+
+
+def test_they_are_no_part_of_the_lossless_benchmark(monkeypatch):
+    some = [info for info in profiles.available() if info.name in ("ar", "vanilla-sd", "fly", *METHODS)]
+    monkeypatch.setattr(profiles, "available", lambda: some)
+    assert lossless_profiles() == ["ar", "vanilla-sd"]
+
+
+def test_a_profile_that_does_not_say_it_is_listed_so(monkeypatch, tmp_path):
+    (tmp_path / "quiet.yaml").write_text("about: Quick.\nlossy: {method: fastv}\n")
+    (tmp_path / "plain.yaml").write_text("about: Slow.\nlossy: {method: none}\n")
+    monkeypatch.setattr(profiles, "user_folder", lambda: tmp_path)
+    about = {info.name: info.about for info in profiles.available() if info.source == "user"}
+    assert about == {"quiet": "Quick. Not lossless.", "plain": "Slow."}

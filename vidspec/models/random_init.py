@@ -1,0 +1,69 @@
+"""Models of a given size with random weights, for times that do not depend on weights; they have no tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vidspec.errors import DeviceError, ModelError
+from vidspec.models.base import VideoLanguageModel
+from vidspec.models.loading import Placement, unloadable
+from vidspec.registry import families
+
+__all__ = ["random_model"]
+
+
+class _NoTokenizer:
+    """Stands where an adapter keeps its tokenizer; every id is a token, and no text can be read."""
+
+    eos_token_id = 0
+
+    def __init__(self, vocabulary: int) -> None:
+        self.vocabulary = vocabulary
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"": self.vocabulary - 1}
+
+    def convert_ids_to_tokens(self, ids: Any) -> Any:
+        return [str(one) for one in ids] if isinstance(ids, list) else str(ids)
+
+
+def random_model(config: str | Path, where: Placement) -> VideoLanguageModel:
+    """A model of a config's size, made on its device.
+
+    Args:
+        config: ``config.json``, or a folder that holds one; no weights are read.
+        where: device, dtype and attention.
+
+    Raises:
+        ModelError: there is no such file, or its family is not supported.
+        DeviceError: memory does not suffice.
+    """
+    import transformers
+
+    path = Path(config).expanduser()
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise ModelError(f"{config}: no config.json there", hint="name a config.json, or a folder that holds one")
+    try:
+        read = transformers.AutoConfig.from_pretrained(str(file))
+    except (OSError, ValueError, KeyError) as error:
+        raise unloadable(str(file), error) from error
+    family = str(read.model_type)
+    if family not in families.names():
+        raise ModelError(
+            f"{config}: models of type {family} are not supported; supported: {', '.join(families.names())}",
+            kind="family",
+        )
+    automatic: Any = transformers.AutoModelForImageTextToText
+    try:
+        with torch.device(where.device):
+            model = automatic.from_config(read, dtype=where.dtype)
+        model = model.to(where.device)
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(f"{config} does not fit on {where.device}", hint="--dtype bfloat16", kind="memory") from error
+    tokenizer = _NoTokenizer(int(model.lm_head.weight.shape[0]))
+    made: VideoLanguageModel = families.get(family)(str(config), model, tokenizer, {}, None, where.attention)
+    return made

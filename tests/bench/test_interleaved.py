@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from vidspec.bench.bandwidth import copy_bandwidth, weight_bytes
+from vidspec.bench.bandwidth import copy_bandwidth, model_weight_bytes, weight_bytes
 from vidspec.bench.interleaved import run, summary
+from vidspec.engine.packed import pack
 from vidspec.record import Caption
 
 CLIPS = [Path("a.mp4"), Path("b.mp4")]
@@ -104,3 +105,14 @@ def test_copy_bandwidth_counts_reads_and_writes(monkeypatch):
     ticks = iter([0.0, 0.5, 1.0, 1.25])
     monkeypatch.setattr("vidspec.bench.bandwidth.time.perf_counter", lambda: next(ticks))
     assert copy_bandwidth(torch.device("cpu"), megabytes=1, repeats=2) == pytest.approx(2 * 2**20 / 0.25)
+
+
+def test_copies_of_weights_that_are_packed_count_as_weights():
+    class Adapter:
+        model = torch.nn.Sequential(torch.nn.Linear(512, 256, bias=False), torch.nn.Linear(4, 4, bias=False))
+
+    one = Adapter()
+    plain = 4 * (512 * 256 + 16)
+    assert model_weight_bytes(one) == plain
+    copies = pack(one.model, True)
+    assert model_weight_bytes(one) == plain + copies

@@ -4,6 +4,7 @@ import pytest
 
 # Before the captioner gives way to one without models.
 import vidspec.bench.loaded
+import vidspec.bench.profile_view
 import vidspec.bench.profiled  # noqa: F401
 
 

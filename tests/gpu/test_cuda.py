@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vidspec import Captioner, profiles
+from vidspec import Captioner
+from vidspec.bench.loaded import lossless_profiles
 from vidspec.embedded.samples import shipped
 from vidspec.engine.attention import attention
 
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.gpu
 ON_GPU = {"models.device": "cuda", "models.dtype": "float32"}
 
 
-@pytest.mark.parametrize("name", [info.name for info in profiles.available() if info.source == "packaged"])
+@pytest.mark.parametrize("name", lossless_profiles())
 def test_same_tokens_as_plain_decoding(name):
     with Captioner.from_profile(name, overrides=ON_GPU) as captioner:
         for clip in shipped():

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from vidspec.engine.packed import PackedLinear
+
 if TYPE_CHECKING:
     from vidspec.models.base import VideoLanguageModel
 
@@ -40,9 +42,13 @@ def weight_bytes(language: nn.Module, head: nn.Module) -> int:
 
 
 def model_weight_bytes(model: VideoLanguageModel) -> int:
-    """Bytes of all weights and buffers of a model, its vision tower included; tied ones count once."""
+    """Bytes of all weights and buffers of a model, its vision tower included; tied ones count once.
+
+    Copies of weights that are packed for oneDNN count too.
+    """
     module: nn.Module = model.model  # type: ignore[attr-defined]
-    return sum({id(one): one.nbytes for one in [*module.parameters(), *module.buffers()]}.values())
+    own = sum({id(one): one.nbytes for one in [*module.parameters(), *module.buffers()]}.values())
+    return own + sum(layer.packed_bytes for layer in module.modules() if isinstance(layer, PackedLinear))
 
 
 def kv_bytes(model: VideoLanguageModel) -> int:

@@ -246,7 +246,10 @@ def _with_passes(
     known: dict[bool, Passes],
     say: Callable[[str], None],
 ) -> Profiled:
-    """T_p and T_q, measured once for all profiles whose draft has the same weights."""
+    """T_p and T_q, measured once for all profiles whose draft has the same weights.
+
+    T_q is that of a prompt with the video in it, also where the draft is shown something else besides or instead.
+    """
     profile = captioner.setup.profile
     model = profile.drafts_with_a_model
     before = known.get(model)
@@ -265,6 +268,8 @@ def _measured(captioner: Captioner, loaded: Loaded, profile: Profile, clip: str 
     engine = captioner.target
     prefix = captioner.setup.read(str(clip), question, Trace())
     state, _ = prefilled_at(engine, prefix, 0.0)
+    if profile.draft.kind == "none":
+        return measure_passes((engine, state), {})
     drafting = Engine(loaded.draft) if profile.drafts_with_a_model and loaded.draft is not None else engine
     pixels = drafting.model.preprocess(question.clip)
     own = drafting.model.prefix(drafting.model.see(pixels), question.prompt, question.system)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from vidspec.engine.packed import pack
 from vidspec.errors import DeviceError, ModelError
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.loading import Placement, unloadable
@@ -65,5 +66,6 @@ def random_model(config: str | Path, where: Placement) -> VideoLanguageModel:
     except torch.OutOfMemoryError as error:
         raise DeviceError(f"{config} does not fit on {where.device}", hint="--dtype bfloat16", kind="memory") from error
     tokenizer = _NoTokenizer(int(model.lm_head.weight.shape[0]))
+    pack(model, where.packed)
     made: VideoLanguageModel = families.get(family)(str(config), model, tokenizer, {}, None, where.attention)
     return made

@@ -68,6 +68,8 @@ class Registry(Generic[T]):
             known = self._entries.get(name)
             # Reloading a module registers it again; two different methods under one name are a mistake.
             if known is not None and _identity(known) != _identity(method):
+                if _identity(known).startswith(f"{self.package}."):
+                    raise ValueError(f"{self.noun} {name!r} is vidspec's own; take another name")
                 raise ValueError(f"{self.noun} {name!r} is registered twice: {_identity(known)}, {_identity(method)}")
             self._entries[name] = method  # type: ignore[assignment]
             return method

@@ -1,0 +1,96 @@
+"""Writes the measured tables: ``python docs/draw_measured.py LLAVA.json QWEN.json`` from two runs of ``vidspec bench --json``.
+
+The full tables go to ``docs/measured.md``, one table of both pairs between the markers of ``README.md``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
+PAIRS = ("embedded", "embedded-qwen")
+ABOUT = """\
+Every lossless profile and `transformers`' own `generate`, printed by
+`vidspec bench --profiles all --pair PAIR --repeats 2 --json FILE` and written here by `python docs/draw_measured.py`. After a
+warm-up of each, all took turns on every one of the four sample clips, twice; speed-ups are medians over clips of ratios to
+`ar` on the same clip, with the least and the greatest. Those that take turns have both cores; of the parallel ones each
+worker has one. *Speed model* is what the formulas of `vidspec/planning/speed.py` give for the same run's forward times and
+accepted lengths: for the parallel profiles the renewal formula."""
+
+
+def number(value: float | None, places: int = 2) -> str:
+    return "-" if value is None else f"{value:.{places}f}"
+
+
+def times(values: list[float]) -> str:
+    return f"{values[0]:.2f}x"
+
+
+def spread(values: list[float]) -> str:
+    return f"{values[0]:.2f}x ({values[1]:.2f}-{values[2]:.2f})"
+
+
+def combined(runs: list[dict[str, Any]]) -> str:
+    """Both pairs side by side."""
+    rows = [{row["name"]: row for row in run["rows"]} for run in runs]
+    names = list(rows[0])
+    lines = [
+        "| profile | kept | tau | tokens / pass | decode | end to end | tau | tokens / pass | decode | end to end |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name in names:
+        kept = rows[0][name]["kept"]
+        cells = [f"`{name}`" if not name.startswith("generate") else name, "-" if kept is None else f"{kept:.0%}"]
+        for pair in rows:
+            row = pair.get(name)
+            if row is None:
+                cells += ["fails", "", "", ""]
+                continue
+            cells += [
+                number(row["tau"]),
+                number(row["tokens_per_target_pass"]),
+                times(row["decode"]),
+                times(row["end_to_end"]),
+            ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def full(run: dict[str, Any]) -> str:
+    """One pair with spreads and the speed model."""
+    lines = [
+        "| profile | same tokens as ar | tau | tokens / target pass | run length | kept | tokens/s | first token | decode | "
+        "speed model | end to end |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in run["rows"]:
+        kept = "-" if row["kept"] is None else f"{row['kept']:.0%}"
+        lines.append(
+            f"| {row['name']} | {row['equal']}/{row['clips']} | {number(row['tau'])} | "
+            f"{number(row['tokens_per_target_pass'])} | {number(row.get('run_length'))} | {kept} | "
+            f"{row['tokens_per_s']:.0f} | {spread(row['first'])} | {spread(row['decode'])} | {number(row['model'])} | "
+            f"{spread(row['end_to_end'])} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    runs = [json.loads(Path(name).read_text(encoding="utf-8")) for name in sys.argv[1:3]]
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN, 1)
+    after = rest.split(END, 1)[1]
+    readme.write_text(f"{before}{BEGIN}\n{combined(runs)}\n{END}{after}", encoding="utf-8")
+    parts = ["# Measured", "", ABOUT]
+    for pair, run in zip(PAIRS, runs, strict=True):
+        facts = ", ".join(f"{key} {value}" for key, value in run["machine"].items())
+        parts += ["", f"## {pair}", "", facts, "", full(run)]
+    (ROOT / "docs" / "measured.md").write_text("\n".join(parts) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Writes the measured tables: ``python docs/draw_measured.py LLAVA.json QWEN.json`` from two runs of ``vidspec bench --json``.
+"""Writes the measured tables: ``python docs/draw_measured.py LLAVA.json QWEN.json``, of two ``vidspec bench --json``.
 
 The full tables go to ``docs/measured.md``, one table of both pairs between the markers of ``README.md``.
 """
@@ -14,12 +14,12 @@ ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
 PAIRS = ("embedded", "embedded-qwen")
 ABOUT = """\
-Every lossless profile and `transformers`' own `generate`, printed by
-`vidspec bench --profiles all --pair PAIR --repeats 2 --json FILE` and written here by `python docs/draw_measured.py`. After a
-warm-up of each, all took turns on every one of the four sample clips, twice; speed-ups are medians over clips of ratios to
-`ar` on the same clip, with the least and the greatest. Those that take turns have both cores; of the parallel ones each
-worker has one. *Speed model* is what the formulas of `vidspec/planning/speed.py` give for the same run's forward times and
-accepted lengths: for the parallel profiles the renewal formula."""
+Every lossless profile and `transformers`' own `generate`, measured by
+`vidspec bench --profiles all --pair PAIR --repeats 2 --json FILE` and written here by `python docs/draw_measured.py`.
+After a warm-up of each, all took turns on every one of the four sample clips, twice; speed-ups are medians over clips
+of ratios to `ar` on the same clip, with the least and the greatest. Those that take turns have both cores; of the
+parallel ones each worker has one. *Speed model* is what the formulas of `vidspec/planning/speed.py` give for the same
+run's forward times and accepted lengths: for the parallel profiles the renewal formula."""
 
 
 def number(value: float | None, places: int = 2) -> str:
@@ -63,8 +63,8 @@ def combined(runs: list[dict[str, Any]]) -> str:
 def full(run: dict[str, Any]) -> str:
     """One pair with spreads and the speed model."""
     lines = [
-        "| profile | same tokens as ar | tau | tokens / target pass | run length | kept | tokens/s | first token | decode | "
-        "speed model | end to end |",
+        "| profile | same tokens as ar | tau | tokens / target pass | run length | kept | tokens/s | first token | "
+        "decode | speed model | end to end |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in run["rows"]:

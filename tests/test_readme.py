@@ -70,7 +70,9 @@ def test_commands_and_their_options_exist(page, words):
     command = COMMANDS[words[0]]
     rest = words[1:]
     if hasattr(command, "commands"):
-        command, rest = command.commands[rest[0]], rest[1:]
+        named = bool(rest) and rest[0] in command.commands
+        assert named or "run" in command.commands, f"{words[0]} has no command of its own"
+        command, rest = (command.commands[rest[0]], rest[1:]) if named else (command.commands["run"], rest)
     given = {word.partition("=")[0] for word in rest if word.startswith("-") and word != "-"}
     assert given <= options(command) | {"--help"}
     for flag, value in pairwise(rest):

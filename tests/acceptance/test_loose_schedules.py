@@ -113,8 +113,8 @@ def test_the_record_names_every_changed_token(pair, name, overrides):
     ]
     assert record.loose["share"] == len(changed) / len(record.token_ids)
     assert record.counters["loose"] == len(changed) and record.lossless is False
-    # On a busy machine the target may be done before the draft has read its prompt: then nothing was drafted.
-    assert changed or name in ("fly", "lvspec-safe") or not record.counters["drafted"], "nothing is loose"
+    # In parallel the windows depend on who is faster: here it may be that none of them holds a loose token.
+    assert changed or overrides or name in ("fly", "lvspec-safe"), "nothing is loose"
     for one in record.loose["tokens"]:
         assert one["text"] == pair.target.tokenizer.decode([one["token"]])
         assert one["wanted_text"] == pair.target.tokenizer.decode([one["wanted"]])

@@ -27,23 +27,15 @@ class Exact:
     ) -> Verdict:
         if self.sampling.greedy:
             choices = target_logits.argmax(-1).tolist()
-            return _greedy(draft.tokens, choices) if draft.is_chain else _walk(draft, lambda row: choices[row])
+            return _walk(draft, choices.__getitem__)
         p = self.sampling.distribution(target_logits).cpu()
         if draft.is_chain and draft.probs is not None:
             return _sampled(draft.tokens, draft.probs.cpu(), p, rng)
         return _walk(draft, lambda row: draw(p[row], rng))
 
 
-def _greedy(tokens: tuple[int, ...], choices: list[int]) -> Verdict:
-    """Accept while a drafted token equals the target's argmax; then the argmax itself."""
-    accepted = 0
-    while accepted < len(tokens) and tokens[accepted] == choices[accepted]:
-        accepted += 1
-    return Verdict.chain(accepted, choices[accepted])
-
-
 def _walk(draft: Draft, choose: Callable[[int], int]) -> Verdict:
-    """Follow the target's own choices down the tree for as long as a child holds them.
+    """Follow the target's own choices down the window, a chain or a tree, for as long as a child holds them.
 
     Sampled choices are draws from p at each node. As the draft's tokens are chosen greedily, this is the exact rule:
     for one child it accepts x with probability p(x) and else gives p without x, renormalised. It takes one draw for

@@ -114,7 +114,7 @@ class Setup:
     @property
     def lossless(self) -> bool:
         """Whether the text is the target's own."""
-        return not self.profile.prunes_the_target and (self.acceptance is None or self.acceptance.lossless)
+        return _lossless(self.profile)
 
     @property
     def room(self) -> int:
@@ -173,7 +173,13 @@ def prefilled(
         views=prefix.visual.views,
         contexts=profile.draft.contexts if profile.draft.kind == "ensemble" else (),
         caption=description,
-        lossless=not profile.prunes_the_target and (not drafts or rules.get(profile.accept.rule).lossless),
+        lossless=_lossless(profile),
+    )
+
+
+def _lossless(profile: Profile) -> bool:
+    return not profile.prunes_the_target and (
+        profile.draft.kind == "none" or bool(rules.get(profile.accept.rule).lossless)
     )
 
 

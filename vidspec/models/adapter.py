@@ -52,7 +52,7 @@ class Adapter:
         self.attention = attention
         model.set_attn_implementation({"text_config": attention, "vision_config": "sdpa"})
         self.language: Any = model.model.language_model
-        self.template = template or self.chat_template
+        self.template = template or self.own_template()
         self.visual_id = self._visual_id()
         self.placeholder: str = tokenizer.convert_ids_to_tokens(self.visual_id)
         ends = model.generation_config.eos_token_id if model.generation_config else None
@@ -60,8 +60,16 @@ class Adapter:
         self.eos = frozenset([ends] if isinstance(ends, int) else ends or [tokenizer.eos_token_id])
         # Heads are padded to round numbers; only ids the tokenizer knows can be emitted.
         self.vocabulary = min(int(model.lm_head.weight.shape[0]), max(tokenizer.get_vocab().values()) + 1)
+        self.set_up(processor)
 
     # What families differ in.
+
+    def set_up(self, processor: Mapping[str, Any]) -> None:
+        """Read what preprocessing and prompts need from the processor's and the model's configs."""
+
+    def own_template(self) -> str:
+        """The family's chat template, for checkpoints that come without one."""
+        return self.chat_template
 
     def _visual_id(self) -> int:
         """Id of the token that stands for one visual token."""

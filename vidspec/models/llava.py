@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from vidspec.engine.attention import NAME
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import Pixels, Prefix, Seen
 from vidspec.models.images import ImageRules, framed
@@ -37,17 +36,8 @@ class Llava(Adapter):
     content: ClassVar[str] = "image"
     chat_template: ClassVar[str] = VICUNA
 
-    def __init__(
-        self,
-        name: str,
-        model: Any,
-        tokenizer: Any,
-        processor: Mapping[str, Any],
-        template: str | None = None,
-        attention: str = NAME,
-    ) -> None:
-        super().__init__(name, model, tokenizer, processor, template, attention)
-        vision = model.config.vision_config
+    def set_up(self, processor: Mapping[str, Any]) -> None:
+        tokenizer, vision = self.tokenizer, self.model.config.vision_config
         self.rules = ImageRules.from_config(processor, vision.image_size)
         self.side = vision.image_size // vision.patch_size
         two = [{"type": self.content}, {"type": self.content}, {"type": "text", "text": "?"}]

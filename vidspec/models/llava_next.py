@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vidspec.engine.attention import NAME
 from vidspec.models.base import Pixels, Seen
 from vidspec.models.images import tiled
 from vidspec.models.llava import VICUNA, Llava
@@ -35,18 +34,12 @@ class LlavaNext(Llava):
 
     family = "llava_next"
 
-    def __init__(
-        self,
-        name: str,
-        model: Any,
-        tokenizer: Any,
-        processor: Mapping[str, Any],
-        template: str | None = None,
-        attention: str = NAME,
-    ) -> None:
-        mistral = model.config.text_config.model_type == "mistral"
-        super().__init__(name, model, tokenizer, processor, template or (MISTRAL if mistral else VICUNA), attention)
-        self.resolutions: list[list[int]] = model.config.image_grid_pinpoints
+    def own_template(self) -> str:
+        return MISTRAL if self.model.config.text_config.model_type == "mistral" else VICUNA
+
+    def set_up(self, processor: Mapping[str, Any]) -> None:
+        super().set_up(processor)
+        self.resolutions: list[list[int]] = self.model.config.image_grid_pinpoints
 
     def preprocess(self, clip: Clip) -> Pixels:
         """(T, 1 + tiles, 3, S, S); the grid has rows and columns of the frames' own pixels."""

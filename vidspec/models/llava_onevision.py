@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch.nn import functional as F
 
-from vidspec.engine.attention import NAME
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import Pixels, Seen
 from vidspec.models.preprocess import PixelRules, halve, normalised
@@ -37,17 +36,8 @@ class LlavaOnevision(Adapter):
     family = "llava_onevision"
     chat_template: ClassVar[str] = CHAT_TEMPLATE
 
-    def __init__(
-        self,
-        name: str,
-        model: Any,
-        tokenizer: Any,
-        processor: Mapping[str, Any],
-        template: str | None = None,
-        attention: str = NAME,
-    ) -> None:
-        super().__init__(name, model, tokenizer, processor, template, attention)
-        vision = model.config.vision_config
+    def set_up(self, processor: Mapping[str, Any]) -> None:
+        vision = self.model.config.vision_config
         self.rules = PixelRules.from_config(processor, vision.image_size)
         self.patches = vision.image_size // vision.patch_size
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from vidspec.engine.attention import NAME
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import Pixels, Prefix, Seen
 from vidspec.models.preprocess import halve
@@ -45,21 +44,13 @@ class Qwen25VL(Adapter):
     family = "qwen2_5_vl"
     chat_template: ClassVar[str] = CHAT_TEMPLATE
 
-    def __init__(
-        self,
-        name: str,
-        model: Any,
-        tokenizer: Any,
-        processor: Mapping[str, Any],
-        template: str | None = None,
-        attention: str = NAME,
-    ) -> None:
-        super().__init__(name, model, tokenizer, processor, template, attention)
-        self.tower: Any = model.model.visual
-        self.merge = int(model.config.vision_config.spatial_merge_size)
-        self.rules = self._rules(processor, model.config.vision_config)
-        marks = [model.config.vision_start_token_id, model.config.vision_end_token_id]
-        self.opens, self.closes = tokenizer.convert_ids_to_tokens(marks)
+    def set_up(self, processor: Mapping[str, Any]) -> None:
+        config = self.model.config
+        self.tower: Any = self.model.model.visual
+        self.merge = int(config.vision_config.spatial_merge_size)
+        self.rules = self._rules(processor, config.vision_config)
+        marks = [config.vision_start_token_id, config.vision_end_token_id]
+        self.opens, self.closes = self.tokenizer.convert_ids_to_tokens(marks)
 
     def _rules(self, processor: Mapping[str, Any], vision: Any) -> GridRules:
         defaults = GridRules(

@@ -9,7 +9,7 @@ import torch
 from vidspec.decoding.workers.messages import Start
 from vidspec.decoding.workers.process import DraftProcess
 from vidspec.models.base import VideoLanguageModel
-from vidspec.models.identity import agree, identity
+from vidspec.models.identity import Identity, agree, identity
 from vidspec.models.loading import Placement
 from vidspec.profiles import Profile
 
@@ -49,6 +49,7 @@ class DraftSlot:
         self.model = model
         wanted = profile.workers
         self.gamma = 5
+        self._agreed: tuple[VideoLanguageModel, Identity] | None = None
         self.target_threads: int | None = None
         threads: int | None = None
         if where.device.type == "cpu":
@@ -76,7 +77,10 @@ class DraftSlot:
         if self.process is None:
             self._held.append(DraftProcess(self._start))
         process = self._held[0]
-        agree(identity(self.target), process.wait_until_loaded(LOADING))
+        loaded = process.wait_until_loaded(LOADING)
+        if self._agreed != (self.target, loaded):  # reading two vocabularies takes long: once, not for every clip
+            agree(identity(self.target), loaded)
+            self._agreed = self.target, loaded
         return process
 
     def drop(self, process: DraftProcess | None = None) -> None:

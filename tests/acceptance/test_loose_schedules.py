@@ -32,6 +32,8 @@ LOSSY = sorted(
     for info in profiles.available()
     if info.source == "packaged" and profiles.load(str(info.path), env={}).accept.rule != "exact"
 )
+#: Each changes more than a dozen of the tokens; the others a handful at most, which rounding may take away.
+OFTEN_LOOSE = {"fly-minus", "lvspec", "lvspec-0.9", "lvspec-no-shift", "lvspec-tree", "random-loose", "self-lvspec"}
 STRICT = {"accept.rule": "lvspec", "accept.lam": 0, "accept.tolerance": False}
 
 
@@ -113,8 +115,8 @@ def test_the_record_names_every_changed_token(pair, name, overrides):
     ]
     assert record.loose["share"] == len(changed) / len(record.token_ids)
     assert record.counters["loose"] == len(changed) and record.lossless is False
-    # In parallel the windows depend on who is faster: here it may be that none of them holds a loose token.
-    assert changed or overrides or name in ("fly", "lvspec-safe"), "nothing is loose"
+    # In parallel the windows depend on who is faster, and the rules left out here find next to nothing in this pair.
+    assert changed or overrides or name not in OFTEN_LOOSE, "nothing is loose"
     for one in record.loose["tokens"]:
         assert one["text"] == pair.target.tokenizer.decode([one["token"]])
         assert one["wanted_text"] == pair.target.tokenizer.decode([one["wanted"]])

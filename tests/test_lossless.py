@@ -58,7 +58,7 @@ class Pair:
         settings = {"generate.max_new_tokens": self.tokens, "models.threads": 2, **self.settings, **(overrides or {})}
         profile = profiles.load(PACKAGED[name], settings, env={})
         draft = self.draft if profile.drafts_with_a_model else None
-        if not profile.concurrent:
+        if not (profile.concurrent or profile.plans):
             return Captioner(profile, self.target, draft)
         kind = profile.draft.kind
         captioner = Captioner(profile, self.target, draft, slot=self.slots.get(kind))
@@ -175,15 +175,50 @@ def test_any_window_and_any_share(random_pair, gamma, alpha):
 
 
 NOTHING_LOOSE = {"accept.rule": "lvspec", "accept.lam": 0, "accept.tolerance": False}
+BESIDE = {**NOTHING_LOOSE, "schedule.kind": "parallel"}
+
+
+def check_nothing_loose(pair, profile, overrides, clips):
+    captioner = pair.captioner(profile, overrides)
+    for clip in clips:
+        assert check(pair, captioner, clip).loose == {"share": 0.0, "tokens": []}
 
 
 @pytest.mark.parametrize("family", sorted(set(families.names())))
 @pytest.mark.parametrize("profile", ["lvspec", "lvspec-tree"])
 def test_lvspec_without_anything_loose(random_pairs, family, profile):
-    pair = random_pairs(family)
-    captioner = pair.captioner(profile, NOTHING_LOOSE)
-    for clip in CLIPS.values():
-        check(pair, captioner, clip)
+    """A chain and two."""
+    check_nothing_loose(random_pairs(family), profile, NOTHING_LOOSE, CLIPS.values())
+
+
+@pytest.mark.parametrize(("number", "family"), list(enumerate(sorted(set(families.names())))))
+@pytest.mark.parametrize(("profile", "overrides"), [("specvlm", NOTHING_LOOSE), ("lvspec", BESIDE)])
+def test_lvspec_without_anything_loose_on_a_tree_and_in_parallel(random_pairs, number, family, profile, overrides):
+    check_nothing_loose(random_pairs(family), profile, overrides, turns(number))
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_lvspec_without_anything_loose_on_the_built_in_pairs(built_in_pairs, name):
+    check_nothing_loose(built_in_pairs(name), "lvspec", NOTHING_LOOSE, CLIPS.values())
+    check_nothing_loose(built_in_pairs(name), "lvspec", BESIDE, [CLIPS["two-objects"]])
+
+
+#: Settings under which a method that prunes the target drops nothing.
+EVERYTHING = {
+    "fastv": {"lossy.keep": [1.0]},
+    "pdrop": {"lossy.keep": [1.0, 1.0, 1.0]},
+    "sparsevlm": {"lossy.keep": [1.0, 1.0, 1.0]},
+    "dycoke": {"lossy.merge": 0.0, "lossy.keep": [1.0]},
+}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("method", EVERYTHING)
+def test_a_target_that_is_pruned_of_nothing(built_in_pairs, name, method):
+    """Of every family: ``tests/lossy/test_engine.py``."""
+    pair = built_in_pairs(name)
+    record = check(pair, pair.captioner(method, EVERYTHING[method]), CLIPS["three-objects"])
+    assert record.lossy["kept"] == [record.counters["visual_tokens"]] * len(record.lossy["kept"])
 
 
 @pytest.mark.parametrize("method", [name for name in pruners.names() if name != "none"])

@@ -24,7 +24,7 @@ NAMES = {
     ),
     "drafting": ("ensemble", "model", "none", "self", "sparse_kv", "text_only"),
     "acceptance": ("exact", "fly", "fly_minus", "lvspec", "random_loose"),
-    "schedules": ("auto", "autoregressive", "parallel", "sequential"),
+    "schedules": ("auto", "plan", "autoregressive", "parallel", "sequential"),
     "lossy": ("dycoke", "fastv", "none", "pdrop", "sparsevlm"),
 }
 #: Those whose names appear nowhere else in this file are checked by what they say of themselves.
@@ -179,9 +179,14 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
         ({"prune": 1}, "prune: is a section of keys, such as prune.method"),
         ({"draft.gamma": "0"}, "draft.gamma: must be auto or a whole number from 1 on, not '0'"),
         (
-            {"draft.gamma": "auto"},
-            "draft.gamma: auto is the ratio of forward times that keeps two workers busy, and only the parallel "
-            "schedule has two; nearest valid choice: draft.gamma: 5, or schedule.kind: parallel",
+            {"draft.gamma": "auto", "draft.topology": "tree"},
+            "draft.gamma: auto measures chains, and draft.topology is tree; "
+            "nearest valid choice: draft.gamma: 5, or draft.topology: chain",
+        ),
+        (
+            {"schedule.kind": "plan", "draft.kind": "self"},
+            "draft.kind: the schedule plan chooses drafter and topology itself; "
+            "nearest valid choice: draft.kind: model with draft.topology: chain, or schedule.kind: sequential",
         ),
         ({"draft.topology": "star"}, "draft.topology: must be 'chain' or 'tree', not 'star'"),
         (
@@ -232,7 +237,7 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
         ),
         (
             {"schedule.kind": "x"},
-            "schedule.kind: unknown schedule 'x'; valid: auto, autoregressive, parallel, sequential",
+            "schedule.kind: unknown schedule 'x'; valid: auto, autoregressive, parallel, plan, sequential",
         ),
         (
             {"draft.kind": "none"},

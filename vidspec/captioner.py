@@ -14,22 +14,25 @@ import torch
 from typing_extensions import Unpack
 
 from vidspec import profiles, video
-from vidspec.decoding.choosing import Choice, choose, variants
+from vidspec.decoding.choosing import Chooser, variants
 from vidspec.decoding.events import Event, Finished, Opened, Prefilled, Round
+from vidspec.decoding.planned import Planner, beginning
 from vidspec.decoding.report import Told, report
 from vidspec.decoding.run import InTurns, Run
 from vidspec.decoding.setup import Setup
 from vidspec.decoding.trace import Trace
+from vidspec.decoding.workers.places import beside_target, two_workers
 from vidspec.decoding.workers.run import SideBySide
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.engine.device import synchroniser
 from vidspec.engine.forward import Engine
-from vidspec.errors import GenerationError, ModelError
+from vidspec.errors import GenerationError, ModelError, UsageError
 from vidspec.models import image_captioner, loading
 from vidspec.models.base import Pixels, VideoLanguageModel
 from vidspec.models.detokenizer import Detokenizer
 from vidspec.models.image_captioner import DraftCaptioner, ImageCaptioner
 from vidspec.models.prompt import Question
+from vidspec.planning.plan import Plan
 from vidspec.profiles import Profile
 from vidspec.record import Caption
 
@@ -88,17 +91,21 @@ class Captioner:
         if profile.describes and describe is None and draft is not None:
             describe = DraftCaptioner(Engine(draft))
         first, second = variants(profile) if profile.chooses else (profile, None)
+        first = beginning(profile) if profile.plans else first
         self.setup = Setup.of(first, target, None if first.concurrent else draft, describe)
-        self._other = Setup.of(second, target, None, None) if second is not None else None
-        self._choice: Choice | None = None
         self._ahead: WeakKeyDictionary[video.Clip, dict[VideoLanguageModel, Pixels]] = WeakKeyDictionary()
-        beside = profile.concurrent or profile.chooses
+        beside = two_workers(profile)
         self.slot = slot if beside else None
         if beside and slot is None:
             drafting = target if draft is None else draft
-            self.slot = DraftSlot(drafting.source, _beside(profile), profile)
+            self.slot = DraftSlot(drafting.source, beside_target(profile), profile)
         if self.slot is not None:
             self.slot.target = target
+        self.chooser: Chooser | Planner | None = None
+        if profile.plans:
+            self.chooser = Planner(profile, target, draft, self.slot)
+        elif second is not None and self.slot is not None:
+            self.chooser = Chooser(self.setup, Setup.of(second, target, None, None), self.slot)
 
     @property
     def target(self) -> Engine:
@@ -136,7 +143,7 @@ class Captioner:
             wanted.quantization,
             wanted.packed,
         )
-        beside = _beside(profile)
+        beside = beside_target(profile)
         embedded = wanted.pair is not None
         if wanted.pair is not None:
             folder = loading.embedded_folder(wanted.pair, "target")
@@ -149,7 +156,7 @@ class Captioner:
             # The target last: a map of it counts the memory that is left.
             describe = image_captioner.load(wanted.captioner, beside) if wanted.captioner else None
             draft = slot = None
-            if profile.concurrent or profile.chooses:
+            if two_workers(profile):
                 slot = DraftSlot(names[1] if profile.drafts_with_a_model else names[0], beside, profile)
                 undo.callback(slot.drop)
             if profile.drafts_with_a_model and not profile.concurrent:
@@ -178,7 +185,7 @@ class Captioner:
         if self.slot is not None:
             self.slot.drop()
         device = self.target.model.device
-        del self.setup, self.slot, self._other
+        del self.setup, self.slot, self.chooser
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -221,15 +228,42 @@ class Captioner:
         alone = Captioner(plain, self.target.model, None, embedded=self.embedded)
         return alone.caption(path, **asked)
 
+    def plan(self, path: str | Path, *, tokens: int = 64, **asked: Unpack[Asked]) -> Plan:
+        """Measure on the beginning of a clip what makes its caption fastest; of a profile whose schedule is ``plan``.
+
+        Args:
+            path: a video file.
+            tokens: of the caption that the drafters are judged by; fewer if the caption is shorter.
+            asked: see :meth:`stream`.
+
+        Raises:
+            UsageError: the profile names its schedule.
+            VideoError, GenerationError: as :meth:`stream`; also where the caption is too short to judge by.
+        """
+        if not isinstance(self.chooser, Planner):
+            raise UsageError(f"profile {self.profile.name} names its schedule", hint="take the profile auto")
+        for wanted in dict.fromkeys((tokens, max(2, tokens // 4))):
+            self.chooser.forget()
+            self.chooser.beginning = wanted
+            for _ in self.stream(path, **asked):
+                if self.chooser.plan is not None:
+                    return self.chooser.plan
+        raise GenerationError(f"{path}: a caption of fewer than {wanted} tokens says nothing about drafters")
+
+    def forget(self) -> None:
+        """Drop what was measured on earlier clips to choose how to decode."""
+        if self.chooser is not None:
+            self.chooser.forget()
+
     def warm_up(self) -> None:
         """Run everything once on a few grey frames, so that a clip that is timed next pays for no first use."""
         grey = np.full((4, 64, 64, 3), 127, dtype=np.uint8)
         facts = video.SourceFacts("", 4.0, 64, 64, "none", "none", 1.0, False, 0, 4, "none")
         clip = video.Clip(grey, np.arange(4.0), facts)
-        short = profiles.override(self.profile, {"generate.max_new_tokens": 16})
+        short = profiles.override(self.setup.profile, {"generate.max_new_tokens": 16})
         for profile in (short, profiles.override(short, _PLAIN)):
             draft = self.draft.model if self.draft and profile.drafts_with_a_model else None
-            slot = self.slot if profile.concurrent or profile.chooses else None
+            slot = self.slot if profile.concurrent else None
             describe = self.setup.describe
             once = Captioner(profile, self.target.model, draft, embedded=self.embedded, describe=describe, slot=slot)
             for _ in once._generate("", once._question(clip, {}), Trace()):
@@ -293,20 +327,11 @@ class Captioner:
         return Question(clip, prompt, system, self._ahead.pop(clip, {}))
 
     def _run(self, path: str, question: Question, trace: Trace) -> Run:
-        if self._other is not None and self.slot is not None:
-            if self._choice is None:
-                with trace.span("plan"):
-                    self._choice = choose(self.setup, self._other, self.slot, path, question)
-            if self._choice.kind == "parallel":
-                return SideBySide(self._other, path, question, trace, self.slot)
-        elif self.slot is not None:
+        if self.chooser is not None:
+            return self.chooser.run(path, question, trace)
+        if self.slot is not None:
             return SideBySide(self.setup, path, question, trace, self.slot)
         return InTurns(self.setup, path, question, trace)
-
-    def _chosen(self, read: Prefilled) -> Prefilled:
-        choice = self._choice
-        kind = choice.kind if choice else self.setup.profile.schedule.kind
-        return replace(read, schedule=kind, why=choice.why if choice else None)
 
     def _generate(self, path: str, question: Question, trace: Trace) -> Iterator[Event]:
         run = self._run(path, question, trace)
@@ -317,7 +342,9 @@ class Captioner:
         for event in run.events():
             finished = trace.elapsed()
             if isinstance(event, Prefilled):
-                read = self._chosen(event)
+                choice = run.choice
+                kind = choice.kind if choice else run.setup.profile.schedule.kind
+                read = replace(event, schedule=kind, why=choice.why if choice else None)
                 yield read
             else:
                 rounds.append(event)
@@ -326,18 +353,11 @@ class Captioner:
             raise AssertionError("a run begins with Prefilled")
         yield Finished(
             report(
-                self.setup,
+                run.setup,
                 Told(path, question, read, rounds, run.draft_forwards, finished),
                 text.finish(),
                 self.models,
                 trace,
-                self._choice,
+                run.choice,
             )
         )
-
-
-def _beside(profile: Profile) -> loading.Placement:
-    """Where the draft runs."""
-    wanted = profile.models
-    device = profile.workers.draft or wanted.draft_device or wanted.device
-    return loading.placement(device, wanted.dtype, wanted.attention, packed=wanted.packed)

@@ -75,6 +75,8 @@ class Profile(Section):
     @property
     def drafts_with_a_model(self) -> bool:
         """Whether a draft model is needed beside the target."""
+        if self.plans and self.models.target is not None and self.models.draft is None:
+            return False
         return self.draft.kind != "none" and self.draft.kind not in _OWN_WEIGHTS
 
     @property
@@ -98,6 +100,11 @@ class Profile(Section):
     def chooses(self) -> bool:
         """Whether the schedule is chosen by measurement."""
         return self.schedule.kind == "auto"
+
+    @property
+    def plans(self) -> bool:
+        """Whether drafter, pruning, window and schedule are chosen by measurement."""
+        return self.schedule.kind == "plan"
 
     @property
     def concurrent(self) -> bool:
@@ -169,10 +176,28 @@ def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
             "draft.kind: model, or schedule.kind: sequential",
         ),
         (
-            p.draft.gamma == "auto" and p.schedule.kind not in _BESIDE,
+            p.draft.gamma == "auto" and p.draft.topology == "tree",
             "draft.gamma",
-            "auto is the ratio of forward times that keeps two workers busy, and only the parallel schedule has two",
-            "draft.gamma: 5, or schedule.kind: parallel",
+            "auto measures chains, and draft.topology is tree",
+            "draft.gamma: 5, or draft.topology: chain",
+        ),
+        (
+            p.draft.gamma == "auto" and not drafts,
+            "draft.gamma",
+            "auto has no use without a draft",
+            "draft.gamma: 5, or draft.kind: model",
+        ),
+        (
+            p.plans and (p.draft.kind != "model" or p.draft.topology != "chain"),
+            "draft.kind",
+            "the schedule plan chooses drafter and topology itself",
+            "draft.kind: model with draft.topology: chain, or schedule.kind: sequential",
+        ),
+        (
+            p.plans and p.prune.method != "none",
+            "prune.method",
+            "the schedule plan chooses the pruning itself",
+            "prune.method: none, or schedule.kind: sequential",
         ),
         (
             p.schedule.prefill == "parallel" and p.schedule.kind not in _BESIDE,

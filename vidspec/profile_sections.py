@@ -123,11 +123,12 @@ class VideoSection(Section):
 class DraftSection(Section):
     """What proposes tokens, in which shape and how many at a time.
 
-    ``gamma`` is the length of a chain and the depth of a tree. The rest is read by the drafters it is named for:
-    ``tree`` by the topology tree, its nodes by the ranks of children; ``prefill`` by self, where its cache comes from;
-    ``entries`` and ``share`` by sparse_kv, how many cache entries it reads and of the visual ones at most which share;
-    ``contexts``, ``weights``, ``divergence`` and ``history`` by ensemble: what the draft is shown, how the
-    distributions are weighed, by which divergence from the target, over how many of the last tokens (all if null).
+    ``gamma`` is the length of a chain and the depth of a tree; ``auto`` measures which length pays. The rest is read by
+    the drafters it is named for: ``tree`` by the topology tree, its nodes by the ranks of children; ``prefill`` by
+    self, where its cache comes from; ``entries`` and ``share`` by sparse_kv, how many cache entries it reads and of the
+    visual ones at most which share; ``contexts``, ``weights``, ``divergence`` and ``history`` by ensemble: what the
+    draft is shown, how the distributions are weighed, by which divergence from the target, over how many of the last
+    tokens (all if null).
     """
 
     kind: Annotated[str, AfterValidator(_named(drafters))] = "none"
@@ -173,7 +174,8 @@ class PruneSection(Section):
 
 
 class ScheduleSection(Section):
-    """In which order draft and target work.
+    """In which order draft and target work: a schedule, ``auto`` to try which of two is faster, or ``plan`` to choose
+    drafter, pruning, window and schedule by measurement, among what leaves the text as it is.
 
     The rest is read by parallel: ``prefill``, whether the draft reads its prompt beside the target's prefill or behind
     it; ``startup``, how many tokens it may draft until the target is done, a window (ParallelVLM) or as many as fit

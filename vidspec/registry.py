@@ -137,7 +137,7 @@ def _registers_itself(module: pkgutil.ModuleInfo) -> bool:
 pruners: Registry[Any] = Registry("pruning", "vidspec.pruning", "pruner", "prune.method", ("none",))
 drafters: Registry[Any] = Registry("drafting", "vidspec.drafting", "drafter", "draft.kind", ("none",))
 rules: Registry[Any] = Registry("acceptance", "vidspec.acceptance", "acceptance rule", "accept.rule")
-schedules: Registry[Any] = Registry("schedules", "vidspec.decoding", "schedule", "schedule.kind", ("auto",))
+schedules: Registry[Any] = Registry("schedules", "vidspec.decoding", "schedule", "schedule.kind", ("auto", "plan"))
 families: Registry[Any] = Registry("families", "vidspec.models", "model family", "models.family")
 lossy: Registry[Any] = Registry("lossy", "vidspec.lossy", "lossy method", "lossy.method", ("none",))
 

@@ -16,9 +16,10 @@ from vidspec._version import __version__
 from vidspec.batch.compare import decode_rate
 from vidspec.bench.peers import PeerFailed
 from vidspec.bench.predicted import predicted
+from vidspec.captioner import Captioner
 from vidspec.record import Caption
 
-__all__ = ["Contender", "Row", "machine", "run", "summary"]
+__all__ = ["Contender", "Row", "machine", "run", "speed_ups", "summary"]
 
 
 class Contender(Protocol):
@@ -98,6 +99,8 @@ def run(
             continue
         progress(f"warm-up {name}")
         caption(name, clips[0])
+        if isinstance(contender := contenders.get(name), Captioner):
+            contender.forget()  # a plan that was made in the warm-up would cost nothing
     records: dict[str, dict[str, list[Caption]]] = {name: {str(clip): [] for clip in clips} for name in names}
     turn = 0
     for repeat in range(repeats):
@@ -121,11 +124,10 @@ def summary(records: Mapping[str, Mapping[str, Sequence[Caption]]], baseline: st
     plain = records[baseline]
     rows = []
     for name, by_clip in records.items():
-        first, decode, whole, rates = [], [], [], []
+        first, decode, whole, rates = list[float](), list[float](), list[float](), list[float]()
         for clip, runs in by_clip.items():
-            first.append(_time(plain[clip], "time_to_first_token") / _time(runs, "time_to_first_token"))
-            decode.append(_rate(runs) / _rate(plain[clip]))
-            whole.append(_time(plain[clip], "end_to_end") / _time(runs, "end_to_end"))
+            for ratios, ratio in zip((first, decode, whole), speed_ups(runs, plain[clip]), strict=True):
+                ratios.append(ratio)
             rates.append(_rate(runs))
         counters = [run.counters for runs in by_clip.values() for run in runs if run.counters.get("drafted")]
         windows = sum(len(c["accepted_lengths"]) for c in counters)
@@ -160,6 +162,15 @@ def summary(records: Mapping[str, Mapping[str, Sequence[Caption]]], baseline: st
             )
         )
     return rows
+
+
+def speed_ups(runs: Sequence[Caption], plain: Sequence[Caption]) -> tuple[float, float, float]:
+    """First token, decode and end to end of one clip: medians over a method's repeats against plain decoding's."""
+    return (
+        _time(plain, "time_to_first_token") / _time(runs, "time_to_first_token"),
+        _rate(runs) / _rate(plain),
+        _time(plain, "end_to_end") / _time(runs, "end_to_end"),
+    )
 
 
 def _flat(by_clip: Mapping[str, Sequence[Caption]]) -> list[Caption]:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from vidspec.cli import bench, caption, config, doctor, merge, pairs, profile, profiles, sample, simulate
+from vidspec.cli import bench, caption, config, doctor, merge, pairs, pareto, plan, profile, profiles, sample, simulate
 from vidspec.cli.report import complain
 from vidspec.errors import VidspecError
 
@@ -41,6 +41,8 @@ app.command("merge")(merge.merge)
 app.add_typer(config.app, name="config")
 app.command("simulate")(simulate.simulate)
 app.command("profile")(profile.profile)
+app.command("plan")(plan.plan)
+bench.app.command("pareto")(pareto.pareto)
 app.add_typer(bench.app, name="bench")
 
 

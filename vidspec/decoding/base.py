@@ -15,6 +15,7 @@ from vidspec.drafting.base import Draft, Drafter
 from vidspec.engine.attention import tree_mask
 from vidspec.engine.forward import Engine, Passed, State
 from vidspec.engine.sampling import Sampling, draw
+from vidspec.planning.window import ChainWindow
 
 __all__ = ["NOTHING", "Job", "Limits", "Schedule", "Target"]
 
@@ -96,7 +97,11 @@ class Target:
 
 @dataclass
 class Job:
-    """Everything a schedule needs for one clip."""
+    """Everything a schedule needs for one clip.
+
+    ``window`` chooses the draft window while the text is written, else ``gamma`` is it. Both, and the drafter, may be
+    replaced between two rounds.
+    """
 
     target: Target
     limits: Limits
@@ -105,6 +110,7 @@ class Job:
     drafter: Drafter | None = None
     acceptance: Acceptance | None = None
     gamma: int = 0
+    window: ChainWindow | None = None
 
     def opening(self) -> tuple[Round, bool]:
         """The round of the prefill's own token, and whether the text ends there."""

@@ -6,11 +6,9 @@ knows. So the first clip is begun with either schedule, in turn, and what was fa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from vidspec import profiles
 from vidspec.decoding.events import Round
-from vidspec.decoding.run import InTurns
+from vidspec.decoding.run import Choice, InTurns, Run
 from vidspec.decoding.setup import Setup
 from vidspec.decoding.trace import Trace
 from vidspec.decoding.workers.run import SideBySide
@@ -18,28 +16,46 @@ from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.models.prompt import Question
 from vidspec.profiles import Profile
 
-__all__ = ["Choice", "choose", "variants"]
+__all__ = ["Choice", "Chooser", "choose", "variants"]
 
 #: Tokens of each trial, and how often each schedule has its turn; the first turn warms up.
 TOKENS, TURNS = 32, 2
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Which schedule, and the measurement that decided."""
+class Chooser:
+    """The runs of a profile whose schedule is ``auto``: the first clip decides for all.
 
-    kind: str
-    why: str
+    Args:
+        in_turns, side_by_side: the same profile under both schedules.
+        slot: the draft's process.
+    """
+
+    def __init__(self, in_turns: Setup, side_by_side: Setup, slot: DraftSlot) -> None:
+        self.in_turns, self.side_by_side, self.slot = in_turns, side_by_side, slot
+        self.forget()
+
+    def forget(self) -> None:
+        """As before the first clip."""
+        self._choice: Choice | None = None
+
+    def run(self, path: str, question: Question, trace: Trace) -> Run:
+        """The next clip's."""
+        if self._choice is None:
+            with trace.span("plan"):
+                self._choice = choose(self.in_turns, self.side_by_side, self.slot, path, question)
+        run: InTurns | SideBySide
+        if self._choice.kind == "parallel":
+            run = SideBySide(self.side_by_side, path, question, trace, self.slot)
+        else:
+            run = InTurns(self.in_turns, path, question, trace)
+        run.choice = self._choice
+        return run
 
 
 def variants(profile: Profile) -> tuple[Profile, Profile]:
     """The two profiles that ``schedule: auto`` stands for: sequential and parallel."""
-    gamma = profile.draft.gamma
-    in_turns = {"schedule.kind": "sequential", "schedule.prefill": "sequential"}
-    if gamma == "auto":
-        in_turns["draft.gamma"] = 5  # type: ignore[assignment]
     return (
-        profiles.override(profile, in_turns),
+        profiles.override(profile, {"schedule.kind": "sequential", "schedule.prefill": "sequential"}),
         profiles.override(profile, {"schedule.kind": "parallel"}),
     )
 

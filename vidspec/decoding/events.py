@@ -60,6 +60,7 @@ class Prefilled:
     ``contexts`` names what an ensemble shows the draft, and ``caption`` is the text that
     stands for the video in its context of that name. ``lossless`` is False if the acceptance rule may change the text.
     ``schedule`` is how draft and target work, and ``why`` it was chosen, where the profile left that to measurement.
+    ``kept_per_layer`` counts, of a target that is pruned itself, the visual tokens that each of its blocks reads.
     """
 
     prompt_tokens: int
@@ -76,6 +77,7 @@ class Prefilled:
     lossless: bool = True
     schedule: str = ""
     why: str | None = None
+    kept_per_layer: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,16 +81,20 @@ def report(
         kept_per_frame=list(read.kept_per_frame),
         ensemble=_ensemble(setup, read, rounds),
         loose=None if setup.acceptance is None or setup.acceptance.lossless else _loose(setup, rounds),
+        lossy={"method": setup.profile.lossy.method, "kept": list(read.kept_per_layer)}
+        if setup.profile.prunes_the_target
+        else None,
         trace=trace,
     )
 
 
 def _schedule(kind: str, rounds: Sequence[Round], choice: Choice | None) -> dict[str, Any]:
     parallel = kind == "parallel"
+    gammas = [step.gamma for step in rounds if step.gamma]
     return {
         "kind": kind,
         "why": choice.why if choice else None,
-        "gamma": rounds[-1].gamma if parallel else None,
+        "gamma": gammas[-1] if gammas else None,
         "wasted": sum(step.wasted for step in rounds) if parallel else None,
     }
 

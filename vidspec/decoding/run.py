@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -14,14 +15,36 @@ from vidspec.decoding.setup import Setup, prefilled
 from vidspec.decoding.trace import Trace
 from vidspec.drafting.base import Drafter
 from vidspec.drafting.opening import Opening
+from vidspec.engine.sampling import Sampling
+from vidspec.lossy.engine import kept_per_layer
 from vidspec.models.prompt import Question
 from vidspec.pruning.base import taps_for
 
-__all__ = ["InTurns", "Run"]
+__all__ = ["Choice", "InTurns", "Run"]
+
+GREEDY = Sampling(0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which schedule was chosen, and the measurement that decided."""
+
+    kind: str
+    why: str
 
 
 class Run(Protocol):
     """One clip; to be used once."""
+
+    @property
+    def setup(self) -> Setup:
+        """Models and parts."""
+        ...
+
+    @property
+    def choice(self) -> Choice | None:
+        """How its schedule was chosen; None where the profile names it."""
+        ...
 
     @property
     def draft_forwards(self) -> int:
@@ -41,15 +64,34 @@ class InTurns:
         path: for messages.
         question: frames and prompt.
         trace: where everything is timed.
+        keep: whether ``opening`` stays, which holds what the target's prefill showed.
+
+    Attributes:
+        job: what the schedule works with, from ``Prefilled`` on; between two rounds it may be changed.
+        opening: what drafters can be made from, if it is kept.
+        choice: how the schedule was chosen; None where the profile names it.
     """
 
-    def __init__(self, setup: Setup, path: str, question: Question, trace: Trace) -> None:
+    choice: Choice | None = None
+
+    def __init__(self, setup: Setup, path: str, question: Question, trace: Trace, *, keep: bool = False) -> None:
         self.setup, self.path, self.question, self.trace = setup, path, question, trace
-        self._drafter: Drafter | None = None
+        self.job: Job | None = None
+        self.opening: Opening | None = None
+        self._keep = keep
+        self._replaced = 0
 
     @property
     def draft_forwards(self) -> int:
-        return self._drafter.forwards if self._drafter else 0
+        return self._replaced + (self.job.drafter.forwards if self.job and self.job.drafter else 0)
+
+    def switch(self, drafter: Drafter) -> None:
+        """Go on with another drafter, which has read as much of the text as this one."""
+        if self.job is None:
+            raise ValueError("nothing has been read yet")
+        self._replaced = self.draft_forwards
+        self.job.drafter = drafter
+        self._replaced -= drafter.forwards
 
     def events(self) -> Iterator[Prefilled | Round]:
         setup, trace = self.setup, self.trace
@@ -65,36 +107,39 @@ class InTurns:
             state = setup.prefill(prefix, taps)
         rng = torch.Generator().manual_seed(generate.seed)
         kept = setup.kept(prefix, taps, trace)
-        if setup.drafter is not None:
-            self._drafter = setup.drafter.open(
-                Opening(
-                    profile=setup.profile,
-                    question=self.question,
-                    sampling=setup.sampling,
-                    rng=rng,
-                    room=setup.room,
-                    trace=trace,
-                    tokens=len(prefix.visual),
-                    kept=kept,
-                    draft=setup.draft,
-                    target=setup.target,
-                    prefix=prefix,
-                    state=state,
-                    taps=taps,
-                    caption=description,
-                )
-            )
-        del taps  # what was observed can be as large as the prompt
-        yield prefilled(setup.profile, prefix, kept, trace.now(), description)
         gamma = setup.profile.draft.gamma
-        yield from setup.schedule(
-            Job(
-                target=Target(setup.target, state, setup.sampling, rng),
-                limits=Limits(generate.max_new_tokens, setup.target.model.eos),
-                trace=trace,
+        drafter: Drafter | None = None
+        if setup.drafter is not None:
+            opening = Opening(
+                profile=setup.profile,
+                question=self.question,
+                # A window that depends on times must not decide which random numbers a token gets.
+                sampling=GREEDY if gamma == "auto" else setup.sampling,
                 rng=rng,
-                drafter=self._drafter,
-                acceptance=for_clip(setup.acceptance, state.visual_states) if setup.acceptance else None,
-                gamma=0 if gamma == "auto" else gamma,
+                room=setup.room,
+                trace=trace,
+                tokens=len(prefix.visual),
+                kept=kept,
+                draft=setup.draft,
+                target=setup.target,
+                prefix=prefix,
+                state=state,
+                taps=taps,
+                caption=description,
             )
+            drafter = setup.drafter.open(opening)
+            self.opening = opening if self._keep else None
+            del opening
+        del taps  # what was observed can be as large as the prompt
+        self.job = Job(
+            target=Target(setup.target, state, setup.sampling, rng),
+            limits=Limits(generate.max_new_tokens, setup.target.model.eos),
+            trace=trace,
+            rng=rng,
+            drafter=drafter,
+            acceptance=for_clip(setup.acceptance, state.visual_states) if setup.acceptance else None,
+            gamma=0 if gamma == "auto" else gamma,
+            window=setup.adaptive,
         )
+        yield prefilled(setup.profile, prefix, kept, trace.now(), description, kept_per_layer(state))
+        yield from setup.schedule(self.job)

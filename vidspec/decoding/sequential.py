@@ -17,16 +17,17 @@ def sequential(job: Job) -> Iterator[Round]:
     The window shrinks at the end of the text so that ``max_new_tokens`` is reached exactly; EOS ends the text even in
     the middle of an accepted window.
     """
-    target, drafter, acceptance, trace = job.target, job.drafter, job.acceptance, job.trace
-    if drafter is None or acceptance is None:
+    target, acceptance, trace = job.target, job.acceptance, job.trace
+    if job.drafter is None or acceptance is None:
         raise ValueError("the sequential schedule needs a drafter and an acceptance rule")
     begun = trace.now()
     round_, over = job.opening()
-    drafter.begin(round_.token_ids[0])
+    job.drafter.begin(round_.token_ids[0])
     yield round_
     emitted = 1
     while not over:
-        gamma = min(job.gamma, job.limits.max_new_tokens - emitted - 1)
+        drafter, window = job.drafter, job.window
+        gamma = min(window.gamma if window else job.gamma, job.limits.max_new_tokens - emitted - 1)
         start = trace.now()
         with trace.span("draft", "draft"):
             draft = drafter.propose(gamma)
@@ -45,6 +46,13 @@ def sequential(job: Job) -> Iterator[Round]:
             target.commit(verdict.path, verdict.token)
             drafter.commit(verdict.path, verdict.token)
         emitted += len(tokens)
+        if window is not None:
+            window.judged(
+                len(draft.tokens),
+                verdict.accepted,
+                drafted_at - start + learned_at - verified_at,
+                verified_at - drafted_at,
+            )
         yield Round(
             tuple(tokens),
             origins(verdict, draft, len(tokens)),
@@ -54,5 +62,6 @@ def sequential(job: Job) -> Iterator[Round]:
             draft_s=drafted_at - start + learned_at - verified_at,
             verify_s=verified_at - drafted_at,
             weights=draft.weights,
+            gamma=gamma if window is not None else 0,
             loosened=tuple(one for one in verdict.loosened if one.at < len(tokens)),
         )

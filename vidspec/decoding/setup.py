@@ -25,6 +25,7 @@ from vidspec.lossy.engine import LossyEngine
 from vidspec.models.base import Prefix, VideoLanguageModel
 from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.prompt import Question, read
+from vidspec.planning.window import ChainWindow
 from vidspec.profiles import Profile
 from vidspec.pruning.base import Pruner, configured, signals_of
 from vidspec.pruning.placement import placed
@@ -49,6 +50,7 @@ class Setup:
         schedule: drives them.
         needs: signals of the target's prefill that pruner and drafter read.
         window: the most tokens that are drafted at once.
+        adaptive: chooses the window of the sequential schedule, from clip to clip, where ``draft.gamma`` is auto.
     """
 
     profile: Profile
@@ -62,6 +64,7 @@ class Setup:
     schedule: Schedule
     needs: frozenset[str]
     window: int
+    adaptive: ChainWindow | None = None
 
     @classmethod
     def of(
@@ -109,6 +112,7 @@ class Setup:
             schedules.get(profile.schedule.kind),
             frozenset(needs),
             _window(profile),
+            ChainWindow() if profile.draft.gamma == "auto" and not profile.concurrent else None,
         )
 
     @property
@@ -156,7 +160,12 @@ class Setup:
 
 
 def prefilled(
-    profile: Profile, prefix: Prefix, kept: torch.Tensor, elapsed: float, description: str | None = None
+    profile: Profile,
+    prefix: Prefix,
+    kept: torch.Tensor,
+    elapsed: float,
+    description: str | None = None,
+    kept_per_layer: tuple[int, ...] = (),
 ) -> Prefilled:
     """The event of two prompts that have been read."""
     grid, cells = placed(prefix.visual)
@@ -174,6 +183,7 @@ def prefilled(
         contexts=profile.draft.contexts if profile.draft.kind == "ensemble" else (),
         caption=description,
         lossless=_lossless(profile),
+        kept_per_layer=kept_per_layer,
     )
 
 

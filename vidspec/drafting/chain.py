@@ -58,6 +58,18 @@ class ChainDrafter(Chain):
         super().__init__(state.cache)
         self.engine, self.state, self.sampling, self.rng = engine, state, sampling, rng
 
+    def follow(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Read emitted tokens from the first on in one pass, instead of ``begin``; the last is left for the window.
+
+        Returns:
+            logits (len(token_ids) - 1, V): what it would have proposed behind each of the others.
+        """
+        logits = self.engine.forward(self.state, list(token_ids[:-1])).logits
+        self.forwards += 1
+        self._committed = self.cache.length
+        self.begin(token_ids[-1])
+        return logits
+
     def propose(self, gamma: int) -> Draft:
         tokens: list[int] = []
         probs: list[torch.Tensor] = []

@@ -12,6 +12,7 @@ from vidspec.acceptance.base import Acceptance
 from vidspec.decoding.base import Target
 from vidspec.decoding.events import Prefilled, Round
 from vidspec.decoding.parallel import Outcome, Scheduler, Settings, drive
+from vidspec.decoding.run import Choice
 from vidspec.decoding.setup import ROWS, Setup, prefilled
 from vidspec.decoding.trace import Trace
 from vidspec.decoding.workers.pair import Pair
@@ -40,7 +41,12 @@ class SideBySide:
         question: frames and prompt.
         trace: where everything is timed; the draft's lane is filled in at the end.
         slot: the draft's process.
+
+    Attributes:
+        choice: how the schedule was chosen; None where the profile names it.
     """
+
+    choice: Choice | None = None
 
     def __init__(self, setup: Setup, path: str, question: Question, trace: Trace, slot: DraftSlot) -> None:
         self.setup, self.path, self.question, self.trace, self.slot = setup, path, question, trace, slot

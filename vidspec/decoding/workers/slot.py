@@ -41,12 +41,13 @@ class DraftSlot:
     Attributes:
         target: which the draft must match; to be set before the first use.
         gamma: the window that the last clip ended with.
+        device: of the draft.
     """
 
     target: VideoLanguageModel
 
     def __init__(self, model: str, where: Placement, profile: Profile) -> None:
-        self.model = model
+        self.model, self.device = model, where.device
         wanted = profile.workers
         self.gamma = 5
         self._agreed: tuple[VideoLanguageModel, Identity] | None = None

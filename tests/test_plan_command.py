@@ -1,0 +1,65 @@
+"""``vidspec plan`` on the built-in pair."""
+
+import json
+
+import pytest
+import torch
+
+from vidspec import Captioner, profiles
+from vidspec.cli import main
+from vidspec.embedded.samples import shipped
+
+CLIP = str(shipped()[0])
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_table_a_reason_and_a_profile_that_captions_the_same(capsys, tmp_path):
+    saved = tmp_path / "fast.yaml"
+    assert main(["plan", CLIP, "--threads", "1", "--tokens", "24", "--save", str(saved)]) == 0
+    out, err = capsys.readouterr()
+    *table, why = out.rstrip("\n").split("\n") if "\n" in out else [out]
+    rows = [line.split("\t") for line in out.splitlines() if "\t" in line]
+    assert rows[0][0] == "way" and any(row[0] == "plain decoding" for row in rows)
+    chosen = [row for row in rows if row[-1] == "chosen"]
+    assert len(chosen) == 1 and why and "target passes in ms" in err
+    assert len(table) >= len(rows)
+    profile = profiles.load(str(saved), env={})
+    assert profile.name == "fast" and profile.schedule.kind in ("sequential", "autoregressive")
+    with Captioner.from_profile(profile) as made, Captioner.from_profile("ar") as plain:
+        assert made.caption(CLIP).token_ids == plain.caption(CLIP).token_ids
+
+
+def test_json_holds_everything_that_was_measured(capsys):
+    args = ["plan", CLIP, "--threads", "1", "--tokens", "24", "--pair", "embedded-qwen", "--format", "json"]
+    assert main(args) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["chosen"] in found["ways"] and found["chosen"]["name"].split(",")[0] in found["why"]
+    assert set(found["measured"]) == {"judged", "first", "tp", "drafts"} and found["measured"]["judged"] >= 23
+    assert all(way["schedule"] != "parallel" for way in found["ways"]), "one thread is no two workers"
+    ends = [way["end_to_end"] for way in found["ways"]]
+    assert ends == sorted(ends, reverse=True)
+
+
+@pytest.mark.parametrize(
+    "args, complaint",
+    [
+        ((), "Missing argument"),
+        (("no.mp4",), "no.mp4: there is no such file"),
+        ((CLIP, "--set", "frames"), "--set frames: must be KEY=VALUE"),
+        ((CLIP, "--set", "prune.method=uniform"), "the schedule plan chooses the pruning itself"),
+        ((CLIP, "--draft", "x"), "--draft needs --target"),
+        ((CLIP, "--save", "nowhere/p.yaml"), "--save nowhere/p.yaml: there is no such folder"),
+        ((CLIP, "--set", "generate.max_new_tokens=4", "--threads", "1"), "says nothing about drafters"),
+    ],
+)
+def test_bad_input_ends_in_one_line(capsys, args, complaint):
+    code = main(["plan", *args])
+    out, err = capsys.readouterr()
+    last = err.rstrip("\n").splitlines()[-1]
+    assert code in (1, 2, 3) and out == "" and last.startswith("error: ") and complaint in last

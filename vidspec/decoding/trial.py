@@ -1,0 +1,236 @@
+"""Measures on a clip's own beginning what a plan needs: forward times, and what each drafter would have proposed.
+
+The text that has been emitted is read by each drafter in one pass: its choice behind every token, held against the
+token that came, is its acceptance. Nothing here changes what the target's cache holds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import torch
+
+from vidspec import profiles
+from vidspec.decoding.run import InTurns
+from vidspec.decoding.setup import Setup
+from vidspec.drafting.chain import ChainDrafter
+from vidspec.engine.device import synchroniser
+from vidspec.engine.forward import Engine, State
+from vidspec.errors import ProfileError
+from vidspec.planning.plan import Beside, Conditions, Drafting
+from vidspec.planning.whatif import pass_times
+from vidspec.profile_sections import TREE
+
+__all__ = ["Candidate", "Trial", "candidates"]
+
+#: Rows of the target passes that are timed, how often each, and of trees the rows of a draft pass.
+ROWS, REPEATS, WIDE = (1, 2, 4, 7, 11, 17, 26), 2, 8
+RANKS = 8
+#: Drafters beyond the first are measured as long as that has taken less than this share of a plain caption's time.
+BUDGET = 0.25
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A drafter that could be taken.
+
+    Attributes:
+        name: for people.
+        overrides: dotted keys of its profile.
+        setup: its parts, in turns.
+        beside: whether a worker of its own can have it.
+    """
+
+    name: str
+    overrides: dict[str, object]
+    setup: Setup
+    beside: bool
+
+
+def candidates(starting: Setup) -> list[Candidate]:
+    """Drafters at hand, the most promising first.
+
+    With a draft model it sees the whole video, half of it, a tenth, or nothing; without one the target drafts with a
+    tenth of its own cache. What needs the target's attention is left out where that cannot be observed.
+
+    Args:
+        starting: the setup in which a clip that is measured begins.
+    """
+    target, draft = starting.target.model, starting.draft.model if starting.draft else None
+    kind = "model" if draft is not None else "self"
+    named: list[tuple[str, str, str, float]] = [
+        (kind, "whole video", "none", 0.0),
+        (kind, "a tenth by attention", "attention", 0.9),
+        (kind, "half evenly", "uniform", 0.5),
+        (kind, "a tenth evenly", "uniform", 0.9),
+        (
+            "text_only" if draft is not None else "sparse_kv",
+            "no video" if draft is not None else "a tenth by head",
+            "none",
+            0.0,
+        ),
+    ]
+    found = []
+    for drafter, sees, method, alpha in named:
+        if draft is None and method == "none" and drafter == "self":
+            continue  # a copy of the target costs what it saves
+        overrides: dict[str, object] = {"draft.kind": drafter, "prune.method": method, "prune.alpha": alpha}
+        try:
+            setup = Setup.of(profiles.override(starting.profile, overrides), target, draft, None)
+        except ProfileError:
+            continue
+        name = f"{'model' if draft is not None else 'self'}, {sees}"
+        found.append(Candidate(name, overrides, setup, beside=draft is not None))
+    return found
+
+
+class Trial:
+    """One measurement in the middle of a clip.
+
+    Args:
+        run: a clip under the sequential schedule, between two rounds; its ``opening`` was kept.
+        token_ids: emitted so far, more than one.
+        first: seconds from the opened file to the first token.
+        overhead: seconds of a round beyond its draft and its pass.
+        expected: tokens of a whole text.
+
+    Attributes:
+        drafts: what was found of each drafter.
+        drafters: by name, ready to go on with this text.
+    """
+
+    def __init__(self, run: InTurns, token_ids: Sequence[int], *, first: float, overhead: float, expected: int) -> None:
+        if run.job is None or run.opening is None:
+            raise ValueError("the clip has not been read, or its opening was not kept")
+        self.run, self.tokens = run, list(token_ids)
+        self.first, self.overhead, self.expected = first, overhead, expected
+        self.drafts: list[Drafting] = []
+        self.drafters: dict[str, ChainDrafter] = {}
+        self._target = (run.setup.target, run.job.target.state)
+        self._wait = synchroniser(run.setup.target.model.device)
+        self.verify_s: dict[int, float] = {}
+
+    def measure(self, options: Sequence[Candidate], threads: tuple[int, int] | None, shared: bool | None) -> Conditions:
+        """Time everything.
+
+        Args:
+            options: see :func:`candidates`.
+            threads: of target and draft under the parallel schedule on a CPU; None elsewhere.
+            shared: whether both would work on one device; None without the parallel schedule.
+        """
+        begun = time.perf_counter()
+        self.verify_s = self._passes(ROWS)
+        limit = BUDGET * (self.first + self.expected * self.verify_s[1])
+        for option in options:
+            if self.drafts and time.perf_counter() - begun > limit:
+                break
+            found = self._drafting(option)
+            if found is not None:
+                self.drafts.append(found)
+        accept = self.run.setup.profile.accept
+        return Conditions(
+            first=self.first,
+            verify=pass_times(list(self.verify_s.items())),
+            overhead=self.overhead,
+            tokens=self.expected,
+            strict=1 - accept.lam if accept.rule == "lvspec" else 1.0,
+            greedy=self.run.setup.sampling.greedy,
+            tree=TREE,
+            beside=None if shared is None else self._beside(threads, shared),
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """What was measured, JSON values in seconds."""
+        return {
+            "judged": len(self.tokens) - 1,
+            "first": self.first,
+            "tp": {str(rows): seconds for rows, seconds in self.verify_s.items()},
+            "drafts": [
+                {"name": one.name, "alpha": one.alpha, "tq": one.tq, "read": one.read, "matched": one.ranks[0]}
+                for one in self.drafts
+            ],
+        }
+
+    def _passes(self, rows: Sequence[int]) -> dict[int, float]:
+        taken: dict[int, list[float]] = {n: [] for n in rows}
+        for turn in range(REPEATS + 1):
+            for n in rows:
+                seconds = self._timed(*self._target, n)
+                if turn:
+                    taken[n].append(seconds)
+        least = 0.0
+        found: dict[int, float] = {}
+        for n in rows:  # noise of a small machine must not make a wider pass look cheaper
+            least = found[n] = max(least, min(taken[n]))
+        return found
+
+    def _drafting(self, option: Candidate) -> Drafting | None:
+        opening = self.run.opening
+        if opening is None or opening.prefix is None:
+            return None
+        setup, profile = option.setup, option.setup.profile
+        start = self._now()
+        kept = setup.kept(opening.prefix, opening.taps, self.run.trace)
+        drafter = None
+        if setup.drafter is not None:
+            drafter = setup.drafter.open(replace(opening, profile=profile, kept=kept))
+        read = self._now() - start
+        if profile.draft.kind == "model":  # the clip was looked at once for all drafters
+            lane = self.run.trace.by_worker().get("draft", {})
+            read += sum(lane.get(kind, 0.0) for kind in ("preprocess", "vision"))
+        if not isinstance(drafter, ChainDrafter):
+            return None
+        best = drafter.follow(self.tokens).topk(RANKS, dim=-1).indices
+        wanted = torch.tensor(self.tokens[1:], device=best.device)
+        hits = (best == wanted[:, None]).sum(0).tolist()
+        self.drafters[option.name] = drafter
+        side = (drafter.engine, drafter.state)
+        self._timed(*side, 1)
+        return Drafting(
+            option.name,
+            option.overrides,
+            profile.prune.alpha if profile.draft.kind != "text_only" else 1.0,
+            len(self.tokens) - 1,
+            tuple(hits),
+            median(self._timed(*side, 1) for _ in range(2 * REPEATS + 1)),
+            read,
+            (WIDE, min(self._timed(*side, WIDE) for _ in range(REPEATS))),
+            option.beside,
+        )
+
+    def _beside(self, threads: tuple[int, int] | None, shared: bool) -> Beside:
+        verify = pass_times(list(self.verify_s.items()))
+        if threads is None:
+            return Beside(verify, shared=shared)
+        whole = torch.get_num_threads()
+        try:
+            torch.set_num_threads(threads[0])
+            rows = (ROWS[0], ROWS[3], ROWS[-1])
+            fewer = self._passes(rows)
+            torch.set_num_threads(threads[1])
+            drafter = next(iter(self.drafters.values()), None)
+            slower = 1.0
+            if drafter is not None:
+                side = (drafter.engine, drafter.state)
+                slower = median(self._timed(*side, 1) for _ in range(2 * REPEATS + 1)) / self.drafts[0].tq
+        finally:
+            torch.set_num_threads(whole)
+        return Beside(
+            pass_times(list(fewer.items())), max(1.0, slower), max(1.0, fewer[rows[-1]] / self.verify_s[rows[-1]])
+        )
+
+    def _now(self) -> float:
+        self._wait()
+        return time.perf_counter()
+
+    def _timed(self, engine: Engine, state: State, rows: int) -> float:
+        length, token = state.length, self.tokens[-1]
+        start = self._now()
+        engine.forward(state, [token] * rows)
+        seconds = self._now() - start
+        state.cache.rollback(length)
+        return seconds

@@ -1,0 +1,281 @@
+"""Which lossless way to decode is fastest on this machine, from a short measurement. Pure formulas, no torch.
+
+A way is a drafter with what it sees, a topology, a schedule and a window; its speed-up follows from the forward times
+and the acceptance that were measured, by the formulas of :mod:`vidspec.planning.speed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vidspec.drafting.topology import parse_tree
+from vidspec.planning import speed
+from vidspec.planning.gamma import window_for
+from vidspec.planning.window import best_window
+
+__all__ = ["GAIN", "Beside", "Conditions", "Drafting", "Plan", "Way", "decide", "ways"]
+
+#: What a way has to gain over plain decoding, end to end, to be chosen.
+GAIN = 1.02
+#: Tokens of acceptance 0.7 that are added to what was seen, because a short text says little.
+PRIOR_TOKENS, PRIOR = 4.0, 0.7
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """One drafter on the beginning of a text, with what it sees of the video.
+
+    Attributes:
+        name: for people.
+        overrides: dotted keys of a profile.
+        alpha: share of the visual tokens it does not see.
+        judged: tokens of the text it was asked for.
+        ranks: how often the text's token was its first, second, ... choice.
+        tq: seconds of a pass on one token.
+        tq_wide: (rows, seconds) of a pass on several, for trees; None if it drafts no tree.
+        read: seconds until it has read its prompt, its own vision tower included.
+        signals: seconds that observing the target's prefill costs; they are part of the others' first token too.
+        beside: whether the parallel schedule can have it.
+    """
+
+    name: str
+    overrides: Mapping[str, object]
+    alpha: float
+    judged: int
+    ranks: tuple[int, ...]
+    tq: float
+    read: float
+    tq_wide: tuple[int, float] | None = None
+    beside: bool = True
+
+    def share(self, rank: int = 0) -> float:
+        """Probability that the text's token is the choice of this rank; the first one's is drawn towards ``PRIOR``."""
+        found = self.ranks[rank] if rank < len(self.ranks) else 0
+        if rank:
+            return found / (self.judged + PRIOR_TOKENS)
+        return (found + PRIOR_TOKENS * PRIOR) / (self.judged + PRIOR_TOKENS)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What changes where draft and target work at the same time.
+
+    Attributes:
+        verify: seconds of a target pass by rows, with the threads it then has.
+        slower_draft: seconds of a draft pass over those of one that has the machine to itself.
+        slower_read: seconds of the target's prefill likewise.
+        shared: one memory-bound device for both, where a round costs the sum.
+    """
+
+    verify: Callable[[int], float]
+    slower_draft: float = 1.0
+    slower_read: float = 1.0
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What holds for every way.
+
+    Attributes:
+        first: seconds from the opened file to the target's first token, in plain decoding.
+        verify: seconds of a target pass by rows.
+        overhead: seconds that a round with a draft costs besides.
+        tokens: expected length of a text.
+        strict: share of the drafted tokens that the acceptance rule judges strictly; 1 for lossless rules.
+        greedy: whether tokens are chosen greedily; trees are drafted only then.
+        tree: nodes of the tree that is considered.
+        beside: the parallel schedule's conditions; None where there is one worker only.
+    """
+
+    first: float
+    verify: Callable[[int], float]
+    overhead: float
+    tokens: int
+    strict: float = 1.0
+    greedy: bool = True
+    tree: str = ""
+    beside: Beside | None = None
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to decode, and what is expected of it.
+
+    Attributes:
+        name, schedule, topology: of the drafter and how it works; ``plain`` without a draft.
+        overrides: what makes a profile of it.
+        alpha, gamma, beta: share not seen, window (depth of a tree), acceptance.
+        tokens_per_pass: tokens per target pass.
+        tq: seconds of a draft pass.
+        decode, end_to_end: speed-ups over plain decoding.
+    """
+
+    name: str
+    schedule: str
+    topology: str
+    overrides: Mapping[str, object]
+    alpha: float | None
+    gamma: int
+    beta: float | None
+    tokens_per_pass: float
+    tq: float | None
+    decode: float
+    end_to_end: float
+
+    @property
+    def label(self) -> str:
+        """In a few words."""
+        if self.schedule == "autoregressive":
+            return self.name
+        how = "at the same time" if self.schedule == "parallel" else "in turns"
+        return f"{self.name}, {'tree, ' if self.topology == 'tree' else ''}{how}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "name": self.label,
+            "schedule": self.schedule,
+            "topology": self.topology,
+            "alpha": self.alpha,
+            "gamma": self.gamma,
+            "beta": self.beta,
+            "tokens_per_pass": self.tokens_per_pass,
+            "tq": self.tq,
+            "decode": self.decode,
+            "end_to_end": self.end_to_end,
+            "settings": dict(self.overrides),
+        }
+
+
+PLAIN = Way(
+    "plain decoding",
+    "autoregressive",
+    "chain",
+    {"draft.kind": "none", "draft.gamma": 5, "schedule.kind": "autoregressive"},
+    None,
+    0,
+    None,
+    1.0,
+    None,
+    1.0,
+    1.0,
+)
+
+
+def ways(drafts: Sequence[Drafting], found: Conditions) -> list[Way]:
+    """Everything that can be built from these drafters, the fastest end to end first; plain decoding is among them."""
+    made = [PLAIN]
+    for one in drafts:
+        made.append(_chain(one, found))
+        if found.tree and found.greedy and one.tq_wide is not None:
+            made.append(_tree(one, found))
+        if found.beside is not None and one.beside:
+            made.append(_parallel(one, found, found.beside))
+    return sorted(made, key=lambda way: -way.end_to_end)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Ways, the fastest first; which was chosen, and why in a sentence."""
+
+    ways: tuple[Way, ...]
+    chosen: Way
+    why: str
+    measured: Mapping[str, Any] = field(default_factory=dict)
+
+
+def decide(found: Sequence[Way]) -> tuple[Way, str]:
+    """The fastest way, or plain decoding if none gains ``GAIN``; and why.
+
+    Of equals within 1% the one that drafts in turns is taken: it needs one worker only.
+    """
+    best = found[0]
+    for way in found:
+        if best.schedule == "parallel" and way.schedule == "sequential" and way.end_to_end > 0.99 * best.end_to_end:
+            best = way
+            break
+    if best.end_to_end < GAIN:
+        others = [way for way in found if way.schedule != "autoregressive"]
+        if not others:
+            return PLAIN, "plain decoding: nothing here can draft"
+        return PLAIN, f"plain decoding: {others[0].label} would reach {others[0].end_to_end:.2f}x only"
+    return best, (
+        f"{best.label}: {best.end_to_end:.2f}x end to end and {best.decode:.2f}x in decoding are expected, "
+        f"with a window of {best.gamma} and {best.beta:.0%} accepted"
+    )
+
+
+def _chain(one: Drafting, found: Conditions) -> Way:
+    beta = speed.loose_beta(one.share(), found.strict)
+    gamma, _ = best_window(beta, found.verify, one.tq, found.overhead)
+    gamma = max(1, gamma)
+    tokens = speed.chain_tokens(beta, gamma)
+    decode = speed.sequential(tokens, gamma, found.verify(1), found.verify(gamma + 1), one.tq, found.overhead)
+    return _way(one, found, "sequential", "chain", gamma, beta, tokens, decode, found.first + one.read)
+
+
+def _tree(one: Drafting, found: Conditions) -> Way:
+    nodes = parse_tree(found.tree)
+    at = {node: index for index, node in enumerate(nodes)}
+    parents = [at[node[:-1]] if len(node) > 1 else -1 for node in nodes]
+    betas = [speed.loose_beta(one.share(), found.strict) if not node[-1] else one.share(node[-1]) for node in nodes]
+    tokens = speed.tree_tokens(parents, betas)
+    depth = max(map(len, nodes))
+    rows, wide = one.tq_wide or (1, one.tq)
+    level = [
+        sum(len(node) == d and any(n[:d] == node and len(n) > d for n in nodes) for node in nodes)
+        for d in range(1, depth)
+    ]
+    tq = [one.tq, *(one.tq + (wide - one.tq) * min(1.0, (n - 1) / max(1, rows - 1)) for n in level)]
+    decode = speed.sequential(tokens, 1, found.verify(1), found.verify(len(nodes) + 1), sum(tq), found.overhead)
+    return _way(one, found, "sequential", "tree", depth, one.share(), tokens, decode, found.first + one.read)
+
+
+def _parallel(one: Drafting, found: Conditions, beside: Beside) -> Way:
+    beta = min(speed.loose_beta(one.share(), found.strict), 0.99)
+    tq = one.tq * beside.slower_draft
+    gamma = 1
+    while (wider := window_for(beside.verify(gamma), tq)) > gamma:
+        gamma = wider
+    tp1, window = beside.verify(1), beside.verify(gamma)
+    if beside.shared:
+        decode = speed.parallel(beta, gamma, tp1, window, tq, shared=True)
+    else:
+        decode = speed.parallel_with_abort(beta, gamma, tp1, window, tq)
+    decode *= found.verify(1) / tp1
+    tokens = 1 / (1 - beta) / speed.run_rounds(beta, gamma)
+    first = max(found.first * beside.slower_read, one.read * beside.slower_draft)
+    return _way(one, found, "parallel", "chain", gamma, beta, tokens, decode, first)
+
+
+def _way(
+    one: Drafting,
+    found: Conditions,
+    schedule: str,
+    topology: str,
+    gamma: int,
+    beta: float,
+    tokens: float,
+    decode: float,
+    first: float,
+) -> Way:
+    plain = (found.tokens - 1) * found.verify(1)
+    settings: dict[str, object] = {**one.overrides, "schedule.kind": schedule, "draft.topology": topology}
+    settings["draft.gamma"] = gamma if topology == "tree" else "auto"
+    settings["schedule.prefill"] = "parallel" if schedule == "parallel" else "sequential"
+    return Way(
+        one.name,
+        schedule,
+        topology,
+        settings,
+        one.alpha,
+        gamma,
+        beta,
+        tokens,
+        one.tq,
+        decode,
+        (found.first + plain) / (first + plain / decode),
+    )

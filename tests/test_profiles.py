@@ -24,7 +24,7 @@ NAMES = {
     ),
     "drafting": ("ensemble", "model", "none", "self", "sparse_kv", "text_only"),
     "acceptance": ("exact", "fly", "fly_minus", "lvspec", "random_loose"),
-    "schedules": ("auto", "plan", "autoregressive", "parallel", "sequential"),
+    "schedules": ("auto", "autoregressive", "parallel", "plan", "sequential"),
     "lossy": ("dycoke", "fastv", "none", "pdrop", "sparsevlm"),
 }
 #: Those whose names appear nowhere else in this file are checked by what they say of themselves.

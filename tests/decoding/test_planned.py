@@ -204,5 +204,3 @@ def test_the_target_cache_is_untouched(models):
 
 def _entries(state):
     return [(layer.keys, layer.values) for layer in state.cache._buffers]
-
-

@@ -29,7 +29,7 @@ def find(found, schedule, topology="chain"):
 
 def test_a_chain_is_predicted_by_the_formula():
     found = find(ways([drafting()], conditions()), "sequential")
-    beta = (90 + 4 * 0.7) / 104
+    beta = (90 + 2 * 0.7) / 102
     assert found.beta == pytest.approx(beta)
     assert found.tokens_per_pass == pytest.approx(speed.chain_tokens(beta, found.gamma))
     round_ = found.gamma * 1.0 + passes(found.gamma + 1) + 0.5
@@ -40,7 +40,7 @@ def test_a_chain_is_predicted_by_the_formula():
 
 def test_a_tree_counts_its_levels_and_its_ranks():
     found = find(ways([drafting(right=60, second=20)], conditions()), "sequential", "tree")
-    first, second = (60 + 2.8) / 104, 20 / 104
+    first, second = (60 + 1.4) / 102, 20 / 102
     assert found.tokens_per_pass == pytest.approx(1 + first + second + first * first + first * second + first**3)
     assert found.gamma == 3
     # Of the five nodes one has children at the first level and one at the second: three draft passes of one row.

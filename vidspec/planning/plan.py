@@ -20,7 +20,7 @@ __all__ = ["GAIN", "Beside", "Conditions", "Drafting", "Plan", "Way", "decide", 
 #: What a way has to gain over plain decoding, end to end, to be chosen.
 GAIN = 1.02
 #: Tokens of acceptance 0.7 that are added to what was seen, because a short text says little.
-PRIOR_TOKENS, PRIOR = 4.0, 0.7
+PRIOR_TOKENS, PRIOR = 2.0, 0.7
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,7 @@ class Drafting:
         ranks: how often the text's token was its first, second, ... choice.
         tq: seconds of a pass on one token.
         tq_wide: (rows, seconds) of a pass on several, for trees; None if it drafts no tree.
-        read: seconds until it has read its prompt, its own vision tower included.
-        signals: seconds that observing the target's prefill costs; they are part of the others' first token too.
+        read: seconds until it has read its prompt, its own vision tower and observing the target included.
         beside: whether the parallel schedule can have it.
     """
 

@@ -22,12 +22,21 @@ from vidspec.registry import families, pruners, rules
 PACKAGED = {info.name: str(info.path) for info in profiles.available() if info.source == "packaged"}
 
 
-def speculates_losslessly(path):
-    profile = profiles.load(path, env={})
+def speculates_losslessly(profile):
     return profile.draft.kind != "none" and rules.get(profile.accept.rule).lossless
 
 
-LOSSLESS = [name for name, path in PACKAGED.items() if speculates_losslessly(path)]
+def different(packaged):
+    """Names of the lossless ones; of profiles that differ in name and description alone, as papers call them, one."""
+    by_settings = {}
+    for name, path in packaged.items():
+        profile = profiles.load(path, env={})
+        if speculates_losslessly(profile):
+            by_settings.setdefault(profile.model_dump_json(exclude={"name", "about"}), name)
+    return list(by_settings.values())
+
+
+LOSSLESS = different(PACKAGED)
 CLIPS = {path.stem: path for path in shipped()}
 USUAL = 6
 DRAWN = int(os.environ.get("VIDSPEC_LOSSLESS_CLIPS", USUAL))

@@ -27,6 +27,7 @@ __all__ = [
     "load",
     "override",
     "parse",
+    "setting",
 ]
 
 PREFIX = "VIDSPEC_"
@@ -69,15 +70,23 @@ def packaged_folder() -> Path:
 
 def available() -> list[ProfileInfo]:
     """All profiles that can be named, by name. One that cannot be read is listed and says so."""
-    found: dict[str, ProfileInfo] = {}
+    found = []
+    for name, (path, source) in sorted(_files().items()):
+        try:
+            about = _about(_read(path))
+        except ProfileError as error:
+            about = f"unreadable: {error.message}"
+        found.append(ProfileInfo(name, about, path, source))
+    return found
+
+
+def _files() -> dict[str, tuple[Path, str]]:
+    """File and source of every profile that can be named, unread."""
+    found: dict[str, tuple[Path, str]] = {}
     for source, folder in (("packaged", packaged_folder()), ("user", user_folder())):
         for path in sorted(file for ending in ("*.yaml", "*.yml") for file in folder.glob(ending)):
-            try:
-                about = _about(_read(path))
-            except ProfileError as error:
-                about = f"unreadable: {error.message}"
-            found[path.stem] = ProfileInfo(path.stem, about, path, source)
-    return [found[name] for name in sorted(found)]
+            found[path.stem] = path, source
+    return found
 
 
 def _about(data: Mapping[str, Any]) -> str:
@@ -125,6 +134,18 @@ def parse(data: Mapping[str, Any]) -> Profile:
         ProfileError: an unknown key, a wrong value or an impossible combination.
     """
     return _layered(dict(data), {}, ())
+
+
+def setting(text: str) -> tuple[str, str]:
+    """``KEY=VALUE``, as a command line writes an override, without the blanks around either.
+
+    Raises:
+        ValueError: it has no key or no equals sign.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ValueError(f"{text!r} is not KEY=VALUE")
+    return key.strip(), value.strip()
 
 
 Layer: TypeAlias = dict[str, tuple[object, str]]  # dotted key -> its value and where it was set
@@ -242,12 +263,12 @@ def _find(name_or_path: str) -> Path:
         if not path.is_file():
             raise ProfileError(f"{name_or_path}: there is no such profile file")
         return path
-    known = {info.name: info.path for info in available()}
+    known = _files()
     if name_or_path not in known:
         close = nearest(name_or_path, known)
         meant = f"; did you mean {close}?" if close else ""
         raise ProfileError(f"no profile is called {name_or_path!r}{meant}", hint="`vidspec profiles` lists them")
-    return known[name_or_path]
+    return known[name_or_path][0]
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -30,6 +30,7 @@ RECORD_KEYS = (
     "kept_per_frame",
     "ensemble",
     "loose",
+    "lossy",
     "error",
 )
 
@@ -62,6 +63,8 @@ class Caption:
             although the target would have chosen another, and ``tokens``, each of them: ``at`` (index in
             ``token_ids``), ``token`` and ``text``, ``wanted`` and ``wanted_text`` of the target's own token there,
             ``by`` what it passed, and the ``relevance`` (mean cosine) and ``entropy`` (nats) that the rule measured.
+        lossy: None with a target that sees the whole video; else the ``method`` that prunes it and ``kept``, how many
+            visual tokens each of its decoder blocks reads while decoding.
         error: None, or ``{stage, kind, message}``.
         trace: timed events for ``--trace``; not part of the JSON record.
     """
@@ -81,6 +84,7 @@ class Caption:
     kept_per_frame: list[int] = field(default_factory=list)
     ensemble: dict[str, Any] | None = None
     loose: dict[str, Any] | None = None
+    lossy: dict[str, Any] | None = None
     error: dict[str, str] | None = None
     trace: Any = field(default=None, repr=False, compare=False)
 

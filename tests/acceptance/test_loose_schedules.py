@@ -32,7 +32,7 @@ LOSSY = sorted(
     for info in profiles.available()
     if info.source == "packaged" and profiles.load(str(info.path), env={}).accept.rule != "exact"
 )
-#: Each changes more than a dozen of the tokens; the others a handful at most, which rounding may take away.
+#: Each changes several tokens of this pair's text; of the others rounding may leave none.
 OFTEN_LOOSE = {"fly-minus", "lvspec", "lvspec-0.9", "lvspec-no-shift", "lvspec-tree", "random-loose", "self-lvspec"}
 STRICT = {"accept.rule": "lvspec", "accept.lam": 0, "accept.tolerance": False}
 

@@ -73,9 +73,11 @@ def test_changed_settings_are_told_apart(clips, recorded, settings):
 
 
 def test_what_changes_no_answer_is_no_setting():
-    profile = {"name": "a", "about": "b", "models": {"device": "cpu", "threads": 1, "target": "t"}}
-    same = {"name": "c", "about": "d", "models": {"device": "cuda", "threads": 2, "target": "t"}}
+    profile = {"name": "a", "about": "b", "models": {"device": "cpu", "threads": 1, "packed": "auto", "target": "t"}}
+    same = {"name": "c", "about": "d", "models": {"device": "cuda", "threads": 2, "packed": False, "target": "t"}}
     assert settings_id(profile, prompt="x") == settings_id(same, prompt="x") != settings_id(same, prompt="y")
+    other = {**same, "models": {**same["models"], "attention": "eager"}}
+    assert settings_id(other, prompt="x") != settings_id(same, prompt="x")
 
 
 def test_the_same_bytes_under_another_name_keep_their_caption(clips, recorded, settings):

@@ -53,6 +53,14 @@ def test_a_busy_machine_does_not_move_the_ratio_to_the_baseline():
     }
 
 
+def test_records_made_for_quality_have_no_times():
+    before, after = results(1), results(2)
+    for one in results(3, factor=2.0)["records"]:
+        after["records"].append({**one, "quality_only": True})
+        after["records"].append({**one, "path": "other.mp4", "timings": {}, "quality_only": True})
+    assert compare(before, after) == compare(before, results(2))
+
+
 def test_too_few_clips_say_nothing():
     found = compare(results(1, clips=FEWEST - 1), results(2, factor=3, clips=FEWEST - 1))
     assert set(verdicts(found).values()) == {"too few clips"}

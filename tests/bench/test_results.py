@@ -35,6 +35,19 @@ def test_the_file_is_whole_after_every_record(tmp_path):
     assert content["records"][0]["passes"] == {"verify": [0.5], "draft": [0.125]}
 
 
+def test_further_entries_of_a_record_are_kept_and_may_be_changed(tmp_path):
+    file = tmp_path / "r.json"
+    results = Results(file, SETTINGS, {})
+    results.add(("ar", "a.mp4", 0), record(), quality_only=True)
+    results.stored[0]["accepted_by_target"] = 0.5
+    results.rewrite()
+    results.add(("ar", "a.mp4", 1), record())
+    again = Results(file, SETTINGS, {})
+    assert [one.get("quality_only") for one in again.stored] == [True, None]
+    assert again.stored == json.loads(file.read_text())["records"] and again.stored[0]["accepted_by_target"] == 0.5
+    assert again.done["ar", "a.mp4", 0].token_ids == [1, 2, 3]
+
+
 def test_a_second_run_continues_before_and_after_the_end(tmp_path):
     file = tmp_path / "r.json"
     Results(file, SETTINGS, {}).add(("ar", "a.mp4", 0), record())

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from decoding import checkpoints
 
+from decoding import checkpoints
 from vidspec import profiles
 from vidspec.captioner import Captioner
 from vidspec.decoding import planned

@@ -6,9 +6,9 @@ import pytest
 
 from vidspec.embedded import samples
 from vidspec.embedded.drawing import frames
-from vidspec.embedded.samples import draw, draw_sample, shipped
+from vidspec.embedded.samples import draw, draw_sample, read_truth, shipped
 from vidspec.embedded.scoring import score, truth
-from vidspec.errors import OutputError
+from vidspec.errors import OutputError, UsageError
 from vidspec.video import read
 
 
@@ -49,6 +49,18 @@ def test_truth_json(tmp_path, brief):
         scene = draw_sample(record["seed"]).scene
         assert record["facts"] == asdict(truth(scene))
         assert score(record["caption"], scene).f1 == 1.0
+
+
+def test_truth_read_again(tmp_path, brief):
+    assert read_truth(tmp_path) == {}
+    paths = draw(tmp_path, 3, seed=2)
+    read_again = read_truth(tmp_path)
+    assert list(read_again) == [path.name for path in paths]
+    assert all(facts == truth(draw_sample(seed).scene) for seed, facts in read_again.values())
+    for other in ("{", '{"a": 1}', "[1]", '[{"file": "a.mp4", "seed": 1, "facts": {"colour": "red"}}]'):
+        (tmp_path / "truth.json").write_text(other)
+        with pytest.raises(UsageError, match=r"is no truth\.json of"):
+            read_truth(tmp_path)
 
 
 def test_same_seed_same_bytes(tmp_path, brief):

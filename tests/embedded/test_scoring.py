@@ -52,6 +52,11 @@ def test_right_captions():
     assert parse(RIGHT_TWO) == truth(TWO)
 
 
+def test_facts_score_as_their_scene_does():
+    for text in (RIGHT, RIGHT.replace("navy", "teal"), RIGHT_TWO, ""):
+        assert score(text, truth(TWO)) == score(text, TWO) and score(text, truth(ONE)) == score(text, ONE)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [

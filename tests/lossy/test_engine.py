@@ -8,7 +8,7 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.kv_cache import KVCache
 from vidspec.errors import ModelError
 from vidspec.lossy.dycoke import DyCoke
-from vidspec.lossy.engine import LossyEngine
+from vidspec.lossy.engine import LossyEngine, kept_per_layer
 from vidspec.lossy.fastv import FastV
 from vidspec.lossy.pdrop import PyramidDrop
 from vidspec.lossy.sparsevlm import SparseVLM
@@ -86,7 +86,7 @@ def test_dropped_rows_are_rows_that_nobody_sees(family, method):
     recorded = Recorded(method, prefix.visual)
     text, logits, state = decode(LossyEngine(model, recorded), prefix)
     rows = prefix.length + len(text) - 1
-    hidden, lengths, left = {}, [], len(prefix.visual)
+    hidden, lengths, read, left = {}, [], [], len(prefix.visual)
     for layer in range(model.layers):
         if layer in recorded.kept:
             kept = recorded.kept[layer]
@@ -95,6 +95,8 @@ def test_dropped_rows_are_rows_that_nobody_sees(family, method):
         if left < len(prefix.visual):
             hidden[layer] = unseen(prefix, rows, kept)
         lengths.append(rows - len(prefix.visual) + left)
+        read.append(left)
+    assert kept_per_layer(state) == tuple(read)
     assert hidden and state.cache.lengths == tuple(lengths) and state.length == rows
     torch.testing.assert_close(logits, by_masks(model, prefix, text, hidden), **CLOSE)
     plain = Engine(model).prefill(prefix, ROOM).logits
@@ -108,6 +110,7 @@ def test_merged_frames_are_a_shorter_prompt(family):
     kept = method.before(prefix)
     text, logits, state = decode(LossyEngine(model, method), prefix)
     expected, expected_logits, other = decode(Engine(model), prefix.keep(kept))
+    assert kept_per_layer(state) == (len(kept),) * model.layers and kept_per_layer(other) == ()
     assert len(kept) < len(prefix.visual) and text == expected and torch.equal(logits, expected_logits)
     assert state.length == other.length and state.offset == other.offset > prefix.next_position - prefix.length
 
@@ -135,6 +138,8 @@ def test_entries_that_decoding_does_not_read(family, similarity):
     torch.testing.assert_close(torch.stack(logits), expected, **CLOSE)
     assert state.watch.chosen.version == (1 if similarity < 0 else len(chosen))
     assert state.cache.lengths == (rows,) * model.layers  # nothing is lost
+    later = model.layers - layer
+    assert kept_per_layer(state) == (len(prefix.visual),) * layer + (len(read),) * later
 
 
 def test_recycled_tokens_reach_the_next_block():

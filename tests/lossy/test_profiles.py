@@ -73,7 +73,11 @@ def test_records_say_that_it_is_not_lossless(target, name):
     events = list(one.stream(shipped()[0]))
     record = events[-1].caption
     assert record.lossless is False and record.loose is None and len(record.token_ids) == 6
-    assert [event.lossless for event in events if isinstance(event, Prefilled)] == [False]
+    (read,) = [event for event in events if isinstance(event, Prefilled)]
+    assert read.lossless is False
+    assert record.lossy == {"method": name, "kept": list(read.kept_per_layer)}
+    assert len(read.kept_per_layer) == target.layers and record.counters["visual_tokens"] == read.visual_tokens
+    assert read.kept_per_layer[-1] < read.visual_tokens
     assert "; not lossless" in summary(record)
     plain = one.baseline(shipped()[0])
     assert plain.lossless is True and plain.token_ids == captioner(target, "ar").caption(shipped()[0]).token_ids

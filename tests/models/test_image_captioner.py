@@ -2,6 +2,7 @@
 
 import json
 
+import huggingface_hub.constants as hub
 import numpy as np
 import pytest
 import torch
@@ -112,7 +113,8 @@ def test_damaged_files(tmp_path):
         image_captioner.load(str(folder), PLACE)
 
 
-def test_no_such_folder():
+def test_no_such_folder(monkeypatch):
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)  # without a network the hub is asked five times
     with pytest.raises(ModelError, match="no such folder"):
         image_captioner.load("./nowhere", PLACE)
 

@@ -1,6 +1,7 @@
 """The window of the sequential schedule: where it settles, when it moves, and when the draft rests."""
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -93,7 +94,7 @@ def test_a_hopeless_draft_rests_and_is_tried_again():
     assert settled.count(0) > 0.8 * len(settled)
     trials = [at for at, gamma in enumerate(settled) if gamma]
     assert {settled[at] for at in trials} == {TRIAL}
-    assert all(b - a == REST + 1 for a, b in zip(trials, trials[1:], strict=False))
+    assert all(b - a == REST + 1 for a, b in pairwise(trials))
 
 
 def test_a_gain_within_the_slack_moves_nothing():

@@ -152,6 +152,8 @@ def _seconds(runs: Sequence[Caption], what: str) -> float:
 def _by_method(results: Mapping[str, Any]) -> dict[str, dict[str, list[Caption]]]:
     found: dict[str, dict[str, list[Caption]]] = {}
     for one in results["records"]:
+        if one.get("quality_only"):  # its times mean nothing
+            continue
         caption = restored(one)
         found.setdefault(one.get("contender") or str(caption.profile), {}).setdefault(caption.path, []).append(caption)
     return found

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vidspec import profiles
+from vidspec.bench import labels
 from vidspec.bench.peers import PEERS, Peer
 from vidspec.captioner import Captioner
 from vidspec.decoding.workers.slot import DraftSlot
@@ -60,14 +61,17 @@ class Loaded:
             self.draft = loading.load(second, self.where)
         self._slots: dict[str, DraftSlot] = {}
 
-    def captioner(self, name: str, overrides: Mapping[str, object] | None = None) -> Captioner:
-        """A captioner of a profile, by name or file.
+    def captioner(self, label: str, overrides: Mapping[str, object] | None = None) -> Captioner:
+        """A captioner of a profile, by name or file, with the keys that its label sets (:mod:`~vidspec.bench.labels`).
+
+        What the label sets wins over ``overrides``.
 
         Raises:
-            ProfileError: there is no such profile.
-            UsageError: it drafts with a model and none was named.
+            ProfileError: there is no such profile, or it cannot be set so.
+            UsageError: it is no label, or it drafts with a model and none was named.
         """
-        profile = profiles.load(name, overrides)
+        name, own = labels.parse(label)
+        profile = profiles.load(name, {**(overrides or {}), **own})
         if profile.drafts_with_a_model and self.draft is None:
             raise UsageError(f"profile {name} drafts with a model", hint="name one with --draft")
         made = Captioner(
@@ -76,7 +80,7 @@ class Loaded:
             self.draft if profile.drafts_with_a_model else None,
             slot=self._slots.get(profile.draft.kind),
         )
-        if profile.concurrent and made.slot is not None:
+        if made.slot is not None:
             self._slots[profile.draft.kind] = made.slot
         return made
 
@@ -104,16 +108,18 @@ def lossless_profiles() -> list[str]:
 
 
 def names_of(text: str) -> list[str]:
-    """Profiles as a command line names them: parted by commas, or ``all`` for :func:`lossless_profiles`.
+    """Labels as a command line names them: parted by commas, or ``all`` for :func:`lossless_profiles`.
 
     Raises:
-        UsageError: none, or one of them twice.
+        UsageError: none, one of them twice, or one that is no label.
     """
     if text == "all":
         return lossless_profiles()
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = labels.split(text)
     if not names:
         raise UsageError("--profiles names none", hint="such as --profiles ar,vanilla-sd")
     if twice := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"--profiles names {twice[0]} twice")
+    for name in names:
+        labels.parse(name)
     return names

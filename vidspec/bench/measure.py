@@ -21,9 +21,10 @@ from vidspec.bench.results import Results
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
+from vidspec.profiles import Profile
 from vidspec.record import Caption
 
-__all__ = ["Bench", "Outcome", "measure"]
+__all__ = ["Bench", "Outcome", "fingerprint", "measure"]
 
 
 @dataclass(frozen=True)
@@ -105,13 +106,14 @@ def measure(bench: Bench, say: Callable[[str], None] = lambda _: None) -> Outcom
         loaded.close()
 
 
+def fingerprint(profile: Profile) -> str:
+    """What tells a profile from one of the same name that says something else."""
+    return hashlib.sha256(profile.model_dump_json().encode()).hexdigest()[:16]
+
+
 def _settings(bench: Bench, clips: Sequence[Path], contenders: dict[str, Contender]) -> dict[str, Any]:
     """What two runs must share for their records to be one run's; more repeats may follow."""
-    profiles = {
-        name: hashlib.sha256(one.profile.model_dump_json().encode()).hexdigest()[:16]
-        for name, one in contenders.items()
-        if isinstance(one, Captioner)
-    }
+    profiles = {name: fingerprint(one.profile) for name, one in contenders.items() if isinstance(one, Captioner)}
     return {
         "vidspec": __version__,
         **asdict(bench.source),

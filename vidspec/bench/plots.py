@@ -15,14 +15,14 @@ from vidspec.record import Caption
 __all__ = ["check", "draw"]
 
 
-def check() -> None:
-    """Say early that nothing can be drawn.
+def check(option: str = "--plots") -> None:
+    """Say early that nothing can be drawn, naming the option that asked for it.
 
     Raises:
         UsageError: matplotlib is not installed.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plots: matplotlib is not installed", hint="pip install 'vidspec[plots]'")
+        raise UsageError(f"{option}: matplotlib is not installed", hint="pip install 'vidspec[plots]'")
 
 
 def draw(rows: Sequence[Row], records: Mapping[str, Mapping[str, Sequence[Caption]]], folder: Path) -> list[Path]:

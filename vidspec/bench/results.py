@@ -37,6 +37,7 @@ class Results:
 
     Attributes:
         done: what the file holds already.
+        stored: the same as JSON values, in the file's order.
 
     Raises:
         UsageError: the file holds a run with other settings.
@@ -48,7 +49,7 @@ class Results:
     ) -> None:
         self.path, self.settings, self.machine = path, json.loads(json.dumps(settings)), dict(machine)
         self.done: dict[Key, Caption] = {}
-        self._stored: list[dict[str, Any]] = []
+        self.stored: list[dict[str, Any]] = []
         try:
             if path.exists():
                 self._continue(overwrite)
@@ -67,31 +68,38 @@ class Results:
                 f"{self.path} holds a run with other {', '.join(other) or 'settings'}",
                 hint="name another file, or --overwrite",
             )
-        self._stored = content["records"]
-        self.done = {_key(one): restored(one) for one in self._stored}
+        self.stored = content["records"]
+        self.done = {_key(one): restored(one) for one in self.stored}
 
     def _begin(self) -> None:
         head = json.dumps({"settings": self.settings, "machine": self.machine}, ensure_ascii=False)
-        lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in self._stored)
+        lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in self.stored)
         text = f'{head[:-1]},\n"records": [\n{lines}'.encode()
         self._replace(text + _CLOSING)
 
-    def add(self, key: Key, caption: Caption) -> None:
-        """Append a record; the file is whole again when this returns."""
-        stored = {"contender": key[0], "repeat": key[2], **caption.to_dict(), "passes": _passes(caption)}
+    def add(self, key: Key, caption: Caption, **more: Any) -> None:
+        """Append a record, with further entries if any; the file is whole again when this returns."""
+        stored = {"contender": key[0], "repeat": key[2], **more, **caption.to_dict(), "passes": _passes(caption)}
         line = json.dumps(stored, ensure_ascii=False).encode()
         try:
             with self.path.open("r+b") as file:
                 file.seek(-len(_CLOSING), os.SEEK_END)
-                file.write((b",\n" if self._stored else b"") + line + _CLOSING)
+                file.write((b",\n" if self.stored else b"") + line + _CLOSING)
         except OSError as error:
             raise OutputError(f"{self.path}: cannot be written: {error.strerror}") from error
-        self._stored.append(stored)
+        self.stored.append(stored)
         self.done[key] = caption
+
+    def rewrite(self) -> None:
+        """Write the whole file again, after entries of :attr:`stored` were changed."""
+        try:
+            self._begin()
+        except OSError as error:
+            raise OutputError(f"{self.path}: cannot be written: {error.strerror}") from error
 
     def finish(self, **more: Any) -> None:
         """Write the whole file again with further entries, such as the rows of the table."""
-        content = {"machine": self.machine, **more, "settings": self.settings, "records": self._stored}
+        content = {"machine": self.machine, **more, "settings": self.settings, "records": self.stored}
         self._replace((json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
 
     def _replace(self, content: bytes) -> None:

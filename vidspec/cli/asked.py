@@ -98,6 +98,8 @@ def sources_of(given: Any) -> Sources:
 
 def overrides_of(given: Any) -> dict[str, object]:
     """Options and ``--set`` as dotted keys; the same key by both is refused, since neither is the obvious winner."""
+    from vidspec import profiles
+
     overrides: dict[str, object] = {
         key: getattr(given, option) for option, key in KEYS.items() if getattr(given, option) is not None
     }
@@ -105,12 +107,13 @@ def overrides_of(given: Any) -> dict[str, object]:
     if prompt is not None:
         overrides["generate.prompt"] = prompt
     for setting in given.settings or ():
-        key, equals, value = setting.partition("=")
-        if not equals or not key.strip():
-            raise UsageError(f"--set {setting}: must be KEY=VALUE, such as prune.alpha=0.8")
-        if key.strip() in overrides:
-            raise UsageError(f"--set {setting}: {key.strip()} is set twice on this command line")
-        overrides[key.strip()] = value.strip()
+        try:
+            key, value = profiles.setting(setting)
+        except ValueError:
+            raise UsageError(f"--set {setting}: must be KEY=VALUE, such as prune.alpha=0.8") from None
+        if key in overrides:
+            raise UsageError(f"--set {setting}: {key} is set twice on this command line")
+        overrides[key] = value
     return overrides
 
 

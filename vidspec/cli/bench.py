@@ -50,7 +50,7 @@ Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or 
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; as torch chooses if left out.")]
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -60,9 +60,20 @@ def run(
         list[Path] | None, typer.Argument(metavar="CLIP...", help="Video files; the shipped samples if none are named.")
     ] = None,
     profiles: Annotated[
-        str,
-        typer.Option("--profiles", help="Names or files, parted by commas; the first is the baseline; all: lossless."),
-    ] = DEFAULT,
+        str | None,
+        typer.Option(
+            "--profiles",
+            help="Names or files, each with +KEY=VALUE for what is to differ, parted by commas; "
+            "the first is the baseline; all: lossless.",
+            show_default=DEFAULT,
+        ),
+    ] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            "--suite", metavar="NAME", help="The rows of a paper's table, such as lvspec-1; papers: of all tables."
+        ),
+    ] = None,
     pair: Pair = PairName.embedded,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Of every clip.")] = 3,
     target: Target = None,
@@ -88,25 +99,29 @@ def run(
     Times are medians over clips, with the least and greatest in brackets. Every record goes to --json at once, and a
     run that was stopped goes on where it was when the same command is given again.
     """
+    from vidspec.bench import paper_tables, suites
     from vidspec.bench import plots as drawing
     from vidspec.bench.loaded import Source, names_of
     from vidspec.bench.measure import Bench, measure
     from vidspec.bench.position_table import table
 
+    if suite is not None and profiles is not None:
+        raise UsageError("--suite and --profiles exclude each other")
+    names = names_of(profiles or DEFAULT) if suite is None else suites.contenders(suite)
     if plots is not None:
         drawing.check()
     source = Source(pair.value, target, draft, device, dtype)
-    bench = Bench(
-        names_of(profiles), clips or (), repeats, source, threads, not no_peers, position_bias, json, overwrite
-    )
-    outcome = measure(bench, _say)
+    bench = Bench(names, clips or (), repeats, source, threads, not no_peers, position_bias, json, overwrite)
+    outcome = measure(bench, say)
     print(outcome.table)
     print(", ".join(f"{key} {value}" for key, value in outcome.machine.items()))
+    if suite is not None and (of_papers := suites.papers_of(suite)):
+        print(f"\n{paper_tables.markdown(of_papers, outcome.rows, names[0])}")
     if position_bias:
         print(f"\n{table(outcome.position_bias)}")
     if plots is not None:
         for file in drawing.draw(outcome.rows, outcome.records, plots):
-            _say(f"drew {file}")
+            say(f"drew {file}")
     return 0
 
 
@@ -188,7 +203,7 @@ def scale(
         new_tokens=tokens,
         repeats=repeats,
         threads=threads,
-        say=_say,
+        say=say,
     )
     if form is Form.json:
         import json

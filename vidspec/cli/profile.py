@@ -59,12 +59,15 @@ def profile(
 
     vidspec profile clip.mp4 --profiles ar,specvlm,parallelvlm
     """
+    from vidspec.profiles import setting
+
     overrides: dict[str, object] = {}
-    for setting in settings or ():
-        key, equals, value = setting.partition("=")
-        if not equals or not key.strip():
-            raise UsageError(f"--set {setting}: must be KEY=VALUE, such as video.frames=16")
-        overrides[key.strip()] = value.strip()
+    for given in settings or ():
+        try:
+            key, value = setting(given)
+        except ValueError:
+            raise UsageError(f"--set {given}: must be KEY=VALUE, such as video.frames=16") from None
+        overrides[key] = value
     if svg is not None and not svg.resolve().parent.is_dir():
         raise OutputError(f"--svg {svg}: there is no such folder")
     from vidspec.bench.loaded import Source, names_of

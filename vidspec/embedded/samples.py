@@ -13,11 +13,11 @@ from typing import Any
 
 from vidspec.embedded.captions import caption
 from vidspec.embedded.drawing import frames
-from vidspec.embedded.scoring import truth
+from vidspec.embedded.scoring import Statement, truth
 from vidspec.embedded.world import Scene, draw_scene
-from vidspec.errors import OutputError
+from vidspec.errors import OutputError, UsageError
 
-__all__ = ["FPS", "Sample", "draw", "draw_sample", "ship", "shipped"]
+__all__ = ["FPS", "Sample", "draw", "draw_sample", "read_truth", "ship", "shipped"]
 
 HEIGHT, WIDTH, FPS = 240, 320, 15
 SECONDS = (8, 15)  # the shortest and the longest clip
@@ -88,6 +88,24 @@ def ship(folder: Path = CLIPS) -> list[Path]:
 def shipped() -> list[Path]:
     """The clips that come with the package, sorted by name."""
     return sorted(CLIPS.glob("*.mp4"))
+
+
+def read_truth(folder: Path) -> dict[str, tuple[int, Statement]]:
+    """Seed and facts of the clips in a folder by file name, from its ``truth.json``; empty if it has none.
+
+    Raises:
+        UsageError: the file is not one that this module writes.
+    """
+    path = folder / TRUTH
+    if not path.is_file():
+        return {}
+    try:
+        records = json.loads(path.read_text(encoding="utf-8"))
+        return {one["file"]: (one["seed"], Statement(**one["facts"])) for one in records}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UsageError(
+            f"{path}: is no truth.json of `vidspec sample`", hint="rename it if it is something else"
+        ) from None
 
 
 def _write(out: Path, drawn: dict[str, Sample]) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Score a caption against a scene: facts stated against facts true. Text in, numbers out; no model here.
+"""Score a caption against a scene or its facts: facts stated against facts true. Text in, numbers out; no model here.
 
 A scene has the facts: number of objects, background colour, pattern, and for every object its colour, shape, size,
 place at the start, motion, state at the end, and on which side of the next one it begins. Stated objects are matched to
@@ -130,9 +130,14 @@ def _attach(statement: Statement, colour: str, shape: str, name: str, value: str
     statement.objects.append({name: value})
 
 
-def score(text: str, scene: Scene) -> Score:
-    """Precision, recall and F1 of the facts a caption states."""
-    said, real = parse(text), truth(scene)
+def score(text: str, real: Scene | Statement) -> Score:
+    """Precision, recall and F1 of the facts a caption states.
+
+    Args:
+        text: the caption.
+        real: the scene, or its facts as ``truth.json`` holds them.
+    """
+    said, real = parse(text), real if isinstance(real, Statement) else truth(real)
     general = sum(said.general.get(name) == value for name, value in real.general.items())
     few, many = sorted((said.objects, real.objects), key=len)
     best = 0

@@ -17,7 +17,7 @@ from vidspec.lossy.cache import ChosenEntries, LossyCache
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import Prefix, VideoLanguageModel, VisualTokens
 
-__all__ = ["LossyEngine"]
+__all__ = ["LossyEngine", "kept_per_layer"]
 
 
 class _Look(Taps):
@@ -59,9 +59,15 @@ class _Reselect(Taps):
 
 @dataclass
 class _Pruned(State):
-    """A sequence of a pruned target; ``watch`` observes each step."""
+    """A sequence of a pruned target; ``watch`` observes each step, ``kept`` counts visual tokens that blocks read."""
 
     watch: Taps | None = None
+    kept: tuple[int, ...] = ()
+
+
+def kept_per_layer(state: State) -> tuple[int, ...]:
+    """How many visual tokens of the prompt each block of a pruned target reads while decoding; () of a whole one."""
+    return state.kept if isinstance(state, _Pruned) else ()
 
 
 class LossyEngine(Engine):
@@ -95,16 +101,19 @@ class LossyEngine(Engine):
         if len(prefix.visual) and (kept := self.method.before(prefix)) is not None:
             prefix = prefix.keep(kept.to(prefix.visual.index.device))
         depth, watch = self.model.layers, None
+        whole, share = depth, 1.0
         if isinstance(self.method, Dynamic) and depth > 1 and len(prefix.visual):
-            layer = min(self.method.layer, depth - 1)
+            whole, share = min(self.method.layer, depth - 1), self.method.keep
             chosen = ChosenEntries(prefix.length)
-            cache = LossyCache(depth, chosen, layer)
-            watch = _Reselect(self.method, layer, depth, prefix.visual, chosen)
+            cache = LossyCache(depth, chosen, whole)
+            watch = _Reselect(self.method, whole, depth, prefix.visual, chosen)
         else:
             cache = LossyCache(depth)
         hidden = self._blocks(prefix, cache, room)
         logits = self.model.logits(self.adapter.language.norm(hidden)[:, -1:])[0, 0]
-        return _Pruned(cache, prefix.next_position - prefix.length, logits, watch=watch)
+        visual, text = len(prefix.visual), prefix.length - len(prefix.visual)
+        read = [rows - text if block < whole else share_of(visual, share) for block, rows in enumerate(cache.lengths)]
+        return _Pruned(cache, prefix.next_position - prefix.length, logits, watch=watch, kept=tuple(read))
 
     @torch.inference_mode()
     def forward(

@@ -1,0 +1,107 @@
+"""A bench's rows as the papers' tables, with the figures that the papers print beside them. It measures nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from vidspec.bench.interleaved import Row
+from vidspec.bench.paper_suites import TABLES
+from vidspec.planning import tables
+
+__all__ = ["Claim", "claims", "markdown"]
+
+_LENGTHS = {"tau": "tau", "tokens_per_target_pass": "tokens / target pass", "run_length": "run length"}
+
+
+class Claim(NamedTuple):
+    """What a paper prints for a row on one pair: the accepted length, what it means, and the speed-up if there is one.
+
+    ``length`` is a field of :class:`~vidspec.bench.interleaved.Row`.
+    """
+
+    accepted: float
+    length: str
+    speedup: float | None
+
+    def __str__(self) -> str:
+        return f"{self.accepted:g}" + (f", {self.speedup:.2f}x" if self.speedup is not None else "")
+
+
+def claims(name: str) -> dict[tuple[str, bool], dict[str, Claim]]:
+    """The printed figures of a table on the benchmark that is shown of it.
+
+    Args:
+        name: a key of :data:`~vidspec.bench.paper_suites.TABLES`.
+
+    Returns:
+        claims by the paper's pair of models, by the row's name and whether its target drafts for itself; empty where
+        ``planning/tables`` has no file of this table.
+    """
+    table = TABLES[name]
+    if table.claims is None:
+        return {}
+    printed = tables.load(table.claims)
+    column = printed.benchmarks.index(table.benchmark)
+    found: dict[tuple[str, bool], dict[str, Claim]] = {}
+    for row in printed.rows:
+        if table.pairs is not None and row.models not in table.pairs:
+            continue
+        claim = Claim(row.lengths[column], printed.methods[row.method].length, row.claimed[column])
+        found.setdefault((row.method, _of_itself(row.models)), {})[row.models] = claim
+    return found
+
+
+def markdown(names: Sequence[str], rows: Sequence[Row], baseline: str) -> str:
+    """A table for each of the papers'.
+
+    Args:
+        names: keys of :data:`~vidspec.bench.paper_suites.TABLES`.
+        rows: of a bench, by label; a row that it has not is left out.
+        baseline: the label that the bench's ratios are to.
+    """
+    by_label = {row.name: row for row in rows}
+    return "\n\n".join(_table(name, by_label, baseline) for name in names)
+
+
+def _table(name: str, rows: dict[str, Row], baseline: str) -> str:
+    table = TABLES[name]
+    lines, pairs, benchmark = [f"### {table.where} (`{name}`)", ""], list[str](), ""
+    printed = claims(name)
+    shown = [(*row, own) for own, part in ((False, table.rows), (True, table.own)) for row in part if row[0] in rows]
+    for _, method, own in shown:
+        pairs += [pair for pair in printed.get((method, own), {}) if pair not in pairs]
+    if printed:
+        benchmark = f", {table.benchmark}"
+    columns = ["the paper's row", "profile", f"same tokens as {baseline}", "length", "decode", "end to end", *pairs]
+    lines += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for label, method, own in shown:
+        of_pairs = printed.get((method, own), {})
+        length = next((claim.length for claim in of_pairs.values()), table.length)
+        row = rows[label]
+        cells = [
+            f"{method}, Self-SD" if own else method,
+            f"`{label}`",
+            f"{row.equal}/{row.clips}",
+            _length(row, length),
+            *(f"{times[0]:.2f}x ({times[1]:.2f}-{times[2]:.2f})" for times in (row.decode, row.end_to_end)),
+            *(str(of_pairs.get(pair, "-")) for pair in pairs),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    if pairs:
+        lines += [
+            "",
+            f"In the columns of the paper's pairs: its accepted length, meant as ours is, and its speed-up{benchmark}.",
+        ]
+    return "\n".join(lines)
+
+
+def _length(row: Row, field: str) -> str:
+    value = getattr(row, field)
+    return "-" if value is None else f"{_LENGTHS[field]} {value:.2f}"
+
+
+def _of_itself(models: str) -> bool:
+    """Whether a pair as the papers write it, ``Qwen2.5-VL 7B/7B``, is one model."""
+    draft, _, target = models.rpartition(" ")[2].partition("/")
+    return draft == target

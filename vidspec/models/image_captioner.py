@@ -136,7 +136,10 @@ def load(name: str, where: Placement) -> HubCaptioner:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     transformers.utils.logging.disable_progress_bar()
     folder = Path(name).expanduser()
-    source = str(folder) if folder.exists() or name.startswith((".", "/", "~")) else name
+    looks_local = folder.exists() or name.startswith((".", "/", "~"))
+    if looks_local and not (folder / "config.json").is_file():  # the hub would be asked for it, again and again
+        raise ModelError(f"{name}: no config.json in this folder", hint="name a folder with a saved model, or a hub id")
+    source = str(folder) if looks_local else name
     try:
         config = transformers.AutoConfig.from_pretrained(source)
     except (OSError, ValueError) as error:

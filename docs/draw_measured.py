@@ -1,6 +1,7 @@
-"""Writes the measured tables: ``python docs/draw_measured.py LLAVA.json QWEN.json``, of two ``vidspec bench --json``.
+"""Writes the measured tables: ``python docs/draw_measured.py LLAVA.json QWEN.json [AUTO.json ...]``.
 
-The full tables go to ``docs/measured.md``, one table of both pairs between the markers of ``README.md``.
+The full tables go to ``docs/measured.md``, one table of both pairs between the markers of ``README.md``. Each AUTO.json
+holds ``auto`` beside other profiles on many clips; their totals get a section of their own.
 """
 
 from __future__ import annotations
@@ -8,18 +9,24 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
 PAIRS = ("embedded", "embedded-qwen")
 ABOUT = """\
-Every lossless profile and `transformers`' own `generate`, measured by
-`vidspec bench --profiles all --pair PAIR --repeats 2 --json FILE` and written here by `python docs/draw_measured.py`.
-After a warm-up of each, all took turns on every one of the four sample clips, twice; speed-ups are medians over clips
-of ratios to `ar` on the same clip, with the least and the greatest. Those that take turns have both cores; of the
-parallel ones each worker has one. *Speed model* is what the formulas of `vidspec/planning/speed.py` give for the same
-run's forward times and accepted lengths: for the parallel profiles the renewal formula."""
+Every lossless profile and `transformers`' own `generate`, measured by `vidspec bench --profiles all --pair PAIR
+--repeats 2 --json FILE` and written here by `python docs/draw_measured.py`. After a warm-up of each, all took turns
+on every one of the four sample clips, twice; speed-ups are medians over clips of ratios to `ar` on the same clip,
+with the least and the greatest. Those that take turns have both cores; of the parallel ones each worker has one.
+*Speed model* is what the formulas of `vidspec/planning/speed.py` give for the same run's forward times and accepted
+lengths: for the parallel profiles the renewal formula."""
+
+AUTO = """\
+`vidspec sample --out clips --count 50 --seed 20000000`, then `vidspec bench clips/*.mp4 --profiles LIST --repeats 1
+--no-peers --json FILE`: all in turn on each of 50 clips. `auto` begins knowing nothing, so what it measures on the
+first clip and what it tries on the next ones is in its time."""
 
 
 def number(value: float | None, places: int = 2) -> str:
@@ -78,6 +85,32 @@ def full(run: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def totals(run: dict[str, Any]) -> str:
+    """Time of all clips together, in which what ``auto`` spends on measuring counts, the fastest first."""
+    spent: dict[str, dict[str, float]] = {}
+    planning = 0.0
+    for record in run["records"]:
+        taken = spent.setdefault(record["contender"], {})
+        taken[record["path"]] = taken.get(record["path"], 0.0) + record["timings"]["end_to_end"]
+        planning += record["timings"].get("plan", 0.0) if record["contender"] == "auto" else 0.0
+    plain = spent["ar"]
+    rows = {row["name"]: row for row in run["rows"]}
+    lines = [
+        f"`auto` spent {planning:.2f} s of its {sum(spent['auto'].values()):.1f} s on measuring.",
+        "",
+        "| profile | same tokens as ar | all clips, s | over ar | by clip: median (least-greatest) |",
+        "|---|---|---|---|---|",
+    ]
+    for name, taken in sorted(spent.items(), key=lambda item: sum(item[1].values())):
+        ratios = sorted(plain[clip] / seconds for clip, seconds in taken.items())
+        middle = median(ratios)
+        lines.append(
+            f"| {name} | {rows[name]['equal']}/{rows[name]['clips']} | {sum(taken.values()):.1f} | "
+            f"{sum(plain.values()) / sum(taken.values()):.2f}x | {middle:.2f}x ({ratios[0]:.2f}-{ratios[-1]:.2f}) |"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     runs = [json.loads(Path(name).read_text(encoding="utf-8")) for name in sys.argv[1:3]]
     readme = ROOT / "README.md"
@@ -89,6 +122,19 @@ def main() -> None:
     for pair, run in zip(PAIRS, runs, strict=True):
         facts = ", ".join(f"{key} {value}" for key, value in run["machine"].items())
         parts += ["", f"## {pair}", "", facts, "", full(run)]
+    for name in sys.argv[3:]:
+        run = json.loads(Path(name).read_text(encoding="utf-8"))
+        facts = ", ".join(f"{key} {value}" for key, value in run["machine"].items())
+        parts += [
+            "",
+            f"## `auto` against hand-picked profiles: {run['settings']['pair']}",
+            "",
+            AUTO,
+            "",
+            facts,
+            "",
+            totals(run),
+        ]
     (ROOT / "docs" / "measured.md").write_text("\n".join(parts) + "\n", encoding="utf-8")
 
 

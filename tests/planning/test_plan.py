@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from vidspec.planning import speed
-from vidspec.planning.plan import GAIN, PLAIN, Beside, Conditions, Drafting, decide, ways
+from vidspec.planning.plan import GAIN, PLAIN, WORTH, Beside, Conditions, Drafting, decide, favoured, ways
 
 WIDE = (8, 2.0)
 
@@ -92,6 +92,19 @@ def test_of_equals_the_one_with_one_worker_is_taken():
     better = replace(beside, end_to_end=2.0)
     assert decide([better, replace(turns, end_to_end=1.99), PLAIN])[0].schedule == "sequential"
     assert decide([better, replace(turns, end_to_end=1.9), PLAIN])[0].schedule == "parallel"
+
+
+def test_hiding_the_video_has_to_be_worth_it():
+    pruned = replace(PLAIN, name="pruned", schedule="sequential", alpha=0.9, end_to_end=2.0, decode=2.5, beta=0.9)
+    half = replace(pruned, name="half", alpha=0.5, end_to_end=2.0 * (1 - WORTH) + 0.01)
+    whole = replace(pruned, name="whole", alpha=0.0, end_to_end=2.0 * (1 - WORTH) - 0.01)
+    tree = replace(pruned, name="tree", topology="tree", alpha=0.0, end_to_end=1.99)
+    assert favoured([pruned, tree, half, whole]) is half
+    assert favoured([pruned, tree, whole]) is pruned, "another topology is another matter"
+    assert decide([pruned, half, whole, PLAIN])[0] is half
+    beside = replace(half, name="beside", schedule="parallel", end_to_end=2.01)
+    assert decide([beside, pruned, half, PLAIN])[0] is beside, "the favoured way in turns is more than 1% behind it"
+    assert decide([beside, replace(half, end_to_end=2.0), PLAIN])[0].name == "half"
 
 
 def test_settings_make_a_profile():

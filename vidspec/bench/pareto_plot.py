@@ -31,6 +31,7 @@ def draw(found: Outcome, files: Sequence[Path]) -> None:
         UsageError: no method was timed.
         OutputError: a file cannot be written.
     """
+    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -58,7 +59,8 @@ def draw(found: Outcome, files: Sequence[Path]) -> None:
     for file in files:
         try:
             stamped: dict[str, Any] = {"metadata": {"Date": None}} if file.suffix == ".svg" else {}
-            picture.savefig(file, format=file.suffix.lstrip("."), **stamped)
+            with rc_context({"svg.fonttype": "none", "svg.hashsalt": "vidspec"}):  # letters as text, the same each time
+                picture.savefig(file, format=file.suffix.lstrip("."), **stamped)
         except OSError as error:
             raise OutputError(f"{file}: cannot be written: {error.strerror}") from error
 
@@ -105,7 +107,6 @@ def _points(axes: Any, methods: Sequence[Method], kind: str, colour: str, mark: 
 
 def _label(picture: Any, axes: Any, methods: Sequence[Method]) -> None:
     """Names beside the points, each at the first place where it hides neither another name nor a point."""
-    from matplotlib.patheffects import withStroke
     from matplotlib.text import Text
     from matplotlib.transforms import Bbox
 
@@ -125,7 +126,7 @@ def _label(picture: Any, axes: Any, methods: Sequence[Method]) -> None:
             fontsize=7,
             fontweight="bold" if one.frontier else "normal",
             color=_LOOKS[one.kind][0],
-            path_effects=[withStroke(linewidth=2, foreground="white")],
+            bbox={"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0.3},
             arrowprops={"arrowstyle": "-", "color": "#bbbbbb", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 2},
         )
         hidden = []

@@ -25,7 +25,7 @@ from vidspec.decoding.workers.run import SideBySide
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.prompt import Question
-from vidspec.planning.plan import Conditions, Plan, Way, decide, ways
+from vidspec.planning.plan import Conditions, Plan, Way, decide, favoured, ways
 from vidspec.planning.window import ChainWindow
 from vidspec.profiles import Profile
 
@@ -119,8 +119,9 @@ class Planner:
 
     def _next(self, plan: Plan) -> Way:
         """The chosen way, unless the parallel schedule's promise is being tested against the best in turns."""
-        turns = next((way for way in plan.ways if way.schedule != "parallel"), plan.chosen)
-        beside = next((way for way in plan.ways if way.schedule == "parallel"), None)
+        turns = favoured([way for way in plan.ways if way.schedule != "parallel"])
+        parallel = [way for way in plan.ways if way.schedule == "parallel"]
+        beside = favoured(parallel) if parallel else None
         if beside is None or beside.end_to_end < PROMISING * plan.chosen.end_to_end or beside.end_to_end < 1:
             return plan.chosen
         costs = {way.label: self._trials.get(way.label, []) for way in (beside, turns)}
@@ -209,7 +210,8 @@ class _Beginning:
             shared = device.type != "cpu" and slot.device == device
         conditions = trial.measure(planner.candidates, threads, shared)
         plan = planner.settle(trial, conditions)
-        best = next((way for way in plan.ways if way.schedule == "sequential" and way.topology == "chain"), None)
+        chains = [way for way in plan.ways if way.schedule == "sequential" and way.topology == "chain"]
+        best = favoured(chains) if chains else None
         job = run.job
         if best is not None and job is not None and job.window is not None:
             planner.teach(job.window, best)

@@ -15,10 +15,13 @@ from vidspec.planning import speed
 from vidspec.planning.gamma import window_for
 from vidspec.planning.window import best_window
 
-__all__ = ["GAIN", "Beside", "Conditions", "Drafting", "Plan", "Way", "decide", "ways"]
+__all__ = ["GAIN", "Beside", "Conditions", "Drafting", "Plan", "Way", "decide", "favoured", "ways"]
 
 #: What a way has to gain over plain decoding, end to end, to be chosen.
 GAIN = 1.02
+#: What hiding more of the video from a draft has to gain, end to end: a text begins with what any draft guesses, and
+#: its first tokens tell acceptances apart no better than this.
+WORTH = 0.05
 #: Tokens of acceptance 0.7 that are added to what was seen, because a short text says little.
 PRIOR_TOKENS, PRIOR = 2.0, 0.7
 
@@ -186,16 +189,32 @@ class Plan:
     measured: Mapping[str, Any] = field(default_factory=dict)
 
 
+def favoured(found: Sequence[Way]) -> Way:
+    """The first, or of its kind the one that sees most of the video among those at most ``WORTH`` slower.
+
+    Args:
+        found: ways, the fastest first.
+    """
+    best = found[0]
+    alike = [
+        way
+        for way in found
+        if (way.schedule, way.topology) == (best.schedule, best.topology)
+        and way.end_to_end >= (1 - WORTH) * best.end_to_end
+    ]
+    return min(alike, key=lambda way: way.alpha or 0.0)
+
+
 def decide(found: Sequence[Way]) -> tuple[Way, str]:
-    """The fastest way, or plain decoding if none gains ``GAIN``; and why.
+    """The :func:`favoured` way, or plain decoding if none gains ``GAIN``; and why.
 
     Of equals within 1% the one that drafts in turns is taken: it needs one worker only.
     """
-    best = found[0]
-    for way in found:
-        if best.schedule == "parallel" and way.schedule == "sequential" and way.end_to_end > 0.99 * best.end_to_end:
-            best = way
-            break
+    best = favoured(found)
+    if best.schedule == "parallel":
+        turns = [way for way in found if way.schedule == "sequential"]
+        if turns and (other := favoured(turns)).end_to_end > 0.99 * best.end_to_end:
+            best = other
     if best.end_to_end < GAIN:
         others = [way for way in found if way.schedule != "autoregressive"]
         if not others:

@@ -226,5 +226,5 @@ def test_the_schedule_is_chosen_once_and_said(pairs, same_process, monkeypatch, 
         assert record.token_ids == pairs.plain(clip)
         assert read.schedule == record.schedule["kind"] == faster
         assert read.why == record.schedule["why"] and read.why.startswith(f"{faster}: ")
-        assert (record.schedule["gamma"] is not None) == (faster == "parallel")
+        assert record.schedule["gamma"] >= 1  # draft.gamma is auto: either schedule ends with a window of its own
     assert len(tried) == TURNS

@@ -13,7 +13,6 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
 PAIRS = ("embedded", "embedded-qwen")
 ABOUT = """\
 Every lossless profile and `transformers`' own `generate`, measured by `vidspec bench --profiles all --pair PAIR
@@ -111,13 +110,18 @@ def totals(run: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def into_readme(name: str, table: str) -> None:
+    """Put a table between the markers of this name."""
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    readme = ROOT / "README.md"
+    before, rest = readme.read_text(encoding="utf-8").split(begin, 1)
+    after = rest.split(end, 1)[1]
+    readme.write_text(f"{before}{begin}\n{table}\n{end}{after}", encoding="utf-8")
+
+
 def main() -> None:
     runs = [json.loads(Path(name).read_text(encoding="utf-8")) for name in sys.argv[1:3]]
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN, 1)
-    after = rest.split(END, 1)[1]
-    readme.write_text(f"{before}{BEGIN}\n{combined(runs)}\n{END}{after}", encoding="utf-8")
+    into_readme("measured", combined(runs))
     parts = ["# Measured", "", ABOUT]
     for pair, run in zip(PAIRS, runs, strict=True):
         facts = ", ".join(f"{key} {value}" for key, value in run["machine"].items())

@@ -11,15 +11,12 @@ import json
 import sys
 from pathlib import Path
 
-from draw_measured import full
+from draw_measured import PAIRS, ROOT, full, into_readme
 
 from vidspec.bench.pareto import Method, Outcome, markdown, outcome
 from vidspec.bench.pareto_plot import draw
 from vidspec.bench.quality import Estimate
 
-ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- pareto -->", "<!-- end of pareto -->"
-PAIRS = ("embedded", "embedded-qwen")
 ABOUT = """\
 Every method that may change the text, with lossless ones beside it, measured by `vidspec bench pareto --pair PAIR
 --clips-dir DIR --json FILE` and written here by `python docs/draw_pareto.py`. The clips are 200 that the models
@@ -71,10 +68,7 @@ def combined(runs: list[Outcome]) -> str:
 
 def main() -> None:
     runs = [outcome(json.loads(Path(name).read_text(encoding="utf-8"))) for name in sys.argv[1:3]]
-    readme = ROOT / "README.md"
-    before, rest = readme.read_text(encoding="utf-8").split(BEGIN, 1)
-    after = rest.split(END, 1)[1]
-    readme.write_text(f"{before}{BEGIN}\n{combined(runs)}\n{END}{after}", encoding="utf-8")
+    into_readme("pareto", combined(runs))
     parts = ["# Quality against speed", "", ABOUT]
     for pair, run in zip(PAIRS, runs, strict=True):
         picture = ROOT / "docs" / f"pareto-{pair}.svg"

@@ -224,6 +224,12 @@ def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
             "lossy.method: none, or draft.kind: none with schedule.kind: autoregressive",
         ),
         (
+            p.lossy.keep is not None and p.lossy.retention is not None,
+            "lossy.keep",
+            "excludes lossy.retention",
+            f"lossy.retention: {p.lossy.retention} alone",
+        ),
+        (
             p.lossy.keep is not None and len(p.lossy.keep) != _STAGES.get(p.lossy.method, len(p.lossy.keep)),
             "lossy.keep",
             f"{p.lossy.method} takes {_STAGES.get(p.lossy.method)} shares, not {len(p.lossy.keep or ())}",

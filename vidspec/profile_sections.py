@@ -232,14 +232,17 @@ def _shares(shares: Any) -> Any:
 class LossySection(Section):
     """What the target itself does not see of the video, in plain decoding, for comparison; its text is another then.
 
-    The rest is read by the methods it is named for, null being the method's own value: ``keep`` by all, the shares of
-    visual tokens that stay (fastv one, pdrop and sparsevlm three, dycoke one, that of the cache entries read);
-    ``layer`` by fastv and dycoke, the blocks that read everything; ``recycle``, the share of the dropped tokens that is
-    clustered, and ``cluster``, tokens per cluster, by sparsevlm; ``merge``, the share of like tokens merged between
-    frames, and ``similarity`` of attention below which entries are chosen anew, by dycoke.
+    The rest is read by the methods it is named for, null being the method's own value: ``retention`` by all, the share
+    of the visual tokens that a block of the target reads, on average over the blocks, which each method's own shares
+    are scaled to; ``keep``, instead of it, these shares as they are (fastv one, pdrop and sparsevlm three, dycoke one,
+    that of the cache entries read); ``layer`` by fastv and dycoke, the blocks that read everything; ``recycle``, the
+    share of the dropped tokens that is clustered, and ``cluster``, tokens per cluster, by sparsevlm; ``merge``, the
+    share of like tokens merged between frames, and ``similarity`` of attention below which entries are chosen anew, by
+    dycoke.
     """
 
     method: Annotated[str, AfterValidator(_named(lossy))] = "none"
+    retention: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
     keep: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...] | None, BeforeValidator(_shares)] = None
     layer: int | None = Field(default=None, ge=1)
     recycle: float = Field(default=0.3, ge=0, le=1, allow_inf_nan=False)

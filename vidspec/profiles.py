@@ -39,6 +39,8 @@ RESERVED_VARIABLES = ("VIDSPEC_PROFILE", "VIDSPEC_DEBUG")
 _EXCLUDES: dict[str, tuple[str, ...]] = {
     "video.frames": ("video.fps",),
     "video.fps": ("video.frames",),
+    "lossy.keep": ("lossy.retention",),
+    "lossy.retention": ("lossy.keep",),
     "models.pair": ("models.target", "models.draft"),
     "models.target": ("models.pair",),
     "models.draft": ("models.pair",),

@@ -63,8 +63,8 @@ class Caption:
             although the target would have chosen another, and ``tokens``, each of them: ``at`` (index in
             ``token_ids``), ``token`` and ``text``, ``wanted`` and ``wanted_text`` of the target's own token there,
             ``by`` what it passed, and the ``relevance`` (mean cosine) and ``entropy`` (nats) that the rule measured.
-        lossy: None with a target that sees the whole video; else the ``method`` that prunes it and ``kept``, how many
-            visual tokens each of its decoder blocks reads while decoding.
+        lossy: None with a target that sees the whole video; else the ``method`` that prunes it, ``kept``, how many
+            visual tokens each of its decoder blocks reads while decoding, and ``retention``, the mean share of all.
         error: None, or ``{stage, kind, message}``.
         trace: timed events for ``--trace``; not part of the JSON record.
     """

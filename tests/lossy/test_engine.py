@@ -177,13 +177,13 @@ def test_prompts_without_a_video():
     model, _ = case("qwen2_5_vl")
     prefix = model.text_prefix("\n", "Describe.")
     plain = decode(Engine(model), prefix)[0]
-    for method in (FastV(), PyramidDrop(), SparseVLM(), DyCoke()):
+    for method in (FastV(retention=0.4), PyramidDrop(retention=0.4), SparseVLM(retention=0.4), DyCoke(retention=0.4)):
         assert decode(LossyEngine(model, method), prefix)[0] == plain
 
 
 def test_what_a_pruned_target_does_not_do():
     model, prefix = case("llava")
-    engine = LossyEngine(model, FastV())
+    engine = LossyEngine(model, FastV(retention=0.4))
     state = engine.prefill(prefix, ROOM)
     with pytest.raises(ValueError, match="token by token"):
         engine.forward(state, [1, 2])

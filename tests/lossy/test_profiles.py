@@ -16,6 +16,8 @@ from vidspec.profiles import load
 from vidspec.registry import lossy
 
 METHODS = ("dycoke", "fastv", "pdrop", "sparsevlm")
+#: The small target has too few blocks for a tenth.
+AVERAGE = 0.45
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +39,10 @@ def problem(name, **overrides):
 def test_settings():
     assert lossy.names() == ("dycoke", "fastv", "none", "pdrop", "sparsevlm")
     fastv, pdrop, sparsevlm, dycoke = (load(name, env={}).lossy for name in ("fastv", "pdrop", "sparsevlm", "dycoke"))
-    assert (fastv.layer, fastv.keep) == (2, (0.1,)) and pdrop.keep == (0.5, 0.25, 0.125)
-    assert (sparsevlm.keep, sparsevlm.recycle, sparsevlm.cluster) == ((0.115, 0.052, 0.03), 0.3, 10)
-    assert (dycoke.merge, dycoke.keep, dycoke.layer, dycoke.similarity) == (0.7, (0.3,), 3, 0.9)
+    assert {one.retention for one in (fastv, pdrop, sparsevlm, dycoke)} == {0.1} and fastv.layer == 2
+    assert (sparsevlm.recycle, sparsevlm.cluster) == (0.3, 10)
+    assert (dycoke.merge, dycoke.layer, dycoke.similarity) == (0.7, 3, 0.9)
+    assert load("fastv", {"lossy.keep": "1"}, env={}).lossy.retention is None
     assert not load("ar", env={}).prunes_the_target
     assert load("pdrop", {"lossy.keep": "0.5, 0.4,0.3"}, env={}).lossy.keep == (0.5, 0.4, 0.3)
     assert load("fastv", {"lossy.keep": "1"}, env={}).lossy.keep == (1.0,)
@@ -53,6 +56,8 @@ def test_what_is_refused():
     assert problem("pdrop", **{"lossy.keep": 0.5}) == (
         "lossy.keep: pdrop takes 3 shares, not 1; nearest valid choice: lossy.keep: [0.5, 0.25, 0.125]"
     )
+    with pytest.raises(ProfileError, match=r"lossy\.keep: excludes lossy\.retention"):
+        profiles.parse({"name": "both", "lossy": {"method": "fastv", "keep": [0.5], "retention": 0.1}})
     assert problem("fastv", **{"lossy.method": "fastvv"}).startswith(
         "lossy.method: unknown lossy method 'fastvv'; did you mean fastv?"
     )
@@ -68,14 +73,20 @@ def test_a_kernel_that_cannot_be_watched(target, monkeypatch):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_records_say_that_it_is_not_lossless(target, name):
-    one = captioner(target, name)
+    one = captioner(target, name, **{"lossy.retention": AVERAGE})
     assert isinstance(one.target, LossyEngine)
     events = list(one.stream(shipped()[0]))
     record = events[-1].caption
     assert record.lossless is False and record.loose is None and len(record.token_ids) == 6
     (read,) = [event for event in events if isinstance(event, Prefilled)]
     assert read.lossless is False
-    assert record.lossy == {"method": name, "kept": list(read.kept_per_layer)}
+    total = sum(read.kept_per_layer) / (target.layers * read.visual_tokens)
+    assert record.lossy == {
+        "method": name,
+        "kept": list(read.kept_per_layer),
+        "retention": pytest.approx(total, abs=1e-6),
+    }
+    assert record.lossy["retention"] == pytest.approx(AVERAGE, abs=1 / read.visual_tokens)
     assert len(read.kept_per_layer) == target.layers and record.counters["visual_tokens"] == read.visual_tokens
     assert read.kept_per_layer[-1] < read.visual_tokens
     assert "; not lossless" in summary(record)

@@ -8,6 +8,7 @@ import torch
 from pruning.given import irregular_tokens, visual_tokens
 
 from vidspec.engine.taps import Taps
+from vidspec.errors import ModelError, ProfileError
 from vidspec.lossy.base import Reading, best, configured, last_row_attention, share_of, without_overlap
 from vidspec.lossy.cache import ChosenEntries
 from vidspec.lossy.clustering import clusters
@@ -113,20 +114,23 @@ def test_sparsevlm(seed, share, recycle, cluster):
     rows = [len(one.states) - AFTER + rater for rater in rating]
     scores = [sum(values) / len(rows) for values in zip(*(attention(one, row) for row in rows), strict=True)]
     kept = top(scores, one.visual.required.tolist(), max(1, round(share * n)))
-    dropped = [token for token in range(n) if token not in kept]
     found = SparseVLM(recycle=recycle, cluster=cluster).choose(one, share)
+    wanted = len(kept)
     if not recycle:
         assert found.kept.tolist() == kept and found.into is None
         return
-    again = sorted(sorted(dropped, key=lambda i: (-scores[i], i))[: int(len(dropped) * recycle) + 1])
-    count = min(len(again), len(again) // cluster + 1)
+    taken = int((n - wanted) * recycle) + 1
+    count = min(taken, taken // cluster + 1, wanted // 2)  # part of what stays, at most half of it
+    kept = top(scores, one.visual.required.tolist(), wanted - count)
+    dropped = [token for token in range(n) if token not in kept]
+    again = sorted(sorted(dropped, key=lambda i: (-scores[i], i))[:taken])
     centres = literal_clusters(one.states[one.visual.index[again]].double().tolist(), count)
     into = [-1] * n
     for token, centre in zip(again, centres, strict=True):
         into[token] = again[centre]
     assert found.into.tolist() == into
     assert found.kept.tolist() == sorted({*kept, *(token for token in into if token >= 0)})
-    assert len(found.kept) == len(kept) + count
+    assert len(found.kept) == len(kept) + count == wanted and count
 
 
 def literal_merge(visual, merge):
@@ -165,9 +169,8 @@ def test_ten_tokens_of_a_frame_leave_three():
 def test_entries_are_chosen_anew_when_attention_has_turned():
     """A step that is like the last choice changes nothing, however many small steps lead away from it."""
     visual = visual_tokens(1, 2, 3, newline=False)
-    method = DyCoke(keep=[0.5], layer=2, similarity=0.9)
     chosen = ChosenEntries(prompt=12)
-    watch = _Reselect(method, 2, 3, visual, chosen)
+    watch = _Reselect(0.9, 2, 0.5, 3, visual, chosen)
     rng = torch.Generator().manual_seed(1)
     key = torch.randn(1, KV_HEADS, 12, WIDTH, generator=rng)
     query = torch.randn(1, HEADS, 1, WIDTH, generator=rng)
@@ -194,14 +197,57 @@ def test_entries_are_chosen_anew_when_attention_has_turned():
 
 
 def test_where_the_stages_are():
-    assert FastV().stages(28) == {2: 0.1} and FastV(layer=5, keep=[0.5]).stages(4) == {3: 0.5}
-    assert PyramidDrop().stages(32) == {8: 0.5, 16: 0.25, 24: 0.125}
-    assert PyramidDrop().stages(28) == {7: 0.5, 14: 0.25, 21: 0.125}
-    assert PyramidDrop().stages(3) == {1: 0.25, 2: 0.125}
-    assert list(SparseVLM().stages(32)) == [3, 7, 16] and list(SparseVLM().stages(28)) == [2, 6, 14]
+    assert list(FastV().stages(28)) == [2] and FastV(layer=5, keep=[0.5]).stages(4) == {3: 0.5}
+    paper = [0.5, 0.25, 0.125]
+    assert PyramidDrop(paper).stages(32) == {8: 0.5, 16: 0.25, 24: 0.125}
+    assert PyramidDrop(paper).stages(28) == {7: 0.5, 14: 0.25, 21: 0.125}
+    assert PyramidDrop(paper).stages(3) == {1: 0.25, 2: 0.125}
+    assert list(PyramidDrop().stages(28)) == [1, 7, 14, 21] and list(PyramidDrop().stages(12)) == [1, 3, 6, 9]
+    assert list(SparseVLM().stages(80)) == [7, 17, 40] and list(SparseVLM().stages(28)) == [2, 6, 14]
     assert SparseVLM(keep=[0.3, 0.2, 0.1]).stages(4) == {1: 0.2, 2: 0.1}
     assert DyCoke().stages(28) == {} and FastV().stages(1) == {}
     assert without_overlap([(0, 0.5), (9, 0.1)], 9) == {1: 0.5}
+
+
+def mean_share(stages, depth):
+    """Of what the blocks read, block by block; the ones before the first stage read everything."""
+    share, total = 1.0, 0.0
+    for block in range(depth):
+        share = stages.get(block, share)
+        total += share
+    return total / depth
+
+
+@pytest.mark.parametrize("depth", [11, 12, 24, 28, 32, 36, 48, 64, 80])
+@pytest.mark.parametrize("retention", [0.1, 0.25, 0.5, 0.9, 1.0])
+def test_the_average_over_the_blocks_is_what_was_asked_for(depth, retention):
+    """PyramidDrop's own shares read 47%, whatever the others of ParallelVLM's Table 2 read."""
+    for method in (FastV(retention=retention), PyramidDrop(retention=retention), SparseVLM(retention=retention)):
+        stages = method.stages(depth)
+        assert mean_share(stages, depth) == pytest.approx(retention, abs=1e-9)
+        assert all(0 < share <= 1 for share in stages.values())
+        assert list(stages.values()) == sorted(stages.values(), reverse=True)
+    for entered in (0.475, 0.6, 1.0):
+        if retention <= 0.475:
+            whole, share = DyCoke(retention=retention).reads(depth, entered)
+            assert 0 < share <= 1 <= whole <= 3
+            assert entered * (whole + (depth - whole) * share) / depth == pytest.approx(retention, abs=1e-9)
+
+
+def test_the_papers_own_shares_are_what_their_average_asks_for():
+    stages = PyramidDrop(retention=mean_share({7: 0.5, 14: 0.25, 21: 0.125}, 28)).stages(28)
+    assert stages == pytest.approx({1: 1.0, 7: 0.5, 14: 0.25, 21: 0.125})
+    assert FastV(layer=3, retention=0.2).stages(40) == pytest.approx({3: 5 / 37})
+    assert list(FastV(layer=3).stages(12)) == [1]  # three blocks that read everything are a quarter alone
+
+
+def test_too_few_blocks_for_so_little():
+    for method in (FastV(), PyramidDrop(), SparseVLM(), DyCoke()):
+        with pytest.raises(ModelError, match="the first of 8 blocks reads everything, 12% of all") as caught:
+            method.stages(8)
+        assert caught.value.hint == "--set lossy.retention=0.17"
+    with pytest.raises(ProfileError, match=r"lossy\.retention: 0\.5 is more than the 0\.475 that merging leaves"):
+        DyCoke(retention=0.5)
 
 
 def test_counts():
@@ -213,7 +259,8 @@ def test_counts():
 
 def test_options_that_the_constructor_names():
     method = configured(DyCoke, {"method": "dycoke", "keep": (0.4,), "layer": None, "merge": 0.6, "recycle": 0.3})
-    assert (method.keep, method.layer, method.merge, method.similarity) == (0.4, 3, 0.6, 0.9)
+    assert (method.keep, method.layer, method.merge, method.similarity) == ((0.4,), 3, 0.6, 0.9)
+    assert method.reads(28, 0.5) == (3, 0.4)
 
 
 def test_observers_are_taps():

@@ -81,9 +81,7 @@ def report(
         kept_per_frame=list(read.kept_per_frame),
         ensemble=_ensemble(setup, read, rounds),
         loose=None if setup.acceptance is None or setup.acceptance.lossless else _loose(setup, rounds),
-        lossy={"method": setup.profile.lossy.method, "kept": list(read.kept_per_layer)}
-        if setup.profile.prunes_the_target
-        else None,
+        lossy=_lossy(setup, read),
         trace=trace,
     )
 
@@ -117,6 +115,18 @@ def _loose(setup: Setup, rounds: Sequence[Round]) -> dict[str, Any]:
             )
         emitted += len(step.token_ids)
     return {"share": len(tokens) / emitted, "tokens": tokens}
+
+
+def _lossy(setup: Setup, read: Prefilled) -> dict[str, Any] | None:
+    if not setup.profile.prunes_the_target:
+        return None
+    kept = list(read.kept_per_layer)
+    every = len(kept) * read.visual_tokens
+    return {
+        "method": setup.profile.lossy.method,
+        "kept": kept,
+        "retention": round(sum(kept) / every, 6) if every else None,
+    }
 
 
 def _ensemble(setup: Setup, read: Prefilled, rounds: Sequence[Round]) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -10,6 +11,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 
 from vidspec.engine.taps import language_to_video_attention
+from vidspec.errors import ModelError
 from vidspec.models.base import Prefix, VisualTokens
 
 __all__ = [
@@ -20,8 +22,10 @@ __all__ = [
     "best",
     "configured",
     "last_row_attention",
+    "on_average",
     "places",
     "share_of",
+    "whole_blocks",
     "without_overlap",
 ]
 
@@ -79,7 +83,9 @@ class Choice(NamedTuple):
 class TargetPruner(Protocol):
     """Drops visual tokens of the target.
 
-    The parameters of its constructor are keys of a profile's ``lossy`` section; all have defaults.
+    The parameters of its constructor are keys of a profile's ``lossy`` section; all have defaults. ``retention`` is
+    the share of the prompt's visual tokens that a block reads, on average over the blocks; ``keep`` names shares as
+    they are instead.
     """
 
     def before(self, prefix: Prefix) -> torch.Tensor | None:
@@ -100,14 +106,18 @@ class Dynamic(Protocol):
     """A method that also chooses, at each step of decoding, the cache entries that the later blocks read.
 
     Attributes:
-        layer: blocks that read all entries, at most all but one; the attention of the last of them decides.
-        keep: the share of the prompt's visual entries that the others read.
         similarity: the cosine with the attention at the last choice below which it is made anew.
     """
 
-    layer: int
-    keep: float
     similarity: float
+
+    def reads(self, depth: int, entered: float) -> tuple[int, float]:
+        """How many of ``depth`` blocks read all entries, and the share of the visual ones that the others read.
+
+        ``entered`` is the share of the prompt's visual tokens that entered the first block. The attention of the last
+        of the blocks that read everything decides.
+        """
+        ...
 
 
 def configured(method: Callable[..., TargetPruner], options: Mapping[str, object]) -> TargetPruner:
@@ -155,6 +165,57 @@ def last_row_attention(query: torch.Tensor, key: torch.Tensor, visual: torch.Ten
     last = query[0, :, -1].float().view(kv_heads, heads // kv_heads, -1)
     weights = (last @ key[0].float().transpose(1, 2)).mul_(scaling).softmax(dim=-1)
     return weights.index_select(-1, visual.to(key.device)).mean(dim=(0, 1))
+
+
+def whole_blocks(wanted: int, depth: int, retention: float) -> int:
+    """How many first blocks may read everything, if ``depth`` blocks read a share ``retention`` on average.
+
+    **D**: as many as the method has (``wanted``), but no more than leave a tenth of what is read to the others. FastV's
+    two fit ParallelVLM's 10% in its models of 28 to 80 blocks; PyramidDrop's first quarter fits no 10%.
+
+    Raises:
+        ModelError: one is too many already.
+    """
+    budget = retention * depth
+    if budget <= 1 and retention < 1:
+        raise ModelError(
+            f"lossy.retention {retention:g}: the first of {depth} blocks reads everything, {1 / depth:.0%} of all",
+            hint=f"--set lossy.retention={math.floor(100 / depth) / 100 + 0.05:g}",
+        )
+    return max(1, min(wanted, math.floor(0.9 * budget)))
+
+
+def on_average(stages: Sequence[tuple[int, float]], depth: int, retention: float) -> dict[int, float]:
+    """Stages whose shares, with the blocks before the first, which read everything, have a given mean over blocks.
+
+    All shares are multiplied with one factor; those that reach 1 stay there. The first stage comes earlier where
+    :func:`whole_blocks` says so.
+
+    Args:
+        stages: behind how many blocks, and the method's own share there, in order.
+        depth: blocks of the model.
+        retention: the mean.
+
+    Raises:
+        ModelError: the model has too few blocks.
+    """
+    placed = without_overlap(stages, depth)
+    if not placed:
+        return {}
+    first, *later = placed
+    whole = whole_blocks(first, depth, retention)
+    starts, shares = [whole, *later], list(placed.values())
+    lengths = [end - start for start, end in zip(starts, [*starts[1:], depth], strict=True)]
+    left, full = retention * depth - whole, set[int]()
+    while True:
+        rest = [i for i in range(len(starts)) if i not in full]
+        free = left - sum(lengths[i] for i in full)
+        factor = free / sum(lengths[i] * shares[i] for i in rest) if rest else 0.0
+        reached = {i for i in rest if factor * shares[i] >= 1}
+        if not reached:
+            break
+        full |= reached
+    return {start: 1.0 if i in full else factor * shares[i] for i, start in enumerate(starts)}
 
 
 def without_overlap(stages: Sequence[tuple[int, float]], depth: int) -> dict[int, float]:

@@ -5,10 +5,12 @@ are most like the same places of the first, the fourth those most like the third
 (cosine of the features). Decoding: blocks from ``layer`` on read, of the prompt's visual entries, those the current
 token attends to most in the block before; the others stay in memory and may come back.
 
-**D**: the entries are chosen anew when the cosine of the attention with that of the last choice is below 0.9; the
-released code compares with the step before. Merged tokens are dropped, not averaged, as there. The rule holds for a
-last group of fewer than four frames too, as far as it has the frames. Kept tokens keep their positions. Separators
-are no frame's tokens and stay.
+**D**: a block reads a tenth of the video's tokens on average, the retention of ParallelVLM's Table 2, merged ones
+counted as not read; DyCoke itself keeps 30% of the entries. Fewer blocks than ``layer`` read everything where they are
+more than that already. Entries are chosen anew when the cosine of the attention with that of the last choice is below
+0.9; the released code compares with the step before. Merged tokens are dropped, not averaged, as there. The rule holds
+for a last group of fewer than four frames too, as far as it has the frames. Kept tokens keep their positions.
+Separators are no frame's tokens and stay.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.nn import functional as F
 
-from vidspec.lossy.base import Choice, Reading
+from vidspec.errors import ProfileError
+from vidspec.lossy.base import Choice, Reading, whole_blocks
 from vidspec.models.base import Prefix
 from vidspec.pruning.base import token_grid
 from vidspec.registry import lossy
@@ -57,19 +60,39 @@ def temporally_merged(features: torch.Tensor, grid: torch.Tensor, merge: float) 
 
 @lossy.register("dycoke")
 class DyCoke:
-    """Args: ``merge``, k; ``keep``, one share of the visual entries, 1 - p; ``layer``, blocks that read all entries;
-    ``similarity``, the cosine below which they are chosen anew."""
+    """Args: ``merge``, k; ``retention``, the mean share of the visual tokens that a block reads, or ``keep``, that of
+    the visual entries behind ``layer`` blocks, 1 - p; ``layer``, blocks that read all entries; ``similarity``, the
+    cosine below which they are chosen anew."""
 
     def __init__(
-        self, merge: float = 0.7, keep: Sequence[float] = (0.3,), layer: int = 3, similarity: float = 0.9
+        self,
+        merge: float = 0.7,
+        keep: Sequence[float] | None = None,
+        layer: int = 3,
+        similarity: float = 0.9,
+        retention: float = 0.1,
     ) -> None:
-        self.merge, self.layer, self.similarity = merge, layer, similarity
-        (self.keep,) = keep
+        most = 1 - 0.75 * merge  # three of four frames are merged
+        if keep is None and retention > most:
+            raise ProfileError(
+                f"lossy.retention: {retention:g} is more than the {most:g} that merging leaves",
+                hint=f"lossy.merge: {(1 - retention) / 0.75:.2g} leaves as much",
+            )
+        self.merge, self.keep, self.layer, self.similarity, self.retention = merge, keep, layer, similarity, retention
+
+    def reads(self, depth: int, entered: float) -> tuple[int, float]:
+        whole = min(self.layer, depth - 1)
+        if self.keep is not None:
+            return whole, *self.keep
+        of_entries = min(1.0, self.retention / entered)
+        whole = min(whole, whole_blocks(whole, depth, of_entries))
+        return whole, min(1.0, (of_entries * depth - whole) / (depth - whole))
 
     def before(self, prefix: Prefix) -> torch.Tensor | None:
         return temporally_merged(prefix.visual.features, token_grid(prefix.visual), self.merge)
 
     def stages(self, depth: int) -> Mapping[int, float]:
+        self.reads(depth, 1.0)  # says so if there are too few blocks
         return {}
 
     def choose(self, reading: Reading, share: float) -> Choice:

@@ -34,9 +34,12 @@ class _Look(Taps):
 class _Reselect(Taps):
     """Watches one block of each step of decoding and chooses what the later ones read (DyCoke)."""
 
-    def __init__(self, method: Dynamic, layer: int, depth: int, visual: VisualTokens, chosen: ChosenEntries) -> None:
+    def __init__(
+        self, similarity: float, layer: int, share: float, depth: int, visual: VisualTokens, chosen: ChosenEntries
+    ) -> None:
         super().__init__(rows=torch.empty(0), visual=visual.index)
-        self.method, self.layer, self.depth, self.tokens, self.chosen = method, layer, depth, visual, chosen
+        self.similarity, self.share = similarity, share
+        self.layer, self.depth, self.tokens, self.chosen = layer, depth, visual, chosen
         self.last: torch.Tensor | None = None
         self._at = 0
 
@@ -47,10 +50,10 @@ class _Reselect(Taps):
         scores = last_row_attention(query, key, self.visual, scaling)
         if self.last is not None:
             alike = float(F.cosine_similarity(scores, self.last.to(scores.device), dim=0))
-            if alike >= self.method.similarity:
+            if alike >= self.similarity:
                 return
         self.last = scores
-        kept = best(scores, self.tokens, share_of(len(scores), self.method.keep)).to(self.visual.device)
+        kept = best(scores, self.tokens, share_of(len(scores), self.share)).to(self.visual.device)
         stays = torch.ones(self.chosen.prompt, dtype=torch.bool, device=self.visual.device)
         stays[self.visual] = False
         stays[self.visual[kept]] = True
@@ -78,7 +81,7 @@ class LossyEngine(Engine):
         method: what it drops.
 
     Raises:
-        ModelError: the model's blocks cannot be run one by one.
+        ModelError: the model's blocks cannot be run one by one, or are too few.
     """
 
     def __init__(self, model: VideoLanguageModel, method: TargetPruner) -> None:
@@ -86,6 +89,7 @@ class LossyEngine(Engine):
         if not isinstance(model, Adapter):
             raise ModelError(f"{model.name}: family {model.family} cannot be pruned", hint="lossy.method: none")
         self.adapter, self.method = model, method
+        method.stages(model.layers)  # whether its blocks suffice is said now
 
     @torch.inference_mode()
     def prefill(
@@ -98,15 +102,16 @@ class LossyEngine(Engine):
         """
         if taps is not None or keep_visual_states:
             raise ValueError("the prefill of a pruned target shows nothing")
-        if len(prefix.visual) and (kept := self.method.before(prefix)) is not None:
+        all_tokens = len(prefix.visual)
+        if all_tokens and (kept := self.method.before(prefix)) is not None:
             prefix = prefix.keep(kept.to(prefix.visual.index.device))
         depth, watch = self.model.layers, None
         whole, share = depth, 1.0
         if isinstance(self.method, Dynamic) and depth > 1 and len(prefix.visual):
-            whole, share = min(self.method.layer, depth - 1), self.method.keep
+            whole, share = self.method.reads(depth, len(prefix.visual) / all_tokens)
             chosen = ChosenEntries(prefix.length)
             cache = LossyCache(depth, chosen, whole)
-            watch = _Reselect(self.method, whole, depth, prefix.visual, chosen)
+            watch = _Reselect(self.method.similarity, whole, share, depth, prefix.visual, chosen)
         else:
             cache = LossyCache(depth)
         hidden = self._blocks(prefix, cache, room)

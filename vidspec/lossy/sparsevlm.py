@@ -5,10 +5,11 @@ tokens of the softmax over text tokens of their products as embeddings, is above
 the 3rd, 7th and 16th) the visual tokens with the highest attention of the raters (mean over heads and raters) stay; of
 the dropped, the top 30% are clustered ten to one, and each cluster leaves its mean.
 
-**D**: the shares are those of the paper's smallest setting (66, 30 and 17 of 576; 11% on average), nearest to the 10%
-of ParallelVLM's Table 2. The counts are the released code's, floor(0.3 n) + 1 tokens of n dropped and floor(m / 10) + 1
-clusters of m. A cluster's mean stands at the place and the position of its centre; the released code puts all of them
-behind the other visual tokens and renumbers. Stages of models of other depths are at the same share of it.
+**D**: the shares of the three stages are to each other as in the paper's smallest setting (66, 30 and 17 of 576), and
+such that a block reads a tenth on average, the retention of ParallelVLM's Table 2. What is recycled is part of a
+stage's share, at most half of it. Of n tokens dropped floor(0.3 n) + 1 are clustered, m of them into floor(m / 10) + 1,
+the released code's counts. A cluster's mean stands at the place and the position of its centre; the released code puts
+all of them behind the other visual tokens and renumbers. Stages of models of other depths are at the same share of it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from vidspec.lossy.base import Choice, Reading, best, places, without_overlap
+from vidspec.lossy.base import Choice, Reading, best, on_average, places, without_overlap
 from vidspec.lossy.clustering import clusters
 from vidspec.models.base import Prefix
 from vidspec.registry import lossy
@@ -26,6 +27,8 @@ __all__ = ["SparseVLM", "raters"]
 
 #: Blocks behind which LLaVA-1.5-7B is pruned, of its 32.
 _BLOCKS, _OF = (3, 7, 16), 32
+#: What stays there of 576 in the paper's smallest setting; only their ratios count.
+_SHARES = (66, 30, 17)
 
 
 def raters(visual: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
@@ -45,20 +48,25 @@ def raters(visual: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
 
 @lossy.register("sparsevlm")
 class SparseVLM:
-    """Args: ``keep``, a share of the visual tokens for each stage; ``recycle``, the share of the dropped that is
-    clustered; ``cluster``, tokens per cluster."""
+    """Args: ``retention``, the mean share of the visual tokens that a block reads, or ``keep``, that behind each stage;
+    ``recycle``, the share of the dropped that is clustered; ``cluster``, tokens per cluster."""
 
     def __init__(
-        self, keep: Sequence[float] = (66 / 576, 30 / 576, 17 / 576), recycle: float = 0.3, cluster: int = 10
+        self,
+        keep: Sequence[float] | None = None,
+        recycle: float = 0.3,
+        cluster: int = 10,
+        retention: float = 0.1,
     ) -> None:
-        self.keep, self.recycle, self.cluster = tuple(keep), recycle, cluster
+        self.keep, self.recycle, self.cluster, self.retention = keep, recycle, cluster, retention
 
     def before(self, prefix: Prefix) -> torch.Tensor | None:
         return None
 
     def stages(self, depth: int) -> Mapping[int, float]:
-        placed = [(depth * blocks // _OF, share) for blocks, share in zip(_BLOCKS, self.keep, strict=True)]
-        return without_overlap(placed, depth)
+        shares = _SHARES if self.keep is None else self.keep
+        placed = [(depth * blocks // _OF, share) for blocks, share in zip(_BLOCKS, shares, strict=True)]
+        return on_average(placed, depth, self.retention) if self.keep is None else without_overlap(placed, depth)
 
     def choose(self, reading: Reading, share: float) -> Choice:
         visual, prompt = reading.visual, reading.prompt
@@ -68,16 +76,25 @@ class SparseVLM:
             rating = raters(embeds[prompt.visual.index], embeds[prompt.text_rows_after_video])
             text = text[rating.to(text.device)]
         scores = reading.attention(text) if len(text) else reading.last_attention()
-        kept = best(scores, visual, places(reading, share))
+        wanted = places(reading, share)
+        again, centres = self._recycled(len(visual), wanted)
+        kept = best(scores, visual, wanted - centres)
+        if not centres:
+            return Choice(kept)
         dropped = torch.ones(len(visual), dtype=torch.bool, device=kept.device)
         dropped[kept] = False
         rest = dropped.nonzero()[:, 0]
-        if not len(rest) or not self.recycle:
-            return Choice(kept)
-        again = min(len(rest), int(len(rest) * self.recycle) + 1)
         again_at = rest[scores[rest].sort(descending=True, stable=True).indices[:again]].sort().values
         states = reading.states[visual.index.to(reading.states.device)[again_at.to(reading.states.device)]]
-        centre = again_at[clusters(states, min(again, again // self.cluster + 1)).to(again_at.device)]
+        centre = again_at[clusters(states, centres).to(again_at.device)]
         into = torch.full((len(visual),), -1, dtype=torch.long, device=kept.device)
         into[again_at] = centre
         return Choice(torch.cat([kept, centre.unique()]).sort().values, into)
+
+    def _recycled(self, tokens: int, wanted: int) -> tuple[int, int]:
+        """How many of the dropped tokens are clustered, and into how many of the ``wanted`` that stay."""
+        dropped = tokens - wanted
+        if not dropped or not self.recycle:
+            return 0, 0
+        again = min(dropped, int(dropped * self.recycle) + 1)
+        return again, min(again, again // self.cluster + 1, wanted // 2)

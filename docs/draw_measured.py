@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from vidspec.bench.places import places
+
 ROOT = Path(__file__).resolve().parents[1]
 PAIRS = ("embedded", "embedded-qwen")
 ABOUT = """\
@@ -40,6 +42,11 @@ def spread(values: list[float]) -> str:
     return f"{values[0]:.2f}x ({values[1]:.2f}-{values[2]:.2f})"
 
 
+def names_of(row: dict[str, Any], between: str = " = ") -> str:
+    """A way of captioning under all its names; it was measured once."""
+    return between.join([row["name"], *row.get("also", ())])
+
+
 def combined(runs: list[dict[str, Any]]) -> str:
     """Both pairs side by side."""
     rows = [{row["name"]: row for row in run["rows"]} for run in runs]
@@ -50,7 +57,8 @@ def combined(runs: list[dict[str, Any]]) -> str:
     ]
     for name in names:
         kept = rows[0][name]["kept"]
-        cells = [f"`{name}`" if not name.startswith("generate") else name, "-" if kept is None else f"{kept:.0%}"]
+        cells = [name if name.startswith("generate") else f"`{names_of(rows[0][name], '` = `')}`"]
+        cells.append("-" if kept is None else f"{kept:.0%}")
         for pair in rows:
             row = pair.get(name)
             if row is None:
@@ -76,7 +84,7 @@ def full(run: dict[str, Any]) -> str:
     for row in run["rows"]:
         kept = "-" if row["kept"] is None else f"{row['kept']:.0%}"
         lines.append(
-            f"| {row['name']} | {row['equal']}/{row['clips']} | {number(row['tau'])} | "
+            f"| {names_of(row)} | {row['equal']}/{row['clips']} | {number(row['tau'])} | "
             f"{number(row['tokens_per_target_pass'])} | {number(row.get('run_length'))} | {kept} | "
             f"{row['tokens_per_s']:.0f} | {spread(row['first'])} | {spread(row['decode'])} | {number(row['model'])} | "
             f"{spread(row['end_to_end'])} |"
@@ -85,7 +93,10 @@ def full(run: dict[str, Any]) -> str:
 
 
 def totals(run: dict[str, Any]) -> str:
-    """Time of all clips together, in which what ``auto`` spends on measuring counts, the fastest first."""
+    """Time of all clips together, in which what ``auto`` spends on measuring counts, the fastest first.
+
+    Profiles whose times over clips differ by less than they vary share a place.
+    """
     spent: dict[str, dict[str, float]] = {}
     planning = 0.0
     for record in run["records"]:
@@ -97,14 +108,15 @@ def totals(run: dict[str, Any]) -> str:
     lines = [
         f"`auto` spent {planning:.2f} s of its {sum(spent['auto'].values()):.1f} s on measuring.",
         "",
-        "| profile | same tokens as ar | all clips, s | over ar | by clip: median (least-greatest) |",
-        "|---|---|---|---|---|",
+        "| place | profile | same tokens as ar | all clips, s | over ar | by clip: median (least-greatest) |",
+        "|---|---|---|---|---|---|",
     ]
-    for name, taken in sorted(spent.items(), key=lambda item: sum(item[1].values())):
+    ranked = places({name: {clip: 1 / seconds for clip, seconds in taken.items()} for name, taken in spent.items()})
+    for name, taken in sorted(spent.items(), key=lambda item: (ranked[item[0]], sum(item[1].values()))):
         ratios = sorted(plain[clip] / seconds for clip, seconds in taken.items())
         middle = median(ratios)
         lines.append(
-            f"| {name} | {rows[name]['equal']}/{rows[name]['clips']} | {sum(taken.values()):.1f} | "
+            f"| {ranked[name]} | {names_of(rows[name])} | {rows[name]['equal']}/{rows[name]['clips']} | {sum(taken.values()):.1f} | "
             f"{sum(plain.values()) / sum(taken.values()):.2f}x | {middle:.2f}x ({ratios[0]:.2f}-{ratios[-1]:.2f}) |"
         )
     return "\n".join(lines)

@@ -27,6 +27,7 @@ __all__ = [
     "load",
     "override",
     "parse",
+    "same",
     "setting",
 ]
 
@@ -136,6 +137,14 @@ def parse(data: Mapping[str, Any]) -> Profile:
         ProfileError: an unknown key, a wrong value or an impossible combination.
     """
     return _layered(dict(data), {}, ())
+
+
+def same(named: Mapping[str, Profile]) -> dict[str, tuple[str, ...]]:
+    """The first name of each way of captioning with its other names, whatever the profiles say of themselves."""
+    found: dict[str, list[str]] = {}
+    for name, profile in named.items():
+        found.setdefault(profile.model_dump_json(exclude={"name", "about"}), []).append(name)
+    return {first: tuple(others) for first, *others in found.values()}
 
 
 def setting(text: str) -> tuple[str, str]:

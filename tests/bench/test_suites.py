@@ -17,7 +17,8 @@ def row(name: str, **fields: object) -> Row:
     """A row of one clip in which nothing is fast or slow."""
     ones = (1.0, 1.0, 1.0)
     values = {"tau": None, "tokens_per_target_pass": None, "kept": None, "tokens_per_s": 1.0}
-    return Row(name, 1, 1, **{**values, "first": ones, "decode": ones, "end_to_end": ones, **fields})
+    ours = {"equal": 1, **values, "first": ones, "decode": ones, "end_to_end": ones, **fields}
+    return Row(name, clips=1, **ours)
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +145,28 @@ def test_lengths_are_compared_with_what_the_paper_means_by_them():
     text = paper_tables.markdown(["parallelvlm-1"], [row(label, **fields) for label in suite("parallelvlm-1")], "ar")
     lengths = {line.split(" | ")[1]: line.split(" | ")[3] for line in text.splitlines() if " | `" in line}
     assert lengths["`vanilla-sd`"] == "tokens / target pass 2.00" and lengths["`parallelvlm`"] == "run length 3.00"
+
+
+def test_what_a_pruned_target_reads_and_writes_has_columns_where_there_is_one():
+    """ParallelVLM's Table 2 compares at an average retention and prints the accepted share."""
+    lossy = {"retention": 0.1, "accepted_by_target": 0.865, "equal": 0}
+    rows = [row("ar"), row("pdrop", **lossy), row("parallelvlm"), row("dycoke", **lossy)]
+    lines = paper_tables.markdown(["parallelvlm-2"], rows, "ar").splitlines()
+    assert " | end to end | target reads | accepted by target (A) | " in lines[2]
+    cells = {line.split("`")[1]: [cell.strip() for cell in line.split("|")[7:9]] for line in lines[4:8]}
+    assert cells == {
+        "ar": ["100%", "100%"],
+        "pdrop": ["10.0%", "86.5%"],
+        "parallelvlm": ["100%", "100%"],
+        "dycoke": ["10.0%", "86.5%"],
+    }
+    assert "accepted by target" not in paper_tables.markdown(["lvspec-2"], [row("ar"), row("lvspec")], "ar")
+
+
+def test_a_row_with_two_names_is_in_the_tables_of_both():
+    rows = [row("ar"), row("parallelvlm-alpha-0", also=("pearl-syn-prefill",), decode=(3.0, 3.0, 3.0))]
+    text = paper_tables.markdown(["parallelvlm-3", "hippo-3"], rows, "ar")
+    assert "| `parallelvlm-alpha-0` | 1/1 | - | 3.00x" in text and "| `pearl-syn-prefill` | 1/1 | - | 3.00x" in text
 
 
 def test_a_table_without_printed_figures_and_a_row_that_was_left_out():

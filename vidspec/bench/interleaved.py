@@ -15,6 +15,7 @@ import torch
 from vidspec._version import __version__
 from vidspec.batch.compare import decode_rate
 from vidspec.bench.peers import PeerFailed
+from vidspec.bench.places import places
 from vidspec.bench.predicted import predicted
 from vidspec.captioner import Captioner
 from vidspec.record import Caption
@@ -40,6 +41,10 @@ class Row:
         kept: share of visual tokens the draft saw; None without a draft.
         tokens_per_s: median decode rate.
         rate_spread: its least and greatest over clips.
+        also: other names of the same contender.
+        retention: mean share of the visual tokens that a block of a pruned target reads; None of a whole one.
+        accepted_by_target: metric A of ParallelVLM's Table 2; None where nothing was judged.
+        place: by decode, from 1 on; those that differ by less than the spread share one (:mod:`~vidspec.bench.places`).
         context: mean entries in the target's cache while decoding: visual tokens and half of the text; None of peers.
         first, decode, end_to_end: speed-ups over the baseline: (median, least, greatest).
         model: the decode speed-up that the speed model gives for the measured times and lengths; None without a draft.
@@ -60,6 +65,15 @@ class Row:
     acceptance_rate: float | None = None
     rate_spread: tuple[float, float] = (0.0, 0.0)
     context: float | None = None
+    also: tuple[str, ...] = ()
+    retention: float | None = None
+    accepted_by_target: float | None = None
+    place: int = 1
+
+    @property
+    def names(self) -> str:
+        """All its names."""
+        return " = ".join((self.name, *self.also))
 
 
 def run(
@@ -119,10 +133,24 @@ def run(
     return {name: records[name] for name in names}
 
 
-def summary(records: Mapping[str, Mapping[str, Sequence[Caption]]], baseline: str) -> list[Row]:
-    """One row per contender; per clip the median over repeats is compared with the baseline's."""
+def summary(
+    records: Mapping[str, Mapping[str, Sequence[Caption]]],
+    baseline: str,
+    *,
+    also: Mapping[str, Sequence[str]] | None = None,
+    judged: Mapping[str, float] | None = None,
+) -> list[Row]:
+    """One row per contender; per clip the median over repeats is compared with the baseline's.
+
+    Args:
+        records: by contender and clip.
+        baseline: a contender.
+        also: further names of contenders that have some.
+        judged: metric A by contender.
+    """
     plain = records[baseline]
     rows = []
+    ranked = places({name: {clip: _rate(runs) for clip, runs in by_clip.items()} for name, by_clip in records.items()})
     for name, by_clip in records.items():
         first, decode, whole, rates = list[float](), list[float](), list[float](), list[float]()
         for clip, runs in by_clip.items():
@@ -159,6 +187,10 @@ def summary(records: Mapping[str, Mapping[str, Sequence[Caption]]], baseline: st
                 acceptance_rate=accepted / drafted if drafted else None,
                 rate_spread=(min(rates), max(rates)),
                 context=fmean(shown) if shown else None,
+                also=tuple((also or {}).get(name, ())),
+                retention=fmean(shares) if (shares := _retentions(by_clip)) else None,
+                accepted_by_target=(judged or {}).get(name),
+                place=ranked[name],
             )
         )
     return rows
@@ -171,6 +203,11 @@ def speed_ups(runs: Sequence[Caption], plain: Sequence[Caption]) -> tuple[float,
         _rate(runs) / _rate(plain),
         _time(plain, "end_to_end") / _time(runs, "end_to_end"),
     )
+
+
+def _retentions(by_clip: Mapping[str, Sequence[Caption]]) -> list[float]:
+    shares = [(one.lossy or {}).get("retention") for one in _flat(by_clip)]
+    return [share for share in shares if share is not None]
 
 
 def _flat(by_clip: Mapping[str, Sequence[Caption]]) -> list[Caption]:

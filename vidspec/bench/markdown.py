@@ -10,7 +10,8 @@ __all__ = ["markdown"]
 
 
 def markdown(rows: Sequence[Row], baseline: str, limit: Callable[[float], float]) -> str:
-    """One line for each row.
+    """One line for each row; the share of what a pruned target reads, and of its tokens that it would have written
+    unpruned, where there is such a row.
 
     Args:
         rows: as ``summary`` gives them.
@@ -19,17 +20,22 @@ def markdown(rows: Sequence[Row], baseline: str, limit: Callable[[float], float]
     """
     lines = [
         f"| method | same tokens as {baseline} | tau | tokens / target pass | run length | acceptance | "
-        "visual tokens kept | tokens/s | share of limit | first token | decode | speed model | end to end |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "visual tokens kept | tokens/s | share of limit | first token | decode | place | speed model | end to end |",
+        "|---" * 14 + "|",
     ]
+    lossy = any(row.retention is not None or row.accepted_by_target is not None for row in rows)
+    if lossy:
+        lines = [lines[0] + " target reads | accepted by target |", lines[1] + "---|---|"]
     for row in rows:
         passes = row.tokens_per_s / (row.tokens_per_target_pass or 1.0)
         share = "-" if row.context is None else f"{passes / limit(row.context):.0%}"
         lines.append(
-            f"| {row.name} | {row.equal}/{row.clips} | {_number(row.tau)} | {_number(row.tokens_per_target_pass)} | "
+            f"| {row.names} | {row.equal}/{row.clips} | {_number(row.tau)} | {_number(row.tokens_per_target_pass)} | "
             f"{_number(row.run_length)} | {_percent(row.acceptance_rate)} | {_percent(row.kept)} | "
             f"{row.tokens_per_s:.0f} ({row.rate_spread[0]:.0f}-{row.rate_spread[1]:.0f}) | {share} | "
-            f"{_ratio(row.first)} | {_ratio(row.decode)} | {_number(row.model)} | {_ratio(row.end_to_end)} |"
+            f"{_ratio(row.first)} | {_ratio(row.decode)} | {row.place} | {_number(row.model)} | "
+            f"{_ratio(row.end_to_end)} |"
+            + (f" {_tenths(row.retention)} | {_tenths(row.accepted_by_target)} |" if lossy else "")
         )
     return "\n".join(lines)
 
@@ -40,6 +46,10 @@ def _number(value: float | None) -> str:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
+
+
+def _tenths(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
 
 
 def _ratio(values: tuple[float, float, float]) -> str:

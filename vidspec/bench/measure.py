@@ -13,15 +13,16 @@ import torch
 from vidspec._version import __version__
 from vidspec.bench import bandwidth
 from vidspec.bench.interleaved import Contender, Row, machine, run, summary
+from vidspec.bench.judging import judge
 from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.markdown import markdown
 from vidspec.bench.position_bias import PositionBias
 from vidspec.bench.position_table import biases, block
-from vidspec.bench.results import Results
+from vidspec.bench.results import Results, accepted_shares
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
-from vidspec.profiles import Profile
+from vidspec.profiles import Profile, same
 from vidspec.record import Caption
 
 __all__ = ["Bench", "Outcome", "fingerprint", "measure"]
@@ -32,7 +33,7 @@ class Bench:
     """What is to be measured.
 
     Attributes:
-        profiles: names or files; the first is the baseline.
+        profiles: names or files; the first is the baseline. Those that are the same are one contender.
         clips: video files; the shipped samples if empty.
         repeats: of every clip.
         source: the models.
@@ -78,7 +79,10 @@ def measure(bench: Bench, say: Callable[[str], None] = lambda _: None) -> Outcom
         raise UsageError(f"{missing[0]}: there is no such file")
     loaded = Loaded(bench.source)
     try:
-        contenders: dict[str, Contender] = {name: loaded.captioner(name) for name in bench.profiles}
+        named = {name: loaded.captioner(name) for name in bench.profiles}
+        also = same({name: one.profile for name, one in named.items()})
+        named = {name: named[name] for name in also}  # what is the same is measured once
+        contenders: dict[str, Contender] = dict(named)
         baseline = next(iter(contenders))
         settings = _settings(bench, clips, contenders)
         facts = machine(loaded.where.device)
@@ -91,7 +95,9 @@ def measure(bench: Bench, say: Callable[[str], None] = lambda _: None) -> Outcom
             records = run(contenders, clips, bench.repeats, say)
         else:
             records = run(contenders, clips, bench.repeats, say, done=results.done, keep=results.add)
-        rows = summary(records, baseline)
+        stored = _stored(records) if results is None else results.stored
+        judge(named, {str(clip): clip for clip in clips}, stored, say, results.rewrite if results else lambda: None)
+        rows = summary(records, baseline, also=also, judged=accepted_shares(stored))
         speed = bandwidth.copy_bandwidth(loaded.where.device)
         weights = bandwidth.pass_bytes(loaded.target)
         facts |= {"copy_GB_per_s": round(speed / 1e9, 2), "target_pass_MB": round(weights / 1e6, 2)}
@@ -109,6 +115,16 @@ def measure(bench: Bench, say: Callable[[str], None] = lambda _: None) -> Outcom
 def fingerprint(profile: Profile) -> str:
     """What tells a profile from one of the same name that says something else."""
     return hashlib.sha256(profile.model_dump_json().encode()).hexdigest()[:16]
+
+
+def _stored(records: dict[str, dict[str, list[Caption]]]) -> list[dict[str, Any]]:
+    """What there is to judge, where no file holds it."""
+    return [
+        {"contender": name, "path": clip, "lossless": one.lossless, "token_ids": one.token_ids}
+        for name, by_clip in records.items()
+        for clip, runs in by_clip.items()
+        for one in runs[:1]
+    ]
 
 
 def _settings(bench: Bench, clips: Sequence[Path], contenders: dict[str, Contender]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def markdown(names: Sequence[str], rows: Sequence[Row], baseline: str) -> str:
         rows: of a bench, by label; a row that it has not is left out.
         baseline: the label that the bench's ratios are to.
     """
-    by_label = {row.name: row for row in rows}
+    by_label = {name: row for row in rows for name in (row.name, *row.also)}
     return "\n\n".join(_table(name, by_label, baseline) for name in names)
 
 
@@ -73,7 +73,18 @@ def _table(name: str, rows: dict[str, Row], baseline: str) -> str:
         pairs += [pair for pair in printed.get((method, own), {}) if pair not in pairs]
     if printed:
         benchmark = f", {table.benchmark}"
-    columns = ["the paper's row", "profile", f"same tokens as {baseline}", "length", "decode", "end to end", *pairs]
+    pruned = any(rows[label].retention is not None for label, _, _ in shown)
+    lossy = ["target reads", "accepted by target (A)"] if pruned else []
+    columns = [
+        "the paper's row",
+        "profile",
+        f"same tokens as {baseline}",
+        "length",
+        "decode",
+        "end to end",
+        *lossy,
+        *pairs,
+    ]
     lines += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for label, method, own in shown:
         of_pairs = printed.get((method, own), {})
@@ -85,9 +96,16 @@ def _table(name: str, rows: dict[str, Row], baseline: str) -> str:
             f"{row.equal}/{row.clips}",
             _length(row, length),
             *(f"{times[0]:.2f}x ({times[1]:.2f}-{times[2]:.2f})" for times in (row.decode, row.end_to_end)),
+            *((_share(row.retention, row), _share(row.accepted_by_target, row)) if lossy else ()),
             *(str(of_pairs.get(pair, "-")) for pair in pairs),
         ]
         lines.append(f"| {' | '.join(cells)} |")
+    if lossy:
+        lines += [
+            "",
+            "Target reads: share of the visual tokens, on average over its blocks and the clips. Accepted by target: "
+            "share of the tokens that the target with its whole prompt would choose (ParallelVLM 5.1).",
+        ]
     if pairs:
         lines += [
             "",
@@ -99,6 +117,12 @@ def _table(name: str, rows: dict[str, Row], baseline: str) -> str:
 def _length(row: Row, field: str) -> str:
     value = getattr(row, field)
     return "-" if value is None else f"{_LENGTHS[field]} {value:.2f}"
+
+
+def _share(value: float | None, row: Row) -> str:
+    """Of a row whose text is plain decoding's, all."""
+    same = row.retention is None and row.accepted_by_target is None and row.equal == row.clips
+    return "100%" if same else "-" if value is None else f"{value:.1%}"
 
 
 def _of_itself(models: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from vidspec.bench.compare import FEWEST
 from vidspec.bench.interleaved import speed_ups
 from vidspec.bench.quality import DRAWS, LEVEL, Estimate, Quality, median, quality
-from vidspec.bench.results import restored
+from vidspec.bench.results import accepted_shares, restored
 from vidspec.bench.suites import DRAFT
 from vidspec.embedded.scoring import Statement
 from vidspec.errors import OutputError
@@ -101,7 +101,6 @@ def outcome(results: Mapping[str, Any]) -> Outcome:
     truth = {clip: Statement(**facts) for clip, facts in settings.get("truth", {}).items()}
     captions: dict[str, dict[str, Caption]] = {name: {} for name in names}
     timed: dict[str, dict[str, list[Caption]]] = {name: {} for name in names}
-    judged: dict[str, dict[str, float]] = {name: {} for name in names}
     for one in results["records"]:
         name, clip = one.get("contender"), one["path"]
         if name not in captions:
@@ -110,10 +109,9 @@ def outcome(results: Mapping[str, Any]) -> Outcome:
         captions[name].setdefault(clip, caption)
         if not one.get(QUALITY_ONLY):
             timed[name].setdefault(clip, []).append(caption)
-        if one.get("accepted_by_target") is not None:
-            judged[name].setdefault(clip, one["accepted_by_target"])
     if not names or not captions[names[0]]:
         raise OutputError("the results hold no record of the baseline", hint="`vidspec bench pareto --json` makes them")
+    accepted = accepted_shares(results["records"])
     speeds = _speeds({name: by_clip for name, by_clip in timed.items() if by_clip}, names[0])
     found = {name: quality(captions[name], captions[names[0]], truth) for name in names}
     plain = found[names[0]]
@@ -124,7 +122,7 @@ def outcome(results: Mapping[str, Any]) -> Outcome:
             _kind(name, next(iter(captions[name].values()))),
             one,
             speeds.get(name),
-            _pooled(judged[name], captions[name]),
+            accepted.get(name),
             one.retention if facts else one.rouge_l,
         )
         for name, one in found.items()
@@ -181,12 +179,6 @@ def _kind(name: str, caption: Caption) -> str:
     if caption.lossless:
         return "lossless"
     return "lossy" if caption.loose is None else "loose"
-
-
-def _pooled(shares: Mapping[str, float], captions: Mapping[str, Caption]) -> float | None:
-    lengths = {clip: len(captions[clip].token_ids) for clip in shares}
-    total = sum(lengths.values())
-    return sum(share * lengths[clip] for clip, share in shares.items()) / total if total else None
 
 
 def markdown(found: Outcome) -> str:

@@ -14,20 +14,17 @@ import torch
 from vidspec import profiles
 from vidspec._version import __version__
 from vidspec.bench.interleaved import machine, run
+from vidspec.bench.judging import judge
 from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.measure import fingerprint
 from vidspec.bench.pareto import QUALITY_ONLY
 from vidspec.bench.results import Key, Results, read_results, restored
 from vidspec.bench.suites import DRAFT
 from vidspec.captioner import Captioner
-from vidspec.decoding.trace import Trace
 from vidspec.embedded.evaluate import HELD_OUT_SEED
 from vidspec.embedded.samples import TRUTH, draw, read_truth
 from vidspec.embedded.scoring import Statement
 from vidspec.errors import UsageError
-from vidspec.lossy.metric import accepted_by_target
-from vidspec.models import prompt
-from vidspec.models.base import Prefix
 from vidspec.record import Caption
 
 __all__ = ["Pareto", "Shown", "measure", "settings", "stripped"]
@@ -111,7 +108,8 @@ def measure(asked: Pareto, say: Callable[[str], None] = lambda _: None) -> dict[
                 run(named, timed, asked.repeats, say, done=_timed(results.stored), keep=results.add)
             if asked.only != "times":
                 _quality(named, clips, results, say)
-            _judge(contenders, dict(list(clips.items())[: asked.timed]), results, say)
+            judged = {name: one.path for name, one in list(clips.items())[: asked.timed]}
+            judge(contenders, judged, results.stored, say, results.rewrite)
             return {"settings": results.settings, "machine": results.machine, "records": results.stored}
     finally:
         loaded.close()
@@ -190,30 +188,3 @@ def _quality(
             say(f"quality {number}/{len(clips)} {clip}")
         for name in missing:
             results.add((name, clip, 0), stripped(contenders[name].caption(clip)), **{QUALITY_ONLY: True})
-
-
-@torch.inference_mode()
-def _judge(
-    contenders: Mapping[str, Captioner], clips: Mapping[str, Shown], results: Results, say: Callable[[str], None]
-) -> None:
-    """Metric A of what is not lossless: one pass of the target over each caption, behind the baseline's prompt."""
-    texts: dict[str, dict[str, dict[str, Any]]] = {}
-    for one in results.stored:
-        if one["contender"] == DRAFT or not one["lossless"]:
-            texts.setdefault(one["path"], {}).setdefault(one["contender"], one)
-    baseline = next(iter(contenders.values()))
-    for clip, shown in clips.items():
-        waiting = [one for one in texts.get(clip, {}).values() if "accepted_by_target" not in one and one["token_ids"]]
-        if not waiting:
-            continue
-        say(f"accepted by target {clip}")
-        prefix = _prefix(baseline, shown.path)
-        for one in waiting:
-            one["accepted_by_target"] = round(accepted_by_target(baseline.target, prefix, one["token_ids"]), 6)
-        results.rewrite()
-
-
-def _prefix(captioner: Captioner, clip: Path) -> Prefix:
-    generate = captioner.profile.generate
-    question = prompt.Question(captioner.read(clip), generate.prompt, generate.system)
-    return prompt.read(captioner.target.model, question, Trace(), "target")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,11 +12,13 @@ from vidspec.decoding.trace import Span, Trace
 from vidspec.errors import OutputError, UsageError
 from vidspec.record import RECORD_KEYS, Caption
 
-__all__ = ["Key", "Results", "read_results", "restored"]
+__all__ = ["ACCEPTED", "Key", "Results", "accepted_shares", "read_results", "restored"]
 
 #: Contender, clip, number of the repeat from 0.
 Key: TypeAlias = tuple[str, str, int]
 
+#: Entry of a record: metric A of ParallelVLM's Table 2.
+ACCEPTED = "accepted_by_target"
 _CLOSING = b"\n]}\n"
 #: Spans whose lengths the speed model reads.
 _PASSES = ("verify", "draft")
@@ -126,6 +128,18 @@ def read_results(path: Path) -> dict[str, Any]:
         if isinstance(content, dict) and "records" in content:
             return content
     raise OutputError(f"{path}: holds no results of `vidspec bench`")
+
+
+def accepted_shares(records: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Metric A by contender, over the tokens of all records that were judged, of each clip the first."""
+    found: dict[str, dict[str, tuple[float, int]]] = {}
+    for one in records:
+        if one.get(ACCEPTED) is not None:
+            found.setdefault(one["contender"], {}).setdefault(one["path"], (one[ACCEPTED], len(one["token_ids"])))
+    return {
+        name: sum(share * tokens for share, tokens in by_clip.values()) / sum(tokens for _, tokens in by_clip.values())
+        for name, by_clip in found.items()
+    }
 
 
 def restored(stored: Mapping[str, Any]) -> Caption:

@@ -83,7 +83,8 @@ class DyCoke:
     def reads(self, depth: int, entered: float) -> tuple[int, float]:
         whole = min(self.layer, depth - 1)
         if self.keep is not None:
-            return whole, *self.keep
+            (share,) = self.keep
+            return whole, share
         of_entries = min(1.0, self.retention / entered)
         whole = min(whole, whole_blocks(whole, depth, of_entries))
         return whole, min(1.0, (of_entries * depth - whole) / (depth - whole))

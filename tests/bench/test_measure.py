@@ -1,0 +1,45 @@
+"""A whole bench with the built-in pair: one contender for each way of captioning, and what a pruned target did."""
+
+import json
+
+import pytest
+
+from vidspec.bench.measure import Bench, measure
+from vidspec.embedded.samples import shipped
+from vidspec.profiles import packaged_folder
+
+SMALL = "+video.frames=4+generate.max_new_tokens=12"
+
+
+@pytest.fixture
+def twin(tmp_path):
+    """A profile that differs from ``ar`` in its name and in what it says of itself."""
+    text = (packaged_folder() / "ar.yaml").read_text().splitlines()[2:]
+    path = tmp_path / "plain.yaml"
+    path.write_text("\n".join(["name: plain", "about: The same.", *text]))
+    return str(path)
+
+
+def test_lossy_rows_and_names_of_one_thing(twin, tmp_path):
+    names = [f"ar{SMALL}", f"{twin}{SMALL}", f"fastv{SMALL}", f"fastv{SMALL}+lossy.keep=[1]"]
+    file = tmp_path / "r.json"
+    bench = Bench(names, shipped()[:1], repeats=1, peers=False, json=file)
+    said = []
+    found = measure(bench, said.append)
+    assert list(found.records) == [names[0], names[2], names[3]]
+    plain, pruned, whole = found.rows
+    assert plain.names == f"{names[0]} = {names[1]}" and not pruned.also
+    assert f"| {plain.names} | 1/1 |" in found.table
+    assert plain.retention is None and plain.accepted_by_target is None
+    assert pruned.retention == pytest.approx(0.1, abs=0.02) and 0 < pruned.accepted_by_target < 1
+    assert whole.retention == 1.0 and whole.accepted_by_target == 1.0
+    header, rule, *rows = found.table.splitlines()
+    assert header.endswith("| target reads | accepted by target |") and len({row.count("|") for row in rows}) == 1
+    assert header.count("|") == rule.count("|") == rows[0].count("|")
+    stored = json.loads(file.read_text())
+    assert [one["contender"] for one in stored["records"] if "accepted_by_target" in one] == names[2:]
+    assert stored["rows"][1]["retention"] == pruned.retention
+    judged = [line for line in said if line.startswith("accepted by target")]
+    again = measure(bench, said.append)
+    assert again.rows[1].accepted_by_target == pruned.accepted_by_target
+    assert len(judged) == 1 == len([line for line in said if line.startswith("accepted by target")])

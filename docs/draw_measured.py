@@ -116,8 +116,9 @@ def totals(run: dict[str, Any]) -> str:
         ratios = sorted(plain[clip] / seconds for clip, seconds in taken.items())
         middle = median(ratios)
         lines.append(
-            f"| {ranked[name]} | {names_of(rows[name])} | {rows[name]['equal']}/{rows[name]['clips']} | {sum(taken.values()):.1f} | "
-            f"{sum(plain.values()) / sum(taken.values()):.2f}x | {middle:.2f}x ({ratios[0]:.2f}-{ratios[-1]:.2f}) |"
+            f"| {ranked[name]} | {names_of(rows[name])} | {rows[name]['equal']}/{rows[name]['clips']} | "
+            f"{sum(taken.values()):.1f} | {sum(plain.values()) / sum(taken.values()):.2f}x | "
+            f"{middle:.2f}x ({ratios[0]:.2f}-{ratios[-1]:.2f}) |"
         )
     return "\n".join(lines)
 

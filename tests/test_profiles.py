@@ -100,7 +100,7 @@ def test_packaged_profiles_are_what_their_names_say():
     }  # fmt: skip
     assert prefills["parallelvlm"].startup == "window" and prefills["hippo"].startup == "fit"
     assert facts("uv-sequential") == ("sequential", "model", 5, "uv", 0.9)
-    assert load("uv-sequential", env={}).prune.layer == 20
+    assert load("uv-sequential", env={}).prune.layer is None
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,8 @@ class PruneSection(Section):
 
     The rest is read by the pruners it is named for: ``seed`` by random; ``place`` by window, where its run of tokens
     lies; ``lam_r`` by specvlm, the share of all attention its first stage keeps (null: 0.5 for Qwen, 0.4 for
-    others); ``layer`` by uv, uv_similarity and uv_attention, capped at half the target's depth; the three ``_term``
+    others); ``layer`` by uv, uv_similarity and uv_attention (null: 20, and half the depth of a target of fewer
+    than 24 blocks); the three ``_term``
     by hippo, whether each counts; ``options`` by pruners of plugins, whatever their constructors take.
     """
 
@@ -159,7 +160,7 @@ class PruneSection(Section):
     positions: Literal["original", "compact"] = "original"
     place: Literal["front", "middle", "end"] = "middle"
     lam_r: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
-    layer: int = Field(default=20, ge=1)
+    layer: int | None = Field(default=None, ge=1)
     attention_term: bool = True
     temporal_term: bool = True
     spatial_term: bool = True

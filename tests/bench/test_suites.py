@@ -53,7 +53,7 @@ def test_rows_said_to_draft_for_themselves_do(name, loaded):
 
 
 #: Two papers' names for one way of captioning, each a profile of its own.
-TWINS = {("parallelvlm-alpha-0", "pearl-syn-prefill"), ("parallelvlm-attention", "pearl-specvlm")}
+TWINS = {("parallelvlm-alpha-0", "pearl-syn-prefill")}
 
 
 def test_no_two_labels_of_all_tables_are_one_profile(loaded):

@@ -29,7 +29,7 @@ def literal(attention, visual, alpha, lam_r):
         if len(kept) < wanted and i not in kept:
             kept.append(i)
     rest, left = [i for i in range(n) if i not in kept and not visual.required[i]], wanted - len(kept)
-    kept += [rest[(2 * k + 1) * len(rest) // (2 * left)] for k in range(left)]
+    kept += [rest[k * (len(rest) - 1) // max(1, left - 1)] for k in range(left)]
     return sorted(kept)
 
 
@@ -65,6 +65,15 @@ def test_the_two_stages():
     attention = torch.ones(32)
     attention[3], attention[20] = 10.0, 12.0
     kept = SpecVLM(0.4)(Signals(visual, attention), 0.8).tolist()  # a budget of 6; 22 of 52 lie on two tokens
-    assert kept == [3, 4, 12, 19, 20, 28]
-    assert SpecVLM(0.0)(Signals(visual, attention), 0.8).tolist() == [2, 8, 13, 18, 24, 29]  # even spacing alone
+    assert kept == [0, 3, 10, 20, 21, 31]
+    assert SpecVLM(0.0)(Signals(visual, attention), 0.8).tolist() == [0, 6, 12, 18, 24, 31]  # even spacing alone
     assert SpecVLM(1.0)(Signals(visual, attention), 0.95).tolist() == [3, 20]  # stage I alone would keep all
+
+
+@pytest.mark.parametrize(("tokens", "alpha"), [(64, 0.9), (392, 0.9), (97, 0.5), (10, 0.95), (33, 0.0)])
+def test_the_second_stage_is_the_released_codes(tokens, alpha):
+    """``torch.linspace(0, n - 1, k)`` over the tokens that are left, cut to whole numbers."""
+    visual = visual_tokens(1, 1, tokens, newline=False)
+    wanted = budget(tokens, alpha)
+    spaced = [int(place + 1e-9) for place in torch.linspace(0, tokens - 1, wanted, dtype=torch.float64).tolist()]
+    assert SpecVLM(0.0)(Signals(visual, torch.ones(tokens)), alpha).tolist() == spaced

@@ -4,9 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pruning.given import best, cos, visual_tokens
+from vidspec.errors import ProfileError
 from vidspec.pruning.base import Signals
 from vidspec.pruning.scores import similarity_variation, text_similarity
 from vidspec.pruning.uv import UVPrune
+from vidspec.pruning.uv_attention import UVAttention
+from vidspec.pruning.uv_similarity import UVSimilarity
 
 
 def literal(states, visual, text):
@@ -85,10 +88,34 @@ def test_text_before_the_video_does_not_count():
 
 
 @pytest.mark.parametrize(
-    ("layer", "depth", "taken"), [(20, 80, 20), (20, 28, 14), (20, 12, 6), (3, 12, 3), (20, 1, 1), (20, None, 20)]
+    ("layer", "depth", "taken"),
+    [
+        (None, 80, 20),
+        (None, 28, 20),  # the paper's 7B targets
+        (None, 24, 20),
+        (None, 23, 11),
+        (None, 12, 6),
+        (None, 1, 1),
+        (None, None, 20),
+        (3, 12, 3),
+        (12, 12, 12),  # what is asked for is not capped
+        (20, 21, 20),
+        (27, 28, 27),
+        (30, None, 30),
+    ],
 )
-def test_the_layer_is_at_most_half_the_depth(layer, depth, taken):
+def test_the_layer_is_the_papers_where_the_target_has_it(layer, depth, taken):
     assert UVPrune(layer, depth).needs == {"hidden@0", f"hidden@{taken}"}
+    assert UVSimilarity(layer, depth).needs == {f"hidden@{taken}"}
+    if layer != depth and depth != 1:  # no block has the last layer's states for its input
+        assert UVAttention(layer, depth).needs == {"attention@0", f"attention@{taken}"}
+
+
+def test_a_layer_that_the_target_does_not_have():
+    for pruner, most in ((UVPrune, 12), (UVSimilarity, 12), (UVAttention, 11)):
+        with pytest.raises(ProfileError, match=rf"prune\.layer: 13 is behind .* 12 blocks \(at most {most}\)"):
+            pruner(13, 12)
+    assert UVAttention(None, 1).needs == {"attention@0"}
 
 
 def test_a_missing_layer_is_named():

@@ -26,8 +26,10 @@ def test_blocks_average_to_the_attention_over_all(prefill):
     torch.testing.assert_close(torch.stack(list(blocks.values())).mean(0), prefill.taps.attention_scores)
 
 
-@pytest.mark.parametrize(("layer", "depth", "taken"), [(20, 80, 20), (20, 12, 6), (3, 12, 3), (20, 1, 0)])
-def test_the_block_is_at_most_half_the_depth(layer, depth, taken):
+@pytest.mark.parametrize(
+    ("layer", "depth", "taken"), [(None, 80, 20), (None, 28, 20), (None, 12, 6), (3, 12, 3), (11, 12, 11), (None, 1, 0)]
+)
+def test_the_block_is_the_papers_where_the_target_has_it(layer, depth, taken):
     assert UVAttention(layer, depth).needs == {"attention@0", f"attention@{taken}"}
 
 

@@ -275,7 +275,9 @@ TABLES: dict[str, Suite] = {
             _AR,
             ("pearl-video", "PEARL-video"),
             ("pearl-syn-prefill", "PEARL w/ Syn-Prefill"),
+            # SpecVLM's two stages, and its attention alone: the paper names it an attention-based selection.
             ("pearl-specvlm", "PEARL-SpecVLM"),
+            ("parallelvlm-attention", "PEARL-SpecVLM"),
             ("hippo", "HIPPO"),
         ),
         claims="hippo-3",

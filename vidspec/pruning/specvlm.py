@@ -1,7 +1,8 @@
 """The few tokens that hold most attention, then even spacing over the rest (SpecVLM 3.2).
 
 **D**: the budget is exact: stage II gets what stage I left of it, as in the paper's code (with Eq. 7 as it stands the
-two stages together keep more), and stage I is cut where it alone would exceed it.
+two stages together keep more), and stage I is cut where it alone would exceed it. Stage II spaces from end to end, the
+first and the last of the remaining tokens among those kept, as the released code does with ``linspace``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from vidspec.pruning.base import Signals, evenly_spaced, split
+from vidspec.pruning.base import Signals, split
 from vidspec.pruning.scores import head_count
 from vidspec.registry import pruners
 
@@ -37,5 +38,13 @@ class SpecVLM:
         rest = ~visual.required
         rest[head.to(rest.device)] = False
         tail = rest.nonzero()[:, 0]
-        tail = tail[evenly_spaced(len(tail), parts.wanted - len(head), tail.device)]
+        tail = tail[_end_to_end(len(tail), parts.wanted - len(head), tail.device)]
         return parts.kept(torch.cat([head.to(tail.device), tail]))
+
+
+def _end_to_end(count: int, wanted: int, device: torch.device) -> torch.Tensor:
+    """(wanted,) of the places 0 ... count - 1 at equal steps, both ends among them; the first alone if it is one.
+
+    In integers, so that no two coincide.
+    """
+    return torch.arange(wanted, device=device) * (count - 1) // max(1, wanted - 1)

@@ -8,9 +8,41 @@ from __future__ import annotations
 
 import torch
 
+from vidspec.errors import ProfileError
 from vidspec.pruning.base import Signals, top_scored
 from vidspec.pruning.scores import similarity_variation
 from vidspec.registry import pruners
+
+__all__ = ["UVPrune", "signal_layer"]
+
+#: L of the paper, for all of its targets of 28 to 80 blocks.
+_LAYER = 20
+
+
+def signal_layer(layer: int | None, depth: int | None, *, last: int | None = None) -> int:
+    """L, the layer whose signals prune the draft's video (ParallelVLM App. D).
+
+    **D**: 20 as in the paper, also for its targets of 28 blocks; half the depth of a target of fewer than 24, where 20
+    would be its end or behind it. A layer that is asked for is taken as it is.
+
+    Args:
+        layer: asked for; None leaves it to the rule.
+        depth: blocks of the target; None if that is not known.
+        last: the last layer there is; ``depth`` if None.
+
+    Raises:
+        ProfileError: the target has no such layer.
+    """
+    if depth is None:
+        return _LAYER if layer is None else layer
+    last = depth if last is None else last
+    if layer is None:
+        return _LAYER if depth >= 24 else min(max(1, depth // 2), last)
+    if layer > last:
+        raise ProfileError(
+            f"prune.layer: {layer} is behind the end of a target of {depth} blocks", hint=f"at most {last}"
+        )
+    return layer
 
 
 @pruners.register("uv")
@@ -18,12 +50,12 @@ class UVPrune:
     """UV-Prune: similarity variation between layer 0 and layer L.
 
     Args:
-        layer: L of Eq. 3 (20 in App. D).
-        depth: blocks of the target; L is at most half of them. None: no cap.
+        layer: L of Eq. 3; see :func:`signal_layer`.
+        depth: blocks of the target.
     """
 
-    def __init__(self, layer: int = 20, depth: int | None = None) -> None:
-        self.layer = layer if depth is None else min(layer, max(1, depth // 2))
+    def __init__(self, layer: int | None = None, depth: int | None = None) -> None:
+        self.layer = signal_layer(layer, depth)
 
     @property
     def needs(self) -> frozenset[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from vidspec.pruning.base import Signals, top_scored
+from vidspec.pruning.uv import signal_layer
 from vidspec.registry import pruners
 
 
@@ -18,12 +19,12 @@ class UVAttention:
     """Variation of the text's attention between block 0 and block L.
 
     Args:
-        layer: the layer L.
-        depth: blocks of the target; L is at most half of them. None: no cap.
+        layer: the layer L; see :func:`~vidspec.pruning.uv.signal_layer`. The last that a block enters is the last.
+        depth: blocks of the target.
     """
 
-    def __init__(self, layer: int = 20, depth: int | None = None) -> None:
-        self.layer = layer if depth is None else min(layer, depth // 2)
+    def __init__(self, layer: int | None = None, depth: int | None = None) -> None:
+        self.layer = signal_layer(layer, depth, last=None if depth is None else depth - 1)
 
     @property
     def needs(self) -> frozenset[str]:

@@ -6,6 +6,7 @@ import torch
 
 from vidspec.pruning.base import Signals, top_scored
 from vidspec.pruning.scores import text_similarity
+from vidspec.pruning.uv import signal_layer
 from vidspec.registry import pruners
 
 
@@ -14,12 +15,12 @@ class UVSimilarity:
     """Similarity to the text at layer L alone.
 
     Args:
-        layer: the layer L.
-        depth: blocks of the target; L is at most half of them. None: no cap.
+        layer: the layer L; see :func:`~vidspec.pruning.uv.signal_layer`.
+        depth: blocks of the target.
     """
 
-    def __init__(self, layer: int = 20, depth: int | None = None) -> None:
-        self.layer = layer if depth is None else min(layer, max(1, depth // 2))
+    def __init__(self, layer: int | None = None, depth: int | None = None) -> None:
+        self.layer = signal_layer(layer, depth)
 
     @property
     def needs(self) -> frozenset[str]:

@@ -29,9 +29,9 @@ def best(row: Row) -> int:
 
 
 def literal_weights(
-    rule: str, positions: Sequence[tuple[Row, Sequence[Row]]], contexts: int, divergence: str, history: int | None
+    rule: str, positions: Sequence[tuple[Row, Sequence[Row], int]], contexts: int, divergence: str, history: int | None
 ) -> list[float]:
-    """The weights after verified ``positions``, each the target's p and every context's q."""
+    """The weights after verified ``positions``, each the target's p, every context's q and the token emitted."""
     seen = list(positions) if history is None else list(positions)[-history:]
     if rule == "equal" or not seen:
         return [1 / contexts] * contexts
@@ -43,14 +43,14 @@ def literal_weights(
                 continue
             weights = [tenth / 10 for tenth in tenths]
             matches, error = 0, 0.0
-            for p, rows in seen:
+            for p, rows, emitted in seen:
                 q = literal_mean(weights, rows)
-                matches += best(q) == best(p)
+                matches += best(q) == emitted
                 error += distance(p, q)
             if best_score is None or (-matches, error) < best_score:
                 winner, best_score = weights, (-matches, error)
         return winner
-    errors = [sum(distance(p, rows[i]) for p, rows in seen) for i in range(contexts)]
+    errors = [sum(distance(p, rows[i]) for p, rows, _ in seen) for i in range(contexts)]
     if rule == "softmax":
         top = max(1 / e for e in errors)
         scores = [math.exp(1 / e - top) for e in errors]

@@ -58,11 +58,11 @@ def test_weights_rest_on_every_verified_position(seed, rule, contexts, history):
             assert window.weights == pytest.approx(expected, abs=2e-4)
         prefixes = [[*text, *window.tokens[:i]] for i in range(gamma + 1)]
         logits = torch.stack([TARGET(tuple(prefix)) for prefix in prefixes])
-        drafter.observe(range(accepted), logits)
+        drafter.observe(range(accepted), token, logits)
         drafter.commit(range(accepted), token)
         positions += [
-            (distribution(TARGET, prefix), [distribution(table, prefix) for table in tables])
-            for prefix in prefixes[: accepted + 1]
+            (distribution(TARGET, prefix), [distribution(table, prefix) for table in tables], emitted)
+            for prefix, emitted in zip(prefixes, [*window.tokens[:accepted], token], strict=False)
         ]
         text += [*window.tokens[:accepted], token]
     assert len(positions) == len(text) - 1
@@ -82,7 +82,7 @@ def test_greedy_windows_take_the_best_of_the_mixture(rule):
             mean = literal_mean(window.weights, [distribution(table, prefix) for table in TABLES])
             assert mean[drafted] == pytest.approx(max(mean))
         if rule != "equal":
-            drafter.observe(range(accepted), torch.stack([TARGET((*text, i)) for i in range(gamma + 1)]))
+            drafter.observe(range(accepted), token, torch.stack([TARGET((*text, i)) for i in range(gamma + 1)]))
         drafter.commit(range(accepted), token)
         text += [*window.tokens[:accepted], token]
 
@@ -107,10 +107,10 @@ def test_labels_have_the_temperature_and_all_tokens():
     drafter = ensemble(TABLES[:2], hot, torch.Generator().manual_seed(1), "inverse")
     drafter.begin(2)
     window = drafter.propose(1)
-    drafter.observe((), torch.stack([TARGET((2,)), TARGET((2, window.tokens[0]))]))
+    drafter.observe((), 0, torch.stack([TARGET((2,)), TARGET((2, window.tokens[0]))]))
     drafter.commit((), 0)
     plain = Sampling(2.5)
-    seen = [(distribution(TARGET, [2], plain), [distribution(table, [2], plain) for table in TABLES[:2]])]
+    seen = [(distribution(TARGET, [2], plain), [distribution(table, [2], plain) for table in TABLES[:2]], 0)]
     assert drafter.propose(1).weights == pytest.approx(literal_weights("inverse", seen, 2, "kl", None), abs=1e-4)
 
 
@@ -143,11 +143,15 @@ def test_the_schedule_tells_it_how_the_target_judged():
     drafter = ensemble(TABLES, GREEDY, torch.Generator(), "grid")
     told = []
     observe = drafter.observe
-    drafter.observe = lambda path, logits: (told.append((tuple(path), logits)), observe(path, logits))
+    drafter.observe = lambda path, token, logits: (
+        told.append((tuple(path), token, logits)),
+        observe(path, token, logits),
+    )
     limits = Limits(30, frozenset())
     seen = list(sequential(job(TARGET, limits, draft=drafter, gamma=4)))
     text, at = [token for one in seen for token in one.token_ids], 1
-    for one, (path, logits) in zip(seen[1:], told, strict=True):
+    for one, (path, token, logits) in zip(seen[1:], told, strict=True):
+        assert one is seen[-1] or token == one.token_ids[-1]
         assert path == tuple(range(one.accepted)) and len(logits) == one.drafted + 1
         for row in range(len(path) + 1):
             assert torch.equal(logits[row], TARGET(tuple(text[: at + row])))
@@ -217,7 +221,7 @@ def test_each_number_of_accepted_tokens(real, accepted):
     drafter.begin(7)
     drafter.propose(3)
     assert state.length == begun + 3
-    drafter.observe(range(accepted), torch.zeros(4, engine.model.vocabulary))
+    drafter.observe(range(accepted), 99, torch.zeros(4, engine.model.vocabulary))
     drafter.commit(range(accepted), 99)
     assert state.length == begun + 1 + min(accepted, 2)
 

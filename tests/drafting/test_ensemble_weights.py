@@ -66,9 +66,9 @@ def test_evidence_equals_literal_loops(rule, contexts, history, divergence):
     for seed in range(7):
         expected = literal_weights(rule, positions, contexts, divergence, history)
         assert evidence.weights() == pytest.approx(expected, abs=1e-4)
-        p, q = rows(seed, 9), rows(seed + 90, contexts, 9)
-        evidence.add(p, q)
-        positions.append((p.tolist(), q.tolist()))
+        p, q, emitted = rows(seed, 9), rows(seed + 90, contexts, 9), seed % 4
+        evidence.add(p, q, emitted)
+        positions.append((p.tolist(), q.tolist(), emitted))
     assert evidence.weights() == pytest.approx(
         literal_weights(rule, positions, contexts, divergence, history), abs=1e-4
     )
@@ -85,6 +85,16 @@ def test_matches_come_before_divergence():
 
 def test_full_ties_go_to_the_first_candidate():
     assert grid_weights(simplex_grid(3), torch.ones(66), torch.ones(66).double()) == (1.0, 0.0, 0.0)
+
+
+def test_a_sampled_token_is_matched_not_the_targets_best():
+    """Under sampling the two differ: the context that foresaw what was drawn counts."""
+    p = torch.tensor([0.6, 0.4])
+    q = torch.tensor([[0.9, 0.1], [0.1, 0.9]])
+    for emitted, winner in ((0, 0), (1, 1)):
+        evidence = Evidence("grid", 2)
+        evidence.add(p, q, emitted)
+        assert evidence.weights()[winner] > 0.5
 
 
 def test_softmax_and_inverse_by_hand():
@@ -105,7 +115,7 @@ def test_the_context_that_is_the_target_wins(rule):
     evidence = Evidence(rule, 3)
     for seed in range(6):
         p = rows(seed, 12)
-        evidence.add(p, torch.stack([rows(seed + 30, 12), p, rows(seed + 60, 12)]))
+        evidence.add(p, torch.stack([rows(seed + 30, 12), p, rows(seed + 60, 12)]), int(p.argmax()))
     assert evidence.weights()[1] > 0.99
 
 
@@ -113,9 +123,9 @@ def test_only_the_last_positions_count():
     evidence = Evidence("inverse", 2, history=3)
     p, far = rows(1, 12), rows(2, 12)
     for _ in range(9):
-        evidence.add(p, torch.stack([p, far]))
+        evidence.add(p, torch.stack([p, far]), 0)
     for _ in range(3):
-        evidence.add(p, torch.stack([far, p]))
+        evidence.add(p, torch.stack([far, p]), 0)
     assert evidence.weights()[1] > 0.99
 
 

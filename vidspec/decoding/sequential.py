@@ -39,7 +39,7 @@ def sequential(job: Job) -> Iterator[Round]:
         verified_at = trace.now()
         if isinstance(drafter, Learner):
             with trace.span("draft", "draft"):
-                drafter.observe(verdict.path, passed.logits)
+                drafter.observe(verdict.path, verdict.token, passed.logits)
         learned_at = trace.now()
         tokens, over = job.limits.cut([*(draft.tokens[node] for node in verdict.path), verdict.token], emitted)
         with trace.span("rollback"):

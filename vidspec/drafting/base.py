@@ -77,11 +77,12 @@ class Learner(Protocol):
 
     learns: ClassVar[Literal[True]]
 
-    def observe(self, path: Sequence[int], target_logits: torch.Tensor) -> None:
+    def observe(self, path: Sequence[int], token: int, target_logits: torch.Tensor) -> None:
         """How the target judged the last window; comes before its :meth:`Drafter.commit`.
 
         Args:
             path: indices of the window's tokens that are emitted, in order.
+            token: the target's own, emitted behind them.
             target_logits: (gamma + 1, V); row 0 follows the last committed token, row i + 1 the i-th drafted one.
         """
         ...

@@ -87,21 +87,23 @@ class AdaptiveEnsemble(Ensemble):
         super().__init__(engine, state, sampling, rng)
         self.evidence = evidence
         self._rows: list[torch.Tensor] = []  # (m, V) at each place of the window
-        self._labels: list[torch.Tensor] = []  # (V,) the target's at places no context has read up to yet
+        #: (V,) the target's and the token emitted, at places no context has read up to yet.
+        self._labels: list[tuple[torch.Tensor, int]] = []
 
-    def observe(self, path: Sequence[int], target_logits: torch.Tensor) -> None:
+    def observe(self, path: Sequence[int], token: int, target_logits: torch.Tensor) -> None:
         device = self._rows[0].device if self._rows else target_logits.device
-        labels = self._soften.distribution(target_logits[: len(path) + 1]).to(device)
-        for p, q in zip(labels, self._rows, strict=False):
-            self.evidence.add(p, q)
+        soft = self._soften.distribution(target_logits[: len(path) + 1]).to(device)
+        labels = list(zip(soft, [*(self._window[node] for node in path), token], strict=True))
+        for (p, emitted), q in zip(labels, self._rows, strict=False):
+            self.evidence.add(p, q, emitted)
         self._labels += labels[len(self._rows) :]  # behind a window that passed whole
         self._rows = []
 
     def _read(self, each: torch.Tensor) -> None:
         *late, row = each
         if late:  # the place of a bonus, judged before any context read that far
-            for p, q in zip(self._labels, late, strict=True):
-                self.evidence.add(p.to(q.device), q)
+            for (p, emitted), q in zip(self._labels, late, strict=True):
+                self.evidence.add(p.to(q.device), q, emitted)
             self._labels = []
         self._rows.append(row)
 

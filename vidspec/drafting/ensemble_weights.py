@@ -62,7 +62,7 @@ def grid_weights(candidates: torch.Tensor, matches: torch.Tensor, errors: torch.
 
     Args:
         candidates: (n, m).
-        matches: (n,) at how many positions each one's mixture has the target's best token for its best.
+        matches: (n,) at how many positions each one's mixture has the emitted token for its best (hard labels).
         errors: (n,) float64, accumulated divergence of the target from each one's mixture.
     """
     best = min(range(len(candidates)), key=lambda j: (-float(matches[j]), float(errors[j]), j))
@@ -99,18 +99,21 @@ class Evidence:
         self._divergence = {"kl": kl, "tvd": tvd}[divergence]
         self._seen: deque[torch.Tensor] = deque(maxlen=history)
 
-    def add(self, p: torch.Tensor, q: torch.Tensor) -> None:
+    def add(self, p: torch.Tensor, q: torch.Tensor, emitted: int) -> None:
         """Take in one verified position.
+
+        The hard label is the token that was emitted (y of TABED 5.1), which is the target's best only where it is
+        chosen greedily.
 
         Args:
             p: (V,) the target's distribution (a soft label), float32.
             q: (m, V) that of each context, float32, on the same device.
+            emitted: the token there.
         """
-        best = p.argmax()
         parts: list[torch.Tensor] = []
         for some in self.candidates.to(q).split(CHUNK):
             mixed = some @ q
-            parts.append(torch.stack([(mixed.argmax(-1) == best).to(q), self._divergence(p, mixed)], dim=-1))
+            parts.append(torch.stack([(mixed.argmax(-1) == emitted).to(q), self._divergence(p, mixed)], dim=-1))
         self._seen.append(torch.cat(parts).cpu().double())
 
     def weights(self) -> tuple[float, ...]:

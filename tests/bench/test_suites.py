@@ -169,6 +169,14 @@ def test_a_row_with_two_names_is_in_the_tables_of_both():
     assert "| `parallelvlm-alpha-0` | 1/1 | - | 3.00x" in text and "| `pearl-syn-prefill` | 1/1 | - | 3.00x" in text
 
 
+def test_single_questions_stand_beside_the_papers_first_turn_and_not_beside_both():
+    rows = [row(label, tokens_per_target_pass=2.0) for label in suite("tabed-1")]
+    text = paper_tables.markdown(["tabed-1"], rows, "ar")
+    printed = {line.split("`")[1]: line.rsplit("|", 2)[1].strip() for line in text.splitlines() if " | `" in line}
+    assert printed == {"ar": "-", "tabed-m": "2.24", "tabed-t": "2.23", "tabed-mt": "2.31", "tabed-mt-star": "2.31"}
+    assert text.splitlines()[-1].endswith("its speed-up, average of the first turn.")
+
+
 def test_a_table_without_printed_figures_and_a_row_that_was_left_out():
     rows = [row(label) for label in suite("lvspec-2") if label != "lvspec"]
     text = paper_tables.markdown(["lvspec-2", "lvspec-5"], rows, "ar")

@@ -30,6 +30,7 @@ from vidspec.errors import GenerationError, ModelError, UsageError
 from vidspec.models import image_captioner, loading
 from vidspec.models.base import Pixels, VideoLanguageModel
 from vidspec.models.detokenizer import Detokenizer
+from vidspec.models.identity import check_sight
 from vidspec.models.image_captioner import DraftCaptioner, ImageCaptioner
 from vidspec.models.prompt import Question
 from vidspec.planning.plan import Plan
@@ -86,6 +87,7 @@ class Captioner:
     ) -> None:
         if draft is not None:
             loading.check_pair(target, draft)
+            check_sight(draft, shown=profile.shows_the_video or (profile.describes and describe is None))
         self.profile, self.embedded = profile, embedded
         describe = describe if profile.describes else None
         if profile.describes and describe is None and draft is not None:
@@ -160,7 +162,7 @@ class Captioner:
                 slot = DraftSlot(names[1] if profile.drafts_with_a_model else names[0], beside, profile)
                 undo.callback(slot.drop)
             if profile.drafts_with_a_model and not profile.concurrent:
-                draft = loading.load(names[1], beside)
+                draft = loading.load(names[1], beside, text=True)
             target = loading.load(names[0], where)
             if embedded:
                 target.name = "embedded/target"
@@ -317,7 +319,8 @@ class Captioner:
         Returns:
             bytes that are held until the clip has been captioned.
         """
-        models = [engine.model for engine in (self.target, self.draft) if engine is not None]
+        seeing = (self.target, self.draft if self.profile.shows_the_video else None)
+        models = [engine.model for engine in seeing if engine is not None]
         self._ahead[clip] = pixels = {model: model.preprocess(clip) for model in models}
         return sum(one.values.nbytes for one in pixels.values())
 

@@ -58,7 +58,7 @@ class Loaded:
         self.target = loading.load(first, self.where)
         self.draft: VideoLanguageModel | None = None
         if second is not None:
-            self.draft = loading.load(second, self.where)
+            self.draft = loading.load(second, self.where, text=True)
         self._slots: dict[str, DraftSlot] = {}
 
     def captioner(self, label: str, overrides: Mapping[str, object] | None = None) -> Captioner:

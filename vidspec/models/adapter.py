@@ -50,11 +50,8 @@ class Adapter:
     ) -> None:
         self.name, self.source, self.model, self.tokenizer = name, name, model.eval(), tokenizer
         self.attention = attention
-        model.set_attn_implementation({"text_config": attention, "vision_config": "sdpa"})
-        self.language: Any = model.model.language_model
+        self._parts(attention)
         self.template = template or self.own_template()
-        self.visual_id = self._visual_id()
-        self.placeholder: str = tokenizer.convert_ids_to_tokens(self.visual_id)
         ends = model.generation_config.eos_token_id if model.generation_config else None
         ends = self.language.config.eos_token_id if ends is None else ends
         self.eos = frozenset([ends] if isinstance(ends, int) else ends or [tokenizer.eos_token_id])
@@ -63,6 +60,13 @@ class Adapter:
         self.set_up(processor)
 
     # What families differ in.
+
+    def _parts(self, attention: str) -> None:
+        """Find the language model and the token that stands for the video, and set the attention."""
+        self.model.set_attn_implementation({"text_config": attention, "vision_config": "sdpa"})
+        self.language: Any = self.model.model.language_model
+        self.visual_id = self._visual_id()
+        self.placeholder: str = self.tokenizer.convert_ids_to_tokens(self.visual_id)
 
     def set_up(self, processor: Mapping[str, Any]) -> None:
         """Read what preprocessing and prompts need from the processor's and the model's configs."""

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from vidspec.errors import ModelError
 from vidspec.models.base import VideoLanguageModel
 
-__all__ = ["Identity", "agree", "identity", "related"]
+__all__ = ["TEXT", "Identity", "agree", "check_sight", "identity", "related"]
+
+#: What stands for the family of a language model without vision.
+TEXT = "text"
 
 #: Families whose models may draft for each other: one way of writing prompts, though another number of visual tokens.
 _ALIKE = {"llava": "llava", "llava_next": "llava"}
@@ -33,8 +36,22 @@ def identity(model: VideoLanguageModel) -> Identity:
 
 
 def related(family: str, other: str) -> bool:
-    """Whether models of two families may draft for each other, given one tokenizer."""
-    return _ALIKE.get(family, family) == _ALIKE.get(other, other)
+    """Whether a model of the ``other`` family may draft for one of ``family``, given one tokenizer."""
+    return other == TEXT or _ALIKE.get(family, family) == _ALIKE.get(other, other)
+
+
+def check_sight(draft: Identity | VideoLanguageModel, *, shown: bool) -> None:
+    """Refuse a draft without vision that is ``shown`` a video.
+
+    Raises:
+        ModelError: it is one.
+    """
+    if draft.family == TEXT and shown:
+        raise ModelError(
+            f"{draft.name} is a language model without vision, and this profile shows its draft the video",
+            hint="--profile onsd, or a draft of the target's family",
+            kind="family",
+        )
 
 
 def agree(target: Identity, draft: Identity) -> None:

@@ -88,18 +88,21 @@ def embedded_folder(pair: str, role: str) -> Path:
     return Path(__file__).parents[1] / "embedded" / _PAIRS[pair] / role
 
 
-def load(name: str, where: Placement) -> VideoLanguageModel:
+def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageModel:
     """Load a model of a supported family.
 
     Args:
         name: hub id, or a folder as ``save_pretrained`` writes it.
         where: device, dtype and attention.
+        text: whether it may be a language model without vision, for a draft that is shown no video.
 
     Raises:
         ModelError: not found (says where it looked and what would fetch it), unreadable, or of another family.
         DeviceError: the attention kernel is not installed, or memory does not suffice.
     """
     import transformers
+
+    from vidspec.models.text_only import TYPES, TextModel
 
     transformers.utils.logging.set_verbosity_error()
     for chatty in ("huggingface_hub", "accelerate"):  # each retry, each offloaded weight would be a line on stderr
@@ -119,19 +122,22 @@ def load(name: str, where: Placement) -> VideoLanguageModel:
             ) from error
         raise unloadable(name, error) from error
     family = str(config.model_type)
-    if family not in families.names():
+    blind = family not in families.names() and family in TYPES
+    if family not in families.names() and not (blind and text):
         raise ModelError(
             f"{name}: models of type {family} are not supported; supported: {', '.join(families.names())}",
+            hint="a language model without vision can draft: --profile onsd --draft" if blind else None,
             kind="family",
         )
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-        model = _weights(name, source, where)
-        processor, template = _processor(source), _template(source)
+        model = _weights(name, source, where, text=blind)
+        processor, template = ({}, None) if blind else (_processor(source), _template(source))
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise unloadable(name, error) from error
     try:
-        adapter = families.get(family)(name, model, tokenizer, processor, template, where.attention)
+        kind: Any = TextModel if blind else families.get(family)
+        adapter = kind(name, model, tokenizer, processor, template, where.attention)
     except (ImportError, ValueError) as error:
         raise DeviceError(
             f"attention {where.attention}: {_first_line(error)}", hint="vidspec doctor lists the kernels found"
@@ -142,8 +148,8 @@ def load(name: str, where: Placement) -> VideoLanguageModel:
     return adapter  # type: ignore[no-any-return]
 
 
-def _weights(name: str, source: str, where: Placement) -> Any:
-    """The stock model with its weights, on its devices."""
+def _weights(name: str, source: str, where: Placement, *, text: bool = False) -> Any:
+    """The stock model with its weights, on its devices; of a language model (``text``) that one."""
     import transformers
 
     options: dict[str, Any] = {}
@@ -161,7 +167,7 @@ def _weights(name: str, source: str, where: Placement) -> Any:
         options["device_map"] = (
             {"": str(where.device)} if split is None else split if isinstance(split, str) else {**split}
         )
-    automatic: Any = transformers.AutoModelForImageTextToText
+    automatic: Any = transformers.AutoModelForCausalLM if text else transformers.AutoModelForImageTextToText
     try:
         model, found = automatic.from_pretrained(source, dtype=where.dtype, output_loading_info=True, **options)
         if absent := sorted(found["missing_keys"]):
@@ -186,6 +192,8 @@ def _require(package: str, key: str) -> None:
 
 def check_pair(target: VideoLanguageModel, draft: VideoLanguageModel) -> None:
     """Refuse pairs that cannot speculate: of two families, tokenizers or vocabularies.
+
+    A language model of the same vocabulary may draft for any family, where it is shown no video.
 
     Heads padded to different sizes are fine: both models' logits are cut to what the tokenizer knows. LLaVA-1.5 may
     draft for LLaVA-NeXT and the other way round, as in TABED; what is pruned for the one means nothing to the other.

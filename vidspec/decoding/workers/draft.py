@@ -141,7 +141,7 @@ def serve(connection: Connection, start: Start) -> None:
         if start.threads is not None:
             torch.set_num_threads(start.threads)
         try:
-            engine = Engine(loading.load(start.model, start.where))
+            engine = Engine(loading.load(start.model, start.where, text=True))
         except VidspecError as error:
             connection.send(Unloadable(error.message, error.hint, error.kind, traceback.format_exc()))
             return

@@ -9,7 +9,7 @@ import torch
 from vidspec.decoding.workers.messages import Start
 from vidspec.decoding.workers.process import DraftProcess
 from vidspec.models.base import VideoLanguageModel
-from vidspec.models.identity import Identity, agree, identity
+from vidspec.models.identity import Identity, agree, check_sight, identity
 from vidspec.models.loading import Placement
 from vidspec.profiles import Profile
 
@@ -49,7 +49,7 @@ class DraftSlot:
     def __init__(self, model: str, where: Placement, profile: Profile) -> None:
         self.model, self.device = model, where.device
         wanted = profile.workers
-        self.gamma = 5
+        self.gamma, self._shown = 5, profile.shows_the_video
         self._agreed: tuple[VideoLanguageModel, Identity] | None = None
         self.target_threads: int | None = None
         threads: int | None = None
@@ -81,6 +81,7 @@ class DraftSlot:
         loaded = process.wait_until_loaded(LOADING)
         if self._agreed != (self.target, loaded):  # reading two vocabularies takes long: once, not for every clip
             agree(identity(self.target), loaded)
+            check_sight(loaded, shown=self._shown)
             self._agreed = self.target, loaded
         return process
 

@@ -1,0 +1,114 @@
+"""A language model without vision as the draft of a video model of its vocabulary."""
+
+import pytest
+import torch
+import transformers
+from decoding import checkpoints
+
+from vidspec.captioner import Captioner
+from vidspec.embedded.samples import shipped
+from vidspec.engine.forward import Engine
+from vidspec.errors import ModelError
+from vidspec.models import loading
+from vidspec.models.identity import agree, check_sight, identity
+from vidspec.profiles import load
+
+WHERE = loading.placement("cpu", "float32")
+SMALL = {
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+}
+FEW = {"video.frames": 4, "generate.max_new_tokens": 10}
+
+
+def save(folder, kind="Qwen2", vocabulary=0):
+    tokenizer = checkpoints.tokenizer()
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=vocabulary or len(tokenizer) + 8,  # padded
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        **SMALL,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    return {"target": str(checkpoints.save(root / "target")), "draft": save(root / "draft")}
+
+
+@pytest.fixture(scope="module")
+def target(folders):
+    return loading.load(folders["target"], WHERE)
+
+
+@pytest.mark.parametrize("kind", ["Qwen2", "Qwen3", "Llama"])
+def test_it_reads_and_goes_on_as_the_stock_model_does(tmp_path, kind):
+    model = loading.load(save(tmp_path, kind), WHERE, text=True)
+    prefix = model.text_prefix("\n", "What moves?", "Be brief.")
+    text = model.tokenizer.decode(prefix.token_ids)
+    assert "\n" in text and "What moves?" in text and "Be brief." in text and not len(prefix.visual)
+    assert "video_pad" not in text and "<image>" not in text
+    engine = Engine(model)
+    state = engine.prefill(prefix, 8)
+    with torch.inference_mode():
+        expected = model.model(prefix.token_ids[None]).logits[0, -1, : model.vocabulary]
+        torch.testing.assert_close(state.logits, expected, rtol=0, atol=1e-4)
+        rows = engine.forward(state, [5, 6, 7]).logits
+        whole = torch.cat([prefix.token_ids, torch.tensor([5, 6, 7])])
+        expected = model.model(whole[None]).logits[0, -3:, : model.vocabulary]
+    torch.testing.assert_close(rows, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("topology", ["chain", "tree"])
+def test_it_drafts_without_the_video_and_the_text_is_the_targets(target, folders, topology):
+    draft = loading.load(folders["draft"], WHERE, text=True)
+    plain = Captioner(load("ar", FEW, env={}), target, None).caption(shipped()[0])
+    profile = load("onsd", {**FEW, "draft.topology": topology}, env={})
+    captioner = Captioner(profile, target, draft)
+    clip = captioner.read(shipped()[0])
+    captioner.prepare(clip)  # nothing is made ready for a draft that looks at nothing
+    found = captioner.caption(shipped()[0], clip=clip)
+    assert found.token_ids == plain.token_ids and found.counters["drafted"] and found.counters["draft_forwards"]
+    assert found.models["draft"] == folders["draft"]
+
+
+def test_a_profile_loads_it(folders):
+    names = {"models.pair": None, "models.target": folders["target"], "models.draft": folders["draft"]}
+    with Captioner.from_profile("onsd", overrides={**FEW, **names, "models.device": "cpu"}) as captioner:
+        assert captioner.caption(shipped()[0]).counters["drafted"]
+
+
+@pytest.mark.parametrize("profile", ["vanilla-sd", "tabed-mt"])
+def test_a_draft_that_is_shown_the_video_needs_to_see(target, folders, profile):
+    draft = loading.load(folders["draft"], WHERE, text=True)
+    with pytest.raises(ModelError, match="without vision, and this profile shows its draft the video") as caught:
+        Captioner(load(profile, FEW, env={}), target, draft)
+    assert "onsd" in caught.value.hint
+    agree(identity(target), identity(draft))  # as a worker's draft is judged
+    check_sight(identity(draft), shown=False)
+    with pytest.raises(ModelError, match="without vision"):
+        check_sight(identity(draft), shown=True)
+
+
+def test_a_target_needs_to_see(folders):
+    with pytest.raises(ModelError, match="models of type qwen2 are not supported") as caught:
+        loading.load(folders["draft"], WHERE)
+    assert "can draft" in caught.value.hint
+
+
+def test_another_vocabulary_is_refused(target, tmp_path):
+    draft = loading.load(save(tmp_path, vocabulary=len(checkpoints.tokenizer()) - 3), WHERE, text=True)
+    with pytest.raises(ModelError, match="share no common vocabulary"):
+        Captioner(load("onsd", FEW, env={}), target, draft)

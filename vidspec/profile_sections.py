@@ -151,7 +151,8 @@ class PruneSection(Section):
     lies; ``lam_r`` by specvlm, the share of all attention its first stage keeps (null: 0.5 for Qwen, 0.4 for
     others); ``layer`` by uv, uv_similarity and uv_attention (null: 20, and half the depth of a target of fewer
     than 24 blocks); the three ``_term``
-    by hippo, whether each counts; ``options`` by pruners of plugins, whatever their constructors take.
+    by hippo, whether each counts; ``keys`` by attention and hippo, whether the softmax of attention runs over all keys
+    or the visual ones alone; ``options`` by pruners of plugins, whatever their constructors take.
     """
 
     method: Annotated[str, AfterValidator(_named(pruners))] = "none"
@@ -161,6 +162,7 @@ class PruneSection(Section):
     place: Literal["front", "middle", "end"] = "middle"
     lam_r: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
     layer: int | None = Field(default=None, ge=1)
+    keys: Literal["all", "visual"] = "all"
     attention_term: bool = True
     temporal_term: bool = True
     spatial_term: bool = True

@@ -37,8 +37,8 @@ def watch(prefix, **options):
     return Taps(rows=prefix.text_rows_after_video, visual=prefix.visual.index, **options)
 
 
-def literal(query, key, rows, visual, scaling):
-    """SpecVLM Eq. 4, one number at a time: the mean over text rows, of the query heads of a KV head the sum."""
+def literal(query, key, rows, visual, scaling, keys="all"):
+    """SpecVLM Eq. 4 (or HIPPO Eq. 2), one number at a time: the mean over text rows, of a KV head's heads the sum."""
     heads, kv_heads = query.shape[1], key.shape[1]
     groups = heads // kv_heads
     found = [[0.0] * len(visual) for _ in range(kv_heads)]
@@ -49,20 +49,39 @@ def literal(query, key, rows, visual, scaling):
                 for at in range(row + 1)
             ]
             weights = [math.exp(score * scaling - max(scores) * scaling) for score in scores]
+            if keys == "visual":
+                weights = [weight if at in visual else 0.0 for at, weight in enumerate(weights)]
             for place, at in enumerate(visual):
                 found[head // groups][place] += (weights[at] / sum(weights) if at <= row else 0.0) / len(rows)
     return torch.tensor(found)
 
 
+@pytest.mark.parametrize("keys", ["all", "visual"])
 @pytest.mark.parametrize("heads, kv_heads", [(1, 1), (4, 2), (6, 2), (4, 1), (3, 3)])
-def test_scores_equal_a_literal_transcription(heads, kv_heads):
+def test_scores_equal_a_literal_transcription(heads, kv_heads, keys):
     rng = torch.Generator().manual_seed(heads)
     query = torch.randn(1, heads, 9, 4, generator=rng) * 2
     key = torch.randn(1, kv_heads, 9, 4, generator=rng) * 2
     rows, visual = [6, 7, 8], [1, 2, 3, 5]
-    got = language_to_video_attention(query, key, torch.tensor(rows), torch.tensor(visual), 0.5)
+    got = language_to_video_attention(query, key, torch.tensor(rows), torch.tensor(visual), 0.5, keys=keys)
     assert got.dtype == torch.float32 and got.shape == (kv_heads, 4)
-    torch.testing.assert_close(got, literal(query, key, rows, visual, 0.5), rtol=0, atol=1e-6)
+    torch.testing.assert_close(got, literal(query, key, rows, visual, 0.5, keys), rtol=0, atol=1e-6)
+    assert (got.sum() == pytest.approx(heads, abs=1e-5)) == (keys == "visual")
+
+
+def test_the_average_over_visual_keys_leaves_heads_and_blocks_as_they_are():
+    rng = torch.Generator().manual_seed(6)
+    layers = [(torch.randn(1, 6, 9, 4, generator=rng), torch.randn(1, 2, 9, 4, generator=rng)) for _ in range(2)]
+    rows, visual = [7, 8], [1, 2, 3, 5]
+    taps = Taps(torch.tensor(rows), torch.tensor(visual), True, attention_at=(1,), heads=True, keys="visual")
+    for query, key in layers:
+        taps.observe(query, key, 0.5)
+    own = [literal(query, key, rows, visual, 0.5, "visual") for query, key in layers]
+    by_head = [literal(query, key, rows, visual, 0.5) for query, key in layers]
+    torch.testing.assert_close(taps.attention_scores, sum(own).sum(0) / (6 * 2), rtol=0, atol=1e-6)
+    torch.testing.assert_close(taps.block_scores[1], by_head[1].sum(0) / 6, rtol=0, atol=1e-6)
+    for got, expected in zip(taps.head_scores, by_head, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
 
 
 def test_taps_average_over_heads_and_layers():

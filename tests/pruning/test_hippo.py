@@ -128,6 +128,8 @@ def test_each_term_can_be_switched_off(prefill):
 )
 def test_declares_only_what_its_terms_need(terms, needs):
     assert Hippo(*terms).needs == needs
+    visual = {f"visual_{need}" if need == "attention" else need for need in needs}
+    assert Hippo(*terms, keys="visual").needs == visual
 
 
 def test_without_any_term_it_rates_nothing():

@@ -25,10 +25,15 @@ OPTIONS = {
     "specvlm": {"lam_r": 0.4},
     "self-specvlm": {"lam_r": 0.4},
     "uv-sequential": {"layer": checkpoints.SIZE.layers // 2},
-    "hippo-sequential": {"attention_term": True, "temporal_term": True, "spatial_term": True},
-    "hippo-sequential-no-attn": {"attention_term": False, "temporal_term": True, "spatial_term": True},
-    "hippo-sequential-no-temp": {"attention_term": True, "temporal_term": False, "spatial_term": True},
-    "hippo-sequential-no-spa": {"attention_term": True, "temporal_term": True, "spatial_term": False},
+    "hippo-sequential": {"attention_term": True, "temporal_term": True, "spatial_term": True, "keys": "visual"},
+    "hippo-sequential-no-attn": {"attention_term": False, "temporal_term": True, "spatial_term": True, "keys": "all"},
+    "hippo-sequential-no-temp": {
+        "attention_term": True,
+        "temporal_term": False,
+        "spatial_term": True,
+        "keys": "visual",
+    },
+    "hippo-sequential-no-spa": {"attention_term": True, "temporal_term": True, "spatial_term": False, "keys": "visual"},
 }
 
 

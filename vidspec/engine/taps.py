@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import nn
@@ -16,11 +17,18 @@ _BLOCK = 1 << 23
 
 
 def language_to_video_attention(
-    query: torch.Tensor, key: torch.Tensor, rows: torch.Tensor, visual: torch.Tensor, scaling: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    rows: torch.Tensor,
+    visual: torch.Tensor,
+    scaling: float,
+    *,
+    keys: Literal["all", "visual"] = "all",
 ) -> torch.Tensor:
     """Attention of text rows to visual tokens in one layer by KV head, averaged over text rows (SpecVLM Eq. 4).
 
-    The softmax of each row runs over all keys that row may see (causally), then is sliced to the visual keys.
+    The softmax of each row runs over all keys that row may see (causally), then is sliced to the visual keys; or over
+    the visual keys alone (HIPPO Eq. 2), so that a row that hardly looks at the video counts like any other.
 
     Args:
         query: (1, heads, n, d) queries of the whole prompt, rotated.
@@ -28,6 +36,7 @@ def language_to_video_attention(
         rows: (r,) indices of the text rows after the video.
         visual: (N,) indices of the visual tokens.
         scaling: what scores are multiplied with.
+        keys: what the softmax runs over.
 
     Returns:
         (kv_heads, N) float32, summed over the query heads of each group.
@@ -36,14 +45,15 @@ def language_to_video_attention(
     groups = heads // kv_heads
     total = torch.zeros(kv_heads, len(visual), dtype=torch.float32, device=key.device)
     some = max(1, _BLOCK // (groups * length))
+    seen = visual if keys == "visual" else torch.arange(length, device=key.device)
     for kv in range(kv_heads):  # one group and some rows at a time: a long question must not cost r x n scores
-        keys = key[0, kv].float().T
+        column = (key[0, kv, visual] if keys == "visual" else key[0, kv]).float().T
         for part in rows.split(some):
             q = query[0, kv * groups : (kv + 1) * groups].index_select(1, part).float()
-            scores = (q @ keys).mul_(scaling)
-            hidden = torch.arange(length, device=key.device)[None, :] > part[:, None]
+            scores = (q @ column).mul_(scaling)
+            hidden = seen[None, :] > part[:, None]
             weights = scores.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
-            total[kv] += weights.index_select(-1, visual).sum(dim=(0, 1))
+            total[kv] += (weights if keys == "visual" else weights.index_select(-1, visual)).sum(dim=(0, 1))
     return total / len(rows)
 
 
@@ -54,6 +64,7 @@ class Taps:
     Attributes:
         attention: whether to collect :func:`language_to_video_attention`, averaged over heads and layers
             (SpecVLM Eq. 5).
+        keys: what the softmax of that average runs over; that of heads and of single blocks runs over all.
         heads: whether to keep it of every layer and KV head.
         ready: called once, as soon as everything has been observed; from within the pass where the blocks are early
             enough, and after it where all blocks are needed.
@@ -75,6 +86,7 @@ class Taps:
     attention_at: Sequence[int] = ()
     block_scores: dict[int, torch.Tensor] = field(default_factory=dict)
     heads: bool = False
+    keys: Literal["all", "visual"] = "all"
     ready: Callable[[], None] | None = None
     head_scores: list[torch.Tensor] = field(default_factory=list)
     _sum: torch.Tensor | None = None
@@ -86,15 +98,25 @@ class Taps:
         if self.attention or self.heads or block in self.attention_at:
             # Of a model split over devices, each block has its keys on its own.
             rows, visual = self.rows.to(key.device), self.visual.to(key.device)
-            by_head = language_to_video_attention(query, key, rows, visual, scaling).to(self.rows.device)
+
+            def of(keys: Literal["all", "visual"]) -> torch.Tensor:
+                found = language_to_video_attention(query, key, rows, visual, scaling, keys=keys)
+                return found.to(self.rows.device)
+
+            over = {keys: of(keys) for keys in self._wanted(block)}
             if self.heads:
-                self.head_scores.append(by_head)
-            score = by_head.sum(0) / query.shape[1]
+                self.head_scores.append(over["all"])
             if self.attention:
+                score = over[self.keys].sum(0) / query.shape[1]
                 self._sum = score if self._sum is None else self._sum + score
             if block in self.attention_at:
-                self.block_scores[block] = score
+                self.block_scores[block] = over["all"].sum(0) / query.shape[1]
                 self._check()
+
+    def _wanted(self, block: int) -> set[Literal["all", "visual"]]:
+        """Over which keys a block's attention is needed."""
+        wanted: set[Literal["all", "visual"]] = {self.keys} if self.attention else set()
+        return wanted | ({"all"} if self.heads or block in self.attention_at else set())
 
     def _check(self, *, over: bool = False) -> None:
         """Call ``ready`` if nothing more is to come."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Literal
 
 import torch
 
@@ -12,7 +12,10 @@ from vidspec.registry import pruners
 
 @pruners.register("attention")
 class Attention:
-    needs: ClassVar[frozenset[str]] = frozenset({"attention"})
+    """Args: ``keys``, what the softmax of each text row runs over: ``all`` it sees (SpecVLM) or the ``visual`` ones."""
+
+    def __init__(self, keys: Literal["all", "visual"] = "all") -> None:
+        self.needs = frozenset({"visual_attention" if keys == "visual" else "attention"})
 
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
         return top_scored(signals.require_attention(), signals.visual, alpha)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -36,7 +36,8 @@ class Signals:
 
     Attributes:
         visual: places and features of the N visual tokens.
-        attention: (N,) language-to-video attention of the target over all blocks; needs ``attention``.
+        attention: (N,) language-to-video attention of the target over all blocks; needs ``attention``, or
+            ``visual_attention`` for that whose softmax runs over the visual keys alone.
         seed: for pruners that draw.
         text: (r,) rows of the text after the video in the states of ``hidden``.
         hidden: per layer l the target's states (L, d) of the whole prompt behind l blocks, 0 being the embeddings
@@ -76,8 +77,8 @@ class Signals:
 class Pruner(Protocol):
     """Chooses the visual tokens the draft may see.
 
-    ``needs`` names the signals it reads. ``features`` come with the prompt; ``attention``, ``attention@l`` and
-    ``hidden@l`` are observed while the target reads its prompt, and only if a pruner needs them.
+    ``needs`` names the signals it reads. ``features`` come with the prompt; ``attention``, ``visual_attention``,
+    ``attention@l`` and ``hidden@l`` are observed while the target reads its prompt, and only if a pruner needs them.
 
     The parameters of its constructor are keys of a profile's ``prune`` section, ``depth``, the number of blocks of the
     target, or ``family``, the target's; all have defaults.
@@ -119,11 +120,13 @@ def taps_for(needs: Iterable[str], prefix: Prefix) -> Taps | None:
     Raises:
         ValueError: a signal that does not exist.
     """
-    whole, heads, blocks, layers = False, False, set(), set()
+    whole, heads, blocks, layers = set[Literal["all", "visual"]](), False, set(), set()
     for need in needs:
         kind, _, at = need.partition("@")
         if need == "attention":
-            whole = True
+            whole.add("all")
+        elif need == "visual_attention":
+            whole.add("visual")
         elif need == "head_attention":
             heads = True
         elif kind == "attention" and at.isdecimal():
@@ -132,14 +135,18 @@ def taps_for(needs: Iterable[str], prefix: Prefix) -> Taps | None:
             layers.add(int(at))
         elif need != "features":
             raise ValueError(
-                f"there is no signal {need!r}; there are attention, attention@l, head_attention, features and hidden@l"
+                f"there is no signal {need!r}; there are attention, attention@l, head_attention, visual_attention, "
+                "features and hidden@l"
             )
+    if len(whole) > 1:
+        raise ValueError("attention and visual_attention exclude each other")
     if not (whole or heads or blocks or layers):
         return None
     return Taps(
         rows=prefix.text_rows_after_video,
         visual=prefix.visual.index,
-        attention=whole,
+        attention=bool(whole),
+        keys=next(iter(whole), "all"),
         heads=heads,
         attention_at=sorted(blocks),
         hidden=sorted(layers),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from vidspec.pruning.base import Signals, token_grid, top_scored
@@ -20,17 +22,26 @@ class Hippo:
         attention_term: global semantic relevance (Eq. 2).
         temporal_term: difference from the neighbouring frames (Eq. 3-4).
         spatial_term: variety within a crop of 5 x 5 tokens (Eq. 5-6).
+        keys: what the attention's softmax runs over: the ``visual`` keys (Eq. 2) or ``all`` that a row sees (SpecVLM).
     """
 
-    def __init__(self, attention_term: bool = True, temporal_term: bool = True, spatial_term: bool = True) -> None:
+    def __init__(
+        self,
+        attention_term: bool = True,
+        temporal_term: bool = True,
+        spatial_term: bool = True,
+        keys: Literal["all", "visual"] = "all",
+    ) -> None:
         if not (attention_term or temporal_term or spatial_term):
             raise ValueError("hippo needs one of its terms")
         self.attention_term, self.temporal_term, self.spatial_term = attention_term, temporal_term, spatial_term
+        self.keys = keys
 
     @property
     def needs(self) -> frozenset[str]:
+        attention = "visual_attention" if self.keys == "visual" else "attention"
         seen = {"features"} if self.temporal_term or self.spatial_term else set()
-        return frozenset(seen | ({"attention"} if self.attention_term else set()))
+        return frozenset(seen | ({attention} if self.attention_term else set()))
 
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
         return top_scored(self.scores(signals), signals.visual, alpha)

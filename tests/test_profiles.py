@@ -4,7 +4,7 @@ import pytest
 
 from vidspec import profiles, registry
 from vidspec.errors import ProfileError
-from vidspec.profiles import available, load, override, parse
+from vidspec.profiles import available, load, override, parse, same
 
 NAMES = {
     "pruning": (
@@ -53,6 +53,15 @@ def test_packaged_profiles_load_and_say_what_they_are():
         lossless = registry.rules.get(profile.accept.rule).lossless and profile.lossy.method == "none"
         assert ("Lossless" in info.about) == lossless and ("ot lossless." in info.about) == (not lossless)
         assert "\n" not in info.about and info.source == "packaged"
+
+
+def test_profiles_that_are_the_same_thing_say_so():
+    found = same({info.name: load(info.name, env={}) for info in available()})
+    twins = {first: others for first, others in found.items() if others}
+    assert twins == {"hippo-no-vpsd": ("hippo-sequential",), "parallelvlm-alpha-0": ("pearl-syn-prefill",)}
+    about = {info.name: info.about for info in available()}
+    for first, (other,) in twins.items():
+        assert f"the same as {other})" in about[first] and f"the same as {first})" in about[other]
 
 
 def test_every_system_has_its_profiles():

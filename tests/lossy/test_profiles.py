@@ -1,9 +1,11 @@
 """Profiles that prune the target: settings, what is refused, and that record and panel say what they are."""
 
+import jsonschema
 import pytest
 from decoding import checkpoints
 
 from vidspec import profiles
+from vidspec.batch.schema import record_schema
 from vidspec.bench.loaded import lossless_profiles
 from vidspec.captioner import Captioner
 from vidspec.cli.report import summary
@@ -86,6 +88,7 @@ def test_records_say_that_it_is_not_lossless(target, name):
         "kept": list(read.kept_per_layer),
         "retention": pytest.approx(total, abs=1e-6),
     }
+    jsonschema.validate(record.to_dict(), record_schema())
     assert record.lossy["retention"] == pytest.approx(AVERAGE, abs=1 / read.visual_tokens)
     assert len(read.kept_per_layer) == target.layers and record.counters["visual_tokens"] == read.visual_tokens
     assert read.kept_per_layer[-1] < read.visual_tokens

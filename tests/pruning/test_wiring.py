@@ -1,5 +1,7 @@
 """A pruner gets its options from the profile and its signals from the target's prefill, and no others are observed."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from decoding import checkpoints
@@ -121,6 +123,18 @@ def test_one_block_can_be_watched_alone(pair):
 def test_a_signal_that_does_not_exist_is_refused(need):
     with pytest.raises(ValueError, match="there is no signal"):
         taps_for([need], prefix=None)
+
+
+def test_what_the_softmax_runs_over_is_watched(pair):
+    prefix = SimpleNamespace(text_rows_after_video=torch.tensor([9]), visual=SimpleNamespace(index=torch.arange(4)))
+    for keys, need in (("all", "attention"), ("visual", "visual_attention")):
+        one = captioner(pair, "sd-attention", **{"prune.keys": keys})
+        assert one.setup.needs == {need}
+        taps = taps_for(one.setup.needs, prefix)
+        assert taps.attention and taps.keys == keys
+        assert one.caption(shipped()[0]).token_ids
+    with pytest.raises(ValueError, match="exclude each other"):
+        taps_for(["attention", "visual_attention"], prefix)
 
 
 def test_kernels_that_cannot_be_watched(tmp_path):

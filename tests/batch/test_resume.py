@@ -251,3 +251,22 @@ def test_names_that_cannot_be(template, entries, message):
 def test_several_clips_do_not_fit_into_one_subtitle_file(tmp_path):
     with pytest.raises(UsageError, match="several clips need a file each"):
         OneFile(tmp_path / "a.srt", "srt", several=True)
+
+
+def test_a_caption_taken_over_has_the_new_rows_id_and_prompt(clips, recorded, settings):
+    first = Entry("a.mp4", prompt="Why?", id="first", columns={"camera": "north", "take": 1})
+    output = jsonl()
+    note(output, recorded, first)
+    os.rename("a.mp4", "z.mp4")
+    second = Entry("z.mp4", prompt="Why?", columns={"camera": "south"})
+    assert plan([second], output, settings, checksum=True).reused == 1
+    output.close([second], complete=True)
+    one, two = (json.loads(line) for line in Path("out.jsonl").read_text().splitlines())
+    assert (one["id"], one["columns"], one["prompt"]) == ("first", {"camera": "north", "take": 1}, "Why?")
+    assert (two["id"], two["columns"], two["prompt"]) == (None, {"camera": "south"}, "Why?")
+    assert {"id", "columns", "prompt"}.isdisjoint(two["job"])
+
+
+def test_two_rows_of_one_clip_need_names_that_tell_them_apart():
+    with pytest.raises(UsageError, match=r"--name '\{stem}-\{clip}"):
+        Names("txt", None, None, "p").check([Entry("a.mp4", id=1), Entry("a.mp4", id=2)])

@@ -291,3 +291,19 @@ def test_usage_errors(vidspec, args, message):
     ran = vidspec("caption", *args)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.splitlines()[-1].startswith(f"error: {message}")
+
+
+def test_what_a_manifest_says_is_kept_in_every_format(vidspec):
+    Path("jobs.csv").write_text("path,id,start,Camera\ngood.mp4,one,1:30,north\n")
+    (full,) = vidspec("caption", "jobs.csv", "--format", "json").records
+    jsonschema.validate(full, record_schema())
+    assert (full["job"]["id"], full["job"]["columns"]) == ("one", {"Camera": "north"})
+    (lean,) = vidspec("caption", "jobs.csv", "--format", "jsonl").records
+    assert (lean["id"], lean["columns"], lean["start"]) == ("one", {"Camera": "north"}, 90.0)
+    (row,) = csv.DictReader(io.StringIO(vidspec("caption", "jobs.csv", "--format", "csv").out))
+    assert row["id"] == "one"
+
+
+def test_start_and_end_are_read_as_in_manifests(vidspec):
+    assert vidspec("caption", "good.mp4", "--start", "1:30", "--end", "0:01:35.5").code == 0
+    assert FakeCaptioner.made[0].calls == [("stream", "good.mp4", 90.0, 95.5)]

@@ -29,6 +29,7 @@ SUFFIXES: Mapping[str, str] = {
 }
 CSV_COLUMNS = (
     "path",
+    "id",
     "start",
     "end",
     "caption",
@@ -91,9 +92,14 @@ def document(records: Sequence[Record], form: Format) -> str | None:
     return "".join(f"{one}\n" for one in ([first] if first else []) + [one for one in lines if one is not None])
 
 
+def _said(record: Record) -> Record:
+    """The record with what its job says of the part, which a lean record says beside the job."""
+    return {**record, **(record.get("job") or {})}
+
+
 def span(record: Record) -> tuple[float, float]:
     """From where to where the caption is about, in seconds of the video."""
-    part = {**record, **(record.get("job") or {})}  # a lean record has its times beside the job
+    part = _said(record)
     start = float(part.get("start") or 0.0)
     duration = record.get("video", {}).get("duration_s")
     end = part.get("end")
@@ -127,6 +133,7 @@ def _row(record: Record) -> str:
     error = record["error"] or {}
     values = {
         "path": record["path"],
+        "id": _said(record).get("id"),
         "start": start,
         "end": end,
         "caption": record["caption"],

@@ -85,7 +85,10 @@ class Names:
             if path in taken:
                 both = f"{taken[path].path} and {entry.path}"
                 parts = os.path.normpath(taken[path].path) == os.path.normpath(entry.path)
-                better = "{stem}-{start}-{end}{suffix}" if parts else "{name}{suffix}"
+                apart = (taken[path].start, taken[path].end) != (entry.start, entry.end)
+                better = (
+                    "{stem}-{start}-{end}{suffix}" if apart else "{stem}-{clip}{suffix}" if parts else "{name}{suffix}"
+                )
                 raise UsageError(f"{both} would share the file {path}", hint=f"tell them apart by --name '{better}'")
             taken[path] = entry
         lost = next((path for path in taken if path in clips), None)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vidspec.batch.work import Entry, How
     from vidspec.user_config import Defaults
 
-__all__ = ["check", "form_of", "how_of", "output_of", "overrides_of", "sources_of"]
+__all__ = ["check", "form_of", "how_of", "output_of", "overrides_of", "part_of", "sources_of"]
 
 #: Options that are keys of the profile.
 KEYS = {
@@ -49,12 +49,6 @@ def check(given: Any) -> None:
     Raises:
         UsageError: naming the option.
     """
-    start, end = given.start, given.end
-    for option, value in (("--start", start), ("--end", end)):
-        if value is not None and not 0 <= value < float("inf"):
-            raise UsageError(f"{option} {value:g}: must be zero or more seconds")
-    if start is not None and end is not None and end <= start:
-        raise UsageError(f"--end {end:g}: must be after --start {start:g}")
     if given.timeout is not None and not (math.isfinite(given.timeout) and given.timeout > 0):
         raise UsageError(f"--timeout {given.timeout:g}: must be more than 0 seconds")
     if given.context and given.segment is None:
@@ -70,6 +64,20 @@ def check(given: Any) -> None:
     for option, file in (("--trace", given.trace), ("--heatmap", given.heatmap)):
         if file is not None and elsewhere:
             raise UsageError(f"{option} needs a single captioner", hint="leave --replicas and --engine out")
+
+
+def part_of(given: Any) -> tuple[float | None, float | None]:
+    """``--start`` and ``--end`` in seconds.
+
+    Raises:
+        UsageError: one of them is no time, or they are the wrong way round.
+    """
+    from vidspec.batch.manifests import moment
+
+    start, end = moment(given.start, "--start"), moment(given.end, "--end")
+    if end is not None and end <= (start or 0.0):
+        raise UsageError(f"--end {given.end}: must be after --start {given.start or 0}")
+    return start, end
 
 
 def _alone(given: Any, **options: str) -> None:

@@ -61,6 +61,7 @@ def caption_all(given: Any) -> int:
     from vidspec.user_config import read_config, resolve
 
     asked.check(given)
+    start, end = asked.part_of(given)
     sources = asked.sources_of(given)
     defaults = read_config()
     form = asked.form_of(given, defaults)
@@ -69,7 +70,7 @@ def caption_all(given: Any) -> int:
     shard = shard_of(given.shard, os.environ)
     found = collect(sources)
     found.entries = [
-        entry if (entry.start, entry.end) != (None, None) else replace(entry, start=given.start, end=given.end)
+        entry if (entry.start, entry.end) != (None, None) else replace(entry, start=start, end=end)
         for entry in found.entries
     ]
     if not found.entries:

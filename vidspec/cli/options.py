@@ -79,7 +79,9 @@ FromFile: TypeAlias = Annotated[
 Manifest: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="FILE", help="JSONL or CSV: path, and perhaps prompt, start, end; - is stdin.", rich_help_panel=INPUTS
+        metavar="FILE",
+        help="JSONL or CSV: path, and perhaps prompt, start, end, id; - is stdin.",
+        rich_help_panel=INPUTS,
     ),
 ]
 Include: TypeAlias = Annotated[
@@ -119,8 +121,10 @@ Attn: TypeAlias = Annotated[
 
 Frames: TypeAlias = Annotated[int | None, typer.Option(help="Frames to show.", rich_help_panel=VIDEO)]
 Fps: TypeAlias = Annotated[float | None, typer.Option(help="Frames to show per second.", rich_help_panel=VIDEO)]
-Start: TypeAlias = Annotated[float | None, typer.Option(help="Begin here, in seconds.", rich_help_panel=VIDEO)]
-End: TypeAlias = Annotated[float | None, typer.Option(help="End here, in seconds.", rich_help_panel=VIDEO)]
+Start: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Begin here: 90, 1:30 or 1m.", rich_help_panel=VIDEO)
+]
+End: TypeAlias = Annotated[str | None, typer.Option(metavar="TIME", help="End here.", rich_help_panel=VIDEO)]
 MaxPixels: TypeAlias = Annotated[
     int | None, typer.Option(help="Shrink frames to at most this many pixels.", rich_help_panel=VIDEO)
 ]

@@ -26,6 +26,7 @@ def record(path: str = "good.mp4", **changes: object) -> Caption:
         "path": path,
         "caption": TEXT,
         "token_ids": list(IDS),
+        "ended": "eos",
         "lossless": True,
         "profile": "vanilla-sd",
         "models": {"target": "big", "draft": "small", "family": "fake", "dtype": "float32", "device": "cpu"},

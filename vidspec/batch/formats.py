@@ -38,6 +38,7 @@ CSV_COLUMNS = (
     "draft",
     "lossless",
     "tokens",
+    "ended",
     "error_stage",
     "error_kind",
     "error_message",
@@ -142,6 +143,7 @@ def _row(record: Record) -> str:
         "draft": record["models"].get("draft"),
         "lossless": record["lossless"],
         "tokens": len(record["token_ids"]) if record["caption"] is not None else None,
+        "ended": record.get("ended"),
         "settings": (record.get("job") or {}).get("settings"),
         **{f"error_{key}": error.get(key) for key in ("stage", "kind", "message")},
     }

@@ -49,8 +49,8 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Entry]:
         start, end = (moment(row.get(key), f"{where}: {key}") for key in ("start", "end"))
         if end is not None and end <= (start or 0.0):
             raise UsageError(f"{where}: end {end:g} must be after start {start or 0.0:g}")
-        name = row.get("id")
-        if isinstance(name, bool) or not isinstance(name, str | int | None):
+        called = row.get("id")
+        if isinstance(called, bool) or not isinstance(called, str | int | None):
             raise UsageError(f"{where}: the id must be text or a whole number")
         columns = {key: value for key, value in row.items() if key not in (named, *OWN_KEYS) and value is not None}
         try:
@@ -58,7 +58,13 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Entry]:
         except ValueError:
             raise UsageError(f"{where}: not JSON: a number must be finite") from None
         yield Entry(
-            os.path.join(folder, path), folder or ".", start, end, prompt or None, None if name == "" else name, columns
+            os.path.join(folder, path),
+            folder or ".",
+            start,
+            end,
+            prompt or None,
+            None if called == "" else called,
+            columns,
         )
 
 

@@ -19,6 +19,7 @@ LEAN_KEYS = (
     "prompt",
     "caption",
     "token_ids",
+    "ended",
     "lossless",
     "profile",
     "models",

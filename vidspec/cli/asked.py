@@ -35,6 +35,7 @@ KEYS = {
     "decoder": "video.decoder",
     "system": "generate.system",
     "max_new_tokens": "generate.max_new_tokens",
+    "stop_loops": "generate.stop_loops",
     "temperature": "generate.temperature",
     "top_p": "generate.top_p",
     "seed": "generate.seed",

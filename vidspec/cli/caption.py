@@ -41,6 +41,7 @@ def caption(
     style: o.Style = None,
     system: o.System = None,
     max_new_tokens: o.MaxNewTokens = None,
+    stop_loops: o.StopLoops = None,
     temperature: o.Temperature = None,
     top_p: o.TopP = None,
     seed: o.Seed = None,

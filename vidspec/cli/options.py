@@ -156,6 +156,10 @@ Style: TypeAlias = Annotated[
 ]
 System: TypeAlias = Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.", rich_help_panel=TEXT)]
 MaxNewTokens: TypeAlias = Annotated[int | None, typer.Option(help="Longest caption.", rich_help_panel=TEXT)]
+StopLoops: TypeAlias = Annotated[
+    bool | None,
+    typer.Option("--stop-loops", help="End a caption that says the same again and again.", rich_help_panel=TEXT),
+]
 Temperature: TypeAlias = Annotated[float | None, typer.Option(help="0 is greedy.", rich_help_panel=TEXT)]
 TopP: TypeAlias = Annotated[float | None, typer.Option(help="Nucleus sampling.", rich_help_panel=TEXT)]
 Seed: TypeAlias = Annotated[int | None, typer.Option(help="Seed of sampling.", rich_help_panel=TEXT)]

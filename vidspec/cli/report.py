@@ -42,6 +42,8 @@ def failure(caption: Caption, error: Exception, *, debug: bool) -> None:
 def summary(caption: Caption) -> str:
     """The figures of a captioned clip on one line."""
     facts = [f"{len(caption.token_ids)} tokens"]
+    if caption.ended == "loop":
+        facts.append("ends in a loop")
     if (seconds := caption.timings.get("end_to_end")) is not None:
         facts.append(f"{seconds:.2f} s")
     if (rate := caption.speed.get("tokens_per_s")) is not None:

@@ -259,3 +259,35 @@ def test_a_closed_pipe_is_quiet():
     assert process.returncode == 1
     assert "Traceback" not in err and "BrokenPipe" not in err
     assert os.path.basename(err.splitlines()[-1])
+
+
+def test_a_target_alone_takes_the_draft_of_vidspec_pairs(vidspec, tmp_path):
+    target = "llava-hf/llava-onevision-qwen2-7b-ov-hf"
+    ran = vidspec("caption", "good.mp4", "--target", target)
+    draft = FakeCaptioner.made[-1].profile.models.draft
+    assert ran.code == 0 and draft == "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"
+    assert f"note: the draft is {draft}, as `vidspec pairs` has it (--draft names another)" in ran.err
+    assert "note: the draft" not in vidspec("caption", "good.mp4", "--target", target, "--draft", draft).err
+    assert vidspec("caption", "good.mp4", "--target", target, "-p", "ar").code == 0
+    assert FakeCaptioner.made[-1].profile.models.draft is None
+    config = tmp_path / "config" / "vidspec" / "config.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text("models: {draft: mine}\n")
+    ran = vidspec("caption", "good.mp4", "--target", target)
+    assert ran.code == 0 and "note: the draft" in ran.err, "a config's draft belongs to the config's target"
+
+
+@pytest.mark.parametrize("target", ["somebody/else", "llava-hf/llava-v1.6-mistral-7b-hf", "folder"])
+def test_a_target_without_a_listed_draft_needs_one(vidspec, target):
+    ran = vidspec("caption", "good.mp4", "--target", target)
+    assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1 and not FakeCaptioner.made
+    assert ran.err.startswith("error: models.draft: is needed") and "`vidspec pairs` lists some" in ran.err
+
+
+def test_completion_of_names():
+    from vidspec.cli import options
+
+    assert [name for name, _ in options.pair_names("embedded-")] == ["embedded-qwen"]
+    assert dict(options.target_names("Qwen/Qwen2.5-VL-7B"))["Qwen/Qwen2.5-VL-7B-Instruct"] == (
+        "draft: Qwen/Qwen2.5-VL-3B-Instruct"
+    )

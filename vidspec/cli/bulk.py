@@ -58,14 +58,17 @@ def caption_all(given: Any) -> int:
     from vidspec.batch.records import Settings
     from vidspec.batch.shards import shard_of
     from vidspec.batch.writers import check_output
-    from vidspec.user_config import read_config, resolve
+    from vidspec.user_config import PAIRED, read_config, resolve
 
     asked.check(given)
     start, end = asked.part_of(given)
     sources = asked.sources_of(given)
     defaults = read_config()
     form = asked.form_of(given, defaults)
-    profile = resolve(given.profile, asked.overrides_of(given), defaults).profile
+    resolved = resolve(given.profile, asked.overrides_of(given), defaults)
+    profile = resolved.profile
+    if resolved.sources.get("models.draft") == PAIRED and not given.quiet:
+        note(f"note: the draft is {profile.models.draft}, as `vidspec pairs` has it (--draft names another)")
     asked.how_of(given, profile, 0)  # refuses a wrong --segment before folders are searched
     shard = shard_of(given.shard, os.environ)
     found = collect(sources)

@@ -12,6 +12,10 @@ MODELS, VIDEO, TEXT, OUTPUT, CHECKS = "Models", "Video", "Generation", "Output",
 INPUTS, RESUME, SCALE = "Inputs", "Resuming and failures", "Many devices and machines"
 
 
+#: The pairs that come with vidspec.
+BUILT_IN = {"embedded": "LLaVA-OneVision's architecture", "embedded-qwen": "Qwen2.5-VL's architecture"}
+
+
 class Form(str, Enum):
     """How captions are written."""
 
@@ -37,6 +41,19 @@ def profile_names(incomplete: str) -> list[tuple[str, str]]:
     from vidspec.profiles import available
 
     return [(info.name, info.about) for info in available() if info.name.startswith(incomplete)]
+
+
+def pair_names(incomplete: str) -> list[tuple[str, str]]:
+    """For completion: the built-in pairs and what they are."""
+    return [(name, about) for name, about in BUILT_IN.items() if name.startswith(incomplete)]
+
+
+def target_names(incomplete: str) -> list[tuple[str, str]]:
+    """For completion: published targets and the draft that each takes by itself."""
+    from vidspec.models.known_pairs import draft_of, known
+
+    names = dict.fromkeys(pair.target.name for pair in known())
+    return [(name, f"draft: {draft_of(name) or 'itself'}") for name in names if name.startswith(incomplete)]
 
 
 def style_names(incomplete: str) -> list[tuple[str, str]]:
@@ -98,12 +115,24 @@ Extensions: TypeAlias = Annotated[
 ]
 
 Pair: TypeAlias = Annotated[
-    str | None, typer.Option(help="A built-in target and draft: embedded or embedded-qwen.", rich_help_panel=MODELS)
+    str | None,
+    typer.Option(
+        help="A built-in target and draft: embedded or embedded-qwen.",
+        rich_help_panel=MODELS,
+        autocompletion=pair_names,
+    ),
 ]
 Target: TypeAlias = Annotated[
-    str | None, typer.Option(help="The target: a hub id or a folder.", rich_help_panel=MODELS)
+    str | None,
+    typer.Option(help="The target: a hub id or a folder.", rich_help_panel=MODELS, autocompletion=target_names),
 ]
-Draft: TypeAlias = Annotated[str | None, typer.Option(help="The draft: a hub id or a folder.", rich_help_panel=MODELS)]
+Draft: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="The draft: a hub id or a folder. [default: what `vidspec pairs` lists for the target]",
+        rich_help_panel=MODELS,
+    ),
+]
 Captioner: TypeAlias = Annotated[
     str | None,
     typer.Option(

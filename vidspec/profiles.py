@@ -107,13 +107,9 @@ def _group(data: Mapping[str, Any]) -> str:
 
     if said("lossy", "method") not in (None, "none"):
         return "lossy"
-    return (
-        "loose"
-        if said("accept", "rule") in LOSSY
-        else "parallel"
-        if said("schedule", "kind") == "parallel"
-        else "exact"
-    )
+    if said("accept", "rule") in LOSSY:
+        return "loose"
+    return "parallel" if said("schedule", "kind") == "parallel" else "exact"
 
 
 def _files() -> dict[str, tuple[Path, str]]:

@@ -64,7 +64,7 @@ def caption_all(given: Any) -> int:
     start, end = asked.part_of(given)
     sources = asked.sources_of(given)
     defaults = read_config()
-    form = asked.form_of(given, defaults)
+    forms = asked.forms_of(given, defaults)
     resolved = resolve(given.profile, asked.overrides_of(given), defaults)
     profile = resolved.profile
     if resolved.sources.get("models.draft") == PAIRED and not given.quiet:
@@ -89,7 +89,8 @@ def caption_all(given: Any) -> int:
 
         check_heatmap(given.heatmap, profile, [entry.path for entry in entries])
     how = asked.how_of(given, profile, len(entries))
-    output = asked.output_of(given, form, found, entries, profile.name, shard)
+    places = asked.places_of(given, forms, found, entries, profile.name, shard)
+    output = asked.output_of(given, places, entries, shard)
     run = Run(given, profile, found, entries, how, Settings(profile.model_dump(), how), output)
     # Libraries that print must not mix with captions; only the output still holds the true stdout.
     with redirect_stdout(sys.stderr):

@@ -48,6 +48,13 @@ def pair_names(incomplete: str) -> list[tuple[str, str]]:
     return [(name, about) for name, about in BUILT_IN.items() if name.startswith(incomplete)]
 
 
+def format_names(incomplete: str) -> list[str]:
+    """For completion: formats, behind those that are there already."""
+    before, comma, last = incomplete.rpartition(",")
+    forms = (form.value for form in Form)
+    return [before + comma + form for form in forms if form.startswith(last) and form not in before.split(",")]
+
+
 def target_names(incomplete: str) -> list[tuple[str, str]]:
     """For completion: published targets and the draft that each takes by itself."""
     from vidspec.models.known_pairs import draft_of, known
@@ -194,11 +201,14 @@ TopP: TypeAlias = Annotated[float | None, typer.Option(help="Nucleus sampling.",
 Seed: TypeAlias = Annotated[int | None, typer.Option(help="Seed of sampling.", rich_help_panel=TEXT)]
 
 Format: TypeAlias = Annotated[
-    Form | None,
+    str | None,
     typer.Option(
         "--format",
-        help="jsonl: the same captions, the same bytes; json: all that was measured (default: text).",
+        metavar="NAME[,NAME...]",
+        help="text, txt, json (all that was measured), jsonl (the same captions, the same bytes), csv, srt, vtt or "
+        "webdataset-txt; several by commas (default: text).",
         rich_help_panel=OUTPUT,
+        autocompletion=format_names,
     ),
 ]
 Out: TypeAlias = Annotated[

@@ -77,6 +77,10 @@ class FakeCaptioner:
     refuse: Exception | None = None
     warm = False
     notes: tuple[str, ...] = ()
+    target = draft = SimpleNamespace(
+        model=SimpleNamespace(name="big", family="fake", dtype="float32", device="cpu", attention="vidspec")
+    )
+    slot = None
 
     def __init__(self, profile: SimpleNamespace, embedded: bool = True) -> None:
         self.profile, self.embedded = profile, embedded

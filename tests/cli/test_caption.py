@@ -296,3 +296,24 @@ def test_completion_of_names():
     assert dict(options.target_names("Qwen/Qwen2.5-VL-7B"))["Qwen/Qwen2.5-VL-7B-Instruct"] == (
         "draft: Qwen/Qwen2.5-VL-3B-Instruct"
     )
+
+
+def test_verbose_says_what_is_loaded_and_where_time_goes(vidspec):
+    plain = vidspec("caption", "good.mp4")
+    ran = vidspec("caption", "good.mp4", "-v")
+    assert ran.code == 0 and ran.out == plain.out
+    assert "loading embedded for profile vanilla-sd: device auto, decoder auto" in ran.err
+    assert "target: big (fake), float32 on cpu, attention vidspec" in ran.err and "loaded in" in ran.err
+    times = "time to first token 0.50 s, decode 1.00 s, end to end 1.50 s"
+    assert f"  ended: eos; {times}" in ran.err and times not in plain.err
+    both = vidspec("caption", "good.mp4", "-v", "--quiet")
+    assert both.code == 2 and "--quiet and --verbose exclude each other" in both.err
+
+
+def test_how_a_caption_ended_is_said(vidspec, monkeypatch):
+    monkeypatch.setattr("fake_captioner.events", lambda path: [Finished(record(path, ended="loop"))])
+    ran = vidspec("caption", "good.mp4", "--format", "json", "--stop-loops")
+    jsonschema.validate(ran.records[0], record_schema())
+    assert ran.records[0]["ended"] == "loop" and "5 tokens; ends in a loop" in ran.err
+    assert FakeCaptioner.made[0].profile.generate.stop_loops
+    assert vidspec("caption", "missing.mp4", "--format", "json").records[0]["ended"] is None

@@ -58,6 +58,7 @@ def check(given: Any) -> None:
     if given.context and given.segment is None:
         raise UsageError("--context needs --segment", hint="--segment 30s --context")
     _alone(given, prompt="--prompt", prompt_file="--prompt-file", style="--style")
+    _alone(given, quiet="--quiet", verbose="--verbose")
     _alone(given, output="--output", output_dir="--output-dir")
     _alone(given, output="--output", name="--name")
     _alone(given, overwrite="--overwrite", retry_failed="--retry-failed")

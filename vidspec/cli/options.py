@@ -229,6 +229,13 @@ Name: TypeAlias = Annotated[
     str | None,
     typer.Option(metavar="TEMPLATE", help="Of each clip's file: '{stem}.{profile}{suffix}'.", rich_help_panel=OUTPUT),
 ]
+DryRun: TypeAlias = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Only say what would be done, and how long it may take.", rich_help_panel=OUTPUT),
+]
+Verbose: TypeAlias = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Say what is loaded, and where time goes.", rich_help_panel=OUTPUT)
+]
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help="Say only what failed.", rich_help_panel=OUTPUT)]
 NoLive: TypeAlias = Annotated[bool, typer.Option("--no-live", help="No live panel.", rich_help_panel=OUTPUT)]
 LogFile: TypeAlias = Annotated[

@@ -97,5 +97,6 @@ def _taken_over(entry: Entry, output: Output, settings: str, content: Content) -
     job = {key: value for key, value in {**part, **known, **said}.items() if value is not None}
     job["clip"] = clip_id(entry)
     video = {**record["video"], "path": entry.path} if "path" in record["video"] else record["video"]
+    record = {key: value for key, value in record.items() if key not in LIFTED}
     output.add(entry, {**record, "path": entry.path, "video": video, "job": job})
     return True

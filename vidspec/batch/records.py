@@ -73,7 +73,7 @@ def record_of(outcome: Outcome, settings: Settings, content: Content) -> dict[st
 
 
 def lean(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record without what was measured, as ``--format jsonl`` writes it; one of an earlier version lacks some keys."""
+    """A record without what was measured, as ``--format jsonl`` writes it; an older one may lack some keys."""
     job = record["job"]
     flat = {**record, **{key: job.get(key, record.get(key)) for key in LIFTED}}
     kept = {key: value for key, value in job.items() if key not in LIFTED}

@@ -26,6 +26,7 @@ def record(path: str = "good.mp4", **changes: object) -> Caption:
         "path": path,
         "caption": TEXT,
         "token_ids": list(IDS),
+        "ended": "eos",
         "lossless": True,
         "profile": "vanilla-sd",
         "models": {"target": "big", "draft": "small", "family": "fake", "dtype": "float32", "device": "cpu"},
@@ -76,6 +77,10 @@ class FakeCaptioner:
     refuse: Exception | None = None
     warm = False
     notes: tuple[str, ...] = ()
+    target = draft = SimpleNamespace(
+        model=SimpleNamespace(name="big", family="fake", dtype="float32", device="cpu", attention="vidspec")
+    )
+    slot = None
 
     def __init__(self, profile: SimpleNamespace, embedded: bool = True) -> None:
         self.profile, self.embedded = profile, embedded

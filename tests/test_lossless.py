@@ -275,3 +275,13 @@ def test_the_gate_can_fail(random_pair, rule):
     captioner.setup.acceptance = rule()
     with pytest.raises(AssertionError, match="leaves plain decoding"):
         check(random_pair, captioner, CLIPS["one-object"])
+
+
+@pytest.mark.parametrize("profile", ["vanilla-sd", "specvlm", "parallelvlm", "auto"])
+def test_loops_are_stopped_at_the_same_token(random_pair, profile):
+    """Random models fall into loops; with ``stop_loops`` every method must leave them where plain decoding does."""
+    stop = {"generate.stop_loops": True, "generate.max_new_tokens": 200}
+    clip = CLIPS[sorted(CLIPS)[1]]
+    plain, fast = (random_pair.captioner(name, stop).caption(clip) for name in ("ar", profile))
+    assert plain.token_ids == fast.token_ids and len(plain.token_ids) < 200
+    assert plain.ended == fast.ended == "loop"

@@ -278,7 +278,8 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
         (
             {"models.target": "x"},
             "models.draft: is needed with draft.kind model; "
-            "nearest valid choice: name a draft of the target's family, or take the profile ar",
+            "nearest valid choice: name a draft of the target's family (`vidspec pairs` lists some), "
+            "or take the profile ar",
         ),
     ],
 )

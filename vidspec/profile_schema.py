@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from vidspec.models.known_pairs import draft_of
 from vidspec.profile_sections import (
     AcceptSection,
     DraftSection,
@@ -110,6 +111,14 @@ class Profile(Section):
     def concurrent(self) -> bool:
         """Whether target and draft work at the same time, in workers of their own."""
         return self.schedule.kind == "parallel"
+
+    @model_validator(mode="after")
+    def _paired(self) -> Profile:
+        """A published target alone takes the draft that ``vidspec pairs`` lists first for it, where one is needed."""
+        models = self.models
+        if not self.drafts_with_a_model or models.target is None or models.draft is not None:
+            return self
+        return self.model_copy(update={"models": models.model_copy(update={"draft": draft_of(models.target)})})
 
     @model_validator(mode="after")
     def _consistent(self) -> Profile:
@@ -263,7 +272,7 @@ def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
             p.drafts_with_a_model and models.target is not None and models.draft is None,
             "models.draft",
             f"is needed with draft.kind {p.draft.kind}",
-            "name a draft of the target's family, or take the profile ar",
+            "name a draft of the target's family (`vidspec pairs` lists some), or take the profile ar",
         ),
         (
             sequential and not drafts,

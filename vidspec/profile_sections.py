@@ -255,9 +255,13 @@ class LossySection(Section):
 
 
 class GenerateSection(Section):
-    """What is asked and how the answer is sampled; temperature 0 is greedy."""
+    """What is asked and how the answer is sampled; temperature 0 is greedy.
+
+    ``stop_loops`` ends a text that says the same words again and again, as :mod:`vidspec.decoding.limits` finds out.
+    """
 
     max_new_tokens: int = Field(default=512, ge=1)
+    stop_loops: bool = False
     temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     top_p: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)
     seed: int = Field(default=0, ge=0)

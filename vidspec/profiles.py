@@ -20,6 +20,7 @@ from vidspec.profile_schema import LOSSY, Profile
 from vidspec.registry import nearest
 
 __all__ = [
+    "GROUPS",
     "RESERVED_VARIABLES",
     "Profile",
     "ProfileInfo",
@@ -48,13 +49,27 @@ _EXCLUDES: dict[str, tuple[str, ...]] = {
 }
 
 
+#: In which order profiles are listed: what to begin with, what keeps the text (in turns, at the same time), what does
+#: not (by acceptance, by pruning the target), and what papers compare their methods with.
+GROUPS = ("recommended", "exact", "parallel", "loose", "lossy", "ablations")
+RECOMMENDED = ("auto", "vanilla-sd", "specvlm", "parallelvlm", "self-sd", "ar")
+ABLATIONS = frozenset(
+    "fly-minus hippo-dycoke hippo-fastvid hippo-frame hippo-no-attn hippo-no-spa hippo-no-temp hippo-no-vpsd "  # noqa: SIM905
+    "hippo-random hippo-sequential-no-attn hippo-sequential-no-spa hippo-sequential-no-temp lvspec-0.2 lvspec-0.5 "
+    "lvspec-0.9 lvspec-no-shift parallelvlm-alpha-0 parallelvlm-alpha-0.5 parallelvlm-attention "
+    "parallelvlm-similarity parallelvlm-uv-attention random-loose sd-attention sd-dycoke sd-fastvid sd-frame sd-rand "
+    "sd-uniform sd-window-end sd-window-front sd-window-middle tabed-c tabed-m tabed-p tabed-t".split()
+)
+
+
 class ProfileInfo(NamedTuple):
-    """A profile that can be named: ``source`` is ``user`` or ``packaged``."""
+    """A profile that can be named: ``source`` is ``user`` or ``packaged``, ``group`` one of :data:`GROUPS`."""
 
     name: str
     about: str
     path: Path
     source: str
+    group: str
 
 
 def user_folder() -> Path:
@@ -75,12 +90,29 @@ def available() -> list[ProfileInfo]:
     """All profiles that can be named, by name. One that cannot be read is listed and says so."""
     found = []
     for name, (path, source) in sorted(_files().items()):
+        group = "exact"
         try:
-            about = _about(_read(path))
+            data = _read(path)
+            about, group = _about(data), _group(data)
         except ProfileError as error:
             about = f"unreadable: {error.message}"
-        found.append(ProfileInfo(name, about, path, source))
+        if source == "packaged":
+            group = "recommended" if name in RECOMMENDED else "ablations" if name in ABLATIONS else group
+        found.append(ProfileInfo(name, about, path, source, group))
     return found
+
+
+def _group(data: Mapping[str, Any]) -> str:
+    """What a profile's file makes of it, whoever wrote it."""
+
+    def said(section: str, key: str) -> Any:
+        return data[section].get(key) if isinstance(data.get(section), Mapping) else None
+
+    if said("lossy", "method") not in (None, "none"):
+        return "lossy"
+    if said("accept", "rule") in LOSSY:
+        return "loose"
+    return "parallel" if said("schedule", "kind") == "parallel" else "exact"
 
 
 def _files() -> dict[str, tuple[Path, str]]:
@@ -95,10 +127,11 @@ def _files() -> dict[str, tuple[Path, str]]:
 def _about(data: Mapping[str, Any]) -> str:
     """What a profile's file says of itself, and whether it is lossy in case it does not say so."""
     about = " ".join(str(data.get("about") or "").split())
-    accept, pruned = data.get("accept"), data.get("lossy")
-    lossy = isinstance(accept, Mapping) and accept.get("rule") in LOSSY
-    lossy = lossy or (isinstance(pruned, Mapping) and pruned.get("method", "none") != "none")
-    return f"{about} Not lossless.".strip() if lossy and "not lossless" not in about.lower() else about
+    return (
+        f"{about} Not lossless.".strip()
+        if _group(data) in ("loose", "lossy") and "not lossless" not in about.lower()
+        else about
+    )
 
 
 def load(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from vidspec.errors import VidspecError
 
@@ -18,6 +18,7 @@ RECORD_KEYS = (
     "path",
     "caption",
     "token_ids",
+    "ended",
     "lossless",
     "profile",
     "models",
@@ -43,6 +44,8 @@ class Caption:
         path: the clip as it was named by the caller.
         caption: the text, or None if the clip failed.
         token_ids: the emitted token ids, EOS included when it was reached.
+        ended: ``eos`` with an end token, ``length`` with the last token there was room for, ``loop`` saying the same
+            words again and again, cut there or not; None if the clip failed.
         lossless: True if the method guarantees the target's own output, False for lossy rules, None if the clip failed.
         profile: the name of the acceleration profile.
         models: ``target`` and ``draft`` (name or folder; None without one), ``family``, ``dtype``, ``device``.
@@ -72,6 +75,7 @@ class Caption:
     path: str
     caption: str | None
     token_ids: list[int] = field(default_factory=list)
+    ended: Literal["eos", "length", "loop"] | None = None
     lossless: bool | None = None
     profile: str | None = None
     models: dict[str, Any] = field(default_factory=dict)

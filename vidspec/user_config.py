@@ -20,9 +20,11 @@ from typing import Any
 
 from vidspec.errors import ProfileError, UsageError
 
-__all__ = ["DEFAULT_PROFILE", "Defaults", "Resolved", "config_path", "read_config", "resolve"]
+__all__ = ["DEFAULT_PROFILE", "PAIRED", "Defaults", "Resolved", "config_path", "read_config", "resolve"]
 
 DEFAULT_PROFILE = "vanilla-sd"
+#: Where a draft comes from that nobody named.
+PAIRED = "vidspec pairs"
 OWN_KEYS = ("profile", "format")
 SECTIONS = ("models", "video", "generate")
 #: Keys of which one speaks for all: a config's word on one of them counts only if nobody else spoke of any.
@@ -46,7 +48,7 @@ class Defaults:
 class Resolved:
     """A profile under all layers, and where each value of it was set.
 
-    ``sources`` maps dotted keys to ``flag``, a variable's name, a file's path or ``default``.
+    ``sources`` maps dotted keys to ``flag``, a variable's name, a file's path, ``default``, or :data:`PAIRED`.
     """
 
     profile: Any
@@ -133,7 +135,7 @@ def resolve(
         elif key in said and not _taken_back(key, under):
             sources[key] = file
         else:
-            sources[key] = "default"
+            sources[key] = PAIRED if key == "models.draft" and profile.models.draft else "default"
     return Resolved(profile, sources)
 
 

@@ -10,7 +10,7 @@ import torch
 from decoding.toys import Prefix, Table
 from scipy.stats import chi2
 
-from vidspec.decoding.base import Limits
+from vidspec.decoding.limits import Limits
 from vidspec.engine.sampling import Sampling
 
 #: METRICS, "Losslessness", gate 3.

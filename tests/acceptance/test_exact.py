@@ -10,7 +10,7 @@ from acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value, refe
 from vidspec.acceptance.base import Verdict
 from vidspec.acceptance.exact import Exact
 from vidspec.decoding.autoregressive import autoregressive
-from vidspec.decoding.base import Limits
+from vidspec.decoding.limits import Limits
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.base import Draft
 from vidspec.drafting.chain import ChainDrafter
@@ -153,7 +153,7 @@ def draws_of_the_rule(rule, sampling, draft_sampling, count):
             rows = torch.stack([model.table((*text, *tokens[:i])) for i in range(len(tokens) + 1)])
             draft = chain(*tokens, probs=None if draft_sampling.greedy else torch.stack(probs))
             verdict = judge(draft, rows, None, rng)
-            new = LIMITS.cut([*tokens[: verdict.accepted], verdict.token], len(text))[0]
+            new = LIMITS.cut([*tokens[: verdict.accepted], verdict.token], text)[0]
             text = (*text, *new)
         yield text
 

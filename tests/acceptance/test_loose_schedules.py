@@ -13,8 +13,8 @@ from vidspec.acceptance.lvspec import LVSpec
 from vidspec.acceptance.random_loose import RandomLoose
 from vidspec.batch.schema import record_schema
 from vidspec.captioner import Captioner
-from vidspec.decoding.base import Limits
 from vidspec.decoding.events import Loosened, Round
+from vidspec.decoding.limits import Limits
 from vidspec.decoding.parallel import Scheduler, Settings
 from vidspec.decoding.protocol import Proposed, Ready, Verdict
 from vidspec.decoding.sequential import sequential

@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+from itertools import pairwise
 
 import av
 import pysubs2
@@ -10,11 +11,13 @@ import webvtt
 from fake_captioner import TEXT
 
 from vidspec.batch.formats import CSV_COLUMNS, clock, document, header, line, span
+from vidspec.batch.formats import cues as subtitles
 from vidspec.batch.records import LEAN_KEYS, lean
 from vidspec.batch.work import Entry
 
 HARD = "a {\\i1} brace\\N & <i>less</i> --> more\n\nand\u2028more \u4e2d\u6587"
 FLAT = "a {\\i1} brace\\N & <i>less</i> --> more and more \u4e2d\u6587"
+WRAPPED = FLAT.replace("and more", "and\nmore")
 
 
 @pytest.fixture
@@ -58,7 +61,7 @@ def test_csv_goes_through_a_reader(recorded, cues):
 def test_srt_loads_in_three_parsers(cues, tmp_path):
     text = document(cues, "srt")
     parsed = list(srt.parse(text))
-    assert [cue.content for cue in parsed] == ["A red circle moves left.", FLAT]
+    assert [cue.content for cue in parsed] == ["A red circle moves left.", WRAPPED]
     assert [(cue.start.total_seconds(), cue.end.total_seconds()) for cue in parsed] == [(0, 5), (10, 12)]
     assert [(cue.start, cue.end) for cue in pysubs2.SSAFile.from_string(text)] == [(0, 5000), (10000, 12000)]
     (tmp_path / "a.srt").write_text(text, encoding="utf-8")
@@ -72,7 +75,7 @@ def test_vtt_loads_in_three_parsers(cues, tmp_path):
         ("00:00:00.000", "00:00:05.000"),
         ("00:00:10.000", "00:00:12.000"),
     ]
-    assert parsed[1].raw_text == FLAT.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    assert parsed[1].raw_text == WRAPPED.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     assert [(cue.start, cue.end) for cue in pysubs2.SSAFile.from_string(text)] == [(0, 5000), (10000, 12000)]
     (tmp_path / "a.vtt").write_text(text, encoding="utf-8")
     assert cue_times(tmp_path / "a.vtt") == [(0.0, 5.0), (10.0, 12.0)]
@@ -93,6 +96,44 @@ def test_a_whole_clip_is_one_cue_of_its_length(recorded):
     one = recorded(changes={"video": {"duration_s": 2.5}})
     (cue,) = srt.parse(document([one], "srt"))
     assert (cue.start.total_seconds(), cue.end.total_seconds()) == (0, 2.5)
+
+
+def timed(recorded, caption, duration=6.0, **part):
+    return subtitles(recorded(changes={"caption": caption, "video": {"duration_s": duration}}, **part))
+
+
+def test_a_long_caption_is_split_over_its_time(recorded):
+    words = "The red circle moves from the left edge of the picture to the right one and stops there for good. " * 4
+    shown = timed(recorded, words, start=2.0, end=6.0)
+    assert " ".join(text.replace("\n", " ") for _, _, text in shown) == " ".join(words.split())
+    assert shown[0][0] == 2000 and shown[-1][1] == 6000 and len(shown) == 5
+    assert all(one[1] == next_[0] for one, next_ in pairwise(shown))
+    for start, end, text in shown:
+        lines = text.split("\n")
+        assert 1 <= len(lines) <= 2 and all(0 < len(line) <= 42 for line in lines)
+        assert (end - start) / 4000 == pytest.approx(len(text) / sum(len(text) for *_, text in shown), abs=0.001)
+    files = [
+        document([recorded(changes={"caption": words, "video": {"duration_s": 6.0}})], form) for form in ("srt", "vtt")
+    ]
+    read = [[(cue.start, cue.end, cue.plaintext) for cue in pysubs2.SSAFile.from_string(file)] for file in files]
+    assert read[0] == read[1] and len(read[0]) == 5
+
+
+def test_words_and_scripts_without_breaks_are_wrapped_too(recorded):
+    (_, _, text), *more = timed(recorded, "\u4e2d" * 100)
+    assert [len(line) for line in text.split("\n")] == [42, 42] and len(more) == 1
+    assert timed(recorded, "a well-known " + "x" * 38)[0][2] == "a well-known\n" + "x" * 38
+
+
+@pytest.mark.parametrize("duration", [0.0, 0.001, None])
+def test_a_caption_without_time_stays_one_cue(recorded, duration):
+    ((start, end, text),) = timed(recorded, "word " * 60, duration)
+    assert start == 0 <= end <= 1 and len(text.split()) == 60
+
+
+def test_an_empty_caption_has_no_cue(recorded):
+    assert timed(recorded, "") == []
+    assert document([recorded(changes={"caption": "", "video": {"duration_s": 6.0}})], "vtt").startswith("WEBVTT")
 
 
 def test_span_ends_with_the_video(recorded):

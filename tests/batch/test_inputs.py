@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from vidspec.batch.globs import matches
+from vidspec.batch.identity import clip_id
 from vidspec.batch.inputs import Sources, collect
 from vidspec.batch.manifests import parse_manifest, seconds
 from vidspec.batch.work import Entry
@@ -125,12 +126,33 @@ def test_csv_manifest(name):
         ('{"path": "a", "start": -1}', "must be zero or more"),
         ('{"path": "a", "start": 5, "end": 5}', "end 5 must be after start 5"),
         ('{"path": "a", "prompt": 3}', "the prompt must be text"),
+        ('{"path": "a", "id": 1.5}', "the id must be text or a whole number"),
+        ('{"path": "a", "score": NaN}', "m, line 1: not JSON: a number must be finite"),
         ("name,start\nx,1", "first line must name the columns"),
     ],
 )
 def test_manifest_mistakes_name_the_line(text, message):
     with pytest.raises(UsageError, match=message):
         list(parse_manifest(text, "m", ""))
+
+
+def test_what_a_manifest_says_of_a_clip_is_kept():
+    one, two, three = parse_manifest(
+        '{"path": "a", "video": "b", "id": 7, "labels": {"x": [1]}}\n{"path": "a", "id": "7"}\n{"path": "a"}', "m", ""
+    )
+    assert (one.id, dict(one.columns)) == (7, {"video": "b", "labels": {"x": [1]}})
+    assert (two.id, dict(two.columns), three.id) == ("7", {}, None)
+    (row,) = parse_manifest("ID,File, Camera ,prompt\nx,a.mp4,north,\n", "m", "")
+    assert (row.path, row.id, dict(row.columns), row.prompt) == ("a.mp4", "x", {"Camera": "north"}, None)
+
+
+def test_rows_of_one_part_with_ids_are_inputs_of_their_own():
+    with open("m.jsonl", "w") as file:
+        file.write("\n".join(f'{{"path": "a.mp4", "id": {name}}}' for name in ("1", '"1"', "2", "2")))
+    found = collect(Sources(("m.jsonl",)))
+    assert [entry.id for entry in found.entries] == [1, "1", 2] and found.duplicates == 1
+    assert len({clip_id(entry) for entry in found.entries}) == 3
+    assert clip_id(Entry("a.mp4")) not in {clip_id(entry) for entry in found.entries}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from vidspec.batch.identity import Content, content_of, settings_id
 from vidspec.batch.outputs import OneFile, Sidecars, hidden_journal
 from vidspec.batch.plan import left, plan
 from vidspec.batch.records import Settings
-from vidspec.batch.sidecars import Names
+from vidspec.batch.sidecars import Names, check_names
 from vidspec.batch.work import Entry, How
 from vidspec.errors import UsageError
 
@@ -159,7 +159,7 @@ def test_a_file_of_others_is_kept_even_by_a_run_that_is_killed_at_once(clips, re
 
 
 def sidecars(form, entries, folder=None, template=None, **how):
-    return Sidecars(Names(form, folder, template, "vanilla-sd"), entries, **how)
+    return Sidecars([Names(form, folder, template, "vanilla-sd")], entries, **how)
 
 
 def test_sidecars_mirror_the_tree(tmp_path, monkeypatch, recorded):
@@ -245,9 +245,28 @@ def test_webdataset_files_share_the_key_of_their_clip():
 )
 def test_names_that_cannot_be(template, entries, message):
     with pytest.raises(UsageError, match=message.replace("{", r"\{")):
-        Names("txt", None, template, "p").check([Entry(path) for path in entries])
+        check_names([Names("txt", None, template, "p")], [Entry(path) for path in entries])
 
 
 def test_several_clips_do_not_fit_into_one_subtitle_file(tmp_path):
     with pytest.raises(UsageError, match="several clips need a file each"):
         OneFile(tmp_path / "a.srt", "srt", several=True)
+
+
+def test_a_caption_taken_over_has_the_new_rows_id_and_prompt(clips, recorded, settings):
+    first = Entry("a.mp4", prompt="Why?", id="first", columns={"camera": "north", "take": 1})
+    output = jsonl()
+    note(output, recorded, first)
+    os.rename("a.mp4", "z.mp4")
+    second = Entry("z.mp4", prompt="Why?", columns={"camera": "south"})
+    assert plan([second], output, settings, checksum=True).reused == 1
+    output.close([second], complete=True)
+    one, two = (json.loads(line) for line in Path("out.jsonl").read_text().splitlines())
+    assert (one["id"], one["columns"], one["prompt"]) == ("first", {"camera": "north", "take": 1}, "Why?")
+    assert (two["id"], two["columns"], two["prompt"]) == (None, {"camera": "south"}, "Why?")
+    assert {"id", "columns", "prompt"}.isdisjoint(two["job"])
+
+
+def test_two_rows_of_one_clip_need_names_that_tell_them_apart():
+    with pytest.raises(UsageError, match=r"--name '\{stem}-\{clip}"):
+        check_names([Names("txt", None, None, "p")], [Entry("a.mp4", id=1), Entry("a.mp4", id=2)])

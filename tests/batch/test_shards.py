@@ -127,3 +127,11 @@ def test_rendered(tmp_path, recorded):
         rendered([lean(one) for one in full], "json")
     with pytest.raises(UsageError, match="a file each"):
         rendered(full, "srt")
+
+
+def test_lines_of_an_earlier_version_keep_what_they_say(recorded, tmp_path):
+    one = lean(recorded(entry=Entry("a.mp4", prompt="Why?"), start=1.0, end=2.0))
+    old = {key: value for key, value in one.items() if key not in ("id", "columns", "ended")}
+    (tmp_path / "old.jsonl").write_text(json.dumps(old) + "\n")
+    (line,) = rendered(merge([tmp_path / "old.jsonl"]).records, "jsonl").splitlines()
+    assert {key: json.loads(line)[key] for key in old} == old and json.loads(line)["ended"] is None

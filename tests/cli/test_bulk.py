@@ -291,3 +291,72 @@ def test_usage_errors(vidspec, args, message):
     ran = vidspec("caption", *args)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.splitlines()[-1].startswith(f"error: {message}")
+
+
+def test_what_a_manifest_says_is_kept_in_every_format(vidspec):
+    Path("jobs.csv").write_text("path,id,start,Camera\ngood.mp4,one,1:30,north\n")
+    (full,) = vidspec("caption", "jobs.csv", "--format", "json").records
+    jsonschema.validate(full, record_schema())
+    assert (full["job"]["id"], full["job"]["columns"]) == ("one", {"Camera": "north"})
+    (lean,) = vidspec("caption", "jobs.csv", "--format", "jsonl").records
+    assert (lean["id"], lean["columns"], lean["start"]) == ("one", {"Camera": "north"}, 90.0)
+    (row,) = csv.DictReader(io.StringIO(vidspec("caption", "jobs.csv", "--format", "csv").out))
+    assert row["id"] == "one"
+
+
+def test_start_and_end_are_read_as_in_manifests(vidspec):
+    assert vidspec("caption", "good.mp4", "--start", "1:30", "--end", "0:01:35.5").code == 0
+    assert FakeCaptioner.made[0].calls == [("stream", "good.mp4", 90.0, 95.5)]
+
+
+def test_several_formats_in_one_run(vidspec, clips):
+    ran = vidspec("caption", clips, "--format", "jsonl,srt,vtt,csv", "--output-dir", "out")
+    assert ran.code == 1 and len(streamed()) == 4
+    assert left("out") == [
+        "out/a/good.srt",
+        "out/a/good.vtt",
+        "out/b/good.srt",
+        "out/b/good.vtt",
+        "out/captions.csv",
+        "out/captions.jsonl",
+        "out/good.srt",
+        "out/good.vtt",
+    ]
+    assert [line["path"] for line in lines("out/captions.jsonl")] == sorted(PATHS)
+    assert Path("out/captions.csv").read_text().count("vanilla-sd") == 4
+    os.remove("out/a/good.vtt")
+    again = vidspec("caption", clips, "--format", "jsonl,srt,vtt,csv", "--output-dir", "out")
+    assert len(streamed()) == 4 and "4 of 4 clips were done before" in again.err
+    assert Path("out/a/good.vtt").read_text().startswith("WEBVTT"), "written again from what is remembered"
+    os.remove("out/captions.jsonl")
+    vidspec("caption", clips, "--format", "jsonl,srt", "--output-dir", "out")
+    assert len(streamed()) == 8 and len(lines("out/captions.jsonl")) == 4
+
+
+def test_standard_output_beside_files(vidspec, clips):
+    args = ("caption", clips, "--format", "json,txt")
+    first = vidspec(*args)
+    assert [record["path"] for record in first.records] == PATHS and Path("clips/good.txt").read_text() == TEXT + "\n"
+    second = vidspec(*args)
+    assert second.records == first.records and len(streamed()) == 4
+
+
+def test_one_file_for_each_format(vidspec):
+    assert vidspec("caption", "good.mp4", "--format", "json,srt", "-o", "out.x").code == 0
+    assert left(".") == ["out.json", "out.srt"] and lines("out.json")[0]["caption"] == TEXT
+
+
+def test_a_place_that_cannot_be_opened_lets_go_of_the_others(vidspec, clips):
+    Path("out").mkdir()
+    with FileLock("out/.captions.csv.lock"), FileLock("out/..captions.csv.vidspec.jsonl.lock"):
+        ran = vidspec("caption", clips, "--format", "jsonl,csv", "--output-dir", "out")
+        assert ran.code == 2 and "another run is writing it" in ran.err and not FakeCaptioner.made
+        assert vidspec("caption", clips, "--format", "jsonl", "--output-dir", "out").code == 1
+
+
+def test_completion_of_formats():
+    from vidspec.batch.formats import FORMATS
+    from vidspec.cli import options
+
+    assert options.format_names("jsonl,s") == ["jsonl,srt"] and options.format_names("jso") == ["json", "jsonl"]
+    assert tuple(form.value for form in options.Form) == FORMATS

@@ -101,7 +101,12 @@ def test_interrupted_while_loading(vidspec, monkeypatch):
         ((), "Missing argument 'PATH'."),
         (("x", "--foo"), "No such option: --foo"),
         (("x", "--frames", "many"), "Invalid value for '--frames'"),
-        (("x", "--format", "xml"), "Invalid value for '--format'"),
+        (("x", "--format", "xml"), "--format xml: must be one of text, txt, json,"),
+        (("x", "--format", "jsonl,"), "--format jsonl,: must be one of text, txt, json,"),
+        (("x", "--format", "json,csv"), "--format json,csv: standard output takes one format (-o FILE or"),
+        (("x", "--format", "txt,webdataset-txt"), "--format txt,webdataset-txt: two would share the file x.txt"),
+        (("x", "--format", "text,txt", "-o", "y"), "--format text,txt: two would share the file y.txt"),
+        (("x", "y", "--format", "jsonl,srt", "-o", "z"), "--format srt: several clips need a file each"),
         (("x", "--set", "foo"), "--set foo: must be KEY=VALUE, such as prune.alpha=0.8"),
         (("x", "--set", "video.frames=4", "--frames", "5"), "--set video.frames=4: video.frames is set twice"),
         (("x", "--set", "prune.alfa=1"), "prune.alfa: unknown key; did you mean prune.alpha?"),
@@ -110,9 +115,11 @@ def test_interrupted_while_loading(vidspec, monkeypatch):
         (("x", "--pair", "embedded", "--target", "y"), "models.pair: excludes models.target and models.draft"),
         (("x", "--target", "y"), "models.draft: is needed with draft.kind model"),
         (("x", "--device", "gpu"), "models.device: must be auto, cpu, cuda, cuda:N or mps, not 'gpu'"),
-        (("x", "--start", "-1"), "--start -1: must be zero or more seconds"),
-        (("x", "--end", "nan"), "--end nan: must be zero or more seconds"),
+        (("x", "--start", "-1"), "--start '-1': must be seconds or [hh:]mm:ss, from 0"),
+        (("x", "--end", "nan"), "--end 'nan': must be seconds or [hh:]mm:ss, from 0"),
         (("x", "--start", "3", "--end", "2"), "--end 2: must be after --start 3"),
+        (("x", "--start", "1:30", "--end", "1:30"), "--end 1:30: must be after --start 1:30"),
+        (("x", "--start", "1:2:3:4"), "--start '1:2:3:4': must be seconds or [hh:]mm:ss, from 0"),
         (("x", "-o", "no/out"), "--output no/out: there is no folder no"),
         (("x", "-o", "."), "--output .: is a folder"),
         (("x", "-o", "x"), "--output x: is one of the clips"),
@@ -257,3 +264,56 @@ def test_a_closed_pipe_is_quiet():
     assert process.returncode == 1
     assert "Traceback" not in err and "BrokenPipe" not in err
     assert os.path.basename(err.splitlines()[-1])
+
+
+def test_a_target_alone_takes_the_draft_of_vidspec_pairs(vidspec, tmp_path):
+    target = "llava-hf/llava-onevision-qwen2-7b-ov-hf"
+    ran = vidspec("caption", "good.mp4", "--target", target)
+    draft = FakeCaptioner.made[-1].profile.models.draft
+    assert ran.code == 0 and draft == "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"
+    assert f"note: the draft is {draft}, as `vidspec pairs` has it (--draft names another)" in ran.err
+    assert "note: the draft" not in vidspec("caption", "good.mp4", "--target", target, "--draft", draft).err
+    assert vidspec("caption", "good.mp4", "--target", target, "-p", "ar").code == 0
+    assert FakeCaptioner.made[-1].profile.models.draft is None
+    config = tmp_path / "config" / "vidspec" / "config.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text("models: {draft: mine}\n")
+    ran = vidspec("caption", "good.mp4", "--target", target)
+    assert ran.code == 0 and "note: the draft" in ran.err, "a config's draft belongs to the config's target"
+
+
+@pytest.mark.parametrize("target", ["somebody/else", "llava-hf/llava-v1.6-mistral-7b-hf", "folder"])
+def test_a_target_without_a_listed_draft_needs_one(vidspec, target):
+    ran = vidspec("caption", "good.mp4", "--target", target)
+    assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1 and not FakeCaptioner.made
+    assert ran.err.startswith("error: models.draft: is needed") and "`vidspec pairs` lists some" in ran.err
+
+
+def test_completion_of_names():
+    from vidspec.cli import options
+
+    assert [name for name, _ in options.pair_names("embedded-")] == ["embedded-qwen"]
+    assert dict(options.target_names("Qwen/Qwen2.5-VL-7B"))["Qwen/Qwen2.5-VL-7B-Instruct"] == (
+        "draft: Qwen/Qwen2.5-VL-3B-Instruct"
+    )
+
+
+def test_verbose_says_what_is_loaded_and_where_time_goes(vidspec):
+    plain = vidspec("caption", "good.mp4")
+    ran = vidspec("caption", "good.mp4", "-v")
+    assert ran.code == 0 and ran.out == plain.out
+    assert "loading embedded for profile vanilla-sd: device auto, decoder auto" in ran.err
+    assert "target: big (fake), float32 on cpu, attention vidspec" in ran.err and "loaded in" in ran.err
+    times = "time to first token 0.50 s, decode 1.00 s, end to end 1.50 s"
+    assert f"  ended: eos; {times}" in ran.err and times not in plain.err
+    both = vidspec("caption", "good.mp4", "-v", "--quiet")
+    assert both.code == 2 and "--quiet and --verbose exclude each other" in both.err
+
+
+def test_how_a_caption_ended_is_said(vidspec, monkeypatch):
+    monkeypatch.setattr("fake_captioner.events", lambda path: [Finished(record(path, ended="loop"))])
+    ran = vidspec("caption", "good.mp4", "--format", "json", "--stop-loops")
+    jsonschema.validate(ran.records[0], record_schema())
+    assert ran.records[0]["ended"] == "loop" and "5 tokens; ends in a loop" in ran.err
+    assert FakeCaptioner.made[0].profile.generate.stop_loops
+    assert vidspec("caption", "missing.mp4", "--format", "json").records[0]["ended"] is None

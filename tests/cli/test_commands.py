@@ -81,9 +81,49 @@ def test_profiles_lists_names_and_abouts(vidspec):
     assert ran.code == 0
     names = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
     assert {"ar", "vanilla-sd"} <= set(names)
-    assert [line.split()[0] for line in ran.out.splitlines()] == names
+    lines = [line.split("\t") for line in ran.out.splitlines()]
+    assert sorted(line[0] for line in lines) == names and {len(line) for line in lines} == {3}
+    groups = [line[2] for line in lines]
+    assert list(dict.fromkeys(groups)) == ["recommended", "exact", "parallel", "loose", "lossy", "ablations"]
+    assert groups == sorted(groups, key=list(dict.fromkeys(groups)).index) and lines[0][0] == "auto"
+    assert {"ar", "vanilla-sd"} <= {name for name, _, group in lines if group == "recommended"}
     found = json.loads(vidspec("profiles", "--format", "json").out)
-    assert all(set(one) == {"name", "about", "path", "source"} and one["about"] for one in found)
+    assert all(set(one) == {"name", "about", "path", "source", "group"} and one["about"] for one in found)
+
+
+def test_profiles_on_a_terminal_have_headings(vidspec, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    out = vidspec("profiles").out
+    assert (
+        out.index("recommended")
+        < out.index("auto")
+        < out.index("exact")
+        < out.index("sd-tree")
+        < out.index("ablations")
+    )
+
+
+def test_groups_name_profiles_that_exist():
+    from vidspec import profiles
+
+    groups = {info.name: info.group for info in profiles.available()}
+    assert {*profiles.RECOMMENDED, *profiles.ABLATIONS} <= set(groups)
+    assert (groups["lvspec"], groups["fastv"], groups["hippo"], groups["sd-tree"]) == (
+        "loose",
+        "lossy",
+        "parallel",
+        "exact",
+    )
+
+
+def test_a_profile_of_ones_own_is_grouped_by_what_it_does(vidspec, tmp_path):
+    folder = tmp_path / "config" / "vidspec" / "profiles"
+    folder.mkdir(parents=True)
+    (folder / "auto.yaml").write_text("accept: {rule: fly}")  # hides the packaged one, and its recommendation
+    (folder / "bad.yaml").write_text("[")
+    groups = {one["name"]: one["group"] for one in json.loads(vidspec("profiles", "--format", "json").out)}
+    assert (groups["auto"], groups["bad"]) == ("loose", "exact")
 
 
 def test_sample_draws_and_prints_the_paths(vidspec, monkeypatch):

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vidspec.acceptance.base import Verdict
-from vidspec.decoding.base import Limits, origins
+from vidspec.decoding.base import origins
 from vidspec.decoding.events import Loosened
+from vidspec.decoding.limits import Limits
 from vidspec.drafting.base import Draft
 
 EOS = 9
@@ -26,7 +27,7 @@ EOS = 9
     ],
 )
 def test_cut(tokens, emitted, expected):
-    assert Limits(5, frozenset({EOS})).cut(tokens, emitted) == expected
+    assert Limits(5, frozenset({EOS})).cut(tokens, [0] * emitted) == expected
 
 
 @given(
@@ -37,7 +38,7 @@ def test_cut(tokens, emitted, expected):
 )
 def test_cut_is_the_longest_allowed_beginning(tokens, limit, data, eos):
     emitted = data.draw(st.integers(0, limit - 1))
-    kept, over = Limits(limit, eos).cut(tuple(tokens), emitted)
+    kept, over = Limits(limit, eos).cut(tuple(tokens), [7] * emitted)
     assert kept == tokens[: len(kept)] and 1 <= len(kept) <= limit - emitted
     assert not eos & set(kept[:-1])
     ends = kept[-1] in eos or len(kept) + emitted == limit

@@ -18,8 +18,8 @@ from decoding.toys import (
 from vidspec.acceptance.base import Verdict
 from vidspec.acceptance.exact import Exact
 from vidspec.decoding.autoregressive import autoregressive
-from vidspec.decoding.base import Limits
 from vidspec.decoding.counters import count
+from vidspec.decoding.limits import Limits
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.profile_sections import TREE

@@ -16,7 +16,8 @@ import torch
 
 from vidspec.acceptance.base import Acceptance
 from vidspec.acceptance.exact import Exact
-from vidspec.decoding.base import Job, Limits, Target
+from vidspec.decoding.base import Job, Target
+from vidspec.decoding.limits import Limits
 from vidspec.decoding.trace import Trace
 from vidspec.drafting.base import Draft, Drafter
 from vidspec.drafting.chain import ChainDrafter

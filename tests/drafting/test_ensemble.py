@@ -11,7 +11,7 @@ from decoding.toys import GREEDY, Reciter, blend, job, random_table
 
 from drafting.literal_ensemble import literal_mean, literal_weights
 from drafting.toy_ensemble import ensemble
-from vidspec.decoding.base import Limits
+from vidspec.decoding.limits import Limits
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.base import Learner
 from vidspec.drafting.ensemble import AdaptiveEnsemble, Ensemble, prefix_of

@@ -7,7 +7,7 @@ from decoding.toys import GREEDY, blend, job, random_table
 
 from drafting.toy_ensemble import ensemble
 from vidspec.acceptance.exact import Exact
-from vidspec.decoding.base import Limits
+from vidspec.decoding.limits import Limits
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.ensemble_weights import mixture
 from vidspec.engine.sampling import Sampling

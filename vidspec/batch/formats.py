@@ -10,25 +10,30 @@ import csv
 import html
 import io
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from itertools import accumulate
 from typing import Any, Literal, get_args
 
-__all__ = ["CSV_COLUMNS", "FORMATS", "SUFFIXES", "Format", "clock", "document", "header", "line", "span"]
+__all__ = ["CSV_COLUMNS", "FORMATS", "SUFFIXES", "Format", "clock", "cues", "document", "header", "line", "span"]
 
 Format = Literal["text", "txt", "json", "jsonl", "csv", "srt", "vtt", "webdataset-txt"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-#: Of the file that one clip gets.
+#: Of a file in each format.
 SUFFIXES: Mapping[str, str] = {
     "text": ".txt",
     "txt": ".txt",
     "json": ".json",
+    "jsonl": ".jsonl",
+    "csv": ".csv",
     "srt": ".srt",
     "vtt": ".vtt",
     "webdataset-txt": ".txt",
 }
 CSV_COLUMNS = (
     "path",
+    "id",
     "start",
     "end",
     "caption",
@@ -37,11 +42,15 @@ CSV_COLUMNS = (
     "draft",
     "lossless",
     "tokens",
+    "ended",
     "error_stage",
     "error_kind",
     "error_message",
     "settings",
 )
+
+#: Of a subtitle, what is read at a glance: lines, and characters of a line.
+LINES, WIDTH = 2, 42
 
 Record = Mapping[str, Any]
 
@@ -91,9 +100,14 @@ def document(records: Sequence[Record], form: Format) -> str | None:
     return "".join(f"{one}\n" for one in ([first] if first else []) + [one for one in lines if one is not None])
 
 
+def _said(record: Record) -> Record:
+    """The record with what its job says of the part, which a lean record says beside the job."""
+    return {**record, **(record.get("job") or {})}
+
+
 def span(record: Record) -> tuple[float, float]:
     """From where to where the caption is about, in seconds of the video."""
-    part = {**record, **(record.get("job") or {})}  # a lean record has its times beside the job
+    part = _said(record)
     start = float(part.get("start") or 0.0)
     duration = record.get("video", {}).get("duration_s")
     end = part.get("end")
@@ -127,6 +141,7 @@ def _row(record: Record) -> str:
     error = record["error"] or {}
     values = {
         "path": record["path"],
+        "id": _said(record).get("id"),
         "start": start,
         "end": end,
         "caption": record["caption"],
@@ -135,6 +150,7 @@ def _row(record: Record) -> str:
         "draft": record["models"].get("draft"),
         "lossless": record["lossless"],
         "tokens": len(record["token_ids"]) if record["caption"] is not None else None,
+        "ended": record.get("ended"),
         "settings": (record.get("job") or {}).get("settings"),
         **{f"error_{key}": error.get(key) for key in ("stage", "kind", "message")},
     }
@@ -144,22 +160,36 @@ def _row(record: Record) -> str:
     return buffer.getvalue().removesuffix("\r\n")
 
 
+def cues(record: Record) -> list[tuple[int, int, str]]:
+    """A caption as a viewer can read it: two lines of 42 characters at a time, each as long as its share of the text.
+
+    Returns:
+        start and end in milliseconds, one cue beginning where the one before ends, and the text with its line break. A
+        caption whose time is unknown, or too short for its parts, stays one cue.
+    """
+    start, end = (round(moment * 1000) for moment in span(record))
+    lines = textwrap.wrap(_flat(record["caption"]), WIDTH, break_on_hyphens=False)
+    parts = ["\n".join(lines[at : at + LINES]) for at in range(0, len(lines), LINES)]
+    if end - start < len(parts):
+        return [(start, end, "\n".join(lines))]
+    ends = [start + round((end - start) * read / sum(map(len, parts))) for read in accumulate(map(len, parts))]
+    return list(zip([start, *ends], ends, parts, strict=False))
+
+
 def _srt(records: Sequence[Record]) -> str:
     import srt  # type: ignore[import-untyped]
 
-    cues = []
-    for number, record in enumerate(records, start=1):
-        start, end = (timedelta(milliseconds=round(moment * 1000)) for moment in span(record))
-        cues.append(srt.Subtitle(number, start, end, _flat(record["caption"])))
-    return str(srt.compose(cues, reindex=False))
+    shown = [cue for record in records for cue in cues(record)]
+    times = ((timedelta(milliseconds=start), timedelta(milliseconds=end), text) for start, end, text in shown)
+    return str(srt.compose([srt.Subtitle(number, *cue) for number, cue in enumerate(times, start=1)], reindex=False))
 
 
 def _vtt(records: Sequence[Record]) -> str:
     import webvtt
 
     file = webvtt.WebVTT()
-    for record in records:
-        start, end = (clock(moment) for moment in span(record))
+    for start, end, text in (cue for record in records for cue in cues(record)):
         # "<", "&" and "-->" mean something to a player.
-        file.captions.append(webvtt.Caption(start, end, html.escape(_flat(record["caption"]), quote=False)))
+        shown = html.escape(text, quote=False)
+        file.captions.append(webvtt.Caption(clock(start / 1000), clock(end / 1000), shown))
     return str(file.content) + "\n"

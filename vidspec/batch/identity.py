@@ -49,8 +49,9 @@ def content_of(path: str, *, checksum: bool = False) -> Content:
 
 
 def clip_id(entry: Entry) -> str:
-    """16 hex digits for which part of which file ``entry`` is, by its normalised path as named."""
-    return _digest([os.path.normpath(entry.path), entry.start, entry.end], 16)
+    """16 hex digits for which part of which file ``entry`` is, by its normalised path as named, and its id if any."""
+    named = () if entry.id is None else (entry.id,)
+    return _digest([os.path.normpath(entry.path), entry.start, entry.end, *named], 16)
 
 
 def settings_id(profile: Mapping[str, Any], **more: Any) -> str:

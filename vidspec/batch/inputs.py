@@ -60,7 +60,7 @@ class Found:
 def collect(sources: Sources) -> Found:
     """All clips that ``sources`` name, folders in the order of their sorted paths.
 
-    The same file (links followed) with the same part and prompt counts once; later ones are duplicates.
+    The same file (links followed) with the same part, prompt and id counts once; later ones are duplicates.
 
     Raises:
         UsageError: a list or manifest cannot be read, or standard input is asked for twice.
@@ -69,11 +69,11 @@ def collect(sources: Sources) -> Found:
     stdin = [name for name in (*sources.paths, *sources.lists, *sources.manifests) if name == "-"]
     if len(stdin) > 1:
         raise UsageError("standard input can be read once only", hint="name - once")
-    seen: set[tuple[str, float | None, float | None, str | None]] = set()
+    seen: set[tuple[object, ...]] = set()
     for entry in _entries(sources, found):
         # Links that lead nowhere are mistakes of their own, wherever they were meant to lead.
         file = os.path.realpath(entry.path) if os.path.exists(entry.path) else os.path.abspath(entry.path)
-        key = (file, entry.start, entry.end, entry.prompt)
+        key = (file, entry.start, entry.end, entry.prompt, type(entry.id), entry.id)
         if key in seen:
             found.duplicates += 1
         else:

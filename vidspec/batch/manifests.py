@@ -1,4 +1,4 @@
-"""Manifests: JSONL or CSV lists of clips with a prompt, a start and an end of their own; opens no clip."""
+"""Manifests: JSONL or CSV lists of clips with a prompt, a part and an id of their own; opens no clip."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from typing import Any
 from vidspec.batch.work import Entry
 from vidspec.errors import UsageError
 
-__all__ = ["SUFFIXES", "parse_manifest", "seconds"]
+__all__ = ["SUFFIXES", "moment", "parse_manifest", "seconds"]
 
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv")
 PATH_KEYS = ("path", "video", "file", "filename")
+OWN_KEYS = ("prompt", "start", "end", "id")
 
 
 def parse_manifest(text: str, name: str, folder: str) -> Iterator[Entry]:
@@ -29,7 +30,7 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Entry]:
         folder: what its relative paths are relative to.
 
     Each row has ``path`` (or ``video``, ``file``, ``filename``) and may have ``prompt``, ``start`` and ``end``
-    (seconds, or ``[hh:]mm:ss``); other keys are ignored.
+    (seconds, or ``[hh:]mm:ss``) and ``id`` (text or a whole number); other keys are kept as the entry's ``columns``.
 
     Raises:
         UsageError: naming the line.
@@ -38,16 +39,33 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Entry]:
     rows = _json_rows(text, name) if text.lstrip()[:1] == "{" else _csv_rows(text, name)
     for line, row in rows:
         where = f"{name}, line {line}"
-        path = next((row[key] for key in PATH_KEYS if row.get(key)), None)
+        named = next((key for key in PATH_KEYS if row.get(key)), "path")
+        path = row.get(named)
         if not isinstance(path, str):
             raise UsageError(f"{where}: has no path", hint="a key or column path names the clip")
         prompt = row.get("prompt")
         if prompt is not None and not isinstance(prompt, str):
             raise UsageError(f"{where}: the prompt must be text")
-        start, end = (_moment(row.get(key), f"{where}: {key}") for key in ("start", "end"))
+        start, end = (moment(row.get(key), f"{where}: {key}") for key in ("start", "end"))
         if end is not None and end <= (start or 0.0):
             raise UsageError(f"{where}: end {end:g} must be after start {start or 0.0:g}")
-        yield Entry(os.path.join(folder, path), folder or ".", start, end, prompt or None)
+        called = row.get("id")
+        if isinstance(called, bool) or not isinstance(called, str | int | None):
+            raise UsageError(f"{where}: the id must be text or a whole number")
+        columns = {key: value for key, value in row.items() if key not in (named, *OWN_KEYS) and value is not None}
+        try:
+            json.dumps(columns, allow_nan=False)
+        except ValueError:
+            raise UsageError(f"{where}: not JSON: a number must be finite") from None
+        yield Entry(
+            os.path.join(folder, path),
+            folder or ".",
+            start,
+            end,
+            prompt or None,
+            None if called == "" else called,
+            columns,
+        )
 
 
 def seconds(text: str) -> float:
@@ -65,16 +83,21 @@ def seconds(text: str) -> float:
     return float(unit[1]) * {"m": 60, "min": 60, "h": 3600}.get(unit[2] or "s", 1)
 
 
-def _moment(value: Any, where: str) -> float | None:
+def moment(value: Any, where: str) -> float | None:
+    """What a manifest or ``--start`` says of a time, in seconds; None where it says nothing.
+
+    Raises:
+        UsageError: it is no time; the message begins with ``where``.
+    """
     if value is None or value == "":
         return None
     try:
-        moment = seconds(value) if isinstance(value, str) else float(value)
-    except (TypeError, ValueError):
-        raise UsageError(f"{where} {value!r}: must be seconds or hh:mm:ss") from None
-    if not (math.isfinite(moment) and moment >= 0):
+        time = seconds(value) if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise UsageError(f"{where} {value!r}: must be seconds or [hh:]mm:ss, from 0") from None
+    if not (math.isfinite(time) and time >= 0):
         raise UsageError(f"{where} {value!r}: must be zero or more seconds")
-    return moment
+    return time
 
 
 def _json_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -93,11 +116,12 @@ def _json_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
 def _csv_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     header = text.split("\n", 1)[0]
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if "\t" in header else ",", strict=True)
-    columns = {str(column).strip().lower() for column in reader.fieldnames or ()}
-    if columns.isdisjoint(PATH_KEYS):
+    names = {str(column): str(column).strip() for column in reader.fieldnames or ()}
+    names |= {column: name.lower() for column, name in names.items() if name.lower() in (*PATH_KEYS, *OWN_KEYS)}
+    if set(names.values()).isdisjoint(PATH_KEYS):
         raise UsageError(f"{name}: its first line must name the columns, path among them")
     try:
         for row in reader:
-            yield reader.line_num, {str(key).strip().lower(): value for key, value in row.items() if key}
+            yield reader.line_num, {names[key]: value for key, value in row.items() if key}
     except csv.Error as error:
         raise UsageError(f"{name}, line {reader.line_num}: not CSV: {error}") from None

@@ -15,12 +15,22 @@ from vidspec.batch.formats import Format, document, header, line
 from vidspec.batch.identity import clip_id
 from vidspec.batch.journal import Journal, Stored, encoded
 from vidspec.batch.records import lean
-from vidspec.batch.sidecars import Names, write_whole
+from vidspec.batch.sidecars import Names, check_names, write_whole
 from vidspec.batch.work import Entry
 from vidspec.batch.writers import Lines
 from vidspec.errors import OutputError, UsageError
 
-__all__ = ["Collected", "Journaled", "OneFile", "Output", "Sidecars", "Stream", "hidden_journal"]
+__all__ = [
+    "Collected",
+    "Journaled",
+    "OneFile",
+    "Output",
+    "Sidecars",
+    "Stream",
+    "hidden_journal",
+    "journal_beside",
+    "journal_of",
+]
 
 Record = dict[str, Any]
 
@@ -172,7 +182,7 @@ class OneFile(Journaled):
 
     def __init__(self, path: Path, form: Format, *, several: bool, fresh: bool = False) -> None:
         own = form in ("json", "jsonl")
-        super().__init__(lambda _: path if own else hidden_journal(path), fresh=fresh)
+        super().__init__(lambda _: journal_of(path, form), fresh=fresh)
         self.path, self.form, self.several, self._own = path, form, several, own
         self._begun = False
         if not own and form in ("srt", "vtt", "webdataset-txt") and several:
@@ -235,28 +245,31 @@ class OneFile(Journaled):
 
 
 class Sidecars(Journaled):
-    """A file for each clip, written when all of the clip is captioned."""
+    """A file for each clip and format, written when all of the clip is captioned; ``names`` share a folder."""
 
-    def __init__(self, names: Names, entries: Sequence[Entry], *, fresh: bool = False, label: str = "") -> None:
-        super().__init__(lambda entry: Path(names.folder or entry.root) / f".vidspec{label}.jsonl", fresh=fresh)
-        self.names = names
-        names.check(entries)
-        for folder in sorted({names.folder or entry.root for entry in entries}):
+    def __init__(
+        self, names: Sequence[Names], entries: Sequence[Entry], *, fresh: bool = False, label: str = ""
+    ) -> None:
+        super().__init__(lambda entry: journal_beside(names[0], entry, label), fresh=fresh)
+        self.names = tuple(names)
+        check_names(names, entries)
+        for folder in sorted({names[0].folder or entry.root for entry in entries}):
             _make_folder(folder)
-        for entry in {names.folder or entry.root: entry for entry in entries}.values():
+        for entry in {names[0].folder or entry.root: entry for entry in entries}.values():
             self.journal(entry)
         self._moved: list[Path] = []
 
     def add(self, entry: Entry, record: Record) -> None:
-        path = self.names.path(entry)
         if record["caption"] is not None or record["job"].get("segment") is not None:
             # What the file held goes before the record comes: a file beside a record is always that record's.
-            self._clear(path, foreign=not self.journal(entry).knows(clip_id(entry)))
+            foreign = not self.journal(entry).knows(clip_id(entry))
+            for names in self.names:
+                self._clear(names.path(entry), foreign=foreign)
         super().add(entry, record)
         self._write(entry, record["job"]["settings"])
 
     def earlier(self, entry: Entry, settings: str) -> None:
-        if not self.names.path(entry).exists():
+        if not all(names.path(entry).exists() for names in self.names):
             self._write(entry, settings)
 
     def _clear(self, path: Path, *, foreign: bool) -> None:
@@ -272,9 +285,11 @@ class Sidecars(Journaled):
         stored = sorted(self.parts(entry, settings).values(), key=lambda one: one.segment or 0)
         if len(stored) < (stored[0].segments or 1):
             return
-        content = document([self.read(entry, one) for one in stored], self.names.form)
-        if content is not None:
-            write_whole(self.names.path(entry), content)
+        records = [self.read(entry, one) for one in stored]
+        for names in self.names:
+            content = document(records, names.form)
+            if content is not None:
+                write_whole(names.path(entry), content)
 
     def _render(self, entries: Sequence[Entry], *, complete: bool, notes: list[str]) -> None:
         if self._moved:
@@ -285,6 +300,16 @@ class Sidecars(Journaled):
 def hidden_journal(path: Path) -> Path:
     """The journal of a file that cannot be its own."""
     return path.with_name(f".{path.name}.vidspec.jsonl")
+
+
+def journal_of(path: Path, form: Format) -> Path:
+    """The journal of one file for all clips: itself where its lines are whole records."""
+    return path if form in ("json", "jsonl") else hidden_journal(path)
+
+
+def journal_beside(names: Names, entry: Entry, label: str) -> Path:
+    """The journal of the clips' own files; ``label`` is the shard's."""
+    return Path(names.folder or entry.root) / f".vidspec{label}.jsonl"
 
 
 def _make_folder(folder: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from vidspec.batch.identity import Content, clip_id, content_of
 from vidspec.batch.journal import Stored
 from vidspec.batch.outputs import Output
-from vidspec.batch.records import Settings
+from vidspec.batch.records import LIFTED, Settings
 from vidspec.batch.work import Entry, Task
 
 __all__ = ["Plan", "left", "plan"]
@@ -89,11 +89,14 @@ def _taken_over(entry: Entry, output: Output, settings: str, content: Content) -
     record = output.same_content(entry, content.sha256 or "", settings)
     if record is None:
         return False
-    part = {**record, **record["job"]}
+    part = {**{key: record.get(key) for key in LIFTED}, **record["job"]}  # a lean record says it beside the job
     if (part.get("start"), part.get("end")) != (entry.start, entry.end):
         return False
     known = {key: value for key, value in content._asdict().items() if value is not None}
-    job = {**record["job"], "clip": clip_id(entry), **known}
+    said = {"id": entry.id, "columns": dict(entry.columns) or None}
+    job = {key: value for key, value in {**part, **known, **said}.items() if value is not None}
+    job["clip"] = clip_id(entry)
     video = {**record["video"], "path": entry.path} if "path" in record["video"] else record["video"]
+    record = {key: value for key, value in record.items() if key not in LIFTED}
     output.add(entry, {**record, "path": entry.path, "video": video, "job": job})
     return True

@@ -8,23 +8,28 @@ from typing import Any
 from vidspec.batch.identity import Content, clip_id, settings_id
 from vidspec.batch.work import Entry, How, Outcome
 
-__all__ = ["LEAN_KEYS", "Settings", "lean", "record_of"]
+__all__ = ["LEAN_KEYS", "LIFTED", "Settings", "lean", "record_of"]
 
 #: The keys of a line of ``--format jsonl``: nothing that was measured, so that the same captions are the same bytes.
 LEAN_KEYS = (
     "path",
+    "id",
     "start",
     "end",
     "prompt",
     "caption",
     "token_ids",
+    "ended",
     "lossless",
     "profile",
     "models",
     "video",
     "error",
+    "columns",
     "job",
 )
+#: What a job says of its input, which such a line says beside it.
+LIFTED = ("id", "start", "end", "prompt", "columns")
 
 
 class Settings:
@@ -49,25 +54,27 @@ class Settings:
 
 def record_of(outcome: Outcome, settings: Settings, content: Content) -> dict[str, Any]:
     """The record of ``outcome`` with its ``job``: ``clip, settings, size, mtime_ns`` and what applies of
-    ``sha256, start, end, prompt, segment, segments``."""
+    ``sha256, id, start, end, prompt, segment, segments, columns``."""
     work = outcome.work
     entry = work.entry or Entry(work.path)
     job = {
         "clip": clip_id(entry),
         "settings": settings.of(entry),
         **content._asdict(),
+        "id": entry.id,
         "start": work.start,
         "end": work.end,
         "prompt": entry.prompt or settings.how.prompt or None,
         "segment": work.segment,
         "segments": work.segments,
+        "columns": dict(entry.columns) or None,
     }
     return {**outcome.caption.to_dict(), "job": {key: value for key, value in job.items() if value is not None}}
 
 
 def lean(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record without what was measured, as ``--format jsonl`` writes it."""
+    """A record without what was measured, as ``--format jsonl`` writes it; an older one may lack some keys."""
     job = record["job"]
-    flat = {**record, **{key: job.get(key) for key in ("start", "end", "prompt")}}
-    kept = {key: value for key, value in job.items() if key not in ("start", "end", "prompt")}
-    return {key: kept if key == "job" else flat[key] for key in LEAN_KEYS}
+    flat = {**record, **{key: job.get(key, record.get(key)) for key in LIFTED}}
+    kept = {key: value for key, value in job.items() if key not in LIFTED}
+    return {key: kept if key == "job" else flat.get(key) for key in LEAN_KEYS}

@@ -111,7 +111,7 @@ def _one(captioner: Captions, work: Work, how: How, observer: Observer, previous
         known = _as_known(error)
         record = failed(work.path, known, profile=captioner.profile.name)
         if caption is not None:  # it was captioned, then not confirmed: keep what was measured
-            record = replace(caption, caption=None, lossless=None, error=record.error)
+            record = replace(caption, caption=None, ended=None, lossless=None, error=record.error)
         return Outcome(record, error, work)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from vidspec.batch.formats import SUFFIXES, Format
@@ -13,7 +13,7 @@ from vidspec.batch.journal import encoded
 from vidspec.batch.work import Entry
 from vidspec.errors import OutputError, UsageError
 
-__all__ = ["FIELDS", "Names", "write_whole"]
+__all__ = ["FIELDS", "Names", "check_names", "write_whole"]
 
 #: What a template may hold.
 FIELDS = ("stem", "name", "key", "suffix", "profile", "format", "start", "end", "clip")
@@ -71,26 +71,32 @@ class Names:
         }
         return self.base(entry) / self.template.format_map(values)
 
-    def check(self, entries: Iterable[Entry]) -> None:
-        """Find out before anything is captioned that two clips would share a file, or that a clip would be lost.
 
-        Raises:
-            UsageError: naming both.
-        """
-        taken: dict[str, Entry] = {}
-        clips = set()
-        for entry in entries:
-            clips.add(os.path.normpath(entry.path))
-            path = os.path.normpath(self.path(entry))
-            if path in taken:
-                both = f"{taken[path].path} and {entry.path}"
-                parts = os.path.normpath(taken[path].path) == os.path.normpath(entry.path)
-                better = "{stem}-{start}-{end}{suffix}" if parts else "{name}{suffix}"
+def check_names(names: Sequence[Names], entries: Iterable[Entry]) -> None:
+    """Find out before anything is captioned that two clips or formats would share a file, or that a clip would be lost.
+
+    Raises:
+        UsageError: naming both.
+    """
+    taken: dict[str, Entry] = {}
+    clips = set()
+    for entry in entries:
+        clips.add(os.path.normpath(entry.path))
+        paths = [os.path.normpath(one.path(entry)) for one in names]
+        if len(set(paths)) < len(paths):
+            forms = ",".join(one.form for one in names)
+            raise UsageError(f"--format {forms}: two would share the file {paths[0]}", hint="--name '{stem}.{format}'")
+        for path in paths:
+            other = taken.setdefault(path, entry)
+            if other is not entry:
+                parts = os.path.normpath(other.path) == os.path.normpath(entry.path)
+                apart = "{start}-{end}" if (other.start, other.end) != (entry.start, entry.end) else "{clip}"
+                better = f"{{stem}}-{apart}{{suffix}}" if parts else "{name}{suffix}"
+                both = f"{other.path} and {entry.path}"
                 raise UsageError(f"{both} would share the file {path}", hint=f"tell them apart by --name '{better}'")
-            taken[path] = entry
-        lost = next((path for path in taken if path in clips), None)
-        if lost is not None:
-            raise UsageError(f"{lost}: is one of the clips, and would be replaced", hint="choose another --name")
+    lost = next((path for path in taken if path in clips), None)
+    if lost is not None:
+        raise UsageError(f"{lost}: is one of the clips, and would be replaced", hint="choose another --name")
 
 
 def write_whole(path: Path, content: str) -> None:

@@ -24,6 +24,8 @@ class Entry:
         root: the folder that ``--output-dir`` mirrors from; the clip lies below it, or its name alone is used.
         start, end: seconds; None for the beginning and the end.
         prompt: asked instead of the run's.
+        id: what the manifest calls it; two of the same part are two inputs.
+        columns: what else the manifest says of it; kept in the record and otherwise without meaning.
     """
 
     path: str
@@ -31,6 +33,8 @@ class Entry:
     start: float | None = None
     end: float | None = None
     prompt: str | None = None
+    id: str | int | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def relative(self) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +17,11 @@ if TYPE_CHECKING:
     from vidspec.batch.inputs import Found, Sources
     from vidspec.batch.outputs import Output
     from vidspec.batch.shards import Shard
+    from vidspec.batch.sidecars import Names
     from vidspec.batch.work import Entry, How
     from vidspec.user_config import Defaults
 
-__all__ = ["check", "form_of", "how_of", "output_of", "overrides_of", "sources_of"]
+__all__ = ["Place", "check", "forms_of", "how_of", "output_of", "overrides_of", "part_of", "places_of", "sources_of"]
 
 #: Options that are keys of the profile.
 KEYS = {
@@ -35,6 +38,7 @@ KEYS = {
     "decoder": "video.decoder",
     "system": "generate.system",
     "max_new_tokens": "generate.max_new_tokens",
+    "stop_loops": "generate.stop_loops",
     "temperature": "generate.temperature",
     "top_p": "generate.top_p",
     "seed": "generate.seed",
@@ -49,17 +53,12 @@ def check(given: Any) -> None:
     Raises:
         UsageError: naming the option.
     """
-    start, end = given.start, given.end
-    for option, value in (("--start", start), ("--end", end)):
-        if value is not None and not 0 <= value < float("inf"):
-            raise UsageError(f"{option} {value:g}: must be zero or more seconds")
-    if start is not None and end is not None and end <= start:
-        raise UsageError(f"--end {end:g}: must be after --start {start:g}")
     if given.timeout is not None and not (math.isfinite(given.timeout) and given.timeout > 0):
         raise UsageError(f"--timeout {given.timeout:g}: must be more than 0 seconds")
     if given.context and given.segment is None:
         raise UsageError("--context needs --segment", hint="--segment 30s --context")
     _alone(given, prompt="--prompt", prompt_file="--prompt-file", style="--style")
+    _alone(given, quiet="--quiet", verbose="--verbose")
     _alone(given, output="--output", output_dir="--output-dir")
     _alone(given, output="--output", name="--name")
     _alone(given, overwrite="--overwrite", retry_failed="--retry-failed")
@@ -70,6 +69,20 @@ def check(given: Any) -> None:
     for option, file in (("--trace", given.trace), ("--heatmap", given.heatmap)):
         if file is not None and elsewhere:
             raise UsageError(f"{option} needs a single captioner", hint="leave --replicas and --engine out")
+
+
+def part_of(given: Any) -> tuple[float | None, float | None]:
+    """``--start`` and ``--end`` in seconds.
+
+    Raises:
+        UsageError: one of them is no time, or they are the wrong way round.
+    """
+    from vidspec.batch.manifests import moment
+
+    start, end = moment(given.start, "--start"), moment(given.end, "--end")
+    if end is not None and end <= (start or 0.0):
+        raise UsageError(f"--end {given.end}: must be after --start {given.start or 0}")
+    return start, end
 
 
 def _alone(given: Any, **options: str) -> None:
@@ -135,15 +148,19 @@ def _prompt(given: Any) -> str | None:
     return text
 
 
-def form_of(given: Any, defaults: Defaults) -> Format:
-    """The format: the option's, the config's, or text."""
+def forms_of(given: Any, defaults: Defaults) -> tuple[Format, ...]:
+    """The formats: the option's, the config's, or text."""
     from vidspec.batch.formats import FORMATS
 
-    name = given.form.value if given.form is not None else defaults.format or "text"
-    form = next((form for form in FORMATS if form == name), None)
-    if form is None:
-        raise UsageError(f"{defaults.path}: format: must be one of {', '.join(FORMATS)}, not {name!r}")
-    return form
+    said = given.form if given.form is not None else defaults.format or "text"
+    where = f"--format {said}" if given.form is not None else f"{defaults.path}: format"
+    forms = []
+    for name in dict.fromkeys(word.strip() for word in said.split(",")):
+        form = next((form for form in FORMATS if form == name), None)
+        if form is None:
+            raise UsageError(f"{where}: must be one of {', '.join(FORMATS)}, not {name!r}")
+        forms.append(form)
+    return tuple(forms)
 
 
 def how_of(given: Any, profile: Any, total: int) -> How:
@@ -165,48 +182,109 @@ def how_of(given: Any, profile: Any, total: int) -> How:
     )
 
 
-def output_of(
-    given: Any, form: Format, found: Found, entries: Sequence[Entry], profile: str, shard: Shard | None
-) -> Output:
-    """Where records go; locks and repairs what an earlier run left, before any model is loaded.
+@dataclass(frozen=True)
+class Place:
+    """Where the records of one or more formats go: standard output without a path, a file, or a file for each clip."""
+
+    forms: tuple[Format, ...]
+    path: Path | None = None
+    names: tuple[Names, ...] = ()
+    several: bool = False
+
+    def journal(self, entry: Entry, label: str) -> Path | None:
+        """The file that remembers what was done of an entry, if one does."""
+        from vidspec.batch.outputs import journal_beside, journal_of
+
+        if self.names:
+            return journal_beside(self.names[0], entry, label)
+        return journal_of(self.path, self.forms[0]) if self.path is not None else None
+
+
+def places_of(
+    given: Any, forms: Sequence[Format], found: Found, entries: Sequence[Entry], profile: str, shard: Shard | None
+) -> list[Place]:
+    """Where records go; makes and changes nothing.
 
     Raises:
-        UsageError: it cannot be written, is one of the clips, or another run writes it.
+        UsageError: it cannot be written, is one of the clips, or two formats would share it.
     """
-    from vidspec.batch.outputs import OneFile, Sidecars, Stream
-    from vidspec.batch.sidecars import Names
-    from vidspec.batch.writers import FileLines, StdoutLines, check_output
+    from vidspec.batch.formats import SUFFIXES
+    from vidspec.batch.sidecars import Names, check_names
+    from vidspec.batch.writers import check_output
 
-    fresh, several = given.overwrite, found.several
     label = shard.label if shard else ""
     clips = [entry.path for entry in entries]
-    if given.output == "-" or (given.output is None and not _into_files(given, form)):
-        if form in ("srt", "vtt") and several:
+    places: list[Place] = []
+    each: list[Names] = []
+    for form in forms:
+        if given.output == "-" or (given.output is None and not _into_files(given, form)):
+            if any(place.path is None for place in places):
+                raise UsageError(
+                    f"--format {','.join(forms)}: standard output takes one format", hint="-o FILE or --output-dir DIR"
+                )
+            places.append(Place((form,), several=found.several))
+        elif given.output is not None:
+            path = shard.named(given.output) if shard else Path(given.output)
+            if len(forms) > 1:
+                path = path.with_suffix(SUFFIXES[form])
+            if any(place.path == path for place in places):
+                raise UsageError(f"--format {','.join(forms)}: two would share the file {path}")
+            check_output(path, clips, "--output")
+            places.append(Place((form,), path, several=found.several))
+        elif form in ("jsonl", "csv"):
+            places.append(Place((form,), Path(given.output_dir or ".") / f"captions{label}.{form}", several=True))
+        else:
+            each.append(Names(form, given.output_dir, given.name, profile))
+    for place in places:
+        form, file = place.forms[0], place.path
+        one = file is None or not file.exists() or file.is_file()
+        if one and place.several and form in (("srt", "vtt") if file is None else ("srt", "vtt", "webdataset-txt")):
             raise UsageError(f"--format {form}: several clips need a file each", hint="leave --output out")
-        for option in ("overwrite", "retry_failed", "checksum"):
-            if getattr(given, option):
-                name = option.replace("_", "-")
-                raise UsageError(f"--{name} needs a file to look into", hint="-o FILE or --output-dir DIR")
-        return Stream(StdoutLines(), form, several=several)
-    if given.output is not None:
-        path = shard.named(given.output) if shard else Path(given.output)
-        check_output(path, clips, "--output")
-        if path.exists() and not path.is_file():
-            return Stream(FileLines(path), form, several=several)
-        return OneFile(path, form, several=several, fresh=fresh)
+    if each:
+        check_names(each, entries)
+        places.append(Place(tuple(one.form for one in each), names=tuple(each)))
+    for option in ("overwrite", "retry_failed", "checksum"):
+        if getattr(given, option) and not any(place.path or place.names for place in places):
+            name = option.replace("_", "-")
+            raise UsageError(f"--{name} needs a file to look into", hint="-o FILE or --output-dir DIR")
     if given.output_dir is not None and os.path.exists(given.output_dir) and not os.path.isdir(given.output_dir):
         raise UsageError(f"--output-dir {given.output_dir}: is not a folder")
-    if form in ("jsonl", "csv"):
-        folder = Path(given.output_dir or ".")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"--output-dir {folder}: cannot be made: {error.strerror or error}") from None
-        path = folder / f"captions{label}.{form}"
-        check_output(path, clips, "--output-dir")
-        return OneFile(path, form, several=True, fresh=fresh)
-    names = Names(form, given.output_dir, given.name, profile)
-    return Sidecars(names, entries, fresh=fresh, label=label)
+    return places
+
+
+def output_of(given: Any, places: Sequence[Place], entries: Sequence[Entry], shard: Shard | None) -> Output:
+    """Opens the places; locks and repairs what an earlier run left, before any model is loaded.
+
+    Raises:
+        UsageError: one cannot be written, or another run writes it.
+    """
+    from vidspec.batch.outputs import OneFile, Sidecars, Stream
+    from vidspec.batch.several import Several
+    from vidspec.batch.writers import FileLines, StdoutLines, check_output
+
+    def opened(place: Place) -> Output:
+        path, form = place.path, place.forms[0]
+        if place.names:
+            return Sidecars(place.names, entries, fresh=given.overwrite, label=shard.label if shard else "")
+        if path is None:
+            return Stream(StdoutLines(), form, several=place.several)
+        if given.output is None:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(f"--output-dir {path.parent}: cannot be made: {error.strerror or error}") from None
+            check_output(path, [entry.path for entry in entries], "--output-dir")
+        if path.exists() and not path.is_file():
+            return Stream(FileLines(path), form, several=place.several)
+        return OneFile(path, form, several=place.several, fresh=given.overwrite)
+
+    with ExitStack() as undo:
+        outputs: list[Output] = []
+        for place in places:
+            outputs.append(opened(place))
+            undo.callback(outputs[-1].close, (), complete=False)
+        undo.pop_all()
+    return outputs[0] if len(outputs) == 1 else Several(outputs)
 
 
 def _into_files(given: Any, form: str) -> bool:

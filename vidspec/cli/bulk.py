@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vidspec.cli import asked
-from vidspec.cli.report import EMBEDDED_NOTICE, left_out, note, totals
+from vidspec.cli.report import EMBEDDED_NOTICE, left_out, loaded, named, note, totals
 from vidspec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,18 +59,22 @@ def caption_all(given: Any) -> int:
     from vidspec.batch.records import Settings
     from vidspec.batch.shards import shard_of
     from vidspec.batch.writers import check_output
-    from vidspec.user_config import read_config, resolve
+    from vidspec.user_config import PAIRED, read_config, resolve
 
     asked.check(given)
+    start, end = asked.part_of(given)
     sources = asked.sources_of(given)
     defaults = read_config()
-    form = asked.form_of(given, defaults)
-    profile = resolve(given.profile, asked.overrides_of(given), defaults).profile
+    forms = asked.forms_of(given, defaults)
+    resolved = resolve(given.profile, asked.overrides_of(given), defaults)
+    profile = resolved.profile
+    if resolved.sources.get("models.draft") == PAIRED and not given.quiet:
+        note(f"note: the draft is {profile.models.draft}, as `vidspec pairs` has it (--draft names another)")
     asked.how_of(given, profile, 0)  # refuses a wrong --segment before folders are searched
     shard = shard_of(given.shard, os.environ)
     found = collect(sources)
     found.entries = [
-        entry if (entry.start, entry.end) != (None, None) else replace(entry, start=given.start, end=given.end)
+        entry if (entry.start, entry.end) != (None, None) else replace(entry, start=start, end=end)
         for entry in found.entries
     ]
     if not found.entries:
@@ -85,8 +90,13 @@ def caption_all(given: Any) -> int:
 
         check_heatmap(given.heatmap, profile, [entry.path for entry in entries])
     how = asked.how_of(given, profile, len(entries))
-    output = asked.output_of(given, form, found, entries, profile.name, shard)
-    run = Run(given, profile, found, entries, how, Settings(profile.model_dump(), how), output)
+    places = asked.places_of(given, forms, found, entries, profile.name, shard)
+    settings = Settings(profile.model_dump(), how)
+    if given.dry_run:
+        from vidspec.cli.dry_run import dry_run
+
+        return dry_run(given, found, entries, places, settings, shard.label if shard else "")
+    run = Run(given, profile, found, entries, how, settings, asked.output_of(given, places, entries, shard))
     # Libraries that print must not mix with captions; only the output still holds the true stdout.
     with redirect_stdout(sys.stderr):
         return _run(run)
@@ -163,6 +173,9 @@ def _equipped(stack: ExitStack, run: Run, planned: Plan, tally: Tally) -> tuple[
         listeners.append(log)
     if run.profile.models.pair is not None:
         stack.callback(lambda: note(EMBEDDED_NOTICE) if tally.captioned else None)
+    if given.verbose:
+        about = f"device {run.profile.models.device}, decoder {run.profile.video.decoder}"
+        note(f"loading {named(run.settings.profile['models'])} for profile {run.profile.name}: {about}")
     engine: Engine
     observer: Observer
     if given.engine.value == "ray" or given.replicas is not None:
@@ -172,7 +185,10 @@ def _equipped(stack: ExitStack, run: Run, planned: Plan, tally: Tally) -> tuple[
         from vidspec.batch.local import outcomes
         from vidspec.captioner import Captioner
 
+        began = time.monotonic()
         captioner = stack.enter_context(Captioner.from_profile(run.profile))
+        for line in loaded(captioner, time.monotonic() - began) if given.verbose else ():
+            note(line)
         for line in captioner.notes:
             note(f"note: {line}")
         observer, panel = _observer(stack, run, tally)
@@ -188,7 +204,7 @@ def _equipped(stack: ExitStack, run: Run, planned: Plan, tally: Tally) -> tuple[
         traces = Traces(given.trace)
         stack.callback(traces.write)
         listeners.append(traces)
-    listeners.append(Lines(several=run.several, quiet=given.quiet, debug=run.debug))
+    listeners.append(Lines(several=run.several, quiet=given.quiet, debug=run.debug, verbose=given.verbose))
     if panel is not None:
         listeners.append(panel)
     listeners.append(Notifier(given.notify_every, several=run.several and panel is None, quiet=given.quiet))

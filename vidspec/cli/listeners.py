@@ -9,7 +9,7 @@ from typing import Any
 
 from vidspec.batch.bulk import Listener, Tally
 from vidspec.batch.work import Outcome
-from vidspec.cli.report import failure, note, progress, summary
+from vidspec.cli.report import failure, note, progress, summary, where_time_went
 from vidspec.errors import UsageError
 
 __all__ = ["Lines", "Notifier", "Traces"]
@@ -19,10 +19,10 @@ USUAL = 60.0
 
 
 class Lines(Listener):
-    """A line on stderr for each outcome; for failures only if ``quiet``."""
+    """A line on stderr for each outcome; for failures only if ``quiet``, and one more if ``verbose``."""
 
-    def __init__(self, *, several: bool, quiet: bool, debug: bool) -> None:
-        self.several, self.quiet, self.debug = several, quiet, debug
+    def __init__(self, *, several: bool, quiet: bool, debug: bool, verbose: bool = False) -> None:
+        self.several, self.quiet, self.debug, self.verbose = several, quiet, debug, verbose
 
     def outcome(self, outcome: Outcome, tally: Tally) -> None:
         if outcome.error is not None:
@@ -32,6 +32,8 @@ class Lines(Listener):
             part = f" segment {work.segment + 1}/{work.segments}" if work.segment is not None else ""
             place = f"[{tally.done}/{tally.total}]{part} " if self.several else part.strip() + " " if part else ""
             note(place + summary(outcome.caption))
+            if self.verbose:
+                note(where_time_went(outcome.caption))
 
 
 class Notifier(Listener):

@@ -12,6 +12,10 @@ MODELS, VIDEO, TEXT, OUTPUT, CHECKS = "Models", "Video", "Generation", "Output",
 INPUTS, RESUME, SCALE = "Inputs", "Resuming and failures", "Many devices and machines"
 
 
+#: The pairs that come with vidspec.
+BUILT_IN = {"embedded": "LLaVA-OneVision's architecture", "embedded-qwen": "Qwen2.5-VL's architecture"}
+
+
 class Form(str, Enum):
     """How captions are written."""
 
@@ -37,6 +41,26 @@ def profile_names(incomplete: str) -> list[tuple[str, str]]:
     from vidspec.profiles import available
 
     return [(info.name, info.about) for info in available() if info.name.startswith(incomplete)]
+
+
+def pair_names(incomplete: str) -> list[tuple[str, str]]:
+    """For completion: the built-in pairs and what they are."""
+    return [(name, about) for name, about in BUILT_IN.items() if name.startswith(incomplete)]
+
+
+def format_names(incomplete: str) -> list[str]:
+    """For completion: formats, behind those that are there already."""
+    before, comma, last = incomplete.rpartition(",")
+    forms = (form.value for form in Form)
+    return [before + comma + form for form in forms if form.startswith(last) and form not in before.split(",")]
+
+
+def target_names(incomplete: str) -> list[tuple[str, str]]:
+    """For completion: published targets and the draft that each takes by itself."""
+    from vidspec.models.known_pairs import draft_of, known
+
+    names = dict.fromkeys(pair.target.name for pair in known())
+    return [(name, f"draft: {draft_of(name) or 'itself'}") for name in names if name.startswith(incomplete)]
 
 
 def style_names(incomplete: str) -> list[tuple[str, str]]:
@@ -79,7 +103,9 @@ FromFile: TypeAlias = Annotated[
 Manifest: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="FILE", help="JSONL or CSV: path, and perhaps prompt, start, end; - is stdin.", rich_help_panel=INPUTS
+        metavar="FILE",
+        help="JSONL or CSV: path, and perhaps prompt, start, end, id; - is stdin.",
+        rich_help_panel=INPUTS,
     ),
 ]
 Include: TypeAlias = Annotated[
@@ -96,12 +122,24 @@ Extensions: TypeAlias = Annotated[
 ]
 
 Pair: TypeAlias = Annotated[
-    str | None, typer.Option(help="A built-in target and draft: embedded or embedded-qwen.", rich_help_panel=MODELS)
+    str | None,
+    typer.Option(
+        help="A built-in target and draft: embedded or embedded-qwen.",
+        rich_help_panel=MODELS,
+        autocompletion=pair_names,
+    ),
 ]
 Target: TypeAlias = Annotated[
-    str | None, typer.Option(help="The target: a hub id or a folder.", rich_help_panel=MODELS)
+    str | None,
+    typer.Option(help="The target: a hub id or a folder.", rich_help_panel=MODELS, autocompletion=target_names),
 ]
-Draft: TypeAlias = Annotated[str | None, typer.Option(help="The draft: a hub id or a folder.", rich_help_panel=MODELS)]
+Draft: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="The draft: a hub id or a folder. [default: what `vidspec pairs` lists for the target]",
+        rich_help_panel=MODELS,
+    ),
+]
 Captioner: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -119,8 +157,10 @@ Attn: TypeAlias = Annotated[
 
 Frames: TypeAlias = Annotated[int | None, typer.Option(help="Frames to show.", rich_help_panel=VIDEO)]
 Fps: TypeAlias = Annotated[float | None, typer.Option(help="Frames to show per second.", rich_help_panel=VIDEO)]
-Start: TypeAlias = Annotated[float | None, typer.Option(help="Begin here, in seconds.", rich_help_panel=VIDEO)]
-End: TypeAlias = Annotated[float | None, typer.Option(help="End here, in seconds.", rich_help_panel=VIDEO)]
+Start: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Begin here: 90, 1:30 or 1m.", rich_help_panel=VIDEO)
+]
+End: TypeAlias = Annotated[str | None, typer.Option(metavar="TIME", help="End here.", rich_help_panel=VIDEO)]
 MaxPixels: TypeAlias = Annotated[
     int | None, typer.Option(help="Shrink frames to at most this many pixels.", rich_help_panel=VIDEO)
 ]
@@ -152,16 +192,23 @@ Style: TypeAlias = Annotated[
 ]
 System: TypeAlias = Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.", rich_help_panel=TEXT)]
 MaxNewTokens: TypeAlias = Annotated[int | None, typer.Option(help="Longest caption.", rich_help_panel=TEXT)]
+StopLoops: TypeAlias = Annotated[
+    bool | None,
+    typer.Option("--stop-loops", help="End a caption that says the same again and again.", rich_help_panel=TEXT),
+]
 Temperature: TypeAlias = Annotated[float | None, typer.Option(help="0 is greedy.", rich_help_panel=TEXT)]
 TopP: TypeAlias = Annotated[float | None, typer.Option(help="Nucleus sampling.", rich_help_panel=TEXT)]
 Seed: TypeAlias = Annotated[int | None, typer.Option(help="Seed of sampling.", rich_help_panel=TEXT)]
 
 Format: TypeAlias = Annotated[
-    Form | None,
+    str | None,
     typer.Option(
         "--format",
-        help="jsonl: the same captions, the same bytes; json: all that was measured (default: text).",
+        metavar="NAME[,NAME...]",
+        help="text, txt, json (all that was measured), jsonl (the same captions, the same bytes), csv, srt, vtt or "
+        "webdataset-txt; several by commas (default: text).",
         rich_help_panel=OUTPUT,
+        autocompletion=format_names,
     ),
 ]
 Out: TypeAlias = Annotated[
@@ -181,6 +228,13 @@ OutputDir: TypeAlias = Annotated[
 Name: TypeAlias = Annotated[
     str | None,
     typer.Option(metavar="TEMPLATE", help="Of each clip's file: '{stem}.{profile}{suffix}'.", rich_help_panel=OUTPUT),
+]
+DryRun: TypeAlias = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Only say what would be done, and how long it may take.", rich_help_panel=OUTPUT),
+]
+Verbose: TypeAlias = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Say what is loaded, and where time goes.", rich_help_panel=OUTPUT)
 ]
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help="Say only what failed.", rich_help_panel=OUTPUT)]
 NoLive: TypeAlias = Annotated[bool, typer.Option("--no-live", help="No live panel.", rich_help_panel=OUTPUT)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from enum import Enum
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -99,8 +100,8 @@ def _object(pair: Pair, tokens: int, needed: Memory, here: Mapping[str, bool]) -
     }
 
 
-#: Columns a terminal must have for names to stay on one line, and how many columns of the table are names.
-ROOMY, NAMES = 160, 2
+#: Columns a terminal must have for a table whose names stay on one line; a narrower one gets a few lines for each pair.
+ROOMY = 160
 HEADINGS = ("target", "draft", "visual tokens", "GiB", "licences", "cached", "remarks")
 
 
@@ -127,6 +128,7 @@ def _gib(count: int | None) -> str:
 
 def _table(rows: list[tuple[str, ...]], title: str) -> None:
     from rich.console import Console
+    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
@@ -134,12 +136,19 @@ def _table(rows: list[tuple[str, ...]], title: str) -> None:
     if not console.is_terminal:
         print("\n".join("\t".join(row) for row in rows))
         return
-    table = Table(
-        box=None, padding=(0, 2, 0, 0), title=f"{title}; GiB = target + draft + KV caches", title_justify="left"
-    )
-    roomy = console.width >= ROOMY
+    title = f"{title}; GiB = target + draft + KV caches"
+    if console.width < ROOMY:
+        console.print(Text(title, style="italic"))
+        for target, alike in groupby(rows, key=lambda row: row[0]):
+            console.print(Text(f"\n{target}", style="bold"), soft_wrap=True)
+            for _, draft, tokens, gib, licences, cached, remarks in alike:
+                facts = (f"{tokens} visual tokens", f"{gib} GiB", licences, f"cached: {cached}", remarks)
+                console.print(Text(f"  + {draft}"), soft_wrap=True)
+                console.print(Padding(Text("; ".join(filter(None, facts)), style="dim"), (0, 0, 0, 4)))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), title=title, title_justify="left")
     for place, heading in enumerate(HEADINGS):
-        width = max(len(row[place]) for row in rows) if roomy and place < NAMES else None
+        width = max(len(row[place]) for row in rows) if heading in ("target", "draft") else None
         justify: JustifyMethod = "right" if heading == "visual tokens" else "left"
         table.add_column(heading, justify=justify, overflow="fold", header_style="bold", min_width=width)
     for row in rows:

@@ -21,10 +21,14 @@ class Form(str, Enum):
 def profiles(
     form: Annotated[Form, typer.Option("--format", help="json: a list of objects.")] = Form.text,
 ) -> None:
-    """List the profiles, packaged and yours; in a pipe one line each: name, tab, description."""
-    from vidspec.profiles import available, user_folder
+    """List the profiles, packaged and yours, by group; in a pipe one line each: name, tab, description, tab, group.
 
-    found = available()
+    Begin with a recommended one. Exact and parallel ones give the target's own text, loose and lossy ones do not.
+    """
+    from vidspec.profiles import GROUPS, RECOMMENDED, available, user_folder
+
+    places = {name: place for place, name in enumerate(RECOMMENDED)}
+    found = sorted(available(), key=lambda info: (GROUPS.index(info.group), places.get(info.name, 0)))
     if form is Form.json:
         fields = ({**info._asdict(), "path": str(info.path)} for info in found)
         print(json.dumps(list(fields), ensure_ascii=False, indent=2))
@@ -34,7 +38,7 @@ def profiles(
     from rich.text import Text
 
     rows = [
-        (info.name, info.about if info.source == "packaged" else f"{info.about} [{info.path}]".strip())
+        (info.name, info.about if info.source == "packaged" else f"{info.about} [{info.path}]".strip(), info.group)
         for info in found
     ]
     console = Console()
@@ -44,7 +48,11 @@ def profiles(
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
-    for name, about in rows:
+    group = ""
+    for name, about, new in rows:
+        if new != group:
+            group = new
+            table.add_row(Text(f"\n{group}", style="underline"), Text(""))
         table.add_row(Text(name), Text(about))
     console.print(table)
     Console(stderr=True).print(Text(f"Your own profiles: {user_folder()}", style="dim"), soft_wrap=True)

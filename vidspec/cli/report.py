@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import traceback
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from vidspec.errors import VidspecError
 from vidspec.record import Caption
@@ -12,8 +13,20 @@ from vidspec.record import Caption
 if TYPE_CHECKING:
     from vidspec.batch.bulk import Tally
     from vidspec.batch.inputs import Found
+    from vidspec.captioner import Captioner
 
-__all__ = ["complain", "failure", "left_out", "note", "progress", "summary", "totals"]
+__all__ = [
+    "complain",
+    "failure",
+    "left_out",
+    "loaded",
+    "named",
+    "note",
+    "progress",
+    "summary",
+    "totals",
+    "where_time_went",
+]
 
 EMBEDDED_NOTICE = (
     "note: the built-in models know only drawn shapes; for real video name a pair, such as "
@@ -42,6 +55,8 @@ def failure(caption: Caption, error: Exception, *, debug: bool) -> None:
 def summary(caption: Caption) -> str:
     """The figures of a captioned clip on one line."""
     facts = [f"{len(caption.token_ids)} tokens"]
+    if caption.ended == "loop":
+        facts.append("ends in a loop")
     if (seconds := caption.timings.get("end_to_end")) is not None:
         facts.append(f"{seconds:.2f} s")
     if (rate := caption.speed.get("tokens_per_s")) is not None:
@@ -60,6 +75,36 @@ def summary(caption: Caption) -> str:
     elif (estimate := caption.speed.get("estimate")) is not None:
         facts.append(f"decode {estimate:.2f}x est.")
     return f"{caption.path}: " + "; ".join(facts)
+
+
+def named(models: Mapping[str, Any]) -> str:
+    """The models of a profile, as it names them."""
+    return models["pair"] or " + ".join(filter(None, (models["target"], models["draft"])))
+
+
+def loaded(captioner: Captioner, seconds: float) -> list[str]:
+    """What a captioner runs on, a line for each model and one for the rest."""
+    import torch
+
+    lines = [f"loaded in {seconds:.1f} s; {torch.get_num_threads()} threads; torch {torch.__version__}"]
+    engines = {"target": captioner.target, "draft": captioner.draft}
+    for role, model in ((role, engine.model) for role, engine in engines.items() if engine is not None):
+        kernel = getattr(model, "attention", "eager")
+        lines.append(f"{role}: {model.name} ({model.family}), {model.dtype} on {model.device}, attention {kernel}")
+    if captioner.slot is not None:
+        lines.append(f"draft: {captioner.models['draft'] or 'the target again'}, in a process of its own")
+    return lines
+
+
+def where_time_went(caption: Caption) -> str:
+    """The decoder and the times of a captioned clip on one line, the longest first."""
+    whole = ("time_to_first_token", "decode", "end_to_end")
+    times = sorted(((s, kind) for kind, s in caption.timings.items() if kind not in whole), reverse=True)
+    totals = [f"{kind.replace('_', ' ')} {caption.timings[kind]:.2f} s" for kind in whole if kind in caption.timings]
+    facts = [f"decoder {caption.video['decoder']}"] if "decoder" in caption.video else []
+    facts += [f"{caption.schedule['kind']}"] if caption.schedule.get("kind") else []
+    facts += [f"ended: {caption.ended}", ", ".join(totals), ", ".join(f"{kind} {s:.2f} s" for s, kind in times)]
+    return "  " + "; ".join(filter(None, facts))
 
 
 def progress(tally: Tally) -> str:

@@ -15,12 +15,12 @@ def autoregressive(job: Job) -> Iterator[Round]:
     begun = job.trace.now()
     round_, over = job.opening()
     yield round_
-    emitted = 1
+    emitted = list(round_.token_ids)
     while not over:
         start = job.trace.now()
         with job.trace.span("verify"):
             token = job.target.step()
-        _, over = job.limits.cut([token], emitted)
-        emitted += 1
+        emitted.append(token)
+        over = job.limits.over(emitted)
         now = job.trace.now()
         yield Round((token,), ("target",), 0, 0, elapsed=now - begun, verify_s=now - start)

@@ -1,4 +1,4 @@
-"""What every schedule shares: the target's side of a sequence, the limits of a text, and the schedule's contract."""
+"""What every schedule shares: the target's side of a sequence, and the schedule's contract."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from vidspec.acceptance.base import Acceptance, Verdict
 from vidspec.decoding.events import Origin, Round
+from vidspec.decoding.limits import Limits
 from vidspec.decoding.trace import Trace
 from vidspec.drafting.base import Draft, Drafter
 from vidspec.engine.attention import tree_mask
@@ -17,26 +18,10 @@ from vidspec.engine.forward import Engine, Passed, State
 from vidspec.engine.sampling import Sampling, draw
 from vidspec.planning.window import ChainWindow
 
-__all__ = ["NOTHING", "Job", "Limits", "Schedule", "Target"]
+__all__ = ["NOTHING", "Job", "Schedule", "Target"]
 
 #: What plain decoding verifies.
 NOTHING = Draft((), ())
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Where a text ends."""
-
-    max_new_tokens: int
-    eos: frozenset[int]
-
-    def cut(self, token_ids: Sequence[int], emitted: int) -> tuple[list[int], bool]:
-        """Shorten new tokens to what may be emitted after ``emitted`` others; True if the text ends with them."""
-        room = self.max_new_tokens - emitted
-        for i, token in enumerate(token_ids[:room]):
-            if token in self.eos:
-                return list(token_ids[: i + 1]), True
-        return list(token_ids[:room]), len(token_ids) >= room
 
 
 class Target:
@@ -115,8 +100,7 @@ class Job:
     def opening(self) -> tuple[Round, bool]:
         """The round of the prefill's own token, and whether the text ends there."""
         token = self.target.first()
-        _, over = self.limits.cut([token], 0)
-        return Round((token,), ("target",), drafted=0, accepted=0, elapsed=0.0), over
+        return Round((token,), ("target",), drafted=0, accepted=0, elapsed=0.0), self.limits.over([token])
 
 
 class Schedule(Protocol):

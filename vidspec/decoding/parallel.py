@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from vidspec.decoding.limits import Limits
 from vidspec.decoding.protocol import (
     Abort,
     Failed,
@@ -59,12 +60,10 @@ Mode: TypeAlias = Literal["prefill", "alone", "pre", "post"]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What the schedule is to do.
+class Settings(Limits):
+    """What the schedule is to do, and where the text ends.
 
     Attributes:
-        max_new_tokens: where the text ends at the latest.
-        eos: tokens that end it.
         overlap: whether the draft reads its prompt while the target reads its own (``prefill: parallel``).
         startup: how many tokens the draft may propose before the target has read its prompt, in ParallelVLM the
             window; None for as many as fit (HIPPO), that is at most ``rows``.
@@ -73,8 +72,6 @@ class Settings:
         await_kept: the target says so, at some time during or after its prefill.
     """
 
-    max_new_tokens: int
-    eos: frozenset[int] = frozenset()
     overlap: bool = True
     startup: int | None = None
     rows: int = 64
@@ -229,22 +226,22 @@ class Scheduler:
             self._parked = verdict
             return [], None
         self._open = False
-        passed = whole and candidate == verdict.token
+        emit = [*self._ahead[: verdict.accepted], verdict.token]
+        tokens, self.finished = self.settings.cut(emit, self.emitted)
+        passed = whole and candidate == verdict.token and len(tokens) == len(emit)
         alone = whole and candidate is None
         loose = {one.at for one in verdict.loosened}
         origins: list[Origin] = ["loose" if i in loose else "draft" for i in range(verdict.accepted)]
         origins.append("draft" if passed else "target" if alone else "correction")
-        tokens = (*self._ahead[: verdict.accepted], verdict.token)
         start, epoch = len(self.emitted), self._epoch
         self.emitted += tokens
-        accepted = verdict.accepted + passed
-        self.finished = len(self.emitted) >= self.settings.max_new_tokens or verdict.token in self.settings.eos
-        lost = 0 if passed else len(self._ahead) - accepted
+        accepted = min(verdict.accepted, len(tokens)) + passed
+        lost = 0 if passed and not self.finished else len(self._ahead) - accepted
         wasted = lost + self._aborted
         outcome = Outcome(
             "alone" if alone and self._mode != "prefill" else self._mode,
-            tokens,
-            tuple(origins),
+            tuple(tokens),
+            tuple(origins[: len(tokens)]),
             start=start,
             epoch=epoch,
             pending=self._pending,
@@ -256,7 +253,7 @@ class Scheduler:
             aborted=self._aborted,
             draft_s=self._draft_s,
             verify_s=verdict.seconds,
-            loosened=verdict.loosened,
+            loosened=tuple(one for one in verdict.loosened if one.at < len(tokens)),
         )
         self._draft_s, self._aborted = 0.0, 0
         return self._after(start, verdict, passed=passed, alone=alone), outcome

@@ -175,7 +175,7 @@ class _Beginning:
     def events(self) -> Iterator[Prefilled | Round]:
         tokens: list[int] = []
         spent: list[float] = []
-        most = self.planner.profile.generate.max_new_tokens
+        over = self.setup.limits.over
         measured = False
         last = 0.0
         for event in self.inner.events():
@@ -184,15 +184,11 @@ class _Beginning:
                 spent.append(event.elapsed - last - event.draft_s - event.verify_s)
                 last = event.elapsed
             yield event
-            if not measured and self.planner.beginning <= len(tokens) < most and tokens[-1] not in self._eos:
+            if not measured and self.planner.beginning <= len(tokens) and not over(tokens):
                 measured = True
                 with self.inner.trace.span("plan"):
                     self._measure(tokens, statistics.median(spent[1:]) if len(spent) > 1 else 0.0)
         self.planner._lengths.append(len(tokens))
-
-    @property
-    def _eos(self) -> frozenset[int]:
-        return self.planner.starting.target.model.eos
 
     def _measure(self, tokens: list[int], overhead: float) -> None:
         run, planner = self.inner, self.planner

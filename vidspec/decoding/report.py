@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vidspec.decoding.counters import count, estimate_speedup, lengths, weights_by_context
 from vidspec.decoding.events import Prefilled, Round
+from vidspec.decoding.limits import ended
 from vidspec.decoding.trace import Trace
 from vidspec.record import Caption
 
@@ -52,6 +53,7 @@ def report(
         path=told.path,
         caption=text,
         token_ids=token_ids,
+        ended=ended(token_ids, setup.target.model.eos),
         lossless=setup.lossless,
         profile=setup.profile.name,
         models=dict(models),

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from vidspec.acceptance.base import for_clip
-from vidspec.decoding.base import Job, Limits, Target
+from vidspec.decoding.base import Job, Target
 from vidspec.decoding.events import Prefilled, Round
 from vidspec.decoding.setup import Setup, prefilled
 from vidspec.decoding.trace import Trace
@@ -133,7 +133,7 @@ class InTurns:
         del taps  # what was observed can be as large as the prompt
         self.job = Job(
             target=Target(setup.target, state, setup.sampling, rng),
-            limits=Limits(generate.max_new_tokens, setup.target.model.eos),
+            limits=setup.limits,
             trace=trace,
             rng=rng,
             drafter=drafter,

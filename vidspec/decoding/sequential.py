@@ -14,8 +14,8 @@ from vidspec.registry import schedules
 def sequential(job: Job) -> Iterator[Round]:
     """Yields one round per verification.
 
-    The window shrinks at the end of the text so that ``max_new_tokens`` is reached exactly; EOS ends the text even in
-    the middle of an accepted window.
+    The window shrinks at the end of the text so that ``max_new_tokens`` is reached exactly; EOS, or a loop that is to
+    be stopped, ends the text even in the middle of an accepted window.
     """
     target, acceptance, trace = job.target, job.acceptance, job.trace
     if job.drafter is None or acceptance is None:
@@ -24,10 +24,10 @@ def sequential(job: Job) -> Iterator[Round]:
     round_, over = job.opening()
     job.drafter.begin(round_.token_ids[0])
     yield round_
-    emitted = 1
+    emitted = list(round_.token_ids)
     while not over:
         drafter, window = job.drafter, job.window
-        gamma = min(window.gamma if window else job.gamma, job.limits.max_new_tokens - emitted - 1)
+        gamma = min(window.gamma if window else job.gamma, job.limits.max_new_tokens - len(emitted) - 1)
         start = trace.now()
         with trace.span("draft", "draft"):
             draft = drafter.propose(gamma)
@@ -45,7 +45,7 @@ def sequential(job: Job) -> Iterator[Round]:
         with trace.span("rollback"):
             target.commit(verdict.path, verdict.token)
             drafter.commit(verdict.path, verdict.token)
-        emitted += len(tokens)
+        emitted += tokens
         if window is not None:
             window.judged(
                 len(draft.tokens),

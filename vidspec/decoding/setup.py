@@ -12,6 +12,7 @@ from vidspec.acceptance.base import Acceptance, Grounded
 from vidspec.acceptance.protect import protected_ids
 from vidspec.decoding.base import Schedule
 from vidspec.decoding.events import Prefilled
+from vidspec.decoding.limits import Limits
 from vidspec.decoding.trace import Trace
 from vidspec.drafting.base import DrafterKind
 from vidspec.drafting.topology import parse_tree
@@ -119,6 +120,12 @@ class Setup:
     def lossless(self) -> bool:
         """Whether the text is the target's own."""
         return _lossless(self.profile)
+
+    @property
+    def limits(self) -> Limits:
+        """Where the text ends."""
+        generate = self.profile.generate
+        return Limits(generate.max_new_tokens, self.target.model.eos, generate.stop_loops)
 
     @property
     def room(self) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vidspec.models.tiles import Size, best_resolution, unpadded
 
-__all__ = ["BYTES", "KnownModel", "Memory", "Pair", "cached_models", "known", "memory", "visual_tokens"]
+__all__ = ["BYTES", "KnownModel", "Memory", "Pair", "cached_models", "draft_of", "known", "memory", "visual_tokens"]
 
 #: Of a number.
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -91,6 +91,11 @@ def known() -> tuple[Pair, ...]:
         )
         for row in data["pairs"]
     )
+
+
+def draft_of(target: str) -> str | None:
+    """The draft that is listed first for a target; None if it is not listed, or only with itself."""
+    return next((pair.draft.name for pair in known() if pair.draft and pair.target.name == target), None)
 
 
 def memory(pair: Pair, frames: int, size: Size, dtype: str, new_tokens: int) -> Memory:

@@ -61,9 +61,11 @@ class SideBySide:
         overlap = schedule.prefill == "parallel"
         process = slot.ready()
         windows = _windows(setup, slot.gamma)
+        limits = setup.limits
         settings = Settings(
-            max_new_tokens=setup.profile.generate.max_new_tokens,
-            eos=setup.target.model.eos,
+            max_new_tokens=limits.max_new_tokens,
+            eos=limits.eos,
+            stop_loops=limits.stop_loops,
             overlap=overlap,
             startup=None if schedule.startup == "fit" else windows.gamma,
             rows=ROWS,

@@ -1,0 +1,99 @@
+"""``--dry-run``: what it says is what a run does, and it does nothing."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from fake_captioner import FakeCaptioner
+
+from vidspec.embedded.samples import shipped
+from vidspec.video import probe
+
+
+@pytest.fixture
+def clips():
+    Path("clips").mkdir()
+    for name in ("a", "b", "c"):
+        shutil.copy(shipped()[0], f"clips/{name}.mp4")
+    Path("clips/bad.mp4").write_bytes(b"x")
+    return "clips"
+
+
+@pytest.fixture
+def length():
+    return probe(shipped()[0]).duration_s
+
+
+def everything():
+    return {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+
+
+def states(ran):
+    return [line.split("\t")[0] for line in ran.out.splitlines()]
+
+
+def test_it_writes_nothing_and_loads_nothing(vidspec, clips, length):
+    before = everything()
+    for args in (("-o", "out.jsonl", "--format", "jsonl"), ("--format", "srt,csv", "--output-dir", "new"), ()):
+        ran = vidspec("caption", clips, "--dry-run", *args)
+        assert (ran.code, states(ran)) == (1, ["caption", "caption", "unreadable", "caption"])
+        assert ran.out.splitlines()[0] == f"caption\t{length:.1f}\t\tclips/a.mp4"
+        assert "clips/bad.mp4" in ran.err and "4 clips: 3 to caption (42 s of video), 1 unreadable" in ran.err
+        assert "estimated time: unknown (no earlier record here with these settings and times)" in ran.err
+    assert everything() == before and not FakeCaptioner.made and not Path("new").exists()
+
+
+@pytest.mark.parametrize("form", ["json", "srt,csv"])
+def test_the_estimate_rests_on_earlier_records(vidspec, clips, form):
+    args = ("--format", form, "--output-dir", "out")
+    vidspec("caption", "clips/a.mp4", "clips/bad.mp4", *args)
+    before = everything()
+    ran = vidspec("caption", clips, *args, "--dry-run")
+    assert states(ran) == ["done", "caption", "done", "caption"], "the fake captions what is no video"
+    assert (
+        "estimated time: 3.0 s for one captioner, without loading (2 earlier records here, 1.50 s for a clip)"
+        in ran.err
+    )
+    assert everything() == before
+    assert states(vidspec("caption", clips, *args, "--dry-run", "--overwrite")).count("caption") == 3
+    other = vidspec("caption", clips, *args, "--dry-run", "--prompt", "Why?")
+    assert states(other).count("caption") == 3 and "estimated time: unknown" in other.err
+
+
+def test_a_torn_or_locked_journal_is_looked_at_as_it_is(vidspec, clips):
+    vidspec("caption", "clips/a.mp4", "clips/b.mp4", "--format", "json", "-o", "out.json")
+    whole = Path("out.json").read_bytes()
+    Path("out.json").write_bytes(whole[:-20])
+    ran = vidspec("caption", "clips/a.mp4", "clips/b.mp4", "--format", "json", "-o", "out.json", "--dry-run")
+    assert (ran.code, states(ran)) == (0, ["done", "caption"]) and Path("out.json").read_bytes() == whole[:-20]
+
+
+def test_segments_and_parts(vidspec, clips, length):
+    ran = vidspec("caption", "clips/a.mp4", "--segment", "1", "--start", "0:01", "--dry-run", "-o", "x")
+    assert ran.out == f"caption\t{length - 1:.1f}\t1-end\tclips/a.mp4\n" and "segments)" in ran.err
+    late = vidspec("caption", "clips/a.mp4", "--start", "1:00:00", "--dry-run")
+    assert late.code == 1 and states(late) == ["unreadable"] and "has no frame at 3600 s" in late.err
+
+
+def test_failures_before_are_told_apart(vidspec, clips):
+    Path("clips/missing.mp4").write_bytes(Path("clips/a.mp4").read_bytes())
+    args = ("caption", "clips/a.mp4", "clips/missing.mp4", "--format", "jsonl", "-o", "out.jsonl")
+    vidspec(*args)
+    assert states(vidspec(*args, "--dry-run")) == ["done", "failed"]
+    assert states(vidspec(*args, "--dry-run", "--retry-failed")) == ["done", "caption"]
+    lean = vidspec(*args, "clips/b.mp4", "--dry-run")
+    assert "estimated time: unknown" in lean.err, "a line of jsonl holds no times"
+
+
+def test_content_that_is_known_by_its_bytes(vidspec, clips):
+    args = ("--format", "jsonl", "-o", "out.jsonl", "--checksum")
+    vidspec("caption", "clips/a.mp4", *args)
+    ran = vidspec("caption", "clips/b.mp4", *args, "--dry-run")
+    assert states(ran) == ["done"] and "1 taken over from the same bytes" in ran.err
+    assert len(Path("out.jsonl").read_text().splitlines()) == 1 and json.loads(Path("out.jsonl").read_text())
+
+
+def test_mistakes_are_those_of_a_run(vidspec, clips):
+    ran = vidspec("caption", clips, "--dry-run", "-o", "no/out")
+    assert (ran.code, ran.err) == (2, "error: --output no/out: there is no folder no\n")

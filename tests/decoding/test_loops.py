@@ -1,0 +1,105 @@
+"""A text that says the same again and again: found from its tokens alone, and ended at the same one by every method."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decoding.toys import blend, greedy_text, job, random_table
+from vidspec.acceptance.random_loose import RandomLoose
+from vidspec.decoding.autoregressive import autoregressive
+from vidspec.decoding.limits import PERIOD, SHORTEST, TIMES, Limits, ended, loops
+from vidspec.decoding.parallel import Scheduler, Settings
+from vidspec.decoding.sequential import sequential
+from vidspec.decoding.simulated import SimulatedWorkers, simulate
+from vidspec.decoding.virtual import Costs
+from vidspec.engine.sampling import Sampling
+from vidspec.planning.gamma import FixedGamma
+
+SENTENCE = list(range(100, 112))
+
+
+@pytest.mark.parametrize(
+    ("text", "looping"),
+    [
+        pytest.param([1, 2, 3] + SENTENCE * 4, True, id="a sentence four times"),
+        pytest.param(SENTENCE * 3 + SENTENCE[:-1], False, id="not quite four times"),
+        pytest.param(SENTENCE * 4 + [1], False, id="and then something else"),
+        pytest.param([5] * SHORTEST, True, id="one word"),
+        pytest.param([5] * (SHORTEST - 1), False, id="very, very, very"),
+        pytest.param([token for i in range(9) for token in (*SENTENCE, i)], False, id="a list that differs in a word"),
+        pytest.param(list(range(PERIOD)) * TIMES, True, id="the longest"),
+        pytest.param(list(range(PERIOD + 1)) * TIMES, False, id="a longer one"),
+        pytest.param([], False, id="nothing"),
+    ],
+)
+def test_what_a_loop_is(text, looping):
+    assert loops(text) is looping and loops(tuple(text)) is looping
+
+
+@given(st.lists(st.integers(0, 2), max_size=70), st.integers(1, 9), st.integers(1, 30))
+def test_against_the_definition_written_out(start, period, times):
+    text = start + start[:period] * times
+    expected = any(
+        len(text) >= max(TIMES * p, SHORTEST)
+        and all(text[-1 - i] == text[-1 - i - p] for i in range(max(TIMES * p, SHORTEST) - p))
+        for p in range(1, PERIOD + 1)
+    )
+    assert loops(text) is expected
+
+
+def test_how_a_text_ended():
+    eos = frozenset({9})
+    assert ended([1, 2, 9], eos) == "eos" and ended([1, 2, 3], eos) == "length"
+    assert ended(SENTENCE * 4, eos) == "loop" and ended([*SENTENCE * 4, 9], eos) == "eos"
+
+
+def looping_table(seed, start, period):
+    """Says something, then the same ``period`` tokens for ever."""
+    table = random_table(seed, 7)
+    return lambda prefix: table((len(prefix) if len(prefix) < start else start + (len(prefix) - start) % period,))
+
+
+class Tables:
+    """Two tables as the texts of simulated workers."""
+
+    def __init__(self, target, draft):
+        self.target, self.draft = target, draft
+
+    def choose(self, prefix):
+        return int(self.target(tuple(prefix)).argmax())
+
+    def propose(self, prefix):
+        return int(self.draft(tuple(prefix)).argmax())
+
+
+CASES = st.tuples(st.integers(0, 10**6), st.integers(0, 30), st.integers(1, 12))
+
+
+@given(CASES, st.floats(0, 1), st.integers(1, 9), st.sampled_from([None, "0 1 2 00 01 10 000"]), st.booleans())
+def test_every_schedule_stops_at_the_same_token(case, share, gamma, tree, stop):
+    target = looping_table(*case)
+    draft = blend(target, random_table(case[0] + 1, 7), share)
+    limits = Limits(110, frozenset(), stop_loops=stop)
+    text = greedy_text(target, Limits(110))
+    first = next((n for n in range(1, len(text)) if loops(text[:n])), len(text)) if stop else len(text)
+    assert first < len(text) or not stop
+    for rounds in (
+        list(autoregressive(job(target, limits))),
+        list(sequential(job(target, limits, draft=draft, gamma=gamma, tree=tree))),
+        simulate(
+            Scheduler(Settings(110, stop_loops=stop), FixedGamma(gamma)),
+            SimulatedWorkers(Tables(target, draft), Costs(lambda rows: 3.0, lambda: 1.0, 5.0, 2.0)),
+        ).rounds,
+    ):
+        assert [token for one in rounds for token in one.token_ids] == text[:first]
+        assert all(len(one.origins) == len(one.token_ids) >= 1 for one in rounds)
+        assert all(one.accepted == one.origins.count("draft") <= one.drafted for one in rounds)
+        assert all(one.drafted == one.accepted + one.wasted for one in rounds if hasattr(one, "pending"))
+
+
+def test_what_a_lossy_rule_let_pass_behind_the_end_is_not_told():
+    rule = RandomLoose(Sampling(), rate=1.0)
+    one = job(random_table(3, 7), Limits(60, stop_loops=True), draft=looping_table(4, 0, 2), gamma=40, rule=rule)
+    *_, last = sequential(one)
+    assert last.drafted == 40 > len(last.token_ids) == len(last.origins) and last.loosened
+    assert last.origins.count("loose") == len(last.loosened)

@@ -1,0 +1,62 @@
+"""Where a text ends, and why: pure functions of its tokens, so that every method ends it at the same one. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+__all__ = ["Ended", "Limits", "ended", "loops"]
+
+#: With an end token; with the last token there was room for; saying the same words again and again.
+Ended: TypeAlias = Literal["eos", "length", "loop"]
+#: A loop is a stretch of at most so many tokens, that often in a row, and so many tokens in all at the least: "very,
+#: very, very" is none, and a list whose lines differ in a word is none.
+PERIOD, TIMES, SHORTEST = 64, 4, 24
+
+
+def loops(token_ids: Sequence[int]) -> bool:
+    """Whether a text ends in a loop: its last tokens are the same stretch, over and over.
+
+    Depends on the last ``PERIOD * TIMES`` tokens alone.
+    """
+    for period in range(1, PERIOD + 1):
+        length = max(TIMES * period, SHORTEST)
+        if len(token_ids) < length:
+            return False
+        if token_ids[-1] == token_ids[-1 - period]:
+            tail = token_ids[len(token_ids) - length :]
+            if tail[period:] == tail[:-period]:
+                return True
+    return False
+
+
+def ended(token_ids: Sequence[int], eos: frozenset[int]) -> Ended:
+    """How a finished text ended; without an end token it is a loop where it ends in one, cut there or not."""
+    if token_ids[-1] in eos:
+        return "eos"
+    return "loop" if loops(token_ids) else "length"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where a text ends: at one of ``eos``, at ``max_new_tokens`` or, with ``stop_loops``, where it begins to loop."""
+
+    max_new_tokens: int
+    eos: frozenset[int] = frozenset()
+    stop_loops: bool = False
+
+    def over(self, token_ids: Sequence[int]) -> bool:
+        """Whether a text ends with its last token."""
+        return (
+            len(token_ids) >= self.max_new_tokens or token_ids[-1] in self.eos or (self.stop_loops and loops(token_ids))
+        )
+
+    def cut(self, token_ids: Sequence[int], emitted: Sequence[int]) -> tuple[list[int], bool]:
+        """Shorten new tokens to what may be emitted behind ``emitted``; True if the text ends with them."""
+        text = list(emitted)
+        for i, token in enumerate(token_ids):
+            text.append(token)
+            if self.over(text):
+                return list(token_ids[: i + 1]), True
+        return list(token_ids), False

@@ -60,6 +60,8 @@ def examine(path: str, container: str, stream_id: int) -> Found:
 # -- MPEG-TS ---------------------------------------------------------------------------------------------------------
 
 _NULL_PID = 0x1FFF
+# Without what some writers put before or behind each.
+_PACKET = 188
 
 
 def _transport_stream(data: mmap.mmap, pid: int) -> Found:
@@ -73,7 +75,7 @@ def _transport_stream(data: mmap.mmap, pid: int) -> Found:
     for start, count in _aligned(data, size, first):
         if start != first:
             spots.append(Spot(start, "bytes are missing or changed"))
-        rows = np.ndarray((count, 6), np.uint8, data, start, (size, 1))  # type: ignore[call-overload]
+        rows = np.ndarray((count, 6), np.uint8, data, start, (size, 1))
         pids = (rows[:, 1].astype(np.int32) & 0x1F) << 8 | rows[:, 2]
         for one in np.unique(pids).tolist():
             if one == _NULL_PID:
@@ -94,8 +96,8 @@ def _transport_stream(data: mmap.mmap, pid: int) -> Found:
             else:
                 hints += places.tolist()
         del rows
-    tail = (len(data) - first) % size
-    return Found(tuple(sorted(spots, key=lambda spot: spot.at or 0)), tuple(sorted(hints)), tail > 0)
+    whole = (len(data) - first) % size in (0, _PACKET)
+    return Found(tuple(sorted(spots, key=lambda spot: spot.at or 0)), tuple(sorted(hints)), not whole)
 
 
 def _packet_size(data: mmap.mmap) -> tuple[int, int]:
@@ -110,18 +112,15 @@ def _packet_size(data: mmap.mmap) -> tuple[int, int]:
 def _aligned(data: mmap.mmap, size: int, first: int) -> Iterator[tuple[int, int]]:
     """(start, packets) of each stretch in which every packet begins with the sync byte."""
     at = first
-    while at + size <= len(data):
-        rows = np.ndarray(((len(data) - at) // size,), np.uint8, data, at, (size,))  # type: ignore[call-overload]
+    while at + _PACKET <= len(data):
+        rows = np.ndarray(((len(data) - at - _PACKET) // size + 1,), np.uint8, data, at, (size,))
         lost = np.flatnonzero(rows != 0x47)
         count = int(lost[0]) if len(lost) else len(rows)
         del rows
         if count:
             yield at, count
-        at += count * size
-        if at + size > len(data):
-            return
-        at += 1
-        while at + size <= len(data):
+        at += count * size + 1
+        while at + _PACKET <= len(data):
             at = data.find(b"\x47", at)
             if at < 0:
                 return
@@ -259,7 +258,7 @@ def _mp4(data: mmap.mmap, _: int) -> Found:
 
 def _boxes(data: mmap.mmap, at: int, end: int) -> tuple[list[_Box], bool]:
     """The boxes between ``at`` and ``end``, and whether they fill it exactly."""
-    found = []
+    found: list[_Box] = []
     while at + 8 <= end:
         size, kind, body = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8], at + 8
         if size == 1:
@@ -387,6 +386,9 @@ def _lengths(
         rows = np.stack([rows[:, 0] << 32 | rows[:, 1], rows[:, 2] << 32 | rows[:, 3]], 1)
     begins = np.where(rows[:, 1] >= 1 << 31, rows[:, 1] - (1 << 32), rows[:, 1])
     shown = begins >= 0
+    if b"ctts" in parts:
+        shifts = _table(data, parts[b"ctts"], 2)
+        total += int(np.where(shifts[:, 1] >= 1 << 31, 0, shifts[:, 1]).max(initial=0))
     if (begins[shown] / scale + rows[shown, 0] / movie_scale > total / scale + slack + 1 / movie_scale).any():
         return "its edit list shows more than it has"
     header = parts[b"tkhd"]

@@ -7,7 +7,7 @@ bits that leave a valid stream cannot be noticed: no codec here has checksums. d
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import Any, Literal, NamedTuple
 
@@ -60,7 +60,7 @@ class AvDecoder:
         for position, picture in self.pictures(index, wanted):
             yield position, upright(index, picture)
 
-    def pictures(self, index: Index, wanted: Sequence[int]) -> Iterator[tuple[int, Any]]:
+    def pictures(self, index: Index, wanted: Sequence[int]) -> Generator[tuple[int, Any], None, None]:
         """As ``frames``, but pictures as they leave the decoder: cheap where only their being whole matters."""
         by = _by_count if index.order == "count" else _by_pts
         readings = _READINGS.get(index.codec, (Reading(),))
@@ -97,7 +97,7 @@ def _identical(one: Any, other: Any) -> bool:
 
 
 def _sample_bytes(picture: Any) -> int:
-    return 1 + (picture.format.components[0].bits > 8)
+    return 2 if picture.format.components[0].bits > 8 else 1
 
 
 def decode_all(
@@ -183,7 +183,7 @@ def _drain(codec: Any, careful: bool) -> list[Any]:
 
 def _by_count(
     index: Index, wanted: Sequence[int], reading: Reading, *, allow_damaged: bool = False
-) -> Iterator[tuple[int, Any]]:
+) -> Generator[tuple[int, Any], None, None]:
     left = list(wanted)
     with opened(index.path) as container:
         for position, picture in enumerate(decode_all(container, video_streams(container)[0], reading=reading)):
@@ -202,7 +202,7 @@ def _by_count(
 
 def _by_pts(
     index: Index, wanted: Sequence[int], reading: Reading, *, allow_damaged: bool = False
-) -> Iterator[tuple[int, Any]]:
+) -> Generator[tuple[int, Any], None, None]:
     """Seeks from run to run; where a seek does not deliver, one pass from the start over all that is left."""
     left = list(wanted)
     with opened(index.path) as container:

@@ -226,10 +226,8 @@ def _damage(
     times, positions = np.frombuffer(packets.all_pts, np.int64), np.frombuffer(packets.positions, np.int64)
     lost = np.frombuffer(packets.lost_pts, np.int64)
     origin = min(int(pts[0]), int(lost.min())) if len(lost) else int(pts[0])
-    second = float(base)
-    return origin, damage.damages(
-        found, positions, (times - origin) * second, (lost - origin) * second, (pts - origin) * second
-    )
+    seconds = (np.asarray((one - origin) * float(base), np.float64) for one in (times, lost, pts))
+    return origin, damage.damages(found, positions, *seconds)
 
 
 def _ends_early(container: Any, stream: Any, packets: _Packets, base: Fraction, found: damage.Found) -> bool:

@@ -11,13 +11,14 @@ import multiprocessing
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
 import av
 import numpy as np
+from numpy.typing import NDArray
 
 from vidspec import video
 from vidspec.errors import VidspecError
@@ -25,21 +26,19 @@ from vidspec.errors import VidspecError
 Bytes = bytearray
 
 FRAMES = 75
-SIZE = (256, 192)
 #: Name of a source: how it is encoded, and the files it is put into.
 SOURCES: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
-    "h264": ("libx264", {"preset": "veryfast", "crf": "26", "x264-params": "log-level=none"}, ("mp4", "mkv", "ts", "avi")),
+    "h264": ("libx264", {"preset": "veryfast", "crf": "26"}, ("mp4", "mkv", "ts", "avi")),
     "hevc": ("libx265", {"preset": "ultrafast", "x265-params": "crf=30:log-level=none"}, ("mp4", "mkv", "ts")),
     "vp9": ("libvpx-vp9", {"cpu-used": "8", "deadline": "realtime", "b": "300k"}, ("webm", "mp4")),
     "mpeg4": ("mpeg4", {"b": "500k"}, ("avi", "mp4", "mkv", "ts")),
     "av1": ("libsvtav1", {"preset": "13", "crf": "50", "svtav1-params": "keyint=15"}, ("mp4", "webm")),
     "mjpeg": ("mjpeg", {"q": "8"}, ("avi", "mov")),
-}  # fmt: skip
+}
 
 
-def scene() -> Iterator[np.ndarray]:
+def scene(width: int, height: int) -> Iterator[NDArray[np.uint8]]:
     """Pictures that move everywhere: a panning texture and two boxes that bounce."""
-    width, height = SIZE
     rng = np.random.default_rng(0)
     coarse = rng.integers(30, 226, (height // 4, width // 4, 3)).astype(np.uint8)
     texture = coarse.repeat(8, 0).repeat(8, 1)
@@ -51,14 +50,14 @@ def scene() -> Iterator[np.ndarray]:
         yield picture
 
 
-def encode(path: Path, codec: str, options: dict[str, str], gop: int = 15) -> Path:
+def encode(path: Path, codec: str, options: dict[str, str], size: tuple[int, int] = (256, 192)) -> Path:
     with av.open(str(path), "w") as out:
         stream = out.add_stream(codec, rate=25)
-        stream.width, stream.height = SIZE
+        stream.width, stream.height = size
         stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
-        stream.codec_context.gop_size, stream.codec_context.thread_count = gop, 1
+        stream.codec_context.gop_size, stream.codec_context.thread_count = 15, 1
         stream.options = options
-        for number, picture in enumerate(scene()):
+        for number, picture in enumerate(scene(*size)):
             frame = av.VideoFrame.from_ndarray(picture, "rgb24")
             frame.pts, frame.time_base = number, Fraction(1, 25)
             out.mux(stream.encode(frame))
@@ -148,6 +147,7 @@ def judge(path: Path, whole: video.Clip, decoder: str) -> tuple[str, str]:
 
 
 def isolated(path: Path, whole: video.Clip, decoder: str) -> tuple[str, str]:
+    """``judge`` in a process of its own; ``crashed`` or ``hung`` where it does not come back."""
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(False)
     child = context.Process(target=lambda: there.send(judge(path, whole, decoder)))
@@ -164,26 +164,34 @@ def isolated(path: Path, whole: video.Clip, decoder: str) -> tuple[str, str]:
 
 
 def survey(
-    folder: Path, files: int, seed: int, *, decoder: str = "auto", sources: list[str] | None = None
+    folder: Path,
+    files: int,
+    seed: int,
+    names: Sequence[str],
+    *,
+    size: tuple[int, int] = (256, 192),
+    ways: Sequence[str] = tuple(DAMAGE),
+    decoder: str = "auto",
+    judged: Callable[[Path, video.Clip, str], tuple[str, str]] = isolated,
 ) -> Iterator[Result]:
-    kinds = [(name, suffix) for name in sources or SOURCES for suffix in SOURCES[name][2]]
+    """Damages ``files`` files of the codecs ``names`` in turn, each container and each way in turn."""
+    kinds = [(name, suffix) for name in names for suffix in SOURCES[name][2]]
     wholes = {}
     for name, suffix in kinds:
-        path = encode(folder / f"{name}.{suffix}", *SOURCES[name][:2])
+        path = encode(folder / f"{name}.{suffix}", *SOURCES[name][:2], size)
         wholes[name, suffix] = path.read_bytes(), video.read(path, decoder=decoder)
-    per_source = Counter()
-    names = list(sources or SOURCES)
+    per_source: Counter[str] = Counter()
     for number in range(files):
         name = names[number % len(names)]
         suffixes = SOURCES[name][2]
-        suffix = suffixes[per_source[name] % len(suffixes)]
-        way = list(DAMAGE)[per_source[name] // len(suffixes) % len(DAMAGE)]
+        way = ways[per_source[name] % len(ways)]
+        suffix = suffixes[(per_source[name] + per_source[name] // len(ways)) % len(suffixes)]
         per_source[name] += 1
         data, whole = bytearray(wholes[name, suffix][0]), wholes[name, suffix][1]
         DAMAGE[way](data, np.random.default_rng((seed, number)))
         path = folder / f"damaged.{suffix}"
         path.write_bytes(data)
-        yield Result(name, suffix, way, number, *isolated(path, whole, decoder))
+        yield Result(name, suffix, way, number, *judged(path, whole, decoder))
 
 
 def main() -> None:
@@ -191,13 +199,17 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--decoder", default="auto")
-    parser.add_argument("--codecs", default=None)
+    parser.add_argument("--codecs", default="h264,hevc,vp9,mpeg4,av1", help="of " + ", ".join(SOURCES))
+    parser.add_argument("--size", default="256x192", help="of the pictures")
+    parser.add_argument("--ways", default=",".join(DAMAGE), help="of damage")
     parser.add_argument("--verbose", action="store_true")
     asked = parser.parse_args()
     results = []
     with tempfile.TemporaryDirectory() as folder:
-        names = asked.codecs and asked.codecs.split(",")
-        for result in survey(Path(folder), asked.files, asked.seed, decoder=asked.decoder, sources=names):
+        names = asked.codecs.split(",")
+        width, height = map(int, asked.size.split("x"))
+        how = {"size": (width, height), "ways": asked.ways.split(","), "decoder": asked.decoder}
+        for result in survey(Path(folder), asked.files, asked.seed, names, **how):
             results.append(result)
             if asked.verbose and result.verdict != "exact":
                 print(*result, sep="\t", file=sys.stderr)

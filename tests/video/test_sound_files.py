@@ -1,4 +1,4 @@
-"""No sound file is taken for a damaged one: codecs, containers and structures of all kinds, each with all its frames."""
+"""No sound file is taken for a damaged one: codecs, containers and structures of many kinds, with all their frames."""
 
 from __future__ import annotations
 

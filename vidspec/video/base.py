@@ -102,6 +102,7 @@ class Index:
     ``key_dts`` (K,) are the keyframes one can seek to. ``width`` and ``height`` are upright. ``truncated``: the file
     ends before the stream does. ``doubts`` are the reasons not to trust the timestamps' simplest reading. ``damage`` is
     what is known to be missing or changed; ``origin`` the time of the first frame, also where that one is lost.
+    ``suspects`` are positions next to gaps in time that may be a loss: whether they decode tells.
     """
 
     path: str
@@ -122,6 +123,7 @@ class Index:
     doubts: tuple[str, ...]
     damage: tuple[Damage, ...] = ()
     origin: int | None = None
+    suspects: tuple[int, ...] = ()
 
     NO_PTS = -(1 << 63)
 

@@ -8,6 +8,7 @@ changed inside a compressed picture show only when it is decoded (``decode_av``)
 from __future__ import annotations
 
 import mmap
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -53,7 +54,7 @@ def examine(path: str, container: str, stream_id: int) -> Found:
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             return by(data, stream_id)
-        except (IndexError, ValueError, OverflowError):  # a size or count that cannot be read is one that is wrong
+        except (IndexError, ValueError, OverflowError, RecursionError):  # sizes and counts that cannot be
             return Found((Spot(None, "its index is broken"),))
 
 
@@ -62,6 +63,9 @@ def examine(path: str, container: str, stream_id: int) -> Found:
 _NULL_PID = 0x1FFF
 # Without what some writers put before or behind each.
 _PACKET = 188
+_STRETCH = 4096
+# More places than this are not told apart.
+_ENOUGH = 1000
 
 
 def _transport_stream(data: mmap.mmap, pid: int) -> Found:
@@ -69,12 +73,16 @@ def _transport_stream(data: mmap.mmap, pid: int) -> Found:
     size, first = _packet_size(data)
     if not size:
         return Found()
+    expected = first
     spots: list[Spot] = []
     hints: list[int] = []
     last: dict[int, int] = {}
     for start, count in _aligned(data, size, first):
-        if start != first:
+        if start != expected:
             spots.append(Spot(start, "bytes are missing or changed"))
+        if len(spots) > _ENOUGH:
+            break
+        expected = start + count * size
         rows = np.ndarray((count, 6), np.uint8, data, start, (size, 1))
         pids = (rows[:, 1].astype(np.int32) & 0x1F) << 8 | rows[:, 2]
         for one in np.unique(pids).tolist():
@@ -110,16 +118,20 @@ def _packet_size(data: mmap.mmap) -> tuple[int, int]:
 
 
 def _aligned(data: mmap.mmap, size: int, first: int) -> Iterator[tuple[int, int]]:
-    """(start, packets) of each stretch in which every packet begins with the sync byte."""
+    """(start, packets) of each stretch in which every packet begins with the sync byte; long ones in parts."""
     at = first
     while at + _PACKET <= len(data):
-        rows = np.ndarray(((len(data) - at - _PACKET) // size + 1,), np.uint8, data, at, (size,))
+        most = min((len(data) - at - _PACKET) // size + 1, _STRETCH)
+        rows = np.ndarray((most,), np.uint8, data, at, (size,))
         lost = np.flatnonzero(rows != 0x47)
         count = int(lost[0]) if len(lost) else len(rows)
         del rows
         if count:
             yield at, count
-        at += count * size + 1
+        at += count * size
+        if count == most:
+            continue
+        at += 1
         while at + _PACKET <= len(data):
             at = data.find(b"\x47", at)
             if at < 0:
@@ -332,10 +344,14 @@ def _tables(
     times = _table(data, parts[b"stts"], 2)
     if not count:
         return None
+    if count * max(fixed, 1) > len(data) and video:
+        return "its index has more frames than the file"
     if int(times[:, 0].sum()) != count:
         return "its index counts its frames in two ways" if video else None
     offsets = _table(data, chunks_box, 1, width=8 if chunks_box.kind == b"co64" else 4)[:, 0]
     runs = _table(data, parts[b"stsc"], 3)
+    if not len(runs) or runs[0, 0] != 1 or (np.diff(runs[:, 0]) <= 0).any() or runs[-1, 0] > len(offsets):
+        return "its index is broken" if video else None
     per_chunk = np.repeat(runs[:, 1], np.diff(np.append(runs[:, 0], len(offsets) + 1)))
     if int(per_chunk.sum()) != count or len(per_chunk) != len(offsets):
         return "its index counts its frames in two ways" if video else None
@@ -479,19 +495,33 @@ _EXAMINERS: dict[str, Callable[[mmap.mmap, int], Found]] = {
 # -- packets -----------------------------------------------------------------------------------------------------------
 
 
-def nals_broken(data: bytes, length_size: int) -> bool:
-    """Whether H.264 or HEVC units, each behind its length, do not fill a packet or hold bytes none may hold."""
+# What no H.264 or HEVC unit holds: these bytes are escaped wherever they would occur.
+_NEVER = re.compile(rb"\x00\x00(?:[\x00\x02]|\x03[^\x00-\x03])")
+
+
+def nals_broken(data: bytes, codec: str, length_size: int) -> bool:
+    """Whether the units of an H.264 or HEVC packet do not fill it, or those of pictures hold what none may hold.
+
+    ``length_size``: bytes of the length before each unit; 0 where start codes part them.
+    """
+    units = _units(data, length_size) if length_size else data.split(b"\0\0\1")[1:]
+    for unit in units:
+        if not unit or unit[0] & 0x80:
+            return True
+        of_picture = unit[0] >> 1 < 32 if codec == "hevc" else unit[0] & 31 in (1, 5)
+        # Some writers pad a unit's end with zeros.
+        if of_picture and _NEVER.search(unit.rstrip(b"\0")):
+            return True
+    return False
+
+
+def _units(data: bytes, length_size: int) -> Iterator[bytes]:
+    """The units of a packet, each behind its length; an empty one where a length is none."""
     at = 0
     while at < len(data):
-        size = int.from_bytes(data[at : at + length_size], "big")
-        at += length_size
-        if not size or at + size > len(data) or data[at] & 0x80:
-            return True
-        # Three zeros cannot occur inside a unit (the third is escaped); some writers pad its end with them.
-        if data.find(b"\0\0\0", at, at + size) >= 0 and b"\0\0\0" in data[at : at + size].rstrip(b"\0"):
-            return True
-        at += size
-    return False
+        end = at + length_size + int.from_bytes(data[at : at + length_size], "big")
+        yield data[at + length_size : end] if end <= len(data) else b""
+        at = end
 
 
 # -- what it means in time ---------------------------------------------------------------------------------------------
@@ -520,22 +550,25 @@ def damages(
     whole = [Damage(spot.what) for spot in found.spots if spot.at is None]
     usual = float(np.median(np.diff(shown))) if len(shown) > 1 else 0.0
     order = np.argsort(positions, kind="stable")
+    positions, times = positions[order], times[order]
     places = [spot.at for spot in found.spots if spot.at is not None]
     ranges = []
-    for at in [*places, *found.hints]:
-        after = int(np.searchsorted(positions[order], at, side="left"))
-        # The packet in which it is may show later than some that follow it.
-        before = times[order[max(after - 1, 0) : after]]
-        behind = times[order[after : after + 1]]
-        start = float(before[0]) if len(before) else 0.0
-        end = float(behind[0]) if len(behind) else float(times.max(initial=0.0))
+    shown_or_lost = np.unique(times)
+    gaps = np.flatnonzero(np.diff(shown_or_lost) > 1.5 * usual) if usual else ()
+    holes = [(float(shown_or_lost[gap]), float(shown_or_lost[gap + 1])) for gap in gaps]
+    for at in [*places, *(found.hints if holes else ())]:
+        after = int(np.searchsorted(positions, at, side="left"))
+        start = float(times[after - 1]) if after else 0.0
+        end = float(times[after]) if after < len(times) else float(times.max(initial=0.0))
         start, end = min(start, end), max(start, end)
-        if at in places or end - start > 1.5 * usual > 0:
+        if at in places:
             ranges.append((start, end))
+        else:
+            ranges += [hole for hole in holes if hole[0] <= end + usual and hole[1] >= start - usual]
     for time in lost.tolist():
-        near = shown[(shown < time)]
-        behind = shown[(shown > time)]
-        ranges.append((float(near[-1]) if len(near) else 0.0, float(behind[0]) if len(behind) else time))
+        before, behind = int(np.searchsorted(shown, time)) - 1, int(np.searchsorted(shown, time, side="right"))
+        start, end = shown[before] if before >= 0 else 0.0, shown[behind] if behind < len(shown) else time
+        ranges.append((float(start), float(end)))
     merged: list[Damage] = []
     for start, end in sorted(ranges):
         if merged and start <= (merged[-1].end or 0.0) + 1e-9:

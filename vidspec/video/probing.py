@@ -31,6 +31,10 @@ _DECORD_CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9"}
 # Containers whose header says how much follows.
 _PROMISING = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi"}
 
+# Containers without a size or count that would show a loss of as many packets as their own counts go round by.
+_GAPS_MAY_BE_LOSS = {"mpegts", "mpeg"}
+_MOST_GAPS = 4
+
 # Pictures beyond this are refused before one is decoded: 16384 x 16384 is what codecs of today allow.
 _MOST_PIXELS = 1 << 28
 _FIRST_PICTURE_PACKETS = 1000
@@ -150,6 +154,7 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         doubts=_doubts(packets, order, int(pts[0]), alone),
         damage=wrong,
         origin=origin,
+        suspects=_suspects(pts) if order == "pts" and facts["format"] in _GAPS_MAY_BE_LOSS else (),
     )
 
 
@@ -158,6 +163,7 @@ def _read_packets(container: av.container.InputContainer, stream: Any) -> _Packe
     found = _Packets()
     key: int | None = None  # the keyframe that the packets now read depend on; None: they hang in the air
     hidden_frames = stream.codec_context.name in ("vp8", "libvpx")
+    name = _codec_name(stream.codec_context)
     length_size = _length_size(stream.codec_context)
     damaged = False  # whether packets that cannot be decoded are so for damage, not for the stream's beginning
     try:
@@ -173,7 +179,7 @@ def _read_packets(container: av.container.InputContainer, stream: Any) -> _Packe
                 continue
             found.all_pts.append(packet.pts)
             found.positions.append(-1 if packet.pos is None else packet.pos)
-            if packet.is_corrupt or (length_size and damage.nals_broken(bytes(packet), length_size)):
+            if packet.is_corrupt or (name in ("h264", "hevc") and damage.nals_broken(bytes(packet), name, length_size)):
                 key, damaged = None, True
             elif packet.is_keyframe:
                 key = packet.pts
@@ -214,6 +220,16 @@ def _without_picture(packets: array[int], pictures: np.ndarray[Any, Any]) -> lis
     near[1:] |= bare[:-1]
     near[:-1] |= bare[1:]
     return [int(time) for time in times[bare & near]]
+
+
+def _suspects(pts: np.ndarray[Any, Any]) -> tuple[int, ...]:
+    """Positions before and behind the longest gaps in time."""
+    gaps = np.diff(pts)
+    if not len(gaps):
+        return ()
+    longest = np.argsort(-gaps, kind="stable")[:_MOST_GAPS]
+    found = longest[gaps[longest] > 1.5 * np.median(gaps)]
+    return tuple(int(position) for position in np.unique([found, found + 1]))
 
 
 def _damage(

@@ -151,6 +151,10 @@ def _trusted(decoders: list[Decoder], index: Index) -> list[Decoder]:
 def _read(index: Index, wanted: _Wanted, decoders: list[Decoder]) -> Clip:
     """Tries ``decoders`` in turn; raises the last one's NotDelivered."""
     positions = _positions(index, wanted)
+    suspects = [position for position in index.suspects if positions[0] <= position <= positions[-1]]
+    if suspects and not wanted.allow_damaged:
+        for _ in AvDecoder().pictures(index, suspects):
+            pass
     *attempts, last = decoders
     for decoder in attempts:
         try:

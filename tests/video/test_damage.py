@@ -170,7 +170,7 @@ def test_a_sample_of_damaged_files(tmp_path):
     silent = [one for one in results if one.verdict == "different"]
     assert len(results) == 40 and {one.verdict for one in results} <= {"error", "exact", "different"}
     assert [one for one in silent if one.damage not in ("a bit flipped", "a run of noise")] == []
-    assert len(silent) <= 2
+    assert len(silent) <= 3
 
 
 def test_allowed_damage_never_ends_in_anything_but_whole_frames_or_an_error(tmp_path):

@@ -76,7 +76,7 @@ def _transport_stream(data: mmap.mmap, pid: int) -> Found:
     expected = first
     spots: list[Spot] = []
     hints: list[int] = []
-    last: dict[int, int] = {}
+    last: dict[int, tuple[int, int]] = {}  # of each PID's last packet: its count, and where it is
     for start, count in _aligned(data, size, first):
         if start != expected:
             spots.append(Spot(start, "bytes are missing or changed"))
@@ -92,13 +92,18 @@ def _transport_stream(data: mmap.mmap, pid: int) -> Found:
             head = rows[at].astype(np.int16)
             jumps = (head[:, 3] & 0x20 > 0) & (head[:, 4] > 0) & (head[:, 5] & 0x80 > 0)
             count_now, payload = head[:, 3] & 15, head[:, 3] & 0x10 > 0
-            before = np.concatenate([[last.get(one, -1)], count_now[:-1]])
-            last[one] = int(count_now[-1])
+            places = start + at * size
+            count_before, place_before = last.get(one, (-1, 0))
+            before = np.concatenate([[count_before], count_now[:-1]])
+            last[one] = int(count_now[-1]), int(places[-1])
             step = (count_now - before) & 15
-            # A packet may be sent twice; one without payload does not count.
+            # A packet may be sent twice, with the same bytes; one without payload does not count.
             wrong = (before >= 0) & ~jumps & np.where(payload, step > 1, step != 0)
+            for again in np.flatnonzero((before >= 0) & ~jumps & payload & (step == 0)).tolist():
+                other, here = int(places[again - 1]) if again else place_before, int(places[again])
+                wrong[again] = data[other + 12 : other + _PACKET] != data[here + 12 : here + _PACKET]
             wrong |= head[:, 1] & 0x80 > 0
-            places = start + at[wrong] * size
+            places = places[wrong]
             if one == pid:
                 spots += [Spot(int(place), "packets are missing") for place in places]
             else:
@@ -579,6 +584,8 @@ def damages(
     for one in merged:
         start, end = one.start or 0.0, one.end or 0.0
         missing = missing_frames(start, end, shown, usual)
-        count = f"about {missing} frames are missing" if missing else "bytes are missing or changed"
+        count = {0: "bytes are missing or changed", 1: "about 1 frame is missing"}.get(
+            missing, f"about {missing} frames are missing"
+        )
         told.append(replace(one, what=f"{count} between {format_seconds(start)} and {format_seconds(end)}"))
     return (*told, *whole)

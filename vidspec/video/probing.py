@@ -237,10 +237,13 @@ def _damage(
 ) -> tuple[int, tuple[Damage, ...]]:
     """The time of the first frame, lost or not, and what is wrong. ``base``: None where packets have no time."""
     if base is None:
-        whole = tuple(Damage(spot.what) for spot in found.spots)
-        return int(pts[0]), whole
+        hinted = [damage.Spot(at, "packets are missing") for at in found.hints]
+        return int(pts[0]), tuple(Damage(spot.what) for spot in [*found.spots, *hinted][:1])
     times, positions = np.frombuffer(packets.all_pts, np.int64), np.frombuffer(packets.positions, np.int64)
     lost = np.frombuffer(packets.lost_pts, np.int64)
+    first_shown = int(positions[np.flatnonzero(times == pts[0])[0]]) if (times == pts[0]).any() else 0
+    if any(spot.at is not None and spot.at < first_shown for spot in found.spots):
+        lost = np.append(lost, times[times < pts[0]])  # not a stream that begins amid a group of pictures
     origin = min(int(pts[0]), int(lost.min())) if len(lost) else int(pts[0])
     seconds = (np.asarray((one - origin) * float(base), np.float64) for one in (times, lost, pts))
     return origin, damage.damages(found, positions, *seconds)

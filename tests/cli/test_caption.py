@@ -147,7 +147,13 @@ def test_options_reach_the_profile(vidspec):
         "threads": None,
     }
     assert models.items() <= profile.models.model_dump().items()
-    assert profile.video.model_dump() == {"frames": 8, "fps": None, "max_pixels": 99, "decoder": "av", "allow_damaged": True}
+    assert profile.video.model_dump() == {
+        "frames": 8,
+        "fps": None,
+        "max_pixels": 99,
+        "decoder": "av",
+        "allow_damaged": True,
+    }
     generate = {
         "max_new_tokens": 7,
         "temperature": 0.5,

@@ -36,9 +36,9 @@ _PLAIN = Reading()
 
 #: How streams are read of which FFmpeg's own decoder takes nearly any bits for a picture. libvpx notices where VP9's
 #: data end too early or too late. Where x265 coded rows apart, threads for slices begin each where it must begin, and
-#: one after the other where the last has ended: after damage the two part, as do the two decoders of VP8.
+#: one after the other where the last has ended: after damage the two part, as do two decoders of VP8 or VP9.
 _READINGS = {
-    "vp9": (Reading("libvpx-vp9"),),
+    "vp9": (Reading("libvpx-vp9"), Reading()),
     "vp8": (Reading(), Reading("libvpx")),
     "hevc": (Reading(), Reading(threads="SLICE")),
 }
@@ -161,8 +161,9 @@ def _decoder(stream: Any, reading: Reading, careful: bool) -> Any:
     if not codec.is_open:
         codec.options = {**codec.options, "err_detect": "crccheck+bitstream+buffer+explode"}
         codec.thread_type = reading.threads
-        threads = max(2, min(_MOST_THREADS, os.cpu_count() or 1))
-        codec.thread_count = threads if reading.threads == "SLICE" or not careful else 1
+        # libvpx with several threads does not look where each tile's data end.
+        alone = reading.decoder == "libvpx-vp9" or (careful and reading.threads == "FRAME")
+        codec.thread_count = 1 if alone else max(2, min(_MOST_THREADS, os.cpu_count() or 1))
     return codec
 
 

@@ -311,6 +311,7 @@ class Captioner:
             end=end,
             max_pixels=wanted.max_pixels,
             decoder=wanted.decoder,
+            allow_damaged=wanted.allow_damaged,
         )
 
     def prepare(self, clip: video.Clip) -> int:

@@ -105,12 +105,16 @@ class ModelsSection(Section):
 
 
 class VideoSection(Section):
-    """Which frames are shown to the models: a number of ``frames`` or a rate ``fps``."""
+    """Which frames are shown to the models: a number of ``frames`` or a rate ``fps``.
+
+    ``allow_damaged``: of a file with damage, those that are whole; otherwise it is an error.
+    """
 
     frames: int | None = Field(default=None, ge=1)
     fps: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     max_pixels: int | None = Field(default=None, ge=1)
     decoder: Literal["auto", "decord", "av"] = "auto"
+    allow_damaged: bool = False
 
     @model_validator(mode="before")
     @classmethod

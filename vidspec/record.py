@@ -49,7 +49,8 @@ class Caption:
         lossless: True if the method guarantees the target's own output, False for lossy rules, None if the clip failed.
         profile: the name of the acceleration profile.
         models: ``target`` and ``draft`` (name or folder; None without one), ``family``, ``dtype``, ``device``.
-        video: source facts plus ``frames`` and ``timestamps`` of what was shown to the models.
+        video: source facts plus ``frames`` and ``timestamps`` of what was shown to the models; ``damage``, a list of
+            what is missing or broken in the file, is empty unless damage was allowed.
         counters: the raw counters of METRICS: ``target_forwards, draft_forwards, drafted, accepted, loose,
             corrections, bonus, emitted, visual_tokens, visual_tokens_kept``, and ``accepted_lengths`` (one per round).
         lengths: ``tau, tokens_per_target_pass, run_length, acceptance_rate`` (None where undefined).

@@ -135,7 +135,8 @@ def test_usage_errors_are_one_line_before_any_model_is_loaded(vidspec, args, mes
 
 def test_options_reach_the_profile(vidspec):
     args = (
-        "--frames 8 --max-pixels 99 --decoder av --prompt hi --max-new-tokens 7 --temperature 0.5 --top-p 0.9 --seed 3"
+        "--frames 8 --max-pixels 99 --decoder av --allow-damaged --prompt hi --max-new-tokens 7 --temperature 0.5 "
+        "--top-p 0.9 --seed 3"
     )
     more = "--device cpu --dtype float32 --attn sdpa --target big --draft small --set prune.alpha=0.5 -p sd-rand"
     assert vidspec("caption", "good.mp4", "--start", "1", "--end", "2", *args.split(), *more.split()).code == 0
@@ -153,7 +154,13 @@ def test_options_reach_the_profile(vidspec):
         "threads": None,
     }
     assert models.items() <= profile.models.model_dump().items()
-    assert profile.video.model_dump() == {"frames": 8, "fps": None, "max_pixels": 99, "decoder": "av"}
+    assert profile.video.model_dump() == {
+        "frames": 8,
+        "fps": None,
+        "max_pixels": 99,
+        "decoder": "av",
+        "allow_damaged": True,
+    }
     generate = {
         "max_new_tokens": 7,
         "temperature": 0.5,

@@ -50,7 +50,8 @@ class Reader:
             arrays: tuple[Any, ...] = (frames, timestamps)
             for array in arrays:
                 self._fill(memoryview(array).cast("B"), limit)
-        return Clip(frames, timestamps, SourceFacts(**header["facts"]))
+        facts = {**header["facts"], "damage": tuple(header["facts"]["damage"])}  # JSON has no tuples
+        return Clip(frames, timestamps, SourceFacts(**facts))
 
     def segments(
         self, path: str, segment: float | str, start: float | None, end: float | None

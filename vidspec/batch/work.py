@@ -64,7 +64,7 @@ class How:
     """How every clip of a run is done; plain values that travel to other processes.
 
     Attributes:
-        video: ``frames, fps, max_pixels, decoder`` as ``vidspec.video.read`` takes them.
+        video: ``frames, fps, max_pixels, decoder, allow_damaged`` as ``vidspec.video.read`` takes them.
         prompt: the run's prompt; context is added to it, an entry's own prompt replaces it.
         segment: None for whole clips, ``scenes``, or the length of a segment in seconds.
         context: whether a segment's prompt quotes the caption of the one before.

@@ -36,6 +36,7 @@ KEYS = {
     "fps": "video.fps",
     "max_pixels": "video.max_pixels",
     "decoder": "video.decoder",
+    "allow_damaged": "video.allow_damaged",
     "system": "generate.system",
     "max_new_tokens": "generate.max_new_tokens",
     "stop_loops": "generate.stop_loops",
@@ -168,7 +169,8 @@ def how_of(given: Any, profile: Any, total: int) -> How:
     from vidspec.batch.segments import parse_segment
     from vidspec.batch.work import How
 
-    video = {key: getattr(profile.video, key) for key in ("frames", "fps", "max_pixels", "decoder")}
+    keys = ("frames", "fps", "max_pixels", "decoder", "allow_damaged")
+    video = {key: getattr(profile.video, key) for key in keys}
     return How(
         video=video,
         prompt=profile.generate.prompt,

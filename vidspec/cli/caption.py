@@ -34,6 +34,7 @@ def caption(
     end: o.End = None,
     max_pixels: o.MaxPixels = None,
     decoder: o.Decoder = None,
+    allow_damaged: o.AllowDamaged = None,
     segment: o.Segment = None,
     context: o.Context = False,
     prompt: o.Prompt = None,

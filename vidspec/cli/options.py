@@ -165,6 +165,12 @@ MaxPixels: TypeAlias = Annotated[
     int | None, typer.Option(help="Shrink frames to at most this many pixels.", rich_help_panel=VIDEO)
 ]
 Decoder: TypeAlias = Annotated[str | None, typer.Option(help="auto, decord or av.", rich_help_panel=VIDEO)]
+AllowDamaged: TypeAlias = Annotated[
+    bool | None,
+    typer.Option(
+        "--allow-damaged", help="Caption what is there of a damaged file; the record says so.", rich_help_panel=VIDEO
+    ),
+]
 Segment: TypeAlias = Annotated[
     str | None,
     typer.Option(

@@ -59,6 +59,7 @@ def report(
         models=dict(models),
         video={
             **asdict(clip.facts),
+            "damage": list(clip.facts.damage),
             "frames": len(clip.frames),
             "timestamps": [round(float(t), 6) for t in clip.timestamps],
         },

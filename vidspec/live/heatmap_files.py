@@ -89,7 +89,10 @@ class HeatmapFiles(Observer):
         times = opened.timestamps[:: -(-len(opened.timestamps) // max(1, steps))]
         if len(times) != steps or 0 in seen.grid:
             raise OutputError(f"{opened.path}: its visual tokens lie in no grid of frames, so there is no heatmap")
-        clip = video.read_at(opened.path, times, max_pixels=_MAX_PIXELS, decoder=self.profile.video.decoder)
+        wanted = self.profile.video
+        clip = video.read_at(
+            opened.path, times, max_pixels=_MAX_PIXELS, decoder=wanted.decoder, allow_damaged=wanted.allow_damaged
+        )
         title, frames = self._title(opened, seen), list(clip.frames)
         picture = heatmap_image(frames, times, seen.grid, seen.cells, seen.kept, title, seen.views)
         file = self._name(opened.path)

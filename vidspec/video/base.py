@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vidspec.errors import UsageError
 
-__all__ = ["Clip", "Decoder", "Frame", "Index", "NotDelivered", "SourceFacts", "Turn", "format_seconds"]
+__all__ = ["Clip", "Damage", "Decoder", "Frame", "Index", "NotDelivered", "SourceFacts", "Turn", "format_seconds"]
 
 Frame = NDArray[np.uint8]
 """One picture, upright: (height, width, 3), uint8, RGB."""
@@ -44,6 +44,7 @@ class SourceFacts:
     ``width`` and ``height`` are those of an upright frame before ``max_pixels``; pixels that are not square stay so.
     ``rotation`` is what was applied, in degrees counter-clockwise (0, 90, 180, 270). ``fps`` is the mean rate.
     ``frame_count`` counts the frames that can be delivered. ``decoder`` is the one that delivered: decord or av.
+    ``damage`` says what of the file is missing or could not be decoded; empty unless damage was allowed.
     """
 
     path: str
@@ -57,6 +58,22 @@ class SourceFacts:
     rotation: int
     frame_count: int
     decoder: str
+    damage: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Damage:
+    """``what`` is wrong with a file, and between which times (seconds); without them, it may be anywhere."""
+
+    what: str
+    start: float | None = None
+    end: float | None = None
+
+    def touches(self, start: float | None, end: float | None) -> bool:
+        """Whether the part of the clip from ``start`` to ``end`` (None: as far as it goes) may be affected."""
+        return (end is None or self.start is None or self.start < end) and (
+            start is None or self.end is None or self.end > start
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +100,9 @@ class Index:
     found by: ``pts``, or ``count`` where timestamps cannot be trusted and frames are counted as they leave the
     decoder; then ``raw`` (N,) holds the timestamp the decoder gives each (or ``NO_PTS``). ``key_pts`` and
     ``key_dts`` (K,) are the keyframes one can seek to. ``width`` and ``height`` are upright. ``truncated``: the file
-    ends before the stream does. ``doubts`` are the reasons not to trust the timestamps' simplest reading.
+    ends before the stream does. ``doubts`` are the reasons not to trust the timestamps' simplest reading. ``damage`` is
+    what is known to be missing or changed; ``origin`` the time of the first frame, also where that one is lost.
+    ``suspects`` are positions next to gaps in time that may be a loss: whether they decode tells.
     """
 
     path: str
@@ -102,16 +121,24 @@ class Index:
     duration_s: float
     truncated: bool
     doubts: tuple[str, ...]
+    damage: tuple[Damage, ...] = ()
+    origin: int | None = None
+    suspects: tuple[int, ...] = ()
 
     NO_PTS = -(1 << 63)
 
     def __len__(self) -> int:
         return len(self.pts)
 
+    @property
+    def first(self) -> int:
+        """The time of the first frame, lost or not, in units of ``time_base``."""
+        return int(self.pts[0]) if self.origin is None else self.origin
+
     @cached_property
     def times(self) -> NDArray[np.float64]:
         """(N,) seconds since the first frame."""
-        return np.asarray((self.pts - self.pts[0]) * float(self.time_base), np.float64)
+        return np.asarray((self.pts - self.first) * float(self.time_base), np.float64)
 
     @property
     def fps(self) -> float:

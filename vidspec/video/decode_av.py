@@ -1,14 +1,15 @@
 """Decodes with PyAV: seeks to each frame's keyframe and accepts a frame only by its own timestamp or count.
 
-It conceals nothing: the decoder is told to fail on damage, and what depends on damaged data is not delivered. Flipped
-bits that leave a valid stream (VP8, VP9, AV1 and HEVC have no checksums) cannot be noticed by it or anyone.
+It conceals nothing: the decoder is told to fail on damage, and what depends on damaged data is not delivered. Changed
+bits that leave a valid stream cannot be noticed: no codec here has checksums. docs/damage.md counts them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, closing
+from typing import Any, Literal, NamedTuple
 
 import av
 import numpy as np
@@ -24,19 +25,55 @@ _DECODE_ON = 8
 _MOST_THREADS = 8
 
 
+class Reading(NamedTuple):
+    """A way to decode: by which decoder (None: the one FFmpeg prefers), with threads for frames or for slices."""
+
+    decoder: str | None = None
+    threads: Literal["FRAME", "SLICE"] = "FRAME"
+
+
+_PLAIN = Reading()
+
+#: How streams are read of which FFmpeg's own decoder takes nearly any bits for a picture. libvpx notices where VP9's
+#: data end too early or too late. Where x265 coded rows apart, threads for slices begin each where it must begin, and
+#: one after the other where the last has ended: after damage the two part, as do two decoders of VP8 or VP9.
+_READINGS = {
+    "vp9": (Reading("libvpx-vp9"), Reading()),
+    "vp8": (Reading(), Reading("libvpx")),
+    "hevc": (Reading(), Reading(threads="SLICE")),
+}
+
+
 class AvDecoder:
-    """The PyAV decoder; see ``base.Decoder``."""
+    """The PyAV decoder; see ``base.Decoder``. ``allow_damaged``: what cannot be delivered exactly is left out."""
 
     name = "av"
+
+    def __init__(self, *, allow_damaged: bool = False) -> None:
+        self.allow_damaged = allow_damaged
 
     def frames(self, index: Index, wanted: Sequence[int]) -> Iterator[tuple[int, Frame]]:
         """Yields (position, upright frame) for each of ``wanted`` (increasing positions in ``index``).
 
         Raises NotDelivered at the first frame that cannot be decoded exactly, VideoError if the file is gone.
         """
-        found = _by_count(index, wanted) if index.order == "count" else _by_pts(index, wanted)
-        for position, picture in found:
+        for position, picture in self.pictures(index, wanted):
             yield position, upright(index, picture)
+
+    def pictures(self, index: Index, wanted: Sequence[int]) -> Generator[tuple[int, Any], None, None]:
+        """As ``frames``, but pictures as they leave the decoder: cheap where only their being whole matters."""
+        by = _by_count if index.order == "count" else _by_pts
+        readings = _READINGS.get(index.codec, (Reading(),))
+        if self.allow_damaged:
+            yield from by(index, wanted, readings[0], allow_damaged=True)
+            return
+        with ExitStack() as stack:
+            first, *others = (stack.enter_context(closing(by(index, wanted, reading))) for reading in readings)
+            for position, picture in first:
+                for other in others:
+                    if not _identical(picture, next(other, (position, None))[1]):
+                        raise NotDelivered("its data are damaged", damaged=True, position=position)
+                yield position, picture
 
 
 def upright(index: Index, picture: Any) -> Frame:
@@ -45,24 +82,46 @@ def upright(index: Index, picture: Any) -> Frame:
     return np.ascontiguousarray(index.turn.apply(picture.to_ndarray(format="rgb24", width=width, height=height)))
 
 
-def decode_all(container: av.container.InputContainer, stream: Any, *, first_pts: int | None = None) -> Iterator[Any]:
+def _identical(one: Any, other: Any) -> bool:
+    """Whether two pictures have the same bytes, the padding of their rows apart."""
+    if other is None or one.format.name != other.format.name:
+        return False
+    for ours, theirs in zip(one.planes, other.planes, strict=True):
+        if (ours.width, ours.height) != (theirs.width, theirs.height):
+            return False
+        rows = [np.frombuffer(p, np.uint8).reshape(p.height, -1) for p in (ours, theirs)]
+        used = min(ours.width * _sample_bytes(one), *(row.shape[1] for row in rows))
+        if not np.array_equal(rows[0][:, :used], rows[1][:, :used]):
+            return False
+    return True
+
+
+def _sample_bytes(picture: Any) -> int:
+    return 2 if picture.format.components[0].bits > 8 else 1
+
+
+def decode_all(
+    container: av.container.InputContainer,
+    stream: Any,
+    *,
+    first_pts: int | None = None,
+    reading: Reading = _PLAIN,
+    careful: bool = False,
+) -> Iterator[Any]:
     """Every picture from here on, in presentation order; None stands where data is damaged.
 
     After damage, pictures resume at the next keyframe, without those that lead it. ``first_pts``: pictures before it
-    are dropped too (they depend on what was before the seek).
+    are dropped too (they depend on what was before the seek). ``careful``: with one thread, which loses none of the
+    pictures before the damage; several notice it late, and what is inside the decoder then may depend on it.
     """
-    codec = stream.codec_context
-    if not codec.is_open:
-        codec.options = {**codec.options, "err_detect": "explode"}
-        codec.thread_type = "AUTO"
-        codec.thread_count = min(_MOST_THREADS, os.cpu_count() or 1)
+    codec = _decoder(stream, reading, careful)
     floor, waiting = first_pts, False
     packets = packets_of(container, stream)
     while True:
         try:
             packet = next(packets, None)
         except (av.error.FFmpegError, OSError):  # reading failed, which ends the file here
-            yield from (picture for picture in _drain(codec) if not waiting and _from(picture, floor))
+            yield from (picture for picture in _drain(codec, careful) if not waiting and _from(picture, floor))
             yield None
             return
         if packet is None:
@@ -78,35 +137,59 @@ def decode_all(container: av.container.InputContainer, stream: Any, *, first_pts
         pictures: list[Any] = []
         if not broken:
             try:
-                pictures = packet.decode()
+                pictures = codec.decode(packet if packet.size else None)
             except av.error.FFmpegError:
                 broken = True
         if broken:
-            pictures, waiting = [p for p in _drain(codec) if p.pts != packet.pts], True
-        yield from (picture for picture in pictures if _from(picture, floor))
+            pictures = [p for p in _drain(codec, careful) if p.pts != packet.pts]
+        for picture in pictures:
+            if picture.is_corrupt:  # what follows may depend on it
+                broken = True
+                break
+            if _from(picture, floor):
+                yield picture
         if broken:
+            waiting = True
             yield None
 
 
+def _decoder(stream: Any, reading: Reading, careful: bool) -> Any:
+    """The codec context that decodes ``stream`` so, told to fail on damage rather than to conceal it."""
+    codec = stream.codec_context
+    if reading.decoder is not None and codec.pix_fmt == "yuv420p":
+        codec = av.CodecContext.create(reading.decoder, "r")
+    if not codec.is_open:
+        codec.options = {**codec.options, "err_detect": "crccheck+bitstream+buffer+explode"}
+        codec.thread_type = reading.threads
+        # libvpx with several threads does not look where each tile's data end.
+        alone = reading.decoder == "libvpx-vp9" or (careful and reading.threads == "FRAME")
+        codec.thread_count = 1 if alone else max(2, min(_MOST_THREADS, os.cpu_count() or 1))
+    return codec
+
+
 def _from(picture: Any, floor: int | None) -> bool:
-    """Whether a picture is whole and not before ``floor``."""
-    return not picture.is_corrupt and (floor is None or picture.pts is None or picture.pts >= floor)
+    """Whether a picture is not before ``floor``."""
+    return floor is None or picture.pts is None or bool(picture.pts >= floor)
 
 
-def _drain(codec: Any) -> list[Any]:
-    """The pictures still inside the decoder: those before the damage."""
+def _drain(codec: Any, careful: bool) -> list[Any]:
+    """The pictures still inside the decoder that are known to be from before the damage."""
     try:
+        if not careful:
+            return []
         return list(codec.decode(None))
     except av.error.FFmpegError:
         return []
 
 
-def _by_count(index: Index, wanted: Sequence[int]) -> Iterator[tuple[int, Any]]:
+def _by_count(
+    index: Index, wanted: Sequence[int], reading: Reading, *, allow_damaged: bool = False
+) -> Generator[tuple[int, Any], None, None]:
     left = list(wanted)
     with opened(index.path) as container:
-        for position, picture in enumerate(decode_all(container, video_streams(container)[0])):
+        for position, picture in enumerate(decode_all(container, video_streams(container)[0], reading=reading)):
             if picture is None:
-                raise NotDelivered("its data is damaged", damaged=True, position=left[0])
+                break
             given = Index.NO_PTS if picture.pts is None else picture.pts
             if position >= len(index) or given != index.raw[position]:
                 raise NotDelivered("it decodes differently each time", position=left[0])
@@ -114,10 +197,13 @@ def _by_count(index: Index, wanted: Sequence[int]) -> Iterator[tuple[int, Any]]:
                 yield left.pop(0), picture
                 if not left:
                     return
-    raise NotDelivered("it ended early", damaged=True, position=left[0])
+    if not allow_damaged:
+        raise NotDelivered("its data are damaged", damaged=True, position=left[0])
 
 
-def _by_pts(index: Index, wanted: Sequence[int]) -> Iterator[tuple[int, Any]]:
+def _by_pts(
+    index: Index, wanted: Sequence[int], reading: Reading, *, allow_damaged: bool = False
+) -> Generator[tuple[int, Any], None, None]:
     """Seeks from run to run; where a seek does not deliver, one pass from the start over all that is left."""
     left = list(wanted)
     with opened(index.path) as container:
@@ -126,19 +212,23 @@ def _by_pts(index: Index, wanted: Sequence[int]) -> Iterator[tuple[int, Any]]:
             key = int(np.searchsorted(index.key_pts, index.pts[run[0]], side="right")) - 1
             if not _seek(container, stream, index, key):
                 break
-            for position, picture in _matched(index, run, container, stream, int(index.key_pts[key])):
+            for position, picture in _matched(index, run, container, stream, reading, int(index.key_pts[key])):
                 yield position, picture
                 left.pop(0)
             if left and left[0] <= run[-1]:
                 break
-    if left:
-        damage: list[bool] = []
+    if not left:
+        return
+    damage: list[bool] = []
+    while left:
         with opened(index.path) as container:
-            for position, picture in _matched(index, left, container, video_streams(container)[0], None, damage):
+            stream = video_streams(container)[0]
+            for position, picture in _matched(index, left, container, stream, reading, None, damage):
                 yield position, picture
                 left = left[1:]
-        if left:
-            raise NotDelivered("its data is damaged", damaged=any(damage), position=left[0])
+        if left and not allow_damaged:
+            raise NotDelivered("its data are damaged", damaged=any(damage), position=left[0])
+        left = left[1:]
 
 
 def _matched(
@@ -146,12 +236,14 @@ def _matched(
     wanted: Sequence[int],
     container: Any,
     stream: Any,
+    reading: Reading,
     first_pts: int | None,
     damage: list[bool] | None = None,
 ) -> Iterator[tuple[int, Any]]:
     """Decodes on until all of ``wanted`` came, in order, or one was passed by. Notes damage, or stops at it."""
     left = list(wanted)
-    for picture in decode_all(container, stream, first_pts=first_pts):
+    careful = damage is not None
+    for picture in decode_all(container, stream, first_pts=first_pts, reading=reading, careful=careful):
         if picture is None:
             if damage is None:
                 return

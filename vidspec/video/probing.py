@@ -17,7 +17,8 @@ import av
 import numpy as np
 
 from vidspec.errors import VideoError
-from vidspec.video.base import Index, Turn
+from vidspec.video import damage
+from vidspec.video.base import Damage, Index, Turn
 from vidspec.video.opening import checked_path, opened, packets_of, video_streams
 
 __all__ = ["decord_doubt", "index_by_decoding", "probe"]
@@ -29,6 +30,10 @@ _DECORD_CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9"}
 
 # Containers whose header says how much follows.
 _PROMISING = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi"}
+
+# Containers without a size or count that would show a loss of as many packets as their own counts go round by.
+_GAPS_MAY_BE_LOSS = {"mpegts", "mpeg"}
+_MOST_GAPS = 4
 
 # Pictures beyond this are refused before one is decoded: 16384 x 16384 is what codecs of today allow.
 _MOST_PIXELS = 1 << 28
@@ -67,6 +72,9 @@ class _Packets:
     """What one pass over the packets leaves: the frames that can be decoded, the keyframes, the irregularities."""
 
     pts: array[int] = field(default_factory=lambda: array("q"))
+    all_pts: array[int] = field(default_factory=lambda: array("q"))
+    positions: array[int] = field(default_factory=lambda: array("q"))
+    lost_pts: array[int] = field(default_factory=lambda: array("q"))
     key_pts: array[int] = field(default_factory=lambda: array("q"))
     key_dts: array[int] = field(default_factory=lambda: array("q"))
     seen: int = 0
@@ -77,6 +85,7 @@ class _Packets:
     leading: int = 0
     discarded: int = 0
     lost: int = 0
+    failed: bool = False
 
 
 def _probe(path: str, *, by_decoding: bool) -> Index:
@@ -91,12 +100,14 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
             raise VideoError(f"{path}: its video codec is not known to this FFmpeg", kind="unsupported")
         if codec.width * codec.height > _MOST_PIXELS:
             raise VideoError(f"{path}: frames of {codec.width}x{codec.height} are too large", kind="unsupported")
+        number = stream.id if container.format.name == "mpegts" else stream.index
+        found = damage.examine(path, container.format.name, number)
         packets = _read_packets(container, stream)
         reorders = bool(codec.has_b_frames)
         facts = {"format": container.format.name, "codec": _codec_name(codec), "stream": stream.index}
         base = Fraction(stream.time_base)
         rate = stream.average_rate or stream.guessed_rate
-        truncated = packets.tail_damaged or _ends_early(container, stream, packets, base)
+        truncated = packets.tail_damaged or _ends_early(container, stream, packets, base, found)
         alone = len(streams) == 1
     if not packets.seen:
         kind = "truncated" if truncated else "no_frames"
@@ -121,8 +132,11 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         packet_base = base
         base, pts, raw, damaged = _count_frames(path, packet_base, rate)
         truncated = truncated or damaged
+        if base == packet_base and not damaged:
+            packets.lost_pts.extend(_without_picture(packets.pts, pts))
         last_duration = last_duration if base == packet_base else 1
     gap = int(np.median(np.diff(pts))) if len(pts) > 1 else 0
+    origin, wrong = _damage(packets, found, pts, base if order == "pts" or base == packet_base else None)
     return Index(
         path=path,
         **facts,
@@ -135,9 +149,12 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         width=width,
         height=height,
         turn=turn,
-        duration_s=float((int(pts[-1] - pts[0]) + (last_duration if last_duration > 0 else gap)) * base),
+        duration_s=float((int(pts[-1]) - origin + (last_duration if last_duration > 0 else gap)) * base),
         truncated=truncated,
         doubts=_doubts(packets, order, int(pts[0]), alone),
+        damage=wrong,
+        origin=origin,
+        suspects=_suspects(pts) if order == "pts" and facts["format"] in _GAPS_MAY_BE_LOSS else (),
     )
 
 
@@ -146,6 +163,9 @@ def _read_packets(container: av.container.InputContainer, stream: Any) -> _Packe
     found = _Packets()
     key: int | None = None  # the keyframe that the packets now read depend on; None: they hang in the air
     hidden_frames = stream.codec_context.name in ("vp8", "libvpx")
+    name = _codec_name(stream.codec_context)
+    length_size = _length_size(stream.codec_context)
+    damaged = False  # whether packets that cannot be decoded are so for damage, not for the stream's beginning
     try:
         for packet in packets_of(container, stream):
             if packet.dts is None and packet.pts is None and not packet.size:
@@ -157,8 +177,10 @@ def _read_packets(container: av.container.InputContainer, stream: Any) -> _Packe
             if packet.pts is None:
                 found.no_timestamps += 1
                 continue
-            if packet.is_corrupt:
-                key = None
+            found.all_pts.append(packet.pts)
+            found.positions.append(-1 if packet.pos is None else packet.pos)
+            if packet.is_corrupt or (name in ("h264", "hevc") and damage.nals_broken(bytes(packet), name, length_size)):
+                key, damaged = None, True
             elif packet.is_keyframe:
                 key = packet.pts
                 found.key_pts.append(packet.pts)
@@ -171,29 +193,74 @@ def _read_packets(container: av.container.InputContainer, stream: Any) -> _Packe
                 pass  # VP8's alternative references are packets that show nothing
             elif key is None:
                 found.lost += 1
+                if damaged:
+                    found.lost_pts.append(packet.pts)
             elif packet.pts < key and len(found.key_pts) == 1:
                 found.lost += 1  # leads the first keyframe: needs one that is not in the file
             else:
                 found.leading += packet.pts < key
                 found.pts.append(packet.pts)
     except (av.error.FFmpegError, OSError):
-        found.tail_damaged = True
+        found.tail_damaged = found.failed = True
     return found
 
 
-def _ends_early(container: Any, stream: Any, packets: _Packets, base: Fraction) -> bool:
+def _length_size(codec: Any) -> int:
+    """How many bytes state the length of each unit of an H.264 or HEVC packet; 0 where start codes part them."""
+    extra = codec.extradata or b""
+    at = {"h264": 4, "hevc": 21}.get(_codec_name(codec))
+    return (extra[at] & 3) + 1 if at is not None and len(extra) > at and extra[0] == 1 else 0
+
+
+def _without_picture(packets: array[int], pictures: np.ndarray[Any, Any]) -> list[int]:
+    """Packets (their times) that gave no picture though neighbours gave none either: codecs hide single ones."""
+    times = np.unique(np.frombuffer(packets, np.int64))
+    bare = ~np.isin(times, pictures)
+    near = np.zeros_like(bare)
+    near[1:] |= bare[:-1]
+    near[:-1] |= bare[1:]
+    return [int(time) for time in times[bare & near]]
+
+
+def _suspects(pts: np.ndarray[Any, Any]) -> tuple[int, ...]:
+    """Positions before and behind the longest gaps in time."""
+    gaps = np.diff(pts)
+    if not len(gaps):
+        return ()
+    longest = np.argsort(-gaps, kind="stable")[:_MOST_GAPS]
+    found = longest[gaps[longest] > 1.5 * np.median(gaps)]
+    return tuple(int(position) for position in np.unique([found, found + 1]))
+
+
+def _damage(
+    packets: _Packets, found: damage.Found, pts: np.ndarray[Any, Any], base: Fraction | None
+) -> tuple[int, tuple[Damage, ...]]:
+    """The time of the first frame, lost or not, and what is wrong. ``base``: None where packets have no time."""
+    if base is None:
+        hinted = [damage.Spot(at, "packets are missing") for at in found.hints]
+        return int(pts[0]), tuple(Damage(spot.what) for spot in [*found.spots, *hinted][:1])
+    times, positions = np.frombuffer(packets.all_pts, np.int64), np.frombuffer(packets.positions, np.int64)
+    lost = np.frombuffer(packets.lost_pts, np.int64)
+    first_shown = int(positions[np.flatnonzero(times == pts[0])[0]]) if (times == pts[0]).any() else 0
+    if any(spot.at is not None and spot.at < first_shown for spot in found.spots):
+        lost = np.append(lost, times[times < pts[0]])  # not a stream that begins amid a group of pictures
+    origin = min(int(pts[0]), int(lost.min())) if len(lost) else int(pts[0])
+    seconds = (np.asarray((one - origin) * float(base), np.float64) for one in (times, lost, pts))
+    return origin, damage.damages(found, positions, *seconds)
+
+
+def _ends_early(container: Any, stream: Any, packets: _Packets, base: Fraction, found: damage.Found) -> bool:
     """Whether the header promises clearly more than the packets hold: a download or recording cut short.
 
     Only of containers whose header states it; elsewhere FFmpeg's durations are estimates from the bit rate.
     """
-    if packets.last_pts is None or container.format.name not in _PROMISING:
+    if found.ends_early or packets.last_pts is None or container.format.name not in _PROMISING:
+        return bool(found.ends_early)
+    if container.format.name == "avi":
+        return False  # it was counted, with the empty packets that FFmpeg leaves out
+    # A count kept settles it: edit lists and sound make durations ambiguous.
+    if stream.frames and packets.seen >= stream.frames:
         return False
-    if stream.frames:
-        # A count kept settles it: edit lists and sound make durations ambiguous.
-        if packets.seen >= stream.frames:
-            return False
-        if container.format.name == "avi":
-            return True
     promises = []
     if stream.duration is not None:
         promises.append(float(((stream.start_time or 0) + stream.duration) * base))

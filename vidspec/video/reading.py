@@ -28,6 +28,8 @@ DECODERS = ("auto", "decord", "av")
 # More than any model looks at (512 frames of 1080p are 3 GB); beyond it a mistyped rate would exhaust the machine.
 _MOST_BYTES = 8 << 30
 
+_DAMAGED_HINT = "--allow-damaged captions what is there; or leave the damage out by --start and --end"
+
 
 def read(
     path: str | os.PathLike[str],
@@ -38,6 +40,7 @@ def read(
     end: float | None = None,
     max_pixels: int | None = None,
     decoder: str = "auto",
+    allow_damaged: bool = False,
 ) -> Clip:
     """Reads exact frames of the video at ``path``, upright, with their timestamps.
 
@@ -47,15 +50,23 @@ def read(
     ``start``, ``end``: seconds since the first frame of the stream; the whole of it by default.
     ``max_pixels``: frames larger than this (height x width) are scaled down to it, aspect kept, antialiased.
     ``decoder``: ``av`` (PyAV), ``decord``, or ``auto``: decord where its frames can be trusted, else PyAV.
+    ``allow_damaged``: of a file with damage, the frames that are whole, in their places in time, by PyAV; the clip's
+    ``facts.damage`` says what is wrong.
 
     Raises UsageError for arguments that make no sense, and VideoError for a file that does not give these frames
-    exactly; a frame is never replaced by another. A file cut short is read where ``end`` lies before the cut.
+    exactly; a frame is never replaced by another. A damaged file is read where ``start`` and ``end``
+    leave the damage out.
     """
-    return _read_wanted(path, _Wanted(frames, fps, start, end, max_pixels), decoder)
+    return _read_wanted(path, _Wanted(frames, fps, start, end, max_pixels, allow_damaged), decoder)
 
 
 def read_at(
-    path: str | os.PathLike[str], times: Sequence[float], *, max_pixels: int | None = None, decoder: str = "auto"
+    path: str | os.PathLike[str],
+    times: Sequence[float],
+    *,
+    max_pixels: int | None = None,
+    decoder: str = "auto",
+    allow_damaged: bool = False,
 ) -> Clip:
     """Reads the frames on screen at ``times``, such as some of another clip's ``timestamps``.
 
@@ -65,12 +76,12 @@ def read_at(
         raise UsageError("times must be given, and in order")
     for time in (times[0], times[-1]):
         check_seconds("times", time)
-    return _read_wanted(path, _Wanted(None, None, None, None, max_pixels, tuple(times)), decoder)
+    return _read_wanted(path, _Wanted(None, None, None, None, max_pixels, allow_damaged, tuple(times)), decoder)
 
 
 def _read_wanted(path: str | os.PathLike[str], wanted: _Wanted, decoder: str) -> Clip:
     _check_arguments(wanted, decoder)
-    decoders = _decoders(decoder)
+    decoders: list[Decoder] = [AvDecoder(allow_damaged=True)] if wanted.allow_damaged else _decoders(decoder)
     index = probe(path)
     try:
         return _read(index, wanted, _trusted(decoders, index))
@@ -80,7 +91,7 @@ def _read_wanted(path: str | os.PathLike[str], wanted: _Wanted, decoder: str) ->
     # Undamaged, yet a packet gave no frame: packets are not frames here, so count what the decoder gives.
     index = index_by_decoding(path)
     try:
-        return _read(index, wanted, [AvDecoder()])
+        return _read(index, wanted, [AvDecoder(allow_damaged=wanted.allow_damaged)])
     except NotDelivered as failure:
         raise _undeliverable(index, failure) from None
 
@@ -92,6 +103,7 @@ class _Wanted:
     start: float | None
     end: float | None
     max_pixels: int | None
+    allow_damaged: bool = False
     times: tuple[float, ...] = ()
 
 
@@ -139,31 +151,38 @@ def _trusted(decoders: list[Decoder], index: Index) -> list[Decoder]:
 def _read(index: Index, wanted: _Wanted, decoders: list[Decoder]) -> Clip:
     """Tries ``decoders`` in turn; raises the last one's NotDelivered."""
     positions = _positions(index, wanted)
+    suspects = [position for position in index.suspects if positions[0] <= position <= positions[-1]]
+    if suspects and not wanted.allow_damaged:
+        for _ in AvDecoder().pictures(index, suspects):
+            pass
     *attempts, last = decoders
     for decoder in attempts:
         try:
-            return _decoded(decoder, index, positions, wanted.max_pixels)
-        except NotDelivered:
-            continue
-    return _decoded(last, index, positions, wanted.max_pixels)
+            return _decoded(decoder, index, positions, wanted)
+        except NotDelivered as failure:
+            if failure.damaged:
+                raise
+    return _decoded(last, index, positions, wanted)
 
 
 def _positions(index: Index, wanted: _Wanted) -> NDArray[np.int64]:
     """Which frames of ``index`` are wanted: increasing, repeated only by ``fps`` and ``times``."""
     if wanted.times:
+        _refuse_damaged(index, wanted, wanted.times[0], wanted.times[-1])
         _check_memory(index, len(wanted.times), wanted)
         # Half a microsecond forgives what became of a timestamp on its way through a record.
         found = np.searchsorted(index.times, np.asarray(wanted.times) + 5e-7, side="right") - 1
         return np.clip(found, 0, len(index) - 1).astype(np.int64)
     start, end = wanted.start, wanted.end
     readable = format_seconds(index.duration_s)
-    if index.truncated and (end is None or end > index.duration_s):
+    if index.truncated and not wanted.allow_damaged and (end is None or end > index.duration_s):
         usable = math.floor(index.times[-1] * 100) / 100
         raise VideoError(
             f"{index.path}: is truncated: only its first {readable} can be read",
             kind="truncated",
             hint=f"set end to {usable:g} or less to use that part" if usable > (start or 0.0) else None,
         )
+    _refuse_damaged(index, wanted, start, end)
     slack = min(float(index.time_base) / 2, 0.0005)
     if wanted.fps is not None:
         count = sample.ticks(wanted.fps, index.duration_s, start, end, slack=slack)
@@ -183,6 +202,14 @@ def _positions(index: Index, wanted: _Wanted) -> NDArray[np.int64]:
     return positions
 
 
+def _refuse_damaged(index: Index, wanted: _Wanted, start: float | None, end: float | None) -> None:
+    found = [damage for damage in index.damage if damage.touches(start, end)]
+    if not found or wanted.allow_damaged:
+        return
+    more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+    raise VideoError(f"{index.path}: is damaged: {found[0].what}{more}", kind="damaged", hint=_DAMAGED_HINT)
+
+
 def _check_memory(index: Index, count: int, wanted: _Wanted) -> None:
     width, height = fitted(index.width, index.height, wanted.max_pixels)
     if count * width * height * 3 > _MOST_BYTES:
@@ -192,20 +219,28 @@ def _check_memory(index: Index, count: int, wanted: _Wanted) -> None:
         )
 
 
-def _decoded(decoder: Decoder, index: Index, positions: NDArray[np.int64], max_pixels: int | None) -> Clip:
+def _decoded(decoder: Decoder, index: Index, positions: NDArray[np.int64], asked: _Wanted) -> Clip:
     """Decodes each position once and scales it at once, so that full-size frames do not pile up."""
-    width, height = fitted(index.width, index.height, max_pixels)
+    width, height = fitted(index.width, index.height, asked.max_pixels)
     pictures = np.empty((len(positions), height, width, 3), np.uint8)
     wanted, first_row, repeats = np.unique(positions, return_index=True, return_counts=True)
     delivered = 0
+    whole = np.ones(len(positions), bool)
     for position, picture in decoder.frames(index, wanted.tolist()):
+        while asked.allow_damaged and position > wanted[delivered]:
+            whole[positions == wanted[delivered]] = False
+            delivered += 1
         if position != wanted[delivered]:
             raise AssertionError(f"{decoder.name} delivered frame {position} for {wanted[delivered]}")
         row = first_row[delivered]
         pictures[row : row + repeats[delivered]] = resized(picture, width, height)
         delivered += 1
-    if delivered != len(wanted):
+    if asked.allow_damaged:
+        whole[np.isin(positions, wanted[delivered:])] = False
+    elif delivered != len(wanted):
         raise NotDelivered(f"{decoder.name} ended early", position=int(wanted[delivered]))
+    if not whole.any():
+        raise NotDelivered("none of its frames is whole", damaged=True, position=int(wanted[0]))
     facts = SourceFacts(
         path=index.path,
         duration_s=index.duration_s,
@@ -218,8 +253,20 @@ def _decoded(decoder: Decoder, index: Index, positions: NDArray[np.int64], max_p
         rotation=index.turn.degrees,
         frame_count=len(index),
         decoder=decoder.name,
+        damage=_damage(index, index.times[positions[~whole]]) if asked.allow_damaged else (),
     )
-    return Clip(pictures, index.times[positions], facts)
+    return Clip(pictures if whole.all() else pictures[whole], index.times[positions[whole]], facts)
+
+
+def _damage(index: Index, undelivered: NDArray[np.float64]) -> tuple[str, ...]:
+    """All that is wrong with the file, a line each: its end, what its index tells, frames that are not whole."""
+    lines = [damage.what for damage in index.damage]
+    if index.truncated:
+        lines.append(f"the end is missing: only the first {format_seconds(index.duration_s)} can be read")
+    if len(undelivered):
+        first, last = (format_seconds(float(time)) for time in (undelivered[0], undelivered[-1]))
+        lines.append(f"{len(undelivered)} of the frames from {first} to {last} could not be decoded exactly")
+    return tuple(lines)
 
 
 def _undeliverable(index: Index, failure: NotDelivered) -> VideoError:
@@ -227,8 +274,8 @@ def _undeliverable(index: Index, failure: NotDelivered) -> VideoError:
     if failure.damaged:
         return VideoError(
             f"{index.path}: is damaged: the frame{where} cannot be decoded exactly",
-            kind="truncated",
-            hint="choose start and end so as to leave the damaged part out",
+            kind="damaged",
+            hint=_DAMAGED_HINT,
         )
     return VideoError(
         f"{index.path}: the frame{where} cannot be decoded exactly: {failure.reason}",

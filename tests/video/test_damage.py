@@ -1,0 +1,185 @@
+"""Lost video is an error that says what is lost, or captioned as what it is where that is allowed."""
+
+from __future__ import annotations
+
+import pytest
+
+from vidspec import video
+from vidspec.errors import VideoError
+from vidspec.video import decode_decord
+from vidspec.video.damage import nals_broken
+
+from . import clips, damage_survey
+
+DECODERS = ["auto", "av"]
+LONG = {"pts": 499, "gop": 50, "size": (320, 240), "b_frames": 2, "options": {"x264-params": "keyint=50"}}
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory):
+    """20 s of MPEG-TS."""
+    return clips.make(tmp_path_factory.mktemp("ts") / "whole.ts", **LONG)
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory):
+    """3 s of H.264 in MP4, 75 frames, about 90 KB."""
+    folder = tmp_path_factory.mktemp("mp4")
+    return damage_survey.encode(folder / "whole.mp4", *damage_survey.SOURCES["h264"][:2])
+
+
+def without(path, source, at, size):
+    data = source.read_bytes()
+    at = at // 188 * 188
+    path.write_bytes(data[:at] + data[at + size :])
+    return path
+
+
+def zeroed(path, source, at, size):
+    data = bytearray(source.read_bytes())
+    at += data.index(b"mdat") + 4
+    data[at : at + size] = bytes(len(data[at : at + size]))
+    path.write_bytes(data)
+    return path
+
+
+def refused(path, **options):
+    with pytest.raises(VideoError) as caught:
+        video.read(path, **options)
+    assert caught.value.kind == "damaged" and "--allow-damaged" in (caught.value.hint or "")
+    return caught.value.message
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_four_packets_cut_from_a_transport_stream(tmp_path, stream, decoder):
+    path = without(tmp_path / "cut.ts", stream, stream.stat().st_size // 2, 752)
+    assert "frames are missing between" in refused(path, decoder=decoder)
+    got = video.read(path, frames=1000, decoder=decoder, allow_damaged=True)
+    assert clips.numbers(got.frames) == [round(time * 25) % 256 for time in got.timestamps]
+    assert 440 < len(got) < 499 and got.timestamps[-1] == pytest.approx(498 / 25)
+    assert len(got.facts.damage) == 1 and "missing" in got.facts.damage[0]
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_a_transport_stream_without_a_quarter(tmp_path, stream, decoder):
+    size = stream.stat().st_size
+    path = without(tmp_path / "quarter.ts", stream, size // 4, size // 4 // 188 * 188)
+    assert "frames are missing between" in refused(path, decoder=decoder)
+    got = video.read(path, frames=20, decoder=decoder, allow_damaged=True)
+    assert clips.numbers(got.frames) == [round(time * 25) % 256 for time in got.timestamps]
+    beyond = video.read(path, frames=4, start=16.0, decoder=decoder)
+    assert clips.numbers(beyond.frames) == [round(time * 25) % 256 for time in beyond.timestamps]
+    assert beyond.facts.damage == ()
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize(("at", "first"), [(0, 2.4), (20_000, 0.0)])
+def test_zeros_in_an_mp4_cost_frames_and_move_none_in_time(tmp_path, picture, decoder, at, first):
+    path = zeroed(tmp_path / "zeros.mp4", picture, at, 65536)
+    assert "are missing between" in refused(path, decoder=decoder)
+    whole = video.read(picture, frames=1000, decoder="av")
+    got = video.read(path, frames=1000, decoder=decoder, allow_damaged=True)
+    assert got.timestamps[0] == pytest.approx(first) and 0 < len(got) < 60 and got.facts.damage
+    places = [round(time * 25) for time in got.timestamps]
+    assert (got.frames == whole.frames[places]).all()
+
+
+def test_lost_packets_show_in_one_count_or_another(tmp_path, stream):
+    """16 lost packets leave the count as it was; that of the tables between them shows it, with the gap in time."""
+    data = stream.read_bytes()
+    for number in range(20):
+        at = (len(data) // 3 + number * 3000) // 188 * 188
+        (tmp_path / "cut.ts").write_bytes(data[:at] + data[at + 160 * 188 :])
+        with pytest.raises(VideoError):
+            video.read(tmp_path / "cut.ts", frames=1000)
+
+
+@pytest.mark.skipif(not decode_decord.available(), reason="decord is not installed")
+def test_decord_is_not_believed_where_pyav_finds_damage(tmp_path, picture):
+    data = bytearray(picture.read_bytes())
+    at = data.index(b"mdat") + 30_000
+    data[at : at + 400] = b"\x55" * 400
+    (tmp_path / "noise.mp4").write_bytes(data)
+    for decoder in ("auto", "av"):
+        assert "damaged" in refused(tmp_path / "noise.mp4", decoder=decoder, frames=1000)
+    with pytest.raises(VideoError):
+        video.read(tmp_path / "noise.mp4", decoder="decord", frames=1000)
+
+
+def test_a_matroska_file_is_known_by_its_checksums(tmp_path):
+    path = clips.make(tmp_path / "a.mkv", pts=40)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert "bytes are missing or changed" in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("box", "offset", "value", "why"),
+    [
+        (b"stts", 12, 40_000, "last"),  # how long a frame lasts
+        (b"stts", 8, 39, "counts"),
+        (b"stsz", 8, 41, ""),
+        (b"elst", 8, 4000, "edit list"),
+    ],
+)
+def test_an_mp4_whose_index_contradicts_itself(tmp_path, box, offset, value, why):
+    path = clips.make(tmp_path / "a.mp4")
+    clips.patch_box(path, box, offset, [value])
+    assert why in refused(path)
+
+
+def test_what_is_whole_is_captioned_of_a_file_cut_short(tmp_path):
+    whole = clips.make(tmp_path / "whole.mkv", pts=80, gop=10, size=(192, 128))
+    path = clips.cut(tmp_path / "cut.mkv", whole, 0.6)
+    got = video.read(path, frames=1000, allow_damaged=True)
+    assert clips.numbers(got.frames) == list(range(len(got))) and 20 < len(got) < 80
+    assert any("end is missing" in line for line in got.facts.damage)
+
+
+def test_nothing_whole_is_an_error_also_where_damage_is_allowed(tmp_path, picture):
+    path = zeroed(tmp_path / "zeros.mp4", picture, 0, 1_000_000)
+    data = bytearray(picture.read_bytes())
+    start, end = data.index(b"mdat") + 4, data.index(b"moov") - 4
+    data[start:end] = bytes(end - start)
+    path.write_bytes(data)
+    with pytest.raises(VideoError):
+        video.read(path, allow_damaged=True)
+
+
+@pytest.mark.parametrize(
+    ("data", "broken"),
+    [
+        (b"\0\0\0\x03\x65ab\0\0\0\x02\x41c", False),
+        (b"\0\0\0\x05\x65a\0\0\0", False),  # padded
+        (b"\0\0\0\x03\x65ab\0\0\0\x03\x41c", True),  # longer than the packet
+        (b"\0\0\0\x03\x65ab\0\0\0\0", True),
+        (b"\0\0\0\x03\xe5ab", True),  # a bit that is never set
+        (b"\0\0\0\x06\x65\0\0\0ab", True),
+        (b"\0\0\0\x06\x65\0\0\x03\x01b", False),
+    ],
+)
+def test_units_fill_their_packet(data, broken):
+    assert nals_broken(data, "h264", 4) is broken
+
+
+def test_a_sample_of_damaged_files(tmp_path):
+    """``damage_survey`` runs the whole of it; bits changed in compressed pictures are those that may not show."""
+    names = ["h264", "hevc", "vp9", "mpeg4", "av1"]
+    results = list(damage_survey.survey(tmp_path, 40, 7, names, judged=damage_survey.judge))
+    silent = [one for one in results if one.verdict == "different"]
+    assert len(results) == 40 and {one.verdict for one in results} <= {"error", "exact", "different"}
+    assert [one for one in silent if one.damage not in ("a bit flipped", "a run of noise")] == []
+    assert len(silent) <= 3
+
+
+def test_allowed_damage_never_ends_in_anything_but_whole_frames_or_an_error(tmp_path):
+    def allowed(path, whole, decoder):
+        try:
+            got = video.read(path, decoder=decoder, allow_damaged=True)
+        except VideoError:
+            return "error", ""
+        return ("exact" if len(got) and got.frames.any() else "different"), ""
+
+    results = list(damage_survey.survey(tmp_path, 32, 8, ["h264", "mpeg4"], judged=allowed))
+    assert {one.verdict for one in results} == {"error", "exact"}

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
 
 from vidspec.engine.attention import NAME
 from vidspec.engine.packed import pack
-from vidspec.errors import DeviceError, ModelError
+from vidspec.errors import DeviceError, ModelError, VidspecError
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.identity import related
 from vidspec.registry import families
@@ -24,6 +23,14 @@ from vidspec.registry import families
 __all__ = ["Placement", "check_pair", "embedded_folder", "load", "placement", "unloadable"]
 
 _PAIRS = {"embedded": "pair", "embedded-qwen": "pair_qwen"}
+#: How the library reads weights: none of a repository's code is run, and no pickle is read, which may hold code too.
+SAFE: Mapping[str, Any] = {
+    "trust_remote_code": False,
+    "use_safetensors": True,
+    "weights_only": True,
+    "output_loading_info": True,
+}
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -89,7 +96,7 @@ def embedded_folder(pair: str, role: str) -> Path:
 
 
 def load(name: str, where: Placement) -> VideoLanguageModel:
-    """Load a model of a supported family.
+    """Load a model of a supported family; code that lies beside its weights is neither run nor asked about.
 
     Args:
         name: hub id, or a folder as ``save_pretrained`` writes it.
@@ -111,8 +118,8 @@ def load(name: str, where: Placement) -> VideoLanguageModel:
     if looks_local and not any((folder / f"{kind}config.json").is_file() for kind in ("", "adapter_")):
         raise ModelError(f"{name}: no config.json in this folder", hint="name a folder with a saved model, or a hub id")
     try:
-        config = transformers.AutoConfig.from_pretrained(source)
-    except (OSError, ValueError) as error:
+        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # whatever a config makes the library raise, the config is at fault
         if _file(source, "adapter_config.json"):
             raise ModelError(
                 f"{name}: is an adapter (LoRA), not a model", hint="merge it into its base model and name the result"
@@ -125,10 +132,12 @@ def load(name: str, where: Placement) -> VideoLanguageModel:
             kind="family",
         )
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         model = _weights(name, source, where)
         processor, template = _processor(source), _template(source)
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+    except VidspecError:
+        raise
+    except Exception as error:
         raise unloadable(name, error) from error
     try:
         adapter = families.get(family)(name, model, tokenizer, processor, template, where.attention)
@@ -163,7 +172,7 @@ def _weights(name: str, source: str, where: Placement) -> Any:
         )
     automatic: Any = transformers.AutoModelForImageTextToText
     try:
-        model, found = automatic.from_pretrained(source, dtype=where.dtype, output_loading_info=True, **options)
+        model, found = automatic.from_pretrained(source, dtype=where.dtype, **SAFE, **options)
         if absent := sorted(found["missing_keys"]):
             # transformers fills them with random numbers and only logs it
             raise ModelError(
@@ -215,7 +224,21 @@ def check_pair(target: VideoLanguageModel, draft: VideoLanguageModel) -> None:
 
 def unloadable(name: str, error: Exception) -> ModelError:
     """The error for a model that ``transformers`` could not load: where it looked, and what would fetch it."""
-    if Path(name).expanduser().exists():
+    if "trust_remote_code" in str(error):
+        return ModelError(
+            f"{name}: needs code of its own, which is not run",
+            hint="vidspec pairs lists models that need none",
+            kind="unreadable",
+        )
+    folder = Path(name).expanduser()
+    if folder.exists():
+        pickled = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
+        if pickled and not any(folder.glob("*.safetensors")):
+            return ModelError(
+                f"{name}: its weights are pickled ({pickled[0]}), and a pickle may run code when it is read",
+                hint="save them as model.safetensors where they come from",
+                kind="unreadable",
+            )
         return ModelError(f"{name}: cannot be loaded: {_first_line(error)}", kind="unreadable")
     import huggingface_hub.constants as hub
 

@@ -133,6 +133,7 @@ def load(name: str, where: Placement) -> VideoLanguageModel:
         )
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        tokenizer.encode("?")  # some settings of a tokenizer are read with its first text only
         model = _weights(name, source, where)
         processor, template = _processor(source), _template(source)
     except VidspecError:
@@ -141,7 +142,11 @@ def load(name: str, where: Placement) -> VideoLanguageModel:
         raise unloadable(name, error) from error
     try:
         adapter = families.get(family)(name, model, tokenizer, processor, template, where.attention)
-    except (ImportError, ValueError) as error:
+    except VidspecError:
+        raise
+    except Exception as error:
+        if where.attention == NAME or not isinstance(error, ImportError | ValueError):
+            raise unloadable(name, error) from error
         raise DeviceError(
             f"attention {where.attention}: {_first_line(error)}", hint="vidspec doctor lists the kernels found"
         ) from error

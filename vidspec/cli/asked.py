@@ -187,13 +187,13 @@ def output_of(
             if getattr(given, option):
                 name = option.replace("_", "-")
                 raise UsageError(f"--{name} needs a file to look into", hint="-o FILE or --output-dir DIR")
-        return Stream(StdoutLines(), form, several=several)
+        return Stream(StdoutLines(), form, several=several, raw_csv=given.csv_raw)
     if given.output is not None:
         path = shard.named(given.output) if shard else Path(given.output)
         check_output(path, clips, "--output")
         if path.exists() and not path.is_file():
-            return Stream(FileLines(path), form, several=several)
-        return OneFile(path, form, several=several, fresh=fresh)
+            return Stream(FileLines(path), form, several=several, raw_csv=given.csv_raw)
+        return OneFile(path, form, several=several, fresh=fresh, raw_csv=given.csv_raw)
     if given.output_dir is not None and os.path.exists(given.output_dir) and not os.path.isdir(given.output_dir):
         raise UsageError(f"--output-dir {given.output_dir}: is not a folder")
     if form in ("jsonl", "csv"):
@@ -204,7 +204,7 @@ def output_of(
             raise UsageError(f"--output-dir {folder}: cannot be made: {error.strerror or error}") from None
         path = folder / f"captions{label}.{form}"
         check_output(path, clips, "--output-dir")
-        return OneFile(path, form, several=True, fresh=fresh)
+        return OneFile(path, form, several=True, fresh=fresh, raw_csv=given.csv_raw)
     names = Names(form, given.output_dir, given.name, profile)
     return Sidecars(names, entries, fresh=fresh, label=label)
 

@@ -164,6 +164,12 @@ Format: TypeAlias = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+CsvRaw: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--csv-raw", help="CSV cells that a spreadsheet may run as formulas, as they are.", rich_help_panel=OUTPUT
+    ),
+]
 Out: TypeAlias = Annotated[
     str | None,
     typer.Option(

@@ -261,7 +261,7 @@ def parsed(line: bytes) -> dict[str, Any] | None:
     """The record in ``line``; None if it is none."""
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict):
         return None

@@ -97,7 +97,7 @@ def _records(path: Path, made: Merged) -> Iterable[Record]:
 def _whole(text: bytes) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

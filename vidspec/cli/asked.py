@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vidspec.errors import UsageError
+from vidspec.limits import MANY
 
 if TYPE_CHECKING:
     from vidspec.batch.formats import Format
@@ -55,8 +55,8 @@ def check(given: Any) -> None:
             raise UsageError(f"{option} {value:g}: must be zero or more seconds")
     if start is not None and end is not None and end <= start:
         raise UsageError(f"--end {end:g}: must be after --start {start:g}")
-    if given.timeout is not None and not (math.isfinite(given.timeout) and given.timeout > 0):
-        raise UsageError(f"--timeout {given.timeout:g}: must be more than 0 seconds")
+    if given.timeout is not None and not 0 < given.timeout <= MANY:
+        raise UsageError(f"--timeout {given.timeout:g}: must be more than 0 seconds, and at most {MANY}")
     if given.context and given.segment is None:
         raise UsageError("--context needs --segment", hint="--segment 30s --context")
     _alone(given, prompt="--prompt", prompt_file="--prompt-file", style="--style")

@@ -15,6 +15,7 @@ from vidspec.embedded.samples import shipped
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ProfileError, UsageError
 from vidspec.limits import COLDEST, FASTEST, HOTTEST, LAYERS, MANY, SEED, THREADS, WIDEST
+from vidspec.registry import Registry
 from vidspec.user_config import read_config, resolve
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -40,8 +41,10 @@ FILES = [
 
 
 @pytest.fixture(autouse=True)
-def no_variables(monkeypatch, tmp_path):
+def by_itself(monkeypatch, tmp_path):
+    """No folder of the user's, and no search for plugins with each profile."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(Registry, "_plugins", lambda self: {})
 
 
 def refused(error, do, *args):

@@ -105,12 +105,28 @@ def test_pickles_are_not_read(copy, loader, listed):
     """Neither instead of weights, nor where an index of safetensors names one."""
     (copy / "model.safetensors").unlink()
     with (copy / "pytorch_model.bin").open("wb") as file:
-        pickle.dump({"lm_head.weight": Runs(str(copy / "ran"))}, file)
+        pickle.dump({"lm_head.weight": Runs(str(copy / "ran"))}, file, protocol=2)
     if listed:
         index = {"metadata": {}, "weight_map": {"lm_head.weight": "pytorch_model.bin"}}
         (copy / "model.safetensors.index.json").write_text(json.dumps(index))
     error = refused(loader, copy, says="its weights are pickled (pytorch_model.bin)")
     assert "model.safetensors" in error.hint and not (copy / "ran").exists()
+
+
+@pytest.mark.parametrize("loader", [load, image_captioner.load, random_model])
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "experts_implementation"])
+@pytest.mark.parametrize("value", ["their/kernel", {"vision_config": "their/kernel@main"}, "paged|their/kernel:fn"])
+def test_kernels_of_the_hub_are_not_fetched(copy, loader, key, value, monkeypatch):
+    """The library would fetch and run them with the package kernels installed; here it is never asked to."""
+    monkeypatch.setattr(transformers.PreTrainedModel, "__init__", lambda *_, **__: pytest.fail("a model was made"))
+    config = json.loads((copy / "config.json").read_text())
+    for place in (config, config["text_config"]):
+        place[key] = value
+        (copy / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ModelError) as caught:
+            loader(str(copy), CPU)
+        assert "\n" not in str(caught.value)
+        del place[key]
 
 
 @pytest.mark.parametrize(

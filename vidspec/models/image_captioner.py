@@ -18,7 +18,7 @@ import torch
 from vidspec.engine.forward import Engine
 from vidspec.errors import DeviceError, ModelError
 from vidspec.models.chat_template import rendered
-from vidspec.models.loading import SAFE, Placement, unloadable
+from vidspec.models.loading import SAFE, Placement, check_kernels, unloadable
 
 if TYPE_CHECKING:
     from vidspec.video import Clip
@@ -145,6 +145,7 @@ def load(name: str, where: Placement) -> HubCaptioner:
         config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # whatever a config makes the library raise, the config is at fault
         raise unloadable(name, error) from error
+    check_kernels(name, source)
     kinds: Any = transformers.AutoModelForImageTextToText
     if type(config) not in kinds._model_mapping:
         raise ModelError(

@@ -20,7 +20,7 @@ from vidspec.models.base import VideoLanguageModel
 from vidspec.models.identity import related
 from vidspec.registry import families
 
-__all__ = ["Placement", "check_pair", "embedded_folder", "load", "placement", "unloadable"]
+__all__ = ["SAFE", "Placement", "check_kernels", "check_pair", "embedded_folder", "load", "placement", "unloadable"]
 
 _PAIRS = {"embedded": "pair", "embedded-qwen": "pair_qwen"}
 #: How the library reads weights: none of a repository's code is run, and no pickle is read, which may hold code too.
@@ -125,6 +125,7 @@ def load(name: str, where: Placement) -> VideoLanguageModel:
                 f"{name}: is an adapter (LoRA), not a model", hint="merge it into its base model and name the result"
             ) from error
         raise unloadable(name, error) from error
+    check_kernels(name, source)
     family = str(config.model_type)
     if family not in families.names():
         raise ModelError(
@@ -154,6 +155,28 @@ def load(name: str, where: Placement) -> VideoLanguageModel:
         adapter.note = f"{name}: its audio branch is left out; it describes what is seen, not what is heard"
     pack(adapter.model, where.packed)
     return adapter  # type: ignore[no-any-return]
+
+
+def check_kernels(name: str, source: str) -> None:
+    """Refuse a config that names kernels of the hub: the library would fetch and run them where it can.
+
+    Args:
+        name: what the user called the model.
+        source: its hub id, or its folder or config as a file.
+
+    Raises:
+        ModelError: it names one.
+    """
+    file = Path(source)
+    config = json.loads((file.read_text(encoding="utf-8") if file.is_file() else _file(source, "config.json")) or "{}")
+    parts = [config]
+    while parts:
+        part = parts.pop()
+        for key, value in part.items() if isinstance(part, dict) else ():
+            values = list(value.values()) if isinstance(value, dict) else [value]
+            if key.strip("_").endswith("_implementation") and any("/" in str(one) for one in values):
+                raise ModelError(f"{name}: its config names a kernel to fetch ({key} {value}), which is not run")
+            parts += [value]
 
 
 def _weights(name: str, source: str, where: Placement) -> Any:

@@ -10,7 +10,7 @@ import torch
 from vidspec.engine.packed import pack
 from vidspec.errors import DeviceError, ModelError
 from vidspec.models.base import VideoLanguageModel
-from vidspec.models.loading import Placement, unloadable
+from vidspec.models.loading import Placement, check_kernels, unloadable
 from vidspec.registry import families
 
 __all__ = ["random_model"]
@@ -52,6 +52,7 @@ def random_model(config: str | Path, where: Placement) -> VideoLanguageModel:
         read = transformers.AutoConfig.from_pretrained(str(file), trust_remote_code=False)
     except Exception as error:  # whatever a config makes the library raise, the config is at fault
         raise unloadable(str(file), error) from error
+    check_kernels(str(config), str(file))
     family = str(read.model_type)
     if family not in families.names():
         raise ModelError(

@@ -186,7 +186,7 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
             "xyz.q: unknown key; sections: models, video, draft, prune, schedule, workers, accept, lossy, generate",
         ),
         ({"prune": 1}, "prune: is a section of keys, such as prune.method"),
-        ({"draft.gamma": "0"}, "draft.gamma: must be auto or a whole number from 1 on, not '0'"),
+        ({"draft.gamma": "0"}, "draft.gamma: must be auto or a whole number from 1 to 1024, not '0'"),
         (
             {"draft.gamma": "auto", "draft.topology": "tree"},
             "draft.gamma: auto measures chains, and draft.topology is tree; "
@@ -228,7 +228,7 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
         ),
         ({"models.dtype": "fp8"}, "models.dtype: must be 'auto', 'float32', 'bfloat16' or 'float16', not 'fp8'"),
         ({"models.device": "cuda:x"}, "models.device: must be auto, cpu, cuda, cuda:N or mps, not 'cuda:x'"),
-        ({"generate.top_p": 0}, "generate.top_p: must be greater than 0, not 0"),
+        ({"generate.top_p": 0}, "generate.top_p: must be greater than or equal to 0.000001, not 0"),
         ({"generate.temperature": "nan"}, "generate.temperature: must be a finite number, not 'nan'"),
         (
             {"prune.method": "unifrom"},

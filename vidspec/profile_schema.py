@@ -35,6 +35,13 @@ def _absolute(files: Any) -> Any:
     return [str(Path(file).expanduser().resolve()) if isinstance(file, str) else file for file in files]
 
 
+def _name(name: str) -> str:
+    """It becomes part of a file's name by ``--name``, and of a line on a terminal."""
+    if not name.isprintable() or "/" in name or "\\" in name:
+        raise PydanticCustomError("profile_name", "must be printable and hold no slash")
+    return name
+
+
 def _loaded(files: tuple[str, ...]) -> tuple[str, ...]:
     for file in files:
         load_plugin(file)
@@ -47,7 +54,7 @@ class Profile(Section):
     ``plugins`` are Python files that register further methods; a relative path in a profile's file starts beside it.
     """
 
-    name: str = Field(min_length=1)
+    name: Annotated[str, AfterValidator(_name)] = Field(min_length=1)
     about: str = ""
     plugins: Annotated[tuple[str, ...], BeforeValidator(_absolute), AfterValidator(_loaded)] = ()  # before the names
     models: ModelsSection = Field(default_factory=lambda: ModelsSection())

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from vidspec.bounds import COLDEST, FASTEST, HOTTEST, LAYERS, MANY, SEED, THREADS, WIDEST
 from vidspec.registry import Registry, drafters, lossy, pruners, rules, schedules
 
 __all__ = [
@@ -42,6 +43,8 @@ TREE = "0 1 2 3 | 00 01 02 10 11 20 21 30 | 000 001 002 010 011 020 021 100 | 00
 def _tree(text: str) -> str:
     from vidspec.drafting.topology import parse_tree
 
+    if len(text.split()) > WIDEST:
+        raise PydanticCustomError("tree", "{text}", {"text": f"must have at most {WIDEST} nodes"})
     try:
         parse_tree(text)
     except ValueError as error:
@@ -50,11 +53,21 @@ def _tree(text: str) -> str:
 
 
 def _gamma(value: Any) -> Any:
-    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+    if value == "auto":
         return value
-    if isinstance(value, str) and value.isdecimal() and int(value) >= 1:
-        return int(value)
-    raise PydanticCustomError("gamma", "must be auto or a whole number from 1 on")
+    if isinstance(value, str) and value.isdecimal() and len(value) <= len(str(WIDEST)):
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= WIDEST:
+        return value
+    raise PydanticCustomError("gamma", "must be auto or a whole number from 1 to {widest}", {"widest": WIDEST})
+
+
+def _temperature(value: float) -> float:
+    if value == 0 or COLDEST <= value <= HOTTEST:
+        return value
+    raise PydanticCustomError(
+        "temperature", "must be 0 or from {coldest} to {hottest}", {"coldest": COLDEST, "hottest": int(HOTTEST)}
+    )
 
 
 def _packed(value: Any) -> Any:
@@ -93,7 +106,7 @@ class ModelsSection(Section):
     draft_device: Annotated[str, AfterValidator(_device)] | None = None
     quantization: Literal["8bit", "4bit"] | None = None
     attention: str = Field(default="auto", min_length=1)
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=THREADS)
     packed: Annotated[bool | Literal["auto"], BeforeValidator(_packed)] = "auto"
 
     @model_validator(mode="before")
@@ -110,9 +123,9 @@ class VideoSection(Section):
     ``allow_damaged``: of a file with damage, those that are whole; otherwise it is an error.
     """
 
-    frames: int | None = Field(default=None, ge=1)
-    fps: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    max_pixels: int | None = Field(default=None, ge=1)
+    frames: int | None = Field(default=None, ge=1, le=100_000)
+    fps: float | None = Field(default=None, gt=0, le=FASTEST, allow_inf_nan=False)
+    max_pixels: int | None = Field(default=None, ge=1, le=2**31 - 1)
     decoder: Literal["auto", "decord", "av"] = "auto"
     allow_damaged: bool = False
 
@@ -140,12 +153,12 @@ class DraftSection(Section):
     gamma: Annotated[int | Literal["auto"], BeforeValidator(_gamma)] = 5
     tree: Annotated[str, AfterValidator(_tree)] = TREE
     prefill: Literal["gather", "again"] = "gather"
-    entries: int = Field(default=1024, ge=1)
+    entries: int = Field(default=1024, ge=1, le=MANY)
     share: float = Field(default=0.1, gt=0, le=1, allow_inf_nan=False)
     contexts: tuple[Literal["video", "text", "caption", "pooled"], ...] = Field(default=("video", "text"), min_length=1)
     weights: Literal["equal", "grid", "softmax", "inverse"] = "equal"
     divergence: Literal["kl", "tvd"] = "kl"
-    history: int | None = Field(default=None, ge=1)
+    history: int | None = Field(default=None, ge=1, le=MANY)
 
 
 class PruneSection(Section):
@@ -161,11 +174,11 @@ class PruneSection(Section):
 
     method: Annotated[str, AfterValidator(_named(pruners))] = "none"
     alpha: float = Field(default=0.9, ge=0, le=0.99, allow_inf_nan=False)
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=SEED)
     positions: Literal["original", "compact"] = "original"
     place: Literal["front", "middle", "end"] = "middle"
     lam_r: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
-    layer: int | None = Field(default=None, ge=1)
+    layer: int | None = Field(default=None, ge=1, le=LAYERS)
     keys: Literal["all", "visual"] = "all"
     attention_term: bool = True
     temporal_term: bool = True
@@ -202,8 +215,8 @@ class WorkersSection(Section):
 
     target: Annotated[str, AfterValidator(_device)] | None = None
     draft: Annotated[str, AfterValidator(_device)] | None = None
-    draft_threads: int | None = Field(default=None, ge=1)
-    timeout: float = Field(default=300.0, gt=0, allow_inf_nan=False)
+    draft_threads: int | None = Field(default=None, ge=1, le=THREADS)
+    timeout: float = Field(default=300.0, gt=0, le=MANY, allow_inf_nan=False)
 
 
 def _words(words: Any) -> Any:
@@ -222,10 +235,10 @@ class AcceptSection(Section):
 
     rule: Annotated[str, AfterValidator(_named(rules))] = "exact"
     lam: float = Field(default=0.7, ge=0, le=1, allow_inf_nan=False)
-    similar: int = Field(default=10, ge=1)
+    similar: int = Field(default=10, ge=1, le=MANY)
     tolerance: bool = True
     theta: float = Field(default=0.3, ge=0, allow_inf_nan=False)
-    window: int = Field(default=6, ge=1)
+    window: int = Field(default=6, ge=1, le=MANY)
     rate: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
     protect: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_words)] = ()
 
@@ -251,9 +264,9 @@ class LossySection(Section):
     method: Annotated[str, AfterValidator(_named(lossy))] = "none"
     retention: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
     keep: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...] | None, BeforeValidator(_shares)] = None
-    layer: int | None = Field(default=None, ge=1)
+    layer: int | None = Field(default=None, ge=1, le=LAYERS)
     recycle: float = Field(default=0.3, ge=0, le=1, allow_inf_nan=False)
-    cluster: int = Field(default=10, ge=1)
+    cluster: int = Field(default=10, ge=1, le=MANY)
     merge: float = Field(default=0.7, ge=0, le=1, allow_inf_nan=False)
     similarity: float = Field(default=0.9, ge=-1, le=1, allow_inf_nan=False)
 
@@ -264,10 +277,10 @@ class GenerateSection(Section):
     ``stop_loops`` ends a text that says the same words again and again, as :mod:`vidspec.decoding.limits` finds out.
     """
 
-    max_new_tokens: int = Field(default=512, ge=1)
+    max_new_tokens: int = Field(default=512, ge=1, le=MANY)
     stop_loops: bool = False
-    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    top_p: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)
-    seed: int = Field(default=0, ge=0)
+    temperature: Annotated[float, AfterValidator(_temperature)] = Field(default=0.0, allow_inf_nan=False)
+    top_p: float = Field(default=1.0, ge=1e-6, le=1, allow_inf_nan=False)
+    seed: int = Field(default=0, ge=0, le=SEED)
     prompt: str = Field(default="Describe this video in detail.", min_length=1)
     system: str | None = Field(default=None, min_length=1)

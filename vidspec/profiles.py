@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from vidspec.errors import ProfileError
+from vidspec.escaping import one_line
 from vidspec.profile_schema import LOSSY, Profile
 from vidspec.registry import nearest
+from vidspec.yaml_files import read_yaml
 
 __all__ = [
     "GROUPS",
@@ -60,6 +61,8 @@ ABLATIONS = frozenset(
     "parallelvlm-similarity parallelvlm-uv-attention random-loose sd-attention sd-dycoke sd-fastvid sd-frame sd-rand "
     "sd-uniform sd-window-end sd-window-front sd-window-middle tabed-c tabed-m tabed-p tabed-t".split()
 )
+#: Characters of a wrong value that a message repeats.
+LONGEST = 80
 
 
 class ProfileInfo(NamedTuple):
@@ -93,7 +96,7 @@ def available() -> list[ProfileInfo]:
         group = "exact"
         try:
             data = _read(path)
-            about, group = _about(data), _group(data)
+            about, group = one_line(_about(data)), _group(data)
         except ProfileError as error:
             about = f"unreadable: {error.message}"
         if source == "packaged":
@@ -292,9 +295,18 @@ def _translated(error: ValidationError, origins: Mapping[str, str]) -> ProfileEr
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "combination":
         return ProfileError(first["msg"])
-    given = "" if first["type"] in ("name", "missing") else f", not {first['input']!r}"
+    given = "" if first["type"] in ("name", "missing") else f", not {_quoted(first['input'])}"
     text = first["msg"].replace("Input should be", "must be").replace("String should", "must")
     return ProfileError(f"{key}: {text[:1].lower()}{text[1:]}{given}", hint=_set_by(origins.get(key)))
+
+
+def _quoted(value: object) -> str:
+    """As much of what was given as helps."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def _set_by(origin: str | None) -> str | None:
@@ -316,16 +328,7 @@ def _find(name_or_path: str) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ProfileError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ProfileError(f"{path}: is not UTF-8 text") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
-        raise ProfileError(f"{path}:{where} not YAML: {getattr(error, 'problem', None) or error}") from None
+    data = read_yaml(path, ProfileError)
     if not isinstance(data, dict):
         raise ProfileError(f"{path}: a profile is a mapping of keys, not {type(data).__name__}")
     return data

@@ -68,17 +68,12 @@ def read_config(path: Path | None = None) -> Defaults:
     Raises:
         UsageError: it cannot be read, is not YAML, or holds a key that is not known.
     """
-    import yaml
+    from vidspec.yaml_files import read_yaml
 
     path = config_path() if path is None else path
     if not path.is_file():
         return Defaults(path)
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    except yaml.YAMLError as error:
-        raise UsageError(f"{path}: not YAML: {getattr(error, 'problem', None) or error}") from None
+    data = read_yaml(path)
     if data is None:
         return Defaults(path)
     if not isinstance(data, dict):
@@ -86,7 +81,7 @@ def read_config(path: Path | None = None) -> Defaults:
     own = {key: data.pop(key, None) for key in OWN_KEYS}
     for key, value in own.items():
         if value is not None and not isinstance(value, str):
-            raise UsageError(f"{path}: {key}: must be text, not {value!r}")
+            raise UsageError(f"{path}: {key}: must be text, not {type(value).__name__}")
     return Defaults(path, own["profile"], own["format"], _checked(path, _dotted(data)))
 
 
@@ -147,15 +142,14 @@ def _taken_back(key: str, under: Mapping[str, Any]) -> bool:
 def _said_by_profile(name: str) -> tuple[str, set[str], bool]:
     """The file of a profile, the keys that it sets (none where it cannot be read, which ``load`` reports), and whether
     it came with vidspec."""
-    import yaml
-
     from vidspec import profiles
+    from vidspec.yaml_files import read_yaml
 
     info = next((info for info in profiles.available() if info.name == name), None)
     path, packaged = (info.path, info.source == "packaged") if info else (Path(name).expanduser(), False)
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        data = read_yaml(path)
+    except UsageError:
         return str(path), set(), packaged
     return str(path), set(_dotted(data)) if isinstance(data, dict) else set(), packaged
 

@@ -10,14 +10,20 @@ import srt
 import webvtt
 from fake_captioner import TEXT
 
-from vidspec.batch.formats import CSV_COLUMNS, clock, document, header, line, span
+from vidspec.batch.formats import CSV_COLUMNS, FORMATS, clock, document, header, line, span
 from vidspec.batch.formats import cues as subtitles
 from vidspec.batch.records import LEAN_KEYS, lean
 from vidspec.batch.work import Entry
+from vidspec.escaping import shown
 
 HARD = "a {\\i1} brace\\N & <i>less</i> --> more\n\nand\u2028more \u4e2d\u6587"
 FLAT = "a {\\i1} brace\\N & <i>less</i> --> more and more \u4e2d\u6587"
 WRAPPED = FLAT.replace("and more", "and\nmore")
+CUE = WRAPPED.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+#: Colours, clears, a C1 sequence, an override, and what ends a line for some reader.
+HOSTILE = "\x1b[31ma\r\x9b2J\u202eb\u2066\x85c\u2028d\te\nf\x7f\udcff"
+LONG = {"video": {"duration_s": 9.0}}
+DANGEROUS = set("\x1b\r\x9b\u202e\u2066\x85\x7f\udcff")
 
 
 @pytest.fixture
@@ -61,7 +67,7 @@ def test_csv_goes_through_a_reader(recorded, cues):
 def test_srt_loads_in_three_parsers(cues, tmp_path):
     text = document(cues, "srt")
     parsed = list(srt.parse(text))
-    assert [cue.content for cue in parsed] == ["A red circle moves left.", WRAPPED]
+    assert [cue.content for cue in parsed] == ["A red circle moves left.", CUE]
     assert [(cue.start.total_seconds(), cue.end.total_seconds()) for cue in parsed] == [(0, 5), (10, 12)]
     assert [(cue.start, cue.end) for cue in pysubs2.SSAFile.from_string(text)] == [(0, 5000), (10000, 12000)]
     (tmp_path / "a.srt").write_text(text, encoding="utf-8")
@@ -75,7 +81,7 @@ def test_vtt_loads_in_three_parsers(cues, tmp_path):
         ("00:00:00.000", "00:00:05.000"),
         ("00:00:10.000", "00:00:12.000"),
     ]
-    assert parsed[1].raw_text == WRAPPED.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    assert parsed[1].raw_text == CUE
     assert [(cue.start, cue.end) for cue in pysubs2.SSAFile.from_string(text)] == [(0, 5000), (10000, 12000)]
     (tmp_path / "a.vtt").write_text(text, encoding="utf-8")
     assert cue_times(tmp_path / "a.vtt") == [(0.0, 5.0), (10.0, 12.0)]
@@ -156,6 +162,56 @@ def test_lean_records_hold_nothing_measured(recorded):
     assert tuple(one) == LEAN_KEYS
     assert (one["start"], one["end"], one["prompt"]) == (1.0, None, "Why?")
     assert set(one["job"]) == {"clip", "settings", "size", "mtime_ns"}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("segment", [None, 0])
+def test_nothing_a_terminal_obeys_is_written(recorded, form, segment):
+    part = {} if segment is None else {"start": 0.0, "end": 1.0, "segment": 0, "segments": 1}
+    record = recorded(HOSTILE, changes={"caption": HOSTILE, "profile": HOSTILE}, **part)
+    whole = document([record], form)
+    assert whole.endswith("\n") and DANGEROUS.isdisjoint(whole)
+    if form in ("srt", "vtt"):
+        return
+    each = line(record, form, several=True)
+    assert DANGEROUS.isdisjoint(each)
+    if form == "csv":
+        assert len(list(csv.reader(io.StringIO(each, newline="")))) == 1
+    else:
+        assert each.splitlines() == [each]
+    if form == "text":
+        assert len(each.split("\t")) == (2 if segment is None else 3)
+        assert each.startswith("\\x1b[31ma\\r\\x9b2J\\u202eb")
+
+
+def test_json_reads_back_as_it_was(recorded):
+    record = recorded(HOSTILE, changes={"caption": HOSTILE})
+    for text in (line(record, "jsonl", several=True), document([record], "json")):
+        assert json.loads(text)["path"] == json.loads(text)["caption"] == HOSTILE
+
+
+@pytest.mark.parametrize("form", ["srt", "vtt"])
+def test_captions_do_not_end_their_cues(recorded, form):
+    text = document([recorded(changes={"caption": "a\n\n2\n00:00:00,000 --> 00:00:09,000\n<b>&", **LONG})], form)
+    read = list(srt.parse(text)) if form == "srt" else list(webvtt.from_string(text))
+    assert len(read) == 1
+    assert "a 2 00:00:00,000 --&gt; 00:00:09,000 &lt;b&gt;&amp;" in text
+
+
+@pytest.mark.parametrize("caption", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\rx", " =1", "\uff1d1"])
+def test_cells_that_begin_like_a_formula(recorded, caption):
+    record = recorded(caption + ".mp4", changes={"caption": caption})
+    column = CSV_COLUMNS.index("caption")
+    (row,) = csv.reader(io.StringIO(line(record, "csv", several=True), newline=""))
+    assert row[0].startswith("'") and row[column] == "'" + shown(caption)
+    (row,) = csv.reader(io.StringIO(line(record, "csv", several=True, raw_csv=True), newline=""))
+    assert row[column] == shown(caption)
+
+
+def test_cells_of_numbers_and_sentences_stay(recorded):
+    one = recorded(start=1.0, end=2.0, changes={"caption": "It is -1, or =1."})
+    (row,) = csv.reader([line(one, "csv", several=True)])
+    assert row[:5] == ["a.mp4", "", "1.0", "2.0", "It is -1, or =1."]
 
 
 @pytest.mark.parametrize(

@@ -97,3 +97,10 @@ def test_content_that_is_known_by_its_bytes(vidspec, clips):
 def test_mistakes_are_those_of_a_run(vidspec, clips):
     ran = vidspec("caption", clips, "--dry-run", "-o", "no/out")
     assert (ran.code, ran.err) == (2, "error: --output no/out: there is no folder no\n")
+
+
+def test_a_name_cannot_forge_a_line(vidspec):
+    shutil.copy(shipped()[0], name := "a\n\x1b[2Jdone\t.mp4")
+    ran = vidspec("caption", name, "--dry-run")
+    (line,) = ran.out.splitlines()
+    assert line.endswith("\ta\\n\\x1b[2Jdone\\t.mp4") and "\x1b" not in ran.out + ran.err

@@ -126,10 +126,11 @@ def test_a_long_caption_shows_its_end_within_the_height(width):
 
 
 def test_control_characters_and_markup_are_shown_not_obeyed():
-    state = PanelState(path="\x1b[31m[bold]x.mp4")
-    state.apply(Round((1,), ("draft",), 1, 1, 0.1, 0.1, 0.1, ("\x1b[2J[red]hi[/red]",)))
+    state = PanelState(path="\x1b[31m[bold]x.mp4\n\u202e\x9b")
+    state.apply(Round((1,), ("draft",), 1, 1, 0.1, 0.1, 0.1, ("\x1b[2J[red]hi[/red]\u2067\x9d",)))
     text = drawn(render(state))
-    assert "\x1b" not in text and "[red]hi[/red]" in text and "[bold]x.mp4" in text
+    assert not any(found in text for found in "\x1b\x9b\x9d\u202e\u2067")
+    assert "[red]hi[/red]" in text and "[bold]x.mp4" in text
 
 
 def test_heatmap_rows_scale_and_dots():

@@ -7,14 +7,14 @@ it, with the ``job`` that ``vidspec.batch.records`` adds.
 from __future__ import annotations
 
 import csv
-import html
 import io
-import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import accumulate
 from typing import Any, Literal, get_args
+
+from vidspec.escaping import cell, cue, json_text, one_line, shown
 
 __all__ = ["CSV_COLUMNS", "FORMATS", "SUFFIXES", "Format", "clock", "cues", "document", "header", "line", "span"]
 
@@ -60,25 +60,26 @@ def header(form: Format) -> str | None:
     return ",".join(CSV_COLUMNS) if form == "csv" else None
 
 
-def line(record: Record, form: Format, *, several: bool) -> str | None:
+def line(record: Record, form: Format, *, several: bool, raw_csv: bool = False) -> str | None:
     """One record of several as it is written, without the final newline; None if nothing is (a failed clip as text).
 
     As text one clip gives its bare caption; each of several gives one line, the path, a tab and the caption, whose
     line breaks become spaces; a segment's times come before its caption. As JSON every clip, failed or not, gives one
-    object on one line, and as CSV one row.
+    object on one line, and as CSV one row, whose cells are kept from being formulas unless ``raw_csv``. What a terminal
+    would obey becomes escapes (``vidspec.escaping``).
     """
     if form in ("json", "jsonl"):
-        return json.dumps(record, ensure_ascii=False, allow_nan=False)
+        return json_text(record)
     if form == "csv":
-        return _row(record)
+        return _row(record, raw_csv)
     if record["caption"] is None:
         return None
     if form == "webdataset-txt":
         return _flat(record["caption"])
     timed = f"{_interval(record)}\t" if _segment(record) is not None else ""
     if several:
-        return f"{record['path']}\t{timed}{_flat(record['caption'])}"
-    return f"{timed}{_flat(record['caption'])}" if timed else str(record["caption"])
+        return f"{one_line(record['path'])}\t{timed}{_flat(record['caption'])}"
+    return f"{timed}{_flat(record['caption'])}" if timed else shown(record["caption"])
 
 
 def document(records: Sequence[Record], form: Format) -> str | None:
@@ -88,7 +89,7 @@ def document(records: Sequence[Record], form: Format) -> str | None:
         return None
     if form == "json":
         whole: Any = dict(records[0]) if _segment(records[0]) is None else [dict(record) for record in records]
-        return json.dumps(whole, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+        return json_text(whole, indent=1) + "\n"
     if form == "srt":
         return _srt(captioned)
     if form == "vtt":
@@ -133,10 +134,10 @@ def _interval(record: Record) -> str:
 
 
 def _flat(caption: str) -> str:
-    return " ".join(caption.split())
+    return one_line(" ".join(caption.split()))
 
 
-def _row(record: Record) -> str:
+def _row(record: Record, raw: bool) -> str:
     start, end = span(record) if record["error"] is None else (None, None)
     error = record["error"] or {}
     values = {
@@ -156,7 +157,9 @@ def _row(record: Record) -> str:
     }
     buffer = io.StringIO()
     # Line breaks inside a value are quoted only if they are among those of the terminator.
-    csv.writer(buffer, lineterminator="\r\n").writerow(values[column] for column in CSV_COLUMNS)
+    csv.writer(buffer, lineterminator="\r\n").writerow(
+        cell(value, raw=raw) if isinstance(value := values[column], str) else value for column in CSV_COLUMNS
+    )
     return buffer.getvalue().removesuffix("\r\n")
 
 
@@ -176,20 +179,26 @@ def cues(record: Record) -> list[tuple[int, int, str]]:
     return list(zip([start, *ends], ends, parts, strict=False))
 
 
+def _escaped(text: str) -> str:
+    """The lines of one of :func:`cues` as subtitles hold them; what is escaped has been wrapped before."""
+    return "\n".join(cue(one) for one in text.split("\n"))
+
+
 def _srt(records: Sequence[Record]) -> str:
     import srt  # type: ignore[import-untyped]
 
-    shown = [cue for record in records for cue in cues(record)]
-    times = ((timedelta(milliseconds=start), timedelta(milliseconds=end), text) for start, end, text in shown)
-    return str(srt.compose([srt.Subtitle(number, *cue) for number, cue in enumerate(times, start=1)], reindex=False))
+    times = (
+        (timedelta(milliseconds=start), timedelta(milliseconds=end), _escaped(text))
+        for record in records
+        for start, end, text in cues(record)
+    )
+    return str(srt.compose([srt.Subtitle(number, *one) for number, one in enumerate(times, start=1)], reindex=False))
 
 
 def _vtt(records: Sequence[Record]) -> str:
     import webvtt
 
     file = webvtt.WebVTT()
-    for start, end, text in (cue for record in records for cue in cues(record)):
-        # "<", "&" and "-->" mean something to a player.
-        shown = html.escape(text, quote=False)
-        file.captions.append(webvtt.Caption(clock(start / 1000), clock(end / 1000), shown))
+    for start, end, text in (one for record in records for one in cues(record)):
+        file.captions.append(webvtt.Caption(clock(start / 1000), clock(end / 1000), _escaped(text)))
     return str(file.content) + "\n"

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from vidspec.batch.identity import Content
 from vidspec.errors import OutputError, UsageError
+from vidspec.escaping import json_text
 
 __all__ = ["Journal", "Stored", "encoded", "parsed"]
 
@@ -110,7 +111,7 @@ class Journal:
         Raises:
             OutputError: it cannot be written; the file is as it was before.
         """
-        line = encoded(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+        line = encoded(json_text(record) + "\n")
         try:
             file = self._opened()
             try:
@@ -260,7 +261,7 @@ def parsed(line: bytes) -> dict[str, Any] | None:
     """The record in ``line``; None if it is none."""
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict):
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -12,6 +11,7 @@ from vidspec.batch.bulk import Listener, Tally
 from vidspec.batch.journal import encoded
 from vidspec.batch.work import Outcome
 from vidspec.errors import OutputError, UsageError
+from vidspec.escaping import json_text
 
 __all__ = ["LogFile"]
 
@@ -59,7 +59,7 @@ class LogFile(Listener):
     def _write(self, event: str, **fields: Any) -> None:
         record = {"time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"), "event": event, **fields}
         try:
-            self._file.write(encoded(json.dumps(record, ensure_ascii=False, default=str) + "\n"))
+            self._file.write(encoded(json_text(record, default=str) + "\n"))
             self._file.flush()
         except OSError as error:
             raise OutputError(f"{self.path}: cannot be written: {error.strerror or error}") from None

@@ -46,6 +46,8 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Entry]:
         prompt = row.get("prompt")
         if prompt is not None and not isinstance(prompt, str):
             raise UsageError(f"{where}: the prompt must be text")
+        if not (_encodes(path, "surrogateescape") and _encodes(prompt or "")):
+            raise UsageError(f"{where}: holds a character that no text has", hint="a NUL, or half of a surrogate pair")
         start, end = (moment(row.get(key), f"{where}: {key}") for key in ("start", "end"))
         if end is not None and end <= (start or 0.0):
             raise UsageError(f"{where}: end {end:g} must be after start {start or 0.0:g}")
@@ -57,6 +59,8 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Entry]:
             json.dumps(columns, allow_nan=False)
         except ValueError:
             raise UsageError(f"{where}: not JSON: a number must be finite") from None
+        except RecursionError:
+            raise UsageError(f"{where}: not JSON that can be kept: too deep") from None
         yield Entry(
             os.path.join(folder, path),
             folder or ".",
@@ -83,6 +87,14 @@ def seconds(text: str) -> float:
     return float(unit[1]) * {"m": 60, "min": 60, "h": 3600}.get(unit[2] or "s", 1)
 
 
+def _encodes(text: str, errors: str = "strict") -> bool:
+    """Whether UTF-8 has it, for names that are not UTF-8 with surrogates for their bytes, and C's strings do."""
+    try:
+        return b"\0" not in text.encode("utf-8", errors)
+    except UnicodeEncodeError:
+        return False
+
+
 def moment(value: Any, where: str) -> float | None:
     """What a manifest or ``--start`` says of a time, in seconds; None where it says nothing.
 
@@ -106,7 +118,7 @@ def _json_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{name}, line {number}: not JSON: {error}") from None
         if not isinstance(row, dict):
             raise UsageError(f"{name}, line {number}: must be an object with a path")

@@ -58,7 +58,7 @@ def merge(paths: Iterable[Path]) -> Merged:
     return made
 
 
-def rendered(records: Sequence[Record], form: Format) -> str:
+def rendered(records: Sequence[Record], form: Format, *, raw_csv: bool = False) -> str:
     """All records as the content of one file.
 
     Raises:
@@ -72,7 +72,7 @@ def rendered(records: Sequence[Record], form: Format) -> str:
         raise UsageError("--format json: these records hold no measurements", hint="--format jsonl")
     if form == "jsonl":
         records = [record if tuple(record) == LEAN_KEYS else lean(record) for record in records]
-    lines = [header(form), *(line(record, form, several=True) for record in records)]
+    lines = [header(form), *(line(record, form, several=True, raw_csv=raw_csv) for record in records)]
     return "".join(f"{one}\n" for one in lines if one is not None)
 
 
@@ -97,7 +97,7 @@ def _records(path: Path, made: Merged) -> Iterable[Record]:
 def _whole(text: bytes) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

@@ -82,8 +82,8 @@ class Collected:
 class Stream:
     """Lines on standard output (or into a pipe): nothing is remembered."""
 
-    def __init__(self, lines: Lines, form: Format, *, several: bool) -> None:
-        self.lines, self.form, self.several = lines, form, several
+    def __init__(self, lines: Lines, form: Format, *, several: bool, raw_csv: bool = False) -> None:
+        self.lines, self.form, self.several, self.raw_csv = lines, form, several, raw_csv
         self._collected = Collected()
         self._begun = False
 
@@ -114,7 +114,7 @@ class Stream:
             text = text.removesuffix("\n") if text else None
         else:
             shown = lean(record) if self.form == "jsonl" else record
-            text = line(shown, self.form, several=self.several)
+            text = line(shown, self.form, several=self.several, raw_csv=self.raw_csv)
         if text is not None:
             self.lines.write(text)
 
@@ -180,10 +180,10 @@ class Journaled:
 class OneFile(Journaled):
     """One file for all clips."""
 
-    def __init__(self, path: Path, form: Format, *, several: bool, fresh: bool = False) -> None:
+    def __init__(self, path: Path, form: Format, *, several: bool, fresh: bool = False, raw_csv: bool = False) -> None:
         own = form in ("json", "jsonl")
         super().__init__(lambda _: journal_of(path, form), fresh=fresh)
-        self.path, self.form, self.several, self._own = path, form, several, own
+        self.path, self.form, self.several, self.raw_csv, self._own = path, form, several, raw_csv, own
         self._begun = False
         if not own and form in ("srt", "vtt", "webdataset-txt") and several:
             raise UsageError(f"--format {form}: several clips need a file each", hint="leave --output out")
@@ -207,7 +207,7 @@ class OneFile(Journaled):
         if not self._begun or self.form in ("srt", "vtt"):
             self._whole()
             return
-        text = line(record, self.form, several=self.several)
+        text = line(record, self.form, several=self.several, raw_csv=self.raw_csv)
         if text is not None:
             try:
                 with open(self.path, "ab") as file:
@@ -231,8 +231,8 @@ class OneFile(Journaled):
         if self.form in ("srt", "vtt"):
             content = document(records, self.form) or ""
         else:
-            lines = [header(self.form), *(line(record, self.form, several=self.several) for record in records)]
-            content = "".join(f"{one}\n" for one in lines if one is not None)
+            lines = (line(record, self.form, several=self.several, raw_csv=self.raw_csv) for record in records)
+            content = "".join(f"{one}\n" for one in (header(self.form), *lines) if one is not None)
         write_whole(self.path, content)
 
     def _render(self, entries: Sequence[Entry], *, complete: bool, notes: list[str]) -> None:

@@ -15,6 +15,8 @@ __all__ = ["cut", "fixed", "parse_segment", "scenes"]
 
 #: A last piece shorter than this share of a segment belongs to the one before.
 SHORTEST = 0.1
+#: Seconds of a segment that is asked for; hours of video in shorter ones would be more parts than memory holds.
+BRIEFEST = 0.1
 Segments = list[tuple[float, float]]
 
 
@@ -30,8 +32,8 @@ def parse_segment(text: str | None) -> float | str | None:
         length = seconds(text)
     except ValueError:
         length = 0.0
-    if not (math.isfinite(length) and length > 0):
-        raise UsageError(f"--segment {text}: must be scenes or a length such as 30s")
+    if not (math.isfinite(length) and length >= BRIEFEST):
+        raise UsageError(f"--segment {text}: must be scenes or a length such as 30s, of {BRIEFEST:g} s or more")
     return length
 
 

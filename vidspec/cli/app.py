@@ -15,6 +15,7 @@ import typer
 from vidspec.cli import bench, caption, config, doctor, merge, pairs, pareto, plan, profile, profiles, sample, simulate
 from vidspec.cli.report import complain
 from vidspec.errors import VidspecError
+from vidspec.escaping import shown
 
 __all__ = ["app", "run", "version"]
 
@@ -79,7 +80,7 @@ def run(args: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     except VidspecError as error:
         if debug:
-            traceback.print_exc()
+            print(shown(traceback.format_exc()), end="", file=sys.stderr)
         complain(str(error))
         return error.exit_code
     except ClickError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vidspec.bounds import MANY
 from vidspec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def check(given: Any) -> None:
     Raises:
         UsageError: naming the option.
     """
-    if given.timeout is not None and not (math.isfinite(given.timeout) and given.timeout > 0):
-        raise UsageError(f"--timeout {given.timeout:g}: must be more than 0 seconds")
+    if given.timeout is not None and not 0 < given.timeout <= MANY:
+        raise UsageError(f"--timeout {given.timeout:g}: must be more than 0 seconds, and at most {MANY}")
     if given.context and given.segment is None:
         raise UsageError("--context needs --segment", hint="--segment 30s --context")
     _alone(given, prompt="--prompt", prompt_file="--prompt-file", style="--style")
@@ -269,7 +269,7 @@ def output_of(given: Any, places: Sequence[Place], entries: Sequence[Entry], sha
         if place.names:
             return Sidecars(place.names, entries, fresh=given.overwrite, label=shard.label if shard else "")
         if path is None:
-            return Stream(StdoutLines(), form, several=place.several)
+            return Stream(StdoutLines(), form, several=place.several, raw_csv=given.csv_raw)
         if given.output is None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -277,8 +277,8 @@ def output_of(given: Any, places: Sequence[Place], entries: Sequence[Entry], sha
                 raise UsageError(f"--output-dir {path.parent}: cannot be made: {error.strerror or error}") from None
             check_output(path, [entry.path for entry in entries], "--output-dir")
         if path.exists() and not path.is_file():
-            return Stream(FileLines(path), form, several=place.several)
-        return OneFile(path, form, several=place.several, fresh=given.overwrite)
+            return Stream(FileLines(path), form, several=place.several, raw_csv=given.csv_raw)
+        return OneFile(path, form, several=place.several, fresh=given.overwrite, raw_csv=given.csv_raw)
 
     with ExitStack() as undo:
         outputs: list[Output] = []

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from vidspec.bounds import THREADS
 from vidspec.errors import UsageError
 
 __all__ = ["app"]
@@ -47,7 +48,9 @@ Target = Annotated[str | None, typer.Option("--target", help="Hub id or folder; 
 Draft = Annotated[str | None, typer.Option("--draft", help="Hub id or folder.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; as torch chooses if left out.")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, max=THREADS, help="CPU threads; as torch chooses if left out.")
+]
 
 
 def say(text: str) -> None:

@@ -47,6 +47,7 @@ def caption(
     top_p: o.TopP = None,
     seed: o.Seed = None,
     form: o.Format = None,
+    csv_raw: o.CsvRaw = False,
     output: o.Out = None,
     output_dir: o.OutputDir = None,
     name: o.Name = None,

@@ -11,6 +11,7 @@ import typer
 
 from vidspec.cli.options import Profile, Settings
 from vidspec.cli.report import note
+from vidspec.escaping import json_text, one_line
 
 __all__ = ["app"]
 
@@ -66,6 +67,6 @@ def show(
         return
     width = max(len(key) for key, _, _ in rows)
     for key, value, source in rows:
-        print(f"{key:{width}}  {json.dumps(value, ensure_ascii=False)}  [{source}]")
+        print(f"{key:{width}}  {json_text(value)}  [{one_line(source)}]")
     if not defaults.path.is_file():
         note(f"there is no {defaults.path}; it may hold profile, format and any section of a profile")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vidspec.cli.report import complain, left_out, named, note
+from vidspec.escaping import one_line
 
 if TYPE_CHECKING:
     from vidspec.batch.inputs import Found
@@ -48,7 +49,8 @@ def dry_run(
         elif any(stored.failed for stored in looked.parts(entry, settings.of(entry)).values()):
             state = "failed"
         part = "" if (entry.start, entry.end) == (None, None) else f"{entry.start or 0:g}-{_end(entry)}"
-        out.write(f"{state}\t{'' if one is None or one.error else f'{one.seconds:.1f}'}\t{part}\t{entry.path}")
+        length = "" if one is None or one.error else f"{one.seconds:.1f}"
+        out.write(f"{state}\t{length}\t{part}\t{one_line(entry.path)}")
     errors = [one.error for one in todo.values() if one.error]
     for line in (*errors, *found.unreadable):
         complain(line)

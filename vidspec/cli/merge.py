@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vidspec.cli.options import Form
+from vidspec.cli.options import CsvRaw, Form
 from vidspec.cli.report import note
 from vidspec.errors import UsageError
 
@@ -18,6 +18,7 @@ def merge(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What --format jsonl or json wrote.")],
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Replaced whole; - is stdout.")] = "-",
     form: Annotated[Form, typer.Option("--format", help="Of the output.")] = Form.jsonl,
+    csv_raw: CsvRaw = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of every error.")] = False,
 ) -> None:
@@ -28,7 +29,7 @@ def merge(
     from vidspec.batch.writers import StdoutLines
 
     found = merged(files)
-    content = rendered(found.records, form.value)
+    content = rendered(found.records, form.value, raw_csv=csv_raw)
     if output == "-":
         lines = StdoutLines()
         for line in content.removesuffix("\n").split("\n") if content else ():

@@ -217,6 +217,12 @@ Format: TypeAlias = Annotated[
         autocompletion=format_names,
     ),
 ]
+CsvRaw: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--csv-raw", help="CSV cells that a spreadsheet may run as formulas, as they are.", rich_help_panel=OUTPUT
+    ),
+]
 Out: TypeAlias = Annotated[
     str | None,
     typer.Option(

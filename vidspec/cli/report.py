@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vidspec.errors import VidspecError
+from vidspec.escaping import one_line, shown
 from vidspec.record import Caption
 
 if TYPE_CHECKING:
@@ -40,16 +41,17 @@ def complain(message: str) -> None:
 
 
 def note(line: str) -> None:
-    """A line on stderr."""
-    print(line, file=sys.stderr, flush=True)
+    """A line on stderr, whatever names and messages of others are in it."""
+    print(one_line(line), file=sys.stderr, flush=True)
 
 
 def failure(caption: Caption, error: Exception, *, debug: bool) -> None:
     """One line for a failed clip; its traceback too where it is a bug, or was asked for."""
     if debug or not isinstance(error, VidspecError):
-        traceback.print_exception(error, file=sys.stderr)
+        print(shown("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     message = caption.error["message"] if caption.error else str(error)
-    complain(message if caption.path in message else f"{caption.path}: {message}")
+    named = " ".join(caption.path.split()) in message  # whose blanks became one each
+    complain(message if named else f"{caption.path}: {message}")
 
 
 def summary(caption: Caption) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
@@ -12,6 +11,7 @@ from rich.text import Text
 
 from vidspec.batch.run import Observer
 from vidspec.decoding.events import Event, Finished, Origin
+from vidspec.escaping import one_line, shown
 from vidspec.live.heatmap import frame_map, heatmap
 from vidspec.live.lanes import lanes
 from vidspec.live.sparkline import weight_lines
@@ -40,8 +40,6 @@ FRAMES_PER_S = 8
 DETAILED = 30
 #: Lines of a terminal that has room for what target and draft did.
 LANED = 14
-#: What a terminal would obey instead of show.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def render(
@@ -73,7 +71,7 @@ def render(
         taken = sum(len(_wrapped(text, inner)) for text in below) + 3
         parts.append(_tail(_streamed(state), inner, None if height is None else max(1, height - taken)))
     head = f"{state.path} [{state.number}/{state.total}]" if state.total > 1 else state.path
-    label = Text(_shown(head), style="bold", no_wrap=True, overflow="ellipsis")
+    label = Text(one_line(head), style="bold", no_wrap=True, overflow="ellipsis")
     label.truncate(max(1, inner - 2), overflow="ellipsis")
     return Panel(Group(*parts, *below), title=label, title_align="left", border_style="bright_black", width=width)
 
@@ -81,7 +79,7 @@ def render(
 def _streamed(state: PanelState) -> Text:
     text = Text()
     for piece, origin in state.pieces:
-        text.append(_shown(piece), style=STYLES[origin])
+        text.append(shown(piece), style=STYLES[origin])
     if not text:
         text.append(f"{state.phase} ...", style="dim")
     return text
@@ -141,10 +139,6 @@ def _tail(text: Text, width: int, lines: int | None) -> Text:
     if lines is None or len(wrapped) <= lines:
         return text
     return Text("\n").join(wrapped[-lines:])
-
-
-def _shown(text: str) -> str:
-    return _CONTROL.sub("\ufffd", text.encode("utf-8", "replace").decode("utf-8"))
 
 
 class LivePanel(Observer):

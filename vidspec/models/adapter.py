@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from vidspec.engine.attention import NAME
 from vidspec.errors import GenerationError, ModelError
 from vidspec.models.base import Pixels, Prefix, Seen, VisualTokens
+from vidspec.models.chat_template import rendered
 
 if TYPE_CHECKING:
     from vidspec.engine.kv_cache import KVCache
@@ -52,6 +54,7 @@ class Adapter:
         self.attention = attention
         self._parts(attention)
         self.template = template or self.own_template()
+        self._rendered: tuple[list[dict[str, Any]], str] = [], ""
         ends = model.generation_config.eos_token_id if model.generation_config else None
         ends = self.language.config.eos_token_id if ends is None else ends
         self.eos = frozenset([ends] if isinstance(ends, int) else ends or [tokenizer.eos_token_id])
@@ -151,6 +154,21 @@ class Adapter:
         ids = self.opening() + self.tokenizer.encode(before + instead + after, add_special_tokens=False)
         return self._embedded(ids, torch.empty(0, dtype=torch.long, device=self.device), None)
 
+    def render(self, messages: list[dict[str, Any]]) -> str:
+        """What the template makes of ``messages``, up to where the answer begins; the last text is kept."""
+        known, text = self._rendered
+        if known != messages:
+            apply = partial(
+                self.tokenizer.apply_chat_template,
+                messages,
+                chat_template=self.template,
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+            text = rendered(self.name, apply)
+            self._rendered = messages, text
+        return text
+
     def _around(self, prompt: str, system: str | None) -> tuple[str, str]:
         messages: list[dict[str, Any]] = [
             {"role": "user", "content": [{"type": self.content}, {"type": "text", "text": prompt}]}
@@ -159,10 +177,7 @@ class Adapter:
             if self.placeholder in system:
                 raise GenerationError(f"the system prompt holds {self.placeholder}, which stands for the video")
             messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
-        text = self.tokenizer.apply_chat_template(
-            messages, chat_template=self.template, tokenize=False, add_generation_prompt=True
-        )
-        before, found, after = text.partition(self.span)
+        before, found, after = self.render(messages).partition(self.span)
         if not found:
             raise ModelError(f"{self.name}: its chat template has no place for a video ({self.span})")
         return before, after

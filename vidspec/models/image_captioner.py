@@ -9,15 +9,16 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from safetensors import SafetensorError
 
 from vidspec.engine.forward import Engine
 from vidspec.errors import DeviceError, ModelError
-from vidspec.models.loading import Placement, unloadable
+from vidspec.models.chat_template import rendered
+from vidspec.models.loading import SAFE, Placement, check_kernels, unloadable
 
 if TYPE_CHECKING:
     from vidspec.video import Clip
@@ -112,9 +113,9 @@ class HubCaptioner:
             return self.processor(images=frame, text=task, return_tensors="pt")
         if getattr(self.processor, "chat_template", None):
             content = [{"type": "image"}, {"type": "text", "text": IMAGE_PROMPT}]
-            text = self.processor.apply_chat_template(
-                [{"role": "user", "content": content}], add_generation_prompt=True
-            )
+            messages = [{"role": "user", "content": content}]
+            apply = partial(self.processor.apply_chat_template, messages, add_generation_prompt=True)
+            text = rendered(self.name, apply)
             return self.processor(images=frame, text=text, return_tensors="pt")
         return self.processor(images=frame, return_tensors="pt")
 
@@ -141,9 +142,10 @@ def load(name: str, where: Placement) -> HubCaptioner:
         raise ModelError(f"{name}: no config.json in this folder", hint="name a folder with a saved model, or a hub id")
     source = str(folder) if looks_local else name
     try:
-        config = transformers.AutoConfig.from_pretrained(source)
-    except (OSError, ValueError) as error:
+        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # whatever a config makes the library raise, the config is at fault
         raise unloadable(name, error) from error
+    check_kernels(name, source)
     kinds: Any = transformers.AutoModelForImageTextToText
     if type(config) not in kinds._model_mapping:
         raise ModelError(
@@ -152,9 +154,9 @@ def load(name: str, where: Placement) -> HubCaptioner:
             kind="family",
         )
     try:
-        processor = transformers.AutoProcessor.from_pretrained(source)
-        model, found = kinds.from_pretrained(source, dtype=where.dtype, output_loading_info=True)
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError) as error:
+        processor = transformers.AutoProcessor.from_pretrained(source, trust_remote_code=False)
+        model, found = kinds.from_pretrained(source, dtype=where.dtype, **SAFE)
+    except Exception as error:
         raise unloadable(name, error) from error
     if absent := sorted(found["missing_keys"]):
         raise ModelError(

@@ -41,9 +41,7 @@ class Llava(Adapter):
         self.rules = ImageRules.from_config(processor, vision.image_size)
         self.side = vision.image_size // vision.patch_size
         two = [{"type": self.content}, {"type": self.content}, {"type": "text", "text": "?"}]
-        rendered: str = tokenizer.apply_chat_template(
-            [{"role": "user", "content": two}], chat_template=self.template, tokenize=False, add_generation_prompt=True
-        )
+        rendered = self.render([{"role": "user", "content": two}])
         #: What the template puts between two images.
         self.between = parts[1] if len(parts := rendered.split(self.placeholder)) == 3 else ""
         begins = tokenizer.bos_token_id is not None and tokenizer.encode("?")[:1] == [tokenizer.bos_token_id]

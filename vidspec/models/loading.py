@@ -12,18 +12,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
 
 from vidspec.engine.attention import NAME
 from vidspec.engine.packed import pack
-from vidspec.errors import DeviceError, ModelError
+from vidspec.errors import DeviceError, ModelError, VidspecError
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.identity import related
 from vidspec.registry import families
 
-__all__ = ["Placement", "check_pair", "embedded_folder", "load", "placement", "unloadable"]
+__all__ = ["SAFE", "Placement", "check_kernels", "check_pair", "embedded_folder", "load", "placement", "unloadable"]
 
 _PAIRS = {"embedded": "pair", "embedded-qwen": "pair_qwen"}
+#: How the library reads weights: none of a repository's code is run, and no pickle is read, which may hold code too.
+SAFE: Mapping[str, Any] = {
+    "trust_remote_code": False,
+    "use_safetensors": True,
+    "weights_only": True,
+    "output_loading_info": True,
+}
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -89,7 +96,7 @@ def embedded_folder(pair: str, role: str) -> Path:
 
 
 def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageModel:
-    """Load a model of a supported family.
+    """Load a model of a supported family; code that lies beside its weights is neither run nor asked about.
 
     Args:
         name: hub id, or a folder as ``save_pretrained`` writes it.
@@ -114,13 +121,14 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
     if looks_local and not any((folder / f"{kind}config.json").is_file() for kind in ("", "adapter_")):
         raise ModelError(f"{name}: no config.json in this folder", hint="name a folder with a saved model, or a hub id")
     try:
-        config = transformers.AutoConfig.from_pretrained(source)
-    except (OSError, ValueError) as error:
+        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # whatever a config makes the library raise, the config is at fault
         if _file(source, "adapter_config.json"):
             raise ModelError(
                 f"{name}: is an adapter (LoRA), not a model", hint="merge it into its base model and name the result"
             ) from error
         raise unloadable(name, error) from error
+    check_kernels(name, source)
     family = str(config.model_type)
     blind = family not in families.names() and family in TYPES
     if family not in families.names() and not (blind and text):
@@ -130,15 +138,22 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
             kind="family",
         )
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        tokenizer.encode("?")  # some settings of a tokenizer are read with its first text only
         model = _weights(name, source, where, text=blind)
         processor, template = ({}, None) if blind else (_processor(source), _template(source))
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+    except VidspecError:
+        raise
+    except Exception as error:
         raise unloadable(name, error) from error
     try:
         kind: Any = TextModel if blind else families.get(family)
         adapter = kind(name, model, tokenizer, processor, template, where.attention)
-    except (ImportError, ValueError) as error:
+    except VidspecError:
+        raise
+    except Exception as error:
+        if where.attention == NAME or not isinstance(error, ImportError | ValueError):
+            raise unloadable(name, error) from error
         raise DeviceError(
             f"attention {where.attention}: {_first_line(error)}", hint="vidspec doctor lists the kernels found"
         ) from error
@@ -146,6 +161,28 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
         adapter.note = f"{name}: its audio branch is left out; it describes what is seen, not what is heard"
     pack(adapter.model, where.packed)
     return adapter  # type: ignore[no-any-return]
+
+
+def check_kernels(name: str, source: str) -> None:
+    """Refuse a config that names kernels of the hub: the library would fetch and run them where it can.
+
+    Args:
+        name: what the user called the model.
+        source: its hub id, or its folder or config as a file.
+
+    Raises:
+        ModelError: it names one.
+    """
+    file = Path(source)
+    config = json.loads((file.read_text(encoding="utf-8") if file.is_file() else _file(source, "config.json")) or "{}")
+    parts = [config]
+    while parts:
+        part = parts.pop()
+        for key, value in part.items() if isinstance(part, dict) else ():
+            values = list(value.values()) if isinstance(value, dict) else [value]
+            if key.strip("_").endswith("_implementation") and any("/" in str(one) for one in values):
+                raise ModelError(f"{name}: its config names a kernel to fetch ({key} {value}), which is not run")
+            parts += [value]
 
 
 def _weights(name: str, source: str, where: Placement, *, text: bool = False) -> Any:
@@ -169,7 +206,7 @@ def _weights(name: str, source: str, where: Placement, *, text: bool = False) ->
         )
     automatic: Any = transformers.AutoModelForCausalLM if text else transformers.AutoModelForImageTextToText
     try:
-        model, found = automatic.from_pretrained(source, dtype=where.dtype, output_loading_info=True, **options)
+        model, found = automatic.from_pretrained(source, dtype=where.dtype, **SAFE, **options)
         if absent := sorted(found["missing_keys"]):
             # transformers fills them with random numbers and only logs it
             raise ModelError(
@@ -223,7 +260,21 @@ def check_pair(target: VideoLanguageModel, draft: VideoLanguageModel) -> None:
 
 def unloadable(name: str, error: Exception) -> ModelError:
     """The error for a model that ``transformers`` could not load: where it looked, and what would fetch it."""
-    if Path(name).expanduser().exists():
+    if "trust_remote_code" in str(error):
+        return ModelError(
+            f"{name}: needs code of its own, which is not run",
+            hint="vidspec pairs lists models that need none",
+            kind="unreadable",
+        )
+    folder = Path(name).expanduser()
+    if folder.exists():
+        pickled = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
+        if pickled and not any(folder.glob("*.safetensors")):
+            return ModelError(
+                f"{name}: its weights are pickled ({pickled[0]}), and a pickle may run code when it is read",
+                hint="save them as model.safetensors where they come from",
+                kind="unreadable",
+            )
         return ModelError(f"{name}: cannot be loaded: {_first_line(error)}", kind="unreadable")
     import huggingface_hub.constants as hub
 

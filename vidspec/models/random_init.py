@@ -10,7 +10,7 @@ import torch
 from vidspec.engine.packed import pack
 from vidspec.errors import DeviceError, ModelError
 from vidspec.models.base import VideoLanguageModel
-from vidspec.models.loading import Placement, unloadable
+from vidspec.models.loading import Placement, check_kernels, unloadable
 from vidspec.registry import families
 
 __all__ = ["random_model"]
@@ -49,9 +49,10 @@ def random_model(config: str | Path, where: Placement) -> VideoLanguageModel:
     if not file.is_file():
         raise ModelError(f"{config}: no config.json there", hint="name a config.json, or a folder that holds one")
     try:
-        read = transformers.AutoConfig.from_pretrained(str(file))
-    except (OSError, ValueError, KeyError) as error:
+        read = transformers.AutoConfig.from_pretrained(str(file), trust_remote_code=False)
+    except Exception as error:  # whatever a config makes the library raise, the config is at fault
         raise unloadable(str(file), error) from error
+    check_kernels(str(config), str(file))
     family = str(read.model_type)
     if family not in families.names():
         raise ModelError(
@@ -61,7 +62,7 @@ def random_model(config: str | Path, where: Placement) -> VideoLanguageModel:
     automatic: Any = transformers.AutoModelForImageTextToText
     try:
         with torch.device(where.device):
-            model = automatic.from_config(read, dtype=where.dtype)
+            model = automatic.from_config(read, dtype=where.dtype, trust_remote_code=False)
         model = model.to(where.device)
     except torch.OutOfMemoryError as error:
         raise DeviceError(f"{config} does not fit on {where.device}", hint="--dtype bfloat16", kind="memory") from error

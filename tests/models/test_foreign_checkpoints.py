@@ -1,0 +1,206 @@
+"""What a checkpoint of somebody else's may try: code beside its weights, pickles, templates that do not end."""
+
+import builtins
+import json
+import os
+import pickle
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from models.checkpoints import pixels
+from models.checkpoints_captioner import blip
+from vidspec.errors import ModelError
+from vidspec.models import chat_template, image_captioner
+from vidspec.models.chat_template import rendered
+from vidspec.models.loading import Placement, load
+from vidspec.models.random_init import random_model
+
+CPU = Placement(torch.device("cpu"), torch.float32)
+CODE = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\nclass Mine:\n    pass\n"
+MAP = {
+    f"Auto{part}": "mine.Mine"
+    for part in ("Config", "Model", "ModelForImageTextToText", "Processor", "ImageProcessor", "VideoProcessor")
+} | {"AutoTokenizer": ["mine.Mine", "mine.Mine"]}
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_asked(monkeypatch):
+    def asked(*_):
+        raise AssertionError("a question on the terminal")
+
+    monkeypatch.setattr(builtins, "input", asked)
+    verbosity = transformers.utils.logging.get_verbosity()
+    yield
+    transformers.utils.logging.set_verbosity(verbosity)
+    transformers.utils.logging.enable_progress_bar()
+
+
+@pytest.fixture
+def copy(checkpoints, tmp_path):
+    return Path(shutil.copytree(checkpoints["tied"], tmp_path / "model"))
+
+
+def with_code(folder, **config):
+    """``folder`` with code of its own behind every class that the library could ask it for."""
+    (folder / "mine.py").write_text(CODE)
+    for file in ("config", "tokenizer_config", "preprocessor_config", "video_preprocessor_config", "processor_config"):
+        path = folder / f"{file}.json"
+        said = json.loads(path.read_text()) if path.is_file() else {}
+        said |= config if file == "config" else {}
+        path.write_text(json.dumps(said | {"auto_map": MAP}))
+    return folder
+
+
+def refused(loader, folder, *, says):
+    with pytest.raises(ModelError) as caught:
+        loader(str(folder), CPU)
+    assert says in caught.value.message and "\n" not in str(caught.value) and caught.value.exit_code == 3
+    return caught.value
+
+
+def test_code_beside_a_known_model_is_left_alone(copy):
+    assert load(str(with_code(copy)), CPU).layers == 4
+    assert not (copy / "ran").exists()
+
+
+@pytest.mark.parametrize("loader", [load, image_captioner.load, random_model])
+def test_code_that_is_needed_is_refused_unasked(copy, loader):
+    refused(loader, with_code(copy, model_type="my-own"), says="needs code of its own, which is not run")
+    assert not (copy / "ran").exists()
+
+
+def test_code_of_a_tokenizer_is_refused_unasked(copy):
+    with_code(copy)
+    path = copy / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": "MineTokenizer"}))
+    try:
+        load(str(copy), CPU)
+    except ModelError as error:
+        assert "\n" not in str(error)
+    assert not (copy / "ran").exists()
+
+
+def test_code_beside_a_captioner_is_left_alone(tmp_path):
+    folder = with_code(blip(tmp_path / "blip"))
+    assert image_captioner.load(str(folder), CPU).name == str(folder)
+    assert not (folder / "ran").exists()
+
+
+class Runs:
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return os.mkdir, (self.file,)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("loader", [load, image_captioner.load])
+def test_pickles_are_not_read(copy, loader, listed):
+    """Neither instead of weights, nor where an index of safetensors names one."""
+    (copy / "model.safetensors").unlink()
+    with (copy / "pytorch_model.bin").open("wb") as file:
+        pickle.dump({"lm_head.weight": Runs(str(copy / "ran"))}, file, protocol=2)
+    if listed:
+        index = {"metadata": {}, "weight_map": {"lm_head.weight": "pytorch_model.bin"}}
+        (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    error = refused(loader, copy, says="its weights are pickled (pytorch_model.bin)")
+    assert "model.safetensors" in error.hint and not (copy / "ran").exists()
+
+
+@pytest.mark.parametrize("loader", [load, image_captioner.load, random_model])
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "experts_implementation"])
+@pytest.mark.parametrize("value", ["their/kernel", {"vision_config": "their/kernel@main"}, "paged|their/kernel:fn"])
+def test_kernels_of_the_hub_are_not_fetched(copy, loader, key, value, monkeypatch):
+    """The library would fetch and run them with the package kernels installed; here it is never asked to."""
+    monkeypatch.setattr(transformers.PreTrainedModel, "__init__", lambda *_, **__: pytest.fail("a model was made"))
+    config = json.loads((copy / "config.json").read_text())
+    for place in (config, config["text_config"]):
+        place[key] = value
+        (copy / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ModelError) as caught:
+            loader(str(copy), CPU)
+        assert "\n" not in str(caught.value)
+        del place[key]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("config.json", "[" * 100_000),
+        ("config.json", '{"model_type": "llava_onevision", "text_config": 3}'),
+        ("config.json", '{"model_type": "llava_onevision", "vision_config": {"num_attention_heads": 0}}'),
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", "[" * 100_000),
+        ("tokenizer_config.json", "[]"),
+        ("tokenizer_config.json", '{"model_max_length": "x"}'),
+        ("generation_config.json", '{"eos_token_id": 1e308}'),
+        ("video_preprocessor_config.json", '{"rescale_factor": []}'),
+        ("video_preprocessor_config.json", "[" * 100_000),
+        ("chat_template.json", "[]"),
+    ],
+)
+def test_files_of_nonsense_are_one_line(copy, file, text):
+    (copy / "chat_template.jinja").unlink(missing_ok=True)
+    (copy / file).write_text(text)
+    refused(load, copy, says=str(copy))
+
+
+FOREVER = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+DOUBLED = "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{% if %}", "cannot be rendered: Expected an expression"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "cannot be rendered: access to attribute '__class__'"),
+        ("{{ raise_exception('one\ntwo') }}", "cannot be rendered: one"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "cannot be rendered: maximum recursion"),
+        ("{{" + "(" * 50_000 + ")" * 50_000 + "}}", "cannot be rendered: maximum recursion"),
+        ("{{ 'a' * 10 ** 10 }}", "needs too much memory"),
+        (DOUBLED, "needs too much memory"),
+        ("{{ 'a' * 3000000 }}", "gives a prompt of 3000000 characters"),
+        (FOREVER, "takes too long"),
+        ("nothing to see", "has no place for a video"),
+    ],
+)
+def test_bad_templates(copy, template, says, monkeypatch):
+    monkeypatch.setattr(chat_template, "CPU_S", 1)
+    (copy / "chat_template.jinja").write_text(template)
+    model = load(str(copy), CPU)
+    begun = time.monotonic()
+    with pytest.raises(ModelError) as caught:
+        model.prefix(model.see(pixels(2)), "Describe the video.")
+    assert f"{model.name}: its chat template {says}" in caught.value.message and "\n" not in str(caught.value)
+    assert time.monotonic() - begun < chat_template.WALL_S
+
+
+def test_templates_that_wait(monkeypatch):
+    """A process that computes nothing is ended too."""
+    monkeypatch.setattr(chat_template, "WALL_S", 0.3)
+    with pytest.raises(ModelError, match="takes too long"):
+        rendered("model", lambda: time.sleep(30) or "")
+
+
+def test_what_is_rendered_is_what_the_template_says_and_once_for_each_prompt(checkpoints, monkeypatch):
+    model = load(str(checkpoints["tied"]), CPU)
+    asked = []
+    monkeypatch.setattr(
+        "vidspec.models.adapter.rendered", lambda name, render: asked.append(name) or rendered(name, render)
+    )
+
+    def message(text):
+        return [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": text}]}]
+
+    for text in ("Warum?", "Warum?", "\u4e2d\u6587 \ud83d"):
+        stock = model.tokenizer.apply_chat_template(
+            message(text), chat_template=model.template, tokenize=False, add_generation_prompt=True
+        )
+        assert model.render(message(text)) == stock
+    assert len(asked) == 2

@@ -1,0 +1,24 @@
+"""Bounds of numbers that people set, beyond which no machine could honour them; checked before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+__all__ = ["COLDEST", "FASTEST", "HOTTEST", "LAYERS", "MANY", "SEED", "THREADS", "WIDEST"]
+
+#: The largest seed of torch's generators.
+SEED: Final = 2**63 - 1
+#: Threads of one process; where they cannot be made, OpenMP ends it without a word of ours.
+THREADS: Final = max(64, 4 * (os.cpu_count() or 1))
+#: Blocks of a model.
+LAYERS: Final = 1024
+#: Drafted tokens in one pass of the target, in a chain or a tree.
+WIDEST: Final = 1024
+#: Temperatures above 0: beyond these, float32 scores overflow, or all tokens are alike.
+COLDEST: Final = 1e-3
+HOTTEST: Final = 1e3
+#: Frames per second.
+FASTEST: Final = 240
+#: What else is counted of a text, a cache or a wait in seconds.
+MANY: Final = 1_000_000

@@ -1,0 +1,60 @@
+"""Reads YAML that people write and pass on: small files of plain values; not the tables that come with vidspec."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vidspec.errors import UsageError
+
+__all__ = ["read_yaml"]
+
+#: Bytes of a file, and mappings and lists within each other; a packaged profile has at most 600 and two.
+LONGEST, DEEPEST = 256 << 10, 32
+
+
+class _Loader(yaml.SafeLoader):
+    """Values alone: no aliases, of which a few lines make a text of gigabytes, and nothing nested without end."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise self._refused("aliases are not taken; write the value again")
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise self._refused(f"nested more than {DEEPEST} deep")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def _refused(self, problem: str) -> yaml.MarkedYAMLError:
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+
+
+def read_yaml(path: Path, error: type[UsageError] = UsageError) -> Any:
+    """The one document in a file.
+
+    Raises:
+        UsageError: of the type ``error``; it cannot be read, is not UTF-8 or not YAML, or is longer, deeper or of more
+            than values that people write.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(LONGEST + 1)
+        if len(content) > LONGEST:
+            raise error(f"{path}: is longer than {LONGEST >> 10} KiB")
+        return yaml.load(content.decode("utf-8"), _Loader)
+    except OSError as why:
+        raise error(f"{path}: cannot be read: {why.strerror or why}") from None
+    except UnicodeDecodeError:
+        raise error(f"{path}: is not UTF-8 text") from None
+    except yaml.YAMLError as why:
+        mark = getattr(why, "problem_mark", None)
+        where = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
+        raise error(f"{path}:{where} not YAML: {getattr(why, 'problem', None) or why}") from None
+    except ValueError as why:  # a date with a 13th month, a number of thousands of digits
+        raise error(f"{path}: holds no value that can be read: {why}") from None

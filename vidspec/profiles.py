@@ -24,6 +24,7 @@ __all__ = [
     "Profile",
     "ProfileInfo",
     "available",
+    "files",
     "load",
     "override",
     "parse",
@@ -71,7 +72,7 @@ def packaged_folder() -> Path:
 def available() -> list[ProfileInfo]:
     """All profiles that can be named, by name. One that cannot be read is listed and says so."""
     found = []
-    for name, (path, source) in sorted(_files().items()):
+    for name, (path, source) in sorted(files().items()):
         try:
             about = _about(_read(path))
         except ProfileError as error:
@@ -80,7 +81,7 @@ def available() -> list[ProfileInfo]:
     return found
 
 
-def _files() -> dict[str, tuple[Path, str]]:
+def files() -> dict[str, tuple[Path, str]]:
     """File and source of every profile that can be named, unread."""
     found: dict[str, tuple[Path, str]] = {}
     for source, folder in (("packaged", packaged_folder()), ("user", user_folder())):
@@ -263,7 +264,7 @@ def _find(name_or_path: str) -> Path:
         if not path.is_file():
             raise ProfileError(f"{name_or_path}: there is no such profile file")
         return path
-    known = _files()
+    known = files()
     if name_or_path not in known:
         close = nearest(name_or_path, known)
         meant = f"; did you mean {close}?" if close else ""

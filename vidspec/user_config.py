@@ -149,8 +149,8 @@ def _said_by_profile(name: str) -> tuple[str, set[str], bool]:
 
     from vidspec import profiles
 
-    info = next((info for info in profiles.available() if info.name == name), None)
-    path, packaged = (info.path, info.source == "packaged") if info else (Path(name).expanduser(), False)
+    path, source = profiles.files().get(name, (Path(name).expanduser(), ""))
+    packaged = source == "packaged"
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):

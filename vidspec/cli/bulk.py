@@ -9,8 +9,8 @@ from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from vidspec.cli import asked
-from vidspec.cli.report import EMBEDDED_NOTICE, left_out, note, totals
+from vidspec.cli import asked, start
+from vidspec.cli.report import left_out, note, totals
 from vidspec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -46,6 +46,13 @@ class Run:
     @property
     def several(self) -> bool:
         return self.found.several
+
+    @property
+    def prompts(self) -> set[str]:
+        """All that are asked; with ``--context`` also what a quoted caption becomes part of."""
+        from vidspec.batch.run import CONTEXT
+
+        return {entry.prompt or self.how.prompt for entry in self.entries} | ({CONTEXT} if self.how.context else set())
 
 
 def caption_all(given: Any) -> int:
@@ -161,8 +168,8 @@ def _equipped(stack: ExitStack, run: Run, planned: Plan, tally: Tally) -> tuple[
         stack.callback(log.close)
         log.start(tally, run.profile.name, asked.parameters(given))
         listeners.append(log)
-    if run.profile.models.pair is not None:
-        stack.callback(lambda: note(EMBEDDED_NOTICE) if tally.captioned else None)
+    for line in start.demo_notes(run.profile, run.prompts, subtitles=run.output.form == "srt"):
+        note(line)
     engine: Engine
     observer: Observer
     if given.engine.value == "ray" or given.replicas is not None:
@@ -170,9 +177,13 @@ def _equipped(stack: ExitStack, run: Run, planned: Plan, tally: Tally) -> tuple[
         observer, panel = _observer(stack, run, tally)
     else:
         from vidspec.batch.local import outcomes
-        from vidspec.captioner import Captioner
 
-        captioner = stack.enter_context(Captioner.from_profile(run.profile))
+        if not given.quiet:
+            start.announce(run.profile)
+        with start.uncollected():
+            from vidspec.captioner import Captioner
+
+            captioner = stack.enter_context(Captioner.from_profile(run.profile))
         for line in captioner.notes:
             note(f"note: {line}")
         observer, panel = _observer(stack, run, tally)

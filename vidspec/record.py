@@ -19,6 +19,7 @@ RECORD_KEYS = (
     "caption",
     "token_ids",
     "lossless",
+    "demo",
     "profile",
     "models",
     "video",
@@ -44,6 +45,7 @@ class Caption:
         caption: the text, or None if the clip failed.
         token_ids: the emitted token ids, EOS included when it was reached.
         lossless: True if the method guarantees the target's own output, False for lossy rules, None if the clip failed.
+        demo: whether the caption is the built-in models', which know drawn shapes only; None if the clip failed.
         profile: the name of the acceleration profile.
         models: ``target`` and ``draft`` (name or folder; None without one), ``family``, ``dtype``, ``device``.
         video: source facts plus ``frames`` and ``timestamps`` of what was shown to the models.
@@ -73,6 +75,7 @@ class Caption:
     caption: str | None
     token_ids: list[int] = field(default_factory=list)
     lossless: bool | None = None
+    demo: bool | None = None
     profile: str | None = None
     models: dict[str, Any] = field(default_factory=dict)
     video: dict[str, Any] = field(default_factory=dict)

@@ -36,12 +36,16 @@ CSV_COLUMNS = (
     "target",
     "draft",
     "lossless",
+    "demo",
     "tokens",
     "error_stage",
     "error_kind",
     "error_message",
     "settings",
 )
+
+#: The comment of a WebVTT file. SRT has none: whatever stands in it may be shown.
+DEMO = "Captions of vidspec's built-in models, which know drawn shapes only."
 
 Record = Mapping[str, Any]
 
@@ -134,6 +138,7 @@ def _row(record: Record) -> str:
         "target": record["models"].get("target"),
         "draft": record["models"].get("draft"),
         "lossless": record["lossless"],
+        "demo": record.get("demo"),
         "tokens": len(record["token_ids"]) if record["caption"] is not None else None,
         "settings": (record.get("job") or {}).get("settings"),
         **{f"error_{key}": error.get(key) for key in ("stage", "kind", "message")},
@@ -158,6 +163,8 @@ def _vtt(records: Sequence[Record]) -> str:
     import webvtt
 
     file = webvtt.WebVTT()
+    if any(record.get("demo") for record in records):
+        file.header_comments.append(DEMO)
     for record in records:
         start, end = (clock(moment) for moment in span(record))
         # "<", "&" and "-->" mean something to a player.

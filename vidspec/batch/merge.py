@@ -10,7 +10,7 @@ from typing import Any
 
 from vidspec.batch.formats import Format, document, header, line
 from vidspec.batch.journal import parsed
-from vidspec.batch.records import LEAN_KEYS, lean
+from vidspec.batch.records import lean
 from vidspec.errors import UsageError
 
 __all__ = ["Merged", "merge", "rendered"]
@@ -71,7 +71,7 @@ def rendered(records: Sequence[Record], form: Format) -> str:
     if form == "json" and any("timings" not in record for record in records):
         raise UsageError("--format json: these records hold no measurements", hint="--format jsonl")
     if form == "jsonl":
-        records = [record if tuple(record) == LEAN_KEYS else lean(record) for record in records]
+        records = [lean(record) if "timings" in record else record for record in records]
     lines = [header(form), *(line(record, form, several=True) for record in records)]
     return "".join(f"{one}\n" for one in lines if one is not None)
 

@@ -19,6 +19,7 @@ LEAN_KEYS = (
     "caption",
     "token_ids",
     "lossless",
+    "demo",
     "profile",
     "models",
     "video",
@@ -70,4 +71,4 @@ def lean(record: Mapping[str, Any]) -> dict[str, Any]:
     job = record["job"]
     flat = {**record, **{key: job.get(key) for key in ("start", "end", "prompt")}}
     kept = {key: value for key, value in job.items() if key not in ("start", "end", "prompt")}
-    return {key: kept if key == "job" else flat[key] for key in LEAN_KEYS}
+    return {key: kept if key == "job" else flat.get(key) for key in LEAN_KEYS}

@@ -168,7 +168,7 @@ def _equipped(stack: ExitStack, run: Run, planned: Plan, tally: Tally) -> tuple[
         stack.callback(log.close)
         log.start(tally, run.profile.name, asked.parameters(given))
         listeners.append(log)
-    for line in start.demo_notes(run.profile, run.prompts, subtitles=run.output.form == "srt"):
+    for line in start.demo_notes(run.profile, run.prompts):
         note(line)
     engine: Engine
     observer: Observer

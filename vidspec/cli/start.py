@@ -41,13 +41,12 @@ def announce(profile: Profile) -> None:
             note(f"fetching {name} from the hub")
 
 
-def demo_notes(profile: Profile, prompts: Iterable[str], *, subtitles: bool) -> list[str]:
+def demo_notes(profile: Profile, prompts: Iterable[str]) -> list[str]:
     """What must be known of captions that the built-in models are about to write; nothing of other models' captions.
 
     Args:
         profile: the run's.
         prompts: all that are asked in the run.
-        subtitles: whether captions go into SRT files, which have no place for a remark.
     """
     from vidspec.embedded import ships
     from vidspec.embedded.captions import PROMPTS
@@ -62,11 +61,6 @@ def demo_notes(profile: Profile, prompts: Iterable[str], *, subtitles: bool) -> 
         notes.append(
             f"note: the built-in models were not trained for the prompt {shown[:60]!r}{more}; what they answer to it "
             f"means nothing. They know {PROMPTS[0]!r} and {len(PROMPTS) - 1} others like it"
-        )
-    if subtitles:
-        notes.append(
-            "note: SRT has no comments, which players would show: that these captions are the built-in models' is only "
-            "in the hidden journal beside the files; VTT says it"
         )
     return notes
 

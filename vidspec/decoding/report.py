@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vidspec.decoding.counters import count, estimate_speedup, lengths, weights_by_context
 from vidspec.decoding.events import Prefilled, Round
 from vidspec.decoding.trace import Trace
+from vidspec.embedded import ships
 from vidspec.record import Caption
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def report(
         caption=text,
         token_ids=token_ids,
         lossless=setup.lossless,
+        demo=ships(setup.target.model.source),
         profile=setup.profile.name,
         models=dict(models),
         video={

@@ -9,9 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from vidspec.errors import ModelError
+
+if TYPE_CHECKING:
+    from vidspec.models.loading import Placement
 
 __all__ = ["is_cached", "is_local", "patient", "reach", "show_downloads"]
 
@@ -21,7 +24,6 @@ ANSWER = 4.0
 #: Seconds for which it is not asked again.
 KNOWN = 60.0
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Of each endpoint: when it was asked, and why it gave no answer.
@@ -47,7 +49,7 @@ def is_cached(name: str) -> bool:
 def reach(name: str) -> bool:
     """Whether the hub can be asked for the model; not asked for folders, and not in offline mode.
 
-    That there is no such model, or that it is not for everyone, is an answer too: whoever loads it will say so.
+    Any answer counts: that there is no such model, or that it is not for everyone, is said by whoever loads it.
 
     Raises:
         ModelError: the hub does not answer, and the model is not in the cache.
@@ -58,7 +60,7 @@ def reach(name: str) -> bool:
         return False
     asked, reason = _answers.get(hub.ENDPOINT, (-KNOWN, ""))
     if time.monotonic() - asked >= KNOWN:
-        reason = _asked(name)
+        reason = _asked(hub.ENDPOINT)
         _answers[hub.ENDPOINT] = time.monotonic(), reason
     if reason and not is_cached(name):
         raise ModelError(
@@ -70,7 +72,7 @@ def reach(name: str) -> bool:
     return not reason
 
 
-def patient(load: Callable[Concatenate[str, P], T]) -> Callable[Concatenate[str, P], T]:
+def patient(load: Callable[[str, Placement], T]) -> Callable[[str, Placement], T]:
     """Decorator of what loads a model by its name: without a hub it takes the cache, as in offline mode, or fails soon.
 
     Raises:
@@ -78,11 +80,11 @@ def patient(load: Callable[Concatenate[str, P], T]) -> Callable[Concatenate[str,
     """
 
     @functools.wraps(load)
-    def loaded(name: str, *args: P.args, **options: P.kwargs) -> T:
+    def loaded(name: str, where: Placement) -> T:
         if is_local(name) or reach(name):
-            return load(name, *args, **options)
+            return load(name, where)
         with _offline():
-            return load(name, *args, **options)
+            return load(name, where)
 
     return loaded
 
@@ -90,29 +92,23 @@ def patient(load: Callable[Concatenate[str, P], T]) -> Callable[Concatenate[str,
 def show_downloads() -> None:
     """Bars for downloads where standard error is a terminal, none elsewhere; none for weights that are on the disk."""
     import transformers
-    from huggingface_hub.utils import enable_progress_bars
+    from huggingface_hub.utils.tqdm import enable_progress_bars
 
     transformers.utils.logging.disable_progress_bar()
     if sys.stderr.isatty() and not os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS"):
         enable_progress_bars()
 
 
-def _asked(name: str) -> str:
+def _asked(endpoint: str) -> str:
     """Why the hub gives no answer; empty if it gives one."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub import get_session
 
     try:
-        HfApi().model_info(name, timeout=ANSWER)
-    except HfHubHTTPError as error:
-        # Those that huggingface_hub would repeat, for each file.
-        overloaded = error.response.status_code >= 500
-        return f"its server says {error.response.status_code}" if overloaded else ""
-    except HFValidationError:
-        return ""
+        status = get_session().head(f"{endpoint}/api/models", timeout=ANSWER).status_code
     except Exception as error:  # of whichever library huggingface_hub speaks HTTP with
         return " ".join(str(error).split()) or type(error).__name__
-    return ""
+    # huggingface_hub would repeat these, for each file.
+    return f"its server says {status}" if status >= 500 else ""
 
 
 @contextmanager

@@ -49,10 +49,13 @@ class Run:
 
     @property
     def prompts(self) -> set[str]:
-        """All that are asked; with ``--context`` also what a quoted caption becomes part of."""
+        """All that are asked, the system prompt and what ``--context`` makes of a prompt included."""
         from vidspec.batch.run import CONTEXT
 
-        return {entry.prompt or self.how.prompt for entry in self.entries} | ({CONTEXT} if self.how.context else set())
+        asked = {entry.prompt or self.how.prompt for entry in self.entries}
+        if self.how.context:
+            asked.add(CONTEXT.format(prompt=self.how.prompt, previous="..."))
+        return asked | ({self.profile.generate.system} - {None})
 
 
 def caption_all(given: Any) -> int:

@@ -173,16 +173,17 @@ def _equipped(stack: ExitStack, run: Run, planned: Plan, tally: Tally) -> tuple[
         listeners.append(log)
     for line in start.demo_notes(run.profile, run.prompts):
         note(line)
+    elsewhere = given.engine.value == "ray" or given.replicas is not None
+    if not given.quiet:
+        start.announce(run.profile, here=not elsewhere)
     engine: Engine
     observer: Observer
-    if given.engine.value == "ray" or given.replicas is not None:
+    if elsewhere:
         engine = _elsewhere(run)
         observer, panel = _observer(stack, run, tally)
     else:
         from vidspec.batch.local import outcomes
 
-        if not given.quiet:
-            start.announce(run.profile)
         with start.uncollected():
             from vidspec.captioner import Captioner
 

@@ -21,8 +21,12 @@ NOTICE = (
 )
 
 
-def announce(profile: Profile) -> None:
+def announce(profile: Profile, *, here: bool = True) -> None:
     """Say what is being loaded, and what of it has to be fetched; see that it can be.
+
+    Args:
+        profile: names the models.
+        here: whether this process loads them; what others can reach is theirs to find out.
 
     Raises:
         ModelError: a model is not in the cache, and the hub does not answer.
@@ -36,7 +40,7 @@ def announce(profile: Profile) -> None:
     wanted = (models.target, models.draft if profile.drafts_with_a_model else None, models.captioner)
     names = list(dict.fromkeys(name for name in wanted if name))
     note(f"loading {' and '.join(names)}")
-    for name in names:
+    for name in names if here else ():
         if hub.reach(name) and not hub.is_cached(name):
             note(f"fetching {name} from the hub")
 

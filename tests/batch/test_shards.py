@@ -127,3 +127,10 @@ def test_rendered(tmp_path, recorded):
         rendered([lean(one) for one in full], "json")
     with pytest.raises(UsageError, match="a file each"):
         rendered(full, "srt")
+
+
+def test_lean_records_of_another_version_stay_as_they_are(recorded):
+    """What is beside their job would be lost, were they made lean again."""
+    old = lean(recorded(entry=Entry("a.mp4", start=1.0, end=2.0)))
+    del old["demo"]
+    assert json.loads(rendered([old], "jsonl")) == old and old["start"] == 1.0

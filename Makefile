@@ -22,6 +22,8 @@ PIP_INSTALL = if $(HAS_GPU); then set --; else set -- -c constraints/cpu.txt; fi
 
 caption: $(VENV)/installed
 	@$(BIN)/vidspec caption "$(CLIP)" $(ARGS)
+	@command -v vidspec >/dev/null || echo "vidspec is in $(VENV): source $(BIN)/activate puts it on this shell's PATH;" \
+		"uv tool install or pipx install, as the README has them, for good" >&2
 
 test: lint
 	@$(BIN)/python -m pytest -q $(ARGS)
@@ -46,7 +48,8 @@ $(BIN)/python:
 
 $(VENV)/installed: $(INPUTS) | $(BIN)/python
 	@echo "installing vidspec and what it needs into $(VENV); this takes minutes, once" >&2
-	@$(HAS_GPU) || echo "no NVIDIA GPU found: taking the CPU build of torch, if pip is configured to find it" >&2
+	@$(HAS_GPU) || echo "no NVIDIA GPU found: taking the CPU build of torch, if pip is configured to find it, else 5.8 GB" \
+		"with CUDA (PIP_EXTRA_INDEX_URL in the README)" >&2
 	@$(PIP_INSTALL) -e .
 	@$(HAS_GPU) || $(BIN)/python -c 'import sys, torch; torch.version.cuda and print("note: no NVIDIA GPU is here, " \
 		"yet pip chose the CUDA build of torch; it works but is large. Set PIP_EXTRA_INDEX_URL to the index of CPU " \

@@ -28,6 +28,7 @@ def test_a_table_a_reason_and_a_profile_that_captions_the_same(capsys, tmp_path)
     assert rows[0][0] == "way" and any(row[0] == "plain decoding" for row in rows)
     chosen = [row for row in rows if row[-1] == "chosen"]
     assert len(chosen) == 1 and why and "target passes in ms" in err
+    assert err.startswith("loading the built-in models (embedded)\n")
     assert len(table) >= len(rows)
     profile = profiles.load(str(saved), env={})
     assert profile.name == "fast" and profile.schedule.kind in ("sequential", "autoregressive")

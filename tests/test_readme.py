@@ -1,7 +1,10 @@
 """What the README and the pages in docs/ name exists, and what exists is named there."""
 
+import os
 import re
 import shlex
+import shutil
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 
@@ -94,3 +97,66 @@ def test_map_names_every_room():
     named = {name for cell in first_cells(section("README", "Map"))[1:] for name in re.findall(r"`([^`]+)`", cell)}
     assert rooms <= named
     assert [name for name in named if not (ROOT / "vidspec" / name).exists()] == []
+
+
+FILE = re.compile(r"[\w./-]+\.(mp4|csv|jsonl|json|txt|png|svg|yaml|log)|clips/?|\.venv\S*|vidspec/\S*")
+#: The word behind these, and behind a redirection, is written.
+WRITES = {"-o", "--out", "--output", "--output-dir", "--heatmap", "--json", "--svg", "--log-file", "--save", ">"}
+
+
+def console_words(text):
+    for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            yield line, re.sub(r"[();|]", " ", line.partition(" #")[0]).removeprefix("$ ").split()
+
+
+def test_commands_of_the_readme_name_files_that_exist():
+    """From the first to the last: what a command reads is in the repository, or an earlier one wrote it."""
+    there = {name for name in re.findall(r"`(\w+\.yaml)`, names the file", PAGES["README"])}
+    for line, words in console_words(PAGES["README"]):
+        if words[:2] == ["make", "caption"]:
+            there.add(".venv/bin/activate")
+        written = {word for before, word in pairwise(words) if before in WRITES}
+        if words[0] == "cp":
+            written.add(words[-1])
+        for word in words:
+            if FILE.fullmatch(word) and word not in written:
+                assert word.rstrip("/") in there or (ROOT / word).exists(), f"{line}: there is no {word}"
+        there |= {word.rstrip("/") for word in written}
+
+
+def test_how_to_do_without_cuda_comes_before_the_commands():
+    readme = PAGES["README"]
+    assert readme.index("Without an NVIDIA GPU") < min(readme.index("make caption"), readme.index("pip install ."))
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """The Makefile over an installation that does nothing."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("pyproject.toml", "vidspec/_version.py", "constraints/cpu.txt", ".venv/installed"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    for name in ("python", "vidspec"):
+        (tmp_path / ".venv/bin").mkdir(exist_ok=True)
+        (tmp_path / ".venv/bin" / name).write_text("#!/bin/sh\necho captioned\n")
+        (tmp_path / ".venv/bin" / name).chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize("activated", [False, True])
+def test_make_caption_ends_with_how_to_get_the_command(checkout, activated):
+    path = [str(checkout / ".venv/bin")] * activated + ["/usr/bin", "/bin"]
+    ran = subprocess.run(
+        ["make", "caption"],
+        cwd=checkout,
+        env={**os.environ, "PATH": os.pathsep.join(path), "MAKEFLAGS": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ran.returncode, ran.stdout) == (0, "captioned\n"), ran.stderr
+    assert ("source .venv/bin/activate" in ran.stderr) is not activated
+    if not activated:
+        assert "pipx install" in ran.stderr.splitlines()[-1] and "uv tool install" in ran.stderr.splitlines()[-1]

@@ -26,6 +26,7 @@ __all__ = [
     "Profile",
     "ProfileInfo",
     "available",
+    "files",
     "load",
     "override",
     "parse",
@@ -92,7 +93,7 @@ def packaged_folder() -> Path:
 def available() -> list[ProfileInfo]:
     """All profiles that can be named, by name. One that cannot be read is listed and says so."""
     found = []
-    for name, (path, source) in sorted(_files().items()):
+    for name, (path, source) in sorted(files().items()):
         group = "exact"
         try:
             data = _read(path)
@@ -118,7 +119,7 @@ def _group(data: Mapping[str, Any]) -> str:
     return "parallel" if said("schedule", "kind") == "parallel" else "exact"
 
 
-def _files() -> dict[str, tuple[Path, str]]:
+def files() -> dict[str, tuple[Path, str]]:
     """File and source of every profile that can be named, unread."""
     found: dict[str, tuple[Path, str]] = {}
     for source, folder in (("packaged", packaged_folder()), ("user", user_folder())):
@@ -319,7 +320,7 @@ def _find(name_or_path: str) -> Path:
         if not path.is_file():
             raise ProfileError(f"{name_or_path}: there is no such profile file")
         return path
-    known = _files()
+    known = files()
     if name_or_path not in known:
         close = nearest(name_or_path, known)
         meant = f"; did you mean {close}?" if close else ""

@@ -20,6 +20,7 @@ RECORD_KEYS = (
     "token_ids",
     "ended",
     "lossless",
+    "demo",
     "profile",
     "models",
     "video",
@@ -47,6 +48,7 @@ class Caption:
         ended: ``eos`` with an end token, ``length`` with the last token there was room for, ``loop`` saying the same
             words again and again, cut there or not; None if the clip failed.
         lossless: True if the method guarantees the target's own output, False for lossy rules, None if the clip failed.
+        demo: whether the caption is the built-in models', which know drawn shapes only; None if the clip failed.
         profile: the name of the acceleration profile.
         models: ``target`` and ``draft`` (name or folder; None without one), ``family``, ``dtype``, ``device``.
         video: source facts plus ``frames`` and ``timestamps`` of what was shown to the models; ``damage``, a list of
@@ -78,6 +80,7 @@ class Caption:
     token_ids: list[int] = field(default_factory=list)
     ended: Literal["eos", "length", "loop"] | None = None
     lossless: bool | None = None
+    demo: bool | None = None
     profile: str | None = None
     models: dict[str, Any] = field(default_factory=dict)
     video: dict[str, Any] = field(default_factory=dict)

@@ -145,8 +145,8 @@ def _said_by_profile(name: str) -> tuple[str, set[str], bool]:
     from vidspec import profiles
     from vidspec.yaml_files import read_yaml
 
-    info = next((info for info in profiles.available() if info.name == name), None)
-    path, packaged = (info.path, info.source == "packaged") if info else (Path(name).expanduser(), False)
+    path, source = profiles.files().get(name, (Path(name).expanduser(), ""))
+    packaged = source == "packaged"
     try:
         data = read_yaml(path)
     except UsageError:

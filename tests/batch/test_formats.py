@@ -74,6 +74,25 @@ def test_srt_loads_in_three_parsers(cues, tmp_path):
     assert cue_times(tmp_path / "a.srt") == [(0.0, 5.0), (10.0, 12.0)]
 
 
+def test_the_built_in_models_captions_say_so(recorded):
+    """But in SRT, where players show whatever there is."""
+    demo, other = recorded(changes={"demo": True}), recorded(changes={"demo": False})
+    assert "NOTE Captions of vidspec's built-in models" in document([demo], "vtt")
+    assert "NOTE" not in document([other], "vtt")
+    assert len(webvtt.from_string(document([demo], "vtt")).captions) == 1
+    assert document([demo], "srt") == document([other], "srt")
+    for one, said in ((demo, True), (other, False)):
+        assert json.loads(line(one, "json", several=False))["demo"] is lean(one)["demo"] is said
+        rows = csv.DictReader(io.StringIO(f"{header('csv')}\n{line(one, 'csv', several=False)}"))
+        assert next(rows)["demo"] == str(said)
+
+
+def test_records_from_before_it_was_said(recorded):
+    old = {key: value for key, value in recorded().items() if key != "demo"}
+    assert line(old, "csv", several=False) == line({**old, "demo": None}, "csv", several=False)
+    assert "NOTE" not in document([old], "vtt") and lean(old)["demo"] is None
+
+
 def test_vtt_loads_in_three_parsers(cues, tmp_path):
     text = document(cues, "vtt")
     parsed = webvtt.from_string(text)

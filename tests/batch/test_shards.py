@@ -131,7 +131,7 @@ def test_rendered(tmp_path, recorded):
 
 def test_lines_of_an_earlier_version_keep_what_they_say(recorded, tmp_path):
     one = lean(recorded(entry=Entry("a.mp4", prompt="Why?"), start=1.0, end=2.0))
-    old = {key: value for key, value in one.items() if key not in ("id", "columns", "ended")}
+    old = {key: value for key, value in one.items() if key not in ("id", "columns", "ended", "demo")}
     (tmp_path / "old.jsonl").write_text(json.dumps(old) + "\n")
     (line,) = rendered(merge([tmp_path / "old.jsonl"]).records, "jsonl").splitlines()
     assert {key: json.loads(line)[key] for key in old} == old and json.loads(line)["ended"] is None

@@ -32,6 +32,7 @@ def isolated(monkeypatch, tmp_path):
     monkeypatch.setattr(sys.modules["vidspec.captioner"], "Captioner", FakeCaptioner, raising=False)
     monkeypatch.setattr(sys.modules["vidspec.decoding.trace"], "to_chrome", lambda trace: trace, raising=False)
     monkeypatch.setattr("vidspec.batch.local.Reader", FakeReader)
+    monkeypatch.setattr("vidspec.models.hub.reach", lambda name: True)
     monkeypatch.setattr(FakeCaptioner, "made", [])
     monkeypatch.setattr(FakeCaptioner, "refuse", None)
     folder = tmp_path / "work"

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -116,7 +117,8 @@ def test_the_bar_where_the_terminal_is_free(vidspec, clips, monkeypatch):
     monkeypatch.setattr(sys, "stderr", err)
     vidspec("caption", clips, "--format", "jsonl", "-o", "out.jsonl")
     assert "clips/s" in err.getvalue() and "[1/4] clips/a/good.mp4" in err.getvalue()
-    assert err.getvalue().rstrip().splitlines()[-1].startswith("4 clips: 3 captioned, 1 failed")
+    last = re.sub(r"\x1b\[\d*[A-Z]", "", err.getvalue().rstrip().splitlines()[-1])
+    assert last.startswith("4 clips: 3 captioned, 1 failed")
     assert "left out: 1 not video" in err.getvalue()
 
 

@@ -1,3 +1,4 @@
+import gc
 import io
 import json
 import os
@@ -10,10 +11,14 @@ import pytest
 from fake_captioner import TEXT, FakeCaptioner, events, record
 
 from vidspec.batch.schema import record_schema
+from vidspec.cli.start import NOTICE
 from vidspec.decoding.events import Finished
+from vidspec.embedded.captions import PROMPTS
 from vidspec.errors import DeviceError, ModelError
+from vidspec.prompts import STYLES
 
 ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = str(ROOT / "vidspec/embedded/pair/target")
 
 
 def test_stdout_carries_the_caption_only(vidspec):
@@ -42,9 +47,8 @@ def test_json_has_one_object_per_clip_failed_ones_included(vidspec):
 def test_a_failed_clip_is_one_line_without_traceback(vidspec):
     ran = vidspec("caption", "missing.mp4", "--quiet")
     assert (ran.code, ran.out) == (1, "")
-    assert [line for line in ran.err.splitlines() if line != "a library prints this"] == [
-        "error: missing.mp4: there is no such file (check the path)"
-    ]
+    told = [line for line in ran.err.splitlines() if line != "a library prints this"]
+    assert told == [NOTICE, "error: missing.mp4: there is no such file (check the path)"]
 
 
 def test_debug_shows_tracebacks(vidspec, monkeypatch):
@@ -72,7 +76,8 @@ def test_a_bug_before_the_first_clip_escapes(vidspec, monkeypatch):
 def test_missing_model_or_device(vidspec, monkeypatch, error):
     monkeypatch.setattr(FakeCaptioner, "refuse", error)
     ran = vidspec("caption", "good.mp4")
-    assert (ran.code, ran.out, ran.err) == (3, "", f"error: {error}\n")
+    assert (ran.code, ran.out) == (3, "")
+    assert ran.err.splitlines() == [NOTICE, "loading the built-in models (embedded)", f"error: {error}"]
 
 
 def test_device_lost_on_the_way(vidspec):
@@ -179,12 +184,99 @@ def test_the_default_profile_and_its_variable(vidspec, monkeypatch):
     assert [made.profile.name for made in FakeCaptioner.made] == ["vanilla-sd", "ar", "sd-rand"]
 
 
-def test_embedded_models_are_named_once_even_if_quiet(vidspec):
-    err = vidspec("caption", "good.mp4", "good.mp4", "--quiet").err
-    assert err.count("the built-in models know only drawn shapes") == 1
-    assert "--target llava-hf/llava-onevision-qwen2-7b-ov-hf" in err
-    assert "drawn shapes" not in vidspec("caption", "missing.mp4").err, "nothing was captioned"
-    assert "drawn shapes" not in vidspec("caption", "good.mp4", "--target", "a", "--draft", "b").err
+@pytest.mark.parametrize(
+    "options", [(), ("--pair", "embedded-qwen"), ("--target", SHIPPED, "--draft", "b"), ("--quiet",)]
+)
+def test_the_built_in_models_are_told_before_they_caption(vidspec, options):
+    told = vidspec("caption", "good.mp4", "b/good.mp4", *options).err.splitlines()
+    assert told.count(NOTICE) == 1 and told.index(NOTICE) < told.index("a library prints this")
+    assert "--target llava-hf/llava-onevision-qwen2-7b-ov-hf" in NOTICE
+
+
+def test_other_models_are_not_the_built_in_ones(vidspec):
+    assert "built-in" not in vidspec("caption", "good.mp4", "--target", "a", "--draft", "b", "--style", "brief").err
+
+
+def prompt_note(err):
+    return [line for line in err.splitlines() if "not trained for the prompt" in line]
+
+
+@pytest.mark.parametrize(
+    ("options", "prompt"),
+    [
+        (("--style", "brief"), STYLES["brief"]),
+        (("--prompt", "Who wins?"), "Who wins?"),
+        (("--segment", "30s", "--context"), f"{PROMPTS[0]} This is a later part"),
+        (("--system", "You are a poet."), "You are a poet."),
+    ],
+)
+def test_prompts_that_the_built_in_models_were_not_trained_for(vidspec, options, prompt):
+    told = vidspec("caption", "good.mp4", *options).err
+    assert len(prompt_note(told)) == 1 and repr(prompt)[:-1] in prompt_note(told)[0]
+    assert told.index("not trained for") < told.index("a library prints this")
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_prompts_that_they_were_trained_for(vidspec, prompt):
+    assert not prompt_note(vidspec("caption", "good.mp4", "--prompt", prompt).err)
+
+
+def test_prompts_of_a_manifest(vidspec):
+    Path("jobs.csv").write_text(f"path,prompt\ngood.mp4,{PROMPTS[1]}\nb/good.mp4,Why?\nc/good.mp4,How?\n")
+    (told,) = prompt_note(vidspec("caption", "jobs.csv").err)
+    assert "'How?' (and 1 more)" in told
+
+
+def test_what_is_loaded_is_told_before_it_is(vidspec, monkeypatch):
+    """And what has to be fetched for it; a second time nothing, for nothing is to be done."""
+    monkeypatch.setattr("vidspec.models.hub.is_cached", lambda name: name == "org/draft")
+    args = ("caption", "good.mp4", "--target", "org/target", "--draft", "org/draft", "-o", "out.txt")
+    told = vidspec(*args).err.splitlines()
+    assert told[:2] == ["loading org/target and org/draft", "fetching org/target from the hub"]
+    assert "loading" not in vidspec(*args).err
+    assert "loading" not in vidspec(*args, "--overwrite", "--quiet").err
+    assert vidspec("caption", "good.mp4", "--target", "a", "-p", "ar").err.startswith("loading a\n")
+
+
+def test_a_hub_that_does_not_answer_ends_the_run_before_models_are_loaded(vidspec, monkeypatch):
+    def silent(name):
+        raise ModelError(f"{name}: the hub does not answer", kind="missing")
+
+    monkeypatch.setattr("vidspec.models.hub.reach", silent)
+    ran = vidspec("caption", "good.mp4", "--target", "a", "--draft", "b")
+    assert ran.code == 3 and ran.err == "loading a and b\nerror: a: the hub does not answer\n"
+    assert FakeCaptioner.made == []
+
+
+def test_it_is_told_before_torch_is_imported(tmp_path):
+    """Importing torch takes longer than anybody should look at nothing."""
+    program = (
+        "import sys; from vidspec.cli import start\n"
+        "real = start.announce\n"
+        "def announce(profile, **here):\n"
+        "    real(profile, **here)\n"
+        "    print('LOADED', [name for name in ('torch', 'transformers') if name in sys.modules])\n"
+        "    raise KeyboardInterrupt\n"
+        "start.announce = announce\n"
+        "from vidspec.cli import main\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    clip = ROOT / "vidspec/embedded/clips/one-object.mp4"
+    command = [sys.executable, "-c", program, "caption", str(clip)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
+    assert ran.returncode == 130 and "loading the built-in models" in ran.stderr and "LOADED []" in ran.stderr
+
+
+def test_loading_looks_for_no_garbage(vidspec, monkeypatch):
+    seen = []
+    real = FakeCaptioner.from_profile.__func__
+    monkeypatch.setattr(
+        FakeCaptioner,
+        "from_profile",
+        classmethod(lambda cls, profile: seen.append(gc.isenabled()) or real(cls, profile)),
+    )
+    vidspec("caption", "good.mp4")
+    assert seen == [False] and gc.isenabled()
 
 
 def test_verify(vidspec):
@@ -309,7 +401,7 @@ def test_verbose_says_what_is_loaded_and_where_time_goes(vidspec):
     plain = vidspec("caption", "good.mp4")
     ran = vidspec("caption", "good.mp4", "-v")
     assert ran.code == 0 and ran.out == plain.out
-    assert "loading embedded for profile vanilla-sd: device auto, decoder auto" in ran.err
+    assert "loading the built-in models (embedded)" in ran.err and "profile vanilla-sd, device auto" in ran.err
     assert "target: big (fake), float32 on cpu, attention vidspec" in ran.err and "loaded in" in ran.err
     times = "time to first token 0.50 s, decode 1.00 s, end to end 1.50 s"
     assert f"  ended: eos; {times}" in ran.err and times not in plain.err

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 from fake_captioner import FakeCaptioner
 
+from vidspec import profiles
 from vidspec.user_config import config_path
 
 CONFIG = """
@@ -44,6 +45,14 @@ def test_the_config_gives_profile_pair_and_format(vidspec, config):
     (made,) = FakeCaptioner.made
     assert (made.profile.name, made.profile.models.target, made.profile.models.pair) == ("sd-rand", "big", None)
     assert (made.profile.video.frames, made.profile.generate.max_new_tokens) == (7, 99)
+
+
+def test_one_profile_is_read_and_not_all(vidspec, config, monkeypatch):
+    """Reading all takes a quarter of a second, before anything is shown."""
+    read, real = [], profiles._read
+    monkeypatch.setattr(profiles, "_read", lambda path: read.append(path.stem) or real(path))
+    monkeypatch.setattr(profiles, "available", lambda: pytest.fail("all were read"))
+    assert vidspec("caption", "good.mp4").code == 0 and set(read) == {"sd-rand"}
 
 
 def test_where_each_value_comes_from(vidspec, config, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from vidspec import Captioner
+from vidspec import Captioner, profiles
 from vidspec.embedded.architecture import architecture
 from vidspec.embedded.evaluate import digest, evaluate, pass_times
 from vidspec.embedded.samples import draw_sample, shipped
@@ -46,6 +46,17 @@ def scene(path):
     """The scene of a shipped clip, drawn again from the seed in its record."""
     (record,) = [entry for entry in json.loads((path.parent / "truth.json").read_text()) if entry["file"] == path.name]
     return draw_sample(record["seed"], len(record["facts"]["objects"])).scene
+
+
+def test_its_captions_are_marked(pair, tmp_path):
+    """By where the model lies, whatever it is called by."""
+    profile = profiles.load("ar", {"generate.max_new_tokens": 2, "video.frames": 2})
+    assert Captioner(profile, pair[0], None).caption(shipped()[0]).to_dict()["demo"] is True
+    pair[0].source, before = str(tmp_path), pair[0].source
+    try:
+        assert Captioner(profile, pair[0], None).caption(shipped()[0]).to_dict()["demo"] is False
+    finally:
+        pair[0].source = before
 
 
 def test_it_is_small_and_stored_in_half_precision(folder):

@@ -41,6 +41,7 @@ CSV_COLUMNS = (
     "target",
     "draft",
     "lossless",
+    "demo",
     "tokens",
     "ended",
     "error_stage",
@@ -51,6 +52,8 @@ CSV_COLUMNS = (
 
 #: Of a subtitle, what is read at a glance: lines, and characters of a line.
 LINES, WIDTH = 2, 42
+#: The comment of a WebVTT file. SRT has none: whatever stands in it may be shown.
+DEMO = "Captions of vidspec's built-in models, which know drawn shapes only."
 
 Record = Mapping[str, Any]
 
@@ -150,6 +153,7 @@ def _row(record: Record, raw: bool) -> str:
         "target": record["models"].get("target"),
         "draft": record["models"].get("draft"),
         "lossless": record["lossless"],
+        "demo": record.get("demo"),
         "tokens": len(record["token_ids"]) if record["caption"] is not None else None,
         "ended": record.get("ended"),
         "settings": (record.get("job") or {}).get("settings"),
@@ -199,6 +203,8 @@ def _vtt(records: Sequence[Record]) -> str:
     import webvtt
 
     file = webvtt.WebVTT()
+    if any(record.get("demo") for record in records):
+        file.header_comments.append(DEMO)
     for start, end, text in (one for record in records for one in cues(record)):
         file.captions.append(webvtt.Caption(clock(start / 1000), clock(end / 1000), _escaped(text)))
     return str(file.content) + "\n"

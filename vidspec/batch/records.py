@@ -21,6 +21,7 @@ LEAN_KEYS = (
     "token_ids",
     "ended",
     "lossless",
+    "demo",
     "profile",
     "models",
     "video",

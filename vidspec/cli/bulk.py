@@ -10,8 +10,8 @@ from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from vidspec.cli import asked
-from vidspec.cli.report import EMBEDDED_NOTICE, left_out, loaded, named, note, totals
+from vidspec.cli import asked, start
+from vidspec.cli.report import left_out, loaded, note, totals
 from vidspec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,6 +47,16 @@ class Run:
     @property
     def several(self) -> bool:
         return self.found.several
+
+    @property
+    def prompts(self) -> set[str]:
+        """All that are asked, the system prompt and what ``--context`` makes of a prompt included."""
+        from vidspec.batch.run import CONTEXT
+
+        asked = {entry.prompt or self.how.prompt for entry in self.entries}
+        if self.how.context:
+            asked.add(CONTEXT.format(prompt=self.how.prompt, previous="..."))
+        return asked | ({self.profile.generate.system} - {None})
 
 
 def caption_all(given: Any) -> int:
@@ -171,22 +181,27 @@ def _equipped(stack: ExitStack, run: Run, planned: Plan, tally: Tally) -> tuple[
         stack.callback(log.close)
         log.start(tally, run.profile.name, asked.parameters(given))
         listeners.append(log)
-    if run.profile.models.pair is not None:
-        stack.callback(lambda: note(EMBEDDED_NOTICE) if tally.captioned else None)
+    for line in start.demo_notes(run.profile, run.prompts):
+        note(line)
+    elsewhere = given.engine.value == "ray" or given.replicas is not None
+    if not given.quiet:
+        start.announce(run.profile, here=not elsewhere)
     if given.verbose:
-        about = f"device {run.profile.models.device}, decoder {run.profile.video.decoder}"
-        note(f"loading {named(run.settings.profile['models'])} for profile {run.profile.name}: {about}")
+        models, video = run.profile.models, run.profile.video
+        note(f"profile {run.profile.name}, device {models.device}, decoder {video.decoder}")
     engine: Engine
     observer: Observer
-    if given.engine.value == "ray" or given.replicas is not None:
+    if elsewhere:
         engine = _elsewhere(run)
         observer, panel = _observer(stack, run, tally)
     else:
         from vidspec.batch.local import outcomes
-        from vidspec.captioner import Captioner
 
         began = time.monotonic()
-        captioner = stack.enter_context(Captioner.from_profile(run.profile))
+        with start.uncollected():
+            from vidspec.captioner import Captioner
+
+            captioner = stack.enter_context(Captioner.from_profile(run.profile))
         for line in loaded(captioner, time.monotonic() - began) if given.verbose else ():
             note(line)
         for line in captioner.notes:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vidspec.cli import start
 from vidspec.cli.bench import Device, Draft, Dtype, Pair, PairName, Target, Threads
 from vidspec.errors import OutputError, UsageError
 
@@ -56,7 +57,6 @@ def plan(
     vidspec plan clip.mp4 --save fast.yaml
     """
     from vidspec import profiles
-    from vidspec.captioner import Captioner
     from vidspec.profiles import setting
 
     overrides: dict[str, object] = {"models.device": device, "models.dtype": dtype, "models.threads": threads}
@@ -77,7 +77,12 @@ def plan(
         raise UsageError(f"{clip}: there is no such file")
     if save is not None and not save.resolve().parent.is_dir():
         raise OutputError(f"--save {save}: there is no such folder")
-    with Captioner.from_profile(profile) as captioner:
+    start.announce(profile)
+    with start.uncollected():
+        from vidspec.captioner import Captioner
+
+        captioner = Captioner.from_profile(profile)
+    with captioner:
         captioner.warm_up()
         found = captioner.plan(clip, tokens=tokens)
     if save is not None:

@@ -29,11 +29,6 @@ __all__ = [
     "where_time_went",
 ]
 
-EMBEDDED_NOTICE = (
-    "note: the built-in models know only drawn shapes; for real video name a pair, such as "
-    "--target llava-hf/llava-onevision-qwen2-7b-ov-hf --draft llava-hf/llava-onevision-qwen2-0.5b-ov-hf"
-)
-
 
 def complain(message: str) -> None:
     """``error: message`` on stderr, on one line."""

@@ -10,6 +10,7 @@ from vidspec.decoding.counters import count, estimate_speedup, lengths, weights_
 from vidspec.decoding.events import Prefilled, Round
 from vidspec.decoding.limits import ended
 from vidspec.decoding.trace import Trace
+from vidspec.embedded import ships
 from vidspec.record import Caption
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def report(
         token_ids=token_ids,
         ended=ended(token_ids, setup.target.model.eos),
         lossless=setup.lossless,
+        demo=ships(setup.target.model.source),
         profile=setup.profile.name,
         models=dict(models),
         video={

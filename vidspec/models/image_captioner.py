@@ -18,6 +18,7 @@ import torch
 from vidspec.engine.forward import Engine
 from vidspec.errors import DeviceError, ModelError
 from vidspec.models.chat_template import rendered
+from vidspec.models.hub import is_local, patient, show_downloads
 from vidspec.models.loading import SAFE, Placement, check_kernels, unloadable
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class HubCaptioner:
         return self.processor(images=frame, return_tensors="pt")
 
 
+@patient
 def load(name: str, where: Placement) -> HubCaptioner:
     """Load a captioning model.
 
@@ -135,9 +137,9 @@ def load(name: str, where: Placement) -> HubCaptioner:
 
     transformers.utils.logging.set_verbosity_error()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    transformers.utils.logging.disable_progress_bar()
+    show_downloads()
     folder = Path(name).expanduser()
-    looks_local = folder.exists() or name.startswith((".", "/", "~"))
+    looks_local = is_local(name)
     if looks_local and not (folder / "config.json").is_file():  # the hub would be asked for it, again and again
         raise ModelError(f"{name}: no config.json in this folder", hint="name a folder with a saved model, or a hub id")
     source = str(folder) if looks_local else name

@@ -17,6 +17,7 @@ from vidspec.engine.attention import NAME
 from vidspec.engine.packed import pack
 from vidspec.errors import DeviceError, ModelError, VidspecError
 from vidspec.models.base import VideoLanguageModel
+from vidspec.models.hub import is_local, patient, show_downloads
 from vidspec.models.identity import related
 from vidspec.registry import families
 
@@ -95,6 +96,7 @@ def embedded_folder(pair: str, role: str) -> Path:
     return Path(__file__).parents[1] / "embedded" / _PAIRS[pair] / role
 
 
+@patient
 def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageModel:
     """Load a model of a supported family; code that lies beside its weights is neither run nor asked about.
 
@@ -114,9 +116,9 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
     transformers.utils.logging.set_verbosity_error()
     for chatty in ("huggingface_hub", "accelerate"):  # each retry, each offloaded weight would be a line on stderr
         logging.getLogger(chatty).setLevel(logging.ERROR)
-    transformers.utils.logging.disable_progress_bar()
+    show_downloads()
     folder = Path(name).expanduser()
-    looks_local = folder.exists() or name.startswith((".", "/", "~"))
+    looks_local = is_local(name)
     source = str(folder) if looks_local else name
     if looks_local and not any((folder / f"{kind}config.json").is_file() for kind in ("", "adapter_")):
         raise ModelError(f"{name}: no config.json in this folder", hint="name a folder with a saved model, or a hub id")

@@ -1,0 +1,146 @@
+import socket
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import huggingface_hub.constants as hub_constants
+import pytest
+import torch
+import transformers
+from huggingface_hub.utils import are_progress_bars_disabled
+
+from models.checkpoints import TIED, save
+from vidspec.errors import ModelError
+from vidspec.models import hub
+from vidspec.models.loading import Placement, load
+
+CPU = Placement(torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch, tmp_path):
+    """Nothing known of any hub, an empty cache, and not long to wait."""
+    monkeypatch.setattr(hub, "_answers", {})
+    monkeypatch.setattr(hub, "ANSWER", 0.3)
+    monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+
+
+@pytest.fixture
+def endpoint(monkeypatch):
+    """Makes the hub another address."""
+    return lambda port: monkeypatch.setattr(hub_constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+
+
+@contextmanager
+def listening():
+    """A port that takes connections and never answers."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+@contextmanager
+def answering(status):
+    """A server that has one answer, and a list of what it was asked."""
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            asked.append(self.path)
+            self.send_response(status)
+            self.end_headers()
+
+        do_GET = do_HEAD
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    try:
+        yield server.server_port, asked
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@contextmanager
+def refusing():
+    with listening() as port:
+        pass
+    yield port
+
+
+@pytest.mark.parametrize("kind", [listening, refusing])
+def test_a_hub_that_does_not_answer_is_asked_once(endpoint, monkeypatch, kind):
+    asked = []
+    real = hub._asked
+    monkeypatch.setattr(hub, "_asked", lambda address: asked.append(address) or real(address))
+    with kind() as port:
+        endpoint(port)
+        for name in ("org/target", "org/draft"):
+            with pytest.raises(ModelError, match=f"{name}: .*the hub does not answer: ") as caught:
+                load(name, CPU)
+            assert caught.value.kind == "missing" and caught.value.exit_code == 3
+            assert "\n" not in str(caught.value) and caught.value.hint.endswith(f"hf download {name}")
+    assert len(asked) == 1
+
+
+def test_a_hub_is_asked_again_after_a_while(endpoint, monkeypatch):
+    with refusing() as port:
+        endpoint(port)
+        with pytest.raises(ModelError):
+            hub.reach("org/model")
+    monkeypatch.setattr(hub, "KNOWN", 0.0)
+    with answering(200) as (port, asked):
+        hub._answers[f"http://127.0.0.1:{port}"] = hub._answers.popitem()[1]
+        endpoint(port)
+        assert hub.reach("org/model") and asked == ["/api/models"]
+
+
+@pytest.mark.parametrize(("status", "there"), [(200, True), (401, True), (404, True), (500, False), (503, False)])
+def test_which_answers_count(endpoint, status, there):
+    with answering(status) as (port, _):
+        endpoint(port)
+        if there:
+            assert hub.reach("org/model")
+        else:
+            with pytest.raises(ModelError, match=f"its server says {status}"):
+                hub.reach("org/model")
+
+
+def test_without_a_hub_the_cache_will_do(endpoint, tmp_path):
+    """As huggingface_hub lays it out: a snapshot, and which commit ``main`` is."""
+    commit = "0" * 40
+    kept = tmp_path / "cache" / "models--org--model"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text(commit)
+    save(TIED, kept / "snapshots" / commit)
+    assert hub.is_cached("org/model") and not hub.is_cached("org/other")
+    with listening() as port:
+        endpoint(port)
+        assert not hub.reach("org/model")
+        assert load("org/model", CPU).layers == 4
+    assert hub_constants.HF_HUB_OFFLINE is False
+
+
+def test_folders_and_offline_mode_ask_nobody(endpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, "_asked", lambda address: pytest.fail("was asked"))
+    assert not hub.reach(str(tmp_path)) and not hub.reach("./nowhere")
+    monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
+    assert not hub.reach("org/model")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_downloads_are_shown_on_a_terminal(monkeypatch, terminal):
+    monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
+    try:
+        hub.show_downloads()
+        assert are_progress_bars_disabled() is not terminal
+        assert not transformers.utils.logging.is_progress_bar_enabled()  # weights that are read from the disk
+    finally:
+        transformers.utils.logging.enable_progress_bar()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vidspec.cli import asked
+from vidspec.cli.interrupts import ending_of
 from vidspec.cli.report import EMBEDDED_NOTICE, left_out, note, totals
 from vidspec.errors import UsageError
 
@@ -107,14 +108,15 @@ def _run(run: Run) -> int:
             planned = plan(run.entries, run.output, run.settings, checksum=given.checksum, retry=given.retry_failed)
             tally.earlier, tally.earlier_failed, tally.reused = planned.captioned, planned.failed, planned.reused
             _tell_earlier(run, planned)
-            if planned.tasks:
+            if planned.tasks or planned.unkept:
                 engine, listeners = _equipped(stack, run, planned, tally)
                 limit = 1 if given.fail_fast else given.max_failures
                 code = execute(planned, engine, run.output, run.settings, tally, listeners, max_failures=limit)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             stack.close()
-            note(f"interrupted: {tally.done} of {tally.total} clips were done, and are kept")
-            return 130
+            ending = ending_of(stop)
+            note(f"{ending.word}: {tally.done} of {tally.total} clips were done, and are kept")
+            return ending.code
         complete = tally.stopped is None
     if run.several and not given.quiet:
         note(totals(tally, run.found))
@@ -157,7 +159,7 @@ def _equipped(stack: ExitStack, run: Run, planned: Plan, tally: Tally) -> tuple[
     if given.log_file is not None:
         from vidspec.batch.log_file import LogFile
 
-        log = LogFile(given.log_file)
+        log = LogFile(given.log_file, note)
         stack.callback(log.close)
         log.start(tally, run.profile.name, asked.parameters(given))
         listeners.append(log)
@@ -165,7 +167,10 @@ def _equipped(stack: ExitStack, run: Run, planned: Plan, tally: Tally) -> tuple[
         stack.callback(lambda: note(EMBEDDED_NOTICE) if tally.captioned else None)
     engine: Engine
     observer: Observer
-    if given.engine.value == "ray" or given.replicas is not None:
+    panel: Any = None
+    if not planned.tasks:  # no caption could be kept
+        engine = lambda tasks: iter(())  # noqa: E731
+    elif given.engine.value == "ray" or given.replicas is not None:
         engine = _elsewhere(run)
         observer, panel = _observer(stack, run, tally)
     else:

@@ -180,6 +180,29 @@ def test_verify(vidspec):
     assert "differs from plain decoding at token 3" in ran.err
 
 
+HOT = ("--temperature", "0.7")
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (("--profile", "vanilla-sd", *HOT), 2),
+        (("--profile", "sd-attention", *HOT), 2),
+        (("--profile", "vanilla-sd", "--set", "draft.gamma=auto", *HOT), 0),
+        (("--profile", "sd-tree", *HOT), 0),
+        (("--profile", "ar", *HOT), 0),
+        (("--profile", "vanilla-sd"), 0),
+    ],
+)
+def test_verify_where_drawn_tokens_need_not_be_the_same(vidspec, args, code):
+    """Refused before anything is looked at where a correct caption would fail, allowed where it cannot."""
+    ran = vidspec("caption", "good.mp4", "--verify", *args)
+    assert ran.code == code
+    if code:
+        assert "with temperature 0.7 are plain decoding's in distribution only" in ran.err and not FakeCaptioner.made
+        assert vidspec("caption", "good.mp4", *args).code == 0
+
+
 def test_baseline(vidspec):
     ran = vidspec("caption", "good.mp4", "--baseline", "--format", "json")
     assert ran.records[0]["speed"]["baseline"]["decode"] == pytest.approx(3.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -17,9 +17,10 @@ from vidspec.batch.compare import decode_rate
 from vidspec.bench.peers import PeerFailed
 from vidspec.bench.predicted import predicted
 from vidspec.captioner import Captioner
+from vidspec.profiles import Profile
 from vidspec.record import Caption
 
-__all__ = ["Contender", "Row", "machine", "run", "speed_ups", "summary"]
+__all__ = ["Contender", "Row", "by_other_draws", "machine", "run", "speed_ups", "summary"]
 
 
 class Contender(Protocol):
@@ -34,7 +35,8 @@ class Row:
 
     Attributes:
         name: of the contender.
-        equal: clips whose token ids are the baseline's.
+        equal: clips whose token ids are the baseline's; None where it and the baseline draw from the same distributions
+            by other draws, so that token ids say nothing.
         clips: clips measured.
         tau, tokens_per_target_pass, run_length, acceptance_rate: pooled over clips; None where nothing was drafted.
         kept: share of visual tokens the draft saw; None without a draft.
@@ -46,7 +48,7 @@ class Row:
     """
 
     name: str
-    equal: int
+    equal: int | None
     clips: int
     tau: float | None
     tokens_per_target_pass: float | None
@@ -60,6 +62,11 @@ class Row:
     acceptance_rate: float | None = None
     rate_spread: tuple[float, float] = (0.0, 0.0)
     context: float | None = None
+
+    @property
+    def equality(self) -> str:
+        """``equal`` as tables show it."""
+        return "in distribution" if self.equal is None else f"{self.equal}/{self.clips}"
 
 
 def run(
@@ -119,8 +126,13 @@ def run(
     return {name: records[name] for name in names}
 
 
-def summary(records: Mapping[str, Mapping[str, Sequence[Caption]]], baseline: str) -> list[Row]:
-    """One row per contender; per clip the median over repeats is compared with the baseline's."""
+def summary(
+    records: Mapping[str, Mapping[str, Sequence[Caption]]], baseline: str, drawn: Collection[str] = ()
+) -> list[Row]:
+    """One row per contender; per clip the median over repeats is compared with the baseline's.
+
+    ``drawn`` are those of :func:`by_other_draws`.
+    """
     plain = records[baseline]
     rows = []
     for name, by_clip in records.items():
@@ -143,7 +155,9 @@ def summary(records: Mapping[str, Mapping[str, Sequence[Caption]]], baseline: st
         rows.append(
             Row(
                 name=name,
-                equal=sum(
+                equal=None
+                if name in drawn
+                else sum(
                     all(one.token_ids == plain[clip][0].token_ids for one in runs) for clip, runs in by_clip.items()
                 ),
                 clips=len(by_clip),
@@ -162,6 +176,27 @@ def summary(records: Mapping[str, Mapping[str, Sequence[Caption]]], baseline: st
             )
         )
     return rows
+
+
+def by_other_draws(profiles: Mapping[str, Profile], baseline: str) -> tuple[str, ...]:
+    """Lossless methods that draw tokens as the baseline does, and need not draw the same ones.
+
+    Equal seeds give equal tokens where both are plain decoding's (``Profile.token_for_token``).
+    """
+    plain = profiles[baseline]
+    return tuple(
+        name
+        for name, one in profiles.items()
+        if name != baseline
+        and plain.generate.temperature > 0
+        and _distribution(one) == _distribution(plain)
+        and not (one.token_for_token and plain.token_for_token and one.generate.seed == plain.generate.seed)
+    )
+
+
+def _distribution(profile: Profile) -> tuple[object, ...]:
+    """What, beside the target and the clip, decides from which distributions tokens are drawn."""
+    return profile.video, profile.lossy, profile.generate.model_dump(exclude={"seed"})
 
 
 def speed_ups(runs: Sequence[Caption], plain: Sequence[Caption]) -> tuple[float, float, float]:

@@ -12,7 +12,7 @@ import torch
 
 from vidspec._version import __version__
 from vidspec.bench import bandwidth
-from vidspec.bench.interleaved import Contender, Row, machine, run, summary
+from vidspec.bench.interleaved import Contender, Row, by_other_draws, machine, run, summary
 from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.markdown import markdown
 from vidspec.bench.position_bias import PositionBias
@@ -91,7 +91,8 @@ def measure(bench: Bench, say: Callable[[str], None] = lambda _: None) -> Outcom
             records = run(contenders, clips, bench.repeats, say)
         else:
             records = run(contenders, clips, bench.repeats, say, done=results.done, keep=results.add)
-        rows = summary(records, baseline)
+        profiles = {name: one.profile for name, one in contenders.items() if isinstance(one, Captioner)}
+        rows = summary(records, baseline, by_other_draws(profiles, baseline))
         speed = bandwidth.copy_bandwidth(loaded.where.device)
         weights = bandwidth.pass_bytes(loaded.target)
         facts |= {"copy_GB_per_s": round(speed / 1e9, 2), "target_pass_MB": round(weights / 1e6, 2)}

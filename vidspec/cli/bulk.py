@@ -66,7 +66,7 @@ def caption_all(given: Any) -> int:
     defaults = read_config()
     form = asked.form_of(given, defaults)
     profile = resolve(given.profile, asked.overrides_of(given), defaults).profile
-    asked.how_of(given, profile, 0)  # refuses a wrong --segment before folders are searched
+    asked.how_of(given, profile, 0)  # refuses what cannot be before folders are searched
     shard = shard_of(given.shard, os.environ)
     found = collect(sources)
     found.entries = [

@@ -220,15 +220,18 @@ def _observer(stack: ExitStack, run: Run, tally: Tally) -> tuple[Observer, Any]:
     """Who watches the current clip, and the panel of the whole run if there is one."""
     from vidspec.batch.outputs import Stream
     from vidspec.batch.run import Observer
+    from vidspec.cli.listeners import Restarts
 
     given = run.given
-    if given.quiet or given.no_live or not sys.stderr.isatty():
+    if given.quiet:
         return Observer(), None
+    if given.no_live or not sys.stderr.isatty():
+        return Restarts(), None
     from rich.console import Console
 
     console = Console(stderr=True)
     if console.is_dumb_terminal:
-        return Observer(), None
+        return Restarts(), None
     # Where the terminal shows stdout too, the finished caption stands there and not twice.
     shown = isinstance(run.output, Stream) and sys.__stdout__ is not None and sys.__stdout__.isatty()
     if run.several and not shown:

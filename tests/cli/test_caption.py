@@ -10,7 +10,7 @@ import pytest
 from fake_captioner import TEXT, FakeCaptioner, events, record
 
 from vidspec.batch.schema import record_schema
-from vidspec.decoding.events import Finished
+from vidspec.decoding.events import Again, Finished
 from vidspec.errors import DeviceError, ModelError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -201,6 +201,19 @@ def test_verify_where_drawn_tokens_need_not_be_the_same(vidspec, args, code):
     if code:
         assert "with temperature 0.7 are plain decoding's in distribution only" in ran.err and not FakeCaptioner.made
         assert vidspec("caption", "good.mp4", *args).code == 0
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_clip_that_is_done_again_is_said(vidspec, monkeypatch, quiet):
+    def stream(self, path, **asked):
+        opened, *rest = events(path)
+        yield from (opened, *rest[:-1], Again("the draft worker failed: exit code -9"), *rest)
+
+    monkeypatch.setattr(FakeCaptioner, "stream", stream)
+    ran = vidspec("caption", "good.mp4", *["--quiet"] * quiet)
+    assert (ran.code, ran.out) == (0, TEXT + "\n")
+    said = "note: good.mp4: the draft worker failed: exit code -9; the clip is done again" in ran.err
+    assert said != quiet
 
 
 def test_baseline(vidspec):

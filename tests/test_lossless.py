@@ -242,6 +242,35 @@ def test_renumbered_positions(random_pair, positions):
     check(random_pair, captioner, CLIPS["one-object"])
 
 
+AUTO = {"draft.gamma": "auto"}
+GREEDY_DRAFTS = [
+    ("sd-tree", {}),
+    ("self-specvlm", {}),
+    ("lvspec-tree", {"accept.rule": "exact"}),
+    *((profile, AUTO) for profile in ("vanilla-sd", "std", "onsd", "tabed-mtcp-star")),
+]
+
+
+@pytest.mark.parametrize(("profile", "overrides"), GREEDY_DRAFTS)
+def test_drawn_texts_are_those_of_plain_decoding_where_drafts_are_greedy(random_pair, profile, overrides):
+    """Beside the target and of a plan: ``tests/decoding/{workers/test_side_by_side,test_planned}.py``."""
+    drawn = {"generate.temperature": 0.7, "generate.top_p": 0.95, "generate.seed": 5}
+    plain = random_pair.captioner("ar", drawn)
+    captioner = random_pair.captioner(profile, {**drawn, **overrides})
+    assert captioner.profile.token_for_token
+    record = captioner.caption(CLIPS["one-object"])
+    assert record.token_ids == plain.caption(CLIPS["one-object"]).token_ids != random_pair.plain(CLIPS["one-object"])
+
+
+@pytest.mark.parametrize("profile", ["vanilla-sd", "std", "onsd"])
+def test_drawn_texts_are_others_where_the_draft_draws_too(random_pair, profile):
+    drawn = {"generate.temperature": 0.7, "generate.seed": 5}
+    captioner = random_pair.captioner(profile, drawn)
+    assert not captioner.profile.token_for_token
+    plain = random_pair.captioner("ar", drawn).caption(CLIPS["one-object"])
+    assert captioner.caption(CLIPS["one-object"]).token_ids != plain.token_ids
+
+
 def test_drawn_clips(random_pair, built_in_pairs, drawn):
     assert len(drawn) == DRAWN
     for number, clip in enumerate(drawn):

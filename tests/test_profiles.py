@@ -401,3 +401,24 @@ def test_names_and_files_that_do_not_exist():
 def test_profiles_of_the_checkout_are_the_packaged_ones():
     assert profiles.packaged_folder().is_dir()
     assert sorted(path.stem for path in Path(profiles.packaged_folder()).glob("*.yaml")) == PACKAGED
+
+
+HOT = {"generate.temperature": 0.7}
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "same"),
+    [
+        ("vanilla-sd", {}, True),
+        ("vanilla-sd", HOT, False),
+        ("vanilla-sd", {**HOT, "draft.gamma": "auto"}, True),
+        ("vanilla-sd", {**HOT, "schedule.kind": "auto"}, False),
+        ("parallelvlm", {**HOT, "draft.gamma": 4}, True),
+        ("sd-tree", HOT, True),
+        ("auto", {**HOT, "draft.gamma": 5}, True),
+        ("ar", HOT, True),
+    ],
+)
+def test_where_drawn_tokens_are_those_of_plain_decoding(name, overrides, same):
+    """That it is so: ``tests/test_lossless.py``."""
+    assert profiles.load(name, overrides, env={}).token_for_token == same

@@ -15,7 +15,8 @@ from typing_extensions import Unpack
 
 from vidspec import profiles, video
 from vidspec.decoding.choosing import Chooser, variants
-from vidspec.decoding.events import Event, Finished, Opened, Prefilled, Round
+from vidspec.decoding.events import Again, Event, Finished, Opened, Prefilled, Round
+from vidspec.decoding.parallel import WorkerLost
 from vidspec.decoding.planned import Planner, beginning
 from vidspec.decoding.report import Told, report
 from vidspec.decoding.run import InTurns, Run
@@ -279,7 +280,8 @@ class Captioner:
             asked: what differs from the profile, see :class:`Asked`.
 
         Yields:
-            ``Opened``, ``Prefilled``, one ``Round`` per verification, and ``Finished`` with the record.
+            ``Opened``, ``Prefilled``, one ``Round`` per verification, and ``Finished`` with the record. Where the
+            draft's process dies or hangs, ``Again``, and from ``Prefilled`` on anew with another, once.
 
         Raises:
             VideoError: the file gives no frames.
@@ -338,6 +340,15 @@ class Captioner:
         return InTurns(self.setup, path, question, trace)
 
     def _generate(self, path: str, question: Question, trace: Trace) -> Iterator[Event]:
+        try:
+            yield from self._attempt(path, question, trace)
+            return
+        except WorkerLost as error:
+            why = error.message  # and not the error, whose traceback holds the first attempt's cache
+        yield Again(why)
+        yield from self._attempt(path, question, trace)
+
+    def _attempt(self, path: str, question: Question, trace: Trace) -> Iterator[Event]:
         run = self._run(path, question, trace)
         text = Detokenizer(self.target.model.tokenizer)
         read: Prefilled | None = None

@@ -119,6 +119,19 @@ class Profile(Section):
         """Whether target and draft work at the same time, in workers of their own."""
         return self.schedule.kind == "parallel"
 
+    @property
+    def token_for_token(self) -> bool:
+        """Whether a lossless text is plain decoding's token for token, and not in distribution alone.
+
+        Drawn texts are where every emitted token takes one draw of the same generator: without a draft, and where the
+        draft's own choices are greedy, as they are in trees, beside the target, and with a window that depends on
+        times. A chain that is drawn too is judged by rejection: it takes other draws for the same distribution.
+        """
+        if self.generate.temperature == 0 or self.draft.kind == "none":
+            return True
+        greedy = self.draft.topology == "tree" or self.draft.gamma == "auto" or self.concurrent or self.plans
+        return greedy and self.accept.rule == "exact"
+
     @model_validator(mode="after")
     def _paired(self) -> Profile:
         """A published target alone takes the draft that ``vidspec pairs`` lists first for it, where one is needed."""

@@ -210,13 +210,14 @@ class ScheduleSection(Section):
 class WorkersSection(Section):
     """How the parallel schedule divides the machine: devices of target and draft, the draft's threads on a CPU.
 
-    ``timeout``: seconds without an answer after which a worker has failed.
+    ``timeout``: seconds after which a draft that owes an answer is taken to hang, and is replaced; while it loads its
+    model or reads its prompt, seconds without a sign of work.
     """
 
     target: Annotated[str, AfterValidator(_device)] | None = None
     draft: Annotated[str, AfterValidator(_device)] | None = None
     draft_threads: int | None = Field(default=None, ge=1, le=THREADS)
-    timeout: float = Field(default=300.0, gt=0, le=MANY, allow_inf_nan=False)
+    timeout: float = Field(default=30.0, gt=0, le=MANY, allow_inf_nan=False)
 
 
 def _words(words: Any) -> Any:

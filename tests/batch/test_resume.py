@@ -74,7 +74,12 @@ def test_changed_settings_are_told_apart(clips, recorded, settings):
 
 def test_what_changes_no_answer_is_no_setting():
     profile = {"name": "a", "about": "b", "models": {"device": "cpu", "threads": 1, "packed": "auto", "target": "t"}}
-    same = {"name": "c", "about": "d", "models": {"device": "cuda", "threads": 2, "packed": False, "target": "t"}}
+    same = {
+        "name": "c",
+        "about": "d",
+        "workers": {"timeout": 9},
+        "models": {"device": "cuda", "threads": 2, "packed": False, "target": "t"},
+    }
     assert settings_id(profile, prompt="x") == settings_id(same, prompt="x") != settings_id(same, prompt="y")
     other = {**same, "models": {**same["models"], "attention": "eager"}}
     assert settings_id(other, prompt="x") != settings_id(same, prompt="x")

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from vidspec import profiles
 from vidspec.bench.bandwidth import copy_bandwidth, model_weight_bytes, weight_bytes
-from vidspec.bench.interleaved import run, summary
+from vidspec.bench.interleaved import by_other_draws, run, summary
+from vidspec.bench.markdown import markdown
 from vidspec.engine.packed import pack
 from vidspec.record import Caption
 
@@ -82,6 +84,33 @@ def test_summary_counts_clips_with_other_tokens():
     other = Timed("other", {"a.mp4": 1.0, "b.mp4": 1.0}, ids=(1, 2, 3))
     rows = {row.name: row for row in summary(run({"plain": plain, "other": other}, CLIPS, 1), "plain")}
     assert (rows["plain"].equal, rows["other"].equal) == (2, 0)
+
+
+HOT = {"generate.temperature": 0.7}
+
+
+@pytest.mark.parametrize(
+    ("settings", "by_others"),
+    [
+        ({"ar": {}, "vanilla-sd": {}}, ()),
+        ({"ar": HOT, "vanilla-sd": HOT, "sd-tree": HOT, "parallelvlm": HOT}, ("vanilla-sd",)),
+        ({"ar": HOT, "sd-tree": {**HOT, "generate.seed": 1}}, ("sd-tree",)),
+        ({"vanilla-sd": HOT, "ar": HOT}, ("ar",)),
+        # Other distributions, and so other tokens.
+        ({"ar": HOT, "vanilla-sd": {}, "sd-rand": {"generate.temperature": 0.8}, "fastv": HOT}, ()),
+    ],
+)
+def test_methods_that_draw_other_tokens_of_the_same_distribution(settings, by_others):
+    loaded = {name: profiles.load(name, overrides, env={}) for name, overrides in settings.items()}
+    assert by_other_draws(loaded, next(iter(loaded))) == by_others
+
+
+def test_the_tokens_of_a_method_that_draws_others_are_not_held_against_it():
+    plain = Timed("plain", {"a.mp4": 1.0, "b.mp4": 1.0})
+    other = Timed("other", {"a.mp4": 1.0, "b.mp4": 1.0}, ids=(1, 2, 3))
+    rows = summary(run({"plain": plain, "other": other}, CLIPS, 1), "plain", ["other"])
+    assert [(row.equal, row.equality) for row in rows] == [(2, "2/2"), (None, "in distribution")]
+    assert "| other | in distribution |" in markdown(rows, "plain", lambda _: 1.0)
 
 
 def test_weight_bytes_count_a_tied_table_once_and_an_untied_one_not_at_all():

@@ -51,6 +51,14 @@ def everything():
     return results(*made)
 
 
+def test_tokens_that_are_drawn_otherwise_are_not_counted():
+    found = everything()
+    found["settings"]["by_other_draws"] = ["sd"]
+    shown = outcome(found)
+    assert [one.quality.identical for one in shown.methods][:2] == [1.0, None]
+    assert "| in distribution |" in next(line for line in markdown(shown).splitlines() if line.startswith("| sd |"))
+
+
 def test_methods():
     found = outcome(everything())
     rows = {one.name: one for one in found.methods}

@@ -12,7 +12,7 @@ from fake_captioner import TEXT, FakeCaptioner, events, record
 
 from vidspec.batch.schema import record_schema
 from vidspec.cli.start import NOTICE
-from vidspec.decoding.events import Finished
+from vidspec.decoding.events import Again, Finished
 from vidspec.embedded.captions import PROMPTS
 from vidspec.errors import DeviceError, ModelError
 from vidspec.prompts import STYLES
@@ -284,6 +284,42 @@ def test_verify(vidspec):
     ran = vidspec("caption", "differs.mp4", "--verify", "--format", "json")
     assert ran.code == 1 and ran.records[0]["error"]["kind"] == "mismatch"
     assert "differs from plain decoding at token 3" in ran.err
+
+
+HOT = ("--temperature", "0.7")
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (("--profile", "vanilla-sd", *HOT), 2),
+        (("--profile", "sd-attention", *HOT), 2),
+        (("--profile", "vanilla-sd", "--set", "draft.gamma=auto", *HOT), 0),
+        (("--profile", "sd-tree", *HOT), 0),
+        (("--profile", "ar", *HOT), 0),
+        (("--profile", "vanilla-sd"), 0),
+    ],
+)
+def test_verify_where_drawn_tokens_need_not_be_the_same(vidspec, args, code):
+    """Refused before anything is looked at where a correct caption would fail, allowed where it cannot."""
+    ran = vidspec("caption", "good.mp4", "--verify", *args)
+    assert ran.code == code
+    if code:
+        assert "with temperature 0.7 are plain decoding's in distribution only" in ran.err and not FakeCaptioner.made
+        assert vidspec("caption", "good.mp4", *args).code == 0
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_clip_that_is_done_again_is_said(vidspec, monkeypatch, quiet):
+    def stream(self, path, **asked):
+        opened, *rest = events(path)
+        yield from (opened, *rest[:-1], Again("the draft worker failed: exit code -9"), *rest)
+
+    monkeypatch.setattr(FakeCaptioner, "stream", stream)
+    ran = vidspec("caption", "good.mp4", *["--quiet"] * quiet)
+    assert (ran.code, ran.out) == (0, TEXT + "\n")
+    said = "note: good.mp4: the draft worker failed: exit code -9; the clip is done again" in ran.err
+    assert said != quiet
 
 
 def test_baseline(vidspec):

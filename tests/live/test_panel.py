@@ -5,7 +5,7 @@ import pytest
 from fake_captioner import events, record
 from rich.console import Console
 
-from vidspec.decoding.events import Prefilled, Round
+from vidspec.decoding.events import Again, Prefilled, Round
 from vidspec.live.heatmap import frame_map, heatmap
 from vidspec.live.panel import STYLES, LivePanel, PanelState, estimate_speedup, render
 
@@ -26,6 +26,15 @@ def drawn(renderable, width=80, **console):
 def test_state_follows_the_events():
     phases = [folded(upto=count).phase for count in range(6)]
     assert phases == ["opening the video", "reading the prompt", "decoding", "decoding", "decoding", "done"]
+
+
+def test_a_clip_that_is_done_again_begins_anew():
+    state = folded(upto=4)
+    state.apply(Again("the draft is gone"))
+    assert (state.phase, state.emitted, state.pieces) == ("reading the prompt", 0, [])
+    for event in events("good.mp4")[1:]:
+        state.apply(event)
+    assert (state.emitted, state.drafted) == (folded().emitted, folded().drafted)
 
 
 def test_counts_and_rates_derive_from_the_rounds():

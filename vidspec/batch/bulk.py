@@ -6,12 +6,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
-from vidspec.batch.outputs import Output
+from vidspec.batch.outputs import ONE_CLIP, Output
 from vidspec.batch.plan import Plan
 from vidspec.batch.records import Settings, record_of
 from vidspec.batch.run import exit_code
 from vidspec.batch.work import Outcome, Task
+from vidspec.errors import OutputError
+from vidspec.record import failed
 
 __all__ = ["Engine", "Listener", "Tally", "duration", "execute"]
 
@@ -118,7 +121,8 @@ def execute(
     Args:
         plan, settings: what to do, and how.
         engine: does it.
-        output: keeps a record before anyone hears of it.
+        output: keeps a record before anyone hears of it. A clip whose record it cannot keep has failed; the run ends
+            where it can keep no more.
         tally: counts; its ``stopped`` says why the run ended early.
         listeners: are told.
         max_failures: the run ends with this many failed clips.
@@ -127,10 +131,13 @@ def execute(
     codes: set[int] = set()  # and not the errors themselves, whose tracebacks hold the frames of their clips
     outcomes = engine(plan.tasks)
     try:
-        for outcome in outcomes:
-            entry = outcome.work.entry
-            assert entry is not None
-            output.add(entry, record_of(outcome, settings, plan.contents[outcome.work.number]))
+        for outcome in chain(plan.unkept, outcomes):
+            try:
+                outcome = _kept(outcome, plan, output, settings)
+            except OutputError as error:
+                tally.stopped = str(error)
+                codes.add(error.exit_code)
+                break
             tally.add(outcome)
             codes.add(exit_code([outcome.error]))
             for listener in listeners:
@@ -145,3 +152,22 @@ def execute(
         for listener in listeners:
             listener.ended(tally)
     return max(codes, default=0)
+
+
+def _kept(outcome: Outcome, plan: Plan, output: Output, settings: Settings) -> Outcome:
+    """Give a record to ``output``; the outcome, or that it could not be kept.
+
+    Raises:
+        OutputError: nothing can be kept any more.
+    """
+    entry = outcome.work.entry
+    assert entry is not None
+    if isinstance(outcome.error, OutputError):  # it was known before
+        return outcome
+    try:
+        output.add(entry, record_of(outcome, settings, plan.contents[outcome.work.number]))
+    except OutputError as error:
+        if error.kind != ONE_CLIP:
+            raise
+        return Outcome(failed(entry.path, error, profile=outcome.caption.profile), error, outcome.work)
+    return outcome

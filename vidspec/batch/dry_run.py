@@ -55,6 +55,9 @@ class Looked:
     def others(self, settings: Collection[str]) -> int:
         return 0
 
+    def check(self, entry: Entry) -> None:
+        """Nothing is tried."""
+
     def add(self, entry: Entry, record: dict[str, Any]) -> None:
         """Nothing is kept."""
 

@@ -15,7 +15,7 @@ __all__ = ["Content", "clip_id", "content_of", "settings_id"]
 
 #: Keys of a profile that say where and how fast a model runs or what the profile is called, not what it answers.
 #: Threads and packed weights may change the last bits of a sum, which is not meant to change a caption.
-NOT_ANSWERS = ("name", "about", "models.device", "models.threads", "models.packed")
+NOT_ANSWERS = ("name", "about", "models.device", "models.threads", "models.packed", "workers")
 CHUNK = 1 << 20
 
 

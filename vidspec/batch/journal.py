@@ -1,7 +1,8 @@
 """The append-only file of records that a run can be resumed from: one JSON object a line, whole or not there at all.
 
 A line is appended in one write and flushed to the disk before the next clip starts. A line that a crash tore is
-repaired when the file is opened again. A lock keeps a second run out. Knows nothing of captioning or of formats.
+repaired when the file is opened again. A lock keeps a second run out; a file that somebody moves or deletes while it is
+written is noticed with the next record. Knows nothing of captioning or of formats.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from vidspec.batch.identity import Content
 from vidspec.errors import OutputError, UsageError
 from vidspec.escaping import json_text
 
-__all__ = ["Journal", "Stored", "encoded", "parsed"]
+__all__ = ["Journal", "Stored", "encoded", "gone", "is_at", "parsed"]
 
 
 class Stored(NamedTuple):
@@ -42,29 +43,33 @@ class Journal:
     Args:
         path: the file; made with the first record, so that a run that fails early leaves nothing.
         fresh: whether to begin anew. What the file held, and also what is no file of records, is kept as ``NAME~``.
+        visible: the file that users know it by, whose lock is the run's whatever it is written as; ``path`` if None.
 
     Attributes:
         replaced: where an earlier file was moved to, or None.
         repaired: bytes of a torn last line that were cut off when the file was opened.
+        gone: that the file was taken away while it was written, after which nothing is written any more; None else.
 
     Raises:
         UsageError: another run is writing the file.
         OutputError: it cannot be read or written.
     """
 
-    def __init__(self, path: Path, *, fresh: bool = False) -> None:
+    def __init__(self, path: Path, *, fresh: bool = False, visible: Path | None = None) -> None:
         self.path = Path(os.path.realpath(path))
         self.shown = path
         self.replaced: Path | None = None
         self.repaired = 0
         self.damaged = 0
+        self.gone: OutputError | None = None
         self._index: dict[tuple[str, str], dict[int | None, Stored]] = {}
         self._hashes: dict[tuple[str, str], Stored] = {}
         self._clips: set[str] = set()
         self._order: list[Stored] = []
         self._file: int | None = None
         self._size = 0
-        self._lock = _locked(self.path, path)
+        shown = visible or path
+        self._lock = _locked(Path(os.path.realpath(shown)), shown)
         try:
             self._set_aside = not self._load() or fresh
         except OSError as error:
@@ -90,27 +95,37 @@ class Journal:
         return sum(len(parts) for (_, other), parts in self._index.items() if other not in settings)
 
     def read(self, stored: Stored) -> dict[str, Any]:
-        """The record itself."""
-        with self.path.open("rb") as file:
-            file.seek(stored.offset)
-            return parsed(file.read(stored.length)) or {}
+        """The record itself.
+
+        Raises:
+            OutputError: it cannot be read any more.
+        """
+        return next(self._read([stored]))
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """The records that count, in the order of the file."""
-        if not self._order:
+        """The records that count, in the order of the file; raises as :meth:`read` does."""
+        return self._read([stored for stored in self._order if self._counts(stored)])
+
+    def _read(self, wanted: Sequence[Stored]) -> Iterator[dict[str, Any]]:
+        if not wanted:
             return
-        with self.path.open("rb") as file:
-            for stored in self._order:
-                if self._counts(stored):
+        try:
+            with self.path.open("rb") as file:
+                for stored in wanted:
                     file.seek(stored.offset)
                     yield parsed(file.read(stored.length)) or {}
+        except OSError as error:
+            raise self._failure(error) from None
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a record with its ``job``; when this returns it is on the disk.
 
         Raises:
-            OutputError: it cannot be written; the file is as it was before.
+            OutputError: it cannot be written, and the file is as it was before; or (kind ``gone``) the record is in a
+                file that is not under its name any more.
         """
+        if self.gone is not None:
+            raise self.gone
         line = encoded(json_text(record) + "\n")
         try:
             file = self._opened()
@@ -125,13 +140,27 @@ class Journal:
         except OSError as error:
             raise self._failure(error) from None
         self._add(self._size, line, record)
+        self._check()
+
+    def _check(self) -> None:
+        """Find out whether what was written is where it was to be."""
+        if self._file is not None and not is_at(self.path, os.fstat(self._file)):
+            self._release_file()
+            self.gone = gone(self.shown)
+            raise self.gone
 
     def tidy(self, clips: Sequence[str]) -> None:
         """Leave one record for each clip, those of ``clips`` last and in this order; replaces the file whole.
 
         Records that a later one made void go; what is about other clips or other settings stays where it is. A file
-        that is in order already is not touched.
+        that is in order already is not touched, nor is one that is gone.
+
+        Raises:
+            OutputError: it cannot be written, or is gone since the last record.
         """
+        if self.gone is not None:
+            return
+        self._check()
         rank = {clip: place for place, clip in enumerate(clips)}
         kept = [stored for stored in self._order if self._counts(stored)]
         tidy = sorted(kept, key=lambda one: (rank.get(one.clip, -1), -1 if one.clip not in rank else one.segment or 0))
@@ -156,7 +185,7 @@ class Journal:
     def close(self, *, complete: bool = False) -> None:
         """Let go of file and lock. A ``complete`` run without records leaves an empty file."""
         try:
-            if complete:
+            if complete and self.gone is None:
                 self._opened()
         except OSError as error:
             raise self._failure(error) from None
@@ -247,6 +276,23 @@ class Journal:
 
     def _failure(self, error: OSError) -> OutputError:
         return OutputError(f"{self.shown}: cannot be written: {error.strerror or error}")
+
+
+def is_at(path: Path, status: os.stat_result) -> bool:
+    """Whether ``path`` still leads to the file that this is the status of."""
+    try:
+        return os.path.samestat(path.stat(), status)
+    except OSError:
+        return False
+
+
+def gone(path: Path) -> OutputError:
+    """What to say when somebody took a file away in the middle of a run."""
+    return OutputError(
+        f"{path}: was moved, replaced or deleted while the run was writing it",
+        hint="put it back if it was moved, and give the same command again to go on",
+        kind="gone",
+    )
 
 
 def encoded(line: str) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from vidspec.batch.bulk import Listener, Tally
 from vidspec.batch.journal import encoded
 from vidspec.batch.work import Outcome
-from vidspec.errors import OutputError, UsageError
+from vidspec.errors import UsageError
 from vidspec.escaping import json_text
 
 __all__ = ["LogFile"]
@@ -19,15 +19,21 @@ __all__ = ["LogFile"]
 class LogFile(Listener):
     """Adds to the file at ``path``; every line has ``time`` (UTC) and ``event``.
 
+    A line that cannot be written is left out and the run goes on: captions matter more than what is said of them.
+
+    Args:
+        path: the file.
+        warn: is told of the first line that could not be written.
+
     Raises:
         UsageError: it cannot be opened.
-        OutputError: it cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, warn: Callable[[str], None] = lambda _: None) -> None:
+        self.path, self.warn = path, warn
+        self._warned = self._torn = False
         try:
-            self._file = path.open("ab")
+            self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise UsageError(f"--log-file {path}: cannot be written: {error.strerror or error}") from None
 
@@ -58,11 +64,16 @@ class LogFile(Listener):
 
     def _write(self, event: str, **fields: Any) -> None:
         record = {"time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"), "event": event, **fields}
+        line = encoded("\n" * self._torn + json_text(record, default=str) + "\n")
+        written, why = 0, "the disk is full"
         try:
-            self._file.write(encoded(json_text(record, default=str) + "\n"))
-            self._file.flush()
+            written = self._file.write(line) or 0
         except OSError as error:
-            raise OutputError(f"{self.path}: cannot be written: {error.strerror or error}") from None
+            why = error.strerror or str(error)
+        if written < len(line) and not self._warned:
+            self._warned = True
+            self.warn(f"warning: --log-file {self.path}: cannot be written: {why}; the run goes on, lines are missing")
+        self._torn = written < len(line) and (self._torn or written > 0)
 
 
 def _counts(tally: Tally) -> dict[str, Any]:

@@ -6,14 +6,15 @@ its own journal; every other file is a rendering of one that lies hidden beside 
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from vidspec.batch.formats import Format, document, header, line
 from vidspec.batch.identity import clip_id
-from vidspec.batch.journal import Journal, Stored, encoded
+from vidspec.batch.journal import Journal, Stored, encoded, gone, is_at
 from vidspec.batch.records import lean
 from vidspec.batch.sidecars import Names, check_names, write_whole
 from vidspec.batch.work import Entry
@@ -21,6 +22,7 @@ from vidspec.batch.writers import Lines
 from vidspec.errors import OutputError, UsageError
 
 __all__ = [
+    "ONE_CLIP",
     "Collected",
     "Journaled",
     "OneFile",
@@ -33,6 +35,9 @@ __all__ = [
 ]
 
 Record = dict[str, Any]
+
+#: The kind of an OutputError that concerns one clip; after any other nothing more can be kept.
+ONE_CLIP = "sidecar"
 
 
 class Output(Protocol):
@@ -50,8 +55,19 @@ class Output(Protocol):
     def others(self, settings: Collection[str]) -> int:
         """How many earlier records were made under other settings."""
 
+    def check(self, entry: Entry) -> None:
+        """Find out before an entry is captioned that its record could not be kept.
+
+        Raises:
+            OutputError: kind :data:`ONE_CLIP`.
+        """
+
     def add(self, entry: Entry, record: Record) -> None:
-        """Keep a record; when this returns it cannot be lost."""
+        """Keep a record; when this returns it cannot be lost.
+
+        Raises:
+            OutputError: it could not be kept; of kind :data:`ONE_CLIP` where others still can.
+        """
 
     def earlier(self, entry: Entry, settings: str) -> None:
         """An entry that needs no captioning; its file is written again if it is gone."""
@@ -102,6 +118,9 @@ class Stream:
     def earlier(self, entry: Entry, settings: str) -> None:
         raise AssertionError("a stream holds nothing")
 
+    def check(self, entry: Entry) -> None:
+        """Nothing: it takes all or none."""
+
     def add(self, entry: Entry, record: Record) -> None:
         first = header(self.form)
         if first is not None and not self._begun:
@@ -124,18 +143,42 @@ class Stream:
 
 
 class Journaled:
-    """What all outputs with a memory share. ``journal_for`` opens the journal of an entry, once each."""
+    """What all outputs with a memory share.
 
-    def __init__(self, journal_for: Callable[[Entry], Path], *, fresh: bool = False) -> None:
-        self._where, self._fresh = journal_for, fresh
+    Args:
+        journal_for: where the journal of an entry is; each is opened once.
+        fresh: begin anew.
+        visible: the file that users know the journal by, if it is not its own.
+    """
+
+    def __init__(
+        self, journal_for: Callable[[Entry], Path], *, fresh: bool = False, visible: Path | None = None
+    ) -> None:
+        self._where, self._fresh, self._visible = journal_for, fresh, visible
         self._journals: dict[Path, Journal] = {}
+        self._lost: dict[Path, OutputError] = {}  # journals that take nothing any more, and why
 
     def journal(self, entry: Entry) -> Journal:
-        """The journal that ``entry`` belongs to."""
+        """The journal that ``entry`` belongs to.
+
+        Raises:
+            OutputError: it takes nothing any more.
+        """
         path = self._where(entry)
+        if path in self._lost:
+            raise self._lost[path]
         if path not in self._journals:
-            self._journals[path] = Journal(path, fresh=self._fresh)
+            self._journals[path] = Journal(path, fresh=self._fresh, visible=self._visible)
         return self._journals[path]
+
+    @contextlib.contextmanager
+    def _keeping(self, entry: Entry) -> Iterator[None]:
+        """What cannot be kept in here ends the journal of ``entry``."""
+        try:
+            yield
+        except OutputError as error:
+            self._lost[self._where(entry)] = error
+            raise
 
     def parts(self, entry: Entry, settings: str) -> Mapping[int | None, Stored]:
         return self.journal(entry).parts(clip_id(entry), settings)
@@ -153,22 +196,27 @@ class Journaled:
     def earlier(self, entry: Entry, settings: str) -> None:
         """Nothing: the record is where it was."""
 
+    def check(self, entry: Entry) -> None:
+        """Nothing: what is wrong with the one file was found when it was opened."""
+
     def add(self, entry: Entry, record: Record) -> None:
-        self.journal(entry).append(record)
+        with self._keeping(entry):
+            self.journal(entry).append(record)
 
     def close(self, entries: Sequence[Entry], *, complete: bool) -> list[str]:
         notes = []
         try:
             for path, journal in self._journals.items():
-                journal.tidy([clip_id(entry) for entry in entries if self._where(entry) == path])
+                if path not in self._lost:
+                    journal.tidy([clip_id(entry) for entry in entries if self._where(entry) == path])
                 if journal.repaired:
                     notes.append(f"{journal.shown}: a torn last line was repaired; its clip was captioned again")
                 if journal.damaged:
                     notes.append(f"{journal.shown}: {journal.damaged} damaged lines are now in {journal.shown}.damaged")
             self._render(entries, complete=complete, notes=notes)
         finally:
-            for journal in self._journals.values():
-                journal.close(complete=complete)
+            for path, journal in self._journals.items():
+                journal.close(complete=complete and path not in self._lost)
         moved = [one for one in self._journals.values() if one.replaced]
         notes += [f"{one.shown}: the earlier file is now {one.replaced}" for one in moved]
         return notes
@@ -182,9 +230,9 @@ class OneFile(Journaled):
 
     def __init__(self, path: Path, form: Format, *, several: bool, fresh: bool = False, raw_csv: bool = False) -> None:
         own = form in ("json", "jsonl")
-        super().__init__(lambda _: journal_of(path, form), fresh=fresh)
+        super().__init__(lambda _: journal_of(path, form), fresh=fresh, visible=path)
         self.path, self.form, self.several, self.raw_csv, self._own = path, form, several, raw_csv, own
-        self._begun = False
+        self._begun: os.stat_result | None = None  # the file as this run last left it
         if not own and form in ("srt", "vtt", "webdataset-txt") and several:
             raise UsageError(f"--format {form}: several clips need a file each", hint="leave --output out")
         journal = self.journal(Entry(""))  # the lock is taken and the file repaired before a model is loaded
@@ -197,23 +245,30 @@ class OneFile(Journaled):
         self._moved: Path | None = None
 
     def add(self, entry: Entry, record: Record) -> None:
-        if not self._own:
-            self._set_aside()  # before the record: a file beside a journal is always that journal's
-        super().add(entry, lean(record) if self.form == "jsonl" else record)
-        if not self._own:
-            self._append(record)
+        with self._keeping(entry):
+            if not self._own:
+                self._set_aside()  # before the record: a file beside a journal is always that journal's
+            super().add(entry, lean(record) if self.form == "jsonl" else record)
+            if not self._own:
+                self._append(record)
 
     def _append(self, record: Record) -> None:
-        if not self._begun or self.form in ("srt", "vtt"):
+        if self._begun is None or self.form in ("srt", "vtt"):
             self._whole()
             return
         text = line(record, self.form, several=self.several, raw_csv=self.raw_csv)
         if text is not None:
+            self._check()
             try:
                 with open(self.path, "ab") as file:
                     file.write(encoded(text + "\n"))
             except OSError as error:
                 raise OutputError(f"{self.path}: cannot be written: {error.strerror or error}") from None
+
+    def _check(self) -> None:
+        """Find out whether the file is still the one that this run began."""
+        if self._begun is not None and not is_at(self.path, self._begun):
+            raise gone(self.path)
 
     def _set_aside(self) -> None:
         """Keep a file that no journal of ours tells of."""
@@ -226,7 +281,7 @@ class OneFile(Journaled):
 
     def _whole(self) -> None:
         """Write the file anew from its journal."""
-        self._begun = True
+        self._check()
         records = list(self.journal(Entry("")).records())
         if self.form in ("srt", "vtt"):
             content = document(records, self.form) or ""
@@ -234,9 +289,10 @@ class OneFile(Journaled):
             lines = (line(record, self.form, several=self.several, raw_csv=self.raw_csv) for record in records)
             content = "".join(f"{one}\n" for one in (header(self.form), *lines) if one is not None)
         write_whole(self.path, content)
+        self._begun = self.path.stat()
 
     def _render(self, entries: Sequence[Entry], *, complete: bool, notes: list[str]) -> None:
-        if self._own or not (complete or self._begun):
+        if self._own or self._lost or not (complete or self._begun):
             return
         self._set_aside()
         self._whole()
@@ -253,11 +309,35 @@ class Sidecars(Journaled):
         super().__init__(lambda entry: journal_beside(names[0], entry, label), fresh=fresh)
         self.names = tuple(names)
         check_names(names, entries)
-        for folder in sorted({names[0].folder or entry.root for entry in entries}):
-            _make_folder(folder)
-        for entry in {names[0].folder or entry.root: entry for entry in entries}.values():
-            self.journal(entry)
+        journals = {self._where(entry): entry for entry in entries}
+        self._folders = len(journals)
+        for journal, entry in sorted(journals.items()):
+            with contextlib.suppress(OutputError), self._keeping(entry):  # it costs its own clips alone
+                _make_folder(journal.parent)
+                self.journal(entry)
+        if len(self._lost) == self._folders > 0:
+            first = next(iter(self._lost.values()))
+            raise UsageError(first.message, hint=first.hint)
         self._moved: list[Path] = []
+
+    def journal(self, entry: Entry) -> Journal:
+        try:
+            return super().journal(entry)
+        except OutputError as error:
+            raise self._of_one_clip(error) from None
+
+    def check(self, entry: Entry) -> None:
+        self.journal(entry)
+        for path in (names.path(entry) for names in self.names):
+            folder = path.parent
+            while not folder.exists():  # it is made with its first file
+                folder = folder.parent
+            if not (folder.is_dir() and os.access(folder, os.W_OK)):
+                raise OutputError(
+                    f"{path}: cannot be written: {folder} takes no files",
+                    hint="give the same command again when it does",
+                    kind=ONE_CLIP,
+                )
 
     def add(self, entry: Entry, record: Record) -> None:
         if record["caption"] is not None or record["job"].get("segment") is not None:
@@ -265,8 +345,17 @@ class Sidecars(Journaled):
             foreign = not self.journal(entry).knows(clip_id(entry))
             for names in self.names:
                 self._clear(names.path(entry), foreign=foreign)
-        super().add(entry, record)
+        try:
+            super().add(entry, record)
+        except OutputError as error:
+            raise self._of_one_clip(error) from None
         self._write(entry, record["job"]["settings"])
+
+    def _of_one_clip(self, error: OutputError) -> OutputError:
+        """An error of a journal, which is that of one clip as long as there are others."""
+        if len(self._lost) == self._folders:
+            return error
+        return OutputError(error.message, hint=error.hint, kind=ONE_CLIP)
 
     def earlier(self, entry: Entry, settings: str) -> None:
         if not all(names.path(entry).exists() for names in self.names):
@@ -279,7 +368,7 @@ class Sidecars(Journaled):
             elif path.exists():
                 self._moved.append(path.replace(path.with_name(path.name + "~")))
         except OSError as error:
-            raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from None
+            raise OutputError(f"{path}: cannot be written: {error.strerror or error}", kind=ONE_CLIP) from None
 
     def _write(self, entry: Entry, settings: str) -> None:
         stored = sorted(self.parts(entry, settings).values(), key=lambda one: one.segment or 0)
@@ -288,8 +377,13 @@ class Sidecars(Journaled):
         records = [self.read(entry, one) for one in stored]
         for names in self.names:
             content = document(records, names.form)
-            if content is not None:
+            if content is None:
+                continue
+            try:
                 write_whole(names.path(entry), content)
+            except OutputError as error:  # its record is kept
+                hint = "give the same command again when it can be: nothing is captioned twice"
+                raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
 
     def _render(self, entries: Sequence[Entry], *, complete: bool, notes: list[str]) -> None:
         if self._moved:
@@ -312,10 +406,10 @@ def journal_beside(names: Names, entry: Entry, label: str) -> Path:
     return Path(names.folder or entry.root) / f".vidspec{label}.jsonl"
 
 
-def _make_folder(folder: str) -> None:
+def _make_folder(folder: Path) -> None:
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"{folder}: cannot be made: {error.strerror or error}") from None
+        raise OutputError(f"{folder}: cannot be made: {error.strerror or error}") from None
     if not os.access(folder, os.W_OK):
-        raise UsageError(f"{folder}: no permission to write there")
+        raise OutputError(f"{folder}: no permission to write there")

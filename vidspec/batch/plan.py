@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vidspec.batch.identity import Content, clip_id, content_of
 from vidspec.batch.journal import Stored
-from vidspec.batch.outputs import Output
+from vidspec.batch.outputs import ONE_CLIP, Output
 from vidspec.batch.records import LIFTED, Settings
-from vidspec.batch.work import Entry, Task
+from vidspec.batch.work import Entry, Outcome, Task
+from vidspec.errors import OutputError
+from vidspec.record import failed
 
 __all__ = ["Plan", "left", "plan"]
 
@@ -23,6 +25,7 @@ class Plan:
         contents: the content of each clip before it is read, by the number of its task.
         captioned, failed: clips that an earlier run finished.
         reused: clips whose caption was taken over from the same content under another name.
+        unkept: clips whose caption cannot be kept, and so is not made.
     """
 
     tasks: list[Task] = field(default_factory=list)
@@ -30,6 +33,7 @@ class Plan:
     captioned: int = 0
     failed: int = 0
     reused: int = 0
+    unkept: list[Outcome] = field(default_factory=list)
 
 
 def left(parts: Mapping[int | None, Stored], content: Content, *, segmented: bool, retry: bool) -> set[int] | None:
@@ -63,25 +67,37 @@ def plan(
         retry: try clips again that failed.
     """
     made = Plan()
-    segmented = settings.how.segment is not None
     for number, entry in enumerate(entries, start=1):
-        content = content_of(entry.path, checksum=checksum)
-        name = settings.of(entry)
-        parts = output.parts(entry, name)
-        done = left(parts, content, segmented=segmented, retry=retry)
-        if done is None:
-            failed = any(stored.failed for stored in parts.values())
-            made.failed += failed
-            made.captioned += not failed
-            output.earlier(entry, name)
-            continue
-        if not done and content.sha256 is not None and _taken_over(entry, output, name, content):
-            made.reused += 1
-            continue
-        captions = {one: output.read(entry, parts[one]).get("caption") for one in done}
-        made.contents[number] = content
-        made.tasks.append(Task(entry, number, captions))
+        try:
+            _planned(made, Task(entry, number), output, settings, checksum=checksum, retry=retry)
+        except OutputError as error:
+            if error.kind != ONE_CLIP:
+                raise
+            work = Task(entry, number).whole
+            made.unkept.append(Outcome(failed(entry.path, error, profile=settings.profile.get("name")), error, work))
     return made
+
+
+def _planned(made: Plan, task: Task, output: Output, settings: Settings, *, checksum: bool, retry: bool) -> None:
+    """Enter one clip into the plan."""
+    entry = task.entry
+    content = content_of(entry.path, checksum=checksum)
+    name = settings.of(entry)
+    parts = output.parts(entry, name)
+    done = left(parts, content, segmented=settings.how.segment is not None, retry=retry)
+    if done is None:
+        output.earlier(entry, name)
+        of_these = any(stored.failed for stored in parts.values())
+        made.failed += of_these
+        made.captioned += not of_these
+        return
+    output.check(entry)
+    if not done and content.sha256 is not None and _taken_over(entry, output, name, content):
+        made.reused += 1
+        return
+    captions = {one: output.read(entry, parts[one]).get("caption") for one in done}
+    made.contents[task.number] = content
+    made.tasks.append(replace(task, done=captions))
 
 
 def _taken_over(entry: Entry, output: Output, settings: str, content: Content) -> bool:

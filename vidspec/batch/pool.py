@@ -115,10 +115,9 @@ def portable(outcome: Outcome) -> Outcome:
 
 def crashed(task: Task, profile: str | None, why: str) -> Outcome:
     """The outcome of a clip whose process ended every time."""
-    entry = task.entry
-    error = GenerationError(f"{entry.path}: its captioner ended each time: {why}", kind="crashed")
-    work = Work(entry.path, entry.start, entry.end, entry.prompt, entry=entry, number=task.number)
-    return Outcome(failed(entry.path, error, profile=profile), error, work)
+    path = task.entry.path
+    error = GenerationError(f"{path}: its captioner ended each time: {why}", kind="crashed")
+    return Outcome(failed(path, error, profile=profile), error, task.whole)
 
 
 @dataclass

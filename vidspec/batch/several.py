@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from vidspec.batch.journal import Stored
-from vidspec.batch.outputs import Output, Stream
+from vidspec.batch.outputs import ONE_CLIP, Output, Stream
 from vidspec.batch.work import Entry
+from vidspec.errors import OutputError
 
 __all__ = ["Several"]
 
@@ -42,9 +43,21 @@ class Several:
     def others(self, settings: Collection[str]) -> int:
         return max(one.others(settings) for one in self._kept)
 
-    def add(self, entry: Entry, record: dict[str, Any]) -> None:
+    def check(self, entry: Entry) -> None:
         for one in self.outputs:
-            one.add(entry, record)
+            one.check(entry)
+
+    def add(self, entry: Entry, record: dict[str, Any]) -> None:
+        failure: OutputError | None = None
+        for one in self.outputs:
+            try:
+                one.add(entry, record)
+            except OutputError as error:
+                if error.kind != ONE_CLIP:
+                    raise
+                failure = failure or error  # the others keep it all the same
+        if failure is not None:
+            raise failure
 
     def earlier(self, entry: Entry, settings: str) -> None:
         stored = self.parts(entry, settings)

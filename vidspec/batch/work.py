@@ -58,6 +58,12 @@ class Task:
     number: int = 1
     done: Mapping[int, str | None] = field(default_factory=dict)
 
+    @property
+    def whole(self) -> Work:
+        """The entry as one piece."""
+        entry = self.entry
+        return Work(entry.path, entry.start, entry.end, entry.prompt, entry=entry, number=self.number)
+
 
 @dataclass(frozen=True)
 class How:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -18,9 +18,10 @@ from vidspec.bench.peers import PeerFailed
 from vidspec.bench.places import places
 from vidspec.bench.predicted import predicted
 from vidspec.captioner import Captioner
+from vidspec.profiles import Profile
 from vidspec.record import Caption
 
-__all__ = ["Contender", "Row", "machine", "run", "speed_ups", "summary"]
+__all__ = ["Contender", "Row", "by_other_draws", "machine", "run", "speed_ups", "summary"]
 
 
 class Contender(Protocol):
@@ -35,7 +36,8 @@ class Row:
 
     Attributes:
         name: of the contender.
-        equal: clips whose token ids are the baseline's.
+        equal: clips whose token ids are the baseline's; None where it and the baseline draw from the same distributions
+            by other draws, so that token ids say nothing.
         clips: clips measured.
         tau, tokens_per_target_pass, run_length, acceptance_rate: pooled over clips; None where nothing was drafted.
         kept: share of visual tokens the draft saw; None without a draft.
@@ -51,7 +53,7 @@ class Row:
     """
 
     name: str
-    equal: int
+    equal: int | None
     clips: int
     tau: float | None
     tokens_per_target_pass: float | None
@@ -74,6 +76,11 @@ class Row:
     def names(self) -> str:
         """All its names."""
         return " = ".join((self.name, *self.also))
+
+    @property
+    def equality(self) -> str:
+        """``equal`` as tables show it."""
+        return "in distribution" if self.equal is None else f"{self.equal}/{self.clips}"
 
 
 def run(
@@ -136,6 +143,7 @@ def run(
 def summary(
     records: Mapping[str, Mapping[str, Sequence[Caption]]],
     baseline: str,
+    drawn: Collection[str] = (),
     *,
     also: Mapping[str, Sequence[str]] | None = None,
     judged: Mapping[str, float] | None = None,
@@ -145,6 +153,7 @@ def summary(
     Args:
         records: by contender and clip.
         baseline: a contender.
+        drawn: those of :func:`by_other_draws`.
         also: further names of contenders that have some.
         judged: metric A by contender.
     """
@@ -171,7 +180,9 @@ def summary(
         rows.append(
             Row(
                 name=name,
-                equal=sum(
+                equal=None
+                if name in drawn
+                else sum(
                     all(one.token_ids == plain[clip][0].token_ids for one in runs) for clip, runs in by_clip.items()
                 ),
                 clips=len(by_clip),
@@ -194,6 +205,27 @@ def summary(
             )
         )
     return rows
+
+
+def by_other_draws(profiles: Mapping[str, Profile], baseline: str) -> tuple[str, ...]:
+    """Lossless methods that draw tokens as the baseline does, and need not draw the same ones.
+
+    Equal seeds give equal tokens where both are plain decoding's (``Profile.token_for_token``).
+    """
+    plain = profiles[baseline]
+    return tuple(
+        name
+        for name, one in profiles.items()
+        if name != baseline
+        and plain.generate.temperature > 0
+        and _distribution(one) == _distribution(plain)
+        and not (one.token_for_token and plain.token_for_token and one.generate.seed == plain.generate.seed)
+    )
+
+
+def _distribution(profile: Profile) -> tuple[object, ...]:
+    """What, beside the target and the clip, decides from which distributions tokens are drawn."""
+    return profile.video, profile.lossy, profile.generate.model_dump(exclude={"seed"})
 
 
 def speed_ups(runs: Sequence[Caption], plain: Sequence[Caption]) -> tuple[float, float, float]:

@@ -30,7 +30,7 @@ def markdown(rows: Sequence[Row], baseline: str, limit: Callable[[float], float]
         passes = row.tokens_per_s / (row.tokens_per_target_pass or 1.0)
         share = "-" if row.context is None else f"{passes / limit(row.context):.0%}"
         lines.append(
-            f"| {row.names} | {row.equal}/{row.clips} | {_number(row.tau)} | {_number(row.tokens_per_target_pass)} | "
+            f"| {row.names} | {row.equality} | {_number(row.tau)} | {_number(row.tokens_per_target_pass)} | "
             f"{_number(row.run_length)} | {_percent(row.acceptance_rate)} | {_percent(row.kept)} | "
             f"{row.tokens_per_s:.0f} ({row.rate_spread[0]:.0f}-{row.rate_spread[1]:.0f}) | {share} | "
             f"{_ratio(row.first)} | {_ratio(row.decode)} | {row.place} | {_number(row.model)} | "

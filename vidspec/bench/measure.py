@@ -12,7 +12,7 @@ import torch
 
 from vidspec._version import __version__
 from vidspec.bench import bandwidth
-from vidspec.bench.interleaved import Contender, Row, machine, run, summary
+from vidspec.bench.interleaved import Contender, Row, by_other_draws, machine, run, summary
 from vidspec.bench.judging import judge
 from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.markdown import markdown
@@ -97,7 +97,9 @@ def measure(bench: Bench, say: Callable[[str], None] = lambda _: None) -> Outcom
             records = run(contenders, clips, bench.repeats, say, done=results.done, keep=results.add)
         stored = _stored(records) if results is None else results.stored
         judge(named, {str(clip): clip for clip in clips}, stored, say, results.rewrite if results else lambda: None)
-        rows = summary(records, baseline, also=also, judged=accepted_shares(stored))
+        profiles = {name: one.profile for name, one in contenders.items() if isinstance(one, Captioner)}
+        drawn = by_other_draws(profiles, baseline)
+        rows = summary(records, baseline, drawn, also=also, judged=accepted_shares(stored))
         speed = bandwidth.copy_bandwidth(loaded.where.device)
         weights = bandwidth.pass_bytes(loaded.target)
         facts |= {"copy_GB_per_s": round(speed / 1e9, 2), "target_pass_MB": round(weights / 1e6, 2)}

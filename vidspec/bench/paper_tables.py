@@ -93,7 +93,7 @@ def _table(name: str, rows: dict[str, Row], baseline: str) -> str:
         cells = [
             f"{method}, Self-SD" if own else method,
             f"`{label}`",
-            f"{row.equal}/{row.clips}",
+            row.equality,
             _length(row, length),
             *(f"{times[0]:.2f}x ({times[1]:.2f}-{times[2]:.2f})" for times in (row.decode, row.end_to_end)),
             *((_share(row.retention, row), _share(row.accepted_by_target, row)) if lossy else ()),

@@ -20,6 +20,7 @@ from vidspec.record import Caption
 
 __all__ = [
     "ALONE",
+    "DRAWN",
     "KINDS",
     "QUALITY_ONLY",
     "Method",
@@ -33,6 +34,8 @@ __all__ = [
 
 #: Where a stored record says that its times mean nothing.
 QUALITY_ONLY = "quality_only"
+#: Where the settings name the methods whose token ids are not to be compared, as they draw others by design.
+DRAWN = "by_other_draws"
 ALONE = "draft alone"
 #: What a method may change: nothing; what its rule accepts; what the target sees; which model writes.
 KINDS = ("lossless", "loose", "lossy", ALONE)
@@ -114,6 +117,8 @@ def outcome(results: Mapping[str, Any]) -> Outcome:
     accepted = accepted_shares(results["records"])
     speeds = _speeds({name: by_clip for name, by_clip in timed.items() if by_clip}, names[0])
     found = {name: quality(captions[name], captions[names[0]], truth) for name in names}
+    for name in settings.get(DRAWN, ()):
+        found[name] = (one := found[name]) and replace(one, identical=None)
     plain = found[names[0]]
     facts = plain is not None and plain.retention is not None
     methods = [
@@ -226,7 +231,7 @@ def _line(one: Method) -> str:
         _with_interval(found.retention),
         _with_interval(found.rouge_l),
         _with_interval(found.edit_distance),
-        f"{found.identical:.0%}",
+        "in distribution" if found.identical is None else f"{found.identical:.0%}",
         _percent(one.accepted_by_target),
         "yes" if one.frontier else "",
     ]

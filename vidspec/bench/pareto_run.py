@@ -13,11 +13,11 @@ import torch
 
 from vidspec import profiles
 from vidspec._version import __version__
-from vidspec.bench.interleaved import machine, run
+from vidspec.bench.interleaved import by_other_draws, machine, run
 from vidspec.bench.judging import judge
 from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.measure import fingerprint
-from vidspec.bench.pareto import QUALITY_ONLY
+from vidspec.bench.pareto import DRAWN, QUALITY_ONLY
 from vidspec.bench.results import Key, Results, read_results, restored
 from vidspec.bench.suites import DRAFT
 from vidspec.captioner import Captioner
@@ -117,11 +117,13 @@ def measure(asked: Pareto, say: Callable[[str], None] = lambda _: None) -> dict[
 
 def settings(asked: Pareto, clips: Mapping[str, Shown], used: Mapping[str, profiles.Profile]) -> dict[str, Any]:
     """What two runs must share for their records to be one run's, with the truth, without which they say little."""
+    drawn = by_other_draws(used, next(iter(used)))
     return {
         "vidspec": __version__,
         **asdict(asked.source),
         "threads": asked.threads,
         "profiles": {name: fingerprint(one) for name, one in used.items()},
+        **({DRAWN: list(drawn)} if drawn else {}),
         "clips": [[name, one.path.stat().st_size] for name, one in clips.items()],
         "truth": {name: asdict(one.facts) for name, one in clips.items() if one.facts is not None},
     }

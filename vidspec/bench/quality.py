@@ -48,7 +48,7 @@ class Quality:
             true fact.
         rouge_l: mean ROUGE-L against the baseline's captions.
         edit_distance: mean token edit distance to them, over the longer length.
-        identical: share of captions whose token ids are the baseline's.
+        identical: share of captions whose token ids are the baseline's; None where they are not to be compared.
         loose: share of all emitted tokens that a loose rule let pass; None of methods without one.
         tau: accepted draft tokens per verification, pooled; None where nothing was drafted.
     """
@@ -61,7 +61,7 @@ class Quality:
     retention: Estimate | None
     rouge_l: Estimate
     edit_distance: Estimate
-    identical: float
+    identical: float | None
     loose: float | None
     tau: float | None
 

@@ -13,13 +13,12 @@ from typing import Annotated
 import typer
 
 from vidspec.cli import bench, caption, config, doctor, merge, pairs, pareto, plan, profile, profiles, sample, simulate
+from vidspec.cli.interrupts import ending_of, terminable
 from vidspec.cli.report import complain
 from vidspec.errors import VidspecError
 from vidspec.escaping import shown
 
 __all__ = ["app", "run", "version"]
-
-INTERRUPTED = 130
 
 #: Typer brings its own click; its base of all usage errors is found through a class that Typer exports.
 ClickError: type[Exception] = next(
@@ -75,7 +74,8 @@ def run(args: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in args or os.environ.get("VIDSPEC_DEBUG", "") not in ("", "0")
     try:
-        code = app(args=args, prog_name="vidspec", standalone_mode=False)
+        with terminable():
+            code = app(args=args, prog_name="vidspec", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except VidspecError as error:
@@ -85,9 +85,10 @@ def run(args: Sequence[str] | None = None) -> int:
         return error.exit_code
     except ClickError as error:
         return _usage(error)
-    except (KeyboardInterrupt, typer.Abort):
-        complain("interrupted")
-        return INTERRUPTED
+    except (KeyboardInterrupt, typer.Abort) as stop:
+        ending = ending_of(stop)
+        complain(ending.word)
+        return ending.code
     except SystemExit as stopped:  # Typer's own way out, for one when the reader of a pipe is gone
         return stopped.code if isinstance(stopped.code, int) else 1
     except BrokenPipeError:

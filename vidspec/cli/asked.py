@@ -165,10 +165,20 @@ def forms_of(given: Any, defaults: Defaults) -> tuple[Format, ...]:
 
 
 def how_of(given: Any, profile: Any, total: int) -> How:
-    """How every clip is done."""
+    """How every clip is done.
+
+    Raises:
+        UsageError: a wrong --segment, or --verify where correct captions differ from plain decoding's.
+    """
     from vidspec.batch.segments import parse_segment
     from vidspec.batch.work import How
 
+    if given.verify and not profile.token_for_token:
+        raise UsageError(
+            f"--verify compares tokens, and those that {profile.name} draws with temperature "
+            f"{profile.generate.temperature:g} are plain decoding's in distribution only",
+            hint="temperature 0, or --set draft.gamma=auto, which drafts greedily",
+        )
     keys = ("frames", "fps", "max_pixels", "decoder", "allow_damaged")
     video = {key: getattr(profile.video, key) for key in keys}
     return How(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vidspec.cli import asked, start
+from vidspec.cli.interrupts import ending_of
 from vidspec.cli.report import left_out, loaded, note, totals
 from vidspec.errors import UsageError
 
@@ -80,7 +81,7 @@ def caption_all(given: Any) -> int:
     profile = resolved.profile
     if resolved.sources.get("models.draft") == PAIRED and not given.quiet:
         note(f"note: the draft is {profile.models.draft}, as `vidspec pairs` has it (--draft names another)")
-    asked.how_of(given, profile, 0)  # refuses a wrong --segment before folders are searched
+    asked.how_of(given, profile, 0)  # refuses what cannot be before folders are searched
     shard = shard_of(given.shard, os.environ)
     found = collect(sources)
     found.entries = [
@@ -127,14 +128,15 @@ def _run(run: Run) -> int:
             planned = plan(run.entries, run.output, run.settings, checksum=given.checksum, retry=given.retry_failed)
             tally.earlier, tally.earlier_failed, tally.reused = planned.captioned, planned.failed, planned.reused
             _tell_earlier(run, planned)
-            if planned.tasks:
+            if planned.tasks or planned.unkept:
                 engine, listeners = _equipped(stack, run, planned, tally)
                 limit = 1 if given.fail_fast else given.max_failures
                 code = execute(planned, engine, run.output, run.settings, tally, listeners, max_failures=limit)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             stack.close()
-            note(f"interrupted: {tally.done} of {tally.total} clips were done, and are kept")
-            return 130
+            ending = ending_of(stop)
+            note(f"{ending.word}: {tally.done} of {tally.total} clips were done, and are kept")
+            return ending.code
         complete = tally.stopped is None
     if run.several and not given.quiet:
         note(totals(tally, run.found))
@@ -177,21 +179,25 @@ def _equipped(stack: ExitStack, run: Run, planned: Plan, tally: Tally) -> tuple[
     if given.log_file is not None:
         from vidspec.batch.log_file import LogFile
 
-        log = LogFile(given.log_file)
+        log = LogFile(given.log_file, note)
         stack.callback(log.close)
         log.start(tally, run.profile.name, asked.parameters(given))
         listeners.append(log)
-    for line in start.demo_notes(run.profile, run.prompts):
-        note(line)
     elsewhere = given.engine.value == "ray" or given.replicas is not None
-    if not given.quiet:
-        start.announce(run.profile, here=not elsewhere)
-    if given.verbose:
-        models, video = run.profile.models, run.profile.video
-        note(f"profile {run.profile.name}, device {models.device}, decoder {video.decoder}")
+    if planned.tasks:
+        for line in start.demo_notes(run.profile, run.prompts):
+            note(line)
+        if not given.quiet:
+            start.announce(run.profile, here=not elsewhere)
+        if given.verbose:
+            models, video = run.profile.models, run.profile.video
+            note(f"profile {run.profile.name}, device {models.device}, decoder {video.decoder}")
     engine: Engine
     observer: Observer
-    if elsewhere:
+    panel: Any = None
+    if not planned.tasks:  # no caption could be kept
+        engine = lambda tasks: iter(())  # noqa: E731
+    elif elsewhere:
         engine = _elsewhere(run)
         observer, panel = _observer(stack, run, tally)
     else:
@@ -246,15 +252,18 @@ def _observer(stack: ExitStack, run: Run, tally: Tally) -> tuple[Observer, Any]:
     """Who watches the current clip, and the panel of the whole run if there is one."""
     from vidspec.batch.outputs import Stream
     from vidspec.batch.run import Observer
+    from vidspec.cli.listeners import Restarts
 
     given = run.given
-    if given.quiet or given.no_live or not sys.stderr.isatty():
+    if given.quiet:
         return Observer(), None
+    if given.no_live or not sys.stderr.isatty():
+        return Restarts(), None
     from rich.console import Console
 
     console = Console(stderr=True)
     if console.is_dumb_terminal:
-        return Observer(), None
+        return Restarts(), None
     # Where the terminal shows stdout too, the finished caption stands there and not twice.
     shown = isinstance(run.output, Stream) and sys.__stdout__ is not None and sys.__stdout__.isatty()
     if run.several and not shown:

@@ -80,7 +80,7 @@ def caption(
     was interrupted goes on where it was when it is given again.
 
     Exit codes: 0 all captioned, 1 some clip failed, 2 usage or profile error,
-    3 model or device unavailable, 130 interrupted.
+    3 model or device unavailable, 130 interrupted, 143 terminated.
     """
     from vidspec.cli.bulk import caption_all
 

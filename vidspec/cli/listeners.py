@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from vidspec.batch.bulk import Listener, Tally
+from vidspec.batch.run import Observer
 from vidspec.batch.work import Outcome
 from vidspec.cli.report import failure, note, progress, summary, where_time_went
+from vidspec.decoding.events import Again, Event
 from vidspec.errors import UsageError
 
-__all__ = ["Lines", "Notifier", "Traces"]
+__all__ = ["Lines", "Notifier", "Restarts", "Traces"]
 
 #: Seconds between notes of progress where there is no terminal to show a bar.
 USUAL = 60.0
@@ -34,6 +36,17 @@ class Lines(Listener):
             note(place + summary(outcome.caption))
             if self.verbose:
                 note(where_time_went(outcome.caption))
+
+
+class Restarts(Observer):
+    """A line on stderr where a clip is done again, which costs time that no other line explains."""
+
+    def begin(self, path: str, number: int, total: int) -> None:
+        self.path = path
+
+    def event(self, event: Event) -> None:
+        if isinstance(event, Again):
+            note(f"note: {self.path}: {event.why}; the clip is done again")
 
 
 class Notifier(Listener):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vidspec.record import Caption
     from vidspec.video.base import SourceFacts
 
-__all__ = ["Event", "Finished", "Loosened", "Opened", "Origin", "Prefilled", "Round"]
+__all__ = ["Again", "Event", "Finished", "Loosened", "Opened", "Origin", "Prefilled", "Round"]
 
 #: Where an emitted token came from: ``draft`` proposed and accepted because the acceptance rule's exact test passed,
 #: ``correction`` the target's own token at the first mismatch, ``bonus`` the target's token after a window that
@@ -46,6 +46,13 @@ class Opened:
     facts: SourceFacts
     frames: int
     timestamps: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A worker was lost, and the clip is done again from its prompt: what came since ``Opened`` is void."""
+
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,4 +126,4 @@ class Finished:
     caption: Caption
 
 
-Event: TypeAlias = Opened | Prefilled | Round | Finished
+Event: TypeAlias = Opened | Again | Prefilled | Round | Finished

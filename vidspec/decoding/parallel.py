@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from vidspec.decoding.events import Loosened, Origin
     from vidspec.planning.base import WindowSize
 
-__all__ = ["Mode", "Outcome", "Scheduler", "Settings", "WorkerTraceback", "drive"]
+__all__ = ["Mode", "Outcome", "Scheduler", "Settings", "WorkerLost", "WorkerTraceback", "drive", "failure"]
 
 #: What a round's target pass was: the prefill, a pass without a draft, one that checked a single proposal, or one that
 #: also checked pending tokens.
@@ -112,11 +112,23 @@ class Outcome:
     loosened: tuple[Loosened, ...] = ()
 
 
+class WorkerLost(GenerationError):
+    """A worker died or hangs; another may do the clip again."""
+
+
 class WorkerTraceback(Exception):
     """What went wrong in another process, as that process printed it."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
+
+
+def failure(failed: Failed) -> GenerationError:
+    """The error (kind ``worker``) for a worker that cannot go on; its cause carries the worker's own traceback."""
+    kind = WorkerLost if failed.lost else GenerationError
+    error = kind(f"the {failed.worker} worker failed: {failed.error}", kind="worker")
+    error.__cause__ = WorkerTraceback(failed.traceback) if failed.traceback else None
+    return error
 
 
 class Scheduler:
@@ -156,12 +168,11 @@ class Scheduler:
         """What follows from a worker's answer.
 
         Raises:
-            GenerationError: the worker failed (kind ``worker``); its cause carries the worker's own traceback.
+            GenerationError: the worker failed, see :func:`failure`.
             RuntimeError: an answer that the protocol does not allow here.
         """
         if isinstance(result, Failed):
-            cause = WorkerTraceback(result.traceback) if result.traceback else None
-            raise GenerationError(f"the {result.worker} worker failed: {result.error}", kind="worker") from cause
+            raise failure(result)
         if self.finished:
             return [], None
         if isinstance(result, Proposed):

@@ -147,11 +147,15 @@ class Proposed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """From either: it cannot go on. ``traceback`` is the worker's own, as text."""
+    """From either: it cannot go on. ``traceback`` is the worker's own, as text.
+
+    ``lost``: it died or hangs, for which the clip need not be to blame; another worker may do it again.
+    """
 
     worker: Worker
     error: str
     traceback: str = ""
+    lost: bool = False
 
 
 TargetMessage: TypeAlias = PrefillTarget | Verify

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from vidspec.decoding.counters import estimate_speedup, weights_by_context
-from vidspec.decoding.events import Event, Finished, Opened, Origin, Prefilled, Round
+from vidspec.decoding.events import Again, Event, Finished, Opened, Origin, Prefilled, Round
 from vidspec.record import Caption
 
 __all__ = ["PanelState", "estimate_speedup"]
@@ -28,6 +28,8 @@ class PanelState:
         """Take in one event of this clip."""
         if isinstance(event, Opened):
             self.opened = event
+        elif isinstance(event, Again):
+            self.prefilled, self.rounds = None, []
         elif isinstance(event, Prefilled):
             self.prefilled = event
         elif isinstance(event, Round):

@@ -1,6 +1,8 @@
 """Target thread and scheduler on tables: what is drawn, who is waited for and for how long."""
 
+import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -20,6 +22,7 @@ from vidspec.decoding.trace import Trace
 from vidspec.decoding.workers import pair as pairs
 from vidspec.decoding.workers.pair import Pair
 from vidspec.decoding.workers.process import _launching
+from vidspec.decoding.workers.pulse import Pulse
 from vidspec.decoding.workers.target import TargetThread
 from vidspec.decoding.workers.text import DraftText
 from vidspec.engine.sampling import Sampling, draw
@@ -30,12 +33,24 @@ TARGET = random_table(11, VOCABULARY, 1.2)
 DRAFT = blend(TARGET, random_table(12, VOCABULARY, 1.5), 0.6)
 
 
+class Beating:
+    """Signs of life, so many of them."""
+
+    def __init__(self, beats=0):
+        self.left = beats
+
+    def beats(self):
+        self.left -= 1
+        return self.left >= 0
+
+
 class TableDraft:
     """The draft's process as far as a pair sees it: answers at once, in the thread that asks."""
 
     def __init__(self, table=DRAFT):
         self.engine = ToyEngine(table)
         self.closed = []
+        self.pulse = Beating()
 
     def open(self, answer):
         self.answer, self.text, self.epoch, self.eos = answer, None, 0, frozenset()
@@ -146,7 +161,24 @@ def test_a_target_at_work_is_not_taken_for_a_draft_that_hangs():
     pair.submit("target", PrefillTarget())
     threading.Timer(0.4, slow.go.set).start()
     assert isinstance(pair.result(), Ready)
-    assert pair.result() == Failed("draft", "no answer for 0.05 s")
+    assert pair.result() == Failed("draft", "no answer for 0.05 s", lost=True)
+    pair.abort()
+
+
+@pytest.mark.parametrize(("beats", "read", "waited"), [(0, False, 1), (4, False, 5), (4, True, 1)])
+def test_a_draft_may_take_long_over_its_prompt_as_long_as_it_works(beats, read, waited):
+    """And not over what it does then."""
+    draft = TableDraft()
+    draft.pulse = Beating(beats)
+    slow = Slow()
+    slow.go.set()
+    pair = pair_of(slow.thread, draft, timeout=0.1)
+    if read:
+        draft.answer(Ready("draft", 0.0))
+        pair.result()
+    begun = time.monotonic()
+    assert pair.result() == Failed("draft", "no answer for 0.1 s", lost=True)
+    assert time.monotonic() - begun >= 0.1 * waited
     pair.abort()
 
 
@@ -183,6 +215,31 @@ def test_a_pair_that_cannot_be_made_closes_its_clip():
     with pytest.raises(RuntimeError, match="no thread"):
         pair_of(target, draft)
     assert draft.closed == [1]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="tells what a process does")
+def test_a_pulse_tells_work_from_waiting():
+    code = "import sys\nwhile sys.stdin.readline().strip() == 'work': sum(range(10**8)); print('done', flush=True)"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as one:
+        pulse = Pulse(one.pid)
+        one.stdin.write("work\n")
+        one.stdin.flush()
+        one.stdout.readline()
+        assert pulse.beats()
+        time.sleep(0.2)  # it reads from the pipe now
+        pulse.beats()
+        assert not pulse.beats()
+        one.stdin.write("work\n")
+        one.stdin.flush()
+        time.sleep(0.1)
+        assert pulse.beats()
+        os.kill(one.pid, signal.SIGSTOP)
+        time.sleep(0.1)
+        pulse.beats()
+        assert not pulse.beats()
+        one.kill()
+    assert not pulse.beats(), "it is gone"
 
 
 def test_two_processes_started_at_once_leave_the_main_module_alone():

@@ -6,7 +6,7 @@ import queue
 import time
 from collections.abc import Callable
 
-from vidspec.decoding.protocol import Failed, Message, PrefillDraft, PrefillTarget, Result, Verify, Worker
+from vidspec.decoding.protocol import Failed, Message, PrefillDraft, PrefillTarget, Ready, Result, Verify, Worker
 from vidspec.decoding.workers.messages import Spans
 from vidspec.decoding.workers.process import DraftProcess
 from vidspec.decoding.workers.target import TargetThread
@@ -28,7 +28,8 @@ class Pair:
             needed, or at once.
         eager: whether the draft begins at once.
         timeout: seconds without any answer after which the one that owes it has failed. While the target is at work
-            it is :data:`PATIENCE`, if that is longer.
+            it is :data:`PATIENCE`, if that is longer; and while the draft reads its prompt, as long as it is seen to
+            work.
         visual: how many visual tokens the target has, if that is known yet.
     """
 
@@ -46,6 +47,7 @@ class Pair:
         self.draft, self.timeout, self._visual = draft, timeout, visual
         self._opened = opened
         self._clip: int | None = None
+        self._reading = False
         if eager:
             self._begin()
         try:
@@ -57,6 +59,7 @@ class Pair:
     def _begin(self) -> int:
         if self._clip is None:
             self._clip = self._opened(self._answers.put)
+            self._reading = True
         return self._clip
 
     def submit(self, worker: Worker, message: Message) -> None:
@@ -72,19 +75,22 @@ class Pair:
         Raises:
             BaseException: what went wrong in the target's thread, as it is.
         """
-        last = time.monotonic()
+        last = seen = time.monotonic()
         while True:
             try:
                 found = self._answers.get(timeout=min(1.0, self.timeout))
             except queue.Empty:
                 late: Worker = "target" if self.target.busy else "draft"
-                limit = max(self.timeout, PATIENCE) if late == "target" else self.timeout
-                if time.monotonic() - last >= limit:
+                limit, now = max(self.timeout, PATIENCE) if late == "target" else self.timeout, time.monotonic()
+                if late == "draft" and self._reading and self.draft.pulse.beats() and now - last < PATIENCE:
+                    seen = now
+                if now - (last if late == "target" else seen) >= limit:
                     self.target.lost = late == "target"
-                    return Failed(late, f"no answer for {limit:g} s")
+                    return Failed(late, f"no answer for {limit:g} s", lost=late == "draft")
                 continue
             if isinstance(found, BaseException):
                 raise found
+            self._reading = self._reading and not (isinstance(found, Ready) and found.worker == "draft")
             return found
 
     def abort(self) -> None:

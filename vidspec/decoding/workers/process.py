@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from vidspec.decoding.parallel import WorkerTraceback
+from vidspec.decoding.parallel import WorkerLost, WorkerTraceback, failure
 from vidspec.decoding.protocol import DraftMessage, Failed
 from vidspec.decoding.workers.draft import serve
 from vidspec.decoding.workers.frames import drop, share
@@ -34,7 +34,8 @@ from vidspec.decoding.workers.messages import (
     Taken,
     Unloadable,
 )
-from vidspec.errors import GenerationError, ModelError
+from vidspec.decoding.workers.pulse import Pulse
+from vidspec.errors import ModelError
 from vidspec.models.identity import Identity
 from vidspec.models.prompt import Question
 from vidspec.profiles import Profile
@@ -65,6 +66,7 @@ class DraftProcess:
         self.loaded: Loaded | None = None
         self.unloadable: Unloadable | None = None
         self.spans: queue.SimpleQueue[Spans | None] = queue.SimpleQueue()
+        self.pulse = Pulse(self.process.pid or 0)
         self._clip = 0
         self._blocks: dict[int, SharedMemory] = {}
         self._listener: Callable[[Failed | Any], None] | None = None
@@ -85,22 +87,26 @@ class DraftProcess:
         with self._lock:
             return time.monotonic() - min(self._owed.values()) if self._owed else 0.0
 
-    def wait_until_loaded(self, timeout: float) -> Identity:
+    def wait_until_loaded(self, timeout: float, silence: float) -> Identity:
         """Wait for the model, and say which it is.
 
         Raises:
             ModelError: it cannot be loaded; the cause carries the process's own traceback.
-            GenerationError: it died or took longer than ``timeout`` seconds.
+            WorkerLost: it died, took longer than ``timeout`` seconds, or did nothing for ``silence`` of them.
         """
-        if not self._ready.wait(timeout):
-            raise GenerationError(f"the draft worker has not loaded its model after {timeout:g} s", kind="worker")
+        begun = seen = time.monotonic()
+        while not self._ready.wait(min(1.0, silence)):
+            now = time.monotonic()
+            seen = now if self.pulse.beats() else seen
+            if now - begun >= timeout or now - seen >= silence:
+                what = f"after {timeout:g} s" if now - begun >= timeout else f"and does nothing for {silence:g} s"
+                raise WorkerLost(f"the draft worker has not loaded its model {what}", kind="worker")
         if (wrong := self.unloadable) is not None:
             raise ModelError(f"the draft worker: {wrong.message}", hint=wrong.hint, kind=wrong.kind) from (
                 WorkerTraceback(wrong.traceback)
             )
         if self._early is not None:
-            cause = WorkerTraceback(self._early.traceback) if self._early.traceback else None
-            raise GenerationError(f"the draft worker failed: {self._early.error}", kind="worker") from cause
+            raise failure(self._early)
         if self.loaded is None:
             raise AssertionError("ready without a model")
         return self.loaded.identity
@@ -257,7 +263,7 @@ def _listen(connection: Connection, owner: DraftProcess) -> None:
         while True:
             owner.heard(connection.recv())
     except (EOFError, OSError):
-        owner.gone(Failed("draft", owner.exit_text()))
+        owner.gone(Failed("draft", owner.exit_text(), lost=True))
     except Exception as error:  # whatever it is, the one who waits must hear of it
         owner.gone(Failed("draft", f"its answer cannot be used: {error!r}", traceback.format_exc()))
     finally:

@@ -6,6 +6,7 @@ import weakref
 
 import torch
 
+from vidspec.decoding.parallel import WorkerLost
 from vidspec.decoding.workers.messages import Start
 from vidspec.decoding.workers.process import DraftProcess
 from vidspec.models.base import VideoLanguageModel
@@ -69,7 +70,7 @@ class DraftSlot:
         """A process whose model is loaded; a fresh one if the last has gone, or has been silent for too long.
 
         Raises:
-            GenerationError: it ended, or took too long.
+            WorkerLost: it ended, or took too long; the next call starts another.
             ModelError: its model cannot be loaded, or does not match the target.
         """
         process = self.process
@@ -78,7 +79,11 @@ class DraftSlot:
         if self.process is None:
             self._held.append(DraftProcess(self._start))
         process = self._held[0]
-        loaded = process.wait_until_loaded(LOADING)
+        try:
+            loaded = process.wait_until_loaded(LOADING, self._timeout)
+        except WorkerLost:
+            self.drop()
+            raise
         if self._agreed != (self.target, loaded):  # reading two vocabularies takes long: once, not for every clip
             agree(identity(self.target), loaded)
             check_sight(loaded, shown=self._shown)

@@ -1,0 +1,268 @@
+"""Outputs that are taken away, full or not writable in the middle of a run, and runs that are told to end."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from fake_captioner import TEXT, FakeCaptioner
+
+import vidspec
+from vidspec.batch.outputs import OneFile
+from vidspec.cli.interrupts import Terminated, terminable
+
+CLIPS = [f"{number}/good.mp4" for number in range(5)]
+
+
+@pytest.fixture(autouse=True)
+def clips():
+    for clip in CLIPS:
+        Path(clip).parent.mkdir()
+        Path(clip).write_bytes(b"x")
+    Path("out").mkdir()
+
+
+@pytest.fixture
+def meanwhile(monkeypatch):
+    """Does something while the clip of this number, from 0, is captioned."""
+
+    def plan(number, action):
+        stream = FakeCaptioner.stream
+
+        def streamed(self, path, **asked):
+            if path.endswith(CLIPS[number]):
+                action()
+            return stream(self, path, **asked)
+
+        monkeypatch.setattr(FakeCaptioner, "stream", streamed)
+        return lambda: monkeypatch.setattr(FakeCaptioner, "stream", stream)
+
+    return plan
+
+
+def streamed():
+    return [path for made in FakeCaptioner.made for kind, path, *_ in made.calls if kind == "stream"]
+
+
+def replaced():
+    Path("out/out.jsonl.new").write_text("theirs\n")
+    os.replace("out/out.jsonl.new", "out/out.jsonl")
+
+
+JSONL = ("--format", "jsonl", "-o", "out/out.jsonl")
+CSV = ("--format", "csv", "-o", "out/out.csv")
+SRT = ("--format", "srt", "--output-dir", "out", "--name", "{clip}{suffix}")
+TAKEN = [
+    (JSONL, lambda: os.remove("out/out.jsonl")),
+    (JSONL, lambda: os.rename("out/out.jsonl", "out/moved.jsonl")),
+    (JSONL, replaced),
+    *((args, lambda: shutil.rmtree("out")) for args in (JSONL, CSV, SRT)),
+    *((args, lambda: os.rename("out", "moved")) for args in (JSONL, CSV, SRT)),
+    (CSV, lambda: os.remove("out/out.csv")),
+    (CSV, lambda: os.rename("out/out.csv", "out/moved.csv")),
+]
+
+
+@pytest.mark.parametrize(("args", "action"), TAKEN)
+@pytest.mark.parametrize("at", [2, 4])
+def test_an_output_that_is_taken_away_stops_the_run(vidspec, meanwhile, args, action, at):
+    meanwhile(at, action)
+    ran = vidspec("caption", *CLIPS, *args)
+    assert ran.code == 1 and len(streamed()) == at + 1
+    assert "was moved, replaced or deleted while the run was writing it (put it back if it was moved" in ran.err
+    assert "error: stopped: out/" in ran.err and f"{at} captioned, 0 failed" in ran.err and "Traceback" not in ran.err
+    if action is replaced:
+        assert Path("out/out.jsonl").read_text() == "theirs\n"
+    else:
+        assert not [path for path in Path("out").glob("[!.]*") if "moved" not in path.name], "begun anew"
+
+
+def test_what_was_moved_is_whole_and_is_gone_on_with_where_it_is_put_back(vidspec, meanwhile):
+    undo = meanwhile(2, lambda: os.rename("out/out.jsonl", "moved.jsonl"))
+    vidspec("caption", *CLIPS, *JSONL)
+    assert [json.loads(line)["path"] for line in Path("moved.jsonl").read_text().splitlines()] == CLIPS[:3]
+    undo()
+    os.rename("moved.jsonl", "out/out.jsonl")
+    FakeCaptioner.made.clear()
+    assert vidspec("caption", *CLIPS, *JSONL).code == 0 and streamed() == CLIPS[3:]
+    whole = Path("out/out.jsonl").read_bytes()
+    assert vidspec("caption", *CLIPS, "--format", "jsonl", "-o", "whole.jsonl").code == 0
+    assert Path("whole.jsonl").read_bytes() == whole
+
+
+def test_a_table_that_was_deleted_comes_back_without_captioning(vidspec, meanwhile):
+    """Its journal is still there."""
+    undo = meanwhile(4, lambda: os.remove("out/out.csv"))
+    assert vidspec("caption", *CLIPS, *CSV).code == 1
+    undo()
+    assert vidspec("caption", *CLIPS, *CSV).code == 0 and streamed() == CLIPS
+    assert Path("out/out.csv").read_text().count("good.mp4") == len(CLIPS)
+
+
+def test_a_file_that_is_deleted_behind_the_last_clip(vidspec, monkeypatch):
+    """Between its last record and its end."""
+    from vidspec.cli.listeners import Lines
+
+    monkeypatch.setattr(Lines, "outcome", lambda self, outcome, tally: tally.done < 5 or os.remove("out/out.jsonl"))
+    ran = vidspec("caption", *CLIPS, *JSONL)
+    assert ran.code == 1 and "error: out/out.jsonl: was moved, replaced or deleted" in ran.err
+    assert "captioned" not in ran.err and not os.path.exists("out/out.jsonl")
+
+
+def test_a_folder_without_permission_costs_its_clips(vidspec, monkeypatch):
+    """Known before: nothing of it is captioned."""
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != "1" and access(path, mode))
+    ran = vidspec("caption", *CLIPS, "--format", "srt")
+    assert ran.code == 1 and streamed() == [clip for clip in CLIPS if clip != "1/good.mp4"]
+    assert "1/good.srt: cannot be written: 1 takes no files (give the same command again when it does)" in ran.err
+    assert "5 clips: 4 captioned, 1 failed (output/sidecar 1)" in ran.err
+    FakeCaptioner.made.clear()
+    monkeypatch.setattr(os, "access", access)
+    assert vidspec("caption", *CLIPS, "--format", "srt").code == 0 and streamed() == ["1/good.mp4"]
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_folder_whose_journal_cannot_be_written(vidspec, monkeypatch, others):
+    """Clips outside the working folder are remembered beside them: each folder on its own."""
+    clips = [str(Path(clip).resolve()) for clip in CLIPS]
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: others and Path(path).name != "1" and access(path, mode))
+    ran = vidspec("caption", *clips, "--format", "srt")
+    if others:
+        assert ran.code == 1 and len(streamed()) == 4 and "/1: no permission to write there" in ran.err
+        assert all(Path(clip).with_suffix(".srt").exists() == (clip != clips[1]) for clip in clips)
+    else:
+        assert ran.code == 2 and not FakeCaptioner.made and "/0: no permission to write there" in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_nothing_is_loaded_where_nothing_can_be_kept(vidspec):
+    Path("0/subs").write_text("no folder")
+    ran = vidspec("caption", CLIPS[0], "--format", "srt", "--name", "subs/{stem}{suffix}")
+    assert ran.code == 1 and not FakeCaptioner.made
+    assert "0/subs/good.srt: cannot be written: 0/subs takes no files" in ran.err
+
+
+def test_a_folder_that_becomes_unwritable_costs_its_clips_and_keeps_their_captions(vidspec, meanwhile):
+    meanwhile(1, lambda: Path("1/.good.srt.part").mkdir())
+    ran = vidspec("caption", *CLIPS, "--format", "srt")
+    assert ran.code == 1 and "4 captioned, 1 failed (output/sidecar 1)" in ran.err
+    assert "1/good.srt: cannot be written: Is a directory (give the same command again when it can be" in ran.err
+    assert vidspec("caption", *CLIPS, "--format", "srt").code == 1
+    Path("1/.good.srt.part").rmdir()
+    assert vidspec("caption", *CLIPS, "--format", "srt").code == 0 and streamed() == CLIPS
+    assert all(TEXT.split()[0] in Path(clip).with_suffix(".srt").read_text() for clip in CLIPS)
+
+
+def test_a_journal_that_becomes_unwritable_costs_the_clips_of_its_folder(vidspec, meanwhile):
+    clips = [str(Path(clip).resolve()) for clip in CLIPS]
+    meanwhile(1, lambda: Path("3/.vidspec.jsonl").mkdir())
+    ran = vidspec("caption", *clips, "--format", "srt")
+    assert ran.code == 1 and "4 captioned, 1 failed (output/sidecar 1)" in ran.err and "Traceback" not in ran.err
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_full_disk_under_the_log_is_a_warning(vidspec):
+    ran = vidspec("caption", *CLIPS, *JSONL, "--log-file", "/dev/full")
+    assert ran.code == 0 and "5 captioned" in ran.err and "Traceback" not in ran.err
+    assert ran.err.count("warning: --log-file /dev/full: cannot be written: No space left on device") == 1
+
+
+def test_lines_of_the_log_are_whole_when_there_is_room_again(tmp_path):
+    from vidspec.batch.bulk import Tally
+    from vidspec.batch.log_file import LogFile
+
+    said = []
+    log = LogFile(tmp_path / "log", said.append)
+    file, room = log._file, [10**6, 20, 0, 10**6]
+
+    class Disk:
+        def write(self, line):
+            return file.write(line[: room.pop(0)])
+
+    log._file = Disk()
+    for _ in range(4):
+        log.ended(Tally())
+    file.close()
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert [line[-1] for line in lines] == ["}", lines[1][-1], "}"] and len(lines[1]) == 20
+    assert len(said) == 1 and "the disk is full" in said[0]
+
+
+@pytest.mark.parametrize(("first", "second"), [("csv", "jsonl"), ("jsonl", "csv"), ("csv", "text"), ("json", "csv")])
+def test_a_run_in_another_format_leaves_a_live_output_alone(vidspec, first, second):
+    path = Path("out/out")
+    live = OneFile(path, first, several=True)
+    ran = vidspec("caption", *CLIPS, "--format", second, "-o", str(path))
+    assert ran.code == 2 and "out/out: another run is writing it" in ran.err and not FakeCaptioner.made
+    live.close([], complete=True)
+    assert vidspec("caption", *CLIPS, "--format", second, "-o", str(path)).code == 0
+
+
+TERMINATED = """
+import os, sys
+sys.path[:0] = sys.argv[1:2]
+from types import ModuleType
+from fake_captioner import FakeCaptioner
+module = sys.modules["vidspec.captioner"] = ModuleType("vidspec.captioner")
+
+class Stopped(FakeCaptioner):
+    def stream(self, path, **asked):
+        for event in super().stream(path, **asked):
+            yield event
+            if path.startswith("2/"):
+                os.kill(os.getpid(), 15)
+
+module.Captioner = Stopped
+from vidspec.cli import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def test_sigterm_restores_the_terminal_and_keeps_what_is_done():
+    import pty
+
+    ours, theirs = pty.openpty()
+    tests = str(Path(__file__).resolve().parents[1])
+    options = ("--format", "jsonl", "-o", "out/out.jsonl", "--decode-ahead", "0")
+    command = [sys.executable, "-c", TERMINATED, tests, "caption", *CLIPS, *options]
+    path = os.pathsep.join([str(Path(vidspec.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "TERM": "xterm", "PYTHONPATH": path}
+    with subprocess.Popen(command, stderr=theirs, stdin=subprocess.DEVNULL, env=env) as run:
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                piece = os.read(ours, 65536)
+            except OSError:  # the other end is closed
+                break
+            if not piece:
+                break
+            shown += piece
+        assert run.wait(60) == 143
+    os.close(ours)
+    hidden, again = shown.rfind(b"\x1b[?25l"), shown.rfind(b"\x1b[?25h")
+    assert 0 <= hidden < again, "the cursor stays hidden"
+    assert b"terminated: 2 of 5 clips were done, and are kept" in shown and b"Traceback" not in shown
+    assert len(Path("out/out.jsonl").read_text().splitlines()) == 2
+
+
+def test_sigterm_ends_any_command_with_143(vidspec, monkeypatch):
+    monkeypatch.setattr(FakeCaptioner, "refuse", Terminated())
+    ran = vidspec("caption", CLIPS[0])
+    assert ran.code == 143 and "terminated" in ran.err
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Terminated), terminable():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+    inside = []
+    thread = threading.Thread(target=lambda: [inside.append(True) for _ in [0] if terminable().__enter__() is None])
+    thread.start()
+    thread.join()
+    assert inside == [True] and signal.getsignal(signal.SIGTERM) is before

@@ -103,7 +103,7 @@ class Slow:
     def __init__(self, size=1000):
         self.size, self.asked, self.closed = size, [], False
 
-    def read(self, path, start, end, video):
+    def read(self, path, start, end, video, check=None):
         self.asked.append(path)
         if path == "bad":
             raise VideoError("bad")
@@ -172,7 +172,7 @@ def test_frames_are_let_go_clip_by_clip(settings):
     alive = []
 
     class Counted(Slow):
-        def read(self, path, start, end, video):
+        def read(self, path, start, end, video, check=None):
             clip = super().read(path, start, end, video)
             alive.append(weakref.ref(clip.frames))
             return clip

@@ -66,7 +66,10 @@ class FakeReader:
     def __init__(self, timeout=None):
         self.timeout = timeout
 
-    def read(self, path, start, end, video):
+    def start(self):
+        pass
+
+    def read(self, path, start, end, video, check=None):
         return None
 
     def segments(self, path, segment, start, end):

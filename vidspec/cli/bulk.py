@@ -169,7 +169,11 @@ def _equipped(stack: ExitStack, run: Run, planned: Plan, tally: Tally) -> tuple[
         engine = _elsewhere(run)
         observer, panel = _observer(stack, run, tally)
     else:
-        from vidspec.batch.local import outcomes
+        from vidspec.batch.local import Reader, outcomes
+
+        reader = Reader(run.how.timeout)  # its process starts while models load
+        stack.callback(reader.close)
+        reader.start()
         from vidspec.captioner import Captioner
 
         captioner = stack.enter_context(Captioner.from_profile(run.profile))
@@ -182,7 +186,7 @@ def _equipped(stack: ExitStack, run: Run, planned: Plan, tally: Tally) -> tuple[
             observer = run.pictures = HeatmapFiles(given.heatmap, run.profile, observer)
 
         def engine(tasks: Iterable[Task]) -> Iterator[Outcome]:
-            return outcomes(captioner, tasks, run.how, observer)
+            return outcomes(captioner, tasks, run.how, observer, reader)
 
     if given.trace is not None:
         traces = Traces(given.trace)

@@ -20,8 +20,9 @@ __all__ = ["AvDecoder", "decode_all"]
 
 # Up to so many frames onward, decoding on is cheaper than seeking.
 _DECODE_ON = 8
-# Each thread holds a frame of its own.
+# Each thread holds a frame of its own: together no more pixels than this.
 _MOST_THREADS = 8
+_MOST_PIXELS = 1 << 26
 
 
 class AvDecoder:
@@ -55,7 +56,8 @@ def decode_all(container: av.container.InputContainer, stream: Any, *, first_pts
     if not codec.is_open:
         codec.options = {**codec.options, "err_detect": "explode"}
         codec.thread_type = "AUTO"
-        codec.thread_count = min(_MOST_THREADS, os.cpu_count() or 1)
+        threads = min(_MOST_THREADS, os.cpu_count() or 1, _MOST_PIXELS // max(1, codec.width * codec.height))
+        codec.thread_count = max(1, threads)
     floor, waiting = first_pts, False
     packets = packets_of(container, stream)
     while True:
@@ -79,6 +81,8 @@ def decode_all(container: av.container.InputContainer, stream: Any, *, first_pts
         if not broken:
             try:
                 pictures = packet.decode()
+            except MemoryError:
+                raise
             except av.error.FFmpegError:
                 broken = True
         if broken:

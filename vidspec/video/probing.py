@@ -32,6 +32,10 @@ _PROMISING = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi"}
 
 # Pictures beyond this are refused before one is decoded: 16384 x 16384 is what codecs of today allow.
 _MOST_PIXELS = 1 << 28
+# decord holds pictures of its own beside those it delivers: 4K clips take it 1 GB more than PyAV.
+_DECORD_PIXELS = 1 << 22
+# It also makes room for as many frames as fit into the duration, and ends the process where memory is short.
+_DECORD_FRAMES = 1_000_000
 _FIRST_PICTURE_PACKETS = 1000
 
 
@@ -59,6 +63,8 @@ def decord_doubt(index: Index) -> str | None:
         return "the file is truncated"
     if index.turn.mirrored:
         return "decord ignores mirroring"
+    if index.width * index.height > _DECORD_PIXELS:
+        return f"decord takes too much memory for frames of {index.width}x{index.height}"
     return index.doubts[0] if index.doubts else None
 
 
@@ -123,6 +129,7 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         truncated = truncated or damaged
         last_duration = last_duration if base == packet_base else 1
     gap = int(np.median(np.diff(pts))) if len(pts) > 1 else 0
+    duration = float((int(pts[-1] - pts[0]) + (last_duration if last_duration > 0 else gap)) * base)
     return Index(
         path=path,
         **facts,
@@ -135,9 +142,9 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         width=width,
         height=height,
         turn=turn,
-        duration_s=float((int(pts[-1] - pts[0]) + (last_duration if last_duration > 0 else gap)) * base),
+        duration_s=duration,
         truncated=truncated,
-        doubts=_doubts(packets, order, int(pts[0]), alone),
+        doubts=_doubts(packets, order, int(pts[0]), alone, duration * float(rate or 0)),
     )
 
 
@@ -221,6 +228,8 @@ def _first_picture(path: str, truncated: bool) -> tuple[int, int, Turn]:
                 if not packet.size and packet.dts is not None:
                     continue  # AVI's way to repeat a frame
                 pictures = packet.decode()
+            except MemoryError:
+                raise
             except av.error.InvalidDataError:
                 continue  # the stream may begin in the middle of something
             except (av.error.FFmpegError, OSError) as error:
@@ -271,8 +280,11 @@ def _count_frames(path: str, base: Fraction, rate: Fraction | None) -> tuple[Fra
     return 1 / Fraction(rate or 25), np.arange(len(given), dtype=np.int64), given, damaged
 
 
-def _doubts(packets: _Packets, order: str, first: int, alone: bool) -> tuple[str, ...]:
-    """What made decord 0.6.0 return wrong frames in trials, or would hide it if it did."""
+def _doubts(packets: _Packets, order: str, first: int, alone: bool, room: float) -> tuple[str, ...]:
+    """What made decord 0.6.0 return wrong frames in trials, or would hide it if it did, or ended the process.
+
+    ``room``: frames that fit into the duration at the nominal rate.
+    """
     found = {
         "its timestamps do not order its frames": order == "count",
         "decord seeks wrongly in open GOPs": packets.leading > 0,
@@ -280,6 +292,7 @@ def _doubts(packets: _Packets, order: str, first: int, alone: bool) -> tuple[str
         "decord ignores edit lists": packets.discarded > 0,
         "some of its frames cannot be decoded": packets.lost > 0,
         "it has several video streams": not alone,
+        "decord makes room for frames that it does not have": room > _DECORD_FRAMES + packets.seen,
     }
     return tuple(reason for reason, true in found.items() if true)
 

@@ -235,13 +235,15 @@ def test_no_panel_without_a_terminal(vidspec):
 PIPED = """
 import sys; sys.path.insert(0, {tests!r})
 from types import ModuleType
-from fake_captioner import FakeCaptioner
+from fake_captioner import FakeCaptioner, FakeReader
 from vidspec import registry
+from vidspec.batch import inputs, local
+local.Reader, inputs.leave_out_missing = FakeReader, lambda found, named: None
 registry.Registry.names = lambda self: ("none", "model", "sequential", "exact")
 module = ModuleType("vidspec.captioner"); module.Captioner = FakeCaptioner
 sys.modules["vidspec.captioner"] = module
 from vidspec.cli import main
-sys.exit(main(["caption", *map("{{}}/good.mp4".format, range(5000)), "--decode-ahead", "0"]))
+sys.exit(main(["caption", *map("{{}}/good.mp4".format, range(5000))]))
 """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,12 +147,25 @@ def form_of(given: Any, defaults: Defaults) -> Format:
     return form
 
 
+def _installed(option: str, package: str, modules: Sequence[str], hint: str) -> None:
+    """Refuse an option for want of an optional package, now and not when models have been loaded for it."""
+    for module in modules:
+        if find_spec(module) is None:
+            raise UsageError(f"{option} needs {package}, and there is no module {module}", hint=hint)
+
+
 def how_of(given: Any, profile: Any, total: int) -> How:
     """How every clip is done."""
     from vidspec.batch.segments import parse_segment
     from vidspec.batch.work import How
 
     video = {key: getattr(profile.video, key) for key in ("frames", "fps", "max_pixels", "decoder")}
+    if given.segment == "scenes":
+        _installed("--segment scenes", "PySceneDetect", ("scenedetect", "cv2"), "pip install 'vidspec[scenes]'")
+    if video["decoder"] == "decord":
+        _installed("--decoder decord", "decord", ("decord",), "pip install decord, or --decoder auto")
+    if given.engine.value == "ray":
+        _installed("--engine ray", "Ray", ("ray",), "pip install 'vidspec[ray]'")
     return How(
         video=video,
         prompt=profile.generate.prompt,

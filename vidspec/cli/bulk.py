@@ -54,7 +54,7 @@ def caption_all(given: Any) -> int:
     Args:
         given: the options, by the names of ``vidspec.cli.caption.caption``'s parameters.
     """
-    from vidspec.batch.inputs import collect
+    from vidspec.batch import inputs
     from vidspec.batch.records import Settings
     from vidspec.batch.shards import shard_of
     from vidspec.batch.writers import check_output
@@ -67,7 +67,10 @@ def caption_all(given: Any) -> int:
     profile = resolve(given.profile, asked.overrides_of(given), defaults).profile
     asked.how_of(given, profile, 0)  # refuses a wrong --segment before folders are searched
     shard = shard_of(given.shard, os.environ)
-    found = collect(sources)
+    found = inputs.collect(sources)
+    inputs.leave_out_missing(found, sources.paths)
+    for line in found.unreadable:
+        note(f"error: {line}")
     found.entries = [
         entry if (entry.start, entry.end) != (None, None) else replace(entry, start=given.start, end=given.end)
         for entry in found.entries
@@ -118,8 +121,8 @@ def _run(run: Run) -> int:
         complete = tally.stopped is None
     if run.several and not given.quiet:
         note(totals(tally, run.found))
-    for line in run.found.unreadable:
-        note(f"error: {line}")
+    if run.found.unreadable:
+        note(f"error: {len(run.found.unreadable)} of what was named could not be found or listed, see above")
     if tally.stopped:
         note(f"error: stopped: {tally.stopped}")
     unseen = run.pictures.errors if run.pictures else []

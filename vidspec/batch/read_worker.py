@@ -18,8 +18,9 @@ import queue
 import sys
 import threading
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, BinaryIO
+
+from vidspec import memory
 
 __all__ = ["MOST_MEMORY", "main"]
 
@@ -35,7 +36,7 @@ def main() -> None:
     import vidspec.batch.segments
     import vidspec.video.reading  # noqa: F401  what every request needs
 
-    _limit_memory()
+    memory.limit(MOST_MEMORY)
     answers.write(b"!")
     answers.flush()
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -47,18 +48,6 @@ def main() -> None:
 
 class _Stopped(Exception):
     """What was planned is not wanted."""
-
-
-def _limit_memory() -> None:
-    """Let this process have no more data of its own; without effect where the system has no such limit (not Linux)."""
-    with suppress(ImportError, OSError, ValueError, StopIteration):
-        import resource
-
-        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-        mine = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
-        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        most = mine + MOST_MEMORY if hard == resource.RLIM_INFINITY else min(mine + MOST_MEMORY, hard)
-        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
 def _listen(source: BinaryIO, requests: queue.SimpleQueue[bytes]) -> None:

@@ -16,11 +16,12 @@ from typing import Any, Literal
 import av
 import numpy as np
 
+from vidspec import memory
 from vidspec.errors import VideoError
 from vidspec.video.base import Index, Turn
 from vidspec.video.opening import checked_path, opened, packets_of, video_streams
 
-__all__ = ["decord_doubt", "index_by_decoding", "probe"]
+__all__ = ["decord_doubt", "index_by_decoding", "probe", "too_large"]
 
 # Where decord 0.6.0 gave exact frames in every trial, in any order of access. Elsewhere it returned wrong frames
 # without an error (MPEG-TS, MPEG-PS, FLV, AVI with B-frames) or none (AV1, GIF, still pictures).
@@ -32,6 +33,8 @@ _PROMISING = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi"}
 
 # Pictures beyond this are refused before one is decoded: 16384 x 16384 is what codecs of today allow.
 _MOST_PIXELS = 1 << 28
+# What decoding takes for each pixel of a picture: some coded ones that others refer to, and one or two in RGB.
+_PIXEL_BYTES = 12
 # decord holds pictures of its own beside those it delivers: 4K clips take it 1 GB more than PyAV.
 _DECORD_PIXELS = 1 << 22
 # It also makes room for as many frames as fit into the duration, and ends the process where memory is short.
@@ -51,6 +54,15 @@ def probe(path: str | os.PathLike[str]) -> Index:
 def index_by_decoding(path: str | os.PathLike[str]) -> Index:
     """As ``probe``, but frames are counted by decoding the whole stream: for files whose packets are not its frames."""
     return _probe(checked_path(path), by_decoding=True)
+
+
+def too_large(path: str | os.PathLike[str], what: str) -> VideoError:
+    """The error of a file that memory does not suffice for."""
+    return VideoError(
+        f"{os.fsdecode(path)}: {what} cannot be decoded in the memory there is",
+        kind="memory",
+        hint="make it smaller first, such as by ffmpeg -i IN -vf scale=1280:-2 OUT",
+    )
 
 
 def decord_doubt(index: Index) -> str | None:
@@ -97,6 +109,9 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
             raise VideoError(f"{path}: its video codec is not known to this FFmpeg", kind="unsupported")
         if codec.width * codec.height > _MOST_PIXELS:
             raise VideoError(f"{path}: frames of {codec.width}x{codec.height} are too large", kind="unsupported")
+        free = memory.available()
+        if free is not None and codec.width * codec.height * _PIXEL_BYTES > free:
+            raise too_large(path, f"frames of {codec.width}x{codec.height}")
         packets = _read_packets(container, stream)
         reorders = bool(codec.has_b_frames)
         facts = {"format": container.format.name, "codec": _codec_name(codec), "stream": stream.index}

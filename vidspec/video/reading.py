@@ -20,7 +20,7 @@ from vidspec.errors import UsageError, VideoError
 from vidspec.video import decode_decord, sample
 from vidspec.video.base import Clip, Decoder, Index, NotDelivered, SourceFacts, check_seconds, format_seconds
 from vidspec.video.decode_av import AvDecoder
-from vidspec.video.probing import decord_doubt, index_by_decoding, probe
+from vidspec.video.probing import decord_doubt, index_by_decoding, probe, too_large
 from vidspec.video.resize import fitted, resized
 
 __all__ = ["DECODERS", "MOST_BYTES", "Check", "read", "read_at"]
@@ -30,7 +30,7 @@ DECODERS = ("auto", "decord", "av")
 #: Frames that a model is to look at are held in so much: 64 of 1080p fit as they are, larger ones are scaled down.
 MOST_BYTES = 400 << 20
 # ... but no further than to so many pixels, as long as there is memory: models look at about as many.
-_LEAST_PIXELS = 448 * 448
+_LEAST_PIXELS = 336 * 336
 # More than any model looks at (512 frames of 1080p are 3 GB); beyond it a mistyped rate would exhaust the machine.
 _MOST_BYTES = 8 << 30
 
@@ -59,7 +59,7 @@ def read(
     ``max_pixels``: frames larger than this (height x width) are scaled down to it, aspect kept, antialiased.
     ``decoder``: ``av`` (PyAV), ``decord``, or ``auto``: decord where its frames can be trusted, else PyAV.
     ``most_bytes``: frames that would take more are scaled down to it as by ``max_pixels``, though to no fewer pixels
-    than 448 x 448; what full-size pictures take while they are scaled counts. By default nothing is scaled for it.
+    than 336 x 336; what full-size pictures take while they are scaled counts. By default nothing is scaled for it.
     ``check``: see ``Check``.
 
     Raises UsageError for arguments that make no sense, and VideoError for a file that does not give these frames
@@ -89,11 +89,7 @@ def _read_wanted(path: str | os.PathLike[str], wanted: _Wanted, decoder: str) ->
     try:
         return _read_probed(path, wanted, decoders, decoder)
     except MemoryError:
-        raise VideoError(
-            f"{os.fsdecode(path)}: is too large to be decoded in the memory there is",
-            kind="memory",
-            hint="make it smaller first, as by ffmpeg -i IN -vf scale=1280:-2 OUT",
-        ) from None
+        raise too_large(path, "its frames") from None
 
 
 def _read_probed(path: str | os.PathLike[str], wanted: _Wanted, decoders: list[Decoder], decoder: str) -> Clip:

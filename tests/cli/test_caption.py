@@ -281,7 +281,7 @@ def test_lists_go_on_without_what_is_missing(vidspec, monkeypatch):
     monkeypatch.setattr("vidspec.batch.inputs.leave_out_missing", LEAVE_OUT)
     Path("good.mp4").touch()
     Path("list.txt").write_text("no.mp4\ngood.mp4\n")
-    ran = vidspec("caption", "", "list.txt", "--format", "jsonl")
+    ran = vidspec("caption", "--from-file", "list.txt", "--format", "jsonl")
     assert ran.code == 1 and [one["path"] for one in ran.records] == ["good.mp4"]
     assert ran.err.index("error: no.mp4: there is no such file") < ran.err.index("a library prints this")
 

@@ -144,3 +144,22 @@ class Refusing(FakeCaptioner):
     @classmethod
     def from_profile(cls, profile: SimpleNamespace, *, overrides: object = None) -> FakeCaptioner:
         raise ModelError("no such model")
+
+
+class FakeReader:
+    """Leaves the frames to the fake captioner, whose clips are no files; every clip has two segments."""
+
+    def __init__(self, timeout: float | None = None) -> None:
+        self.timeout = timeout
+
+    def start(self) -> None:
+        pass
+
+    def read(self, path: str, start: object, end: object, video: object, check: object = None) -> None:
+        return None
+
+    def segments(self, path: str, segment: object, start: object, end: object) -> list[tuple[float, float]]:
+        return [(0.0, 1.5), (1.5, 3.0)]
+
+    def close(self) -> None:
+        pass

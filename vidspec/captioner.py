@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypedDict
 from weakref import WeakKeyDictionary
@@ -291,7 +292,7 @@ class Captioner:
         clip = asked.get("clip")
         if clip is None:
             with trace.span("decode_video"):
-                clip = self.read(path, start=asked.get("start"), end=asked.get("end"))
+                clip = self.read(path, start=asked.get("start"), end=asked.get("end"), prompt=asked.get("prompt"))
         yield Opened(str(path), clip.facts, len(clip.frames), tuple(float(t) for t in clip.timestamps))
         try:
             yield from self._generate(str(path), self._question(clip, asked), trace)
@@ -302,8 +303,20 @@ class Captioner:
                 kind="memory",
             ) from error
 
-    def read(self, path: str | Path, *, start: float | None = None, end: float | None = None) -> video.Clip:
-        """The frames that :meth:`stream` would show to the models."""
+    def read(
+        self, path: str | Path, *, start: float | None = None, end: float | None = None, prompt: str | None = None
+    ) -> video.Clip:
+        """The frames that :meth:`stream` would show to the models, scaled down where they would take very much memory.
+
+        They are decoded in this process: a decoder that dies of a damaged file takes it along. Whole folders, and the
+        command line, read in a process of their own (``vidspec.batch.reader``).
+
+        Raises:
+            VideoError: the file gives no frames.
+            GenerationError: as :meth:`refuse`.
+        """
+        from vidspec.video.reading import MOST_BYTES
+
         wanted = self.profile.video
         return video.read(
             path,
@@ -314,7 +327,24 @@ class Captioner:
             max_pixels=wanted.max_pixels,
             decoder=wanted.decoder,
             allow_damaged=wanted.allow_damaged,
+            most_bytes=MOST_BYTES,
+            check=partial(self.refuse, str(path), prompt),
         )
+
+    def refuse(self, path: str, prompt: str | None, frames: int, height: int, width: int) -> None:
+        """Raise what :meth:`stream` would for so many frames, as far as it can be told before they are decoded.
+
+        Args:
+            path: for the message.
+            prompt: asked instead of the profile's.
+            frames, height, width: as ``vidspec.video.read`` would deliver them.
+
+        Raises:
+            GenerationError: they make a prompt too long for the model or for the memory there is.
+        """
+        model, generate = self.target.model, self.profile.generate
+        text = model.text_tokens(prompt or generate.prompt, generate.system)
+        self.setup.check(path, model.visual_tokens(frames, height, width) + text)
 
     def prepare(self, clip: video.Clip) -> int:
         """Preprocess a clip for the models in this process before its turn; may run in another thread.

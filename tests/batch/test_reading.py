@@ -23,7 +23,7 @@ from vidspec.batch.run import run
 from vidspec.batch.segments import fixed, parse_segment
 from vidspec.batch.work import Entry, How, Task
 from vidspec.embedded.samples import shipped
-from vidspec.errors import UsageError, VideoError
+from vidspec.errors import GenerationError, UsageError, VideoError
 from vidspec.video import read
 
 CLIP = str(shipped()[0])
@@ -50,6 +50,28 @@ def test_errors_come_over_with_their_kinds(reader, tmp_path):
     with pytest.raises(UsageError, match="exclude each other"):
         reader.read(CLIP, None, None, {"frames": 3, "fps": 2.0})
     assert len(reader.read(CLIP, None, None, VIDEO)) == 3, "it goes on after errors"
+
+
+def test_the_reader_loads_no_torch(reader):
+    reader.start()
+    reader.read(CLIP, None, None, VIDEO)
+    with open(f"/proc/{reader._process.pid}/maps") as file:
+        assert "libtorch" not in file.read()
+
+
+def test_single_clips_are_read_by_it_too(monkeypatch):
+    slow = Slow()
+    monkeypatch.setattr("vidspec.batch.local.Reader", lambda timeout: slow)
+    (outcome,) = outcomes(FakeCaptioner(SimpleNamespace(name="x")), tasks("good.mp4"), How())
+    assert slow.asked == ["good.mp4"] and slow.closed and outcome.error is None
+
+
+def test_a_captioners_objection_is_the_clips_error(reader):
+    def refuse(path, prompt, frames, height, width):
+        raise GenerationError(f"{path}: {prompt} {frames}", kind="context")
+
+    (work,) = works_of(Task(Entry(CLIP, prompt="Why?"), 1), How(video=VIDEO), reader, None, refuse)
+    assert work.clip is None and str(work.error) == f"{CLIP}: Why? 3"
 
 
 def test_a_reader_that_dies_is_named_and_replaced(reader):
@@ -103,7 +125,7 @@ class Slow:
     def __init__(self, size=1000):
         self.size, self.asked, self.closed = size, [], False
 
-    def read(self, path, start, end, video):
+    def read(self, path, start, end, video, check=None):
         self.asked.append(path)
         if path == "bad":
             raise VideoError("bad")
@@ -172,7 +194,7 @@ def test_frames_are_let_go_clip_by_clip(settings):
     alive = []
 
     class Counted(Slow):
-        def read(self, path, start, end, video):
+        def read(self, path, start, end, video, check=None):
             clip = super().read(path, start, end, video)
             alive.append(weakref.ref(clip.frames))
             return clip

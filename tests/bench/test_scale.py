@@ -45,7 +45,7 @@ def test_points_add_up():
 def test_it_ends_where_memory_does(monkeypatch):
     model = random_model(config("embedded", "draft"), loading.placement("cpu"))
     needed = scaling._needed(model, model, 16, scaling.ALPHAS)
-    monkeypatch.setattr(scaling, "_available", lambda device: int(needed) + 1)
+    monkeypatch.setattr(scaling, "free_memory", lambda device: int(needed) + 1)
     said = []
     points = scale(model, None, [2, 1000], tokens_per_frame=8, repeats=1, say=said.append)
     assert [one.frames for one in points] == [2] and said[-1].startswith("1000 frames need about")

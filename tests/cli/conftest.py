@@ -3,7 +3,7 @@ import sys
 from types import ModuleType
 
 import pytest
-from fake_captioner import FakeCaptioner
+from fake_captioner import FakeCaptioner, FakeReader
 
 from vidspec import registry
 from vidspec.cli import main
@@ -33,6 +33,7 @@ def isolated(monkeypatch, tmp_path):
     monkeypatch.setattr(sys.modules["vidspec.decoding.trace"], "to_chrome", lambda trace: trace, raising=False)
     monkeypatch.setattr("vidspec.batch.local.Reader", FakeReader)
     monkeypatch.setattr("vidspec.models.hub.reach", lambda name: True)
+    monkeypatch.setattr("vidspec.batch.inputs.leave_out_missing", lambda found, named: None)
     monkeypatch.setattr(FakeCaptioner, "made", [])
     monkeypatch.setattr(FakeCaptioner, "refuse", None)
     folder = tmp_path / "work"
@@ -59,19 +60,3 @@ def vidspec(capsys):
         return Ran(code, captured.out, captured.err)
 
     return run
-
-
-class FakeReader:
-    """Leaves the frames to the fake captioner, whose clips are no files; every clip has two segments."""
-
-    def __init__(self, timeout=None):
-        self.timeout = timeout
-
-    def read(self, path, start, end, video):
-        return None
-
-    def segments(self, path, segment, start, end):
-        return [(0.0, 1.5), (1.5, 3.0)]
-
-    def close(self):
-        pass

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from fake_captioner import TEXT, FakeCaptioner, events, record
+from fake_captioner import TEXT, FakeCaptioner, FakeReader, events, record
 
+from vidspec.batch import inputs
 from vidspec.batch.schema import record_schema
 from vidspec.cli.start import NOTICE
 from vidspec.decoding.events import Again, Finished
@@ -374,16 +375,19 @@ def test_no_panel_without_a_terminal(vidspec):
     assert "draft sees" not in vidspec("caption", "good.mp4").err
 
 
+LEAVE_OUT = inputs.leave_out_missing
 PIPED = """
 import sys; sys.path.insert(0, {tests!r})
 from types import ModuleType
-from fake_captioner import FakeCaptioner
+from fake_captioner import FakeCaptioner, FakeReader
 from vidspec import registry
+from vidspec.batch import inputs, local
+local.Reader, inputs.leave_out_missing = FakeReader, lambda found, named: None
 registry.Registry.names = lambda self: ("none", "model", "sequential", "exact")
 module = ModuleType("vidspec.captioner"); module.Captioner = FakeCaptioner
 sys.modules["vidspec.captioner"] = module
 from vidspec.cli import main
-sys.exit(main(["caption", *map("{{}}/good.mp4".format, range(5000)), "--decode-ahead", "0"]))
+sys.exit(main(["caption", *map("{{}}/good.mp4".format, range(5000))]))
 """
 
 
@@ -452,3 +456,32 @@ def test_how_a_caption_ended_is_said(vidspec, monkeypatch):
     assert ran.records[0]["ended"] == "loop" and "5 tokens; ends in a loop" in ran.err
     assert FakeCaptioner.made[0].profile.generate.stop_loops
     assert vidspec("caption", "missing.mp4", "--format", "json").records[0]["ended"] is None
+
+
+def test_what_is_missing_is_an_error_before_models_are_loaded(vidspec, monkeypatch):
+    """A clip, or a package that an option needs; nothing is recorded of either."""
+    monkeypatch.setattr("vidspec.batch.inputs.leave_out_missing", LEAVE_OUT)
+    Path("good.mp4").touch()
+    ran = vidspec("caption", "good.mp4", "no.mp4", "-o", "out.jsonl")
+    assert (ran.code, ran.err) == (2, "error: no.mp4: there is no such file (check the path)\n")
+    assert "download it first" in vidspec("caption", "https://x.org/a.mp4").err
+    monkeypatch.setattr("vidspec.cli.asked.find_spec", lambda name: None)
+    for option, value in (("--segment", "scenes"), ("--decoder", "decord"), ("--engine", "ray")):
+        ran = vidspec("caption", "good.mp4", option, value, "-o", "out.jsonl")
+        assert ran.code == 2 and ran.err.startswith(f"error: {option} {value} needs ") and "pip install" in ran.err
+    assert not FakeCaptioner.made and not Path("out.jsonl").exists()
+
+
+def test_lists_go_on_without_what_is_missing(vidspec, monkeypatch):
+    monkeypatch.setattr("vidspec.batch.inputs.leave_out_missing", LEAVE_OUT)
+    Path("good.mp4").touch()
+    Path("list.txt").write_text("no.mp4\ngood.mp4\n")
+    ran = vidspec("caption", "--from-file", "list.txt", "--format", "jsonl")
+    assert ran.code == 1 and [one["path"] for one in ran.records] == ["good.mp4"]
+    assert ran.err.index("error: no.mp4: there is no such file") < ran.err.index("a library prints this")
+
+
+def test_the_reader_starts_before_models_are_loaded(vidspec, monkeypatch):
+    started = []
+    monkeypatch.setattr(FakeReader, "start", lambda self: started.append(len(FakeCaptioner.made)))
+    assert vidspec("caption", "good.mp4").code == 0 and started == [0]

@@ -209,7 +209,9 @@ TERMINATED = """
 import os, sys
 sys.path[:0] = sys.argv[1:2]
 from types import ModuleType
-from fake_captioner import FakeCaptioner
+import vidspec.batch.local
+from fake_captioner import FakeCaptioner, FakeReader
+vidspec.batch.local.Reader = FakeReader
 module = sys.modules["vidspec.captioner"] = ModuleType("vidspec.captioner")
 
 class Stopped(FakeCaptioner):

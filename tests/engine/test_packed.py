@@ -177,7 +177,7 @@ def test_when_it_packs(any_size, monkeypatch):
     monkeypatch.setattr(packed.platform, "machine", lambda: "x86_64")
     copies = 4 * (2500 + 150 + 3500)
     for free, expected in ((2 * copies, True), (2 * copies - 1, False), (None, True)):
-        monkeypatch.setattr(packed, "_free_memory", lambda free=free: free)
+        monkeypatch.setattr(packed.memory, "available", lambda free=free: free)
         assert pays(Model()) is expected
         assert bool(pack(Model())) is expected
         assert pack(Model(), True) == copies
@@ -189,7 +189,7 @@ def test_when_it_packs(any_size, monkeypatch):
 
 
 def test_free_memory_is_plausible():
-    free = packed._free_memory()
+    free = packed.memory.available()
     assert free is None or 2**20 < free < 2**60
 
 

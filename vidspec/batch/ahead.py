@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from vidspec.batch.work import How, Task, Work
@@ -16,19 +17,24 @@ if TYPE_CHECKING:
     from typing import Any
 
     from vidspec.video.base import Clip
+    from vidspec.video.reading import Check
 
-__all__ = ["MOST_BYTES", "Prepare", "Reads", "ahead", "works_of"]
+__all__ = ["MOST_BYTES", "Prepare", "Reads", "Refuse", "ahead", "helping", "works_of"]
 
 #: Does a captioner's preprocessing of a clip in advance; returns the bytes of memory that its result takes.
 Prepare: TypeAlias = "Callable[[Clip], int]"
+#: Raises where a captioner cannot take a clip: path, prompt (None for the profile's), frames, their height and width.
+Refuse: TypeAlias = "Callable[[str, str | None, int, int, int], None]"
 #: Frames that wait may take this much memory; the next clip is read when they take less.
-MOST_BYTES = 2 << 30
+MOST_BYTES = 1 << 29
 
 
 class Reads(Protocol):
     """What is needed of a ``Reader``."""
 
-    def read(self, path: str, start: float | None, end: float | None, video: Any) -> Clip | None: ...
+    def read(
+        self, path: str, start: float | None, end: float | None, video: Any, check: Check | None = None
+    ) -> Clip | None: ...
 
     def segments(
         self, path: str, segment: float | str, start: float | None, end: float | None
@@ -37,21 +43,28 @@ class Reads(Protocol):
     def close(self) -> None: ...
 
 
-def works_of(task: Task, how: How, reader: Reads | None, prepare: Prepare | None = None) -> Iterator[Work]:
+def helping(captioner: object) -> tuple[Prepare | None, Refuse | None]:
+    """What a captioner may have for :func:`works_of`: its ``prepare`` and its ``refuse``."""
+    return getattr(captioner, "prepare", None), getattr(captioner, "refuse", None)
+
+
+def works_of(
+    task: Task, how: How, reader: Reads, prepare: Prepare | None = None, refuse: Refuse | None = None
+) -> Iterator[Work]:
     """What is left of one task, each piece with its frames or with the error that reading it gave.
 
     Args:
         task: the clip.
         how: the run.
-        reader: reads frames and segments; None to leave the frames to the captioner (whole clips only).
+        reader: reads frames and segments.
         prepare: the captioner's preprocessing, done here so that it need not be done later; what goes wrong in it will
             go wrong again there, and is reported then.
+        refuse: the captioner's objections to a clip, heard before it is decoded.
     """
     entry = task.entry
-    whole = Work(entry.path, entry.start, entry.end, entry.prompt, entry=entry, number=task.number)
+    whole = task.whole
     works = [whole]
     if how.segment is not None:
-        assert reader is not None, "segments are found by a reader"
         try:
             found = reader.segments(entry.path, how.segment, entry.start, entry.end)
         except Exception as error:
@@ -64,12 +77,10 @@ def works_of(task: Task, how: How, reader: Reads | None, prepare: Prepare | None
         ]
         works = [replace(work, last=work is works[-1]) for work in works]
     for work in works:
-        if reader is None:
-            yield work
-            continue
+        check = partial(refuse, work.path, work.prompt) if refuse is not None else None
         began = time.monotonic()
         try:
-            clip = reader.read(work.path, work.start, work.end, how.video)
+            clip = reader.read(work.path, work.start, work.end, how.video, check)
         except Exception as error:
             yield replace(work, error=error, read_s=time.monotonic() - began)
             continue
@@ -82,7 +93,13 @@ def works_of(task: Task, how: How, reader: Reads | None, prepare: Prepare | None
 
 
 def ahead(
-    tasks: Iterable[Task], how: How, reader: Reads, prepare: Prepare | None = None, *, most_bytes: int = MOST_BYTES
+    tasks: Iterable[Task],
+    how: How,
+    reader: Reads,
+    prepare: Prepare | None = None,
+    refuse: Refuse | None = None,
+    *,
+    most_bytes: int = MOST_BYTES,
 ) -> Iterator[Work]:
     """The works of ``tasks`` in order, read by a thread that is at most ``how.ahead`` clips and ``most_bytes`` ahead.
 
@@ -105,7 +122,7 @@ def ahead(
     def fill() -> None:
         try:
             for task in tasks:
-                for work in works_of(task, how, reader, prepare):
+                for work in works_of(task, how, reader, prepare, refuse):
                     put(work)
                     with changed:
                         changed.wait_for(lambda: stopped or not full())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from vidspec.batch.manifests import SUFFIXES, parse_manifest
 from vidspec.batch.work import Entry
 from vidspec.errors import UsageError
 
-__all__ = ["EXTENSIONS", "Found", "Sources", "collect"]
+__all__ = ["EXTENSIONS", "Found", "Sources", "collect", "leave_out_missing"]
 
 #: What is taken for a video in folders and lists; files that are named one by one are always tried.
 EXTENSIONS = frozenset(
@@ -81,6 +81,22 @@ def collect(sources: Sources) -> Found:
             found.entries.append(entry)
     found.several |= len(sources.paths) > 1 or bool(sources.lists or sources.manifests)
     return found
+
+
+def leave_out_missing(found: Found, named: Sequence[str]) -> None:
+    """Leave out entries of lists and manifests that do not exist, and say so in ``found.unreadable``.
+
+    Raises:
+        UsageError: one of ``named`` does not exist, which the user wrote himself.
+    """
+    missing = [entry for entry in found.entries if not os.path.lexists(entry.path)]
+    for entry in missing:
+        if entry.path in named:
+            hint = "vidspec reads files; download it first" if "://" in entry.path else "check the path"
+            raise UsageError(f"{entry.path}: there is no such file", hint=hint)
+        found.unreadable.append(f"{entry.path}: there is no such file")
+    gone = {id(entry) for entry in missing}
+    found.entries = [entry for entry in found.entries if id(entry) not in gone]
 
 
 def _entries(sources: Sources, found: Found) -> Iterator[Entry]:

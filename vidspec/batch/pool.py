@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vidspec.batch.ahead import works_of
+from vidspec.batch.ahead import helping, works_of
 from vidspec.batch.reader import Reader
 from vidspec.batch.run import Captions, run
 from vidspec.batch.work import How, Outcome, Task, Work
@@ -88,7 +88,7 @@ class Worker:
                 reader = self._readers.pop()
             try:
                 outcomes: list[Outcome] = []
-                for work in works_of(task, self.how, reader, getattr(self.captioner, "prepare", None)):
+                for work in works_of(task, self.how, reader, *helping(self.captioner)):
                     with self._captioning:
                         begins()
                         before = outcomes[-1].caption.caption if outcomes else None

@@ -16,12 +16,16 @@ from vidspec.errors import VideoError
 
 if TYPE_CHECKING:
     from vidspec.video.base import Clip
+    from vidspec.video.reading import Check
 
 __all__ = ["Reader"]
 
 
 class Reader:
-    """A process of its own that reads one clip at a time; started with the first.
+    """A process of its own that reads one clip at a time; started by :meth:`start`, or with the first clip.
+
+    It may take only so much memory (see ``vidspec.batch.read_worker``), and frames are scaled down to what
+    ``vidspec.video.reading.MOST_BYTES`` holds.
 
     Args:
         timeout: seconds a request may take, or None. A process that takes longer is killed.
@@ -31,20 +35,38 @@ class Reader:
         self.timeout = timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
+        self._ready = False
         self._starting = threading.Lock()
 
-    def read(self, path: str, start: float | None, end: float | None, video: Mapping[str, Any]) -> Clip:
+    def start(self) -> None:
+        """Start the process without waiting for it, so that it is ready when the first clip comes."""
+        with self._starting:
+            self._start()
+
+    def read(
+        self, path: str, start: float | None, end: float | None, video: Mapping[str, Any], check: Check | None = None
+    ) -> Clip:
         """What ``vidspec.video.read`` gives for these arguments.
 
         Raises:
             VideoError: as there; also ``timeout``, and ``crashed`` if the process died of the clip.
+            Exception: whatever ``check`` raises.
         """
         import numpy as np
 
         from vidspec.video import Clip, SourceFacts
 
         with _Limit(self, path) as limit:
-            header = self._ask({"op": "read", "path": path, "start": start, "end": end, **video}, limit)
+            request = {"op": "read", "path": path, "start": start, "end": end, **video, "check": check is not None}
+            header = self._ask(request, limit)
+            while "planned" in header:
+                assert check is not None, "it asks only where it was told to"
+                try:
+                    check(*header["planned"])
+                except BaseException:
+                    self._tell({"op": "stop"}, limit)
+                    raise
+                header = self._ask({"op": "go"}, limit)
             frames = np.empty(header["shape"], np.uint8)
             timestamps = np.empty(len(frames), np.float64)
             arrays: tuple[Any, ...] = (frames, timestamps)
@@ -67,7 +89,7 @@ class Reader:
             self._closed = True
             self._kill()
 
-    def _ask(self, request: Mapping[str, Any], limit: _Limit) -> dict[str, Any]:
+    def _tell(self, request: Mapping[str, Any], limit: _Limit) -> None:
         process = self._started()
         assert process.stdin is not None
         try:
@@ -75,6 +97,9 @@ class Reader:
             process.stdin.flush()
         except OSError:
             raise limit.failure() from None
+
+    def _ask(self, request: Mapping[str, Any], limit: _Limit) -> dict[str, Any]:
+        self._tell(request, limit)
         length = bytearray(8)
         self._fill(memoryview(length), limit)
         text = bytearray(int.from_bytes(length, "big"))
@@ -96,21 +121,28 @@ class Reader:
             at += got
 
     def _started(self) -> subprocess.Popen[bytes]:
+        """The process, ready: no clip pays for its start."""
         with self._starting:
-            if self._closed:
-                raise RuntimeError("the reader is closed")
-            if self._process is None:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "vidspec.batch.read_worker"],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    bufsize=0,
-                    start_new_session=True,  # Ctrl-C is for the run, which ends this process itself
-                )
-                hello = self._process.stdout.read(1) if self._process.stdout else b""  # no clip pays for its start
-                if not hello:
-                    raise RuntimeError(f"the process that reads clips ended with exit code {self._kill()}")
-            return self._process
+            process = self._start()
+            if not self._ready:
+                self._ready = bool(process.stdout and process.stdout.read(1))
+            if not self._ready:
+                raise RuntimeError(f"the process that reads clips ended with exit code {self._kill()}")
+            return process
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if self._closed:
+            raise RuntimeError("the reader is closed")
+        if self._process is None:
+            self._ready = False
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "vidspec.batch.read_worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,  # Ctrl-C is for the run, which ends this process itself
+            )
+        return self._process
 
     def _kill(self) -> int | None:
         """End the process; returns how it had ended before, if it had."""
@@ -163,4 +195,8 @@ class _Limit:
                 f"{self.path}: not read within {self.reader.timeout:g} s", kind="timeout", hint="raise --timeout"
             )
         how = f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
-        return VideoError(f"{self.path}: the process that read it ended {how}", kind="crashed")
+        return VideoError(
+            f"{self.path}: the process that read it ended {how}",
+            kind="crashed",
+            hint="the file may be damaged; ffmpeg -i IN OUT writes it anew",
+        )

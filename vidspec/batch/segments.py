@@ -13,6 +13,8 @@ from vidspec.errors import UsageError, VideoError
 
 __all__ = ["cut", "fixed", "parse_segment", "scenes"]
 
+#: A clip of more segments than this is an error in its timestamps, or in the length that was asked for.
+MOST = 100_000
 #: A last piece shorter than this share of a segment belongs to the one before.
 SHORTEST = 0.1
 #: Seconds of a segment that is asked for; hours of video in shorter ones would be more parts than memory holds.
@@ -89,6 +91,12 @@ def cut(path: str, segment: float | str, start: float | None, end: float | None)
     if last <= first:
         raise VideoError(
             f"{path}: has no frame at {first:g} s or later: it lasts {index.duration_s:.3f} s", kind="range"
+        )
+    if not isinstance(segment, str) and (last - first) / segment > MOST:
+        raise VideoError(
+            f"{path}: lasts {last - first:.0f} s, more than {MOST} segments of {segment:g} s",
+            kind="range",
+            hint="longer segments, or set end",
         )
     found = scenes(path, first, last) if isinstance(segment, str) else fixed(segment, first, last)
     return [(round(low, 3), round(high, 3)) for low, high in found]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from vidspec.engine.kv_cache import kv_bytes
 from vidspec.engine.packed import PackedLinear
 
 if TYPE_CHECKING:
@@ -49,14 +50,6 @@ def model_weight_bytes(model: VideoLanguageModel) -> int:
     module: nn.Module = model.model  # type: ignore[attr-defined]
     own = sum({id(one): one.nbytes for one in [*module.parameters(), *module.buffers()]}.values())
     return own + sum(layer.packed_bytes for layer in module.modules() if isinstance(layer, PackedLinear))
-
-
-def kv_bytes(model: VideoLanguageModel) -> int:
-    """Bytes that one entry of the KV cache takes over all layers."""
-    config: Any = model.language.config  # type: ignore[attr-defined]
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * int(model.layers) * int(heads) * int(width) * model.dtype.itemsize
 
 
 def pass_bytes(model: VideoLanguageModel, context: float = 0.0) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from vidspec.bench.interleaved import machine
 from vidspec.bench.loaded import Source
 from vidspec.bench.memory import Peak
 from vidspec.bench.passes import ALPHAS, MOST_ROWS, at, measure_passes, prefilled_at, recommended
-from vidspec.engine.device import synchroniser
+from vidspec.engine.device import free_memory, synchroniser
 from vidspec.engine.forward import Engine
 from vidspec.models import loading
 from vidspec.models.base import Prefix, VideoLanguageModel, VisualTokens
@@ -190,7 +189,7 @@ def scale(
         tokens = count * tokens_per_frame
         say(f"{count} frames, {tokens} visual tokens")
         needed = _needed(target, draft or target, tokens, alphas)
-        room = _available(target.device)
+        room = free_memory(target.device)
         if room is not None and needed > room:
             say(f"{count} frames need about {needed / 2**30:.1f} GiB; {room / 2**30:.1f} are free")
             break
@@ -281,17 +280,6 @@ def _needed(target: VideoLanguageModel, draft: VideoLanguageModel, tokens: int, 
     """Bytes of all caches, and about as much again for what a prefill holds; weights are there already."""
     kept = sum(1 - alpha for alpha in alphas) * tokens
     return 2 * (bandwidth.kv_bytes(target) * (tokens + TEXT) + bandwidth.kv_bytes(draft) * kept)
-
-
-def _available(device: torch.device) -> int | None:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else None
 
 
 def markdown(points: Sequence[Point], beta: float, new_tokens: int) -> str:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -164,11 +165,19 @@ def forms_of(given: Any, defaults: Defaults) -> tuple[Format, ...]:
     return tuple(forms)
 
 
+def _installed(option: str, package: str, modules: Sequence[str], hint: str) -> None:
+    """Refuse an option for want of an optional package, now and not when models have been loaded for it."""
+    for module in modules:
+        if find_spec(module) is None:
+            raise UsageError(f"{option} needs {package}, and there is no module {module}", hint=hint)
+
+
 def how_of(given: Any, profile: Any, total: int) -> How:
     """How every clip is done.
 
     Raises:
-        UsageError: a wrong --segment, or --verify where correct captions differ from plain decoding's.
+        UsageError: a wrong --segment, a package that is missing, or --verify where correct captions differ from plain
+            decoding's.
     """
     from vidspec.batch.segments import parse_segment
     from vidspec.batch.work import How
@@ -181,6 +190,12 @@ def how_of(given: Any, profile: Any, total: int) -> How:
         )
     keys = ("frames", "fps", "max_pixels", "decoder", "allow_damaged")
     video = {key: getattr(profile.video, key) for key in keys}
+    if given.segment == "scenes":
+        _installed("--segment scenes", "PySceneDetect", ("scenedetect", "cv2"), "pip install 'vidspec[scenes]'")
+    if video["decoder"] == "decord":
+        _installed("--decoder decord", "decord", ("decord",), "pip install decord, or --decoder auto")
+    if given.engine.value == "ray":
+        _installed("--engine ray", "Ray", ("ray",), "pip install 'vidspec[ray]'")
     return How(
         video=video,
         prompt=profile.generate.prompt,

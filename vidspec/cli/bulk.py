@@ -66,7 +66,7 @@ def caption_all(given: Any) -> int:
     Args:
         given: the options, by the names of ``vidspec.cli.caption.caption``'s parameters.
     """
-    from vidspec.batch.inputs import collect
+    from vidspec.batch import inputs
     from vidspec.batch.records import Settings
     from vidspec.batch.shards import shard_of
     from vidspec.batch.writers import check_output
@@ -83,7 +83,10 @@ def caption_all(given: Any) -> int:
         note(f"note: the draft is {profile.models.draft}, as `vidspec pairs` has it (--draft names another)")
     asked.how_of(given, profile, 0)  # refuses what cannot be before folders are searched
     shard = shard_of(given.shard, os.environ)
-    found = collect(sources)
+    found = inputs.collect(sources)
+    inputs.leave_out_missing(found, sources.paths)
+    for line in found.unreadable:
+        note(f"error: {line}")
     found.entries = [
         entry if (entry.start, entry.end) != (None, None) else replace(entry, start=start, end=end)
         for entry in found.entries
@@ -140,8 +143,8 @@ def _run(run: Run) -> int:
         complete = tally.stopped is None
     if run.several and not given.quiet:
         note(totals(tally, run.found))
-    for line in run.found.unreadable:
-        note(f"error: {line}")
+    if run.found.unreadable:
+        note(f"error: {len(run.found.unreadable)} of what was named could not be found or listed, see above")
     if tally.stopped:
         note(f"error: stopped: {tally.stopped}")
     unseen = run.pictures.errors if run.pictures else []
@@ -201,7 +204,11 @@ def _equipped(stack: ExitStack, run: Run, planned: Plan, tally: Tally) -> tuple[
         engine = _elsewhere(run)
         observer, panel = _observer(stack, run, tally)
     else:
-        from vidspec.batch.local import outcomes
+        from vidspec.batch.local import Reader, outcomes
+
+        reader = Reader(run.how.timeout)  # its process starts while models load
+        stack.callback(reader.close)
+        reader.start()
 
         began = time.monotonic()
         with start.uncollected():
@@ -219,7 +226,7 @@ def _equipped(stack: ExitStack, run: Run, planned: Plan, tally: Tally) -> tuple[
             observer = run.pictures = HeatmapFiles(given.heatmap, run.profile, observer)
 
         def engine(tasks: Iterable[Task]) -> Iterator[Outcome]:
-            return outcomes(captioner, tasks, run.how, observer)
+            return outcomes(captioner, tasks, run.how, observer, reader)
 
     if given.trace is not None:
         traces = Traces(given.trace)

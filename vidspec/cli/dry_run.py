@@ -52,7 +52,7 @@ def dry_run(
         length = "" if one is None or one.error else f"{one.seconds:.1f}"
         out.write(f"{state}\t{length}\t{part}\t{one_line(entry.path)}")
     errors = [one.error for one in todo.values() if one.error]
-    for line in (*errors, *found.unreadable):
+    for line in errors:
         complain(line)
     profile = settings.profile
     about = f"{named(profile['models'])}, profile {profile['name']}; {_where(places)}"

@@ -17,7 +17,9 @@ from vidspec.decoding.trace import Trace
 from vidspec.drafting.base import DrafterKind
 from vidspec.drafting.topology import parse_tree
 from vidspec.engine.attention import NAME
+from vidspec.engine.device import free_memory
 from vidspec.engine.forward import Engine, State
+from vidspec.engine.kv_cache import kv_bytes
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.taps import Taps
 from vidspec.errors import GenerationError, ProfileError
@@ -144,14 +146,33 @@ class Setup:
             GenerationError: prompt and text would be longer than the model was made for.
         """
         prefix = read(self.target.model, question, trace, "target")
-        tokens, limit = self.profile.generate.max_new_tokens, _context(self.target.model)
-        if limit is not None and prefix.next_position + tokens > limit:
+        self.check(path, prefix.length)
+        return prefix
+
+    def check(self, path: str, prompt: int) -> None:
+        """Refuse a prompt of so many tokens, or of more, that model or memory cannot take with the text behind it.
+
+        Tokens count, also where a family numbers many of them with few positions (M-RoPE).
+
+        Raises:
+            GenerationError: of kind ``context`` or ``memory``.
+        """
+        model, tokens = self.target.model, self.profile.generate.max_new_tokens
+        limit, free = _context(model), free_memory(model.device)
+        if limit is not None and prompt + tokens > limit:
             raise GenerationError(
-                f"{path}: a prompt of {prefix.next_position} tokens and {tokens} new ones exceed the model's {limit}",
-                hint="fewer --frames or --max-new-tokens",
+                f"{path}: a prompt of {prompt} tokens and {tokens} new ones exceed the model's {limit}",
+                hint="fewer --frames, a lower --fps or fewer --max-new-tokens",
                 kind="context",
             )
-        return prefix
+        needed = kv_bytes(model) * (prompt + tokens)
+        if free is not None and needed > free:
+            raise GenerationError(
+                f"{path}: the KV cache of {prompt + tokens} tokens takes {needed / 2**30:.1f} GiB, "
+                f"and {free / 2**30:.1f} are free",
+                hint="fewer --frames, a lower --fps or a smaller --max-pixels",
+                kind="memory",
+            )
 
     def prefill(self, prefix: Prefix, taps: Taps | None) -> State:
         """The target's pass over its prompt; what the acceptance rule needs of it is kept."""

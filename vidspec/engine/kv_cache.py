@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-__all__ = ["KVCache"]
+if TYPE_CHECKING:
+    from vidspec.models.base import VideoLanguageModel
+
+__all__ = ["KVCache", "kv_bytes"]
 
 
 class _Layer(CacheLayerMixin):
@@ -147,3 +151,11 @@ class KVCache(Cache):
     def nbytes(self) -> int:
         """Bytes of all buffers."""
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self._buffers if layer.is_initialized)
+
+
+def kv_bytes(model: VideoLanguageModel) -> int:
+    """Bytes that one entry of the KV cache takes over all layers."""
+    config: Any = model.language.config  # type: ignore[attr-defined]
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * int(model.layers) * int(heads) * int(width) * model.dtype.itemsize

@@ -27,13 +27,14 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from typing_extensions import Self
+
+from vidspec import memory
 
 __all__ = ["SMALLEST", "PackedLinear", "available", "pack", "pays"]
 
@@ -125,7 +126,7 @@ def pays(module: nn.Module) -> bool:
     if platform.machine().lower() not in _MEASURED:
         return False
     copies = sum({id(layer.weight): layer.weight.nbytes for _, layer in _candidates(module)}.values())
-    free = _free_memory()
+    free = memory.available()
     return free is None or 2 * copies <= free
 
 
@@ -189,13 +190,3 @@ def _linear(input: torch.Tensor, weight: torch.Tensor, packed: torch.Tensor, bia
 
 def _pointwise(input: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return torch.ops.mkldnn._linear_pointwise(input, packed, bias, "none", [], "")  # type: ignore[no-any-return]
-
-
-def _free_memory() -> int | None:
-    """Bytes that programs can still get without swapping; None where the system does not say (Linux does)."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    kilobytes = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
-    return None if kilobytes is None else int(kilobytes) * 1024

@@ -87,6 +87,10 @@ class Adapter:
         """What the rendered template has in the place of the video; all of it gives way to the video or a text."""
         return self.placeholder
 
+    def visual_tokens(self, frames: int, height: int, width: int) -> int:
+        """How many visual tokens a clip makes, without class tokens that a tower may keep; by arithmetic alone."""
+        raise NotImplementedError
+
     def pieces(self, seen: Seen) -> Sequence[str | range]:
         """What stands in the place of :attr:`span`: texts, and ranges of visual tokens, in their order."""
         return [range(len(seen))]
@@ -168,6 +172,11 @@ class Adapter:
             text = rendered(self.name, apply)
             self._rendered = messages, text
         return text
+
+    def text_tokens(self, prompt: str, system: str | None = None) -> int:
+        """How many tokens of the prompt are no visual tokens; a few more may come between frames."""
+        before, after = self._around(prompt, system)
+        return len(self.opening()) + len(self.tokenizer.encode(before + after, add_special_tokens=False))
 
     def _around(self, prompt: str, system: str | None) -> tuple[str, str]:
         messages: list[dict[str, Any]] = [

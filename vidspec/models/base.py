@@ -179,6 +179,14 @@ class VideoLanguageModel(Protocol):
     @property
     def blocks(self) -> nn.ModuleList: ...
 
+    def visual_tokens(self, frames: int, height: int, width: int) -> int:
+        """At least how many visual tokens a clip of so many frames makes."""
+        ...
+
+    def text_tokens(self, prompt: str, system: str | None = None) -> int:
+        """At least how many further tokens its prompt has."""
+        ...
+
     def preprocess(self, clip: Clip) -> Pixels:
         """Pixels for the vision tower."""
         ...

@@ -57,10 +57,10 @@ def _size(value: Any, of_one: str | None) -> dict[str, int]:
 
 def framed(frames: NDArray[np.uint8], rules: ImageRules) -> torch.Tensor:
     """Frames (T, H, W, 3) as (T, 3, height, width) float32: resized, the centre cut out, normalised."""
-    pixels = channels_first(frames)
-    if rules.square:
-        pixels = _squared(pixels, rules.pixels)
-    return scaled(_cropped(pixels, rules), rules.pixels)
+    shown = []
+    for pixels in channels_first(frames).split(1):  # one by one: padded to squares, frames can take many times more
+        shown.append(_cropped(_squared(pixels, rules.pixels) if rules.square else pixels, rules))
+    return scaled(torch.cat(shown), rules.pixels)
 
 
 def tiled(frames: NDArray[np.uint8], rules: ImageRules, resolutions: Sequence[Sequence[int]]) -> torch.Tensor:

@@ -60,6 +60,10 @@ class Llava(Adapter):
     def opening(self) -> list[int]:
         return list(self._opening)
 
+    def visual_tokens(self, frames: int, height: int, width: int) -> int:
+        side: int = self.side
+        return frames * side**2
+
     def preprocess(self, clip: Clip) -> Pixels:
         """(T, 3, S, S)."""
         shown = framed(clip.frames, self.rules)

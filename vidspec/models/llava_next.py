@@ -41,6 +41,12 @@ class LlavaNext(Llava):
         super().set_up(processor)
         self.resolutions: list[list[int]] = self.model.config.image_grid_pinpoints
 
+    def visual_tokens(self, frames: int, height: int, width: int) -> int:
+        best, edge = best_resolution((height, width), self.resolutions), self.model.config.vision_config.image_size
+        rows, columns = unpadded((height, width), (best[0] // edge * self.side, best[1] // edge * self.side))
+        tiles: int = (rows.stop - rows.start) * (columns.stop - columns.start + 1)
+        return super().visual_tokens(frames, height, width) + frames * tiles
+
     def preprocess(self, clip: Clip) -> Pixels:
         """(T, 1 + tiles, 3, S, S); the grid has rows and columns of the frames' own pixels."""
         shown = tiled(clip.frames, self.rules, self.resolutions)

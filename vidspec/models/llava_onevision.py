@@ -41,6 +41,10 @@ class LlavaOnevision(Adapter):
         self.rules = PixelRules.from_config(processor, vision.image_size)
         self.patches = vision.image_size // vision.patch_size
 
+    def visual_tokens(self, frames: int, height: int, width: int) -> int:
+        cells: int = math.ceil(self.patches / 2)
+        return frames * cells**2 + 1
+
     def preprocess(self, clip: Clip) -> Pixels:
         """(T, 3, S, S)."""
         shown = normalised(clip.frames, self.rules)

@@ -84,7 +84,7 @@ def scaled(pixels: torch.Tensor, rules: PixelRules) -> torch.Tensor:
     """Bytes (..., 3, H, W) as normalised float32."""
     mean = torch.tensor(rules.mean)[:, None, None]
     std = torch.tensor(rules.std)[:, None, None]
-    return (pixels.float() * rules.scale - mean) / std
+    return pixels.float().mul_(rules.scale).sub_(mean).div_(std)
 
 
 def halve(features: torch.Tensor) -> torch.Tensor:

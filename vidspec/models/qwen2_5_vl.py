@@ -74,6 +74,10 @@ class Qwen25VL(Adapter):
     def pieces(self, seen: Seen) -> Sequence[str | range]:
         return [self.opens, range(len(seen)), self.closes]
 
+    def visual_tokens(self, frames: int, height: int, width: int) -> int:
+        rows, columns = (side // self.rules.patch // self.merge for side in self.rules.size(frames, height, width))
+        return -(-frames // self.rules.steps) * rows * columns
+
     def preprocess(self, clip: Clip) -> Pixels:
         """(patches, values of a patch); the grid counts patches, ``seconds`` are when each temporal step begins."""
         values, grid = patches(clip.frames, self.rules)

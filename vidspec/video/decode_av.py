@@ -21,8 +21,9 @@ __all__ = ["AvDecoder", "decode_all"]
 
 # Up to so many frames onward, decoding on is cheaper than seeking.
 _DECODE_ON = 8
-# Each thread holds a frame of its own.
+# Each thread holds a frame of its own: together no more pixels than this.
 _MOST_THREADS = 8
+_MOST_PIXELS = 1 << 26
 
 
 class Reading(NamedTuple):
@@ -138,6 +139,8 @@ def decode_all(
         if not broken:
             try:
                 pictures = codec.decode(packet if packet.size else None)
+            except MemoryError:
+                raise
             except av.error.FFmpegError:
                 broken = True
         if broken:
@@ -156,6 +159,7 @@ def decode_all(
 def _decoder(stream: Any, reading: Reading, careful: bool) -> Any:
     """The codec context that decodes ``stream`` so, told to fail on damage rather than to conceal it."""
     codec = stream.codec_context
+    pixels = max(1, codec.width * codec.height)
     if reading.decoder is not None and codec.pix_fmt == "yuv420p":
         codec = av.CodecContext.create(reading.decoder, "r")
     if not codec.is_open:
@@ -163,7 +167,9 @@ def _decoder(stream: Any, reading: Reading, careful: bool) -> Any:
         codec.thread_type = reading.threads
         # libvpx with several threads does not look where each tile's data end.
         alone = reading.decoder == "libvpx-vp9" or (careful and reading.threads == "FRAME")
-        codec.thread_count = 1 if alone else max(2, min(_MOST_THREADS, os.cpu_count() or 1))
+        most = _MOST_PIXELS // pixels if reading.threads == "FRAME" else _MOST_THREADS  # slices share one frame
+        threads = min(max(2, os.cpu_count() or 1), _MOST_THREADS, most)
+        codec.thread_count = 1 if alone else max(1, threads)
     return codec
 
 

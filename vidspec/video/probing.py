@@ -16,12 +16,13 @@ from typing import Any, Literal
 import av
 import numpy as np
 
+from vidspec import memory
 from vidspec.errors import VideoError
 from vidspec.video import damage
 from vidspec.video.base import Damage, Index, Turn
 from vidspec.video.opening import checked_path, opened, packets_of, video_streams
 
-__all__ = ["decord_doubt", "index_by_decoding", "probe"]
+__all__ = ["decord_doubt", "index_by_decoding", "probe", "too_large"]
 
 # Where decord 0.6.0 gave exact frames in every trial, in any order of access. Elsewhere it returned wrong frames
 # without an error (MPEG-TS, MPEG-PS, FLV, AVI with B-frames) or none (AV1, GIF, still pictures).
@@ -37,6 +38,12 @@ _MOST_GAPS = 4
 
 # Pictures beyond this are refused before one is decoded: 16384 x 16384 is what codecs of today allow.
 _MOST_PIXELS = 1 << 28
+# What decoding takes for each pixel of a picture: some coded ones that others refer to, and one or two in RGB.
+_PIXEL_BYTES = 12
+# decord holds pictures of its own beside those it delivers: 4K clips take it 1 GB more than PyAV.
+_DECORD_PIXELS = 1 << 22
+# It also makes room for as many frames as fit into the duration, and ends the process where memory is short.
+_DECORD_FRAMES = 1_000_000
 _FIRST_PICTURE_PACKETS = 1000
 
 
@@ -54,6 +61,15 @@ def index_by_decoding(path: str | os.PathLike[str]) -> Index:
     return _probe(checked_path(path), by_decoding=True)
 
 
+def too_large(path: str | os.PathLike[str], what: str) -> VideoError:
+    """The error of a file that memory does not suffice for."""
+    return VideoError(
+        f"{os.fsdecode(path)}: {what} cannot be decoded in the memory there is",
+        kind="memory",
+        hint="make it smaller first, such as by ffmpeg -i IN -vf scale=1280:-2 OUT",
+    )
+
+
 def decord_doubt(index: Index) -> str | None:
     """Why decord 0.6.0 may return wrong frames of this file without an error, or None where it may be trusted."""
     if index.format not in _DECORD_CONTAINERS:
@@ -64,6 +80,8 @@ def decord_doubt(index: Index) -> str | None:
         return "the file is truncated"
     if index.turn.mirrored:
         return "decord ignores mirroring"
+    if index.width * index.height > _DECORD_PIXELS:
+        return f"decord takes too much memory for frames of {index.width}x{index.height}"
     return index.doubts[0] if index.doubts else None
 
 
@@ -100,6 +118,9 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
             raise VideoError(f"{path}: its video codec is not known to this FFmpeg", kind="unsupported")
         if codec.width * codec.height > _MOST_PIXELS:
             raise VideoError(f"{path}: frames of {codec.width}x{codec.height} are too large", kind="unsupported")
+        free = memory.available()
+        if free is not None and codec.width * codec.height * _PIXEL_BYTES > free:
+            raise too_large(path, f"frames of {codec.width}x{codec.height}")
         number = stream.id if container.format.name == "mpegts" else stream.index
         found = damage.examine(path, container.format.name, number)
         packets = _read_packets(container, stream)
@@ -137,6 +158,7 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         last_duration = last_duration if base == packet_base else 1
     gap = int(np.median(np.diff(pts))) if len(pts) > 1 else 0
     origin, wrong = _damage(packets, found, pts, base if order == "pts" or base == packet_base else None)
+    duration = float((int(pts[-1]) - origin + (last_duration if last_duration > 0 else gap)) * base)
     return Index(
         path=path,
         **facts,
@@ -149,9 +171,9 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         width=width,
         height=height,
         turn=turn,
-        duration_s=float((int(pts[-1]) - origin + (last_duration if last_duration > 0 else gap)) * base),
+        duration_s=duration,
         truncated=truncated,
-        doubts=_doubts(packets, order, int(pts[0]), alone),
+        doubts=_doubts(packets, order, int(pts[0]), alone, duration * float(rate or 0)),
         damage=wrong,
         origin=origin,
         suspects=_suspects(pts) if order == "pts" and facts["format"] in _GAPS_MAY_BE_LOSS else (),
@@ -288,6 +310,8 @@ def _first_picture(path: str, truncated: bool) -> tuple[int, int, Turn]:
                 if not packet.size and packet.dts is not None:
                     continue  # AVI's way to repeat a frame
                 pictures = packet.decode()
+            except MemoryError:
+                raise
             except av.error.InvalidDataError:
                 continue  # the stream may begin in the middle of something
             except (av.error.FFmpegError, OSError) as error:
@@ -338,8 +362,11 @@ def _count_frames(path: str, base: Fraction, rate: Fraction | None) -> tuple[Fra
     return 1 / Fraction(rate or 25), np.arange(len(given), dtype=np.int64), given, damaged
 
 
-def _doubts(packets: _Packets, order: str, first: int, alone: bool) -> tuple[str, ...]:
-    """What made decord 0.6.0 return wrong frames in trials, or would hide it if it did."""
+def _doubts(packets: _Packets, order: str, first: int, alone: bool, room: float) -> tuple[str, ...]:
+    """What made decord 0.6.0 return wrong frames in trials, or would hide it if it did, or ended the process.
+
+    ``room``: frames that fit into the duration at the nominal rate.
+    """
     found = {
         "its timestamps do not order its frames": order == "count",
         "decord seeks wrongly in open GOPs": packets.leading > 0,
@@ -347,6 +374,7 @@ def _doubts(packets: _Packets, order: str, first: int, alone: bool) -> tuple[str
         "decord ignores edit lists": packets.discarded > 0,
         "some of its frames cannot be decoded": packets.lost > 0,
         "it has several video streams": not alone,
+        "decord makes room for frames that it does not have": room > _DECORD_FRAMES + packets.seen,
     }
     return tuple(reason for reason, true in found.items() if true)
 

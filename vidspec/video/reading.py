@@ -7,28 +7,37 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vidspec import memory
 from vidspec.errors import UsageError, VideoError
 from vidspec.video import decode_decord, sample
 from vidspec.video.base import Clip, Decoder, Index, NotDelivered, SourceFacts, check_seconds, format_seconds
 from vidspec.video.decode_av import AvDecoder
-from vidspec.video.probing import decord_doubt, index_by_decoding, probe
+from vidspec.video.probing import decord_doubt, index_by_decoding, probe, too_large
 from vidspec.video.resize import fitted, resized
 
-__all__ = ["DECODERS", "read", "read_at"]
+__all__ = ["DECODERS", "MOST_BYTES", "Check", "read", "read_at"]
 
 DECODERS = ("auto", "decord", "av")
 
+#: Frames that a model is to look at are held in so much: 64 of 1080p fit as they are, larger ones are scaled down.
+MOST_BYTES = 400 << 20
+# ... but no further than to so many pixels, as long as there is memory: models look at about as many.
+_LEAST_PIXELS = 336 * 336
 # More than any model looks at (512 frames of 1080p are 3 GB); beyond it a mistyped rate would exhaust the machine.
 _MOST_BYTES = 8 << 30
 
 _DAMAGED_HINT = "--allow-damaged captions what is there; or leave the damage out by --start and --end"
+
+Check: TypeAlias = Callable[[int, int, int], None]
+"""Is told, before anything is decoded, how many frames of what height and width there will be; raises to refuse."""
 
 
 def read(
@@ -41,6 +50,8 @@ def read(
     max_pixels: int | None = None,
     decoder: str = "auto",
     allow_damaged: bool = False,
+    most_bytes: int | None = None,
+    check: Check | None = None,
 ) -> Clip:
     """Reads exact frames of the video at ``path``, upright, with their timestamps.
 
@@ -52,12 +63,18 @@ def read(
     ``decoder``: ``av`` (PyAV), ``decord``, or ``auto``: decord where its frames can be trusted, else PyAV.
     ``allow_damaged``: of a file with damage, the frames that are whole, in their places in time, by PyAV; the clip's
     ``facts.damage`` says what is wrong.
+    ``most_bytes``: frames that would take more are scaled down to it as by ``max_pixels``, though to no fewer pixels
+    than 336 x 336; what full-size pictures take while they are scaled counts. By default nothing is scaled for it.
+    ``check``: see ``Check``.
 
     Raises UsageError for arguments that make no sense, and VideoError for a file that does not give these frames
     exactly; a frame is never replaced by another. A damaged file is read where ``start`` and ``end``
     leave the damage out.
     """
-    return _read_wanted(path, _Wanted(frames, fps, start, end, max_pixels, allow_damaged), decoder)
+    wanted = _Wanted(
+        frames, fps, start, end, max_pixels, allow_damaged=allow_damaged, most_bytes=most_bytes, check=check
+    )
+    return _read_wanted(path, wanted, decoder)
 
 
 def read_at(
@@ -82,6 +99,13 @@ def read_at(
 def _read_wanted(path: str | os.PathLike[str], wanted: _Wanted, decoder: str) -> Clip:
     _check_arguments(wanted, decoder)
     decoders: list[Decoder] = [AvDecoder(allow_damaged=True)] if wanted.allow_damaged else _decoders(decoder)
+    try:
+        return _read_probed(path, wanted, decoders, decoder)
+    except MemoryError:
+        raise too_large(path, "its frames") from None
+
+
+def _read_probed(path: str | os.PathLike[str], wanted: _Wanted, decoders: list[Decoder], decoder: str) -> Clip:
     index = probe(path)
     try:
         return _read(index, wanted, _trusted(decoders, index))
@@ -105,6 +129,8 @@ class _Wanted:
     max_pixels: int | None
     allow_damaged: bool = False
     times: tuple[float, ...] = ()
+    most_bytes: int | None = None
+    check: Check | None = None
 
 
 def _check_arguments(wanted: _Wanted, decoder: str) -> None:
@@ -151,6 +177,7 @@ def _trusted(decoders: list[Decoder], index: Index) -> list[Decoder]:
 def _read(index: Index, wanted: _Wanted, decoders: list[Decoder]) -> Clip:
     """Tries ``decoders`` in turn; raises the last one's NotDelivered."""
     positions = _positions(index, wanted)
+    size = _size(index, len(positions), wanted)
     suspects = [position for position in index.suspects if positions[0] <= position <= positions[-1]]
     if suspects and not wanted.allow_damaged:
         for _ in AvDecoder().pictures(index, suspects):
@@ -158,18 +185,18 @@ def _read(index: Index, wanted: _Wanted, decoders: list[Decoder]) -> Clip:
     *attempts, last = decoders
     for decoder in attempts:
         try:
-            return _decoded(decoder, index, positions, wanted)
+            return _decoded(decoder, index, positions, size, wanted)
         except NotDelivered as failure:
             if failure.damaged:
                 raise
-    return _decoded(last, index, positions, wanted)
+    return _decoded(last, index, positions, size, wanted)
 
 
 def _positions(index: Index, wanted: _Wanted) -> NDArray[np.int64]:
     """Which frames of ``index`` are wanted: increasing, repeated only by ``fps`` and ``times``."""
     if wanted.times:
         _refuse_damaged(index, wanted, wanted.times[0], wanted.times[-1])
-        _check_memory(index, len(wanted.times), wanted)
+        _check(index, len(wanted.times), wanted)
         # Half a microsecond forgives what became of a timestamp on its way through a record.
         found = np.searchsorted(index.times, np.asarray(wanted.times) + 5e-7, side="right") - 1
         return np.clip(found, 0, len(index) - 1).astype(np.int64)
@@ -188,12 +215,12 @@ def _positions(index: Index, wanted: _Wanted) -> NDArray[np.int64]:
         count = sample.ticks(wanted.fps, index.duration_s, start, end, slack=slack)
         if not count and not start:
             count = 1  # a single picture of no duration
-        _check_memory(index, count, wanted)
+        _check(index, count, wanted)
         positions = sample.shown_at(index.times, wanted.fps, start, count, slack=slack)
     else:
         low, high = sample.within(index.times, index.duration_s, start, end, slack=slack)
         count = min(high - low, wanted.frames or sample.DEFAULT_FRAMES)
-        _check_memory(index, count, wanted)
+        _check(index, count, wanted)
         positions = low + sample.uniform(high - low, count) if count else np.zeros(0, np.int64)
     if not len(positions):
         raise VideoError(
@@ -210,18 +237,36 @@ def _refuse_damaged(index: Index, wanted: _Wanted, start: float | None, end: flo
     raise VideoError(f"{index.path}: is damaged: {found[0].what}{more}", kind="damaged", hint=_DAMAGED_HINT)
 
 
-def _check_memory(index: Index, count: int, wanted: _Wanted) -> None:
-    width, height = fitted(index.width, index.height, wanted.max_pixels)
-    if count * width * height * 3 > _MOST_BYTES:
+def _size(index: Index, count: int, wanted: _Wanted) -> tuple[int, int]:
+    """(width, height) of the frames that are held."""
+    most = [] if wanted.max_pixels is None else [wanted.max_pixels]
+    if wanted.most_bytes is not None and count:
+        # Of the picture that is being scaled two copies exist, as it was decoded and upright.
+        room = max(wanted.most_bytes // 4, wanted.most_bytes - 2 * 3 * index.width * index.height)
+        most.append(max(_LEAST_PIXELS, room // (3 * count)))
+    return fitted(index.width, index.height, min(most, default=None))
+
+
+def _check(index: Index, count: int, wanted: _Wanted) -> None:
+    """Whether so many frames are too many, before so much as a list of them is made."""
+    width, height = _size(index, count, wanted)
+    if wanted.check is not None and count:
+        wanted.check(count, height, width)
+    free = memory.available()
+    most = _MOST_BYTES if free is None else min(_MOST_BYTES, free // 2)
+    if count * width * height * 3 > most:
         raise UsageError(
-            f"{index.path}: {count} frames of {width}x{height} do not fit in {_MOST_BYTES >> 30} GiB",
+            f"{index.path}: {count} frames of {width}x{height} take {count * width * height * 3 / 2**30:.1f} GiB, "
+            f"more than the {most / 2**30:.1f} there are for them",
             hint="ask for fewer frames, a lower fps, or set max_pixels",
         )
 
 
-def _decoded(decoder: Decoder, index: Index, positions: NDArray[np.int64], asked: _Wanted) -> Clip:
+def _decoded(
+    decoder: Decoder, index: Index, positions: NDArray[np.int64], size: tuple[int, int], asked: _Wanted
+) -> Clip:
     """Decodes each position once and scales it at once, so that full-size frames do not pile up."""
-    width, height = fitted(index.width, index.height, asked.max_pixels)
+    width, height = size
     pictures = np.empty((len(positions), height, width, 3), np.uint8)
     wanted, first_row, repeats = np.unique(positions, return_index=True, return_counts=True)
     delivered = 0

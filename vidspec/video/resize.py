@@ -27,8 +27,9 @@ def resized(frame: Frame, width: int, height: int) -> Frame:
     """``frame`` (H, W, 3) scaled to (height, width, 3) by swscale's bicubic filter, widened for reduction."""
     if frame.shape[:2] == (height, width):
         return frame
-    # Called 4:4:4 on purpose: as RGB, swscale would halve the resolution of colour on the way.
-    planes = np.ascontiguousarray(frame.transpose(2, 0, 1))
-    picture = av.VideoFrame.from_ndarray(planes, format="yuv444p")
-    small = picture.reformat(width=width, height=height, interpolation="BICUBIC")
-    return np.moveaxis(small.to_ndarray().astype(np.uint8, copy=False), 0, 2)
+    small = np.empty((height, width, 3), np.uint8)
+    # A colour at a time: as RGB, swscale would halve the resolution of colour, and all at once take thrice the memory.
+    for channel in range(3):
+        plane = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame[..., channel]), format="gray")
+        small[..., channel] = plane.reformat(width=width, height=height, interpolation="BICUBIC").to_ndarray()
+    return small

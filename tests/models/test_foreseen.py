@@ -1,0 +1,28 @@
+"""How long a prompt will be, told before a frame is decoded, is how long it is."""
+
+import numpy as np
+import pytest
+
+from models import checkpoints, checkpoints_llava, checkpoints_qwen
+from vidspec.video import Clip
+
+MODELS = {
+    "llava_onevision": lambda: checkpoints.adapter(checkpoints.TIED),
+    "llava": lambda: checkpoints_llava.adapter(checkpoints_llava.Kind()),
+    "llava_next": lambda: checkpoints_llava.adapter(checkpoints_llava.Kind(family="llava_next")),
+    "qwen2_5_vl": lambda: checkpoints_qwen.adapter(checkpoints_qwen.Kind(checkpoints_qwen.QWEN25)),
+    "qwen3_vl": lambda: checkpoints_qwen.adapter(checkpoints_qwen.Kind(checkpoints_qwen.QWEN3)),
+}
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_tokens_are_foreseen(family):
+    model = MODELS[family]()
+    for frames, height, width in ((1, 60, 90), (3, 90, 60), (4, 41, 43)):
+        shown = np.zeros((frames, height, width, 3), np.uint8)
+        seen = model.see(model.preprocess(Clip(shown, np.arange(float(frames)), None)))
+        assert model.visual_tokens(frames, height, width) == len(seen)
+        prefix = model.prefix(seen, "What is seen?", "Be short." if family != "llava" else None)
+        text = model.text_tokens("What is seen?", "Be short." if family != "llava" else None)
+        between = prefix.length - len(seen) - text
+        assert 0 <= between <= 40 * frames and (family == "qwen3_vl" or frames > 1 or between <= 2)

@@ -1,0 +1,167 @@
+"""Small files that would take a machine's memory: refused before they are decoded, or made smaller on the way."""
+
+import subprocess
+import sys
+from fractions import Fraction
+from types import SimpleNamespace
+
+import av
+import numpy as np
+import pytest
+
+from vidspec import memory, video
+from vidspec.batch.read_worker import MOST_MEMORY
+from vidspec.batch.reader import Reader
+from vidspec.batch.segments import cut
+from vidspec.errors import GenerationError, UsageError, VideoError
+from vidspec.video import reading
+from vidspec.video.decode_av import AvDecoder
+
+MS = Fraction(1, 1000)
+VIDEO = {"frames": None, "fps": None, "max_pixels": None, "decoder": "auto"}
+
+
+def solid(path, width, height, frames, *, delta=100):
+    """A clip of one colour, ``delta`` milliseconds from frame to frame."""
+    with av.open(str(path), "w") as out:
+        stream = out.add_stream("libx264", rate=10)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream.time_base = stream.codec_context.time_base = MS
+        stream.codec_context.thread_count = 1
+        stream.options = {"preset": "ultrafast", "x264-params": "ref=1:lookahead-threads=1"}
+        picture = av.VideoFrame(width, height, "yuv420p")
+        for plane in picture.planes:
+            plane.update(b"\x64" * plane.buffer_size)
+        for number in range(frames):
+            picture.pts, picture.time_base = number * delta, MS
+            out.mux(stream.encode(picture))
+        out.mux(stream.encode(None))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def huge(tmp_path_factory):
+    return solid(tmp_path_factory.mktemp("huge") / "huge.mp4", 8192, 8192, 2)
+
+
+@pytest.fixture
+def reader():
+    made = Reader()
+    yield made
+    made.close()
+
+
+def most_held(reader):
+    """Bytes that the reader's process had in memory at its worst."""
+    with open(f"/proc/{reader._process.pid}/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
+
+
+def test_huge_pictures_are_scaled_down_one_by_one(huge, reader):
+    clip = reader.read(huge, None, None, {**VIDEO, "fps": 200.0})
+    assert len(clip) == 40 and clip.frames.nbytes <= reading.MOST_BYTES // 4 and clip.facts.decoder == "av"
+    assert (
+        clip.frames.shape[1] == clip.frames.shape[2] > 900
+        and np.ptp(clip.frames[:, ::50, ::50], axis=(0, 1, 2)).max() < 9
+    )
+    assert (clip.facts.width, clip.facts.height) == (8192, 8192)
+    assert most_held(reader) < 1.2e9
+
+
+def test_frames_that_fit_stay_as_they_are():
+    """What models are asked with every day is not touched, whatever the budget; nothing is enlarged."""
+    wanted = reading._Wanted(None, None, None, None, None, most_bytes=reading.MOST_BYTES)
+
+    def size(width, height, count):
+        return reading._size(SimpleNamespace(width=width, height=height), count, wanted)
+
+    for width, height, count in ((1920, 1080, 64), (2560, 1440, 32), (1280, 720, 128), (64, 64, 50_000)):
+        assert size(width, height, count) == (width, height)
+    width, height = size(3840, 2160, 32)
+    assert 336**2 < width * height < 3840 * 2160 and width * height * 3 * 32 <= reading.MOST_BYTES
+    assert width / height == pytest.approx(3840 / 2160, rel=1e-2)
+    width, height = size(1920, 1080, 20_000)
+    assert 0.99 * 336**2 < width * height <= 336**2
+
+
+def test_decoders_take_fewer_threads_for_larger_pictures(huge, monkeypatch):
+    monkeypatch.setattr("vidspec.video.decode_av.os.cpu_count", lambda: 64)
+    taken = []
+    packets_of = reading.AvDecoder.frames.__globals__["packets_of"]
+
+    def noted(container, stream):
+        taken.append(stream.codec_context.thread_count)
+        return packets_of(container, stream)
+
+    monkeypatch.setattr("vidspec.video.decode_av.packets_of", noted)
+    list(AvDecoder().frames(video.probe(huge), [0]))
+    assert taken[-1] == 1
+
+
+def test_a_clip_is_refused_before_it_is_decoded(tmp_path, reader):
+    """A long delta and a rate make 600,001 frames of two; their number alone is an error."""
+    path = solid(tmp_path / "long.mkv", 64, 64, 2, delta=600_000_000)
+    told = []
+
+    def check(*planned):
+        told.append(planned)
+        raise GenerationError("too many", kind="context")
+
+    with pytest.raises(GenerationError, match="too many"):
+        reader.read(path, None, None, {**VIDEO, "fps": 1.0}, check)
+    assert told == [(600_001, 64, 64)] and most_held(reader) < 200e6
+    process = reader._process
+    assert len(reader.read(path, None, None, VIDEO, lambda *planned: told.append(planned))) == 2
+    assert told[1:] == [(2, 64, 64)] and reader._process is process
+    with pytest.raises(GenerationError, match="too many"):
+        video.read(path, fps=1.0, check=check)
+
+
+def test_more_frames_than_there_is_memory_for(tmp_path, monkeypatch):
+    path = solid(tmp_path / "long.mkv", 64, 64, 2, delta=1_000_000)
+    monkeypatch.setattr(memory, "available", lambda: 20 << 20)
+    with pytest.raises(UsageError, match=r"1001 frames of 64x64 take 0\.0 GiB") as caught:
+        video.read(path, fps=1.0)
+    assert "lower fps" in caught.value.hint
+    assert len(video.read(path)) == 2
+
+
+def test_timestamps_that_end_decord_are_left_to_pyav(tmp_path, reader):
+    """decord makes room for all frames that fit into the duration, and aborts its process where it cannot."""
+    path = solid(tmp_path / "aeon.mkv", 64, 64, 2, delta=10**12)
+    assert reader.read(path, None, None, VIDEO).facts.decoder == "av"
+    with pytest.raises(VideoError, match="more than 100000 segments of 30 s"):
+        cut(path, 30.0, None, None)
+
+
+LIMITED = """
+import sys
+from vidspec import errors, memory, video
+video.read(sys.argv[2], frames=1)
+memory.limit(64 << 20)
+try:
+    video.read(sys.argv[1])
+except errors.VideoError as error:
+    print(error.kind, error)
+print(len(video.read(sys.argv[2], frames=1)))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux limits what a process may have")
+def test_what_decoding_takes_has_an_end(huge, tmp_path):
+    small = solid(tmp_path / "small.mp4", 64, 64, 2)
+    ran = subprocess.run([sys.executable, "-c", LIMITED, huge, small], capture_output=True, text=True, timeout=60)
+    first, second = ran.stdout.splitlines()
+    assert first.startswith(f"memory {huge}: frames of 8192x8192 cannot be decoded") and "ffmpeg" in first
+    assert second == "1" and MOST_MEMORY < 1.5e9
+
+
+def test_a_containers_memory_counts(tmp_path, monkeypatch):
+    machine = memory.available()
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    assert memory.available() is None or memory.available() > 1 << 20
+    for limit, free in (("100000", 100_000 - 70_000 + 5_000), ("max", None)):
+        for name, text in (("max", limit), ("current", "70000"), ("stat", "anon 1\ninactive_file 5000\n")):
+            (tmp_path / f"memory.{name}").write_text(text)
+        assert memory._container() == free
+    assert machine is None or machine > 1 << 20

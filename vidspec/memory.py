@@ -1,0 +1,61 @@
+"""How much main memory this process can still get, and a limit to what it may have. Allocates nothing."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["available", "limit"]
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available() -> int | None:
+    """Bytes of main memory that this process can still get without swapping; None where the system does not say.
+
+    Linux does; there the limits of the container and of the process count too.
+    """
+    found = [free for free in (_machine(), _container(), _process()) if free is not None]
+    return min(found, default=None)
+
+
+def limit(more: int) -> None:
+    """Let this process take ``more`` bytes of its own from now on; without effect where there is no such limit."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        most = _data() + more
+        resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+def _data() -> int:
+    """Bytes of data of its own that this process has asked for, as Linux counts them for the limit."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return int(next(line for line in lines if line.startswith("VmData:")).split()[1]) * 1024
+
+
+def _process() -> int | None:
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_DATA)[0]
+        return None if most == resource.RLIM_INFINITY else max(0, most - _data())
+    return None
+
+
+def _machine() -> int | None:
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _container() -> int | None:
+    with suppress(OSError, ValueError):  # "max" is no limit
+        limit = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
+        used = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
+        counts = dict(line.split() for line in (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines())
+        return max(0, limit - used + int(counts.get("inactive_file", 0)))  # pages of files give way
+    return None

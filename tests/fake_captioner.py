@@ -45,7 +45,7 @@ def record(path: str = "good.mp4", **changes: object) -> Caption:
             "accepted_lengths": [3],
         },
         "lengths": {"tau": 3.0, "tokens_per_target_pass": 4.0, "run_length": None, "acceptance_rate": 0.75},
-        "timings": {"time_to_first_token": 0.5, "decode": 1.0, "end_to_end": 1.5},
+        "timings": {"decode_video": 0.0, "time_to_first_token": 0.5, "decode": 1.0, "end_to_end": 1.5},
         "speed": {"tokens_per_s": 4.0, "estimate": 2.0},
         "kept_per_frame": [1, 2],
     }

@@ -17,11 +17,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import filelock  # noqa: F401
 import srt  # noqa: F401
 import webvtt  # noqa: F401
-from fake_captioner import FakeCaptioner
+from fake_captioner import FakeCaptioner, FakeReader
 
 import vidspec.batch.local
 import vidspec.cli.bulk
-import vidspec.user_config  # noqa: F401
+import vidspec.user_config
 from vidspec.cli import main
 
 SECONDS_A_CLIP = 0.004
@@ -49,6 +49,7 @@ def run(seed, kills, seconds, args):
     module = ModuleType("vidspec.captioner")
     module.Captioner = SlowCaptioner
     sys.modules["vidspec.captioner"] = module
+    vidspec.batch.local.Reader = FakeReader
     done = 0
     while True:
         child = once(args)

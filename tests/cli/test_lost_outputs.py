@@ -160,6 +160,14 @@ def test_a_folder_that_becomes_unwritable_costs_its_clips_and_keeps_their_captio
     assert all(TEXT.split()[0] in Path(clip).with_suffix(".srt").read_text() for clip in CLIPS)
 
 
+def test_of_several_formats_the_others_keep_what_a_clips_folder_does_not_take(vidspec, meanwhile):
+    meanwhile(1, lambda: Path("1/.good.srt.part").mkdir())
+    ran = vidspec("caption", *CLIPS, "--format", "srt,jsonl")
+    assert ran.code == 1 and "4 captioned, 1 failed (output/sidecar 1)" in ran.err
+    assert [one["path"] for one in ran.records if one["caption"]] == CLIPS
+    assert sum(Path(clip).with_suffix(".srt").exists() for clip in CLIPS) == 4
+
+
 def test_a_journal_that_becomes_unwritable_costs_the_clips_of_its_folder(vidspec, meanwhile):
     clips = [str(Path(clip).resolve()) for clip in CLIPS]
     meanwhile(1, lambda: Path("3/.vidspec.jsonl").mkdir())

@@ -6,9 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from vidspec.batch.journal import Stored
-from vidspec.batch.outputs import ONE_CLIP, Output, Stream
+from vidspec.batch.outputs import Output, Stream
 from vidspec.batch.work import Entry
-from vidspec.errors import OutputError
 
 __all__ = ["Several"]
 
@@ -17,7 +16,8 @@ class Several:
     """Counts as done what every output with a memory has; what they remember, a stream among them is told again.
 
     Args:
-        outputs: at most one of them a stream, which then stands beside one with whole records.
+        outputs: at most one of them a stream, which then stands beside one with whole records; files beside clips last,
+            as those that a single clip may not be written to.
     """
 
     def __init__(self, outputs: Sequence[Output]) -> None:
@@ -48,16 +48,8 @@ class Several:
             one.check(entry)
 
     def add(self, entry: Entry, record: dict[str, Any]) -> None:
-        failure: OutputError | None = None
         for one in self.outputs:
-            try:
-                one.add(entry, record)
-            except OutputError as error:
-                if error.kind != ONE_CLIP:
-                    raise
-                failure = failure or error  # the others keep it all the same
-        if failure is not None:
-            raise failure
+            one.add(entry, record)
 
     def earlier(self, entry: Entry, settings: str) -> None:
         stored = self.parts(entry, settings)

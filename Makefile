@@ -3,6 +3,7 @@
 #   make caption [CLIP=path] [ARGS="--profile ar ..."]   caption a shipped clip, or another
 #   make test                                            ruff, mypy, pytest
 #   make bench [ARGS=...]                                measure
+#   make gpu [ARGS=...]                                  test and measure on an NVIDIA GPU; without one, say so
 #
 # PYTHON=python3.12 makes .venv with another Python. pip's own configuration and PIP_* variables are honoured.
 
@@ -18,7 +19,7 @@ HAS_GPU = nvidia-smi -L >/dev/null 2>&1
 PIP_INSTALL = if $(HAS_GPU); then set --; else set -- -c constraints/cpu.txt; fi; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"
 
-.PHONY: caption test lint bench clean
+.PHONY: caption test lint bench gpu on-gpu clean
 
 caption: $(VENV)/installed
 	@$(BIN)/vidspec caption "$(CLIP)" $(ARGS)
@@ -35,6 +36,13 @@ lint: $(VENV)/installed-test
 
 bench: $(VENV)/installed
 	@$(BIN)/python -m vidspec.bench $(ARGS)
+
+gpu:
+	@if ! $(HAS_GPU); then echo "no NVIDIA GPU here: nothing was run"; else $(MAKE) --no-print-directory on-gpu; fi
+
+on-gpu: $(VENV)/installed-test
+	@$(BIN)/python -m pytest -q -m gpu
+	@$(BIN)/python -m vidspec.bench.gpu $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,8 @@
 """Writes the measured tables: ``python docs/draw_measured.py LLAVA.json QWEN.json [AUTO.json ...]``.
 
 The full tables go to ``docs/measured.md``, one table of both pairs between the markers of ``README.md``. Each AUTO.json
-holds ``auto`` beside other profiles on many clips; their totals get a section of their own.
+holds ``auto`` beside other profiles on many clips; their totals get a section of their own. What ``measure_engine.py``
+printed stands in the page's last section, which stays as it is.
 """
 
 from __future__ import annotations
@@ -152,7 +153,9 @@ def main() -> None:
             "",
             totals(run),
         ]
-    (ROOT / "docs" / "measured.md").write_text("\n".join(parts) + "\n", encoding="utf-8")
+    page = ROOT / "docs" / "measured.md"
+    _, heading, rest = page.read_text(encoding="utf-8").partition("\n## The engine\n")
+    page.write_text("\n".join(parts) + "\n" + heading + rest, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,18 @@
-"""What holds for all tests: no time limits on examples (machines differ), and what a GPU test needs."""
+"""What holds for all tests: no time limits on examples (machines differ), and what is done without a GPU."""
 
 from __future__ import annotations
+
+import os
+import shutil
 
 import pytest
 from hypothesis import settings
 
 settings.register_profile("vidspec", deadline=None)
 settings.load_profile("vidspec")
+
+if shutil.which("nvidia-smi") is None:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, by whomever
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

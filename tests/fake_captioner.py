@@ -29,7 +29,14 @@ def record(path: str = "good.mp4", **changes: object) -> Caption:
         "ended": "eos",
         "lossless": True,
         "profile": "vanilla-sd",
-        "models": {"target": "big", "draft": "small", "family": "fake", "dtype": "float32", "device": "cpu"},
+        "models": {
+            "target": "big",
+            "draft": "small",
+            "family": "fake",
+            "dtype": "float32",
+            "device": "cpu",
+            "decoder": "fused",
+        },
         "video": {"frames": 2, "timestamps": [0.0, 0.5], "codec": "h264"},
         "counters": {
             "target_forwards": 2,
@@ -78,7 +85,13 @@ class FakeCaptioner:
     warm = False
     notes: tuple[str, ...] = ()
     target = draft = SimpleNamespace(
-        model=SimpleNamespace(name="big", family="fake", dtype="float32", device="cpu", attention="vidspec")
+        model=SimpleNamespace(
+            name="big",
+            family="fake",
+            dtype="float32",
+            device="cpu",
+            decoder=SimpleNamespace(name="fused", why="a test"),
+        )
     )
     slot = None
 

@@ -142,7 +142,7 @@ class Captioner:
         where = loading.placement(
             profile.workers.target or wanted.device,
             wanted.dtype,
-            wanted.attention,
+            wanted.decoder,
             wanted.device_map,
             wanted.quantization,
             wanted.packed,
@@ -195,14 +195,15 @@ class Captioner:
 
     @property
     def models(self) -> dict[str, str | None]:
-        """Names of target and draft, family, dtype and device, as the JSON record has them."""
-        model = self.target.model
+        """Names of target and draft; family, dtype, device and decoder of the target, as the JSON record has them."""
+        model, decoder = self.target.model, self.target.model.decoder
         return {
             "target": model.name,
             "draft": self._draft_name(),
             "family": model.family,
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": str(model.device),
+            "decoder": decoder.name if decoder.name == "fused" else f"{decoder.name}: {decoder.why}",
         }
 
     @property

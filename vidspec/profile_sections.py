@@ -93,7 +93,9 @@ class ModelsSection(Section):
     ``captioner`` writes the caption that an ensemble's context of that name holds; the draft does if null.
     ``device_map`` splits a target that is larger than one device, as accelerate's strategy of that name does;
     ``draft_device`` is the draft's if it is not ``device``; ``quantization`` is the target's, by bitsandbytes.
-    ``packed`` keeps a packed copy of the weights on a CPU in float32, which makes passes of a few rows cheap.
+    ``decoder`` runs the language models' blocks: our own, or the stock ones of transformers; ``auto`` is the former
+    wherever it covers a model. ``packed`` keeps a packed copy of large weights on a CPU in float32, which makes passes
+    of a few rows cheap.
     """
 
     pair: Literal["embedded", "embedded-qwen"] | None = None
@@ -105,7 +107,7 @@ class ModelsSection(Section):
     device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | None = None
     draft_device: Annotated[str, AfterValidator(_device)] | None = None
     quantization: Literal["8bit", "4bit"] | None = None
-    attention: str = Field(default="auto", min_length=1)
+    decoder: Literal["auto", "fused", "stock"] = "auto"
     threads: int | None = Field(default=None, ge=1, le=THREADS)
     packed: Annotated[bool | Literal["auto"], BeforeValidator(_packed)] = "auto"
 

@@ -281,7 +281,18 @@ _KEYS = frozenset(
 )
 
 
+#: Keys of earlier versions, and why they are gone.
+_GONE = {
+    "models.attention": (
+        "cannot be chosen any more: all passes run vidspec's own attention, on torch's flash kernels where there are "
+        "any; the kernels of transformers know no windows of several sequences. Leave it out"
+    )
+}
+
+
 def _unknown(key: str) -> str:
+    if key in _GONE:
+        return _GONE[key]
     if key in _SECTIONS:
         return f"is a section of keys, such as {key}.{next(iter(_SECTIONS[key].model_fields))}"
     last = key.rpartition(".")[2]

@@ -140,7 +140,7 @@ SAMPLINGS = [Sampling(1.0), Sampling(0.7, 0.8)]
 
 def draws_of_the_rule(rule, sampling, draft_sampling, count):
     """Windows of the whole remaining text, judged by ``rule``: prefix to text without any schedule."""
-    rng, judge, model = torch.Generator().manual_seed(5), rule(sampling), ToyEngine(TARGET)
+    rng, judge = torch.Generator().manual_seed(5), rule(sampling)
     for _ in range(count):
         text = ()
         while len(text) < LENGTH and EOS not in text:
@@ -150,7 +150,7 @@ def draws_of_the_rule(rule, sampling, draft_sampling, count):
                 tokens.append(int(q.argmax()) if draft_sampling.greedy else draw(q, rng))
                 probs.append(q)
                 prefix = (*prefix, tokens[-1])
-            rows = torch.stack([model.table((*text, *tokens[:i])) for i in range(len(tokens) + 1)])
+            rows = torch.stack([TARGET((*text, *tokens[:i])) for i in range(len(tokens) + 1)])
             draft = chain(*tokens, probs=None if draft_sampling.greedy else torch.stack(probs))
             verdict = judge(draft, rows, None, rng)
             new = LIMITS.cut([*tokens[: verdict.accepted], verdict.token], text)[0]
@@ -265,7 +265,7 @@ def test_the_reference_distribution_is_the_engines(sampling):
 
 def test_the_drafter_of_the_schedule_really_samples():
     engine = ToyEngine(DRAFT)
-    drafter = ChainDrafter(engine, engine.start(), Sampling(1.0), torch.Generator().manual_seed(1))
+    drafter = ChainDrafter(engine, engine.open(), Sampling(1.0), torch.Generator().manual_seed(1))
     drafter.begin(0)
     window = drafter.propose(2)
     assert window.probs is not None and window.probs.shape == (2, VOCABULARY)

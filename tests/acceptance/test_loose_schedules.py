@@ -7,6 +7,7 @@ import pytest
 import torch
 from decoding import checkpoints
 from decoding.toys import GREEDY, Recorder, blend, greedy_text, job, random_table
+from engine.passing import forward
 
 from vidspec import profiles
 from vidspec.acceptance.lvspec import LVSpec
@@ -91,8 +92,8 @@ def audit(captioner, record):
     """What the target wants at each place of the text and its relevance there, from one pass over all of it."""
     setup, trace = captioner.setup, Trace()
     prefix = setup.read("", Question(captioner.read(CLIP), captioner.profile.generate.prompt, None), trace)
-    state = setup.target.prefill(prefix, len(record.token_ids) + 1, keep_visual_states=True)
-    passed = setup.target.forward(state, record.token_ids)
+    state = setup.target.prefill(prefix, len(record.token_ids) + 1, states=True)
+    passed = forward(setup.target, state, record.token_ids)
     wanted = [int(state.logits.argmax()), *passed.logits.argmax(-1).tolist()]
     own = torch.nn.functional.normalize(passed.hidden, dim=-1)
     relevance = (own @ state.visual_states.T).topk(10, dim=-1).values.mean(-1).tolist()

@@ -21,10 +21,11 @@ def test_pruned_prompts_are_as_short_as_asked_and_passes_leave_no_trace(draft):
     (whole, all_), (pruned, tenth) = prefilled_at(engine, prefix, 0.0), prefilled_at(engine, prefix, 0.9)
     assert (all_, tenth) == (40, 4)
     assert whole.length == prefix.length and pruned.length == prefix.length - 36
-    entries = pruned.cache._buffers[0].keys[:, :, : pruned.length].clone()
+    entries = [layer.clone() for layer in pruned.slab.layers(pruned.start, pruned.start + pruned.length)]
     found = measure_passes((engine, whole), {0.9: (engine, pruned)}, rows=(1, 3), repeats=2, kept={0.9: tenth})
     assert (whole.length, pruned.length) == (prefix.length, prefix.length - 36)
-    assert torch.equal(entries, pruned.cache._buffers[0].keys[:, :, : pruned.length])
+    after = pruned.slab.layers(pruned.start, pruned.start + pruned.length)
+    assert all(torch.equal(one, other) for one, other in zip(entries, after, strict=True))
     assert set(found.target) == {1, 3} and found.kept == {0.9: 4} and found.ratio(0.9) > 0 and found.ratio(0.5) is None
 
 

@@ -144,7 +144,8 @@ def test_options_reach_the_profile(vidspec):
         "--frames 8 --max-pixels 99 --decoder av --allow-damaged --prompt hi --max-new-tokens 7 --temperature 0.5 "
         "--top-p 0.9 --seed 3"
     )
-    more = "--device cpu --dtype float32 --attn sdpa --target big --draft small --set prune.alpha=0.5 -p sd-rand"
+    more = "--device cpu --dtype float32 --target big --draft small -p sd-rand"
+    more += " --set models.decoder=stock --set prune.alpha=0.5"
     assert vidspec("caption", "good.mp4", "--start", "1", "--end", "2", *args.split(), *more.split()).code == 0
     (made,) = FakeCaptioner.made
     assert made.calls == [("stream", "good.mp4", 1.0, 2.0)]
@@ -156,7 +157,7 @@ def test_options_reach_the_profile(vidspec):
         "draft": "small",
         "dtype": "float32",
         "device": "cpu",
-        "attention": "sdpa",
+        "decoder": "stock",
         "threads": None,
     }
     assert models.items() <= profile.models.model_dump().items()
@@ -442,7 +443,7 @@ def test_verbose_says_what_is_loaded_and_where_time_goes(vidspec):
     ran = vidspec("caption", "good.mp4", "-v")
     assert ran.code == 0 and ran.out == plain.out
     assert "loading the built-in models (embedded)" in ran.err and "profile vanilla-sd, device auto" in ran.err
-    assert "target: big (fake), float32 on cpu, attention vidspec" in ran.err and "loaded in" in ran.err
+    assert "target: big (fake), float32 on cpu, fused blocks (a test)" in ran.err and "loaded in" in ran.err
     times = "time to first token 0.50 s, decode 1.00 s, end to end 1.50 s"
     assert f"  ended: eos; {times}" in ran.err and times not in plain.err
     both = vidspec("caption", "good.mp4", "-v", "--quiet")

@@ -55,7 +55,7 @@ def test_caption_help_lists_the_options(vidspec):
     out = vidspec("caption", "--help").out
     options = (
         "--profile -p --set --pair --target --draft --frames --fps --start --end --max-pixels --prompt "
-        "--max-new-tokens --temperature --top-p --seed --device --dtype --attn --decoder --format --output "
+        "--max-new-tokens --temperature --top-p --seed --device --dtype --decoder --format --output "
         "-o --quiet --no-live --baseline --trace --verify --debug"
     )
     words = set(out.replace(",", " ").split())
@@ -158,7 +158,7 @@ def test_doctor(vidspec, monkeypatch):
     assert ran.code == 0 and found["model_cache"] == "/models/hub" and found["offline"] is True
     assert found["packages"]["torch"] and any(device.startswith("cpu") for device in found["devices"])
     text = vidspec("doctor").out
-    for label in ("python", "torch", "devices", "attention", "decoders", "model cache", "built-in pair"):
+    for label in ("python", "torch", "devices", "language models", "video", "model cache", "built-in pair"):
         assert label in text
 
 

@@ -187,14 +187,11 @@ def test_the_target_cache_is_untouched(models):
     measure = planned.Trial.measure
 
     def watched(self, *args):
-        state = self.run.job.target.state
-        layers = [[buffer[..., : state.length, :].clone() for buffer in pair] for pair in _entries(state)]
-        seen["before"] = state.length, layers
+        span = self.run.job.target.span
+        length, before = span.length, [layer.clone() for layer in _entries(span)]
         result = measure(self, *args)
-        after = [[buffer[..., : state.length, :] for buffer in pair] for pair in _entries(state)]
-        seen["same"] = state.length == seen["before"][0] and all(
-            torch.equal(a, b) for one, two in zip(layers, after, strict=True) for a, b in zip(one, two, strict=True)
-        )
+        same = all(torch.equal(a, b) for a, b in zip(before, _entries(span), strict=True))
+        seen["same"] = span.length == length and same
         return result
 
     with pytest.MonkeyPatch.context() as patch:
@@ -203,5 +200,5 @@ def test_the_target_cache_is_untouched(models):
     assert seen["same"] and planner.plan is not None
 
 
-def _entries(state):
-    return [(layer.keys, layer.values) for layer in state.cache._buffers]
+def _entries(span):
+    return span.slab.layers(span.start, span.start + span.length)

@@ -41,7 +41,7 @@ def watched(one):
         if emitted[-1] not in one.limits.eos and len(emitted) < one.limits.max_new_tokens and len(rounds) > 1:
             assert one.drafter.prefix == emitted
             # All but the last token have been read by the target, and nothing else is left in its cache.
-            assert one.target.state.cache.tokens == emitted[:-1]
+            assert one.target.span.tokens == emitted[:-1]
     assert one.drafter.prefix[: len(emitted)] == emitted
     return rounds
 
@@ -79,7 +79,7 @@ def test_a_draft_model_of_any_quality_changes_nothing(seed, vocabulary, share, g
     assert all(len(step.token_ids) == 1 and step.origins == ("target",) for step in plain)
 
     engine = ToyEngine(draft)
-    model = ChainDrafter(engine, engine.start(), GREEDY, torch.Generator())
+    model = ChainDrafter(engine, engine.open(), GREEDY, torch.Generator())
     one = job(target, limits, draft=Recorder(model), gamma=gamma)
     rounds = watched(one)
     assert ids(rounds) == ids(plain)
@@ -194,7 +194,7 @@ def test_a_drafter_may_propose_less_than_asked():
 
     target = random_table(1, 5)
     engine = ToyEngine(target)
-    shy = Shy(ChainDrafter(engine, engine.start(), GREEDY, torch.Generator()))
+    shy = Shy(ChainDrafter(engine, engine.open(), GREEDY, torch.Generator()))
     one = job(target, Limits(9, frozenset()), draft=shy, gamma=5)
     rounds = list(sequential(one))
     assert ids(rounds) == greedy_text(target, one.limits)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,7 +22,8 @@ from vidspec.drafting.base import Draft, Drafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.topology import parse_tree
 from vidspec.drafting.tree import TreeDrafter
-from vidspec.engine.forward import Passed
+from vidspec.engine.forward import Engine
+from vidspec.engine.rows import Passed, Prefill, Rows
 from vidspec.engine.sampling import Sampling
 
 Prefix = tuple[int, ...]
@@ -59,12 +59,14 @@ def greedy_text(table: Table, limits: Limits) -> list[int]:
     return text
 
 
-@dataclass
-class ToyCache:
-    """The tokens that were read."""
+class ToySpan:
+    """The tokens that were read, and how many come before each on its path."""
 
-    tokens: list[int] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
+    offset = 0
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.places: list[int] = []
 
     @property
     def length(self) -> int:
@@ -79,49 +81,54 @@ class ToyCache:
             entries[start:] = [entries[start + offset] for offset in kept]
 
 
-@dataclass
-class ToyState:
-    logits: torch.Tensor
-    cache: ToyCache = field(default_factory=ToyCache)
-    visual_states: None = None
-
-    @property
-    def length(self) -> int:
-        return self.cache.length
-
-
 class ToyEngine:
-    """A table behind the engine's interface; ``passes`` lists how many rows each forward had."""
+    """Tables behind the engine's interface; ``passes`` lists how many rows of each sequence each pass had.
 
-    def __init__(self, table: Table) -> None:
-        self.table = table
-        self.model = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"))
+    Args:
+        tables: of each sequence that is opened, in order; the last of all further ones.
+    """
+
+    def __init__(self, *tables: Table) -> None:
+        self.tables = tables
+        decoder = SimpleNamespace(graphs=None)
+        self.model = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"), decoder=decoder)
         self.passes: list[int] = []
+        self._opened: dict[int, Table] = {}
 
-    def start(self) -> ToyState:
-        return ToyState(self.table(()))
+    def open(self) -> ToySpan:
+        span = ToySpan()
+        self._opened[id(span)] = self.tables[min(len(self._opened), len(self.tables) - 1)]
+        return span
 
-    def forward(
-        self,
-        state: ToyState,
-        token_ids: Sequence[int],
-        *,
-        places: Sequence[int] | None = None,
-        mask: torch.Tensor | None = None,
-    ) -> Passed:
+    greedy = Engine.greedy
+
+    def start(self) -> Prefill:
+        """A prompt of no length that has been read."""
+        return Prefill(self.open(), self.tables[0](()))  # type: ignore[arg-type]
+
+    def run(self, batch: Sequence[Rows]) -> list[Passed]:
         """Each row's logits are those of the tokens it sees; their order must be that of their places."""
-        assert token_ids, "a pass over nothing"
-        self.passes.append(len(token_ids))
-        length, cache = state.cache.length, state.cache
-        cache.tokens += token_ids
-        cache.places += range(length, length + len(token_ids)) if places is None else places
-        rows = []
-        for row in range(len(token_ids)):
-            sees = range(length + row + 1) if mask is None else (mask[0, 0, row] == 0).nonzero()[:, 0].tolist()
-            assert [cache.places[entry] for entry in sees] == list(range(len(sees)))
-            rows.append(self.table(tuple(cache.tokens[entry] for entry in sees)))
-        logits = torch.stack(rows)
-        return Passed(logits, logits)
+        assert len({len(rows) for rows in batch}) == 1 and len(batch[0]), "a pass over nothing"
+        self.passes.append(len(batch[0]))
+        return [self._passed(rows) for rows in batch]
+
+    def _passed(self, rows: Rows) -> Passed:
+        span, table = rows.span, self._opened[id(rows.span)]
+        places, length, count = list(rows.places), span.length, len(rows)
+        span.tokens += rows.token_ids  # type: ignore[attr-defined]
+        span.places += places  # type: ignore[attr-defined]
+        logits = []
+        for row in range(count):
+            if rows.parents is None:
+                sees = list(range(length + row + 1))
+            else:
+                before = length + count - len(rows.parents)
+                own = rows.sees()[row].nonzero()[:, 0].tolist()
+                sees = [*range(before), *(before + node for node in own)]
+            assert [span.places[entry] for entry in sees] == list(range(len(sees)))  # type: ignore[attr-defined]
+            logits.append(table(tuple(span.tokens[entry] for entry in sees)))  # type: ignore[attr-defined]
+        every = torch.stack(logits)
+        return Passed(every, every)
 
 
 class Reciter:
@@ -197,9 +204,9 @@ def job(
     else:
         other = ToyEngine(draft)  # type: ignore[arg-type]
         if tree is None:
-            drafter = ChainDrafter(other, other.start(), draft_sampling or sampling, rng)  # type: ignore[arg-type]
+            drafter = ChainDrafter(other, other.open(), draft_sampling or sampling, rng)  # type: ignore[arg-type]
         else:
-            drafter = TreeDrafter(other, other.start(), parse_tree(tree))  # type: ignore[arg-type]
+            drafter = TreeDrafter(other, other.open(), parse_tree(tree))  # type: ignore[arg-type]
     return Job(
         target=Target(engine, engine.start(), sampling, rng),  # type: ignore[arg-type]
         limits=limits,

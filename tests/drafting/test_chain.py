@@ -3,6 +3,7 @@
 import pytest
 import torch
 from decoding import checkpoints
+from engine.passing import forward, poison
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -35,7 +36,7 @@ def prefix(request, engine):
 @torch.inference_mode()
 def logits_from_scratch(engine, prefix, emitted):
     """Logits after the prompt and ``emitted``, from a new cache each time."""
-    return engine.forward(engine.prefill(prefix, ROOM), emitted).logits[-1]
+    return forward(engine, engine.prefill(prefix, ROOM), emitted).logits[-1]
 
 
 def greedy_from_scratch(engine, prefix, emitted, count):
@@ -45,25 +46,17 @@ def greedy_from_scratch(engine, prefix, emitted, count):
     return tuple(text[len(emitted) :])
 
 
-@torch.inference_mode()
-def poison(state):
-    """What lies beyond the cache's length must never be read."""
-    for layer in state.cache.layers:
-        layer.keys[:, :, state.length :] = float("nan")
-        layer.values[:, :, state.length :] = float("nan")
-
-
 ROUND = st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 600))
 
 
 @settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=st.integers(0, 600), rounds=st.lists(ROUND, min_size=1, max_size=5))
 def test_after_any_commit_it_proposes_the_greedy_continuation(engine, prefix, first, rounds):
-    drafter = ChainDrafter(engine, engine.prefill(prefix, ROOM), GREEDY, torch.Generator())
+    drafter = ChainDrafter(engine, engine.prefill(prefix, ROOM).span, GREEDY, torch.Generator())
     drafter.begin(first)
     emitted = [first]
     for gamma, accepted, correction in rounds:
-        poison(drafter.state)
+        poison(drafter.span)
         window = drafter.propose(gamma)
         assert window.tokens == greedy_from_scratch(engine, prefix, emitted, gamma)
         assert window.parents == tuple(range(-1, gamma - 1)) and window.probs is None
@@ -71,38 +64,38 @@ def test_after_any_commit_it_proposes_the_greedy_continuation(engine, prefix, fi
         drafter.commit(range(accepted), correction)
         emitted += [*window.tokens[:accepted], correction]
         # Read is at most what was emitted; the last token, the target's own, never.
-        assert drafter.state.length <= prefix.length + len(emitted) - 1
+        assert drafter.span.length <= prefix.length + len(emitted) - 1
     assert drafter.forwards == sum(gamma for gamma, _, _ in rounds)
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 5])
 def test_each_number_of_accepted_tokens(engine, prefix, gamma):
     for accepted in range(gamma + 1):
-        drafter = ChainDrafter(engine, engine.prefill(prefix, ROOM), GREEDY, torch.Generator())
+        drafter = ChainDrafter(engine, engine.prefill(prefix, ROOM).span, GREEDY, torch.Generator())
         drafter.begin(7)
         window = drafter.propose(gamma)
-        assert drafter.state.length == prefix.length + gamma
+        assert drafter.span.length == prefix.length + gamma
         drafter.commit(range(accepted), 99)
         # The last drafted token was never read: after a full window it is read together with the bonus.
-        assert drafter.state.length == prefix.length + 1 + min(accepted, gamma - 1)
-        poison(drafter.state)
+        assert drafter.span.length == prefix.length + 1 + min(accepted, gamma - 1)
+        poison(drafter.span)
         emitted = [7, *window.tokens[:accepted], 99]
         assert drafter.propose(3).tokens == greedy_from_scratch(engine, prefix, emitted, 3)
 
 
 def test_what_is_emitted_while_it_proposes_nothing_is_read_later(engine, prefix):
-    drafter = ChainDrafter(engine, engine.prefill(prefix, ROOM), GREEDY, torch.Generator())
+    drafter = ChainDrafter(engine, engine.prefill(prefix, ROOM).span, GREEDY, torch.Generator())
     drafter.begin(7)
     for token in (8, 9):
         assert drafter.propose(0).tokens == ()
         drafter.commit(range(0), token)
-    assert drafter.forwards == 0 and drafter.state.length == prefix.length
+    assert drafter.forwards == 0 and drafter.span.length == prefix.length
     assert drafter.propose(2).tokens == greedy_from_scratch(engine, prefix, [7, 8, 9], 2)
 
 
 def test_sampled_windows_carry_the_distributions_they_were_drawn_from(engine, prefix):
     sampling = Sampling(1.5, 0.95)
-    drafter = ChainDrafter(engine, engine.prefill(prefix, ROOM), sampling, torch.Generator().manual_seed(3))
+    drafter = ChainDrafter(engine, engine.prefill(prefix, ROOM).span, sampling, torch.Generator().manual_seed(3))
     drafter.begin(7)
     emitted = [7]
     for accepted in (4, 1):
@@ -119,7 +112,7 @@ def test_sampled_windows_carry_the_distributions_they_were_drawn_from(engine, pr
 def test_draws_again_the_same_by_seed(engine, prefix):
     def window(seed):
         drafter = ChainDrafter(
-            engine, engine.prefill(prefix, ROOM), Sampling(5.0), torch.Generator().manual_seed(seed)
+            engine, engine.prefill(prefix, ROOM).span, Sampling(5.0), torch.Generator().manual_seed(seed)
         )  # fmt: skip
         drafter.begin(7)
         return drafter.propose(5).tokens

@@ -8,6 +8,7 @@ import torch
 from acceptance.sequences import reference_distribution
 from decoding import checkpoints
 from decoding.toys import GREEDY, Reciter, blend, job, random_table
+from engine.passing import forward, poison
 
 from drafting.literal_ensemble import literal_mean, literal_weights
 from drafting.toy_ensemble import ensemble
@@ -16,7 +17,6 @@ from vidspec.decoding.sequential import sequential
 from vidspec.drafting.base import Learner
 from vidspec.drafting.ensemble import AdaptiveEnsemble, Ensemble, prefix_of
 from vidspec.drafting.ensemble_weights import Evidence
-from vidspec.engine.batch import BatchEngine, stack
 from vidspec.engine.forward import Engine
 from vidspec.engine.sampling import Sampling
 from vidspec.models import loading
@@ -183,47 +183,41 @@ def greedy_from_scratch(real, emitted, count):
     engine, prefixes = real
     text = list(emitted)
     for _ in range(count):
-        rows = [engine.forward(engine.prefill(one, ROOM), text).logits[-1].softmax(-1) for one in prefixes]
+        rows = [forward(engine, engine.prefill(one, ROOM), text).logits[-1].softmax(-1) for one in prefixes]
         text.append(int(torch.stack(rows).mean(0).argmax()))
     return tuple(text[len(emitted) :])
-
-
-@torch.inference_mode()
-def poison(state):
-    for layer in state.cache.layers:
-        layer.keys[:, :, state.length :] = float("nan")
-        layer.values[:, :, state.length :] = float("nan")
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_after_any_commit_the_cache_stands_for_what_was_emitted(real, seed):
     engine, prefixes = real
-    state = stack([engine.prefill(prefix, 0) for prefix in prefixes], ROOM)
-    drafter = Ensemble(BatchEngine(engine.model), state, GREEDY, torch.Generator())
-    begun = state.length
+    spans = [engine.prefill(prefix, ROOM).span for prefix in prefixes]
+    drafter = Ensemble(engine, spans, GREEDY, torch.Generator())
+    begun = [span.length for span in spans]
     drafter.begin(7)
     emitted = [7]
     for gamma, accepted, token in rounds(seed, 6):
-        poison(state)
+        for span in spans:
+            poison(span)
         window = drafter.propose(gamma)
         assert window.tokens == greedy_from_scratch(real, emitted, gamma)
         drafter.commit(range(accepted), token + 40)
         emitted += [*window.tokens[:accepted], token + 40]
-        assert state.length <= begun + len(emitted) - 1
+        assert all(span.length <= at + len(emitted) - 1 for span, at in zip(spans, begun, strict=True))
 
 
 @pytest.mark.parametrize("accepted", range(4))
 def test_each_number_of_accepted_tokens(real, accepted):
     engine, prefixes = real
-    state = stack([engine.prefill(prefix, 0) for prefix in prefixes], ROOM)
-    drafter = AdaptiveEnsemble(BatchEngine(engine.model), state, GREEDY, torch.Generator(), Evidence("grid", 3))
-    begun = state.length
+    spans = [engine.prefill(prefix, ROOM).span for prefix in prefixes]
+    drafter = AdaptiveEnsemble(engine, spans, GREEDY, torch.Generator(), Evidence("grid", 3))
+    begun = [span.length for span in spans]
     drafter.begin(7)
     drafter.propose(3)
-    assert state.length == begun + 3
+    assert [span.length for span in spans] == [at + 3 for at in begun]
     drafter.observe(range(accepted), 99, torch.zeros(4, engine.model.vocabulary))
     drafter.commit(range(accepted), 99)
-    assert state.length == begun + 1 + min(accepted, 2)
+    assert [span.length for span in spans] == [at + 1 + min(accepted, 2) for at in begun]
 
 
 def test_contexts_are_tabeds():

@@ -60,12 +60,12 @@ def says_one_context(drafter):
 
     def wrong(gamma):
         rows = []
-        forward = drafter.engine.forward
-        drafter.engine.forward = lambda state, ids: (rows.append(forward(state, ids)), rows[-1])[1]
+        run = drafter.engine.run
+        drafter.engine.run = lambda batch: (rows.append(run(batch)), rows[-1])[1]
         draft = propose(gamma)
-        drafter.engine.forward = forward
+        drafter.engine.run = run
         if draft.probs is not None:
-            draft.probs[:] = torch.stack([drafter.sampling.distribution(row[0, -1:])[0] for row in rows])
+            draft.probs[:] = torch.stack([drafter.sampling.distribution(row[0].logits[-1:])[0] for row in rows])
         return draft
 
     drafter.propose = wrong

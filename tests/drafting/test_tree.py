@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 from decoding import checkpoints
+from engine.passing import forward, poison
 
 from vidspec.drafting.topology import parse_tree
 from vidspec.drafting.tree import TreeDrafter
@@ -31,7 +32,7 @@ def prefix(request, engine):
 
 
 def scratch(engine, prefix, emitted):
-    return engine.forward(engine.prefill(prefix, ROOM), emitted).logits[-1]
+    return forward(engine, engine.prefill(prefix, ROOM), emitted).logits[-1]
 
 
 def expected_tree(engine, prefix, emitted, nodes):
@@ -44,13 +45,6 @@ def expected_tree(engine, prefix, emitted, nodes):
     return tuple(tokens[node] for node in nodes)
 
 
-@torch.inference_mode()
-def poison(state):
-    for layer in state.cache.layers:
-        layer.keys[:, :, state.length :] = float("nan")
-        layer.values[:, :, state.length :] = float("nan")
-
-
 PATHS = [(), (0,), (3,), (1, 8), (1, 7, 19), (0, 4, 12), (0, 4, 12, 20), (0, 4, 12, 20, 23), (0, 4, 12, 20, 24)]
 
 
@@ -59,22 +53,22 @@ def test_after_any_commit_it_proposes_the_best_children(engine, prefix, path):
     nodes = parse_tree(TREE)
     names = ["".join(map(str, nodes[node])) for node in path]
     assert all(longer.startswith(shorter) for shorter, longer in pairwise(names))
-    drafter = TreeDrafter(engine, engine.prefill(prefix, ROOM), nodes)
+    drafter = TreeDrafter(engine, engine.prefill(prefix, ROOM).span, nodes)
     drafter.begin(7)
     draft = drafter.propose(5)
     assert draft.tokens == expected_tree(engine, prefix, [7], nodes) and draft.probs is None
     assert drafter.forwards == 5  # the root, and four levels with children
     drafter.commit(path, 99)
     emitted = [7, *(draft.tokens[node] for node in path), 99]
-    assert drafter.state.length <= prefix.length + len(emitted) - 1
-    poison(drafter.state)
+    assert drafter.span.length <= prefix.length + len(emitted) - 1
+    poison(drafter.span)
     assert drafter.propose(5).tokens == expected_tree(engine, prefix, emitted, nodes)
-    poison(drafter.state)
+    poison(drafter.span)
 
 
 def test_depth_is_cut_at_the_end_of_the_text(engine, prefix):
     nodes = parse_tree(TREE)
-    drafter = TreeDrafter(engine, engine.prefill(prefix, ROOM), nodes)
+    drafter = TreeDrafter(engine, engine.prefill(prefix, ROOM).span, nodes)
     drafter.begin(7)
     assert drafter.propose(0).tokens == () and drafter.forwards == 0
     drafter.commit((), 8)

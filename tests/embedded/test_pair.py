@@ -14,6 +14,7 @@ from vidspec.embedded.evaluate import digest, evaluate, pass_times
 from vidspec.embedded.samples import draw_sample, shipped
 from vidspec.embedded.scoring import score, total
 from vidspec.embedded.train import SETTINGS
+from vidspec.engine.forward import Engine
 from vidspec.models import loading
 
 FAMILIES = {"embedded": "llava_onevision", "embedded-qwen": "qwen2_5_vl"}
@@ -130,12 +131,12 @@ def test_evaluation_scores_clips_it_draws(name):
 
 def test_pass_times_are_those_of_the_rows_asked_for(pair, monkeypatch):
     rows = []
-    forward = type(pair[1]).run
+    run = Engine.run
 
-    def counted(model, embeds, *rest):
-        rows.append(embeds.shape[1])
-        return forward(model, embeds, *rest)
+    def counted(engine, batch):
+        rows.extend(map(len, batch))
+        return run(engine, batch)
 
-    monkeypatch.setattr(type(pair[1]), "run", counted)
+    monkeypatch.setattr(Engine, "run", counted)
     assert pass_times(pair[1], prompt=12, rows=3, repeats=2) > 0
     assert rows == [12] + [3] * 7

@@ -1,115 +1,130 @@
-from types import SimpleNamespace
+"""Attention of the engine against a reference that is written out with one mask over all keys."""
 
 import pytest
 import torch
-from transformers.models.qwen2.modeling_qwen2 import eager_attention_forward
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from vidspec.engine.attention import attention, causal_mask
+from vidspec.engine.attention import Window, attend, merged
 
-CLOSE = {"rtol": 0, "atol": 1e-5}
+D = 16
 
 
-def case(groups, rows, length, kv_heads=2, width=8, seed=0):
+def qkv(rows, length, heads, kv_heads, seed=0, dtype=torch.float32):
     rng = torch.Generator().manual_seed(seed)
-    query = torch.randn(1, kv_heads * groups, rows, width, generator=rng)
-    key, value = (torch.randn(1, kv_heads, length, width, generator=rng) for _ in range(2))
-    return query, key, value, SimpleNamespace(num_key_value_groups=groups, training=False)
+    query = torch.randn(rows, heads, D, generator=rng)
+    key, value = (torch.randn(1, kv_heads, length, D, generator=rng) for _ in range(2))
+    return query.to(dtype), key.to(dtype), value.to(dtype)
 
 
-def eager(query, key, value, module, mask, scaling=None):
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return eager_attention_forward(module, query, key, value, mask, scaling=scaling)[0]
+def reference(query, key, value, visible, scaling):
+    """(rows, heads * d) by the formula; ``visible`` (rows, length)."""
+    groups = query.shape[1] // key.shape[1]
+    out = []
+    for head in range(query.shape[1]):
+        k, v = key[0, head // groups].double(), value[0, head // groups].double()
+        scores = (query[:, head].double() @ k.T * scaling).masked_fill(~visible, float("-inf"))
+        out.append(scores.softmax(-1) @ v)
+    return torch.cat(out, dim=-1).float()
 
 
-def lower(rows, length):
-    """Additive mask of the last ``rows`` of ``length`` tokens, entry by entry."""
-    mask = torch.zeros(1, 1, rows, length)
-    for row in range(rows):
-        for column in range(length):
-            if column > length - rows + row:
-                mask[0, 0, row, column] = float("-inf")
-    return mask
+def causal(rows, length):
+    return torch.ones(rows, length, dtype=torch.bool).tril(length - rows)
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("scaling", [None, 0.5])
-def test_one_row(groups, scaling):
-    *tensors, module = case(groups, 1, 11)
-    out, weights = attention(module, *tensors, None, scaling)
-    assert weights is None and out.shape == (1, 1, 2 * groups, 8) and out.is_contiguous()
-    torch.testing.assert_close(out, eager(*tensors, module, None, scaling), **CLOSE)
+def tree(parents, rows, length):
+    sees = torch.eye(len(parents), dtype=torch.bool)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            sees[node] |= sees[parent]
+    visible = torch.ones(rows, length, dtype=torch.bool)
+    visible[:, length - len(parents) :] = sees[len(parents) - rows :]
+    return sees[len(parents) - rows :], visible
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("scaling", [None, 0.5])
-@pytest.mark.parametrize("rows", [2, 5, 17])
-def test_whole_prompt_is_causal(groups, scaling, rows):
-    *tensors, module = case(groups, rows, rows)
-    out, _ = attention(module, *tensors, None, scaling)
-    torch.testing.assert_close(out, eager(*tensors, module, lower(rows, rows), scaling), **CLOSE)
+SHAPES = [(1, 1, 1), (1, 40, 2), (1, 1, 4), (7, 7, 2), (5, 40, 2), (5, 40, 4), (90, 300, 2), (90, 90, 1)]
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("rows, length", [(5, 11), (1, 11), (2, 3), (5, 5)])
-def test_masked_rows(groups, rows, length):
-    *tensors, module = case(groups, rows, length)
-    out, _ = attention(module, *tensors, lower(rows, length))
-    assert out.shape == (1, rows, 2 * groups, 8)
-    torch.testing.assert_close(out, eager(*tensors, module, lower(rows, length)), **CLOSE)
+@pytest.mark.parametrize("rows, length, kv_heads", SHAPES)
+def test_rows_that_follow_each_other(rows, length, kv_heads):
+    query, key, value = qkv(rows, length, 4, kv_heads)
+    expected = reference(query, key, value, causal(rows, length), 0.2)
+    torch.testing.assert_close(attend(query, key, value, 0.2), expected, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
-def test_any_additive_mask(groups):
-    """Every row another mask, with weights other than 0 and -inf: rows of a group must not be mixed up."""
-    *tensors, module = case(groups, 6, 13)
-    mask = torch.randn(1, 1, 6, 13, generator=torch.Generator().manual_seed(1))
-    mask[mask > 0.7] = float("-inf")
-    mask[..., 0] = 0
-    out, _ = attention(module, *tensors, mask)
-    torch.testing.assert_close(out, eager(*tensors, module, mask), **CLOSE)
+PARENTS = [-1, -1, 0, 0, 1, 3]
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
-def test_boolean_mask(groups):
-    *tensors, module = case(groups, 5, 11)
-    seen = lower(5, 11) == 0
-    out, _ = attention(module, *tensors, seen)
-    torch.testing.assert_close(out, eager(*tensors, module, lower(5, 11)), **CLOSE)
+@pytest.mark.parametrize("rows", [1, 3, 6])
+@pytest.mark.parametrize("before", [0, 1, 30])
+def test_nodes_of_a_tree(rows, before):
+    length = before + len(PARENTS)
+    query, key, value = qkv(rows, length, 6, 2)
+    sees, visible = tree(PARENTS, rows, length)
+    expected = reference(query, key, value, visible, 0.2)
+    torch.testing.assert_close(attend(query, key, value, 0.2, sees=sees), expected, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("rows, length", [(5, 11), (2, 3)])
-def test_rows_over_a_cache_need_a_mask(groups, rows, length):
-    *tensors, module = case(groups, rows, length)
-    with pytest.raises(ValueError, match=f"{rows} rows over {length} cached keys need a mask"):
-        attention(module, *tensors, None)
+@pytest.mark.parametrize("dtype, close", [(torch.float32, 2e-6), (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize("own, kind", [(5, "window"), (80, "chunk"), (6, "tree")])
+def test_merging_by_log_sum_exp_equals_one_mask(own, kind, dtype, close):
+    rows = 4 if kind == "tree" else own
+    query, key, value = qkv(rows, own + 50, 4, 2, dtype=dtype)
+    sees, visible = tree(PARENTS, rows, own + 50) if kind == "tree" else (None, causal(rows, own + 50))
+    packed = query.view(rows, 2, 2, D).permute(1, 2, 0, 3).reshape(1, 2, 2 * rows, D)
+    out = merged(packed, key, value, 0.2, own, sees, rows).view(2, 2, rows, D).permute(2, 0, 1, 3).reshape(rows, -1)
+    expected = reference(query, key, value, visible, 0.2)
+    torch.testing.assert_close(out.float(), expected, rtol=0, atol=close)
+    other = merged(packed, key * 3, value * 2, 0.2, own, sees, rows).view(2, 2, rows, D).permute(2, 0, 1, 3)
+    assert (other.reshape(rows, -1).float() - expected).abs().max() > 5 * close  # keys matter
 
 
-def test_inputs_are_not_changed():
-    *tensors, module = case(2, 5, 5)
-    before = [tensor.clone() for tensor in tensors]
-    attention(module, *tensors, None)
-    attention(module, *tensors, lower(5, 5))
-    assert all(torch.equal(one, two) for one, two in zip(before, tensors, strict=True))
+def test_scores_far_apart_do_not_overflow():
+    query, key, value = qkv(3, 40, 2, 2)
+    key[:, :, :20] *= 400
+    packed = query.transpose(0, 1)[None]
+    out = merged(packed, key, value, 0.2, 3, None, 3)[0].transpose(0, 1).reshape(3, -1)
+    torch.testing.assert_close(out, reference(query, key, value, causal(3, 40), 0.2), rtol=0, atol=1e-4)
 
 
-def test_keys_in_a_larger_buffer():
-    """Keys and values come as views of the cache's buffers."""
-    query, key, value, module = case(2, 3, 9)
-    wide = [torch.full((1, 2, 20, 8), float("nan")) for _ in range(2)]
-    wide[0][:, :, :9], wide[1][:, :, :9] = key, value
-    out, _ = attention(module, query, wide[0][:, :, :9], wide[1][:, :, :9], lower(3, 9))
-    torch.testing.assert_close(out, eager(query, key, value, module, lower(3, 9)), **CLOSE)
+@pytest.mark.parametrize("rows, length", [(1, 30), (4, 30), (30, 30), (100, 180)])
+@pytest.mark.parametrize("size", [3, 7, 200])
+def test_sliding_windows(rows, length, size):
+    query, key, value = qkv(rows, length, 4, 2)
+    places = torch.arange(length - rows, length)
+    visible = causal(rows, length) & (torch.arange(length) > places[:, None] - size)
+    got = attend(query, key, value, 0.2, window=Window(size, places, places))
+    torch.testing.assert_close(got, reference(query, key, value, visible, 0.2), rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("rows, length", [(2, 3), (5, 11), (3, 4)])
-def test_causal_mask(rows, length):
-    mask = causal_mask(rows, length, torch.float32, torch.device("cpu"))
-    assert torch.equal(mask, lower(rows, length))
-    half = causal_mask(rows, length, torch.bfloat16, torch.device("cpu"))
-    assert half.dtype == torch.bfloat16 and torch.equal(half.float(), mask)
+@pytest.mark.parametrize("rows", [2, 6])
+def test_a_tree_in_a_sliding_window(rows):
+    """Places of nodes are those on their path, not in the cache."""
+    length, size = 26, 4
+    query, key, value = qkv(rows, length, 4, 2)
+    sees, visible = tree(PARENTS, rows, length)
+    own = torch.tensor([20, 20, 21, 21, 21, 22])
+    at = torch.cat([torch.arange(20), own])
+    visible &= own[6 - rows :, None] - at < size
+    got = attend(query, key, value, 0.2, sees=sees, window=Window(size, own[6 - rows :], own))
+    torch.testing.assert_close(got, reference(query, key, value, visible, 0.2), rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("rows, length", [(1, 1), (1, 9), (4, 4)])
-def test_causal_mask_is_not_needed(rows, length):
-    assert causal_mask(rows, length, torch.float32, torch.device("cpu")) is None
+class Largest(TorchDispatchMode):
+    """Notes the most numbers any operation gave back."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for one in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(one, torch.Tensor):
+                self.most = max(self.most, one.numel())
+        return out
+
+
+@pytest.mark.parametrize("rows, length", [(2000, 2000), (500, 2000)])
+def test_a_prompt_never_makes_n_by_n_numbers(rows, length):
+    query, key, value = qkv(rows, length, 4, 2)
+    with Largest() as largest:
+        attend(query, key, value, 0.2)
+    assert largest.most <= 4 * length * D

@@ -4,6 +4,7 @@ import pytest
 import torch
 from models.checkpoints import HEADS, KV_HEADS, LAYERS, TIED, adapter, pixels, stock
 
+from engine.passing import forward
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps, language_to_video_attention
 
@@ -74,8 +75,8 @@ def test_the_average_over_visual_keys_leaves_heads_and_blocks_as_they_are():
     layers = [(torch.randn(1, 6, 9, 4, generator=rng), torch.randn(1, 2, 9, 4, generator=rng)) for _ in range(2)]
     rows, visual = [7, 8], [1, 2, 3, 5]
     taps = Taps(torch.tensor(rows), torch.tensor(visual), True, attention_at=(1,), heads=True, keys="visual")
-    for query, key in layers:
-        taps.observe(query, key, 0.5)
+    for block, (query, key) in enumerate(layers):
+        taps.attended(block, query[0].transpose(0, 1), key, 0.5)
     own = [literal(query, key, rows, visual, 0.5, "visual") for query, key in layers]
     by_head = [literal(query, key, rows, visual, 0.5) for query, key in layers]
     torch.testing.assert_close(taps.attention_scores, sum(own).sum(0) / (6 * 2), rtol=0, atol=1e-6)
@@ -89,8 +90,8 @@ def test_taps_average_over_heads_and_layers():
     layers = [(torch.randn(1, 6, 9, 4, generator=rng), torch.randn(1, 2, 9, 4, generator=rng)) for _ in range(3)]
     rows, visual = [7, 8], [1, 2, 3, 5]
     taps = Taps(torch.tensor(rows), torch.tensor(visual), attention=True, attention_at=(0, 2), heads=True)
-    for query, key in layers:
-        taps.observe(query, key, 0.5)
+    for block, (query, key) in enumerate(layers):
+        taps.attended(block, query[0].transpose(0, 1), key, 0.5)
     by_head = [literal(query, key, rows, visual, 0.5) for query, key in layers]
     for got, expected in zip(taps.head_scores, by_head, strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
@@ -165,9 +166,9 @@ def test_taps_change_nothing(engine, prefix):
     plain = engine.prefill(prefix, 4)
     watched = engine.prefill(prefix, 4, watch(prefix, attention=True, heads=True, hidden=range(LAYERS + 1)))
     assert torch.equal(plain.logits, watched.logits)
-    for one, other in zip(plain.cache.layers, watched.cache.layers, strict=True):
-        assert torch.equal(one.keys[:, :, : prefix.length], other.keys[:, :, : prefix.length])
-    one, other = engine.forward(plain, [300, 41]), engine.forward(watched, [300, 41])
+    reads = [span.slab.layers(span.start, span.start + span.length) for span in (plain.span, watched.span)]
+    assert all(torch.equal(one, other) for one, other in zip(*reads, strict=True))
+    one, other = forward(engine, plain, [300, 41]), forward(engine, watched, [300, 41])
     assert torch.equal(one.logits, other.logits)
 
 
@@ -175,14 +176,6 @@ def test_taps_end_with_the_prefill(engine, prefix):
     taps = watch(prefix, attention=True, hidden=(0, LAYERS))
     state = engine.prefill(prefix, 4, taps)
     scores, before = taps.attention_scores.clone(), {at: kept.clone() for at, kept in taps.states.items()}
-    engine.forward(state, [300, 41])
+    forward(engine, state, [300, 41])
     assert torch.equal(taps.attention_scores, scores)
     assert all(torch.equal(taps.states[at], kept) for at, kept in before.items())
-    assert not any(block._forward_hooks or block._forward_pre_hooks for block in engine.model.blocks)
-
-
-def test_hooks_go_when_the_pass_fails(engine, prefix):
-    taps = watch(prefix, hidden=(1, LAYERS))
-    with pytest.raises(IndexError):
-        engine.prefill(prefix, -1, taps)
-    assert not any(block._forward_hooks or block._forward_pre_hooks for block in engine.model.blocks)

@@ -3,6 +3,7 @@
 from functools import cache
 
 import torch
+from engine.passing import forward
 from models import checkpoints, checkpoints_llava, checkpoints_qwen
 
 from vidspec.lossy.base import Choice, TargetPruner
@@ -34,7 +35,7 @@ def decode(engine, prefix, tokens=8):
     logits = [state.logits]
     text = [int(state.logits.argmax())]
     for _ in range(tokens - 1):
-        logits.append(engine.forward(state, text[-1:]).logits[-1])
+        logits.append(forward(engine, state, text[-1:]).logits[-1])
         text.append(int(logits[-1].argmax()))
     return text, torch.stack(logits), state
 

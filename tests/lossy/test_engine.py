@@ -2,11 +2,10 @@
 
 import pytest
 import torch
+from engine.passing import forward
 
 from lossy.families import FAMILIES, ROOM, Recorded, case, decode
 from vidspec.engine.forward import Engine
-from vidspec.engine.kv_cache import KVCache
-from vidspec.errors import ModelError
 from vidspec.lossy.dycoke import DyCoke
 from vidspec.lossy.engine import LossyEngine, kept_per_layer
 from vidspec.lossy.fastv import FastV
@@ -25,9 +24,15 @@ CLOSE = {"rtol": 0, "atol": 2e-3}
 def by_masks(model, prefix, text, hidden):
     """Logits of each place of ``text``, all rows read; ``hidden[layer]`` (rows, rows) is what rows do not see there."""
     rows = prefix.length + len(text) - 1
+    axes = model.decoder.axes
     embeds = torch.cat([prefix.embeds, model.embed(torch.tensor([text[:-1]], dtype=torch.long))], dim=1)
-    counted = model.text_positions(prefix.next_position + torch.arange(len(text) - 1)[None])
-    positions = torch.cat([prefix.positions, counted], dim=-1)
+    counted = (prefix.next_position + torch.arange(len(text) - 1)).expand(axes, 1, -1)
+    positions = torch.cat([prefix.positions.reshape(axes, 1, -1), counted], dim=-1)
+    extra = {}
+    if prefix.visual.deepstack:
+        shown = torch.zeros(1, rows, dtype=torch.bool)
+        shown[0, prefix.visual.index] = True
+        extra = {"visual_pos_masks": shown, "deepstack_visual_embeds": list(prefix.visual.deepstack)}
     causal = torch.ones(rows, rows, dtype=torch.bool).triu(1)
 
     def before(layer):
@@ -44,8 +49,14 @@ def by_masks(model, prefix, text, hidden):
     try:
         with torch.inference_mode():
             mask = torch.zeros(1, 1, rows, rows).masked_fill(causal, float("-inf"))
-            states = model.run(embeds, positions, KVCache(model.layers, rows), mask, None, prefix.visual)
-            return model.logits(states)[0, prefix.length - 1 :]
+            states = model.language(
+                inputs_embeds=embeds,
+                position_ids=positions if axes == 3 else positions[0],
+                attention_mask=mask,
+                use_cache=False,
+                **extra,
+            ).last_hidden_state
+            return model.model.lm_head(states)[0, prefix.length - 1 :, : model.vocabulary]
     finally:
         for handle in handles:
             handle.remove()
@@ -96,8 +107,8 @@ def test_dropped_rows_are_rows_that_nobody_sees(family, method):
             hidden[layer] = unseen(prefix, rows, kept)
         lengths.append(rows - len(prefix.visual) + left)
         read.append(left)
-    assert kept_per_layer(state) == tuple(read)
-    assert hidden and state.cache.lengths == tuple(lengths) and state.length == rows
+    assert kept_per_layer(state.span) == tuple(read)
+    assert hidden and state.span.lengths == tuple(lengths) and state.span.length == rows
     torch.testing.assert_close(logits, by_masks(model, prefix, text, hidden), **CLOSE)
     plain = Engine(model).prefill(prefix, ROOM).logits
     assert (logits[0] - plain).abs().max() > 10 * CLOSE["atol"]  # the masks matter
@@ -110,9 +121,12 @@ def test_merged_frames_are_a_shorter_prompt(family):
     kept = method.before(prefix)
     text, logits, state = decode(LossyEngine(model, method), prefix)
     expected, expected_logits, other = decode(Engine(model), prefix.keep(kept))
-    assert kept_per_layer(state) == (len(kept),) * model.layers and kept_per_layer(other) == ()
+    assert kept_per_layer(state.span) == (len(kept),) * model.layers and kept_per_layer(other.span) == ()
     assert len(kept) < len(prefix.visual) and text == expected and torch.equal(logits, expected_logits)
-    assert state.length == other.length and state.offset == other.offset > prefix.next_position - prefix.length
+    assert (
+        state.span.length == other.span.length
+        and state.span.offset == other.span.offset > prefix.next_position - prefix.length
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -124,9 +138,9 @@ def test_entries_that_decoding_does_not_read(family, similarity):
     state = engine.prefill(prefix, ROOM)
     text, logits = [int(state.logits.argmax())], [state.logits]
     for _ in range(6):
-        logits.append(engine.forward(state, text[-1:]).logits[-1])
+        logits.append(forward(engine, state, text[-1:]).logits[-1])
         text.append(int(logits[-1].argmax()))
-        chosen.append(state.watch.chosen.rows)
+        chosen.append(state.span._chosen)
     rows = prefix.length + len(text) - 1
     hidden = torch.zeros(rows, rows, dtype=torch.bool)
     for step, entries in enumerate(chosen):
@@ -136,10 +150,10 @@ def test_entries_that_decoding_does_not_read(family, similarity):
         hidden[prefix.length + step] = unseen(prefix, rows, read)[0]
     expected = by_masks(model, prefix, text, dict.fromkeys(range(layer, model.layers), hidden))
     torch.testing.assert_close(torch.stack(logits), expected, **CLOSE)
-    assert state.watch.chosen.version == (1 if similarity < 0 else len(chosen))
-    assert state.cache.lengths == (rows,) * model.layers  # nothing is lost
+    assert len({id(rows) for rows in chosen}) == (1 if similarity < 0 else len(chosen))
+    assert state.span.lengths == (rows,) * model.layers  # nothing is lost
     later = model.layers - layer
-    assert kept_per_layer(state) == (len(prefix.visual),) * layer + (len(read),) * later
+    assert kept_per_layer(state.span) == (len(prefix.visual),) * layer + (len(read),) * later
 
 
 def test_recycled_tokens_reach_the_next_block():
@@ -154,12 +168,16 @@ def test_recycled_tokens_reach_the_next_block():
         return seen[-1][1]
 
     method.choose = noting
-    block = model.language.layers[1]
-    handle = block.register_forward_pre_hook(lambda _module, args: entered.append(args[0][0]))
-    try:
+    block = model.decoder.block
+
+    def watched(index, rows, *rest):
+        if index == 1:
+            entered.append(rows)
+        return block(index, rows, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model.decoder, "block", watched)
         LossyEngine(model, method).prefill(prefix, ROOM)
-    finally:
-        handle.remove()
     reading, (kept, into) = seen[0]
     visual, after = reading.visual, entered[0]
     assert len(after) == prefix.length - len(visual) + len(kept)
@@ -186,12 +204,6 @@ def test_what_a_pruned_target_does_not_do():
     engine = LossyEngine(model, FastV(retention=0.4))
     state = engine.prefill(prefix, ROOM)
     with pytest.raises(ValueError, match="token by token"):
-        engine.forward(state, [1, 2])
+        forward(engine, state, [1, 2])
     with pytest.raises(ValueError, match="shows nothing"):
-        engine.prefill(prefix, ROOM, keep_visual_states=True)
-
-    class Foreign:
-        name, family = "own", "own"
-
-    with pytest.raises(ModelError, match="family own cannot be pruned"):
-        LossyEngine(Foreign(), FastV())
+        engine.prefill(prefix, ROOM, states=True)

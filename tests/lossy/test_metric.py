@@ -1,6 +1,7 @@
 """Metric A by hand, and with a model that judges its own and others' texts."""
 
 import pytest
+from engine.passing import forward
 
 from lossy.families import case, decode
 from vidspec.engine.forward import Engine
@@ -33,7 +34,7 @@ def test_what_it_wants_follows_the_text_that_is_judged():
     expected = []
     for place in range(len(text)):
         state = engine.prefill(prefix, len(text))
-        rows = [engine.forward(state, [token]).logits[-1] for token in text[:place]]
+        rows = [forward(engine, state, [token]).logits[-1] for token in text[:place]]
         expected.append(int((rows[-1] if rows else state.logits).argmax()))
     assert wanted_tokens(engine, prefix, text) == expected != text
     assert accepted_by_target(engine, prefix, text) == acceptance_share(text, expected) < 1

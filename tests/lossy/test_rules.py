@@ -10,7 +10,6 @@ from pruning.given import irregular_tokens, visual_tokens
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError, ProfileError
 from vidspec.lossy.base import Reading, best, configured, last_row_attention, share_of, without_overlap
-from vidspec.lossy.cache import ChosenEntries
 from vidspec.lossy.clustering import clusters
 from vidspec.lossy.dycoke import DyCoke, temporally_merged
 from vidspec.lossy.engine import _Reselect
@@ -169,8 +168,9 @@ def test_ten_tokens_of_a_frame_leave_three():
 def test_entries_are_chosen_anew_when_attention_has_turned():
     """A step that is like the last choice changes nothing, however many small steps lead away from it."""
     visual = visual_tokens(1, 2, 3, newline=False)
-    chosen = ChosenEntries(prompt=12)
-    watch = _Reselect(0.9, 2, 0.5, 3, visual, chosen)
+    chosen: list[list[int]] = []
+    span = SimpleNamespace(whole=2, choose=lambda rows, prompt: chosen.append(rows.tolist()))
+    watch = _Reselect(0.9, 0.5, visual, span, 12)
     rng = torch.Generator().manual_seed(1)
     key = torch.randn(1, KV_HEADS, 12, WIDTH, generator=rng)
     query = torch.randn(1, HEADS, 1, WIDTH, generator=rng)
@@ -183,16 +183,16 @@ def test_entries_are_chosen_anew_when_attention_has_turned():
         if last is not None:
             product = sum(float(a * b) for a, b in zip(scores, last, strict=True))
             alike = product / math.sqrt(sum(float(a * a) for a in scores) * sum(float(b * b) for b in last))
-        before = chosen.version
+        before = len(chosen)
         for block in range(3):
-            watch.observe(now if block == 1 else turn, key, 1.0)
-        assert (chosen.version > before) == (alike < 0.9)
+            watch.attended(block, (now if block == 1 else turn)[0].transpose(0, 1), key, 1.0)
+        assert (len(chosen) > before) == (alike < 0.9)
         if alike < 0.9:
             last = scores
             kept = top(scores.tolist(), [False] * 6, 3)
             text = [row for row in range(12) if not 4 <= row < 10]
-            assert chosen.rows.tolist() == sorted(text + [4 + i for i in kept])
-        versions.append(chosen.version)
+            assert chosen[-1] == sorted(text + [4 + i for i in kept])
+        versions.append(len(chosen))
     assert 1 == versions[0] == versions[1] < versions[-1] < 30
 
 

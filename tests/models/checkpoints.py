@@ -113,9 +113,11 @@ def stock(kind: Kind = TIED, attention: str = "sdpa") -> LlavaOnevisionForCondit
     return model
 
 
-def adapter(kind: Kind = TIED, attention: str = "vidspec") -> LlavaOnevision:
+def adapter(kind: Kind = TIED, decoder: str = "auto") -> LlavaOnevision:
     """The same model behind vidspec's interface."""
-    return LlavaOnevision("tiny", stock(kind), tokenizer(kind.tokenizer_seed), PROCESSOR, attention=attention)
+    made = LlavaOnevision("tiny", stock(kind), tokenizer(kind.tokenizer_seed), PROCESSOR)
+    made.prepare(decoder, packed=False)
+    return made
 
 
 def save(kind: Kind, folder: Path, **options: object) -> Path:

@@ -164,11 +164,11 @@ def stock(kind: Kind, attention: str = "sdpa"):
     return made
 
 
-def adapter(kind: Kind, attention: str = "vidspec", **options: object):
+def adapter(kind: Kind, decoder: str = "auto", **options: object):
     """The same model behind vidspec's interface."""
-    return families.get(kind.family)(
-        "tiny", stock(kind), tokenizer(kind.tokenizer), kind.processor, attention=attention, **options
-    )
+    made = families.get(kind.family)("tiny", stock(kind), tokenizer(kind.tokenizer), kind.processor, **options)
+    made.prepare(decoder, packed=False)
+    return made
 
 
 def save(kind: Kind, folder: Path, **options: object) -> Path:

@@ -157,10 +157,12 @@ def stock(kind: Kind, attention: str = "sdpa") -> transformers.PreTrainedModel:
     return made
 
 
-def adapter(kind: Kind, attention: str = "vidspec"):
+def adapter(kind: Kind, decoder: str = "auto"):
     """The same model behind vidspec's interface."""
     family = families.get(kind.family)
-    return family("tiny", stock(kind), tokenizer(kind.corpus), processor(kind.family), attention=attention)
+    made = family("tiny", stock(kind), tokenizer(kind.corpus), processor(kind.family))
+    made.prepare(decoder, packed=False)
+    return made
 
 
 def save(kind: Kind, folder: Path, **options: object) -> Path:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from decoding import checkpoints
+from engine.passing import forward
 from safetensors.torch import load_file, save_file
 
 from models.checkpoints_captioner import KINDS, blip
@@ -130,7 +131,7 @@ def test_the_draft_captions_greedily_until_a_sentence_ends(draft, seed):
     tokens, text = [], ""
     while len(tokens) < LONGEST and not text.rstrip().endswith((".", "!", "?")):
         logits = (
-            draft.forward(draft.prefill(prefix, 99), tokens).logits[-1] if tokens else draft.prefill(prefix, 0).logits
+            forward(draft, draft.prefill(prefix, 99), tokens).logits[-1] if tokens else draft.prefill(prefix, 0).logits
         )
         token = int(logits.argmax())
         if token in model.eos:

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from engine.passing import forward
 
 from models.checkpoints import causal
-from models.checkpoints_llava import HIDDEN, IMAGE_SIZE, PATCH, SIDE, Kind, adapter, clip, save, stock, tokenizer
-from vidspec.engine.attention import tree_mask
+from models.checkpoints_llava import IMAGE_SIZE, PATCH, SIDE, Kind, adapter, clip, save, stock, tokenizer
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.errors import GenerationError, ModelError
@@ -35,8 +35,8 @@ KINDS = {
 class Case:
     """A model behind our interface, the same model untouched, and a prompt."""
 
-    def __init__(self, kind: Kind, attention: str = "vidspec", reference: str = "sdpa") -> None:
-        self.kind, self.model, self.stock = kind, adapter(kind, attention), stock(kind, reference)
+    def __init__(self, kind: Kind, decoder: str = "auto", reference: str = "sdpa") -> None:
+        self.kind, self.model, self.stock = kind, adapter(kind, decoder), stock(kind, reference)
         self.engine = Engine(self.model)
         self.pixels = self.model.preprocess(clip(FRAMES, 60, 90))
         self.seen = self.model.see(self.pixels)
@@ -75,28 +75,24 @@ def test_full_prompt_and_margins(case):
 def test_chunked_decoding(case, chunks):
     state, left, rows = case.prefill(), list(NEW), []
     for size in chunks:
-        rows.append(case.engine.forward(state, left[:size]).logits)
+        rows.append(forward(case.engine, state, left[:size]).logits)
         left = left[size:]
     torch.testing.assert_close(torch.cat(rows), case.expected(NEW)[-8:], **CLOSE)
 
 
 def test_rollback(case):
     state = case.prefill()
-    case.engine.forward(state, [150, 151, 152, 153, 154])
-    state.cache.rollback(case.prefix.length + 1)
-    got = case.engine.forward(state, NEW).logits
+    forward(case.engine, state, [150, 151, 152, 153, 154])
+    state.span.rollback(case.prefix.length + 1)
+    got = forward(case.engine, state, NEW).logits
     torch.testing.assert_close(got, case.expected([150, *NEW])[-8:], **CLOSE)
 
 
-def test_tree_mask_equals_each_path_alone(case):
+def test_a_tree_equals_each_path_alone(case):
     parents, tokens = [-1, -1, 0, 0, 1, 3, 4], [200, 201, 202, 203, 204, 205, 206]
     state = case.prefill()
-    case.engine.forward(state, NEW[:2])
-    depth = []
-    for parent in parents:
-        depth.append(0 if parent < 0 else depth[parent] + 1)
-    mask = tree_mask(parents, state.length, torch.float32, torch.device("cpu"))
-    got = case.engine.forward(state, tokens, places=[state.length + d for d in depth], mask=mask).logits
+    forward(case.engine, state, NEW[:2])
+    got = forward(case.engine, state, tokens, parents).logits
     for node in range(len(tokens)):
         path, at = [], node
         while at >= 0:
@@ -111,17 +107,18 @@ def test_greedy_decoding_equals_generate(case):
     state = case.prefill()
     made = [int(state.logits.argmax())]
     while len(made) < len(expected):
-        made.append(int(case.engine.forward(state, made[-1:]).logits[0].argmax()))
+        made.append(int(forward(case.engine, state, made[-1:]).logits[0].argmax()))
     assert made == expected and len(set(made)) > 3
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("decoder", ["fused", "stock"])
 @pytest.mark.parametrize("reference", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ["llava", "llava-window", "next-mistral"])
-def test_attention_kernels(name, attention, reference):
-    case = Case(KINDS[name], attention, reference)
+def test_decoders(name, decoder, reference):
+    case = Case(KINDS[name], decoder, reference)
+    assert case.model.decoder.name == decoder
     state = case.prefill()
-    passes = [case.engine.forward(state, NEW[:5]).logits, case.engine.forward(state, NEW[5:6]).logits]
+    passes = [forward(case.engine, state, NEW[:5]).logits, forward(case.engine, state, NEW[5:6]).logits]
     torch.testing.assert_close(torch.cat([state.logits[None], *passes]), case.expected(NEW[:6])[-7:], **CLOSE)
 
 
@@ -135,14 +132,14 @@ def test_pruned_prompt_is_the_prompt_with_hidden_rows(plain):
     kept = torch.tensor([i for i in range(len(visual)) if i % 3 == 1 or visual.required[i]])
     prefix = plain.prefix.keep(kept)
     state = plain.prefill(prefix)
-    got = torch.cat([state.logits[None], plain.engine.forward(state, NEW[:5]).logits])
+    got = torch.cat([state.logits[None], forward(plain.engine, state, NEW[:5]).logits])
     mask = causal(plain.prefix.length + 5)
     dropped = sorted(set(range(plain.prefix.length)) - set(plain.prefix.rows_kept(kept).tolist()))
     mask[..., dropped] = float("-inf")
     mask[..., dropped, dropped] = 0  # a row that sees nothing would be NaN
     expected = plain.expected(NEW[:5], attention_mask=mask, position_ids=torch.arange(mask.shape[-1])[None])
     torch.testing.assert_close(got, expected[-6:], **CLOSE)
-    assert len(dropped) > 10 and state.length + state.offset == plain.prefix.length + 5
+    assert len(dropped) > 10 and state.span.length + state.span.offset == plain.prefix.length + 5
 
 
 def test_taps_see_the_stock_models_attention(plain):
@@ -271,7 +268,7 @@ def test_vocabulary_ends_where_the_tokenizer_does():
     model = adapter(Kind(padding=62))
     assert model.model.lm_head.weight.shape[0] == len(tokenizer()) + 62
     assert model.vocabulary == len(tokenizer())
-    assert model.logits(torch.zeros(1, 2, HIDDEN)).shape == (1, 2, len(tokenizer()))
+    assert Engine(model).prefill(model.text_prefix("", "Describe."), 1).logits.shape == (len(tokenizer()),)
 
 
 def test_frames_of_one_clip_do_not_influence_each_other():

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from engine.passing import forward
 
 from models.checkpoints import (
     CELLS,
@@ -25,9 +26,7 @@ from models.checkpoints import (
     tokenizer,
 )
 from vidspec.embedded.architecture import prompt_text
-from vidspec.engine.attention import tree_mask
 from vidspec.engine.forward import Engine
-from vidspec.engine.kv_cache import KVCache
 from vidspec.errors import ModelError
 from vidspec.models.llava_onevision import LlavaOnevision
 
@@ -40,8 +39,8 @@ CLOSE = {"rtol": 0, "atol": 1e-4}
 class Case:
     """A model behind our interface, the same model untouched, and a prompt."""
 
-    def __init__(self, kind: Kind, attention: str = "vidspec", reference: str = "sdpa") -> None:
-        self.model, self.stock = adapter(kind, attention), stock(kind, reference)
+    def __init__(self, kind: Kind, decoder: str = "auto", reference: str = "sdpa") -> None:
+        self.model, self.stock = adapter(kind, decoder), stock(kind, reference)
         self.engine = Engine(self.model)
         self.pixels = pixels(FRAMES)
         self.prefix = self.model.prefix(self.model.see(self.pixels), PROMPT)
@@ -74,13 +73,14 @@ def test_full_prompt_and_margins(case):
     assert (best[:, 0] - best[:, 1]).min() > 1e-3  # far above rounding: comparing token ids means something
 
 
-@pytest.mark.parametrize("attention", ["vidspec", "sdpa", "eager"])
+@pytest.mark.parametrize("decoder", ["fused", "stock"])
 @pytest.mark.parametrize("reference", ["sdpa", "eager"])
-def test_attention_kernels(attention, reference):
-    case = Case(TIED, attention, reference)
+def test_decoders(decoder, reference):
+    case = Case(TIED, decoder, reference)
+    assert case.model.decoder.name == decoder
     state = case.prefill()
     got = torch.cat(
-        [state.logits[None], case.engine.forward(state, NEW[:5]).logits, case.engine.forward(state, NEW[5:6]).logits]
+        [state.logits[None], forward(case.engine, state, NEW[:5]).logits, forward(case.engine, state, NEW[5:6]).logits]
     )
     torch.testing.assert_close(got, case.expected(NEW[:6])[-7:], **CLOSE)
 
@@ -89,32 +89,18 @@ def test_attention_kernels(attention, reference):
 def test_chunked_decoding(case, chunks):
     state, left, rows = case.prefill(), list(NEW), []
     for size in chunks:
-        rows.append(case.engine.forward(state, left[:size]).logits)
+        rows.append(forward(case.engine, state, left[:size]).logits)
         left = left[size:]
     torch.testing.assert_close(torch.cat(rows), case.expected(NEW)[-8:], **CLOSE)
-    assert state.length == case.prefix.length + 8
+    assert state.span.length == case.prefix.length + 8
 
 
 def test_rollback(tied):
     state = tied.prefill()
-    tied.engine.forward(state, [500, 501, 502, 503, 504])
-    state.cache.rollback(tied.prefix.length + 1)
-    got = tied.engine.forward(state, NEW).logits
+    forward(tied.engine, state, [500, 501, 502, 503, 504])
+    state.span.rollback(tied.prefix.length + 1)
+    got = forward(tied.engine, state, NEW).logits
     torch.testing.assert_close(got, tied.expected([500, *NEW])[-8:], **CLOSE)
-
-
-def tree(parents, length):
-    """Additive mask (1, 1, n, length + n) of a tree behind ``length`` entries, and each node's depth."""
-    n = len(parents)
-    mask = torch.full((n, length + n), float("-inf"))
-    mask[:, :length] = 0
-    depth = []
-    for node, parent in enumerate(parents):
-        depth.append(0 if parent < 0 else depth[parent] + 1)
-        while node >= 0:
-            mask[len(depth) - 1, length + node] = 0
-            node = parents[node]
-    return mask[None, None], depth
 
 
 def path_to(node, parents):
@@ -128,34 +114,18 @@ def path_to(node, parents):
 PARENTS = [-1, -1, 0, 0, 1, 3, 4]
 
 
-def test_tree_mask_equals_each_path_alone(tied):
+def test_a_tree_equals_each_path_alone(tied):
     state = tied.prefill()
-    tied.engine.forward(state, NEW[:2])
-    length, tokens = state.length, [600, 601, 602, 603, 604, 605, 606]
-    mask, depth = tree(PARENTS, length)
-    positions = torch.tensor([[length + state.offset + d for d in depth]])
-    with torch.inference_mode():
-        hidden = tied.model.run(tied.model.embed(torch.tensor([tokens])), positions, state.cache, mask, None)
-        got = tied.model.logits(hidden)[0]
-    for node in range(len(tokens)):
-        path = path_to(node, PARENTS)
-        torch.testing.assert_close(got[node], tied.expected(NEW[:2] + [tokens[i] for i in path])[-1], **CLOSE)
-
-
-def test_engine_forward_reads_a_tree(tied):
-    """With a tree's mask and places each node's row is what its path alone gives."""
-    state = tied.prefill()
-    tied.engine.forward(state, NEW[:2])
-    length, tokens = state.length, [600, 601, 602, 603, 604, 605, 606]
-    mask, depth = tree(PARENTS, length)
-    assert torch.equal(tree_mask(PARENTS, length, torch.float32, torch.device("cpu")), mask)
-    got = tied.engine.forward(state, tokens, places=[length + d for d in depth], mask=mask)
+    forward(tied.engine, state, NEW[:2])
+    tokens = [600, 601, 602, 603, 604, 605, 606]
+    got = forward(tied.engine, state, tokens, PARENTS)
     for node in range(len(tokens)):
         path = path_to(node, PARENTS)
         expected = tied.expected(NEW[:2] + [tokens[i] for i in path])[-1]
         torch.testing.assert_close(got.logits[node], expected, **CLOSE)
     with torch.inference_mode():
-        torch.testing.assert_close(tied.model.logits(got.hidden), got.logits, **CLOSE)
+        logits = tied.model.decoder.logits(got.hidden)[:, : tied.model.vocabulary]
+        torch.testing.assert_close(logits, got.logits, **CLOSE)
 
 
 def pruned(case):
@@ -174,14 +144,14 @@ def test_pruned_prompt_is_the_prompt_with_hidden_rows(case):
     prefix = case.prefix.keep(kept)
     state = case.prefill(prefix)
     got = torch.cat(
-        [state.logits[None], case.engine.forward(state, NEW[:5]).logits, case.engine.forward(state, NEW[5:6]).logits]
+        [state.logits[None], forward(case.engine, state, NEW[:5]).logits, forward(case.engine, state, NEW[5:6]).logits]
     )
     mask = causal(case.prefix.length + 6)
     dropped = sorted(set(range(case.prefix.length)) - set(rows.tolist()))
     mask[..., dropped] = float("-inf")
     mask[..., dropped, dropped] = 0  # a row that sees nothing would be NaN
     torch.testing.assert_close(got, case.expected(NEW[:6], attention_mask=as_masks(mask))[-7:], **CLOSE)
-    assert state.length == len(rows) + 6 and state.length + state.offset == case.prefix.length + 6
+    assert state.span.length == len(rows) + 6 and state.span.length + state.span.offset == case.prefix.length + 6
 
 
 @pytest.mark.parametrize("compact", [False, True], ids=["gapped", "compact"])
@@ -189,7 +159,7 @@ def test_pruned_prompt_at_the_same_positions(tied, compact):
     kept, rows = pruned(tied)
     prefix = tied.prefix.keep(kept, compact=compact)
     state = tied.prefill(prefix)
-    got = torch.cat([state.logits[None], tied.engine.forward(state, NEW).logits])
+    got = torch.cat([state.logits[None], forward(tied.engine, state, NEW).logits])
     after = len(rows) if compact else tied.prefix.length
     positions = torch.arange(len(rows)) if compact else rows
     positions = torch.cat([positions, torch.arange(after, after + len(NEW))])[None]
@@ -219,8 +189,8 @@ def test_keep_moves_what_belongs_to_a_token(tied):
 
 def test_cache_is_not_shared_between_prefills(tied):
     first, second = tied.prefill(), tied.prefill()
-    tied.engine.forward(first, NEW[:4])
-    torch.testing.assert_close(tied.engine.forward(second, NEW[4:]).logits, tied.expected(NEW[4:])[-4:], **CLOSE)
+    forward(tied.engine, first, NEW[:4])
+    torch.testing.assert_close(forward(tied.engine, second, NEW[4:]).logits, tied.expected(NEW[4:])[-4:], **CLOSE)
 
 
 def test_visual_tokens(tied):
@@ -312,7 +282,7 @@ def test_vocabulary_ends_where_the_tokenizer_does():
     size = max(tokenizer().get_vocab().values()) + 1
     assert padded.model.lm_head.weight.shape[0] == size + 57
     assert plain.vocabulary == padded.vocabulary == size
-    assert padded.logits(torch.zeros(1, 2, 64)).shape == (1, 2, size)
+    assert Engine(padded).prefill(padded.text_prefix("", PROMPT), 1).logits.shape == (size,)
 
 
 @pytest.mark.parametrize(
@@ -327,9 +297,8 @@ def test_eos(generation, text, expected):
 
 
 def test_shape_of_the_model(tied):
-    assert tied.model.layers == LAYERS == len(tied.model.blocks)
+    assert tied.model.layers == LAYERS == tied.model.decoder.depth
     assert tied.model.dtype == torch.float32 and tied.model.device.type == "cpu"
-    assert tied.model.text_positions(torch.tensor([[5, 6, 7]])).tolist() == [[5, 6, 7]]
 
 
 def test_preprocess_and_see(tied):
@@ -348,24 +317,22 @@ def test_rules_come_from_the_processor():
 
 def test_capacity_is_prompt_and_room(tied):
     state = tied.engine.prefill(tied.prefix, room=2)
-    tied.engine.forward(state, NEW[:2])
+    forward(tied.engine, state, NEW[:2])
     with pytest.raises(IndexError, match="cannot take"):
-        tied.engine.forward(state, NEW[:1])
+        forward(tied.engine, state, NEW[:1])
 
 
 def test_positions_reach_the_model(tied):
     """Shifted by a constant nothing changes (rotary positions are relative); stretched, everything does."""
-    run = tied.model.run
-    with torch.inference_mode():
-        plain, shifted, stretched = (
-            run(tied.prefix.embeds, positions, KVCache(LAYERS, tied.prefix.length), None, None)[0, -1]
-            for positions in (tied.prefix.positions, tied.prefix.positions + 9, tied.prefix.positions * 2)
-        )
+    plain, shifted, stretched = (
+        tied.prefill(replace(tied.prefix, positions=positions)).logits
+        for positions in (tied.prefix.positions, tied.prefix.positions + 9, tied.prefix.positions * 2)
+    )
     torch.testing.assert_close(shifted, plain, **CLOSE)
     assert (stretched - plain).abs().max() > 1e-2
 
 
 def test_prefix_is_not_changed_by_its_prefill(tied):
     before = replace(tied.prefix, embeds=tied.prefix.embeds.clone())
-    tied.engine.forward(tied.prefill(), NEW)
+    forward(tied.engine, tied.prefill(), NEW)
     assert torch.equal(before.embeds, tied.prefix.embeds)

@@ -6,14 +6,17 @@ import huggingface_hub.constants as hub
 import pytest
 import torch
 import transformers
+from engine.passing import forward
 from safetensors.torch import load_file, save_file
 
 from models import checkpoints_llava, checkpoints_qwen
-from models.checkpoints import IMAGE_SIZE, PADDED, TIED, UNTIED, pixels, save, stock, tokenizer
+from models.checkpoints import IMAGE_SIZE, PADDED, TIED, UNTIED, adapter, pixels, save, stock, tokenizer
 from models.checkpoints_llava import Kind
+from vidspec import profiles
+from vidspec.decoding.workers.places import two_workers
 from vidspec.engine.forward import Engine
 from vidspec.errors import DeviceError, ModelError
-from vidspec.models.loading import Placement, check_pair, embedded_folder, load, placement
+from vidspec.models.loading import Placement, check_pair, embedded_folder, load, placement, prepare
 
 CPU = Placement(torch.device("cpu"), torch.float32)
 
@@ -55,7 +58,7 @@ def test_load(checkpoints, name, kind):
     assert model.tokenizer.get_vocab() == tokenizer().get_vocab()
     assert model.eos == {tokenizer().eos_token_id}
     assert model.rules.height == model.rules.width == IMAGE_SIZE
-    assert model.attention == "vidspec"
+    assert model.decoder.name == "fused"
 
 
 def test_missing_folder(tmp_path):
@@ -159,10 +162,10 @@ def test_dtypes_decode(checkpoints, dtype):
     engine = Engine(model)
     prefix = model.prefix(model.see(pixels(2)), "Describe the video.")
     state = engine.prefill(prefix, room=8)
-    alone = [engine.forward(state, [token]).logits[0] for token in (300, 41, 77)]
-    state.cache.rollback(prefix.length)
-    together = engine.forward(state, [300, 41, 77]).logits
-    assert together.dtype == model.dtype and state.cache.layers[0].keys.dtype == model.dtype
+    alone = [forward(engine, state, [token]).logits[0] for token in (300, 41, 77)]
+    state.span.rollback(prefix.length)
+    together = forward(engine, state, [300, 41, 77]).logits
+    assert together.dtype == model.dtype and state.span.slab.dtype == model.dtype
     atol = 1e-4 if dtype == "float32" else 0.5  # logits reach 20, where bfloat16 steps by 1/8
     torch.testing.assert_close(together, torch.stack(alone), rtol=0, atol=atol)
 
@@ -174,17 +177,41 @@ def test_half_precision_file_in_float32(tmp_path):
 
 
 def test_placement():
-    assert placement("cpu") == Placement(torch.device("cpu"), torch.float32, "vidspec", packed="auto")
-    assert placement("cpu", "bfloat16", "sdpa") == Placement(torch.device("cpu"), torch.bfloat16, "sdpa")
+    assert placement("cpu") == Placement(torch.device("cpu"), torch.float32, packed="auto")
+    assert placement("cpu", "bfloat16", "stock") == Placement(torch.device("cpu"), torch.bfloat16, "stock")
 
 
 def test_placement_prefers_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert placement() == Placement(torch.device("cuda"), torch.bfloat16)
+    assert placement() == placement("cuda") == Placement(torch.device("cuda:0"), torch.bfloat16)
     assert placement("cuda:0", "float16").dtype == torch.float16
     with pytest.raises(DeviceError, match="has 1 CUDA devices"):
         placement("cuda:1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert placement("cuda:1").device == torch.device("cuda:1")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert placement("cuda") == placement("cuda:1")
+
+
+def test_two_names_of_one_device_are_one_place(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for workers, two in (({"draft": "cuda"}, False), ({"target": "cuda"}, False), ({"draft": "cuda:1"}, True)):
+        given = {"schedule.kind": "plan", "models.device": "cuda:0"}
+        profile = profiles.load("vanilla-sd", given | {f"workers.{key}": name for key, name in workers.items()})
+        assert profile.plans and two_workers(profile) is two
+
+
+def test_cudnns_attention_is_off_on_cuda(monkeypatch):
+    told = []
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", told.append)
+    model = adapter(TIED)
+    prepare(model, Placement(torch.device("cpu"), torch.float32))
+    assert told == []
+    prepare(model, Placement(torch.device("cuda:0"), torch.bfloat16))
+    assert told == [False]
 
 
 @pytest.mark.parametrize("name", ["cuda:97", "tpu", "cuda:x", ""])
@@ -201,13 +228,16 @@ def test_no_cuda(monkeypatch):
     assert placement().device.type == "cpu"
 
 
-@pytest.mark.parametrize("name", ["no-such-kernel", "flash_attention_2"])
-def test_attention_that_is_not_there(checkpoints, name):
-    if name == "flash_attention_2" and transformers.utils.is_flash_attn_2_available():
-        pytest.skip("flash_attention_2 is installed here")
-    with pytest.raises(DeviceError, match=f"attention {name}") as caught:
-        load(str(checkpoints["tied"]), placement("cpu", attention=name))
-    assert caught.value.exit_code == 3 and "doctor" in caught.value.hint
+def test_a_model_that_cannot_be_fused(checkpoints, copy):
+    config = json.loads((copy / "config.json").read_text())
+    config["text_config"]["hidden_act"] = "gelu"
+    (copy / "config.json").write_text(json.dumps(config))
+    assert load(str(copy), CPU).decoder.why == "activation gelu is not fused"
+    with pytest.raises(DeviceError, match="activation gelu is not fused") as caught:
+        load(str(copy), placement("cpu", decoder="fused"))
+    assert caught.value.exit_code == 3 and "models.decoder: auto" in caught.value.hint
+    stock_blocks = load(str(checkpoints["tied"]), placement("cpu", decoder="stock")).decoder
+    assert (stock_blocks.name, stock_blocks.why) == ("stock", "as told")
 
 
 def test_out_of_memory(checkpoints, monkeypatch):

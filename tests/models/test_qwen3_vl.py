@@ -90,9 +90,6 @@ def test_deepstack_enters_the_first_blocks_alone(model, prefix):
         levels[level] = torch.zeros_like(levels[level])
         without = engine.prefill(replace(prefix, visual=replace(prefix.visual, deepstack=tuple(levels))), 2).logits
         assert (without - whole).abs().max() > 1e-2
-    given = model.extras(prefix.length, prefix.visual)
-    assert given["visual_pos_masks"][0].nonzero()[:, 0].tolist() == prefix.visual.index.tolist()
-    assert model.extras(3, None) == {}
 
 
 def test_stock_inputs_have_no_times(model, prefix):

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from engine.passing import forward
 
 from models.checkpoints import as_masks, causal
 from models.checkpoints_qwen import CLASSES, QWEN3, QWEN25, Kind, adapter, pixels, save, stock, tokenizer
-from vidspec.engine.attention import tree_mask
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.errors import GenerationError, ModelError
@@ -22,8 +22,8 @@ FAMILIES = sorted(CLASSES)
 class Case:
     """A model behind our interface, the same model untouched, and a prompt whose time axis ends behind its text."""
 
-    def __init__(self, kind: Kind, attention: str = "vidspec", reference: str = "sdpa") -> None:
-        self.model, self.stock = adapter(kind, attention), stock(kind, reference)
+    def __init__(self, kind: Kind, decoder: str = "auto", reference: str = "sdpa") -> None:
+        self.model, self.stock = adapter(kind, decoder), stock(kind, reference)
         self.engine = Engine(self.model)
         self.pixels = pixels(self.model, every=12.5)
         self.prefix = self.model.prefix(self.model.see(self.pixels), PROMPT)
@@ -77,12 +77,13 @@ def test_full_prompt_and_margins(case):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("attention", ["vidspec", "sdpa", "eager"])
+@pytest.mark.parametrize("decoder", ["fused", "stock"])
 @pytest.mark.parametrize("reference", ["sdpa", "eager"])
-def test_attention_kernels(family, attention, reference):
-    case = Case(Kind(family, tied=False), attention, reference)
+def test_decoders(family, decoder, reference):
+    case = Case(Kind(family, tied=False), decoder, reference)
+    assert case.model.decoder.name == decoder
     state = case.prefill()
-    several, one = case.engine.forward(state, NEW[:5]), case.engine.forward(state, NEW[5:6])
+    several, one = forward(case.engine, state, NEW[:5]), forward(case.engine, state, NEW[5:6])
     got = torch.cat([state.logits[None], several.logits, one.logits])
     torch.testing.assert_close(got, case.expected(NEW[:6])[-7:], **CLOSE)
 
@@ -91,29 +92,28 @@ def test_attention_kernels(family, attention, reference):
 def test_chunked_decoding(case, chunks):
     state, left, rows = case.prefill(), list(NEW), []
     for size in chunks:
-        rows.append(case.engine.forward(state, left[:size]).logits)
+        rows.append(forward(case.engine, state, left[:size]).logits)
         left = left[size:]
     torch.testing.assert_close(torch.cat(rows), case.expected(NEW)[-8:], **CLOSE)
-    assert state.length == case.prefix.length + 8
+    assert state.span.length == case.prefix.length + 8
 
 
 def test_rollback(case):
     state = case.prefill()
-    case.engine.forward(state, [300, 301, 302, 303, 304])
-    state.cache.rollback(case.prefix.length + 1)
-    got = case.engine.forward(state, NEW).logits
+    forward(case.engine, state, [300, 301, 302, 303, 304])
+    state.span.rollback(case.prefix.length + 1)
+    got = forward(case.engine, state, NEW).logits
     torch.testing.assert_close(got, case.expected([300, *NEW])[-8:], **CLOSE)
 
 
-def test_tree_mask_equals_each_path_alone(case):
+def test_a_tree_equals_each_path_alone(case):
     state = case.prefill()
-    case.engine.forward(state, NEW[:2])
+    forward(case.engine, state, NEW[:2])
     parents, tokens = [-1, -1, 0, 0, 1, 3, 4], [300, 301, 302, 303, 304, 305, 306]
     paths = []
     for node, parent in enumerate(parents):
         paths.append([*(paths[parent] if parent >= 0 else []), node])
-    mask = tree_mask(parents, state.length, torch.float32, torch.device("cpu"))
-    got = case.engine.forward(state, tokens, places=[state.length + len(path) - 1 for path in paths], mask=mask)
+    got = forward(case.engine, state, tokens, parents)
     for node, path in enumerate(paths):
         expected = case.expected(NEW[:2] + [tokens[i] for i in path])[-1]
         torch.testing.assert_close(got.logits[node], expected, **CLOSE)
@@ -129,7 +129,7 @@ def test_greedy_decoding_equals_generate(case):
     logits = state.logits
     while len(got) < len(expected):
         got.append(int(logits.argmax()))
-        logits = case.engine.forward(state, got[-1:]).logits[0]
+        logits = forward(case.engine, state, got[-1:]).logits[0]
     assert got == expected and len(expected) == 24
 
 
@@ -139,8 +139,6 @@ def test_positions_are_the_librarys(case):
     assert positions[..., -1].tolist() == [[case.prefix.next_position]] * 3
     if case.model.family == QWEN25:  # the clip is so long that its time axis passes the text behind it
         assert positions.max() > positions[..., -1].max()
-    further = case.model.text_positions(torch.tensor([[5, 6]]))
-    assert further.tolist() == [[[5, 6]]] * 3
 
 
 def pruned(case):
@@ -153,14 +151,14 @@ def test_pruned_prompt_is_the_prompt_with_hidden_rows(case):
     """The stock model reads the whole prompt and may not look at the dropped tokens: all three axes stay."""
     kept, rows = pruned(case)
     state = case.prefill(case.prefix.keep(kept))
-    several, one = case.engine.forward(state, NEW[:5]), case.engine.forward(state, NEW[5:6])
+    several, one = forward(case.engine, state, NEW[:5]), forward(case.engine, state, NEW[5:6])
     got = torch.cat([state.logits[None], several.logits, one.logits])
     mask = causal(case.prefix.length + 6)
     dropped = sorted(set(range(case.prefix.length)) - set(rows.tolist()))
     mask[..., dropped] = float("-inf")
     mask[..., dropped, dropped] = 0  # a row that sees nothing would be NaN
     torch.testing.assert_close(got, case.expected(NEW[:6], mask)[-7:], **CLOSE)
-    assert state.length == len(rows) + 6
+    assert state.span.length == len(rows) + 6
 
 
 def test_keep_moves_what_belongs_to_a_token(case):

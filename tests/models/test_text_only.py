@@ -4,6 +4,7 @@ import pytest
 import torch
 import transformers
 from decoding import checkpoints
+from engine.passing import forward
 
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
@@ -65,7 +66,7 @@ def test_it_reads_and_goes_on_as_the_stock_model_does(tmp_path, kind):
     with torch.inference_mode():
         expected = model.model(prefix.token_ids[None]).logits[0, -1, : model.vocabulary]
         torch.testing.assert_close(state.logits, expected, rtol=0, atol=1e-4)
-        rows = engine.forward(state, [5, 6, 7]).logits
+        rows = forward(engine, state, [5, 6, 7]).logits
         whole = torch.cat([prefix.token_ids, torch.tensor([5, 6, 7])])
         expected = model.model(whole[None]).logits[0, -3:, : model.vocabulary]
     torch.testing.assert_close(rows, expected, rtol=0, atol=1e-4)

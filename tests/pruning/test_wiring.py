@@ -9,14 +9,14 @@ from decoding import checkpoints
 from pruning.given import visual_tokens
 from vidspec import profiles, video
 from vidspec.captioner import Captioner
+from vidspec.decoding.events import Prefilled
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
-from vidspec.errors import ProfileError
 from vidspec.models import loading
 from vidspec.pruning import base
 from vidspec.pruning.base import Signals, budget, configured, evenly_spaced, taps_for, token_grid, whole_frames
-from vidspec.registry import names, pruners
+from vidspec.registry import names
 
 METHODS = [name for name in names("pruning") if name != "none"]
 OPTIONS = {
@@ -137,17 +137,18 @@ def test_what_the_softmax_runs_over_is_watched(pair):
         taps_for(["attention", "visual_attention"], prefix)
 
 
-def test_kernels_that_cannot_be_watched(tmp_path):
-    plain = loading.load(str(checkpoints.save(tmp_path)), loading.placement("cpu", "float32", "sdpa"))
-    for method in METHODS:
-        settings = {"prune.method": method, "prune.alpha": 0.7}
-        if any(need.startswith("attention") for need in pruners.get(method)().needs):
-            with pytest.raises(ProfileError, match=r"models\.attention: sdpa cannot be watched") as caught:
-                captioner([plain, plain], "sd-uniform", **settings)
-            assert "\n" not in str(caught.value)
-        else:
-            one = captioner([plain, plain], "sd-uniform", **settings)
-            assert method != "uv" or one.caption(shipped()[0]).token_ids
+def test_stock_blocks_show_the_same_signals(tmp_path):
+    """Every pruner keeps the same tokens, whatever runs the blocks."""
+    folder = str(checkpoints.save(tmp_path))
+    found = []
+    for decoder in ("fused", "stock"):
+        model = loading.load(folder, loading.placement("cpu", "float32", decoder))
+        kept = {}
+        for method in METHODS:
+            one = captioner([model, model], "sd-uniform", **{"prune.method": method, "prune.alpha": 0.7})
+            kept[method] = next(e.kept for e in one.stream(shipped()[0]) if isinstance(e, Prefilled))
+        found.append(kept)
+    assert found[0] == found[1] and len(set(found[0].values())) > 5
 
 
 @pytest.mark.parametrize(

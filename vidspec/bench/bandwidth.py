@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from vidspec.engine.kv_cache import kv_bytes
-from vidspec.engine.packed import PackedLinear
-
 if TYPE_CHECKING:
     from vidspec.models.base import VideoLanguageModel
 
@@ -49,7 +46,12 @@ def model_weight_bytes(model: VideoLanguageModel) -> int:
     """
     module: nn.Module = model.model  # type: ignore[attr-defined]
     own = sum({id(one): one.nbytes for one in [*module.parameters(), *module.buffers()]}.values())
-    return own + sum(layer.packed_bytes for layer in module.modules() if isinstance(layer, PackedLinear))
+    return own + model.decoder.packed_bytes
+
+
+def kv_bytes(model: VideoLanguageModel) -> int:
+    """Bytes that one entry of the KV cache takes over all layers."""
+    return model.decoder.slab.entry_bytes
 
 
 def pass_bytes(model: VideoLanguageModel, context: float = 0.0) -> float:

@@ -89,7 +89,7 @@ class Loaded:
         first, second = self.source.names
         if second is None:
             raise UsageError("the peers from transformers need a draft", hint="--draft, or --no-peers")
-        stock = loading.Placement(self.where.device, self.where.dtype, "sdpa")
+        stock = loading.Placement(self.where.device, self.where.dtype, "stock")
         pair = loading.load(first, stock), loading.load(second, stock)
         return {name: Peer(name, profiles.load("vanilla-sd"), *pair) for name in PEERS}
 

@@ -10,7 +10,9 @@ from statistics import median
 import torch
 
 from vidspec.engine.device import synchroniser
-from vidspec.engine.forward import Engine, State
+from vidspec.engine.forward import Engine
+from vidspec.engine.rows import Rows
+from vidspec.engine.slab import KVSpan
 from vidspec.models.base import Prefix
 from vidspec.planning.gamma import Rounding, window_for
 
@@ -67,7 +69,7 @@ def recommended(target: Mapping[int, float], tq: float, rounding: Rounding = "do
     return gamma
 
 
-def prefilled_at(engine: Engine, prefix: Prefix, alpha: float) -> tuple[State, int]:
+def prefilled_at(engine: Engine, prefix: Prefix, alpha: float) -> tuple[KVSpan, int]:
     """A prompt without the share ``alpha`` of its visual tokens, evenly spaced, read into a cache of its own.
 
     What is kept does not matter to the time, only how much. Returns the sequence and how many visual tokens it kept.
@@ -76,12 +78,12 @@ def prefilled_at(engine: Engine, prefix: Prefix, alpha: float) -> tuple[State, i
     keep = max(1, round(tokens * (1 - alpha))) if tokens else 0
     chosen = torch.arange(keep, dtype=torch.long) * tokens // max(1, keep)
     pruned = prefix if keep == tokens else prefix.keep(chosen.to(prefix.embeds.device))
-    return engine.prefill(pruned, MOST_ROWS + 1), keep
+    return engine.prefill(pruned, MOST_ROWS + 1).span, keep
 
 
 def measure_passes(
-    target: tuple[Engine, State],
-    drafts: Mapping[float, tuple[Engine, State]],
+    target: tuple[Engine, KVSpan],
+    drafts: Mapping[float, tuple[Engine, KVSpan]],
     *,
     rows: Sequence[int] = tuple(range(1, MOST_ROWS + 1)),
     repeats: int = 5,
@@ -115,13 +117,13 @@ def measure_passes(
     )
 
 
-def _timed(engine: Engine, state: State, rows: int, clock: Callable[[], float]) -> float:
+def _timed(engine: Engine, span: KVSpan, rows: int, clock: Callable[[], float]) -> float:
     wait = synchroniser(engine.model.device)
-    length, token = state.length, int(state.logits.argmax())
+    length = span.length
     wait()
     start = clock()
-    engine.forward(state, [token] * rows)
+    engine.run([Rows(span, [0] * rows)])
     wait()
     seconds = clock() - start
-    state.cache.rollback(length)
+    span.rollback(length)
     return seconds

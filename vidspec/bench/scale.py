@@ -155,7 +155,7 @@ def synthetic(model: VideoLanguageModel, tokens: int) -> Prefix:
         features=embeds[0, :tokens],
     )
     ids = torch.zeros(length, dtype=torch.long, device=model.device)
-    positions = model.text_positions(torch.arange(length, device=model.device)[None])
+    positions = torch.arange(length, device=model.device).expand(model.decoder.axes, 1, -1)
     return Prefix(ids, embeds, positions, visual, length)
 
 

@@ -32,7 +32,6 @@ KEYS = {
     "captioner": "models.captioner",
     "device": "models.device",
     "dtype": "models.dtype",
-    "attn": "models.attention",
     "frames": "video.frames",
     "fps": "video.fps",
     "max_pixels": "video.max_pixels",

@@ -27,7 +27,6 @@ def caption(
     captioner: o.Captioner = None,
     device: o.Device = None,
     dtype: o.Dtype = None,
-    attn: o.Attn = None,
     frames: o.Frames = None,
     fps: o.Fps = None,
     start: o.Start = None,

@@ -21,7 +21,7 @@ class Form(str, Enum):
 def doctor(
     form: Annotated[Form, typer.Option("--format", help="json: one object.")] = Form.text,
 ) -> int:
-    """Show versions, devices, attention kernels, decoders and the model cache; what is missing and how to get it.
+    """Show versions, devices, what runs language models, video decoders and the model cache; what is missing.
 
     Exit codes: 0 captioning can work, 3 something it needs is missing.
     """

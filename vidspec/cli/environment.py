@@ -22,13 +22,11 @@ PACKAGES = {
     "safetensors": True,
     "av": True,
     "decord": False,
-    "flash-attn": False,
     "numpy": True,
     "pillow": True,
 }
 REMEDIES = {
     "decord": "pip install decord (PyAV decodes everything in the meantime)",
-    "flash-attn": "pip install 'vidspec[flash]' (needs an NVIDIA GPU; sdpa works without)",
 }
 
 
@@ -50,7 +48,7 @@ class Environment:
     vidspec: str = ""
     packages: dict[str, str | None] = field(default_factory=dict)
     devices: list[str] = field(default_factory=list)
-    attention: list[str] = field(default_factory=list)
+    language_models: str = ""
     decoders: list[str] = field(default_factory=list)
     model_cache: str = ""
     offline: bool = False
@@ -68,8 +66,8 @@ class Environment:
             ("python", f"{self.python} on {self.platform}"),
             *((name, found or "not installed") for name, found in self.packages.items()),
             ("devices", ", ".join(self.devices) or "none"),
-            ("attention", ", ".join(self.attention) or "none"),
-            ("decoders", ", ".join(self.decoders) or "none"),
+            ("language models", self.language_models or "none"),
+            ("video", ", ".join(self.decoders) or "none"),
             ("model cache", self.model_cache + (" (offline: nothing is fetched)" if self.offline else "")),
             ("built-in pair", "present" if self.embedded_pair else "absent"),
         ]
@@ -86,7 +84,7 @@ def inspect() -> Environment:
     torch = _imported("torch", found)
     if torch is not None:
         found.devices = _devices(torch)
-        found.attention = _kernels(torch, found)
+        found.language_models = _language_models()
     found.decoders = [name for name in ("decord", "av") if _imported(name, found) is not None]
     found.model_cache = str(model_cache())
     found.offline = any(_true(os.environ.get(name)) for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
@@ -127,11 +125,13 @@ def _devices(torch: Any) -> list[str]:
     return [*devices, f"cpu {torch.get_num_threads()} threads"]
 
 
-def _kernels(torch: Any, found: Environment) -> list[str]:
-    kernels = ["sdpa", "eager"]
-    if torch.cuda.is_available() and found.packages["flash-attn"]:
-        kernels.insert(0, "flash_attention_2")
-    return kernels
+def _language_models() -> str:
+    """What runs their blocks, by the rule that loading follows; a record says it of each model."""
+    from vidspec.engine.fused import FAMILIES
+    from vidspec.engine.matrix import packing
+
+    packed = "large weights packed on this CPU" if packing(0, "auto") else "weights not packed on this CPU"
+    return f"fused for {', '.join(FAMILIES)} ({packed}); stock blocks of transformers else"
 
 
 def model_cache() -> Path:

@@ -151,10 +151,6 @@ Device: TypeAlias = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cu
 Dtype: TypeAlias = Annotated[
     str | None, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=MODELS)
 ]
-Attn: TypeAlias = Annotated[
-    str | None, typer.Option(help="Attention kernel: auto, sdpa, eager, ...", rich_help_panel=MODELS)
-]
-
 Frames: TypeAlias = Annotated[int | None, typer.Option(help="Frames to show.", rich_help_panel=VIDEO)]
 Fps: TypeAlias = Annotated[float | None, typer.Option(help="Frames to show per second.", rich_help_panel=VIDEO)]
 Start: TypeAlias = Annotated[

@@ -86,8 +86,9 @@ def loaded(captioner: Captioner, seconds: float) -> list[str]:
     lines = [f"loaded in {seconds:.1f} s; {torch.get_num_threads()} threads; torch {torch.__version__}"]
     engines = {"target": captioner.target, "draft": captioner.draft}
     for role, model in ((role, engine.model) for role, engine in engines.items() if engine is not None):
-        kernel = getattr(model, "attention", "eager")
-        lines.append(f"{role}: {model.name} ({model.family}), {model.dtype} on {model.device}, attention {kernel}")
+        decoder = model.decoder
+        blocks = f"{decoder.name} blocks ({decoder.why})"
+        lines.append(f"{role}: {model.name} ({model.family}), {model.dtype} on {model.device}, {blocks}")
     if captioner.slot is not None:
         lines.append(f"draft: {captioner.models['draft'] or 'the target again'}, in a process of its own")
     return lines

@@ -13,8 +13,8 @@ from vidspec.decoding.events import Origin, Round
 from vidspec.decoding.limits import Limits
 from vidspec.decoding.trace import Trace
 from vidspec.drafting.base import Draft, Drafter
-from vidspec.engine.attention import tree_mask
-from vidspec.engine.forward import Engine, Passed, State
+from vidspec.engine.forward import Engine
+from vidspec.engine.rows import Passed, Prefill, Rows
 from vidspec.engine.sampling import Sampling, draw
 from vidspec.planning.window import ChainWindow
 
@@ -29,19 +29,20 @@ class Target:
 
     Args:
         engine: the target model.
-        state: its prefilled prompt.
+        prefill: the prompt it has read.
         sampling: how its own tokens are chosen.
         rng: CPU generator.
     """
 
-    def __init__(self, engine: Engine, state: State, sampling: Sampling, rng: torch.Generator) -> None:
-        self.engine, self.state, self.sampling, self.rng = engine, state, sampling, rng
+    def __init__(self, engine: Engine, prefill: Prefill, sampling: Sampling, rng: torch.Generator) -> None:
+        self.engine, self.prefill, self.sampling, self.rng = engine, prefill, sampling, rng
+        self.span = prefill.span
         self._last = -1
-        self._base = state.length
+        self._base = self.span.length
 
     def first(self) -> int:
         """The token that the prefill's last logits give."""
-        self._last = self.choose(self.state.logits)
+        self._last = self.choose(self.prefill.logits)
         return self._last
 
     def choose(self, logits: torch.Tensor) -> int:
@@ -58,15 +59,10 @@ class Target:
 
     def verify(self, draft: Draft) -> Passed:
         """One pass over the last emitted token and a window behind it: row 0, then a row for each drafted token."""
-        self._base = self.state.length
+        self._base = self.span.length
         tokens = [self._last, *draft.tokens]
-        if draft.is_chain:
-            return self.engine.forward(self.state, tokens)
-        model = self.engine.model
-        mask = tree_mask([-1, *(parent + 1 for parent in draft.parents)], self._base, model.dtype, model.device)
-        return self.engine.forward(
-            self.state, tokens, places=[self._base, *(self._base + depth for depth in draft.depths)], mask=mask
-        )
+        parents = None if draft.is_chain else [-1, *(parent + 1 for parent in draft.parents)]
+        return self.engine.run([Rows(self.span, tokens, parents)])[0]
 
     def commit(self, path: Sequence[int], token: int) -> None:
         """Keep the drafted tokens at ``path`` of the verified window, drop the others from the cache.
@@ -74,9 +70,9 @@ class Target:
         ``token`` follows them and is read by the next pass.
         """
         if tuple(path) == tuple(range(len(path))):
-            self.state.cache.rollback(self._base + 1 + len(path))
+            self.span.rollback(self._base + 1 + len(path))
         else:
-            self.state.cache.gather(self._base + 1, path)
+            self.span.gather(self._base + 1, path)
         self._last = token
 
 

@@ -104,7 +104,7 @@ class InTurns:
             with trace.span("caption", "draft"):
                 description = setup.describe(self.question.clip)
         with trace.span("target_prefill"):
-            state = setup.prefill(prefix, taps)
+            read = setup.prefill(prefix, taps)
         rng = torch.Generator().manual_seed(generate.seed)
         kept = setup.kept(prefix, taps, trace)
         gamma = setup.profile.draft.gamma
@@ -123,7 +123,7 @@ class InTurns:
                 draft=setup.draft,
                 target=setup.target,
                 prefix=prefix,
-                state=state,
+                read_by_target=read,
                 taps=taps,
                 caption=description,
             )
@@ -132,14 +132,14 @@ class InTurns:
             del opening
         del taps  # what was observed can be as large as the prompt
         self.job = Job(
-            target=Target(setup.target, state, setup.sampling, rng),
+            target=Target(setup.target, read, setup.sampling, rng),
             limits=setup.limits,
             trace=trace,
             rng=rng,
             drafter=drafter,
-            acceptance=for_clip(setup.acceptance, state.visual_states) if setup.acceptance else None,
+            acceptance=for_clip(setup.acceptance, read.visual_states) if setup.acceptance else None,
             gamma=0 if gamma == "auto" else gamma,
             window=setup.adaptive,
         )
-        yield prefilled(setup.profile, prefix, kept, trace.now(), description, kept_per_layer(state))
+        yield prefilled(setup.profile, prefix, kept, trace.now(), description, kept_per_layer(read.span))
         yield from setup.schedule(self.job)

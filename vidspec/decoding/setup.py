@@ -16,13 +16,12 @@ from vidspec.decoding.limits import Limits
 from vidspec.decoding.trace import Trace
 from vidspec.drafting.base import DrafterKind
 from vidspec.drafting.topology import parse_tree
-from vidspec.engine.attention import NAME
 from vidspec.engine.device import free_memory
-from vidspec.engine.forward import Engine, State
-from vidspec.engine.kv_cache import kv_bytes
+from vidspec.engine.forward import Engine
+from vidspec.engine.rows import Prefill
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.taps import Taps
-from vidspec.errors import GenerationError, ProfileError
+from vidspec.errors import GenerationError
 from vidspec.lossy.base import configured as lossily
 from vidspec.lossy.engine import LossyEngine
 from vidspec.models.base import Prefix, VideoLanguageModel
@@ -77,11 +76,7 @@ class Setup:
         draft: VideoLanguageModel | None,
         describe: ImageCaptioner | None,
     ) -> Setup:
-        """Find the parts a profile names.
-
-        Raises:
-            ProfileError: a signal is needed that the target's attention kernel cannot give.
-        """
+        """Find the parts a profile names."""
         sampling = Sampling(profile.generate.temperature, profile.generate.top_p)
         acceptance: Acceptance | None = None
         drafter: DrafterKind | None = None
@@ -102,7 +97,6 @@ class Setup:
             prune = profile.prune
             pruner = configured(pruners.get(prune.method), prune.model_dump(), target.layers, target.family)
             needs |= pruner.needs
-        _check_watchable(needs, target)
         return cls(
             profile,
             _engine(profile, target),
@@ -165,7 +159,7 @@ class Setup:
                 hint="fewer --frames, a lower --fps or fewer --max-new-tokens",
                 kind="context",
             )
-        needed = kv_bytes(model) * (prompt + tokens)
+        needed = model.decoder.slab.wants(prompt + self.room)
         if free is not None and needed > free:
             raise GenerationError(
                 f"{path}: the KV cache of {prompt + tokens} tokens takes {needed / 2**30:.1f} GiB, "
@@ -174,9 +168,9 @@ class Setup:
                 kind="memory",
             )
 
-    def prefill(self, prefix: Prefix, taps: Taps | None) -> State:
+    def prefill(self, prefix: Prefix, taps: Taps | None) -> Prefill:
         """The target's pass over its prompt; what the acceptance rule needs of it is kept."""
-        return self.target.prefill(prefix, self.room, taps, keep_visual_states=isinstance(self.acceptance, Grounded))
+        return self.target.prefill(prefix, self.room, taps, states=isinstance(self.acceptance, Grounded))
 
     def kept(self, prefix: Prefix, taps: Taps | None, trace: Trace, worker: str = "draft") -> torch.Tensor:
         """Indices of the visual tokens the drafter may see; timed in the lane of the one who chooses."""
@@ -224,7 +218,6 @@ def _lossless(profile: Profile) -> bool:
 def _engine(profile: Profile, target: VideoLanguageModel) -> Engine:
     if not profile.prunes_the_target:
         return Engine(target)
-    _check_watchable({"attention"}, target)
     return LossyEngine(target, lossily(lossy.get(profile.lossy.method), profile.lossy.model_dump()))
 
 
@@ -237,16 +230,6 @@ def _window(profile: Profile) -> int:
     if draft.topology == "tree":
         return len(parse_tree(draft.tree))
     return ROWS if draft.gamma == "auto" else draft.gamma
-
-
-def _check_watchable(needs: set[str], target: VideoLanguageModel) -> None:
-    """Only vidspec's own attention can be watched; the library's kernels keep queries and keys to themselves."""
-    kernel = getattr(target, "attention", NAME)
-    if kernel != NAME and any("attention" in need for need in needs):
-        raise ProfileError(
-            f"models.attention: {kernel} cannot be watched, which this profile needs; "
-            "nearest valid choice: models.attention: auto"
-        )
 
 
 def _context(model: VideoLanguageModel) -> int | None:

@@ -19,7 +19,9 @@ from vidspec.decoding.run import InTurns
 from vidspec.decoding.setup import Setup
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.engine.device import synchroniser
-from vidspec.engine.forward import Engine, State
+from vidspec.engine.forward import Engine
+from vidspec.engine.rows import Rows
+from vidspec.engine.slab import KVSpan
 from vidspec.errors import ProfileError
 from vidspec.planning.plan import Beside, Conditions, Drafting
 from vidspec.planning.whatif import pass_times
@@ -112,7 +114,7 @@ class Trial:
         self.first, self.overhead, self.expected = first, overhead, expected
         self.drafts: list[Drafting] = []
         self.drafters: dict[str, ChainDrafter] = {}
-        self._target = (run.setup.target, run.job.target.state)
+        self._target = (run.setup.target, run.job.target.span)
         self._wait = synchroniser(run.setup.target.model.device)
         self.verify_s: dict[int, float] = {}
 
@@ -190,7 +192,7 @@ class Trial:
         wanted = torch.tensor(self.tokens[1:], device=best.device)
         hits = (best == wanted[:, None]).sum(0).tolist()
         self.drafters[option.name] = drafter
-        side = (drafter.engine, drafter.state)
+        side = (drafter.engine, drafter.span)
         return Drafting(
             option.name,
             option.overrides,
@@ -216,7 +218,7 @@ class Trial:
             drafter = next(iter(self.drafters.values()), None)
             slower = 1.0
             if drafter is not None:
-                side = (drafter.engine, drafter.state)
+                side = (drafter.engine, drafter.span)
                 slower = median(self._timed(*side, 1) for _ in range(2 * REPEATS + 1)) / self.drafts[0].tq
         finally:
             torch.set_num_threads(whole)
@@ -228,10 +230,10 @@ class Trial:
         self._wait()
         return time.perf_counter()
 
-    def _timed(self, engine: Engine, state: State, rows: int) -> float:
-        length, token = state.length, self.tokens[-1]
+    def _timed(self, engine: Engine, span: KVSpan, rows: int) -> float:
+        length, token = span.length, self.tokens[-1]
         start = self._now()
-        engine.forward(state, [token] * rows)
+        engine.run([Rows(span, [token] * rows)])
         seconds = self._now() - start
-        state.cache.rollback(length)
+        span.rollback(length)
         return seconds

@@ -7,26 +7,33 @@ from collections.abc import Sequence
 import torch
 
 from vidspec.drafting.base import Draft
-from vidspec.engine.forward import Engine, State
-from vidspec.engine.kv_cache import KVCache
+from vidspec.engine.forward import Engine
+from vidspec.engine.rows import Rows
 from vidspec.engine.sampling import Sampling, draw
+from vidspec.engine.slab import KVSpan
 
 __all__ = ["Chain", "ChainDrafter"]
 
 
 class Chain:
-    """What every drafter of chains keeps count of: which of the emitted tokens its cache holds.
+    """What every drafter of chains keeps count of: which of the emitted tokens its sequences hold.
 
     Args:
-        cache: of the prompt; windows are read behind it.
+        spans: one or several prompts that have been read; windows are read behind each of them.
     """
 
-    def __init__(self, cache: KVCache) -> None:
-        self.cache = cache
+    def __init__(self, spans: Sequence[KVSpan]) -> None:
+        self.spans = tuple(spans)
         self.forwards = 0
-        self._committed = cache.length  # cache entries that belong to emitted text
+        self._prompts = [span.length for span in spans]
+        self._committed = 0  # entries behind the prompts that belong to emitted text
         self._unread: list[int] = []  # emitted tokens the draft has not read yet: one, or two after a full window
         self._window: tuple[int, ...] = ()
+
+    @property
+    def _read(self) -> int:
+        """Entries behind the prompts."""
+        return self.spans[0].length - self._prompts[0]
 
     def begin(self, token: int) -> None:
         self._unread = [token]
@@ -37,8 +44,9 @@ class Chain:
             return
         accepted = len(path)
         base = self._committed + len(self._unread)
-        self.cache.rollback(min(base + accepted, self.cache.length))
-        self._committed = self.cache.length
+        self._committed = min(base + accepted, self._read)
+        for span, prompt in zip(self.spans, self._prompts, strict=True):
+            span.rollback(prompt + self._committed)
         read = self._committed - base
         self._unread = [*self._window[read:accepted], token]
         self._window = ()
@@ -49,14 +57,14 @@ class ChainDrafter(Chain):
 
     Args:
         engine: the drafting model.
-        state: its prefilled prompt.
+        span: the prompt it has read.
         sampling: how tokens are chosen; sampled windows carry their distributions.
         rng: CPU generator.
     """
 
-    def __init__(self, engine: Engine, state: State, sampling: Sampling, rng: torch.Generator) -> None:
-        super().__init__(state.cache)
-        self.engine, self.state, self.sampling, self.rng = engine, state, sampling, rng
+    def __init__(self, engine: Engine, span: KVSpan, sampling: Sampling, rng: torch.Generator) -> None:
+        super().__init__([span])
+        self.engine, self.span, self.sampling, self.rng = engine, span, sampling, rng
 
     def follow(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Read emitted tokens from the first on in one pass, instead of ``begin``; the last is left for the window.
@@ -64,26 +72,23 @@ class ChainDrafter(Chain):
         Returns:
             logits (len(token_ids) - 1, V): what it would have proposed behind each of the others.
         """
-        logits = self.engine.forward(self.state, list(token_ids[:-1])).logits
+        logits = self.engine.run([Rows(self.span, token_ids[:-1])])[0].logits
         self.forwards += 1
-        self._committed = self.cache.length
+        self._committed = self._read
         self.begin(token_ids[-1])
         return logits
 
     def propose(self, gamma: int) -> Draft:
-        tokens: list[int] = []
         probs: list[torch.Tensor] = []
-        fed = self._unread
-        for _ in range(gamma):
-            logits = self.engine.forward(self.state, fed).logits[-1:]
-            self.forwards += 1
-            if self.sampling.greedy:
-                token = int(logits.argmax())
-            else:
-                q = self.sampling.distribution(logits)[0].cpu()
-                probs.append(q)
-                token = draw(q, self.rng)
-            tokens.append(token)
-            fed = [token]
+        if self.sampling.greedy:
+            tokens = self.engine.greedy(self.span, self._unread, gamma)
+        else:
+            tokens, fed = [], self._unread
+            for _ in range(gamma):
+                logits = self.engine.run([Rows(self.span, fed)])[0].logits[-1:]
+                probs.append(self.sampling.distribution(logits)[0].cpu())
+                fed = [draw(probs[-1], self.rng)]
+                tokens += fed
+        self.forwards += gamma
         self._window = tuple(tokens)
         return Draft(self._window, tuple(range(-1, gamma - 1)), torch.stack(probs) if probs else None)

@@ -12,8 +12,10 @@ from vidspec.drafting.base import Draft, Drafter
 from vidspec.drafting.chain import Chain
 from vidspec.drafting.ensemble_weights import Evidence, equal, mixture
 from vidspec.drafting.opening import Opening
-from vidspec.engine.batch import BatchEngine, BatchState, stack
+from vidspec.engine.forward import Engine
+from vidspec.engine.rows import Rows
 from vidspec.engine.sampling import Sampling, draw
+from vidspec.engine.slab import KVSpan
 from vidspec.models.base import Prefix
 from vidspec.registry import drafters
 
@@ -27,16 +29,16 @@ class Ensemble(Chain):
     the mixture. Greedy windows take its argmax, sampled ones carry what they were drawn from.
 
     Args:
-        engine: runs the draft model over all contexts in one pass.
-        state: the contexts, read.
+        engine: the draft model, which reads all contexts in one pass.
+        spans: the contexts' prompts, read.
         sampling: how tokens are chosen.
         rng: CPU generator.
     """
 
-    def __init__(self, engine: BatchEngine, state: BatchState, sampling: Sampling, rng: torch.Generator) -> None:
-        super().__init__(state.cache)
-        self.engine, self.state, self.sampling, self.rng = engine, state, sampling, rng
-        self.contexts = len(state.offsets)
+    def __init__(self, engine: Engine, spans: Sequence[KVSpan], sampling: Sampling, rng: torch.Generator) -> None:
+        super().__init__(spans)
+        self.engine, self.sampling, self.rng = engine, sampling, rng
+        self.contexts = len(self.spans)
         self._soften = Sampling(1.0 if sampling.greedy else sampling.temperature)
 
     def propose(self, gamma: int) -> Draft:
@@ -45,9 +47,10 @@ class Ensemble(Chain):
         weights: tuple[float, ...] = ()
         fed = self._unread
         for place in range(gamma):
-            each = self._soften.distribution(self.engine.forward(self.state, fed).transpose(0, 1))  # (n, m, V)
+            passed = self.engine.run([Rows(span, fed) for span in self.spans])
+            each = self._soften.distribution(torch.stack([one.logits for one in passed], dim=1))  # (n, m, V)
             self.forwards += 1
-            self._read(each)
+            self._seen(each)
             if place == 0:
                 weights = self._weights()
             mixed = mixture(weights, each[-1])
@@ -63,7 +66,7 @@ class Ensemble(Chain):
         draft = Draft(self._window, tuple(range(-1, gamma - 1)), torch.stack(probs) if probs else None)
         return replace(draft, weights=weights)
 
-    def _read(self, each: torch.Tensor) -> None:
+    def _seen(self, each: torch.Tensor) -> None:
         """Distributions (n, m, V) behind n tokens that were just read."""
 
     def _weights(self) -> tuple[float, ...]:
@@ -75,16 +78,21 @@ class AdaptiveEnsemble(Ensemble):
     """Weights follow how close each context came to the target at the positions verified so far (MT*, MTCP*).
 
     Args:
-        engine, state, sampling, rng: as for :class:`Ensemble`.
+        engine, spans, sampling, rng: as for :class:`Ensemble`.
         evidence: the rule and what it rests on.
     """
 
     learns: ClassVar[Literal[True]] = True
 
     def __init__(
-        self, engine: BatchEngine, state: BatchState, sampling: Sampling, rng: torch.Generator, evidence: Evidence
+        self,
+        engine: Engine,
+        spans: Sequence[KVSpan],
+        sampling: Sampling,
+        rng: torch.Generator,
+        evidence: Evidence,
     ) -> None:
-        super().__init__(engine, state, sampling, rng)
+        super().__init__(engine, spans, sampling, rng)
         self.evidence = evidence
         self._rows: list[torch.Tensor] = []  # (m, V) at each place of the window
         #: (V,) the target's and the token emitted, at places no context has read up to yet.
@@ -99,7 +107,7 @@ class AdaptiveEnsemble(Ensemble):
         self._labels += labels[len(self._rows) :]  # behind a window that passed whole
         self._rows = []
 
-    def _read(self, each: torch.Tensor) -> None:
+    def _seen(self, each: torch.Tensor) -> None:
         *late, row = each
         if late:  # the place of a bonus, judged before any context read that far
             for (p, emitted), q in zip(self._labels, late, strict=True):
@@ -122,12 +130,11 @@ class EnsembleDraft:
         engine, wanted = clip.drafting(), clip.profile.draft
         prefixes = [prefix_of(context, clip) for context in wanted.contexts]
         with clip.trace.span("draft_prefill", "draft"):
-            state = stack([engine.prefill(prefix, 0) for prefix in prefixes], clip.room)
-        batch = BatchEngine(engine.model)
+            spans = [engine.prefill(prefix, clip.room).span for prefix in prefixes]
         if wanted.weights == "equal":
-            return Ensemble(batch, state, clip.sampling, clip.rng)
+            return Ensemble(engine, spans, clip.sampling, clip.rng)
         evidence = Evidence(wanted.weights, len(prefixes), wanted.divergence, wanted.history)
-        return AdaptiveEnsemble(batch, state, clip.sampling, clip.rng, evidence)
+        return AdaptiveEnsemble(engine, spans, clip.sampling, clip.rng, evidence)
 
 
 def prefix_of(context: str, clip: Opening) -> Prefix:

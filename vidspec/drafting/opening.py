@@ -11,7 +11,8 @@ from vidspec.drafting.base import Drafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.topology import parse_tree
 from vidspec.drafting.tree import TreeDrafter
-from vidspec.engine.forward import Engine, State
+from vidspec.engine.forward import Engine
+from vidspec.engine.rows import Prefill
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ModelError
 from vidspec.models.base import Prefix
@@ -19,6 +20,7 @@ from vidspec.models.prompt import Question, read, read_text
 
 if TYPE_CHECKING:
     from vidspec.decoding.trace import Trace
+    from vidspec.engine.slab import KVSpan
     from vidspec.engine.taps import Taps
     from vidspec.profiles import Profile
 
@@ -39,8 +41,8 @@ class Opening:
         tokens: N, the target's visual tokens; None if that is not known (yet).
         kept: (K,) sorted indices of those the drafter may see; all if None.
         draft: the draft model's engine, if the profile has one.
-        target, prefix, state, taps: the target's engine, prompt, prefilled cache and what was observed meanwhile, for
-            drafters that share its weights; they may copy from the cache and never write to it.
+        target, prefix, read_by_target, taps: the target's engine, its prompt, that prompt as it was read, and what was
+            observed meanwhile, for drafters that share its weights; they may copy from the span and never write to it.
         caption: a short caption of the video by another model, for TABED's context C.
     """
 
@@ -55,7 +57,7 @@ class Opening:
     draft: Engine | None = None
     target: Engine | None = None
     prefix: Prefix | None = None
-    state: State | None = None
+    read_by_target: Prefill | None = None
     taps: Taps | None = None
     caption: str | None = None
     _own: Prefix | None = None
@@ -98,14 +100,14 @@ class Opening:
             return prefix
         return prefix.keep(self.kept.to(prefix.embeds.device), compact=self.profile.prune.positions == "compact")
 
-    def read(self, engine: Engine, prefix: Prefix) -> State:
+    def read(self, engine: Engine, prefix: Prefix) -> Prefill:
         """Prefill, timed as the draft's."""
         with self.trace.span("draft_prefill", "draft"):
             return engine.prefill(prefix, self.room)
 
-    def walker(self, engine: Engine, state: State) -> Drafter:
+    def walker(self, engine: Engine, span: KVSpan) -> Drafter:
         """A drafter of the profile's topology over a prompt that has been read."""
         wanted = self.profile.draft
         if wanted.topology == "tree":
-            return TreeDrafter(engine, state, parse_tree(wanted.tree))
-        return ChainDrafter(engine, state, self.sampling, self.rng)
+            return TreeDrafter(engine, span, parse_tree(wanted.tree))
+        return ChainDrafter(engine, span, self.sampling, self.rng)

@@ -8,7 +8,6 @@ import torch
 
 from vidspec.drafting.base import Drafter
 from vidspec.drafting.opening import Opening
-from vidspec.engine.forward import State
 from vidspec.models.base import Prefix
 from vidspec.registry import drafters
 
@@ -34,14 +33,14 @@ class SelfDraft:
 
     @classmethod
     def open(cls, clip: Opening) -> Drafter:
-        engine, prefix, state = clip.target, clip.prefix, clip.state
-        if engine is None or prefix is None or state is None:
+        engine, prefix, read = clip.target, clip.prefix, clip.read_by_target
+        if engine is None or prefix is None or read is None:
             raise ValueError("the target's weights are in another worker")
         if clip.profile.draft.prefill == "again":
-            return clip.walker(engine, clip.read(engine, clip.pruned(prefix)))
+            return clip.walker(engine, clip.read(engine, clip.pruned(prefix)).span)
         with clip.trace.span("draft_prefill", "draft"):
             kept = torch.arange(len(prefix.visual)) if clip.kept is None else clip.kept
             rows = prefix.rows_kept(kept.to(prefix.embeds.device))
-            cache = state.cache.select(rows, len(rows) + clip.room)
-        # Entries keep the positions they were read at.
-        return clip.walker(engine, State(cache, prefix.next_position - len(rows), state.logits))
+            span = read.span.select(rows, len(rows) + clip.room)
+            span.offset = prefix.next_position - len(rows)  # entries keep the positions they were read at
+        return clip.walker(engine, span)

@@ -8,7 +8,6 @@ import torch
 
 from vidspec.drafting.base import Drafter
 from vidspec.drafting.opening import Opening
-from vidspec.engine.forward import State
 from vidspec.registry import drafters
 
 __all__ = ["SparseKVDraft", "entries_to_keep"]
@@ -39,8 +38,8 @@ class SparseKVDraft:
 
     @classmethod
     def open(cls, clip: Opening) -> Drafter:
-        engine, prefix, state, taps = clip.target, clip.prefix, clip.state, clip.taps
-        if engine is None or prefix is None or state is None or taps is None:
+        engine, prefix, read, taps = clip.target, clip.prefix, clip.read_by_target, clip.taps
+        if engine is None or prefix is None or read is None or taps is None:
             raise ValueError("the target's weights are in another worker")
         wanted = clip.profile.draft
         visual = prefix.visual.index
@@ -52,8 +51,9 @@ class SparseKVDraft:
             rows = [_rows(scores, visual, text, count) for scores in taps.head_scores]
         with clip.trace.span("draft_prefill", "draft"):
             kept = rows[0].shape[1]
-            cache = state.cache.select_heads(rows, kept + clip.room)
-        return clip.walker(engine, State(cache, prefix.next_position - kept, state.logits))
+            span = read.span.select(rows, kept + clip.room)
+            span.offset = prefix.next_position - kept
+        return clip.walker(engine, span)
 
 
 def _rows(scores: torch.Tensor, visual: torch.Tensor, text: torch.Tensor, count: int) -> torch.Tensor:

@@ -27,4 +27,4 @@ class TextOnlyDraft:
     @classmethod
     def open(cls, clip: Opening) -> Drafter:
         engine = clip.drafting()
-        return clip.walker(engine, clip.read(engine, cls.prompt(clip)))
+        return clip.walker(engine, clip.read(engine, cls.prompt(clip)).span)

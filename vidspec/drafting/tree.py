@@ -8,8 +8,9 @@ import torch
 
 from vidspec.drafting.base import Draft
 from vidspec.drafting.topology import Node
-from vidspec.engine.attention import tree_mask
-from vidspec.engine.forward import Engine, State
+from vidspec.engine.forward import Engine
+from vidspec.engine.rows import Rows
+from vidspec.engine.slab import KVSpan
 
 __all__ = ["TreeDrafter"]
 
@@ -19,15 +20,15 @@ class TreeDrafter:
 
     Args:
         engine: the drafting model.
-        state: its prefilled prompt.
+        span: the prompt it has read.
         nodes: of :func:`parse_tree`.
     """
 
-    def __init__(self, engine: Engine, state: State, nodes: Sequence[Node]) -> None:
-        self.engine, self.state = engine, state
+    def __init__(self, engine: Engine, span: KVSpan, nodes: Sequence[Node]) -> None:
+        self.engine, self.span = engine, span
         self.forwards = 0
         self._nodes = tuple(nodes)
-        self._base = state.length  # cache entries that belong to emitted text
+        self._base = span.length  # cache entries that belong to emitted text
         self._unread: list[int] = []  # emitted tokens that were not read yet
         self._draft = Draft((), ())
         self._entry: dict[int, int] = {}  # per read node, how far behind the base its cache entry is
@@ -44,7 +45,7 @@ class TreeDrafter:
         read: list[int] = []  # nodes in the cache, in its order
         frontier = [-1] if nodes else []
         while frontier:
-            logits = self._forward(frontier, read, tokens, parents, nodes)
+            logits = self._forward(frontier, read, tokens, parents)
             following: list[int] = []
             for node, row in zip(frontier, logits, strict=True):
                 children = [index for index, parent in enumerate(parents) if parent == node]
@@ -56,34 +57,25 @@ class TreeDrafter:
         self._draft = Draft(tuple(tokens), parents)
         return self._draft
 
-    def _forward(
-        self, frontier: list[int], read: list[int], tokens: list[int], parents: Sequence[int], nodes: Sequence[Node]
-    ) -> torch.Tensor:
+    def _forward(self, frontier: list[int], read: list[int], tokens: list[int], parents: Sequence[int]) -> torch.Tensor:
         """Logits (len(frontier), V) behind each node of the frontier; -1 is the last emitted token."""
         self.forwards += 1
         if frontier == [-1]:
-            logits = self.engine.forward(self.state, self._unread).logits[-1:]
-            self._base = self.state.length
+            logits = self.engine.run([Rows(self.span, self._unread)])[0].logits[-1:]
+            self._base = self.span.length
             return logits
-        first = len(read)
         for node in frontier:
             self._entry[node] = len(read)
             read.append(node)
         above = [self._entry[parents[node]] if parents[node] >= 0 else -1 for node in read]
-        model = self.engine.model
-        return self.engine.forward(
-            self.state,
-            [tokens[node] for node in frontier],
-            places=[self._base + len(nodes[node]) - 1 for node in frontier],
-            mask=tree_mask(above, self._base, model.dtype, model.device, first=first),
-        ).logits
+        return self.engine.run([Rows(self.span, [tokens[node] for node in frontier], above)])[0].logits
 
     def commit(self, path: Sequence[int], token: int) -> None:
         if not self._draft.tokens:  # nothing was read either
             self._unread = [*self._unread, token]
             return
         kept = [self._entry[node] for node in path if node in self._entry]
-        self.state.cache.gather(self._base, kept)
+        self.span.gather(self._base, kept)
         self._base += len(kept)
         self._unread = [*(self._draft.tokens[node] for node in path[len(kept) :]), token]
         self._draft = Draft((), ())

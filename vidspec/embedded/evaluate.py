@@ -25,8 +25,8 @@ from vidspec.captioner import Captioner
 from vidspec.embedded.samples import draw, draw_sample
 from vidspec.embedded.scoring import Score, score, total
 from vidspec.embedded.world import Scene
-from vidspec.engine.forward import Engine, State
-from vidspec.engine.kv_cache import KVCache
+from vidspec.engine.forward import Engine
+from vidspec.engine.rows import Rows
 from vidspec.models import loading
 from vidspec.models.base import VideoLanguageModel
 
@@ -78,13 +78,12 @@ def digest(folder: Path) -> str:
 def pass_times(model: VideoLanguageModel, prompt: int, rows: int, repeats: int = 30) -> float:
     """Median seconds of one pass of ``rows`` rows over ``prompt`` cached tokens."""
     engine = Engine(model)
-    ids = [1] * prompt
-    state = State(KVCache(model.layers, prompt + rows + 8), 0, torch.zeros(0))
-    engine.forward(state, ids)
+    span = engine.open(prompt + rows)
+    engine.run([Rows(span, [1] * prompt)])
 
     def once() -> None:
-        engine.forward(state, [1] * rows)
-        state.cache.rollback(prompt)
+        engine.run([Rows(span, [1] * rows)])
+        span.rollback(prompt)
 
     return _median_time(once, repeats)
 

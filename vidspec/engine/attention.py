@@ -1,124 +1,296 @@
-"""Grouped-query attention over the KV cache without repeating keys and values, with a place for taps to look.
+"""Attention of the rows of a pass, for each sequence over its own keys; grouped queries without repeated keys.
 
-Registered with ``transformers`` under the name ``vidspec``; the models' own code calls it.
+A stretch of a prompt sees what its sequence holds and, of itself, what came before (causally); so does a window; a node
+of a tree sees the committed entries, its ancestors and itself. No mask over a whole prompt is ever made: rows that need
+one are split into what all of them see and the few entries of the pass itself, and the two halves are merged by their
+log-sum-exp. On a CPU, where one kernel call costs as much as the attention of a short window, such a window gets a
+mask over its own keys instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
-from torch.utils.weak import WeakTensorKeyDictionary
-from transformers import AttentionInterface
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
+from vidspec.engine.rows import Rows
+from vidspec.engine.slab import Reads
 from vidspec.engine.taps import Taps
 
-__all__ = ["NAME", "attention", "causal_mask", "tree_mask"]
+__all__ = ["Attention", "Window", "attend", "merged"]
 
-NAME = "vidspec"
-
-#: Masks repeated for the heads of a group: made by the first layer of a pass, read by the others, gone with the mask.
-_repeated: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+#: Rows of a window that gets a mask on a CPU; longer stretches are merged.
+_MASKED = 64
 
 
-def attention(
-    module: torch.nn.Module,
+def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    taps: Taps | None = None,
-    **_: object,
-) -> tuple[torch.Tensor, None]:
-    """Attention of n rows to all cached keys.
-
-    Args:
-        module: the calling attention module.
-        query: (batch, heads, n, d).
-        key, value: (batch, kv_heads, length, d); each serves heads / kv_heads query heads.
-        attention_mask: (batch, 1, n, length) additive or boolean; None means that rows see all keys if n is 1, and
-            causal attention from an empty cache otherwise. A mask must not be changed in place once it was passed.
-        scaling: of the scores; 1 / sqrt(d) if None.
-        taps: observers, passed through the model's keyword arguments.
-
-    Returns:
-        (batch, n, heads, d), and None for the weights.
-    """
-    batch, heads, rows, width = query.shape
-    kv_heads = key.shape[1]
-    groups = heads // kv_heads
-    scale = width**-0.5 if scaling is None else scaling
-    if taps is not None:
-        taps.observe(query, key, scale)
-    causal = attention_mask is None and rows > 1
-    if causal and rows != key.shape[2]:
-        raise ValueError(f"{rows} rows over {key.shape[2]} cached keys need a mask")
-    if groups == 1:
-        out = F.scaled_dot_product_attention(query, key, value, attention_mask, is_causal=causal, scale=scale)
-    elif causal and query.is_cuda:
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
-    elif causal:
-        # The CPU kernels repeat keys for grouped queries: call them once for each member of the groups instead.
-        grouped = query.view(batch, kv_heads, groups, rows, width)
-        out = torch.empty_like(grouped)
-        for member in range(groups):
-            out[:, :, member] = F.scaled_dot_product_attention(
-                grouped[:, :, member], key, value, is_causal=True, scale=scale
-            )
-        out = out.view(batch, heads, rows, width)
-    else:
-        # The heads of a group become further rows over the same keys.
-        packed = query.reshape(batch, kv_heads, groups * rows, width)
-        mask = None if attention_mask is None else _for_groups(attention_mask, groups)
-        out = F.scaled_dot_product_attention(packed, key, value, mask, scale=scale)
-        out = out.reshape(batch, heads, rows, width)
-    return out.transpose(1, 2).contiguous(), None
-
-
-def _for_groups(mask: torch.Tensor, groups: int) -> torch.Tensor:
-    found: torch.Tensor | None = _repeated.get(mask)
-    if found is None or found.shape[2] != groups * mask.shape[2]:
-        found = _repeated[mask] = mask.repeat(1, 1, groups, 1)
-    return found
-
-
-def causal_mask(rows: int, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
-    """Additive mask (1, 1, rows, length) for ``rows`` new tokens at the end of ``length`` keys; None if not needed."""
-    if rows == 1 or rows == length:
-        return None
-    mask = torch.zeros(1, 1, rows, length, dtype=dtype, device=device)
-    mask[..., length - rows :] = torch.full((rows, rows), float("-inf"), dtype=dtype, device=device).triu_(1)
-    return mask
-
-
-def tree_mask(
-    parents: Sequence[int], base: int, dtype: torch.dtype, device: torch.device, *, first: int = 0
+    scaling: float,
+    *,
+    sees: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    window: Window | None = None,
 ) -> torch.Tensor:
-    """Additive mask under which each node of a tree sees the committed entries, its ancestors and itself.
+    """Attention of the last n entries of a sequence to all of it.
 
     Args:
-        parents: per node of the tree, in cache order, the index of its parent; -1 for those that follow the committed
-            entries. Parents come before their children.
-        base: committed entries, which come before the nodes in the cache.
-        first: the pass is over the nodes from this one on; those before it are in the cache already.
+        query: (n, heads, d) rotated.
+        key, value: (1, kv_heads, length, d), the n rows' own included; each serves heads / kv_heads query heads.
+        scaling: of the scores.
+        sees: (n, m) bool, for rows of a tree which of the last m entries each sees; they are causal if None.
+        mask: (1, 1, groups * n, length) additive, which says the same for a CPU's kernel.
+        window: how far back rows see, where that is less than the sequence is long.
 
     Returns:
-        (1, 1, n - first, base + n) of ``dtype``, for n nodes.
+        (n, heads * d).
     """
-    n = len(parents)
-    sees = torch.eye(n, dtype=torch.bool)
-    for node, parent in enumerate(parents):
-        if not -1 <= parent < node:
-            raise ValueError(f"node {node} of a tree cannot follow node {parent}")
-        if parent >= 0:
-            sees[node] |= sees[parent]
-    mask = torch.zeros(1, 1, n - first, base + n, dtype=dtype)
-    mask[0, 0, :, base:].masked_fill_(~sees[first:], float("-inf"))
-    return mask.to(device)
+    rows, heads, width = query.shape
+    kv_heads, length = key.shape[1], key.shape[2]
+    groups = heads // kv_heads
+    if window is not None and length > window.size:
+        return _in_window(query, key, value, scaling, sees, window)
+    if rows == 1 and sees is None:
+        # The heads of a group are rows over the same keys.
+        out = F.scaled_dot_product_attention(query.view(1, kv_heads, groups, width), key, value, scale=scaling)
+        return out.reshape(1, heads * width)
+    if rows == length and sees is None:
+        return _causal(query, key, value, scaling).reshape(rows, heads * width)
+    packed = query.view(rows, kv_heads, groups, width).permute(1, 2, 0, 3).reshape(1, kv_heads, groups * rows, width)
+    if mask is not None:
+        out = F.scaled_dot_product_attention(packed, key, value, mask, scale=scaling)
+    else:
+        own = rows if sees is None else sees.shape[1]
+        out = merged(packed, key, value, scaling, own, sees, rows)
+    return out.view(kv_heads, groups, rows, width).permute(2, 0, 1, 3).reshape(rows, heads * width)
 
 
-AttentionInterface.register(NAME, attention)
-ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
+def _in_window(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float,
+    sees: torch.Tensor | None,
+    window: Window,
+) -> torch.Tensor:
+    """Sliding attention, some rows at a time over the keys in their sight."""
+    rows, heads, width = query.shape
+    kv_heads, length = key.shape[1], key.shape[2]
+    before = length - len(window.own)
+    places = torch.cat([torch.arange(before, device=key.device), window.own.to(key.device)])
+    outs = []
+    for start in range(0, rows, _MASKED):
+        some = query[start : start + _MASKED]
+        own = window.rows[start : start + _MASKED].to(key.device)
+        first = max(0, min(before, int(own.min()) - window.size + 1))
+        last = length if sees is not None else before + start + len(some)
+        near = places[first:last]
+        visible = own[:, None] >= near
+        if sees is not None:
+            visible[:, before - first :] = sees[start : start + _MASKED]
+        visible &= own[:, None] - near < window.size
+        packed = some.view(len(some), kv_heads, -1, width).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, width)
+        mask = visible.repeat(heads // kv_heads, 1)
+        sight = key[:, :, first:last], value[:, :, first:last]
+        out = F.scaled_dot_product_attention(packed, *sight, mask, scale=scaling)
+        outs.append(out.view(kv_heads, -1, len(some), width).permute(2, 0, 1, 3).reshape(len(some), heads * width))
+    return torch.cat(outs)
+
+
+def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
+    """A whole prompt, (n, heads, d), without n x n numbers in memory."""
+    groups = query.shape[1] // key.shape[1]
+    every = query.transpose(0, 1)[None]
+    if groups == 1 or _flash(query):
+        out = F.scaled_dot_product_attention(every, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1)
+        return out[0].transpose(0, 1)
+    # Kernels without grouped queries (of CPUs, of CUDA for float32 and on old GPUs) repeat the keys: call them for one
+    # member of all groups.
+    out = torch.empty_like(query)
+    for member in range(groups):
+        out[:, member::groups] = F.scaled_dot_product_attention(
+            every[:, member::groups], key, value, is_causal=True, scale=scaling
+        )[0].transpose(0, 1)
+    return out
+
+
+def merged(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float,
+    own: int,
+    sees: torch.Tensor | None,
+    rows: int,
+) -> torch.Tensor:
+    """Attention to the entries all rows see, merged with that to the last ``own`` by log-sum-exp.
+
+    Args:
+        query: (1, kv_heads, groups * rows, d), the rows of each member of a group together.
+        key, value: (1, kv_heads, length, d).
+        scaling: of the scores.
+        own: entries at the end that rows see in part.
+        sees: (rows, own) bool; the rows are the last and causal if None.
+        rows: of the pass.
+
+    Returns:
+        (1, kv_heads, groups * rows, d).
+    """
+    before = key.shape[2] - own
+    if sees is None and rows > _MASKED:
+        late, late_weight = _causal_stretch(query, key[:, :, before:], value[:, :, before:], scaling, rows)
+    else:
+        visible = torch.ones(rows, own, dtype=torch.bool, device=key.device).tril_() if sees is None else sees
+        scores = (query.float() @ key[:, :, before:].float().transpose(2, 3)) * scaling
+        groups = query.shape[2] // rows
+        scores = scores.masked_fill_(~visible.repeat(groups, 1), float("-inf"))
+        late_weight = scores.logsumexp(-1)
+        late = ((scores - late_weight[..., None]).exp() @ value[:, :, before:].float()).to(query.dtype)
+    if not before:
+        return late
+    early, early_weight = _with_weight(query, key[:, :, :before], value[:, :, :before], scaling)
+    share = (early_weight.float() - late_weight.float()).sigmoid()[..., None]
+    return torch.lerp(late.float(), early.float(), share).to(query.dtype)
+
+
+def _causal_stretch(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, rows: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A chunk of a prompt over itself, and the log-sum-exp of its scores."""
+    members = query.view(*query.shape[:2], -1, rows, query.shape[-1]).unbind(2)
+    outs, weights = zip(*(_with_weight(member, key, value, scaling, causal=True) for member in members), strict=True)
+    return torch.cat(outs, 2), torch.cat(weights, 2)
+
+
+def _with_weight(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, *, causal: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention (1, kv_heads, n, d) and the log-sum-exp of its scores (1, kv_heads, n), by the kernel of the device."""
+    if query.device.type == "cpu":
+        operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out, weight = operator(query, key, value, 0.0, causal, scale=scaling)
+        return out, weight
+    if _flash(query):
+        found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scaling)
+        return found[0], found[1]
+    if query.is_cuda:
+        found = torch.ops.aten._scaled_dot_product_efficient_attention(
+            query, key, value, None, True, 0.0, causal, scale=scaling
+        )
+        return found[0], found[1][..., : query.shape[2]]  # padded to the kernel's block
+    scores = (query.float() @ key.float().transpose(2, 3)) * scaling
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
+    weight = scores.logsumexp(-1)
+    return ((scores - weight[..., None]).exp() @ value.float()).to(query.dtype), weight
+
+
+def _flash(query: torch.Tensor) -> bool:
+    """Whether CUDA's flash attention takes it; older GPUs and float32 have the memory-efficient kernel alone."""
+    half = query.is_cuda and query.dtype is not torch.float32
+    return half and torch.cuda.get_device_capability(query.device) >= (8, 0)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Sliding attention: rows see ``size`` places back, their own among them. Places are counted in the cache.
+
+    ``rows`` (n,) are the places of the rows, ``own`` (m,) those of the last m entries, all others being in order.
+    """
+
+    size: int
+    rows: torch.Tensor
+    own: torch.Tensor
+
+
+@dataclass
+class _Part:
+    """One sequence's rows in a pass."""
+
+    writes: Sequence[torch.Tensor]
+    keys: Reads
+    values: Reads
+    sees: torch.Tensor | None
+    mask: torch.Tensor | None
+    taps: Taps | None
+    places: tuple[torch.Tensor, torch.Tensor] | None
+
+
+class Attention:
+    """Attention of one pass: where each sequence's keys and values go, and what its rows see.
+
+    Args:
+        batch: what the sequences add.
+        heads: query heads of each layer.
+        scaling: of the scores.
+        windows: of each layer how many places its rows see; None for layers that see everything.
+    """
+
+    def __init__(
+        self, batch: Sequence[Rows], heads: int, scaling: float, windows: Sequence[int | None] | None = None
+    ) -> None:
+        self.scaling, self._windows = scaling, windows
+        self._parts: list[_Part] = []
+        self._sizes = [len(rows) for rows in batch]
+        for rows, count in zip(batch, self._sizes, strict=True):
+            keys, values = rows.span.reads(count)
+            writes = rows.span.writes(count)
+            sees = None if rows.parents is None else rows.sees().to(writes[0].device)
+            slab = rows.span.slab
+            mask = None
+            if (
+                writes[0].device.type == "cpu"
+                and 1 < count <= _MASKED
+                and (count < keys[0].shape[2] or sees is not None)
+            ):
+                mask = _mask(count, keys[0].shape[2], sees, heads // slab.heads, slab.dtype)
+            places = None if windows is None else _places(rows, count)
+            self._parts.append(_Part(writes, keys, values, sees, mask, rows.taps, places))
+
+    def __call__(self, layer: int, query: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
+        """Keep the rows' keys and values and attend.
+
+        Args:
+            layer: whose they are.
+            query: (R, heads, d) rotated.
+            entries: (R, 2, kv_heads, d), rotated keys and values.
+
+        Returns:
+            (R, heads * d).
+        """
+        entries = entries.permute(1, 2, 0, 3)
+        if len(self._parts) == 1:
+            return self._part(self._parts[0], layer, query, entries)
+        split = zip(self._parts, query.split(self._sizes), entries.split(self._sizes, 2), strict=True)
+        return torch.cat([self._part(part, layer, own, new) for part, own, new in split])
+
+    def _part(self, part: _Part, layer: int, query: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
+        part.writes[layer].copy_(entries)
+        keys, values = part.keys[layer], part.values[layer]
+        if part.taps is not None:
+            part.taps.attended(layer, query, keys, self.scaling)
+        window = None
+        if self._windows is not None and part.places is not None and (size := self._windows[layer]) is not None:
+            window = Window(size, *part.places)
+        return attend(query, keys, values, self.scaling, sees=part.sees, mask=part.mask, window=window)
+
+
+def _places(rows: Rows, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Places of the rows, and of the last entries, which the rows are among."""
+    start = rows.span.length
+    if rows.parents is None:
+        places = torch.arange(start, start + count)
+        return places, places
+    every = torch.tensor(rows.depths) + start + count - len(rows.parents)
+    return every[len(every) - count :], every
+
+
+def _mask(rows: int, length: int, sees: torch.Tensor | None, groups: int, dtype: torch.dtype) -> torch.Tensor:
+    """(1, 1, groups * rows, length) additive."""
+    visible = torch.ones(rows, rows, dtype=torch.bool).tril_() if sees is None else sees
+    mask = torch.zeros(rows, length, dtype=dtype)
+    mask[:, length - visible.shape[1] :].masked_fill_(~visible, float("-inf"))
+    return mask.repeat(groups, 1)[None, None]

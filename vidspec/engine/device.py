@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
 from vidspec import memory
 
-__all__ = ["free_memory", "synchroniser"]
+__all__ = ["free_memory", "spare", "synchroniser"]
+
+#: Of free memory that the keys and values of all sequences may take; a pass needs some too.
+_SHARE = 0.9
 
 
 def synchroniser(device: torch.device) -> Callable[[], None]:
@@ -20,4 +23,19 @@ def synchroniser(device: torch.device) -> Callable[[], None]:
 
 def free_memory(device: torch.device) -> int | None:
     """Bytes that can still be allocated on ``device``; None where nobody says."""
-    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else memory.available()
+    if device.type != "cuda":
+        return memory.available()
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, and in no use
+    return int(torch.cuda.mem_get_info(device)[0]) + held
+
+
+def spare(layers: Mapping[torch.device, int]) -> int | None:
+    """Bytes that all layers' keys and values may take by what is free on GPUs now; None without one.
+
+    Args:
+        layers: how many are on each device.
+    """
+    whole = sum(layers.values())
+    on_gpus = {device: count for device, count in layers.items() if device.type == "cuda"}
+    found = [(free_memory(device) or 0) * whole // count for device, count in on_gpus.items()]
+    return int(_SHARE * min(found)) if found else None

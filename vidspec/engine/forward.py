@@ -1,51 +1,29 @@
-"""Forward passes of one model over one sequence: prefill of a prompt, then passes of a few rows over its cache."""
+"""The one door to a model's language part: rows of any number of sequences in, what the pass gave each of them out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
+from torch.nn import functional as F
 
-from vidspec.engine.attention import causal_mask
-from vidspec.engine.kv_cache import KVCache
+from vidspec.engine.attention import Attention
+from vidspec.engine.rows import Passed, Prefill, Prompt, Rows
+from vidspec.engine.slab import KVSpan
 from vidspec.engine.taps import Taps
-from vidspec.models.base import Prefix, VideoLanguageModel
 
-__all__ = ["Engine", "Passed", "State"]
+if TYPE_CHECKING:
+    from vidspec.models.base import VideoLanguageModel
 
+__all__ = ["CHUNK", "Engine"]
 
-@dataclass
-class State:
-    """One sequence in one model.
-
-    ``logits`` (vocabulary,) are those after the prompt. The rotary position of the entry at index i of the cache,
-    prompt excluded, is ``i + offset``: kept visual tokens keep their positions, so a pruned prompt is shorter than
-    the position that follows it. ``visual_states`` (N, hidden), kept only when asked for, are the last states behind
-    the final norm at the prompt's visual positions, each of length 1, in the model's dtype.
-    """
-
-    cache: KVCache
-    offset: int
-    logits: torch.Tensor
-    visual_states: torch.Tensor | None = None
-
-    @property
-    def length(self) -> int:
-        return self.cache.length
-
-
-class Passed(NamedTuple):
-    """What a pass over n tokens gave: ``logits`` (n, vocabulary) and ``hidden`` (n, hidden) behind the final norm."""
-
-    logits: torch.Tensor
-    hidden: torch.Tensor
+#: Rows of a prompt that are read in one pass, so that what a block computes stays small however long the prompt.
+CHUNK = 8192
 
 
 class Engine:
-    """Runs a model's language part; stateless but for the model.
+    """Runs one model; stateless but for the model, whose decoder holds the slab.
 
     Args:
         model: an adapter; its ``vocabulary`` slices the logits to what target and draft share.
@@ -54,55 +32,162 @@ class Engine:
     def __init__(self, model: VideoLanguageModel) -> None:
         self.model = model
 
-    @torch.inference_mode()
-    def prefill(
-        self, prefix: Prefix, room: int, taps: Taps | None = None, *, keep_visual_states: bool = False
-    ) -> State:
-        """Read a prompt into a new cache.
-
-        Args:
-            prefix: embeddings and positions of the prompt.
-            room: further entries the cache must be able to take: max_new_tokens and one window.
-            taps: observers of this pass.
-            keep_visual_states: whether the state keeps the last states of the N visual tokens, N x hidden numbers.
-        """
-        model = self.model
-        cache = KVCache(model.layers, prefix.length + room)
-        watching = nullcontext() if taps is None else taps.watching(model.blocks)
-        with watching:
-            hidden = model.run(prefix.embeds, prefix.positions, cache, None, taps, prefix.visual)
-        logits = model.logits(hidden[:, -1:])[0, 0]
-        states = _units(hidden[0, prefix.visual.index.to(hidden.device)]) if keep_visual_states else None
-        return State(cache, prefix.next_position - prefix.length, logits, states)
+    def open(self, room: int, offset: int = 0) -> KVSpan:
+        """A new sequence, see :meth:`~vidspec.engine.slab.Slab.open`."""
+        return self.model.decoder.slab.open(room, offset)
 
     @torch.inference_mode()
-    def forward(
-        self,
-        state: State,
-        token_ids: Sequence[int],
-        *,
-        places: Sequence[int] | None = None,
-        mask: torch.Tensor | None = None,
-    ) -> Passed:
-        """Append tokens to a sequence.
+    def run(self, batch: Sequence[Rows]) -> list[Passed]:
+        """One pass: all rows through the linear layers together, attention for each sequence over its own keys.
 
         Args:
-            state: the sequence; its cache grows by len(token_ids) entries.
-            token_ids: n tokens.
-            places: how many tokens of the sequence come before each of them; they follow each other if None. Nodes
-                of a tree at equal depth have equal places.
-            mask: (1, 1, n, length + n) additive; causal if None.
+            batch: what each sequence adds, at least a row; a sequence comes at most once.
+
+        Returns:
+            what each would get alone, but for rounding. The sequences have grown by their rows.
+
+        Raises:
+            IndexError: a sequence has no room for its rows.
         """
-        model, n, length = self.model, len(token_ids), state.cache.length
-        ids = torch.tensor([list(token_ids)], dtype=torch.long, device=model.device)
-        counted = range(length, length + n) if places is None else places
-        positions = torch.tensor([list(counted)], dtype=torch.long, device=model.device) + state.offset
-        if mask is None:
-            mask = causal_mask(n, length + n, model.dtype, model.device)
-        hidden = model.run(model.embed(ids), model.text_positions(positions), state.cache, mask)
-        return Passed(model.logits(hidden)[0], hidden[0])
+        decoder = self.model.decoder
+        if decoder.graphs is not None and decoder.graphs.take(batch):
+            return decoder.graphs.run(batch, self.model.vocabulary)
+        rows, rotation = self._embedded(batch), decoder.rotation(self._positions(batch))
+        attention = Attention(batch, decoder.heads, decoder.width**-0.5, decoder.windows)
+        added = _deepstack(batch)
+        watched: list[tuple[Taps, slice]] = []
+        for part, start in zip(batch, _starts(batch), strict=True):
+            if part.taps is not None:
+                part.taps.begin(part.span.length, part.ends)
+                watched.append((part.taps, slice(start, start + len(part))))
+        for index in range(decoder.depth):
+            for taps, inner in watched:
+                taps.entered(index, rows[inner])
+            rows = decoder.block(index, rows, rotation, attention)
+            for at, features in added.get(index, ()):
+                rows = rows.index_add(0, at.to(rows.device), features.to(rows))
+        for taps, inner in watched:
+            taps.entered(decoder.depth, rows[inner])
+            taps.end()
+        return self._passed(batch, rows)
+
+    @torch.inference_mode()
+    def greedy(self, span: KVSpan, token_ids: Sequence[int], gamma: int) -> list[int]:
+        """Read tokens and continue them greedily, one pass for each new token.
+
+        Args:
+            span: the sequence; it grows by all tokens but the last.
+            token_ids: at least one.
+            gamma: tokens to add.
+
+        Raises:
+            IndexError: the sequence has no room for them.
+        """
+        graphs, fed = self.model.decoder.graphs, list(token_ids)
+        if graphs is not None and gamma and graphs.take([Rows(span, fed)]):
+            return graphs.greedy(span, fed, gamma, self.model.vocabulary)
+        tokens: list[int] = []
+        for _ in range(gamma):
+            fed = [int(self.run([Rows(span, fed)])[0].logits[-1].argmax())]
+            tokens += fed
+        return tokens
+
+    def prefill(self, prompt: Prompt, room: int, taps: Taps | None = None, *, states: bool = False) -> Prefill:
+        """Read a prompt into a new sequence, in passes of at most :data:`CHUNK` rows.
+
+        Args:
+            prompt: embeddings and positions.
+            room: further entries the sequence must be able to take: max_new_tokens and one window.
+            taps: observers of these passes.
+            states: whether to keep the last states of the N visual tokens, N x hidden numbers.
+        """
+        length = prompt.length
+        span = self.open(length + room, prompt.next_position - length)
+        kept = []
+        for start in range(0, length, CHUNK):
+            end = min(start + CHUNK, length)
+            (passed,) = self.run([Rows(span, prompt=prompt, stretch=(start, end), taps=taps, states=states)])
+            if states:
+                index = prompt.visual.index.to(passed.hidden.device)
+                kept.append(passed.hidden[index[(index >= start) & (index < end)] - start])
+        units = torch.cat(kept) if states else None
+        if units is not None:  # in float32, in the dtype it came in
+            units = F.normalize(units.float(), dim=-1).to(units.dtype)
+        return Prefill(span, passed.logits[-1], units)
+
+    def _embedded(self, batch: Sequence[Rows]) -> torch.Tensor:
+        """(R, hidden)."""
+        device, decoder = self.model.device, self.model.decoder
+        ids = [token for rows in batch for token in rows.token_ids]
+        texts = decoder.embed(torch.tensor(ids, dtype=torch.long, device=device)) if ids else None
+        if texts is not None and len(texts) == sum(map(len, batch)):
+            return texts
+        parts, start = [], 0
+        for rows in batch:
+            if rows.prompt is not None:
+                parts.append(rows.prompt.embeds[0, slice(*rows.stretch)])
+            elif texts is not None:
+                parts.append(texts[start : start + len(rows)])
+                start += len(rows)
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def _positions(self, batch: Sequence[Rows]) -> torch.Tensor:
+        """(axes, R)."""
+        device, axes = self.model.device, self.model.decoder.axes
+        parts: list[torch.Tensor] = []
+        counted: list[int] = []  # of tokens that follow each other in the pass
+
+        def flush() -> None:
+            if counted:
+                parts.append(torch.tensor(counted, device=device).expand(axes, -1))
+                counted.clear()
+
+        for rows in batch:
+            if rows.prompt is None:
+                counted += [place + rows.span.offset for place in rows.places]
+            else:
+                flush()
+                parts.append(rows.prompt.positions.reshape(axes, -1)[:, slice(*rows.stretch)])
+        flush()
+        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+
+    def _passed(self, batch: Sequence[Rows], rows: torch.Tensor) -> list[Passed]:
+        """Norm and logits of the rows somebody wants, the last of each sequence; the sequences grow."""
+        model, decoder = self.model, self.model.decoder
+        judged = [len(part) if part.prompt is None else int(part.ends) for part in batch]
+        shown = [len(part) if part.states else count for part, count in zip(batch, judged, strict=True)]
+        for part in batch:
+            part.span.length += len(part)
+        normed = decoder.norm(_last(rows, list(map(len, batch)), shown))
+        logits = decoder.logits(_last(normed, shown, judged))[:, : model.vocabulary].to(model.device)
+        return [Passed(*both) for both in zip(logits.split(judged), normed.split(shown), strict=True)]
 
 
-def _units(states: torch.Tensor) -> torch.Tensor:
-    """Each row at length 1, computed in float32, in the dtype it came in."""
-    return torch.nn.functional.normalize(states.float(), dim=-1).to(states.dtype)
+def _last(rows: torch.Tensor, sizes: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
+    """Of stretches of such sizes the last rows of each."""
+    if list(sizes) == list(counts):
+        return rows
+    return torch.cat([part[size - n :] for part, size, n in zip(rows.split(sizes), sizes, counts, strict=True)])
+
+
+def _starts(batch: Sequence[Rows]) -> list[int]:
+    """The first row of each sequence in the pass."""
+    starts, start = [], 0
+    for rows in batch:
+        starts.append(start)
+        start += len(rows)
+    return starts
+
+
+def _deepstack(batch: Sequence[Rows]) -> dict[int, list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Behind each early block the rows of the pass that features are added to, and the features."""
+    added: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for rows, start in zip(batch, _starts(batch), strict=True):
+        if rows.prompt is None or not rows.prompt.visual.deepstack:
+            continue
+        index = rows.prompt.visual.index
+        inside = (index >= rows.stretch[0]) & (index < rows.stretch[1])
+        for block, features in enumerate(rows.prompt.visual.deepstack):
+            at = index[inside] - rows.stretch[0] + start
+            added.setdefault(block, []).append((at, features[inside.to(features.device)]))
+    return added

@@ -1,20 +1,20 @@
-"""A target that is pruned while it reads its prompt: the stock model's own blocks, with rows dropped between them."""
+"""A target that is pruned while it reads its prompt: rows are dropped between the decoder's blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch.nn import functional as F
 
-from vidspec.engine.forward import Engine, Passed, State
+from vidspec.engine.attention import Attention
+from vidspec.engine.forward import Engine
+from vidspec.engine.rows import Passed, Prefill, Prompt, Rows
+from vidspec.engine.slab import KVSpan
 from vidspec.engine.taps import Taps
-from vidspec.errors import ModelError
 from vidspec.lossy.base import Choice, Dynamic, Reading, TargetPruner, best, last_row_attention, share_of
-from vidspec.lossy.cache import ChosenEntries, LossyCache
-from vidspec.models.adapter import Adapter
+from vidspec.lossy.span import PrunedSpan
 from vidspec.models.base import Prefix, VideoLanguageModel, VisualTokens
 
 __all__ = ["LossyEngine", "kept_per_layer"]
@@ -23,175 +23,150 @@ __all__ = ["LossyEngine", "kept_per_layer"]
 class _Look(Taps):
     """Keeps what the attention of one block was computed from."""
 
-    def __init__(self) -> None:
+    def __init__(self, block: int) -> None:
         super().__init__(rows=torch.empty(0), visual=torch.empty(0))
+        self.block = block
         self.seen: tuple[torch.Tensor, torch.Tensor, float] | None = None
 
-    def observe(self, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
-        self.seen = query, key, scaling
+    def attended(self, block: int, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
+        if block == self.block:
+            self.seen = query.transpose(0, 1)[None], key, scaling
 
 
 class _Reselect(Taps):
     """Watches one block of each step of decoding and chooses what the later ones read (DyCoke)."""
 
-    def __init__(
-        self, similarity: float, layer: int, share: float, depth: int, visual: VisualTokens, chosen: ChosenEntries
-    ) -> None:
+    def __init__(self, similarity: float, share: float, visual: VisualTokens, span: PrunedSpan, prompt: int) -> None:
         super().__init__(rows=torch.empty(0), visual=visual.index)
         self.similarity, self.share = similarity, share
-        self.layer, self.depth, self.tokens, self.chosen = layer, depth, visual, chosen
+        self.tokens, self.span, self.prompt = visual, span, prompt
         self.last: torch.Tensor | None = None
-        self._at = 0
 
-    def observe(self, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
-        block, self._at = self._at, (self._at + 1) % self.depth
-        if block != self.layer - 1:
+    def attended(self, block: int, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
+        if block != self.span.whole - 1:
             return
-        scores = last_row_attention(query, key, self.visual, scaling)
+        scores = last_row_attention(query.transpose(0, 1)[None], key, self.visual, scaling)
         if self.last is not None:
             alike = float(F.cosine_similarity(scores, self.last.to(scores.device), dim=0))
             if alike >= self.similarity:
                 return
         self.last = scores
         kept = best(scores, self.tokens, share_of(len(scores), self.share)).to(self.visual.device)
-        stays = torch.ones(self.chosen.prompt, dtype=torch.bool, device=self.visual.device)
+        stays = torch.ones(self.prompt, dtype=torch.bool, device=self.visual.device)
         stays[self.visual] = False
         stays[self.visual[kept]] = True
-        self.chosen.choose(stays.nonzero()[:, 0])
+        self.span.choose(stays.nonzero()[:, 0], self.prompt)
 
 
-@dataclass
-class _Pruned(State):
+class _Sequence(PrunedSpan):
     """A sequence of a pruned target; ``watch`` observes each step, ``kept`` counts visual tokens that blocks read."""
 
     watch: Taps | None = None
     kept: tuple[int, ...] = ()
 
 
-def kept_per_layer(state: State) -> tuple[int, ...]:
+def kept_per_layer(span: KVSpan) -> tuple[int, ...]:
     """How many visual tokens of the prompt each block of a pruned target reads while decoding; () of a whole one."""
-    return state.kept if isinstance(state, _Pruned) else ()
+    return span.kept if isinstance(span, _Sequence) else ()
 
 
 class LossyEngine(Engine):
-    """Runs a pruned target, one token at a time: for plain decoding.
+    """Runs a pruned target, one sequence and one token at a time: for plain decoding.
 
     Args:
-        model: a model of one of the families, with vidspec's attention.
+        model: a model of one of the families.
         method: what it drops.
 
     Raises:
-        ModelError: the model's blocks cannot be run one by one, or are too few.
+        ModelError: the model's blocks are too few.
     """
 
     def __init__(self, model: VideoLanguageModel, method: TargetPruner) -> None:
         super().__init__(model)
-        if not isinstance(model, Adapter):
-            raise ModelError(f"{model.name}: family {model.family} cannot be pruned", hint="lossy.method: none")
-        self.adapter, self.method = model, method
+        self.method = method
         method.stages(model.layers)  # whether its blocks suffice is said now
 
     @torch.inference_mode()
-    def prefill(
-        self, prefix: Prefix, room: int, taps: Taps | None = None, *, keep_visual_states: bool = False
-    ) -> State:
+    def prefill(self, prompt: Prompt, room: int, taps: Taps | None = None, *, states: bool = False) -> Prefill:
         """Read a prompt, dropping what the method drops; see :meth:`Engine.prefill`.
 
         Raises:
-            ValueError: something else wants to observe the pass.
+            ValueError: something else wants to observe the pass, or it is no prompt of a video.
         """
-        if taps is not None or keep_visual_states:
+        if taps is not None or states or not isinstance(prompt, Prefix):
             raise ValueError("the prefill of a pruned target shows nothing")
-        all_tokens = len(prefix.visual)
-        if all_tokens and (kept := self.method.before(prefix)) is not None:
+        prefix, every = prompt, len(prompt.visual)
+        if every and (kept := self.method.before(prefix)) is not None:
             prefix = prefix.keep(kept.to(prefix.visual.index.device))
-        depth, watch = self.model.layers, None
-        whole, share = depth, 1.0
+        depth, length = self.model.decoder.depth, prefix.length
+        whole, share, watched = depth, 1.0, None
         if isinstance(self.method, Dynamic) and depth > 1 and len(prefix.visual):
-            whole, share = self.method.reads(depth, len(prefix.visual) / all_tokens)
-            chosen = ChosenEntries(prefix.length)
-            cache = LossyCache(depth, chosen, whole)
-            watch = _Reselect(self.method.similarity, whole, share, depth, prefix.visual, chosen)
-        else:
-            cache = LossyCache(depth)
-        hidden = self._blocks(prefix, cache, room)
-        logits = self.model.logits(self.adapter.language.norm(hidden)[:, -1:])[0, 0]
-        visual, text = len(prefix.visual), prefix.length - len(prefix.visual)
-        read = [rows - text if block < whole else share_of(visual, share) for block, rows in enumerate(cache.lengths)]
-        return _Pruned(cache, prefix.next_position - prefix.length, logits, watch=watch, kept=tuple(read))
+            whole, share = self.method.reads(depth, len(prefix.visual) / every)
+            watched = self.method.similarity
+        span = _Sequence(self.model.decoder.slab, length + room, prefix.next_position - length, whole)
+        if watched is not None:
+            span.watch = _Reselect(watched, share, prefix.visual, span, length)
+        hidden, rows = self._blocks(prefix, span)
+        logits = self.model.decoder.logits(self.model.decoder.norm(hidden[-1:]))[0, : self.model.vocabulary]
+        span.length, span.missing = length, [length - count for count in rows]
+        visual, text = len(prefix.visual), length - len(prefix.visual)
+        read = [count - text if block < whole else share_of(visual, share) for block, count in enumerate(rows)]
+        span.kept = tuple(read)
+        return Prefill(span, logits.to(self.model.device))
 
-    @torch.inference_mode()
-    def forward(
-        self,
-        state: State,
-        token_ids: Sequence[int],
-        *,
-        places: Sequence[int] | None = None,
-        mask: torch.Tensor | None = None,
-    ) -> Passed:
-        """Append one token to a sequence; see :meth:`Engine.forward`.
+    def run(self, batch: Sequence[Rows]) -> list[Passed]:
+        """Append one token to one sequence; see :meth:`Engine.run`.
 
         Raises:
             ValueError: it is more than one, or not a plain one.
         """
-        if len(token_ids) != 1 or places is not None or mask is not None:
-            raise ValueError("a pruned target decodes token by token")
-        model = self.model
-        ids = torch.tensor([list(token_ids)], dtype=torch.long, device=model.device)
-        positions = torch.tensor([[state.length]], dtype=torch.long, device=model.device) + state.offset
-        watch = state.watch if isinstance(state, _Pruned) else None
-        hidden = model.run(model.embed(ids), model.text_positions(positions), state.cache, None, watch)
-        return Passed(model.logits(hidden)[0], hidden[0])
+        if len(batch) != 1 or len(batch[0].token_ids) != 1 or batch[0].parents is not None:
+            raise ValueError("a pruned target decodes one sequence token by token")
+        span = batch[0].span
+        return super().run([replace(batch[0], taps=span.watch if isinstance(span, _Sequence) else None)])
 
-    def _blocks(self, prefix: Prefix, cache: LossyCache, room: int) -> torch.Tensor:
-        """(1, rows, hidden) behind the last block; the cache holds of each block the rows it has read."""
-        language, method = self.adapter.language, self.method
+    def _blocks(self, prefix: Prefix, span: _Sequence) -> tuple[torch.Tensor, list[int]]:
+        """(rows, hidden) behind the last block, and how many rows each block has read into the sequence."""
+        decoder, method = self.model.decoder, self.method
         visual, rows = prefix.visual, torch.arange(prefix.length, device=prefix.embeds.device)
-        hidden = prefix.embeds
-        turned = language.rotary_emb(prefix.embeds, prefix.positions)
-        extras = self.adapter.extras(len(rows), visual)
-        stages = method.stages(len(language.layers)) if len(visual) else {}
-        for index, block in enumerate(language.layers):
-            look = _Look() if index + 1 in stages else None
-            watching: dict[str, Any] = {} if look is None else {"taps": look}
-            cache.reserve(index, len(rows) + room)
-            hidden = block(
-                hidden,
-                attention_mask=None,
-                position_embeddings=turned,
-                position_ids=None,
-                past_key_values=cache,
-                use_cache=True,
-                **watching,
-            )
-            levels = extras.get("deepstack_visual_embeds", ())
-            if index < len(levels):
-                hidden = language._deepstack_process(hidden, extras["visual_pos_masks"], levels[index])
+        hidden, counts = prefix.embeds[0], []
+        positions = prefix.positions.reshape(decoder.axes, -1)
+        stages = method.stages(decoder.depth) if len(visual) else {}
+        attention: Attention | None = None
+        for index in range(decoder.depth):
+            if attention is None or index + 1 in stages:
+                look = _Look(index) if index + 1 in stages else None
+                passing = Rows(span, prompt=prefix, stretch=(0, len(rows)), taps=look)
+                rotation = decoder.rotation(positions[:, rows])
+                attention = Attention([passing], decoder.heads, decoder.width**-0.5, decoder.windows)
+            counts.append(len(rows))
+            hidden = decoder.block(index, hidden, rotation, attention)
+            if index < len(visual.deepstack):
+                features = visual.deepstack[index]
+                hidden = hidden.index_add(0, visual.index.to(hidden.device), features.to(hidden))
             if look is None or look.seen is None:
                 continue
-            choice = method.choose(Reading(prefix, visual, hidden[0], *look.seen), stages[index + 1])
-            if len(choice.kept) == len(visual):
-                continue
-            hidden, visual, stays = _dropped(hidden, visual, choice)
-            rows = rows[stays.to(rows.device)]
-            turned = language.rotary_emb(prefix.embeds, prefix.positions[..., rows])
-            extras = self.adapter.extras(len(rows), visual)
-        return hidden
+            attention = None
+            choice = method.choose(Reading(prefix, visual, hidden, *look.seen), stages[index + 1])
+            if len(choice.kept) < len(visual):
+                hidden, visual, stays = _dropped(hidden, visual, choice)
+                rows = rows[stays.to(rows.device)]
+        return hidden, counts
 
 
 def _dropped(
     hidden: torch.Tensor, visual: VisualTokens, choice: Choice
 ) -> tuple[torch.Tensor, VisualTokens, torch.Tensor]:
-    """What a choice leaves of (1, rows, hidden) states and of the visual tokens, and which rows (sorted) it leaves."""
+    """What a choice leaves of (rows, hidden) states and of the visual tokens, and which rows (sorted) it leaves."""
     place = visual.index.device
     kept, into = choice.kept.to(place), choice.into
     deepstack = visual.deepstack
     if into is not None:
         at = visual.index.to(hidden.device)
         hidden = hidden.clone()
-        hidden[0, at] = _means(hidden[0, at], into)
+        hidden[at] = _means(hidden[at], into)
         deepstack = tuple(_means(level, into) for level in deepstack)
-    stays = torch.ones(hidden.shape[1], dtype=torch.bool, device=place)
+    stays = torch.ones(len(hidden), dtype=torch.bool, device=place)
     stays[visual.index] = False
     stays[visual.index[kept]] = True
     left = replace(
@@ -205,7 +180,7 @@ def _dropped(
         deepstack=tuple(level[kept.to(level.device)] for level in deepstack),
     )
     rows = stays.nonzero()[:, 0]
-    return hidden[:, rows.to(hidden.device)], left, rows
+    return hidden[rows.to(hidden.device)], left, rows
 
 
 def _means(states: torch.Tensor, into: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vidspec.engine.forward import Engine
+from vidspec.engine.rows import Rows
 from vidspec.models.base import Prefix
 
 __all__ = ["acceptance_share", "accepted_by_target", "wanted_tokens"]
@@ -33,10 +34,10 @@ def wanted_tokens(engine: Engine, prefix: Prefix, token_ids: Sequence[int]) -> l
         prefix: its prompt.
         token_ids: the text, at least one token; read in one pass.
     """
-    state = engine.prefill(prefix, len(token_ids))
-    wanted = [int(state.logits.argmax())]
+    read = engine.prefill(prefix, len(token_ids))
+    wanted = [int(read.logits.argmax())]
     if len(token_ids) > 1:
-        wanted += engine.forward(state, token_ids[:-1]).logits.argmax(dim=-1).tolist()
+        wanted += engine.run([Rows(read.span, token_ids[:-1])])[0].logits.argmax(dim=-1).tolist()
     return wanted
 
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import nn
 
-from vidspec.engine.attention import NAME
+from vidspec.engine.decoder import Decoder, decoder_of
+from vidspec.engine.fused import uncovered
 from vidspec.errors import GenerationError, ModelError
 from vidspec.models.base import Pixels, Prefix, Seen, VisualTokens
 from vidspec.models.chat_template import rendered
-
-if TYPE_CHECKING:
-    from vidspec.engine.kv_cache import KVCache
-    from vidspec.engine.taps import Taps
 
 __all__ = ["Adapter"]
 
@@ -30,7 +26,6 @@ class Adapter:
         tokenizer: a fast tokenizer.
         processor: the video (or image) processor's config.
         template: a chat template that takes lists of ``content`` and ``text`` contents; the family's own if None.
-        attention: ``vidspec`` (grouped-query SDPA with taps) or a name ``transformers`` knows.
     """
 
     family: ClassVar[str]
@@ -38,6 +33,8 @@ class Adapter:
     chat_template: ClassVar[str]
     #: What the template calls the thing that is looked at.
     content: ClassVar[str] = "video"
+    #: The attention of the vision tower, by a name ``transformers`` knows.
+    vision_attention: ClassVar[str] = "sdpa"
     #: What users of this checkpoint should know, in one line.
     note: str | None = None
 
@@ -48,11 +45,10 @@ class Adapter:
         tokenizer: Any,
         processor: Mapping[str, Any],
         template: str | None = None,
-        attention: str = NAME,
     ) -> None:
         self.name, self.source, self.model, self.tokenizer = name, name, model.eval(), tokenizer
-        self.attention = attention
-        self._parts(attention)
+        self._decoder: Decoder | None = None
+        self._parts()
         self.template = template or self.own_template()
         self._rendered: tuple[list[dict[str, Any]], str] = [], ""
         ends = model.generation_config.eos_token_id if model.generation_config else None
@@ -64,9 +60,9 @@ class Adapter:
 
     # What families differ in.
 
-    def _parts(self, attention: str) -> None:
-        """Find the language model and the token that stands for the video, and set the attention."""
-        self.model.set_attn_implementation({"text_config": attention, "vision_config": "sdpa"})
+    def _parts(self) -> None:
+        """Find the language model and the token that stands for the video."""
+        self.model.set_attn_implementation({"text_config": "sdpa", "vision_config": self.vision_attention})
         self.language: Any = self.model.model.language_model
         self.visual_id = self._visual_id()
         self.placeholder: str = self.tokenizer.convert_ids_to_tokens(self.visual_id)
@@ -131,8 +127,26 @@ class Adapter:
         return len(self.language.layers)
 
     @property
-    def blocks(self) -> nn.ModuleList:
-        return self.language.layers  # type: ignore[no-any-return]
+    def decoder(self) -> Decoder:
+        """What runs the language model's blocks; without packed weights unless :meth:`prepare` was told otherwise."""
+        if self._decoder is None:
+            self.prepare(packed=False)
+        assert self._decoder is not None
+        return self._decoder
+
+    def prepare(
+        self, kind: Literal["auto", "fused", "stock"] = "auto", *, packed: bool | Literal["auto"] = "auto"
+    ) -> None:
+        """Choose the decoder, see :func:`~vidspec.engine.decoder.decoder_of`.
+
+        Raises:
+            ValueError: it cannot be fused.
+        """
+        if kind != "stock" and self.device.type == "cpu" and uncovered(self.language, self.model.lm_head) is None:
+            # Weights are mapped from their files; as long as one is, the pages of those that are fused stay too.
+            for weight in self.model.parameters():
+                weight.data = weight.data.clone()
+        self._decoder = decoder_of(self.language, self.model.lm_head, kind, packed)
 
     def prefix(self, seen: Seen, prompt: str, system: str | None = None) -> Prefix:
         """The prompt as the family's template renders it, with the video's features in it."""
@@ -213,43 +227,3 @@ class Adapter:
     @torch.inference_mode()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         return self.language.embed_tokens(ids)  # type: ignore[no-any-return]
-
-    def text_positions(self, positions: torch.Tensor) -> torch.Tensor:
-        return positions
-
-    def run(
-        self,
-        embeds: torch.Tensor,
-        positions: torch.Tensor,
-        cache: KVCache,
-        mask: torch.Tensor | None,
-        taps: Taps | None = None,
-        visual: VisualTokens | None = None,
-    ) -> torch.Tensor:
-        rows = embeds.shape[1]
-        if mask is None and rows > 1 and self.attention == "eager":
-            # The other kernels take a prompt without a mask for causal; eager lets every row see every key.
-            mask = torch.full((1, 1, rows, rows), float("-inf"), dtype=embeds.dtype, device=embeds.device).triu_(1)
-        # Masks given by kind of layer go through as they are: transformers neither rebuilds them nor takes gaps in
-        # positions for the borders of packed sequences.
-        masks = {"full_attention": mask, "sliding_attention": mask}
-        extra: dict[str, Any] = {} if taps is None else {"taps": taps}
-        return self._language(
-            inputs_embeds=embeds,
-            position_ids=positions,
-            attention_mask=masks,
-            past_key_values=cache,
-            use_cache=True,
-            **extra,
-            **self.extras(rows, visual),
-        )
-
-    def extras(self, rows: int, visual: VisualTokens | None) -> dict[str, Any]:
-        """Further arguments of the family's language model for a pass of so many rows."""
-        return {}
-
-    def _language(self, **arguments: Any) -> torch.Tensor:
-        return self.language(**arguments).last_hidden_state  # type: ignore[no-any-return]
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.model.lm_head(hidden)[..., : self.vocabulary].to(self.device)  # type: ignore[no-any-return]

@@ -6,11 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import nn
 
 if TYPE_CHECKING:
-    from vidspec.engine.kv_cache import KVCache
-    from vidspec.engine.taps import Taps
+    from vidspec.engine.decoder import Decoder
     from vidspec.video import Clip
 
 __all__ = ["Pixels", "Prefix", "Seen", "VideoLanguageModel", "VisualTokens"]
@@ -177,7 +175,7 @@ class VideoLanguageModel(Protocol):
     def layers(self) -> int: ...
 
     @property
-    def blocks(self) -> nn.ModuleList: ...
+    def decoder(self) -> Decoder: ...
 
     def visual_tokens(self, frames: int, height: int, width: int) -> int:
         """At least how many visual tokens a clip of so many frames makes."""
@@ -208,27 +206,6 @@ class VideoLanguageModel(Protocol):
         """The prompt with the text ``instead`` where the video would be; it has no visual tokens."""
         ...
 
-    def embed(self, ids: torch.Tensor) -> torch.Tensor: ...
-
-    def text_positions(self, positions: torch.Tensor) -> torch.Tensor:
-        """Positions (b, n) of text tokens, shaped as the family's rotary embedding takes them."""
-        ...
-
-    def run(
-        self,
-        embeds: torch.Tensor,
-        positions: torch.Tensor,
-        cache: KVCache,
-        mask: torch.Tensor | None,
-        taps: Taps | None = None,
-        visual: VisualTokens | None = None,
-    ) -> torch.Tensor:
-        """Final hidden states (b, n, hidden) after the last norm; the cache grows by n.
-
-        ``visual`` are the visual tokens among the rows, for families that add to them inside the language model.
-        """
-        ...
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(…, vocabulary) of hidden states (…, hidden)."""
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """(..., hidden) of token ids."""
         ...

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from vidspec.engine.forward import Engine
+from vidspec.engine.rows import Rows
 from vidspec.errors import DeviceError, ModelError
 from vidspec.models.chat_template import rendered
 from vidspec.models.hub import is_local, patient, show_downloads
@@ -74,15 +75,15 @@ class DraftCaptioner:
     def __call__(self, clip: Clip) -> str:
         model = self.engine.model
         prefix = model.prefix(model.see(model.preprocess(middle_frame(clip))), VIDEO_PROMPT)
-        state = self.engine.prefill(prefix, LONGEST)
+        read = self.engine.prefill(prefix, LONGEST)
         tokens: list[int] = []
-        text, logits = "", state.logits
+        text, logits = "", read.logits
         while len(tokens) < LONGEST and (token := int(logits.argmax())) not in model.eos:
             tokens.append(token)
             text = model.tokenizer.decode(tokens, skip_special_tokens=True)
             if text.rstrip().endswith((".", "!", "?")):
                 break
-            logits = self.engine.forward(state, [token]).logits[-1]
+            logits = self.engine.run([Rows(read.span, [token])])[0].logits[-1]
         return first_sentence(text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,6 +12,7 @@ from vidspec.models.adapter import Adapter
 from vidspec.models.base import Pixels, Prefix, Seen
 from vidspec.models.images import ImageRules, framed
 from vidspec.models.preprocess import halve
+from vidspec.models.vision import chunks
 from vidspec.registry import families
 
 if TYPE_CHECKING:
@@ -92,6 +94,13 @@ class Llava(Adapter):
             pixels: of the n images.
             pooled: average the tower's features 2 x 2 just before the projector.
         """
+        tokens = math.prod(pixels.values.shape[1:-3]) * (self.side**2 + 1)  # of a frame: images, each with its class
+        several = chunks(pixels, tokens, self.model.config.vision_config, every_block=True)
+        features, sides = zip(*(self._chunk(chunk, pooled) for chunk in several), strict=True)
+        return torch.cat(features), sides[0]
+
+    def _chunk(self, pixels: Pixels, pooled: bool) -> tuple[torch.Tensor, int]:
+        """:meth:`projected` of some frames, in one go."""
         projector = self.model.model.multi_modal_projector
         caught: list[tuple[torch.Tensor, torch.Tensor]] = []  # what the projector is given, and what it makes of it
         handle = projector.register_forward_hook(lambda _module, args, made: caught.append((args[0], made)))
@@ -113,30 +122,3 @@ class Llava(Adapter):
     def stock_inputs(self, pixels: Pixels, prefix: Prefix) -> dict[str, Any]:
         ids = prefix.token_ids[None]
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **self.images(pixels)}
-
-    def _language(self, **arguments: Any) -> torch.Tensor:
-        config = self.language.config
-        if getattr(config, "layer_types", None) is None:
-            # Llama and Mistral have one kind of layers and take the mask itself; of four dimensions it goes through.
-            window = getattr(config, "sliding_window", None)
-            mask = arguments["attention_mask"]["full_attention"]
-            if mask is not None and window is not None:
-                mask = _windowed(mask, arguments["position_ids"], arguments["past_key_values"].length, window)
-            arguments["attention_mask"] = mask
-        return super()._language(**arguments)
-
-
-def _windowed(mask: torch.Tensor, positions: torch.Tensor, length: int, window: int) -> torch.Tensor:
-    """``mask`` without keys that are ``window`` or more places back, as Mistral's layers see them.
-
-    Places are counted in the cache, as the library does: exact for a whole prompt; of a pruned one, more is in sight.
-
-    Args:
-        mask: (b, 1, n, length + n) additive.
-        positions: (b, n) of the rows; the first follows the last committed token.
-        length: entries in the cache before this pass.
-        window: places in sight, the row's own among them.
-    """
-    places = positions - positions[:, :1] + length
-    keys = torch.cat([torch.arange(length, device=mask.device).expand(len(places), -1), places], dim=1)
-    return mask.masked_fill(places[:, None, :, None] - keys[:, None, None] >= window, float("-inf"))

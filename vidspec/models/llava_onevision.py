@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import Pixels, Seen
 from vidspec.models.preprocess import PixelRules, halve, normalised
+from vidspec.models.vision import chunks
 from vidspec.registry import families
 
 if TYPE_CHECKING:
@@ -53,11 +54,18 @@ class LlavaOnevision(Adapter):
     @torch.inference_mode()
     def see(self, pixels: Pixels, *, pooled: bool = False) -> Seen:
         """T * cells ** 2 + 1 tokens: pooled features of all frames in raster order, then the newline."""
+        frames, side, _ = pixels.grid
+        several = chunks(pixels, side**2, self.model.config.vision_config, every_block=True)
+        seen, cells = zip(*(self._chunk(chunk, pooled) for chunk in several), strict=True)
+        newline = self.model.model.image_newline[None].to(seen[0])
+        return _placed(torch.cat([*seen, newline]), frames, cells[0], pixels.seconds)
+
+    def _chunk(self, pixels: Pixels, pooled: bool) -> tuple[torch.Tensor, int]:
+        """Features of some frames, without the newline; and cells per side."""
         batch = pixels.values[None].to(self.device, self.dtype)
         frames, side, _ = pixels.grid
         if not pooled:
-            features = self.model.get_video_features(batch).pooler_output[0]
-            return _placed(features, frames, math.ceil(side / 2), pixels.seconds)
+            return self.model.get_video_features(batch).pooler_output[0, :-1], math.ceil(side / 2)
         before: list[torch.Tensor] = []  # the tower's features, (T, patches, d), as the projector is given them
         projector = self.model.model.multi_modal_projector
         handle = projector.register_forward_pre_hook(lambda _module, args: before.append(args[0]))
@@ -69,8 +77,7 @@ class LlavaOnevision(Adapter):
         projected = projector(halved.flatten(1, 2)).reshape(*halved.shape[:3], -1).permute(0, 3, 1, 2)
         cells = math.ceil(halved.shape[1] / 2)
         pooled_twice = F.interpolate(projected, size=(cells, cells), mode="bilinear").permute(0, 2, 3, 1)
-        features = torch.cat([pooled_twice.flatten(0, 2), self.model.model.image_newline[None].to(projected)])
-        return _placed(features, frames, cells, pixels.seconds)
+        return pooled_twice.flatten(0, 2), cells
 
 
 def _placed(features: torch.Tensor, frames: int, cells: int, seconds: tuple[float, ...]) -> Seen:

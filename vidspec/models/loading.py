@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 import torch
 
-from vidspec.engine.attention import NAME
-from vidspec.engine.packed import pack
 from vidspec.errors import DeviceError, ModelError, VidspecError
+from vidspec.models.adapter import Adapter
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.hub import is_local, patient, show_downloads
 from vidspec.models.identity import related
@@ -40,18 +39,18 @@ class Placement:
     """Where and how a model runs.
 
     Attributes:
-        device: of the whole model.
+        device: of the whole model; of one of CUDA with its number, so that two names of one device are equal.
         dtype: of weights, KV cache and logits; where weights are quantized, of what is computed with them.
-        attention: ``vidspec`` or a name ``transformers`` knows.
+        decoder: what runs the language model's blocks, see :func:`~vidspec.engine.decoder.decoder_of`.
         device_map: how accelerate splits the model instead: a strategy (``auto``, ``balanced``, ``balanced_low_0``,
             ``sequential``), or the device of each module, ``cpu`` and ``disk`` among them.
         quantization: ``8bit`` or ``4bit``, by bitsandbytes.
-        packed: whether linear layers keep their weights packed, see :func:`~vidspec.engine.packed.pack`.
+        packed: whether large weights get packed copies, see :func:`~vidspec.engine.matrix.packing`.
     """
 
     device: torch.device
     dtype: torch.dtype
-    attention: str = NAME
+    decoder: Literal["auto", "fused", "stock"] = "auto"
     device_map: str | Mapping[str, int | str] | None = None
     quantization: str | None = None
     packed: bool | Literal["auto"] = False
@@ -60,7 +59,7 @@ class Placement:
 def placement(
     device: str = "auto",
     dtype: str = "auto",
-    attention: str = "auto",
+    decoder: Literal["auto", "fused", "stock"] = "auto",
     device_map: str | Mapping[str, int | str] | None = None,
     quantization: str | None = None,
     packed: bool | Literal["auto"] = "auto",
@@ -84,11 +83,14 @@ def placement(
             raise DeviceError(
                 f"device {device}: this machine has {count} CUDA devices", hint="vidspec doctor lists the devices"
             )
+        if place.index is None:
+            # Without a context nobody has chosen another, and asking would make one.
+            place = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
     if place.type == "mps" and not torch.backends.mps.is_available():
         raise DeviceError("device mps is not available here", hint="vidspec doctor lists the devices")
     chosen = _DTYPES.get(dtype) or (torch.bfloat16 if place.type == "cuda" else torch.float32)
     kept = packed if place.type == "cpu" and chosen is torch.float32 else False
-    return Placement(place, chosen, NAME if attention == "auto" else attention, device_map, quantization, kept)
+    return Placement(place, chosen, decoder, device_map, quantization, kept)
 
 
 def embedded_folder(pair: str, role: str) -> Path:
@@ -102,12 +104,12 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
 
     Args:
         name: hub id, or a folder as ``save_pretrained`` writes it.
-        where: device, dtype and attention.
+        where: device, dtype and decoder.
         text: whether it may be a language model without vision, for a draft that is shown no video.
 
     Raises:
         ModelError: not found (says where it looked and what would fetch it), unreadable, or of another family.
-        DeviceError: the attention kernel is not installed, or memory does not suffice.
+        DeviceError: the decoder does not cover the model, or memory does not suffice.
     """
     import transformers
 
@@ -150,19 +152,33 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
         raise unloadable(name, error) from error
     try:
         kind: Any = TextModel if blind else families.get(family)
-        adapter = kind(name, model, tokenizer, processor, template, where.attention)
+        adapter = kind(name, model, tokenizer, processor, template)
     except VidspecError:
         raise
     except Exception as error:
-        if where.attention == NAME or not isinstance(error, ImportError | ValueError):
-            raise unloadable(name, error) from error
-        raise DeviceError(
-            f"attention {where.attention}: {_first_line(error)}", hint="vidspec doctor lists the kernels found"
-        ) from error
+        raise unloadable(name, error) from error
     if getattr(config, "audio_config", None) is not None:
         adapter.note = f"{name}: its audio branch is left out; it describes what is seen, not what is heard"
-    pack(adapter.model, where.packed)
+    prepare(adapter, where)
     return adapter  # type: ignore[no-any-return]
+
+
+def prepare(adapter: Adapter, where: Placement) -> None:
+    """Choose the decoder of a model that was loaded.
+
+    On CUDA cuDNN's attention is turned off: it plans anew for every length of the keys, in every thread.
+
+    Raises:
+        DeviceError: it cannot be fused, which was asked for.
+    """
+    if where.device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        adapter.prepare(where.decoder, packed=where.packed)
+    except ValueError as error:
+        raise DeviceError(
+            f"models.decoder fused: {adapter.name}: {error}", hint="nearest valid choice: models.decoder: auto"
+        ) from error
 
 
 def check_kernels(name: str, source: str) -> None:

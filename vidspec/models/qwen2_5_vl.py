@@ -13,6 +13,7 @@ from vidspec.models.adapter import Adapter
 from vidspec.models.base import Pixels, Prefix, Seen
 from vidspec.models.preprocess import halve
 from vidspec.models.preprocess_qwen import GridRules, patches
+from vidspec.models.vision import WINDOWS, chunks
 from vidspec.registry import families
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Qwen25VL(Adapter):
     """
 
     family = "qwen2_5_vl"
+    vision_attention: ClassVar[str] = WINDOWS
     chat_template: ClassVar[str] = CHAT_TEMPLATE
 
     def set_up(self, processor: Mapping[str, Any]) -> None:
@@ -90,16 +92,23 @@ class Qwen25VL(Adapter):
         ``pooled`` averages patches 2 x 2 before they are merged, so the grid has half the sides, rounded up: where a
         pooled side does not divide by ``merge`` its last patches are repeated.
         """
-        steps, rows, columns = pixels.grid
+        _, rows, columns = pixels.grid
+        several = chunks(pixels, rows * columns, self.model.config.vision_config)
+        seen, sides = zip(*(self._chunk(chunk, pooled) for chunk in several), strict=True)
+        levels = [torch.cat(level) for level in zip(*seen, strict=True)]
+        return self._placed(levels, (pixels.grid[0], *sides[0]), pixels.seconds)
+
+    def _chunk(self, pixels: Pixels, pooled: bool) -> tuple[list[torch.Tensor], tuple[int, int]]:
+        """What each of :attr:`_mergers` makes of some steps, (N, hidden); rows and columns of tokens of a step."""
+        _, rows, columns = pixels.grid
         values, grid = pixels.values.to(self.device, self.dtype), torch.tensor([pixels.grid], device=self.device)
         if not pooled:
-            levels = self._levels(values, grid)
-            return self._placed(levels, (steps, rows // self.merge, columns // self.merge), pixels.seconds)
+            return self._levels(values, grid), (rows // self.merge, columns // self.merge)
         with _unmerged(self._mergers):
             levels = self._levels(values, grid)
         halved = [self._grouped(halve(self._patches(level, pixels.grid))) for level in levels]
         merged = [merger(units) for merger, (units, _) in zip(self._mergers, halved, strict=True)]
-        return self._placed(merged, halved[0][1], pixels.seconds)
+        return merged, halved[0][1][1:]
 
     @property
     def _mergers(self) -> list[nn.Module]:
@@ -148,10 +157,6 @@ class Qwen25VL(Adapter):
     def _interval(self, seconds: Sequence[float]) -> float:
         """Positions that the time axis advances from one temporal step to the next."""
         return float(self.model.config.vision_config.tokens_per_second) * seconds_per_step(seconds)
-
-    def text_positions(self, positions: torch.Tensor) -> torch.Tensor:
-        """(3, b, n)."""
-        return positions.expand(3, *positions.shape)
 
     def stock_inputs(self, pixels: Pixels, prefix: Prefix) -> dict[str, Any]:
         ids = prefix.token_ids[None]

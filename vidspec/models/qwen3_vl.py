@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from vidspec.models.base import Pixels, Prefix, Seen, VisualTokens
+from vidspec.models.base import Pixels, Prefix, Seen
 from vidspec.models.preprocess_qwen import GridRules, patches
 from vidspec.models.qwen2_5_vl import TURNS, Qwen25VL
 from vidspec.registry import families
@@ -81,15 +81,3 @@ class Qwen3VL(Qwen25VL):
         inputs = super().stock_inputs(pixels, prefix)
         del inputs["second_per_grid_ts"]
         return inputs
-
-    def extras(self, rows: int, visual: VisualTokens | None) -> dict[str, Any]:
-        if visual is None or not visual.deepstack or not len(visual):
-            return {}
-        shown = torch.zeros(1, rows, dtype=torch.bool, device=visual.index.device)
-        shown[0, visual.index] = True
-        return {"visual_pos_masks": shown, "deepstack_visual_embeds": list(visual.deepstack)}
-
-    def _language(self, **arguments: Any) -> torch.Tensor:
-        # This family has one kind of layers and takes the mask itself; of four dimensions it goes through as it is.
-        arguments["attention_mask"] = arguments["attention_mask"]["full_attention"]
-        return super()._language(**arguments)

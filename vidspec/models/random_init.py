@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from vidspec.engine.packed import pack
 from vidspec.errors import DeviceError, ModelError
 from vidspec.models.base import VideoLanguageModel
-from vidspec.models.loading import Placement, check_kernels, unloadable
+from vidspec.models.loading import Placement, check_kernels, prepare, unloadable
 from vidspec.registry import families
 
 __all__ = ["random_model"]
@@ -36,7 +35,7 @@ def random_model(config: str | Path, where: Placement) -> VideoLanguageModel:
 
     Args:
         config: ``config.json``, or a folder that holds one; no weights are read.
-        where: device, dtype and attention.
+        where: device, dtype and decoder.
 
     Raises:
         ModelError: there is no such file, or its family is not supported.
@@ -67,6 +66,6 @@ def random_model(config: str | Path, where: Placement) -> VideoLanguageModel:
     except torch.OutOfMemoryError as error:
         raise DeviceError(f"{config} does not fit on {where.device}", hint="--dtype bfloat16", kind="memory") from error
     tokenizer = _NoTokenizer(int(model.lm_head.weight.shape[0]))
-    pack(model, where.packed)
-    made: VideoLanguageModel = families.get(family)(str(config), model, tokenizer, {}, None, where.attention)
-    return made
+    made: Any = families.get(family)(str(config), model, tokenizer, {})
+    prepare(made, where)
+    return made  # type: ignore[no-any-return]

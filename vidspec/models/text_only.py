@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-import torch
-
 from vidspec.errors import ModelError
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import Pixels, Seen
@@ -37,8 +35,7 @@ class TextModel(Adapter):
 
     family: ClassVar[str] = TEXT
 
-    def _parts(self, attention: str) -> None:
-        self.model.set_attn_implementation(attention)
+    def _parts(self) -> None:
         self.language: Any = self.model.model
         self.chat, self.placeholder = TYPES[self.language.config.model_type]
 
@@ -57,8 +54,3 @@ class TextModel(Adapter):
 
     def _blind(self) -> NoReturn:
         raise ModelError(f"{self.name} is a language model without vision", hint="draft.kind: text_only")
-
-    def _language(self, **arguments: Any) -> torch.Tensor:
-        if getattr(self.language.config, "layer_types", None) is None:
-            arguments["attention_mask"] = arguments["attention_mask"]["full_attention"]  # Llama takes the mask itself
-        return super()._language(**arguments)

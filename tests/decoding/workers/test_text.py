@@ -28,7 +28,7 @@ def test_it_proposes_the_greedy_continuation(seed, moves):
             text.cut(keep, move[1])
         assert text.tokens == expected
         # What is cached is a true beginning of the text, and something is left to be read.
-        read = text.state.cache.tokens
+        read = text.span.tokens
         assert read == expected[: len(read)] and (not expected or len(read) < len(expected))
     assert text.forwards == len(engine.passes)
 
@@ -39,4 +39,4 @@ def test_it_keeps_no_more_than_there_is():
     text.extend()
     with pytest.raises(ValueError, match="cannot keep 2 of 1"):
         text.cut(2, ())
-    assert torch.is_tensor(text.state.logits)
+    assert torch.is_tensor(text.prefill.logits)

@@ -26,4 +26,4 @@ def beside_target(profile: Profile) -> loading.Placement:
     """Where the draft runs."""
     wanted = profile.models
     device = profile.workers.draft or wanted.draft_device or wanted.device
-    return loading.placement(device, wanted.dtype, wanted.attention, packed=wanted.packed)
+    return loading.placement(device, wanted.dtype, wanted.decoder, packed=wanted.packed)

@@ -143,8 +143,8 @@ class SideBySide:
         elif setup.pruner is not None and taps is not None:
             taps.ready = choose
         with trace.span("target_prefill"):
-            state = setup.prefill(prefix, taps)
-        return Target(setup.target, state, setup.sampling, rng), prefix
+            read = setup.prefill(prefix, taps)
+        return Target(setup.target, read, setup.sampling, rng), prefix
 
     def _prefilled(self, target: TargetThread, elapsed: float) -> Prefilled:
         prefix = self._prefix

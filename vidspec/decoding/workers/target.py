@@ -100,7 +100,7 @@ class TargetThread:
             self.answer(Kept(kept))
 
         self._target, self.prefix = self.reading(publish)
-        self.acceptance = for_clip(self.acceptance, self._target.state.visual_states)
+        self.acceptance = for_clip(self.acceptance, self._target.prefill.visual_states)
         token = self._target.first()
         self._emitted = 1
         return Ready("target", time.perf_counter() - begun, token)

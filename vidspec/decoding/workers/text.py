@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vidspec.engine.forward import Engine, State
+from vidspec.engine.forward import Engine
+from vidspec.engine.rows import Prefill
 
 __all__ = ["DraftText"]
 
@@ -14,24 +15,23 @@ class DraftText:
 
     Args:
         engine: the drafting model.
-        state: its prefilled prompt.
+        prefill: the prompt it has read.
     """
 
-    def __init__(self, engine: Engine, state: State) -> None:
-        self.engine, self.state = engine, state
+    def __init__(self, engine: Engine, prefill: Prefill) -> None:
+        self.engine, self.prefill, self.span = engine, prefill, prefill.span
         self.tokens: list[int] = []
         self.forwards = 0
-        self._prompt = state.length
+        self._prompt = self.span.length
 
     def extend(self) -> int:
         """Propose one more token: that of the prompt's last logits at first, then of a pass over what is unread."""
-        unread = self.tokens[self.state.length - self._prompt :]
+        unread = self.tokens[self.span.length - self._prompt :]
         if unread:
-            logits = self.engine.forward(self.state, unread).logits[-1]
+            self.tokens += self.engine.greedy(self.span, unread, 1)
             self.forwards += 1
         else:
-            logits = self.state.logits
-        self.tokens.append(int(logits.argmax()))
+            self.tokens.append(int(self.prefill.logits.argmax()))
         return self.tokens[-1]
 
     def cut(self, keep: int, tokens: Sequence[int]) -> None:
@@ -43,6 +43,6 @@ class DraftText:
         if not 0 <= keep <= len(self.tokens):
             raise ValueError(f"cannot keep {keep} of {len(self.tokens)} tokens")
         self.tokens[keep:] = tokens
-        read = self.state.length - self._prompt
+        read = self.span.length - self._prompt
         # Something must stay unread: logits come from the pass over it.
-        self.state.cache.rollback(self._prompt + min(read, keep, max(0, len(self.tokens) - 1)))
+        self.span.rollback(self._prompt + min(read, keep, max(0, len(self.tokens) - 1)))

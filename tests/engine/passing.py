@@ -1,0 +1,27 @@
+"""A pass of one sequence, as most tests want it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from vidspec.engine.forward import Engine
+from vidspec.engine.rows import Passed, Prefill, Rows
+from vidspec.engine.slab import KVSpan
+
+
+def forward(
+    engine: Engine, read: Prefill | KVSpan, token_ids: Sequence[int], parents: Sequence[int] | None = None
+) -> Passed:
+    """Append tokens, or nodes of a tree, to a sequence."""
+    span = read.span if isinstance(read, Prefill) else read
+    return engine.run([Rows(span, list(token_ids), parents)])[0]
+
+
+@torch.inference_mode()
+def poison(read: Prefill | KVSpan) -> None:
+    """Make every entry of a sequence beyond its length NaN: none of them must ever be read."""
+    span = read.span if isinstance(read, Prefill) else read
+    for layer in span.slab.layers(span.start + span.length, span.start + span.room):
+        layer[:] = float("nan")

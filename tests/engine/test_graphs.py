@@ -1,0 +1,218 @@
+"""A pass as a GPU replays it, kernel by kernel on the CPU: equal logits, nothing read back, no size by its lengths."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lossy.families import case
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from engine import standin
+from engine.passing import poison
+from vidspec.engine.forward import Engine
+from vidspec.engine.graphs import Graphs, Step, graphs_of
+from vidspec.engine.rows import Rows
+from vidspec.lossy.span import PrunedSpan
+
+FUSED = ["llava_onevision", "qwen2_5_vl", "qwen3_vl"]
+CLOSE = {"rtol": 0, "atol": 4e-5}  # of logits up to 4: 1e-5 of the largest
+TOKENS = [40, 41, 77, 77, 60, 123, 38, 90]
+TREE = [-1, 0, 0, 1, 2, 2]
+ROOM = 80
+
+
+@pytest.fixture(params=FUSED)
+def engine(request, monkeypatch):
+    """With static passes, which the test can take away."""
+    found = Engine(case(request.param)[0])
+    monkeypatch.setattr(found.model.decoder, "graphs", Graphs(found.model.decoder, standin.attention))
+    return found
+
+
+def prompts(engine):
+    model = engine.model
+    texts = ["\n", "image: a red circle moves", "image: a blue square"]
+    return [model.text_prefix(text, "Describe the video.") for text in texts]
+
+
+def eager(engine, batch):
+    """The same pass, the usual way; the sequences are as before it."""
+    graphs, engine.model.decoder.graphs = engine.model.decoder.graphs, None
+    found = engine.run(batch)
+    for rows in batch:
+        rows.span.rollback(rows.span.length - len(rows))
+    engine.model.decoder.graphs = graphs
+    return found
+
+
+def static(engine, batch):
+    assert engine.model.decoder.graphs.take(batch)
+    return engine.run(batch)
+
+
+def check(engine, batch):
+    lengths = [rows.span.length for rows in batch]
+    expected, got = eager(engine, batch), static(engine, batch)
+    for rows, length, mine, theirs in zip(batch, lengths, got, expected, strict=True):
+        assert rows.span.length == length + len(rows)
+        torch.testing.assert_close(mine.logits, theirs.logits, **CLOSE)
+        torch.testing.assert_close(mine.hidden, theirs.hidden, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+def test_windows_equal_the_usual_pass(engine, rows):
+    spans = [engine.prefill(prompt, ROOM).span for prompt in prompts(engine)]
+    for span in spans:
+        poison(span)
+    check(engine, [Rows(spans[0], TOKENS[:rows])])
+    check(engine, [Rows(span, TOKENS[:rows]) for span in spans])
+
+
+def test_a_token_a_window_and_trees_in_one_pass(engine):
+    one, other, third = (engine.prefill(prompt, ROOM).span for prompt in prompts(engine))
+    check(engine, [Rows(one, TOKENS[:6], TREE), Rows(other, TOKENS[:1]), Rows(third, TOKENS[:3])])
+    # Two more nodes of the first tree, whose others are in the cache, and a path of it kept.
+    check(engine, [Rows(third, TOKENS[3:5]), Rows(one, TOKENS[6:8], [*TREE, 3, 5])])
+    one.gather(one.length - 8, [0, 1, 3, 6])
+    poison(one)
+    check(engine, [Rows(one, TOKENS[:2]), Rows(third, TOKENS[5:6])])
+
+
+def test_the_most_rows(engine):
+    span = engine.prefill(prompts(engine)[0], ROOM).span
+    tokens = (TOKENS * 8)[:64]
+    check(engine, [Rows(span, tokens)])
+    assert not engine.model.decoder.graphs.take([Rows(span, [*tokens, 1])])
+
+
+def test_a_chain_is_what_passes_in_turn_give(engine):
+    prompt = prompts(engine)[1]
+    for fed, gamma in ((TOKENS[:1], 1), (TOKENS[:1], 6), (TOKENS[:2], 1), (TOKENS[:3], 5)):
+        one, other = engine.prefill(prompt, 8).span, engine.prefill(prompt, 8).span
+        poison(one)
+        got = engine.greedy(one, fed, gamma)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine.model.decoder, "graphs", None)
+            assert got == engine.greedy(other, fed, gamma)
+        assert one.length == other.length == prompt.length + len(fed) + gamma - 1
+        check(engine, [Rows(one, TOKENS[:1])])
+        with pytest.raises(IndexError, match="cannot take"):
+            engine.greedy(one, TOKENS[:2], 8)
+
+
+def test_a_slab_that_moved_is_followed(engine):
+    span = engine.prefill(prompts(engine)[0], ROOM).span
+    check(engine, [Rows(span, TOKENS[:1])])
+    version = span.slab.version
+    held = engine.open(span.slab.capacity + 1)
+    assert span.slab.version > version and held.room > 0
+    check(engine, [Rows(span, TOKENS[1:2])])
+
+
+def test_what_is_not_taken(engine):
+    prompt = prompts(engine)[0]
+    span = engine.prefill(prompt, ROOM).span
+    take = engine.model.decoder.graphs.take
+    assert take([Rows(span, [1])])
+    assert not take([Rows(span, [1]), Rows(engine.open(99), prompt=prompt, stretch=(0, prompt.length))])
+    assert not take([Rows(PrunedSpan(span.slab, 9), [1])])  # its layers have different entries
+    assert graphs_of(engine.model.decoder) is None  # on a CPU
+
+
+class Sizes(TorchDispatchMode):
+    """Every operation with the shapes it gives; refuses what reads a tensor back or has a size by its contents."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        assert name not in ("_local_scalar_dense", "item", "nonzero", "unique", "masked_select"), name
+        assert torch.Tag.data_dependent_output not in func.tags, name
+        masked = any(one.dtype is torch.bool for one in tree_leaves(args[1:]) if isinstance(one, torch.Tensor))
+        assert torch.Tag.dynamic_output_shape not in func.tags or (name == "index" and not masked), name
+        out = func(*args, **(kwargs or {}))
+        self.seen.append((name, [tuple(one.shape) for one in tree_leaves(out) if isinstance(one, torch.Tensor)]))
+        return out
+
+
+@torch.inference_mode()
+def test_a_pass_reads_nothing_back_and_its_sizes_do_not_depend_on_lengths(engine):
+    graphs, vocabulary = engine.model.decoder.graphs, engine.model.vocabulary
+    spans = [engine.prefill(prompt, ROOM).span for prompt in prompts(engine)]
+    seen = []
+    for spent in (0, 7, 30):
+        step, replay = graphs.step(4, vocabulary)
+        spans[0].length += spent
+        graphs._write(step, [Rows(spans[0], TOKENS[:2]), Rows(spans[1], TOKENS[:1])])
+        with Sizes() as sizes:
+            replay()
+        seen.append(sizes.seen)
+    assert seen[0] == seen[1] == seen[2] and len(seen[0]) > 50
+
+
+def test_such_a_reading_would_be_seen():
+    with Sizes(), pytest.raises(AssertionError, match="_local_scalar_dense"):
+        int(torch.ones(1))
+
+
+class Recorded:
+    """CUDA's graphs as far as a pass touches them: capturing computes nothing, a replay runs the pass."""
+
+    def __init__(self, patch):
+        self.done, self.pools, self.capturing, self.call = [], 0, None, Step.__call__
+        patch.setattr(torch.cuda, "current_stream", lambda: self)
+        patch.setattr(torch.cuda, "Stream", lambda: self)
+        patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+        patch.setattr(torch.cuda, "graph_pool_handle", self.pool)
+        patch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
+        patch.setattr(torch.cuda, "graph", self.capture)
+        patch.setattr(Step, "__call__", lambda step: self.run(step))
+
+    def wait_stream(self, other):
+        pass
+
+    def pool(self):
+        self.pools += 1
+        return self.pools
+
+    @contextmanager
+    def capture(self, graph, pool, stream, *, capture_error_mode):
+        self.capturing = graph
+        yield
+        self.capturing = None
+        self.done.append(f"captured in {pool}")
+
+    def run(self, step):
+        if self.capturing is None:
+            self.done.append(f"ran {step.count}")
+            return self.call(step)
+        assert torch.equal(step.table, step._idle)
+        self.capturing.replay = partial(self.replay, step)
+
+    def replay(self, step):
+        self.done.append(f"replayed {step.count}")
+        self.call(step)
+
+
+def test_a_pass_is_captured_once_for_each_count_and_slab(engine, monkeypatch):
+    graphs = engine.model.decoder.graphs
+    graphs._captures = True
+    cuda = Recorded(monkeypatch)
+    span = engine.prefill(prompts(engine)[0], ROOM).span
+    check(engine, [Rows(span, TOKENS[:1])])
+    assert cuda.done == ["ran 1", "captured in 1", "replayed 1"]
+    check(engine, [Rows(span, TOKENS[:1])])
+    check(engine, [Rows(span, TOKENS[:3])])
+    assert cuda.done[3:] == ["replayed 1", "ran 4", "captured in 1", "replayed 4"]
+    engine.greedy(span, TOKENS[:2], 3)
+    assert cuda.done[7:] == ["ran 2", "captured in 1", "replayed 2", "replayed 1", "replayed 1"]
+    engine.open(span.slab.capacity + 1)
+    check(engine, [Rows(span, TOKENS[:3])])
+    assert cuda.done[12:] == ["ran 4", "captured in 2", "replayed 4"] and list(graphs.captured) == [4]

@@ -1,0 +1,123 @@
+"""On an NVIDIA GPU: passes that are replayed against the usual ones; a replay waits for nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vidspec.bench.sizes import Size, engine_of, language
+from vidspec.engine.attention import attend
+from vidspec.engine.rows import Rows
+
+pytestmark = pytest.mark.gpu
+
+SIZE = Size(layers=3, hidden=512, heads=8, kv_heads=2, inner=768, vocabulary=1000)
+TREE = [-1, 0, 0, 1, 2, 2]
+TOKENS = [40, 41, 77, 77, 60, 123, 38, 90]
+CLOSE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}  # another context differs by 3
+
+
+@pytest.fixture(params=CLOSE, ids=str)
+def engine(request):
+    torch.manual_seed(1)
+    return engine_of(language(SIZE, torch.device("cuda:0"), request.param))
+
+
+@torch.inference_mode()
+def behind(engine, entries, room=256):
+    """A sequence that holds noise, and NaN behind it."""
+    span = engine.open(entries + room)
+    for layer in span.writes(entries + room):
+        layer[:, :, :entries].normal_()
+        layer[:, :, entries:] = float("nan")
+    span.length = entries
+    return span
+
+
+def usual(engine, batch):
+    """The same pass kernel by kernel; the sequences are as before it."""
+    graphs, engine.model.decoder.graphs = engine.model.decoder.graphs, None
+    found = engine.run(batch)
+    for rows in batch:
+        rows.span.rollback(rows.span.length - len(rows))
+    engine.model.decoder.graphs = graphs
+    return found
+
+
+def check(engine, batch):
+    assert engine.model.decoder.graphs.take(batch)
+    expected = usual(engine, batch)
+    for mine, theirs in zip(engine.run(batch), expected, strict=True):
+        assert mine.logits.isfinite().all()
+        torch.testing.assert_close(mine.logits, theirs.logits, rtol=0, atol=CLOSE[mine.logits.dtype])
+
+
+def test_rows_of_several_sequences(engine):
+    spans = [behind(engine, entries) for entries in (1, 300, 5000)]
+    check(engine, [Rows(spans[2], TOKENS[:1])])
+    check(engine, [Rows(span, TOKENS[:3]) for span in spans])
+    check(engine, [Rows(spans[0], TOKENS[:6], TREE), Rows(spans[1], TOKENS[:1]), Rows(spans[2], TOKENS[:6])])
+    check(engine, [Rows(spans[0], TOKENS[6:8], [*TREE, 3, 5]), Rows(spans[2], TOKENS)])
+    check(engine, [Rows(spans[1], TOKENS * 8)])
+    assert sorted(engine.model.decoder.graphs.captured) == [1, 16, 64]
+
+
+def test_a_slab_that_moved(engine):
+    span = behind(engine, 300)
+    check(engine, [Rows(span, TOKENS[:1])])
+    version = span.slab.version
+    other = behind(engine, 9000)
+    assert span.slab.version > version
+    check(engine, [Rows(span, TOKENS[:2]), Rows(other, TOKENS[:2])])
+
+
+@pytest.mark.parametrize("fed", [1, 2, 3])
+def test_a_chain_equals_passes_in_turn(engine, fed):
+    one, other = behind(engine, 400), behind(engine, 400)
+    with torch.inference_mode():
+        both = (span.slab.layers(span.start, span.start + 400) for span in (other, one))
+        for into, held in zip(*both, strict=True):
+            into.copy_(held)
+    tokens = engine.greedy(one, TOKENS[:fed], 6)
+    expected, given = [], TOKENS[:fed]
+    for _ in range(6):  # replayed too, so that both round alike
+        given = [int(engine.run([Rows(other, given)])[0].logits[-1].argmax())]
+        expected += given
+    assert tokens == expected and one.length == other.length
+
+
+def test_a_replay_waits_for_nothing(engine):
+    span = behind(engine, 1000)
+    engine.greedy(span, TOKENS[:1], 2)
+    engine.run([Rows(span, TOKENS[:3])])
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for count in (1, 3):
+            for _ in range(5):
+                engine.run([Rows(span, TOKENS[:count])])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] - before <= 2 * 10  # logits and states that are given
+
+
+@pytest.mark.parametrize("rows, length", [(1, 30), (6, 3000), (90, 3000), (2000, 2000)])
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+def test_attention_equals_the_cpu(rows, length, dtype):
+    """Also a chunk of a prompt, and a whole one."""
+    rng = torch.Generator().manual_seed(rows)
+    query = torch.randn(rows, 8, 64, generator=rng).to(dtype)
+    key, value = (torch.randn(1, 2, length, 64, generator=rng).to(dtype) for _ in range(2))
+    here = attend(query.float(), key.float(), value.float(), 0.125)
+    there = attend(query.cuda(), key.cuda(), value.cuda(), 0.125).cpu().float()
+    torch.testing.assert_close(there, here, rtol=0, atol={torch.float32: 1e-5}.get(dtype, 2e-2))
+
+
+def test_a_prompt_in_float32_never_makes_n_by_n_numbers():
+    query = torch.randn(12_000, 8, 64, device="cuda")
+    key, value = (torch.randn(1, 2, 12_000, 64, device="cuda") for _ in range(2))
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    attend(query, key, value, 0.125)
+    assert torch.cuda.max_memory_allocated() - before < 12 * query.nbytes < 12_000**2

@@ -1,0 +1,257 @@
+"""What a GPU is worth: passes of published sizes against its memory bandwidth, and the built-in pairs.
+
+``python -m vidspec.bench.gpu`` (``make gpu``) measures on the first NVIDIA GPU and writes ``gpu.json`` and ``gpu.md``.
+The weights of the sizes are random and the video's keys and values noise: times do not depend on them. A size for
+which the memory does not suffice is left out and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import torch
+
+from vidspec.batch.compare import decode_rate
+from vidspec.bench.bandwidth import copy_bandwidth
+from vidspec.bench.loaded import Loaded, Source
+from vidspec.bench.sizes import SIZES, Language, Size, engine_of, language
+from vidspec.bench.ties import EPSILON, gap
+from vidspec.embedded.samples import shipped
+from vidspec.engine.device import synchroniser
+from vidspec.engine.fused import FusedDecoder
+from vidspec.engine.graphs import Graphs
+from vidspec.engine.rows import Rows
+from vidspec.engine.slab import KVSpan
+from vidspec.models import loading
+
+__all__ = ["Pair", "Timed", "main", "pairs", "timed"]
+
+ENTRIES = (2_000, 25_000)
+_ROWS = 6
+_PROFILES = ("ar", "vanilla-sd", "sd-tree")
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One model behind so many visual tokens, one way of running it; seconds are medians.
+
+    Attributes:
+        way: decoder, attention, and whether passes are replayed.
+        one, six: a pass of one row, and of six: T_p(1) and T_p(6), the logits being there.
+        chain: a token of a greedy chain of six: T_q of a draft of this size.
+        tokens_per_s: of plain decoding.
+        share: of what the copy bandwidth allows it.
+    """
+
+    model: str
+    entries: int
+    way: str
+    one: float
+    six: float
+    chain: float
+    tokens_per_s: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A profile on the built-in pair's sample clips, against plain decoding of the same target.
+
+    Attributes:
+        identical: clips with the same tokens.
+        ties: others that part from it at a near-tie, see ``vidspec.bench.ties``.
+        clips: all of them.
+        tokens_per_s: decode rate, the median of the clips.
+    """
+
+    pair: str
+    dtype: str
+    profile: str
+    identical: int
+    ties: int
+    clips: int
+    tokens_per_s: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is lossless: all identical in float32, but for near-ties otherwise."""
+        return self.identical + (0 if self.dtype == "float32" else self.ties) == self.clips
+
+
+def timed(
+    name: str,
+    size: Size,
+    device: torch.device,
+    bandwidth: float,
+    *,
+    entries: Sequence[int] = ENTRIES,
+    dtype: torch.dtype = torch.bfloat16,
+    repeats: int = 20,
+) -> Iterator[Timed]:
+    """Every way of running a size; those that need a GPU are left out elsewhere."""
+    kinds: tuple[Literal["stock", "fused"], ...] = ("stock", "fused")
+    for kind in kinds:
+        model = language(size, device, dtype, kind)
+        for way in _ways(model):
+            for count in entries:
+                engine, span = engine_of(model), _behind(model, count)
+                one = _median(partial(engine.run, [Rows(span, [0])]), span, device, repeats)
+                six = _median(partial(engine.run, [Rows(span, [0] * _ROWS)]), span, device, repeats)
+                chain = _median(partial(engine.greedy, span, [0], _ROWS), span, device, repeats) / _ROWS
+                limit = (model.weight_bytes + count * model.decoder.slab.entry_bytes) / bandwidth
+                yield Timed(name, count, way, one, six, chain, 1 / one, limit / one)
+                span.free()
+        del model, engine, span
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _ways(model: Language) -> Iterator[str]:
+    """Names of the ways, the model being set to each in turn."""
+    decoder = model.decoder
+    graphs = decoder.graphs
+    decoder.graphs = None
+    yield f"{decoder.name}, sdpa"
+    if isinstance(decoder, FusedDecoder) and graphs is not None:
+        decoder.graphs = Graphs(decoder, capture=False)
+        yield "fused, kernel"
+        decoder.graphs = graphs
+        yield "fused, kernel, graphs"
+
+
+@torch.inference_mode()
+def _behind(model: Language, entries: int) -> KVSpan:
+    """A sequence that holds so many entries of noise."""
+    span = model.decoder.slab.open(entries + 2 * _ROWS)
+    for layer in span.writes(entries):
+        layer.normal_()
+    span.length = entries
+    return span
+
+
+def _median(run: Callable[[], Any], span: KVSpan, device: torch.device, repeats: int) -> float:
+    wait, length, times = synchroniser(device), span.length, []
+    for turn in range(repeats + 3):
+        wait()
+        start = time.perf_counter()
+        run()
+        wait()
+        if turn >= 3:  # kernels are compiled and passes captured
+            times.append(time.perf_counter() - start)
+        span.rollback(length)
+    return median(times)
+
+
+def pairs(device: str, dtypes: Sequence[str] = ("float32", "bfloat16"), clips: int | None = None) -> Iterator[Pair]:
+    """Profiles of the built-in pairs, in turns on the same device."""
+    paths = shipped()[:clips]
+    for pair in ("embedded", "embedded-qwen"):
+        for dtype in dtypes:
+            loaded = Loaded(Source(pair, device=device, dtype=dtype))
+            plain: dict[Path, Sequence[int]] = {}
+            for name in _PROFILES:
+                captioner = loaded.captioner(name)
+                captioner.warm_up()
+                records = {path: captioner.caption(path) for path in paths}
+                plain = plain or {path: record.token_ids for path, record in records.items()}
+                gaps = [gap(captioner, path, plain[path], record.token_ids) for path, record in records.items()]
+                ties = sum(0 < one <= EPSILON for one in gaps)
+                rate = median(decode_rate(record) or 0.0 for record in records.values())
+                yield Pair(pair, dtype, name, gaps.count(0.0), ties, len(paths), rate)
+            loaded.close()
+
+
+def _fits(size: Size, device: torch.device, entries: Sequence[int]) -> bool:
+    """Whether weights in bfloat16, a block's worth of copies and the longest cache fit into what is free."""
+    if device.type != "cuda":
+        return True
+    block = size.hidden * (2 * size.hidden + 2 * size.kv_heads * size.width + 3 * size.inner)
+    weights = 2 * (size.layers + 1) * block + 4 * size.vocabulary * size.hidden
+    cache = 4 * size.layers * size.kv_heads * size.width * max(entries)
+    return weights + cache + 2**31 < torch.cuda.mem_get_info(device)[0]
+
+
+def _markdown(found: dict[str, Any]) -> str:
+    """The tables of a run."""
+    lines = [
+        f"{found['device']}, torch {found['torch']}, copies {found['bandwidth'] / 1e9:.0f} GB/s; "
+        "random weights, bfloat16.",
+        "",
+        "| model | visual tokens | way | T_p(1) | T_p(6) | T_q | tokens/s | share of limit |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for one in map(lambda row: Timed(**row), found["sizes"]):
+        lines.append(
+            f"| {one.model} | {one.entries:,} | {one.way} | {1e3 * one.one:.2f} ms | {1e3 * one.six:.2f} ms "
+            f"| {1e3 * one.chain:.2f} ms | {one.tokens_per_s:.0f} | {one.share:.0%} |"
+        )
+    lines += [f"| {name} | - | left out: too little memory | - | - | - | - | - |" for name in found["left_out"]]
+    lines += [
+        "",
+        "| pair | dtype | profile | same tokens | near-ties | holds | tokens/s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for pair in map(lambda row: Pair(**row), found["pairs"]):
+        lines.append(
+            f"| {pair.pair} | {pair.dtype} | {pair.profile} | {pair.identical}/{pair.clips} | {pair.ties} "
+            f"| {'yes' if pair.holds else 'NO'} | {pair.tokens_per_s:.0f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and record; 1 if a pair is not lossless."""
+    asked = argparse.ArgumentParser(prog="python -m vidspec.bench.gpu", description=__doc__)
+    asked.add_argument("--sizes", default="0.5B,3B,7B,32B", help=f"of {', '.join(SIZES)}")
+    asked.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder for gpu.json and gpu.md")
+    asked.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
+    given = asked.parse_args(arguments)
+    if given.device == "cuda" and not torch.cuda.is_available():
+        print("no NVIDIA GPU here: nothing was run")
+        return 0
+    device = loading.placement(given.device).device
+    bandwidth = copy_bandwidth(device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    found: dict[str, Any] = {
+        "device": name,
+        "torch": torch.__version__,
+        "bandwidth": bandwidth,
+        "sizes": [],
+        "left_out": [],
+        "pairs": [],
+    }
+    given.out.mkdir(parents=True, exist_ok=True)
+    for row in _measured(given.sizes.split(","), device, bandwidth, found["left_out"]):
+        found["pairs" if isinstance(row, Pair) else "sizes"].append(asdict(row))
+        print(row, file=sys.stderr, flush=True)
+        (given.out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    text = _markdown(found)
+    (given.out / "gpu.md").write_text(text, encoding="utf-8")
+    print(text)
+    return 0 if all(Pair(**row).holds for row in found["pairs"]) else 1
+
+
+def _measured(
+    names: Sequence[str], device: torch.device, bandwidth: float, left_out: list[str]
+) -> Iterator[Timed | Pair]:
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)  # as where a model is loaded
+    for name in names:
+        if _fits(SIZES[name], device, ENTRIES):
+            yield from timed(name, SIZES[name], device, bandwidth, entries=ENTRIES)
+        else:
+            left_out.append(name)
+    yield from pairs(str(device))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""The contract of what runs a language model's blocks, and the choice between the fused decoder and the stock one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import torch
+
+from vidspec.engine.graphs import Graphs
+from vidspec.engine.slab import Slab
+
+__all__ = ["Attending", "Decoder", "Rotation", "decoder_of", "windows_of"]
+
+#: Cosines and sines of a pass, as the decoder that made them takes them.
+Rotation = tuple[torch.Tensor, torch.Tensor]
+#: Keeps a layer's rotated keys and values and attends, see :class:`~vidspec.engine.attention.Attention`.
+Attending = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Decoder(Protocol):
+    """The blocks of one language model, and the slab of its sequences.
+
+    Attributes:
+        name: ``fused`` or ``stock``.
+        why: why it is this one, in a few words.
+        depth: number of blocks.
+        heads, width: query heads of each block, and numbers of each.
+        axes: of rotary positions: 1, or 3 under M-RoPE.
+        windows: of each block how many places back its rows see; None where all blocks see everything.
+        packed_bytes: of weights that are held a second time, packed for a CPU.
+        graphs: its passes of few tokens as a GPU replays them; None where it cannot.
+    """
+
+    name: str
+    why: str
+    depth: int
+    heads: int
+    width: int
+    axes: int
+    windows: tuple[int | None, ...] | None
+    packed_bytes: int
+    graphs: Graphs | None
+
+    @property
+    def slab(self) -> Slab: ...
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """(R, hidden) of token ids (R,)."""
+        ...
+
+    def rotation(self, positions: torch.Tensor) -> Rotation:
+        """Of positions (axes, R)."""
+        ...
+
+    def block(self, index: int, rows: torch.Tensor, rotation: Rotation, attention: Attending) -> torch.Tensor:
+        """What enters the next block, (R, hidden), of what enters this one."""
+        ...
+
+    def norm(self, rows: torch.Tensor) -> torch.Tensor:
+        """The final norm."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(R, heads of the vocabulary) behind the final norm."""
+        ...
+
+
+def windows_of(config: Any) -> tuple[int | None, ...] | None:
+    """:attr:`Decoder.windows` of a language model's config."""
+    size, depth = getattr(config, "sliding_window", None), int(config.num_hidden_layers)
+    if size is None or getattr(config, "use_sliding_window", True) is False:
+        return None
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * depth
+    windows = tuple(int(size) if kind == "sliding_attention" else None for kind in kinds)
+    return windows if any(windows) else None
+
+
+def decoder_of(
+    language: Any,
+    head: Any,
+    kind: Literal["auto", "fused", "stock"] = "auto",
+    packed: bool | Literal["auto"] = "auto",
+    budget: int | None = None,
+) -> Decoder:
+    """The decoder of a stock language model.
+
+    Args:
+        language: ``language_model`` of a stock model.
+        head: its ``lm_head``.
+        kind: ``fused`` wherever it covers the model, else ``stock``, is ``auto``.
+        packed: see :func:`~vidspec.engine.matrix.packing`.
+        budget: bytes of its slab.
+
+    Raises:
+        ValueError: ``fused`` does not cover the model; says why.
+    """
+    from vidspec.engine.fused import FusedDecoder, uncovered
+    from vidspec.engine.stock import StockDecoder
+
+    if kind == "stock":
+        return StockDecoder(language, head, "as told", budget)
+    reason = uncovered(language, head)
+    if reason is None:
+        return FusedDecoder(language, head, packed, budget)
+    if kind == "fused":
+        raise ValueError(reason)
+    return StockDecoder(language, head, reason, budget)

@@ -1,0 +1,198 @@
+"""A dense decoder of our own for Qwen2, Qwen3, Llama and Mistral language models: few kernels for few rows.
+
+Queries, keys and values are one product, gate and up another; residuals are added by the products. It takes the stock
+modules' weights over: their parameters become views of its matrices, so they go on to give the same results.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from vidspec.engine.decoder import Attending, Rotation, windows_of
+from vidspec.engine.graphs import graphs_of
+from vidspec.engine.matrix import LARGE, Matrix, packing
+from vidspec.engine.slab import Slab
+
+__all__ = ["FAMILIES", "FusedDecoder", "uncovered"]
+
+#: Model types of language models whose blocks are these.
+FAMILIES = ("qwen2", "qwen2_5_vl_text", "qwen3", "qwen3_vl_text", "llama", "mistral")
+#: Rotary frequencies that do not depend on the length of the text.
+_STATIC = ("default", "linear", "llama3", "yarn")
+
+
+def uncovered(language: Any, head: Any) -> str | None:
+    """Why a language model cannot be fused; None if it can."""
+    config = language.config
+    kind = str(config.model_type)
+    if kind not in FAMILIES:
+        return f"blocks of {kind} are not fused"
+    if config.hidden_act != "silu":
+        return f"activation {config.hidden_act} is not fused"
+    if getattr(language.rotary_emb, "rope_type", "default") not in _STATIC:
+        return f"rotary positions of type {language.rotary_emb.rope_type} depend on the length"
+    rotary, sections = language.rotary_emb, (getattr(config, "rope_parameters", None) or {}).get("mrope_section")
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if rotary.inv_freq.numel() * 2 != width:
+        return "rotary positions turn a part of each head only"
+    if sections is not None and not hasattr(rotary, "recomposition_frequencies"):
+        return "this version of transformers does not say which frequencies belong to which axis"
+    linears = [head, *(layer for block in language.layers for part in _linears(block) for layer in part)]
+    if any(type(layer) is not nn.Linear or "forward" in vars(layer) for layer in linears):
+        return "its linear layers are quantised, adapted or moved"
+    if len({layer.weight.device for layer in linears}) > 1:
+        return "it is split over devices"
+    return None
+
+
+def _linears(block: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    """Query, key and value; output; gate and up; down."""
+    attention, mlp = block.self_attn, block.mlp
+    return (
+        [attention.q_proj, attention.k_proj, attention.v_proj],
+        [attention.o_proj],
+        [mlp.gate_proj, mlp.up_proj],
+        [mlp.down_proj],
+    )
+
+
+class _Norm:
+    """Root-mean-square norm over the last axis.
+
+    A CPU's ``F.rms_norm`` is five operations and two copies; here it is rows / sqrt(sum x^2 + n eps), times weight and
+    sqrt(n).
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.weight, self.eps = module.weight, float(module.variance_epsilon)
+        self._scaled: torch.Tensor | None = None
+        if self.weight.device.type == "cpu" and self.weight.dtype is torch.float32:
+            count = self.weight.numel()
+            self._scaled = self.weight.detach() * count**0.5
+            self._least = torch.tensor((count * self.eps) ** 0.5)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        if self._scaled is None:
+            return F.rms_norm(rows, self.weight.shape, self.weight, self.eps)
+        length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+        return torch.div(rows, torch.hypot(length, self._least)).mul_(self._scaled)
+
+
+class _Block:
+    """One block's matrices and norms."""
+
+    def __init__(self, block: Any, packed: bool) -> None:
+        qkv, out, gate_up, down = _linears(block)
+        self.qkv, self.out = Matrix(qkv, packed=packed), Matrix(out, packed=packed)
+        self.gate_up, self.down = Matrix(gate_up, packed=packed), Matrix(down, packed=packed)
+        self.before_attention, self.before_mlp = _Norm(block.input_layernorm), _Norm(block.post_attention_layernorm)
+        attention = block.self_attn
+        self.of_heads: tuple[_Norm, _Norm] | None = None
+        if getattr(attention, "q_norm", None) is not None:
+            self.of_heads = _Norm(attention.q_norm), _Norm(attention.k_norm)
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.qkv, self.out, self.gate_up, self.down
+
+
+class FusedDecoder:
+    """The blocks of a stock language model, fused.
+
+    Args:
+        language: ``language_model`` of a stock model that :func:`uncovered` finds nothing against.
+        head: its ``lm_head``.
+        packed: see :func:`~vidspec.engine.matrix.packing`.
+        budget: bytes of the slab.
+    """
+
+    name = "fused"
+    why = "the family's blocks are fused"
+
+    def __init__(
+        self, language: Any, head: Any, packed: bool | Literal["auto"] = "auto", budget: int | None = None
+    ) -> None:
+        config = language.config
+        self._budget = budget
+        self.embedding: torch.Tensor = language.embed_tokens.weight
+        self.heads, self.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
+        self.width = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
+        self.windows = windows_of(config)
+        self.depth, self._inner = len(language.layers), int(config.intermediate_size)
+        weight = self.embedding
+        large = sum(
+            sum(layer.weight.nbytes for layer in part)
+            for block in language.layers
+            for part in _linears(block)
+            if sum(layer.weight.numel() for layer in part) >= LARGE
+        )
+        on_cpu = weight.device.type == "cpu" and weight.dtype is torch.float32
+        packs = on_cpu and packing(large + head.weight.nbytes, packed)
+        self.blocks = [_Block(block, packs) for block in language.layers]
+        tied = head.weight is language.embed_tokens.weight
+        self.norm, self.head = _Norm(language.norm), Matrix([head], packed=packs, shared=tied)
+        self.packed_bytes = self.head.packed_bytes + sum(
+            matrix.packed_bytes for block in self.blocks for matrix in block.matrices
+        )
+        self._frequencies, self._axis, self.axes = _frequencies(language.rotary_emb, config, self.width)
+        self._amplitude = float(getattr(language.rotary_emb, "attention_scaling", 1.0))
+        self.graphs = graphs_of(self)
+
+    @cached_property
+    def slab(self) -> Slab:
+        weight = self.embedding
+        return Slab(self.kv_heads, self.width, weight.dtype, [weight.device] * self.depth, self._budget)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(ids, self.embedding)
+
+    def rotation(self, positions: torch.Tensor) -> Rotation:
+        """(R, 1, d) each; of the sines the first half is negative, see :meth:`_turned`."""
+        of_each = positions[0, :, None] if self.axes == 1 else positions[self._axis].t()
+        angles = of_each * self._frequencies
+        cosine, sine = angles.cos(), angles.sin()
+        if self._amplitude != 1:
+            cosine, sine = cosine * self._amplitude, sine * self._amplitude
+        dtype = self.embedding.dtype
+        return cosine.to(dtype)[:, None], sine.to(dtype)[:, None]
+
+    def block(self, index: int, rows: torch.Tensor, rotation: Rotation, attention: Attending) -> torch.Tensor:
+        block, kv = self.blocks[index], self.kv_heads
+        count = rows.shape[0]
+        states = block.qkv(block.before_attention(rows)).view(count, self.heads + 2 * kv, self.width)
+        into = turning = states[:, : self.heads + kv]
+        if block.of_heads is not None:
+            queries, keys = block.of_heads
+            turning = torch.cat([queries(into[:, : self.heads]), keys(into[:, self.heads :])], dim=1)
+        self._turn(turning, rotation, into)
+        entries = states[:, self.heads :].view(count, 2, kv, self.width)
+        rows = block.out.add(rows, attention(index, states[:, : self.heads], entries))
+        gate, up = block.gate_up(block.before_mlp(rows)).split(self._inner, 1)
+        return block.down.add(rows, F.silu(gate).mul_(up))
+
+    @staticmethod
+    def _turn(states: torch.Tensor, rotation: Rotation, into: torch.Tensor) -> None:
+        """Rotate (R, n, d): halves swapped, times the signed sine, plus the rest times the cosine."""
+        cosine, sine = rotation
+        torch.addcmul(states * cosine, states.roll(states.shape[-1] // 2, -1), sine, out=into)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.head(hidden)
+
+
+def _frequencies(rotary: Any, config: Any, width: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """(d,) angles per position, the first half negative; (d,) the axis whose position each takes; number of axes."""
+    inverse = rotary.inv_freq.float()
+    signed = torch.cat([-inverse, inverse])
+    sections = (getattr(config, "rope_parameters", None) or {}).get("mrope_section")
+    if sections is None:
+        return signed, torch.zeros(width, dtype=torch.long, device=signed.device), 1
+    # The stock module says which frequency belongs to which axis: let it sort the axes' numbers.
+    numbers = torch.arange(3.0).view(3, 1, 1, 1).expand(3, 1, 1, width // 2).clone()
+    axis = rotary.recomposition_frequencies(numbers)[0, 0].long()
+    return signed, axis.to(signed.device), 3

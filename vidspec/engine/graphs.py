@@ -1,0 +1,227 @@
+"""A pass of few tokens as a fixed list of kernels: nothing of it depends on lengths, so a GPU can replay it.
+
+What tells the sequences apart is a table on the device, a column of numbers for each row; the host writes it and reads
+nothing back. A pass is captured once for each count of rows and replayed; rows that are missing are filled up with ones
+that write to the slab's scratch entry.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vidspec.engine.rows import Passed, Rows
+from vidspec.engine.slab import KVSpan, Slab
+
+if TYPE_CHECKING:
+    from vidspec.engine.fused import FusedDecoder
+
+__all__ = ["MOST", "Attend", "Graphs", "Step", "graphs_of"]
+
+#: Rows of a pass, and entries of one sequence that not all its rows see: the bits of a number.
+MOST = 64
+#: What a kernel takes, see :func:`~vidspec.engine.kernel.split_attention`.
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+
+
+def graphs_of(decoder: FusedDecoder) -> Graphs | None:
+    """The replayed passes of a decoder; None where there are no kernels for it."""
+    width, on_gpu = decoder.width, decoder.embedding.device.type == "cuda"
+    covered = decoder.windows is None and width in (16, 32, 64, 128, 256)
+    return Graphs(decoder) if on_gpu and covered and importlib.util.find_spec("triton") is not None else None
+
+
+class Step:
+    """One pass of ``count`` rows over static tensors.
+
+    Args:
+        decoder: whose blocks run.
+        count: of rows.
+        vocabulary: logits are cut to it.
+        attend: the attention of a layer.
+
+    Attributes:
+        table: (7 + axes, count) int64 of each row: token id, rotary positions, slot in the slab, entries that all
+            rows of its sequence see, entries of the sequence, its first entry in the slab, its first row in the pass,
+            and as bits which of the entries behind those that all see it sees. All but the last three are in the order
+            in which a next token moves on.
+        logits, hidden: (count, vocabulary) and (count, hidden) of the last pass.
+        tokens: (count,) the argmax of each row.
+    """
+
+    logits: torch.Tensor
+    hidden: torch.Tensor
+    tokens: torch.Tensor
+
+    def __init__(self, decoder: FusedDecoder, count: int, vocabulary: int, attend: Attend) -> None:
+        self.decoder, self.count, self.vocabulary, self._attend = decoder, count, vocabulary, attend
+        self._slot = 1 + decoder.axes
+        self._idle = torch.tensor(_idle(decoder.slab, decoder.axes, range(count))).t().contiguous()
+        self.table = self._idle.to(decoder.embedding.device)
+        every = decoder.slab.layers(0, decoder.slab.capacity + 1)
+        self._layers = [(layer, layer[0], layer[1]) for layer in every]
+
+    def rest(self) -> None:
+        """Make all rows idle."""
+        self.table.copy_(self._idle)
+
+    def __call__(self) -> None:
+        """Run; where there is one row its own token is the next pass's."""
+        decoder, table = self.decoder, self.table
+        rows, rotation = decoder.embed(table[0]), decoder.rotation(table[1 : self._slot])
+        for index in range(decoder.depth):
+            rows = decoder.block(index, rows, rotation, self._attention)
+        self.hidden = decoder.norm(rows)
+        self.logits = decoder.logits(self.hidden)[:, : self.vocabulary]
+        self.tokens = self.logits.argmax(-1)
+        if self.count == 1:
+            table[0].copy_(self.tokens)
+            table[1 : self._slot + 3].add_(1)
+
+    def _attention(self, layer: int, query: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
+        both, keys, values = self._layers[layer]
+        both.index_copy_(2, self.table[self._slot], entries.permute(1, 2, 0, 3))
+        return self._attend(query, keys, values, self.table[self._slot + 1 :], self.decoder.width**-0.5)
+
+
+class Graphs:
+    """Passes of one decoder, captured where its device can.
+
+    Args:
+        decoder: of token rows; its windows are not looked at.
+        attend: the attention of a layer, the Triton kernels if None.
+        capture: whether passes are captured; they are otherwise run kernel by kernel.
+    """
+
+    def __init__(self, decoder: FusedDecoder, attend: Attend | None = None, *, capture: bool = True) -> None:
+        self.decoder, self._attend = decoder, attend
+        self.device = decoder.embedding.device
+        self._captures = capture and self.device.type == "cuda"
+        self._steps: dict[int, tuple[Step, Callable[[], None]]] = {}
+        self._made: tuple[int, int] | None = None  # version of the slab, and vocabulary, that the steps are of
+        self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
+
+    @property
+    def captured(self) -> Collection[int]:
+        """Counts of rows that can be replayed as they are."""
+        return self._steps.keys()
+
+    def take(self, batch: Sequence[Rows]) -> bool:
+        """Whether a pass is of few tokens that nobody observes, and each sequence alike in all layers."""
+        return sum(map(len, batch)) <= MOST and all(
+            rows.prompt is None and rows.taps is None and len(rows.parents or ()) <= MOST and type(rows.span) is KVSpan
+            for rows in batch
+        )
+
+    def run(self, batch: Sequence[Rows], vocabulary: int) -> list[Passed]:
+        """As ``Engine.run``, of a batch that :meth:`take` is true of."""
+        with self._on_device():
+            step = self._pass(batch, vocabulary)
+            sizes = list(map(len, batch))
+            # The next pass writes to the same tensors.
+            logits, hidden = step.logits[: sum(sizes)].clone(), step.hidden[: sum(sizes)].clone()
+        for rows in batch:
+            rows.span.length += len(rows)
+        return [Passed(*both) for both in zip(logits.split(sizes), hidden.split(sizes), strict=True)]
+
+    def greedy(self, span: KVSpan, token_ids: Sequence[int], gamma: int, vocabulary: int) -> list[int]:
+        """As ``Engine.greedy``: gamma passes, of which the host waits for the last alone."""
+        following = range(span.length + len(token_ids), span.length + len(token_ids) + gamma - 1)
+        span.check_room(following.stop - span.length)
+        with self._on_device():
+            found = torch.empty(gamma, dtype=torch.long, device=self.device)
+            begun = self._pass([Rows(span, token_ids)], vocabulary)
+            last = begun.tokens[len(token_ids) - 1 : len(token_ids)]
+            found[:1].copy_(last)
+            span.length = following.start
+            if gamma > 1:
+                step, replay = self.step(1, vocabulary)
+                if step is not begun:
+                    self._write(step, [Rows(span, [0])])
+                    step.table[0].copy_(last)
+                for index in range(1, gamma):
+                    replay()
+                    found[index : index + 1].copy_(step.tokens)
+            span.length = following.stop
+            return found.tolist()
+
+    def _on_device(self) -> torch.cuda.device | nullcontext[None]:
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def _pass(self, batch: Sequence[Rows], vocabulary: int) -> Step:
+        for rows in batch:
+            rows.span.check_room(len(rows))
+        count = 1 << (sum(map(len, batch)) - 1).bit_length()
+        step, replay = self.step(count, vocabulary)
+        self._write(step, batch)
+        replay()
+        return step
+
+    def _write(self, step: Step, batch: Sequence[Rows]) -> None:
+        """The table of a pass, copied from memory that the host does not write to again."""
+        columns: list[list[int]] = []
+        for rows in batch:
+            columns += _columns(rows, self.decoder.axes, len(columns))
+        columns += _idle(self.decoder.slab, self.decoder.axes, range(len(columns), step.count))
+        table = torch.tensor(columns).t().contiguous()
+        if self.device.type == "cuda":
+            table = table.pin_memory()
+        step.table.copy_(table, non_blocking=True)
+
+    def step(self, count: int, vocabulary: int) -> tuple[Step, Callable[[], None]]:
+        """The pass of so many rows, and what runs it."""
+        made = self.decoder.slab.version, vocabulary
+        if made != self._made:  # they hold the addresses of a slab that is gone
+            self._steps.clear()
+            self._made, self._pool = made, None  # a pool ends with its last graph
+        if count not in self._steps:
+            self._steps[count] = self._captured(count, vocabulary)
+        return self._steps[count]
+
+    def _captured(self, count: int, vocabulary: int) -> tuple[Step, Callable[[], None]]:
+        if self._attend is None:
+            from vidspec.engine.kernel import split_attention
+
+            self._attend = split_attention
+        step = Step(self.decoder, count, vocabulary, self._attend)
+        if not self._captures:
+            return step, step
+        here = torch.cuda.current_stream()
+        # One stream of this device for all: the libraries' workspaces are kept for each.
+        self._stream = self._stream or torch.cuda.Stream()
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):  # compiles kernels and makes the workspaces
+            step()
+            step.rest()
+        here.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+            step()
+        return step, graph.replay
+
+
+def _columns(rows: Rows, axes: int, first: int) -> list[list[int]]:
+    """Of each row what :attr:`Step.table` says; ``first`` is the sequence's first row in the pass."""
+    span, count, places = rows.span, len(rows), rows.places
+    tail = count if rows.parents is None else len(rows.parents)
+    common, length = span.length + count - tail, span.length + count
+    seen: list[int] = []  # of each node, as bits
+    for node, parent in enumerate(range(-1, count - 1) if rows.parents is None else rows.parents):
+        seen.append((seen[parent] if parent >= 0 else 0) | 1 << node)
+    columns = []
+    for index, (token, place, bits) in enumerate(zip(rows.token_ids, places, seen[tail - count :], strict=True)):
+        slot = span.start + span.length + index
+        sees = bits - (1 << MOST) if bits >> (MOST - 1) else bits  # as a signed number
+        columns.append([token, *[place + span.offset] * axes, slot, common, length, span.start, first, sees])
+    return columns
+
+
+def _idle(slab: Slab, axes: int, places: range) -> list[list[int]]:
+    """Rows that see nothing but themselves, in the entry that is nobody's."""
+    return [[0, *[0] * axes, slab.capacity, 0, 1, slab.capacity, place, 1] for place in places]

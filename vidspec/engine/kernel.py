@@ -1,0 +1,133 @@
+"""Attention of few rows over the slab as two Triton kernels: keys are split over the device, the parts merged.
+
+Everything that tells sequences apart is read on the device, a row of numbers for each row of the pass, so a launch
+does not depend on lengths and can be captured in a graph. Needs Triton; ``vidspec.engine.graphs`` asks before it
+imports this.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+__all__ = ["split_attention"]
+
+#: Programs that share one sequence's keys, over all KV heads: about two for each multiprocessor of a large GPU.
+_PROGRAMS = 256
+#: Of the queries that share the keys they load, and of the keys loaded at a time: what fits into a small GPU's SM too.
+_BYTES = 2**14
+_LOG2_E = 1.4426950408889634
+
+
+def split_attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, places: torch.Tensor, scaling: float
+) -> torch.Tensor:
+    """Attention of R rows of any number of sequences, each row over its own sequence.
+
+    Args:
+        query: (R, heads, d) rotated; d is a power of two from 16 on, heads and d are dense.
+        keys, values: (kv_heads, capacity, d) of one layer of one slab, entries dense, the rows' own included.
+        places: (5, R) int64, dense: of each row's sequence how many entries all its rows see, and how many it has; its
+            first entry in the slab; its first row in the pass, the others following; then of the row as bits which of
+            the entries behind those that all see it sees, of at most 64.
+        scaling: of the scores.
+
+    Returns:
+        (R, heads * d).
+    """
+    rows, heads, width = query.shape
+    kv_heads = len(keys)
+    group = heads // kv_heads
+    padded, some = triton.next_power_of_2(group), max(16, min(64, _BYTES // (width * query.itemsize)))
+    together = max(1, min(triton.next_power_of_2(rows), some // padded))
+    splits = max(8, min(64, triton.next_power_of_2(_PROGRAMS // kv_heads)))
+    parts = torch.empty(rows, heads, splits, width, dtype=torch.float32, device=query.device)
+    weights = torch.empty(rows, heads, splits, dtype=torch.float32, device=query.device)
+    sizes = {"HEADS": heads, "SPLITS": splits, "WIDTH": width}
+    tiles = {"GROUP": group, "PADDED": padded, "TOGETHER": together, "TILE": max(16, padded * together), "BLOCK": some}
+    strides = query.stride(0), keys.stride(0)
+    given = query, keys, values, places, parts, weights, scaling * _LOG2_E, rows, *strides
+    _part[(rows, kv_heads, splits)](*given, **sizes, **tiles, num_stages=2)
+    out = torch.empty(rows, heads * width, dtype=query.dtype, device=query.device)
+    _merge[(rows, heads)](parts, weights, out, **sizes)
+    return out
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _part(  # type: ignore[no-untyped-def]
+    query,
+    keys,
+    values,
+    places,
+    parts,
+    weights,
+    scaling,
+    rows,
+    query_stride,
+    head_stride,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PADDED: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One stretch of a sequence's keys, one KV head, up to TOGETHER rows; (member of the group, row) are the tile."""
+    row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first = tl.load(places + 3 * rows + row)
+    if (row - first) % TOGETHER == 0:  # the others are in an earlier row's tile
+        common, length = tl.load(places + row).to(tl.int32), tl.load(places + rows + row).to(tl.int32)
+        start = tl.load(places + 2 * rows + row)
+        at = tl.arange(0, TILE)
+        mine, member = row + at // PADDED, at % PADDED
+        is_row = (member < GROUP) & (at // PADDED < TOGETHER) & (mine < rows)
+        is_row &= tl.load(places + 3 * rows + mine, mask=is_row, other=-1) == first
+        sees = tl.load(places + 4 * rows + mine, mask=is_row, other=0)
+        head, inner = kv_head * GROUP + member, tl.arange(0, WIDTH)
+        rotated = tl.load(
+            query + mine[:, None] * query_stride + head[:, None] * WIDTH + inner[None], mask=is_row[:, None], other=0.0
+        )
+        share = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK) * BLOCK
+        end = tl.minimum(length, (split + 1) * share)
+        base = kv_head.to(tl.int64) * head_stride
+        top = tl.full([TILE], float("-inf"), tl.float32)
+        total = tl.zeros([TILE], tl.float32)
+        summed = tl.zeros([TILE, WIDTH], tl.float32)
+        for begin in range(split * share, end, BLOCK):
+            entry = begin + tl.arange(0, BLOCK)
+            held = entry < end
+            address = base + (start + entry)[:, None] * WIDTH + inner[None]
+            key = tl.load(keys + address, mask=held[:, None], other=0.0)
+            scores = tl.dot(rotated, tl.trans(key), input_precision="ieee") * scaling
+            own = entry - common
+            bit = (sees[:, None] >> tl.maximum(own, 0)[None]) & 1
+            visible = held[None] & ((own < 0)[None] | (bit == 1))
+            scores = tl.where(visible, scores, float("-inf"))
+            higher = tl.maximum(top, tl.max(scores, 1))
+            level = tl.where(higher == float("-inf"), 0.0, higher)  # a row may see none of these
+            chances = tl.exp2(scores - level[:, None])
+            shrunk = tl.exp2(top - level)
+            total = total * shrunk + tl.sum(chances, 1)
+            value = tl.load(values + address, mask=held[:, None], other=0.0)
+            summed = summed * shrunk[:, None]
+            summed += tl.dot(chances.to(value.dtype), value, input_precision="ieee")
+            top = higher
+        out = (mine * HEADS + head) * SPLITS + split
+        seen = tl.where(total > 0, total, 1.0)
+        tl.store(weights + out, top + tl.log2(seen), mask=is_row)
+        tl.store(parts + out[:, None] * WIDTH + inner[None], summed / seen[:, None], mask=is_row[:, None])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _merge(parts, weights, out, HEADS: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The stretches of one row and head by the log-sum-exp of their scores."""
+    place = tl.program_id(0) * HEADS + tl.program_id(1)
+    split, inner = tl.arange(0, SPLITS), tl.arange(0, WIDTH)
+    weight = tl.load(weights + place * SPLITS + split)
+    share = tl.exp2(weight - tl.max(weight, 0))
+    part = tl.load(parts + (place * SPLITS + split)[:, None] * WIDTH + inner[None])
+    merged = tl.sum(part * share[:, None], 0) / tl.sum(share, 0)
+    tl.store(out + place * WIDTH + inner, merged.to(out.dtype.element_ty))

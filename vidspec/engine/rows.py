@@ -1,0 +1,136 @@
+"""What one sequence adds to a pass, and what the pass gave it. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from vidspec.engine.slab import KVSpan
+    from vidspec.engine.taps import Taps
+
+__all__ = ["Passed", "Prefill", "Prompt", "Rows", "Shown"]
+
+
+class Shown(Protocol):
+    """The visual tokens of a prompt: which rows they are, and what early blocks add to them."""
+
+    @property
+    def index(self) -> torch.Tensor: ...
+    @property
+    def deepstack(self) -> Sequence[torch.Tensor]: ...
+
+
+class Prompt(Protocol):
+    """An embedded prompt of L rows.
+
+    Attributes:
+        embeds: (1, L, hidden).
+        positions: (1, L), or (3, 1, L) under M-RoPE.
+        visual: the visual tokens; ``deepstack`` holds, for each of the first blocks, (N, hidden) to add behind it.
+        next_position: rotary position of the first generated token.
+    """
+
+    @property
+    def embeds(self) -> torch.Tensor: ...
+    @property
+    def positions(self) -> torch.Tensor: ...
+    @property
+    def visual(self) -> Shown: ...
+    @property
+    def next_position(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What one sequence adds to a pass: a stretch of its prompt, or tokens behind what it holds.
+
+    Attributes:
+        span: the sequence; it grows by the rows.
+        token_ids: n tokens: one, a window, or nodes of a tree. Empty for a stretch of a prompt.
+        parents: of a tree, for each of its m nodes in cache order the index of its parent, -1 for those behind the
+            last entry that is committed; parents come before their children. The tokens are the last n nodes, the
+            m - n before them are in the cache already. None for tokens that follow each other.
+        prompt: what ``stretch`` is of.
+        stretch: first row of the prompt and the one behind the last; its rows must be the next the sequence needs.
+        taps: observers of a prompt's rows.
+        states: whether the hidden states of all rows are wanted, also of a prompt.
+    """
+
+    span: KVSpan
+    token_ids: Sequence[int] = ()
+    parents: Sequence[int] | None = None
+    prompt: Prompt | None = None
+    stretch: tuple[int, int] = (0, 0)
+    taps: Taps | None = None
+    states: bool = False
+
+    def __len__(self) -> int:
+        return len(self.token_ids) if self.prompt is None else self.stretch[1] - self.stretch[0]
+
+    @property
+    def ends(self) -> bool:
+        """Whether nothing of a prompt is left behind these rows."""
+        return self.prompt is None or self.stretch[1] == self.prompt.length
+
+    @cached_property
+    def depths(self) -> list[int]:
+        """Of each node how many tokens of the tree come before it on its path."""
+        depths: list[int] = []
+        for node, parent in enumerate(self.parents or ()):
+            if not -1 <= parent < node:
+                raise ValueError(f"node {node} of a tree cannot follow node {parent}")
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        return depths
+
+    @property
+    def places(self) -> Sequence[int]:
+        """Of each token how many entries of its sequence come before it on its path."""
+        length = self.span.length
+        if self.parents is None:
+            return range(length, length + len(self.token_ids))
+        read = len(self.parents) - len(self.token_ids)
+        return [length - read + depth for depth in self.depths[read:]]
+
+    def sees(self) -> torch.Tensor:
+        """(n, m) which nodes of its tree each token sees: its ancestors and itself."""
+        parents = self.parents or ()
+        sees = torch.eye(len(parents), dtype=torch.bool)
+        for node, parent in enumerate(parents):
+            if parent >= 0:
+                sees[node] |= sees[parent]
+        return sees[len(parents) - len(self.token_ids) :]
+
+
+class Passed(NamedTuple):
+    """What a pass gave one sequence.
+
+    Attributes:
+        logits: (n, vocabulary) of n tokens; of a prompt's stretch (1, vocabulary) behind its last row if the prompt
+            ends with it, else (0, vocabulary).
+        hidden: behind the final norm, (n, hidden); of a prompt whose states nobody wants as many rows as ``logits``.
+    """
+
+    logits: torch.Tensor
+    hidden: torch.Tensor
+
+
+class Prefill(NamedTuple):
+    """A prompt that has been read.
+
+    Attributes:
+        span: the sequence, which holds the prompt.
+        logits: (vocabulary,) behind the prompt.
+        visual_states: (N, hidden) the last states behind the final norm at the visual positions, each of length 1, in
+            the model's dtype; None unless they were asked for.
+    """
+
+    span: KVSpan
+    logits: torch.Tensor
+    visual_states: torch.Tensor | None = None

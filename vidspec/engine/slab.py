@@ -1,0 +1,250 @@
+"""The keys and values of all sequences of one model: one slab, a contiguous span of it for each sequence."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+
+from vidspec.engine.device import spare
+from vidspec.errors import GenerationError
+
+__all__ = ["KVSpan", "Reads", "Slab"]
+
+#: Entries by which a slab on a device grows at least: new sizes for every clip would scatter the device's memory.
+_STEP = 1024
+
+#: Of each layer the keys, or the values, that rows of a pass read: (1, kv_heads, length, d).
+Reads = Sequence[torch.Tensor]
+
+
+class Slab:
+    """Keys and values of each layer, of shape (kv_heads, capacity, d).
+
+    It grows when no gap is long enough, which copies what is in use; a sequence never notices. Entries that are not in
+    use mean nothing and are overwritten.
+
+    Args:
+        heads: KV heads of every layer.
+        width: d, numbers of a key and of a value.
+        dtype: of both.
+        devices: of each layer.
+        budget: bytes that all layers may take together; if None by what is free on a GPU, and no limit on a CPU.
+    """
+
+    def __init__(
+        self, heads: int, width: int, dtype: torch.dtype, devices: Sequence[torch.device], budget: int | None = None
+    ) -> None:
+        self.heads, self.width, self.dtype = heads, width, dtype
+        self.budget = spare(Counter(devices)) if budget is None else budget
+        self._places = [(device, len(list(run))) for device, run in groupby(devices)]
+        self.capacity = 0
+        self._blocks = self._allocated(0)
+        self._used: dict[int, int] = {}  # start -> end of each span
+        self._lock = threading.RLock()  # a span that is forgotten is freed by whichever thread collects it
+        #: Counts the times the entries moved; what was captured with their addresses is void then.
+        self.version = 0
+
+    def __len__(self) -> int:
+        """Layers."""
+        return sum(count for _, count in self._places)
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of one entry in all layers, keys and values."""
+        return 2 * len(self) * self.heads * self.width * self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are allocated."""
+        return self.capacity * self.entry_bytes
+
+    @property
+    def used(self) -> int:
+        """Entries that belong to sequences."""
+        return sum(end - start for start, end in self._used.items())
+
+    def open(self, room: int, offset: int = 0) -> KVSpan:
+        """An empty sequence.
+
+        Args:
+            room: the most entries it will ever have: prompt, max_new_tokens and one window.
+            offset: what to add to an entry's index for its rotary position.
+
+        Raises:
+            GenerationError: that is beyond the budget.
+        """
+        span = KVSpan(self, room, offset)
+        self.place(span)
+        return span
+
+    def place(self, span: KVSpan) -> None:
+        """Give a new sequence its entries, until it is freed or forgotten."""
+        with self._lock:
+            span.start = self._gap(span.room)
+            if span.start + span.room > self.capacity:
+                self._grow(span.start, span.start + span.room)
+            self._used[span.start] = span.start + span.room
+        span.free = weakref.finalize(span, self._release, span.start)
+        span.free.atexit = False
+
+    def _gap(self, room: int) -> int:
+        """Where a span can begin: in the first gap that is long enough, else behind all others."""
+        end = 0
+        for start in sorted(self._used):
+            if start - end >= room:
+                return end
+            end = self._used[start]
+        return end
+
+    def wants(self, room: int) -> int:
+        """Bytes of memory that a sequence of so many entries would take beyond what the slab has."""
+        with self._lock:
+            end = self._gap(room) + room
+        if end <= self.capacity:
+            return 0
+        return (end if self._used else end - self.capacity) * self.entry_bytes  # what is in use is copied
+
+    @torch.inference_mode()
+    def _grow(self, used: int, wanted: int) -> None:
+        on_device = any(device.type != "cpu" for device, _ in self._places)
+        capacity = -(-wanted // _STEP) * _STEP if on_device else wanted
+        if self.budget is not None and capacity * self.entry_bytes > self.budget:
+            capacity = wanted
+            if capacity * self.entry_bytes > self.budget:
+                raise GenerationError(
+                    f"{wanted} entries of the KV cache need {capacity * self.entry_bytes / 1e9:.1f} GB, "
+                    f"{self.budget / 1e9:.1f} GB are allowed",
+                    hint="fewer --frames or clips at once",
+                    kind="memory",
+                )
+        old = self._blocks
+        if not self._used:
+            self._blocks = old = []  # the new one may take the old one's memory
+        blocks = self._allocated(capacity)
+        for new, block in zip(blocks, old, strict=False):
+            new[..., :used, :] = block[..., :used, :]
+        self._blocks, self.capacity = blocks, capacity
+        self.version += 1
+
+    @torch.inference_mode()
+    def _allocated(self, capacity: int) -> list[torch.Tensor]:
+        shape = (2, self.heads, capacity + 1, self.width)  # the last is nobody's: padding of a pass is written there
+        return [torch.empty(count, *shape, dtype=self.dtype, device=device) for device, count in self._places]
+
+    def _release(self, start: int) -> None:
+        with self._lock:
+            self._used.pop(start, None)
+
+    def layers(self, start: int, end: int) -> list[torch.Tensor]:
+        """Entries of every layer: (2, kv_heads, end - start, d), keys first."""
+        return [layer for block in self._blocks for layer in block[..., start:end, :].unbind(0)]
+
+    def keys(self, start: int, end: int) -> list[torch.Tensor]:
+        """Keys of every layer: (1, kv_heads, end - start, d)."""
+        return [layer for block in self._blocks for layer in block[:, 0, None, :, start:end].unbind(0)]
+
+    def values(self, start: int, end: int) -> list[torch.Tensor]:
+        """Values of every layer: (1, kv_heads, end - start, d)."""
+        return [layer for block in self._blocks for layer in block[:, 1, None, :, start:end].unbind(0)]
+
+
+class KVSpan:
+    """One sequence's contiguous part of a slab.
+
+    Rollback moves a counter: rejected entries stay where they are, are never read again and are overwritten by the
+    next tokens.
+
+    Attributes:
+        slab: what it is of.
+        start: its first entry.
+        room: the most entries it can have.
+        length: entries in use.
+        offset: the rotary position of the entry at index i, prompt excluded, is ``i + offset``: kept visual tokens
+            keep their positions, so a pruned prompt is shorter than the position that follows it.
+        free: gives the entries back; so does forgetting the span.
+    """
+
+    start: int
+    free: weakref.finalize[..., KVSpan]
+
+    def __init__(self, slab: Slab, room: int, offset: int = 0) -> None:
+        self.slab, self.room, self.offset, self.length = slab, room, offset, 0
+
+    def check_room(self, rows: int) -> None:
+        """Raises IndexError if there is no room for so many more."""
+        if self.length + rows > self.room:
+            raise IndexError(f"a sequence of {self.room} entries cannot take {self.length + rows}")
+
+    def writes(self, rows: int) -> list[torch.Tensor]:
+        """Of every layer the next ``rows`` entries: (2, kv_heads, rows, d).
+
+        Raises:
+            IndexError: there is no room for them.
+        """
+        self.check_room(rows)
+        return self.slab.layers(self.start + self.length, self.start + self.length + rows)
+
+    def reads(self, rows: int) -> tuple[Reads, Reads]:
+        """Keys and values of every layer, the next ``rows`` entries included."""
+        end = self.start + self.length + rows
+        return self.slab.keys(self.start, end), self.slab.values(self.start, end)
+
+    def rollback(self, length: int) -> None:
+        """Forget every entry from ``length`` on.
+
+        Raises:
+            ValueError: ``length`` is negative or beyond what is held.
+        """
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot roll back a sequence of {self.length} entries to {length}")
+        self.length = length
+
+    @torch.inference_mode()
+    def gather(self, start: int, kept: Sequence[int] | torch.Tensor) -> None:
+        """Keep, of the entries from ``start`` on, only those at ``start + kept[i]``, in that order.
+
+        Args:
+            start: entries before it stay as they are.
+            kept: K increasing offsets from ``start``, each below ``length - start``.
+
+        Raises:
+            ValueError: ``start`` or an offset is beyond what is held.
+        """
+        offsets = torch.as_tensor(kept, dtype=torch.long)
+        if not 0 <= start <= self.length:
+            raise ValueError(f"cannot gather from {start} on in a sequence of {self.length} entries")
+        if len(offsets) and (int(offsets.min()) < 0 or int(offsets.max()) >= self.length - start):
+            raise ValueError(f"offsets beyond the {self.length - start} entries from {start} on")
+        for layer in self.slab.layers(self.start + start, self.start + self.length):
+            layer[..., : len(offsets), :] = layer[..., offsets.to(layer.device), :]
+        self.length = start + len(offsets)
+
+    @torch.inference_mode()
+    def select(self, rows: torch.Tensor | Sequence[torch.Tensor], room: int) -> KVSpan:
+        """A new sequence in the same slab with copies of some entries.
+
+        Args:
+            rows: (K,) entries for all layers, in the order the new sequence has them; or of each layer (kv_heads, K),
+                chosen for each head, K being the same for all layers.
+            room: of the new sequence, at least K.
+
+        Raises:
+            ValueError: an entry is beyond what is held, or K beyond the room.
+        """
+        every = [rows[None]] * len(self.slab) if isinstance(rows, torch.Tensor) else rows
+        count = every[0].shape[-1]
+        if count > room or any(
+            int(index.max()) >= self.length for index in every[: 1 if every[0] is every[-1] else None]
+        ):
+            raise ValueError(f"cannot select {count} of {self.length} entries into {room}")
+        chosen = self.slab.open(room)
+        layers = self.slab.layers(self.start, self.start + self.length)
+        for old, new, index in zip(layers, chosen.writes(count), every, strict=True):
+            new.copy_(old.take_along_dim(index.to(old.device)[None, :, :, None], dim=2))
+        chosen.length = count
+        return chosen

@@ -1,0 +1,115 @@
+"""The stock blocks of ``transformers`` behind the engine's door: the oracle, and the way for what is not fused."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+
+from vidspec.engine.decoder import Attending, Rotation, windows_of
+from vidspec.engine.graphs import Graphs
+from vidspec.engine.slab import Slab
+
+__all__ = ["NAME", "StockDecoder"]
+
+#: Under which the models' own attention modules find the engine's.
+NAME = "vidspec"
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    attention: Attending | None = None,
+    scaling: float | None = None,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """What a stock attention module calls: in a pass of the engine its attention, elsewhere plain SDPA."""
+    if attention is None:
+        rows = query.shape[2]
+        out = torch.nn.functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attention_mask,
+            is_causal=attention_mask is None and rows > 1,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        return out.transpose(1, 2).contiguous(), None
+    entries = torch.stack([key[0], value[0]]).permute(2, 0, 1, 3)
+    out = attention(module.layer_idx, query[0].transpose(0, 1), entries)  # type: ignore[arg-type]
+    return out[None], None
+
+
+AttentionInterface.register(NAME, _attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
+
+
+class StockDecoder:
+    """Blocks as they were loaded, quantised, split over devices or of any dense family.
+
+    Args:
+        language: ``language_model`` of a stock model; its attention modules are pointed to the engine's.
+        head: ``lm_head``.
+        why: why it is not fused.
+        budget: bytes of the slab.
+    """
+
+    name = "stock"
+    packed_bytes = 0
+    graphs: Graphs | None = None
+
+    def __init__(self, language: Any, head: Any, why: str, budget: int | None = None) -> None:
+        self.language, self.head, self.why, self._budget = language, head, why, budget
+        config = language.config
+        config._attn_implementation = NAME
+        self.depth, self.windows = len(language.layers), windows_of(config)
+        self.heads = int(config.num_attention_heads)
+        self.width = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
+        self.axes = 3 if "mrope_section" in (getattr(config, "rope_parameters", None) or {}) else 1
+
+    @cached_property
+    def slab(self) -> Slab:
+        config = self.language.config
+        devices = [_device(block) for block in self.language.layers]
+        weight = self.language.embed_tokens.weight
+        return Slab(int(config.num_key_value_heads), self.width, weight.dtype, devices, self._budget)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.language.embed_tokens(ids)  # type: ignore[no-any-return]
+
+    def rotation(self, positions: torch.Tensor) -> Rotation:
+        like = torch.empty(0, dtype=self.language.dtype, device=positions.device)
+        return self.language.rotary_emb(like, positions if self.axes == 1 else positions[:, None])  # type: ignore[no-any-return]
+
+    def block(self, index: int, rows: torch.Tensor, rotation: Rotation, attention: Attending) -> torch.Tensor:
+        out: Any = self.language.layers[index](
+            rows[None],
+            attention_mask=None,
+            position_ids=None,
+            past_key_values=None,
+            use_cache=False,
+            position_embeddings=rotation,
+            attention=attention,
+        )
+        rows = out[0] if isinstance(out, tuple) else out
+        return rows[0]
+
+    def norm(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.language.norm(rows)  # type: ignore[no-any-return]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.head(hidden)  # type: ignore[no-any-return]
+
+
+def _device(block: torch.nn.Module) -> torch.device:
+    """Where a block computes; of one whose weights wait elsewhere accelerate's hook knows it."""
+    place = getattr(getattr(block, "_hf_hook", None), "execution_device", None)
+    return next(block.parameters()).device if place is None else torch.device(place)

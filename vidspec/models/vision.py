@@ -1,0 +1,124 @@
+"""How stock vision towers run: windows of a length in one call of attention, clips in parts under a byte budget.
+
+The towers, their weights and their arithmetic are those of ``transformers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
+from transformers import AttentionInterface
+
+from vidspec.models.base import Pixels
+
+__all__ = ["BUDGET", "WINDOWS", "chunks", "token_bytes", "window_attention"]
+
+#: Under a name with "flash" in it, the Qwen-VL towers of ``transformers`` 5.23 hand over all windows and where each
+#: begins; under any other they call once for each window and block. For models that are there: a model built from a
+#: config that says so would be refused, as no kernel of the hub is called so.
+WINDOWS = "vidspec_flash_windows"
+#: Bytes that the activations of a tower may take at once; a single frame is never cut.
+BUDGET = 1 << 30
+
+#: Which rows are in windows of which length: made by the first block of a pass, read by the others, gone with it.
+_layouts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def window_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """Attention of each row to those of its window.
+
+    Args:
+        module: the calling attention module.
+        query, key, value: (1, heads, N, d), window behind window.
+        attention_mask: None; windows are seen whole.
+        scaling: of the scores; 1 / sqrt(d) if None.
+        cu_seq_lens_q: (windows + 1,) the row each window begins at, and N; None for a single window.
+
+    Returns:
+        (1, N, heads, d), and None for the weights.
+    """
+    given = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+    layout = [(query.shape[2], None)] if cu_seq_lens_q is None else _by_length(cu_seq_lens_q)
+    out = given[0].new_empty(given[0].shape)
+    for length, rows in layout:
+        q, k, v = (
+            (tensor if rows is None else tensor[rows]).unflatten(0, (-1, length)).transpose(1, 2) for tensor in given
+        )
+        found = F.scaled_dot_product_attention(q, k, v, scale=scaling).transpose(1, 2).flatten(0, 1)
+        if rows is None:
+            out = found
+        else:
+            out[rows] = found
+    return out[None], None
+
+
+def _by_length(begins: torch.Tensor) -> list[tuple[int, torch.Tensor | None]]:
+    """Each length that windows have, and the rows of all its windows; None if those are all rows."""
+    layout: list[tuple[int, torch.Tensor | None]] | None = _layouts.get(begins)
+    if layout is None:
+        starts: dict[int, list[int]] = {}
+        for start, end in pairwise(begins.tolist()):
+            starts.setdefault(end - start, []).append(start)
+        layout = [(next(iter(starts)), None)]
+        if len(starts) > 1:
+            layout = [
+                (length, (torch.tensor(first)[:, None] + torch.arange(length)).flatten().to(begins.device))
+                for length, first in starts.items()
+            ]
+        _layouts[begins] = layout
+    return layout
+
+
+def chunks(pixels: Pixels, tokens: int, config: Any, *, every_block: bool = False) -> Iterator[Pixels]:
+    """A clip cut between frames (temporal steps) into parts of about one length, each within :data:`BUDGET`.
+
+    No tower attends from one frame to another, so what it makes of the parts is what it makes of the clip; the memory
+    it works in does not grow with the clip.
+
+    Args:
+        pixels: of the clip; as many rows of ``values`` for each frame.
+        tokens: rows of the tower's hidden states for each frame.
+        config: of the tower.
+        every_block: whether the stock model keeps the output of each block to choose from.
+    """
+    frames = pixels.grid[0]
+    fitting = max(1, BUDGET // (tokens * token_bytes(config, every_block=every_block)))
+    count = -(-frames // fitting)
+    rows = len(pixels.values) // frames
+    for part in range(count):
+        first, end = part * frames // count, (part + 1) * frames // count
+        yield replace(
+            pixels,
+            values=pixels.values[first * rows : end * rows],
+            grid=(end - first, *pixels.grid[1:]),
+            seconds=pixels.seconds[first:end],
+        )
+
+
+def token_bytes(config: Any, *, every_block: bool = False) -> int:
+    """Bytes that a row of a tower's hidden states takes at most while a block computes.
+
+    Counted as float32 whatever the model's dtype, for norms and rotary embeddings compute in it: nine vectors of the
+    hidden size and three of the feed-forward network's. Attention holds eleven of the hidden size at once (the
+    residual, its norm, queries, keys, values and their rotation), the feed-forward network two and three of its own.
+    """
+    kept = config.num_hidden_layers + 1 if every_block else 0
+    return 4 * (config.hidden_size * (9 + kept) + 3 * config.intermediate_size)  # type: ignore[no-any-return]
+
+
+AttentionInterface.register(WINDOWS, window_attention)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from engine import standin
-from engine.passing import poison
+from engine.passing import poison, unreplayed
 from vidspec.engine.forward import Engine
 from vidspec.engine.graphs import Graphs, Step, graphs_of
 from vidspec.engine.rows import Rows
@@ -40,16 +40,6 @@ def prompts(engine):
     return [model.text_prefix(text, "Describe the video.") for text in texts]
 
 
-def eager(engine, batch):
-    """The same pass, the usual way; the sequences are as before it."""
-    graphs, engine.model.decoder.graphs = engine.model.decoder.graphs, None
-    found = engine.run(batch)
-    for rows in batch:
-        rows.span.rollback(rows.span.length - len(rows))
-    engine.model.decoder.graphs = graphs
-    return found
-
-
 def static(engine, batch):
     assert engine.model.decoder.graphs.take(batch)
     return engine.run(batch)
@@ -57,7 +47,7 @@ def static(engine, batch):
 
 def check(engine, batch):
     lengths = [rows.span.length for rows in batch]
-    expected, got = eager(engine, batch), static(engine, batch)
+    expected, got = unreplayed(engine, batch), static(engine, batch)
     for rows, length, mine, theirs in zip(batch, lengths, got, expected, strict=True):
         assert rows.span.length == length + len(rows)
         torch.testing.assert_close(mine.logits, theirs.logits, **CLOSE)

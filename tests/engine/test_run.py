@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lossy.families import FAMILIES, case
+from lossy.families import FAMILIES, case, stock_logits
 
 from engine.passing import forward, poison
 from vidspec.engine import forward as door
@@ -34,30 +34,6 @@ def several(request):
 
 
 @torch.inference_mode()
-def stock(model, prefix, token_ids):
-    """(1 + n, V) behind the prompt and behind each token, by the stock language model's own forward."""
-    n, axes = len(token_ids), model.decoder.axes
-    embeds = torch.cat([prefix.embeds, model.embed(torch.tensor([token_ids], dtype=torch.long))], dim=1)
-    following = (prefix.next_position + torch.arange(n)).expand(axes, 1, -1)
-    positions = torch.cat([prefix.positions.reshape(axes, 1, -1), following], dim=-1)
-    extra = {}
-    if prefix.visual.deepstack:
-        shown = torch.zeros(1, embeds.shape[1], dtype=torch.bool)
-        shown[0, prefix.visual.index] = True
-        extra = {"visual_pos_masks": shown, "deepstack_visual_embeds": list(prefix.visual.deepstack)}
-    length = embeds.shape[1]
-    mask = torch.full((1, 1, length, length), float("-inf")).triu(1)
-    states = model.language(
-        inputs_embeds=embeds,
-        position_ids=positions if axes == 3 else positions[0],
-        attention_mask=mask,
-        use_cache=False,
-        **extra,
-    ).last_hidden_state
-    return model.model.lm_head(states)[0, prefix.length - 1 :, : model.vocabulary]
-
-
-@torch.inference_mode()
 def alone(engine, prefix, token_ids):
     read = engine.prefill(prefix, ROOM)
     return torch.cat([read.logits[None], forward(engine, read, token_ids).logits])
@@ -66,7 +42,7 @@ def alone(engine, prefix, token_ids):
 def test_a_prompt_and_a_window_equal_the_stock_models_forward(several):
     engine, found = several
     for prefix in found:
-        torch.testing.assert_close(alone(engine, prefix, TOKENS), stock(engine.model, prefix, TOKENS), **CLOSE)
+        torch.testing.assert_close(alone(engine, prefix, TOKENS), stock_logits(engine.model, prefix, TOKENS), **CLOSE)
 
 
 @pytest.mark.parametrize("chunks", [[8], [1] * 8, [3, 1, 2, 2]], ids=str)

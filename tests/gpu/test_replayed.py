@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from engine.passing import unreplayed
 
 from vidspec.bench.sizes import Size, engine_of, language
 from vidspec.engine.attention import attend
@@ -34,19 +35,9 @@ def behind(engine, entries, room=256):
     return span
 
 
-def usual(engine, batch):
-    """The same pass kernel by kernel; the sequences are as before it."""
-    graphs, engine.model.decoder.graphs = engine.model.decoder.graphs, None
-    found = engine.run(batch)
-    for rows in batch:
-        rows.span.rollback(rows.span.length - len(rows))
-    engine.model.decoder.graphs = graphs
-    return found
-
-
 def check(engine, batch):
     assert engine.model.decoder.graphs.take(batch)
-    expected = usual(engine, batch)
+    expected = unreplayed(engine, batch)
     for mine, theirs in zip(engine.run(batch), expected, strict=True):
         assert mine.logits.isfinite().all()
         torch.testing.assert_close(mine.logits, theirs.logits, rtol=0, atol=CLOSE[mine.logits.dtype])

@@ -40,6 +40,30 @@ def decode(engine, prefix, tokens=8):
     return text, torch.stack(logits), state
 
 
+@torch.inference_mode()
+def stock_logits(model, prefix, token_ids):
+    """(1 + n, V) behind the prompt and behind each token, by the stock language model's own forward."""
+    n, axes = len(token_ids), model.decoder.axes
+    embeds = torch.cat([prefix.embeds, model.embed(torch.tensor([token_ids], dtype=torch.long))], dim=1)
+    following = (prefix.next_position + torch.arange(n)).expand(axes, 1, -1)
+    positions = torch.cat([prefix.positions.reshape(axes, 1, -1), following], dim=-1)
+    extra = {}
+    if prefix.visual.deepstack:
+        shown = torch.zeros(1, embeds.shape[1], dtype=torch.bool)
+        shown[0, prefix.visual.index] = True
+        extra = {"visual_pos_masks": shown, "deepstack_visual_embeds": list(prefix.visual.deepstack)}
+    length = embeds.shape[1]
+    mask = torch.full((1, 1, length, length), float("-inf")).triu(1)
+    states = model.language(
+        inputs_embeds=embeds,
+        position_ids=positions if axes == 3 else positions[0],
+        attention_mask=mask,
+        use_cache=False,
+        **extra,
+    ).last_hidden_state
+    return model.model.lm_head(states)[0, prefix.length - 1 :, : model.vocabulary]
+
+
 class Recorded(TargetPruner):
     """A method that notes, per stage, which of the prompt's visual tokens are left."""
 

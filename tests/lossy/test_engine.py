@@ -4,7 +4,7 @@ import pytest
 import torch
 from engine.passing import forward
 
-from lossy.families import FAMILIES, ROOM, Recorded, case, decode
+from lossy.families import FAMILIES, ROOM, Recorded, case, decode, stock_logits
 from vidspec.engine.forward import Engine
 from vidspec.lossy.dycoke import DyCoke
 from vidspec.lossy.engine import LossyEngine, kept_per_layer
@@ -24,15 +24,6 @@ CLOSE = {"rtol": 0, "atol": 2e-3}
 def by_masks(model, prefix, text, hidden):
     """Logits of each place of ``text``, all rows read; ``hidden[layer]`` (rows, rows) is what rows do not see there."""
     rows = prefix.length + len(text) - 1
-    axes = model.decoder.axes
-    embeds = torch.cat([prefix.embeds, model.embed(torch.tensor([text[:-1]], dtype=torch.long))], dim=1)
-    counted = (prefix.next_position + torch.arange(len(text) - 1)).expand(axes, 1, -1)
-    positions = torch.cat([prefix.positions.reshape(axes, 1, -1), counted], dim=-1)
-    extra = {}
-    if prefix.visual.deepstack:
-        shown = torch.zeros(1, rows, dtype=torch.bool)
-        shown[0, prefix.visual.index] = True
-        extra = {"visual_pos_masks": shown, "deepstack_visual_embeds": list(prefix.visual.deepstack)}
     causal = torch.ones(rows, rows, dtype=torch.bool).triu(1)
 
     def before(layer):
@@ -47,16 +38,7 @@ def by_masks(model, prefix, text, hidden):
     blocks = enumerate(model.language.layers)
     handles = [block.register_forward_pre_hook(before(layer), with_kwargs=True) for layer, block in blocks]
     try:
-        with torch.inference_mode():
-            mask = torch.zeros(1, 1, rows, rows).masked_fill(causal, float("-inf"))
-            states = model.language(
-                inputs_embeds=embeds,
-                position_ids=positions if axes == 3 else positions[0],
-                attention_mask=mask,
-                use_cache=False,
-                **extra,
-            ).last_hidden_state
-            return model.model.lm_head(states)[0, prefix.length - 1 :, : model.vocabulary]
+        return stock_logits(model, prefix, text[:-1])
     finally:
         for handle in handles:
             handle.remove()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -15,12 +15,15 @@ import torch
 from typing_extensions import Unpack
 
 from vidspec import profiles, video
+from vidspec.decoding.asks import Asks, overheard
 from vidspec.decoding.choosing import Chooser, variants
-from vidspec.decoding.events import Again, Event, Finished, Opened, Prefilled, Round
+from vidspec.decoding.events import Again, Event, Finished, Load, Opened, Prefilled, Round
+from vidspec.decoding.loop import Bell
 from vidspec.decoding.parallel import WorkerLost
 from vidspec.decoding.planned import Planner, beginning
 from vidspec.decoding.report import Told, report
 from vidspec.decoding.run import InTurns, Run
+from vidspec.decoding.serving import Arrival, Arrivals, Serving
 from vidspec.decoding.setup import Setup
 from vidspec.decoding.trace import Trace
 from vidspec.decoding.workers.places import beside_target, two_workers
@@ -66,7 +69,7 @@ class Asked(TypedDict, total=False):
 
 
 class Captioner:
-    """A profile with its models loaded; captions any number of clips, one after the other.
+    """A profile with its models loaded; captions any number of clips, several at a time.
 
     Args:
         profile: complete and consistent.
@@ -207,6 +210,24 @@ class Captioner:
         }
 
     @property
+    def undecided(self) -> bool:
+        """Whether the next clip is to be measured, on which it depends how the others are decoded."""
+        return self.chooser is not None and not self.chooser.decided
+
+    def needs(self, frames: int, height: int, width: int, asked: Asked) -> int:
+        """Bytes of memory that the keys and values of a clip of such frames would take beyond what models have.
+
+        Of a draft as if it saw what the target sees.
+        """
+        generate, total = self.profile.generate, 0
+        text = asked.get("prompt") or generate.prompt, asked.get("system") or generate.system
+        for engine in (self.target, self.draft):
+            if engine is not None and (engine is self.target or self.profile.shows_the_video):
+                tokens = self.target.model.visual_tokens(frames, height, width) + self.target.model.text_tokens(*text)
+                total += engine.model.decoder.slab.wants(tokens + self.setup.room)
+        return total
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know of the loaded models, a line each."""
         engines = (self.target, self.draft)
@@ -271,8 +292,7 @@ class Captioner:
             slot = self.slot if profile.concurrent else None
             describe = self.setup.describe
             once = Captioner(profile, self.target.model, draft, embedded=self.embedded, describe=describe, slot=slot)
-            for _ in once._generate("", once._question(clip, {}), Trace()):
-                pass
+            once.caption("", clip=clip)
 
     def stream(self, path: str | Path, **asked: Unpack[Asked]) -> Iterator[Event]:
         """Caption one clip, event by event.
@@ -290,19 +310,46 @@ class Captioner:
             GenerationError: the prompt is too long for the model, or memory does not suffice.
         """
         trace = Trace(synchroniser(self.target.model.device))
-        clip = asked.get("clip")
-        if clip is None:
+        if asked.get("clip") is None:
             with trace.span("decode_video"):
                 clip = self.read(path, start=asked.get("start"), end=asked.get("end"), prompt=asked.get("prompt"))
-        yield Opened(str(path), clip.facts, len(clip.frames), tuple(float(t) for t in clip.timestamps))
+            asked = {**asked, "clip": clip}
+        serving = Serving(self, batch=1)
         try:
-            yield from self._generate(str(path), self._question(clip, asked), trace)
-        except torch.OutOfMemoryError as error:
-            raise GenerationError(
-                f"{path}: {len(clip.frames)} frames do not fit into the device's memory",
-                hint="fewer --frames, or a smaller dtype",
-                kind="memory",
-            ) from error
+            for _, said in serving.begin(Arrival(None, str(path), asked), trace):
+                if isinstance(said, Exception):
+                    raise said
+                yield said
+            for _, said in serving.rest():
+                if isinstance(said, Exception):
+                    raise said
+                if not isinstance(said, Load):
+                    yield said
+        finally:
+            serving.close()
+
+    def serve(
+        self, arrivals: Arrivals, *, batch: int | None = None, bell: Bell | None = None
+    ) -> Iterator[tuple[Hashable, Event | Load | Exception]]:
+        """Caption clips as they come, several at a time: each pass of a model serves all that wait for it.
+
+        What a clip is answered does not depend on the others.
+
+        Args:
+            arrivals: the clips.
+            batch: how many at a time at most; None to choose by memory and by what is measured.
+            bell: rung when ``arrivals`` has something new.
+
+        Yields:
+            events, each with the key of its clip: of each as :meth:`stream` has them, or instead of the last the
+            exception that ended it. Between them, with None, how the whole stands. Clips that were begun and are not
+            finished when the iterator is closed are given up.
+        """
+        serving = Serving(self, batch=batch, bell=bell)
+        try:
+            yield from serving.all(arrivals)
+        finally:
+            serving.close()
 
     def read(
         self, path: str | Path, *, start: float | None = None, end: float | None = None, prompt: str | None = None
@@ -370,31 +417,51 @@ class Captioner:
             return SideBySide(self.setup, path, question, trace, self.slot)
         return InTurns(self.setup, path, question, trace)
 
-    def _generate(self, path: str, question: Question, trace: Trace) -> Iterator[Event]:
-        try:
-            yield from self._attempt(path, question, trace)
-            return
-        except WorkerLost as error:
-            why = error.message  # and not the error, whose traceback holds the first attempt's cache
-        yield Again(why)
-        yield from self._attempt(path, question, trace)
+    def decoding(self, path: str, asked: Asked, trace: Trace) -> Asks[None]:
+        """One clip, whose frames are in ``asked``: what :meth:`stream` yields, and what is asked for.
 
-    def _attempt(self, path: str, question: Question, trace: Trace) -> Iterator[Event]:
+        Raises:
+            GenerationError: as :meth:`stream`.
+        """
+        clip = asked.get("clip")
+        if clip is None:
+            raise ValueError("the clip has not been read")
+        yield Opened(path, clip.facts, len(clip.frames), tuple(float(t) for t in clip.timestamps))
+        question = self._question(clip, asked)
+        try:
+            try:
+                yield from self._attempt(path, question, trace)
+                return
+            except WorkerLost as error:
+                why = error.message  # and not the error, whose traceback holds the first attempt's cache
+            yield Again(why)
+            yield from self._attempt(path, question, trace)
+        except torch.OutOfMemoryError as error:
+            raise GenerationError(
+                f"{path}: {len(clip.frames)} frames do not fit into the device's memory",
+                hint="fewer --frames, or a smaller dtype",
+                kind="memory",
+            ) from error
+
+    def _attempt(self, path: str, question: Question, trace: Trace) -> Asks[None]:
         run = self._run(path, question, trace)
         text = Detokenizer(self.target.model.tokenizer)
         read: Prefilled | None = None
         rounds: list[Round] = []
         finished = 0.0
-        for event in run.events():
+
+        def told(event: Prefilled | Round) -> Prefilled | Round:
+            nonlocal read, finished
             finished = trace.elapsed()
-            if isinstance(event, Prefilled):
-                choice = run.choice
-                kind = choice.kind if choice else run.setup.profile.schedule.kind
-                read = replace(event, schedule=kind, why=choice.why if choice else None)
-                yield read
-            else:
+            if isinstance(event, Round):
                 rounds.append(event)
-                yield replace(event, texts=tuple(text.add(token) for token in event.token_ids))
+                return replace(event, texts=tuple(text.add(token) for token in event.token_ids))
+            choice = run.choice
+            kind = choice.kind if choice else run.setup.profile.schedule.kind
+            read = replace(event, schedule=kind, why=choice.why if choice else None)
+            return read
+
+        yield from overheard(run.events(), change=told)
         if read is None:
             raise AssertionError("a run begins with Prefilled")
         yield Finished(

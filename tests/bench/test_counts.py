@@ -52,4 +52,4 @@ def test_a_model_of_nothing_decodes():
     engine = engine_of(model)
     span = engine.open(8)
     assert engine.run([Rows(span, [1, 2, 3])])[0].logits.shape == (3, 300)
-    assert len(engine.greedy(span, [4], 3)) == 3
+    assert len(engine.greedy([(span, [4], 3)])[0]) == 3

@@ -85,14 +85,14 @@ def test_a_chain_is_what_passes_in_turn_give(engine):
     for fed, gamma in ((TOKENS[:1], 1), (TOKENS[:1], 6), (TOKENS[:2], 1), (TOKENS[:3], 5)):
         one, other = engine.prefill(prompt, 8).span, engine.prefill(prompt, 8).span
         poison(one)
-        got = engine.greedy(one, fed, gamma)
+        (got,) = engine.greedy([(one, fed, gamma)])
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(engine.model.decoder, "graphs", None)
-            assert got == engine.greedy(other, fed, gamma)
+            assert [got] == engine.greedy([(other, fed, gamma)])
         assert one.length == other.length == prompt.length + len(fed) + gamma - 1
         check(engine, [Rows(one, TOKENS[:1])])
         with pytest.raises(IndexError, match="cannot take"):
-            engine.greedy(one, TOKENS[:2], 8)
+            engine.greedy([(one, TOKENS[:2], 8)])
 
 
 def test_a_slab_that_moved_is_followed(engine):
@@ -201,7 +201,7 @@ def test_a_pass_is_captured_once_for_each_count_and_slab(engine, monkeypatch):
     check(engine, [Rows(span, TOKENS[:1])])
     check(engine, [Rows(span, TOKENS[:3])])
     assert cuda.done[3:] == ["replayed 1", "ran 4", "captured in 1", "replayed 4"]
-    engine.greedy(span, TOKENS[:2], 3)
+    engine.greedy([(span, TOKENS[:2], 3)])
     assert cuda.done[7:] == ["ran 2", "captured in 1", "replayed 2", "replayed 1", "replayed 1"]
     engine.open(span.slab.capacity + 1)
     check(engine, [Rows(span, TOKENS[:3])])

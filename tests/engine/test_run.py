@@ -116,7 +116,7 @@ def test_a_prompt_in_chunks(several, chunk, monkeypatch):
     for prefix in found[1:3]:
         seen = []
         for size in (door.CHUNK, chunk):
-            monkeypatch.setattr(door, "CHUNK", size)
+            monkeypatch.setattr(door.Engine, "chunk", size)
             called = []
             taps = Taps(
                 prefix.text_rows_after_video,

@@ -69,7 +69,7 @@ def test_a_chain_equals_passes_in_turn(engine, fed):
         both = (span.slab.layers(span.start, span.start + 400) for span in (other, one))
         for into, held in zip(*both, strict=True):
             into.copy_(held)
-    tokens = engine.greedy(one, TOKENS[:fed], 6)
+    (tokens,) = engine.greedy([(one, TOKENS[:fed], 6)])
     expected, given = [], TOKENS[:fed]
     for _ in range(6):  # replayed too, so that both round alike
         given = [int(engine.run([Rows(other, given)])[0].logits[-1].argmax())]
@@ -79,7 +79,7 @@ def test_a_chain_equals_passes_in_turn(engine, fed):
 
 def test_a_replay_waits_for_nothing(engine):
     span = behind(engine, 1000)
-    engine.greedy(span, TOKENS[:1], 2)
+    engine.greedy([(span, TOKENS[:1], 2)])
     engine.run([Rows(span, TOKENS[:3])])
     torch.cuda.synchronize()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]

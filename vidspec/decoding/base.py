@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from vidspec.acceptance.base import Acceptance, Verdict
+from vidspec.decoding.asks import Asks, Pass
 from vidspec.decoding.events import Origin, Round
 from vidspec.decoding.limits import Limits
 from vidspec.decoding.trace import Trace
@@ -51,18 +52,20 @@ class Target:
             return int(logits.argmax())
         return draw(self.sampling.distribution(logits[None])[0], self.rng)
 
-    def step(self) -> int:
+    def step(self) -> Asks[int]:
         """One token of plain decoding."""
-        token = self.choose(self.verify(NOTHING).logits[-1])
+        passed = yield from self.verify(NOTHING)
+        token = self.choose(passed.logits[-1])
         self.commit((), token)
         return token
 
-    def verify(self, draft: Draft) -> Passed:
+    def verify(self, draft: Draft) -> Asks[Passed]:
         """One pass over the last emitted token and a window behind it: row 0, then a row for each drafted token."""
         self._base = self.span.length
         tokens = [self._last, *draft.tokens]
         parents = None if draft.is_chain else [-1, *(parent + 1 for parent in draft.parents)]
-        return self.engine.run([Rows(self.span, tokens, parents)])[0]
+        (passed,) = yield Pass(self.engine, [Rows(self.span, tokens, parents)])
+        return passed  # type: ignore[no-any-return]
 
     def commit(self, path: Sequence[int], token: int) -> None:
         """Keep the drafted tokens at ``path`` of the verified window, drop the others from the cache.
@@ -100,9 +103,9 @@ class Job:
 
 
 class Schedule(Protocol):
-    """Drives target and draft; yields one round per verification (or per plain step)."""
+    """Drives target and draft; yields what it asks for, and one round per verification (or per plain step)."""
 
-    def __call__(self, job: Job) -> Iterator[Round]: ...
+    def __call__(self, job: Job) -> Asks[None]: ...
 
 
 def origins(verdict: Verdict, draft: Draft, emitted: int) -> tuple[Origin, ...]:

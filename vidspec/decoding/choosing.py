@@ -7,6 +7,7 @@ knows. So the first clip is begun with either schedule, in turn, and what was fa
 from __future__ import annotations
 
 from vidspec import profiles
+from vidspec.decoding.asks import answered
 from vidspec.decoding.events import Round
 from vidspec.decoding.run import Choice, InTurns, Run
 from vidspec.decoding.setup import Setup
@@ -37,6 +38,11 @@ class Chooser:
     def forget(self) -> None:
         """As before the first clip."""
         self._choice: Choice | None = None
+
+    @property
+    def decided(self) -> bool:
+        """Whether the first clip has chosen."""
+        return self._choice is not None
 
     def run(self, path: str, question: Question, trace: Trace) -> Run:
         """The next clip's."""
@@ -77,7 +83,7 @@ def choose(in_turns: Setup, side_by_side: Setup, slot: DraftSlot, path: str, que
                 if kind == "sequential"
                 else SideBySide(short, path, question, Trace(), slot)
             )
-            rounds = [event for event in run.events() if isinstance(event, Round)]
+            rounds = [event for event in answered(run.events()) if isinstance(event, Round)]
             seconds = rounds[-1].elapsed
             emitted = sum(len(one.token_ids) for one in rounds) - 1
             best[kind] = max(best[kind], emitted / seconds if seconds > 0 else 0.0)

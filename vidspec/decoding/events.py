@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vidspec.record import Caption
     from vidspec.video.base import SourceFacts
 
-__all__ = ["Again", "Event", "Finished", "Loosened", "Opened", "Origin", "Prefilled", "Round"]
+__all__ = ["Again", "Event", "Finished", "Load", "Loosened", "Opened", "Origin", "Prefilled", "Round"]
 
 #: Where an emitted token came from: ``draft`` proposed and accepted because the acceptance rule's exact test passed,
 #: ``correction`` the target's own token at the first mismatch, ``bonus`` the target's token after a window that
@@ -126,4 +126,25 @@ class Finished:
     caption: Caption
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy the loop is that decodes many clips; of all of them together, so no event of one.
+
+    ``clips`` of at most ``batch`` are in flight, and ``waiting`` further ones are ready but not admitted yet. The last
+    pass of the target had ``rows`` rows of ``sequences`` sequences. So far its ``passes`` passes emitted ``accepted``
+    draft tokens. ``kv_used`` of ``kv_capacity`` bytes of keys and values belong to clips in flight.
+    """
+
+    clips: int
+    waiting: int
+    sequences: int
+    rows: int
+    accepted: int
+    passes: int
+    kv_used: int
+    kv_capacity: int
+    batch: int
+
+
+#: Of one clip.
 Event: TypeAlias = Opened | Again | Prefilled | Round | Finished

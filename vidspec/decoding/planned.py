@@ -10,12 +10,12 @@ so it is tried on whole clips, and what was faster there stays.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 
 from vidspec import profiles
+from vidspec.decoding.asks import Asks, overheard
 from vidspec.decoding.events import Prefilled, Round
 from vidspec.decoding.run import Choice, InTurns, Run
 from vidspec.decoding.setup import Setup
@@ -96,6 +96,11 @@ class Planner:
         return _Counted(self, way, InTurns(setup, path, question, trace), trace)
 
     @property
+    def decided(self) -> bool:
+        """Whether a plan was made that holds for the next clip, unless that is quite different."""
+        return self.plan is not None
+
+    @property
     def expected(self) -> int:
         """How long a text is taken to be, in tokens."""
         most = self.profile.generate.max_new_tokens
@@ -172,22 +177,26 @@ class _Beginning:
     def draft_forwards(self) -> int:
         return self.inner.draft_forwards
 
-    def events(self) -> Iterator[Prefilled | Round]:
+    def events(self) -> Asks[None]:
         tokens: list[int] = []
         spent: list[float] = []
         over = self.setup.limits.over
         measured = False
         last = 0.0
-        for event in self.inner.events():
-            if isinstance(event, Round):
-                tokens += event.token_ids
-                spent.append(event.elapsed - last - event.draft_s - event.verify_s)
-                last = event.elapsed
-            yield event
+
+        def hear(event: Prefilled | Round) -> None:
+            nonlocal measured, last
+            if not isinstance(event, Round):
+                return
+            tokens.extend(event.token_ids)
+            spent.append(event.elapsed - last - event.draft_s - event.verify_s)
+            last = event.elapsed
             if not measured and self.planner.beginning <= len(tokens) and not over(tokens):
                 measured = True
                 with self.inner.trace.span("plan"):
                     self._measure(tokens, statistics.median(spent[1:]) if len(spent) > 1 else 0.0)
+
+        yield from overheard(self.inner.events(), hear)
         self.planner._lengths.append(len(tokens))
 
     def _measure(self, tokens: list[int], overhead: float) -> None:
@@ -229,9 +238,12 @@ class _Counted:
     def draft_forwards(self) -> int:
         return self.inner.draft_forwards
 
-    def events(self) -> Iterator[Prefilled | Round]:
+    def events(self) -> Asks[None]:
         tokens = 0
-        for event in self.inner.events():
+
+        def hear(event: Prefilled | Round) -> None:
+            nonlocal tokens
             tokens += len(event.token_ids) if isinstance(event, Round) else 0
-            yield event
+
+        yield from overheard(self.inner.events(), hear)
         self.planner.finished(self.way, self.trace.elapsed(), tokens)

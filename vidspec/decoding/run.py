@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from vidspec.acceptance.base import for_clip
+from vidspec.decoding.asks import Asks, asked, timed
 from vidspec.decoding.base import Job, Target
-from vidspec.decoding.events import Prefilled, Round
 from vidspec.decoding.setup import Setup, prefilled
 from vidspec.decoding.trace import Trace
 from vidspec.drafting.base import Drafter
@@ -51,13 +50,14 @@ class Run(Protocol):
         """Passes of the draft so far, prefill excluded."""
         ...
 
-    def events(self) -> Iterator[Prefilled | Round]:
-        """``Prefilled``, then a round per target pass; the first round is the prefill's own token."""
+    def events(self) -> Asks[None]:
+        """Yields what is asked for, and ``Prefilled``, then a round per target pass; the first round is the prefill's
+        own token."""
         ...
 
 
 class InTurns:
-    """Everything in one thread: the target reads, the draft reads, then the schedule alternates between them.
+    """In turns: the target reads, the draft reads, then the schedule alternates between them.
 
     Args:
         setup: models and parts.
@@ -93,18 +93,16 @@ class InTurns:
         self.job.drafter = drafter
         self._replaced -= drafter.forwards
 
-    def events(self) -> Iterator[Prefilled | Round]:
+    def events(self) -> Asks[None]:
         setup, trace = self.setup, self.trace
         generate = setup.profile.generate
-        prefix = setup.read(self.path, self.question, trace)
+        prefix = yield from setup.read(self.path, self.question, trace)
         taps = taps_for(setup.needs, prefix)
         description = None
         if setup.describe is not None:
             # Needs nothing of the target: a second worker could do it beside the prefill (TABED 6.2).
-            with trace.span("caption", "draft"):
-                description = setup.describe(self.question.clip)
-        with trace.span("target_prefill"):
-            read = setup.prefill(prefix, taps)
+            description, _ = yield from timed(trace, "caption", "draft", setup.describe, self.question.clip)
+        read, _ = yield from timed(trace, "target_prefill", "target", setup.prefill, prefix, taps)
         rng = torch.Generator().manual_seed(generate.seed)
         kept = setup.kept(prefix, taps, trace)
         gamma = setup.profile.draft.gamma
@@ -127,7 +125,7 @@ class InTurns:
                 taps=taps,
                 caption=description,
             )
-            drafter = setup.drafter.open(opening)
+            drafter = yield from asked(setup.drafter.open, opening)
             self.opening = opening if self._keep else None
             del opening
         del taps  # what was observed can be as large as the prompt

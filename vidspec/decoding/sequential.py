@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+from vidspec.decoding.asks import Asks, timed
 from vidspec.decoding.base import Job, origins
 from vidspec.decoding.events import Round
 from vidspec.drafting.base import Learner
@@ -11,7 +10,7 @@ from vidspec.registry import schedules
 
 
 @schedules.register("sequential")
-def sequential(job: Job) -> Iterator[Round]:
+def sequential(job: Job) -> Asks[None]:
     """Yields one round per verification.
 
     The window shrinks at the end of the text so that ``max_new_tokens`` is reached exactly; EOS, or a loop that is to
@@ -28,39 +27,32 @@ def sequential(job: Job) -> Iterator[Round]:
     while not over:
         drafter, window = job.drafter, job.window
         gamma = min(window.gamma if window else job.gamma, job.limits.max_new_tokens - len(emitted) - 1)
-        start = trace.now()
-        with trace.span("draft", "draft"):
-            draft = drafter.propose(gamma)
-        drafted_at = trace.now()
-        with trace.span("verify"):
-            passed = target.verify(draft)
+        draft, draft_s = yield from timed(trace, "draft", "draft", drafter.propose, gamma)
+        passed, verify_s = yield from timed(trace, "verify", "target", target.verify, draft)
+        judged_at = trace.now()
         with trace.span("accept"):
             verdict = acceptance(draft, passed.logits, passed.hidden, job.rng)
-        verified_at = trace.now()
+        learned_at = trace.now()
+        verify_s += learned_at - judged_at
         if isinstance(drafter, Learner):
             with trace.span("draft", "draft"):
                 drafter.observe(verdict.path, verdict.token, passed.logits)
-        learned_at = trace.now()
+            draft_s += trace.now() - learned_at
         tokens, over = job.limits.cut([*(draft.tokens[node] for node in verdict.path), verdict.token], emitted)
         with trace.span("rollback"):
             target.commit(verdict.path, verdict.token)
             drafter.commit(verdict.path, verdict.token)
         emitted += tokens
         if window is not None:
-            window.judged(
-                len(draft.tokens),
-                verdict.accepted,
-                drafted_at - start + learned_at - verified_at,
-                verified_at - drafted_at,
-            )
+            window.judged(len(draft.tokens), verdict.accepted, draft_s, verify_s)
         yield Round(
             tuple(tokens),
             origins(verdict, draft, len(tokens)),
             drafted=len(draft.tokens),
             accepted=min(verdict.accepted, len(tokens)),
             elapsed=trace.now() - begun,
-            draft_s=drafted_at - start + learned_at - verified_at,
-            verify_s=verified_at - drafted_at,
+            draft_s=draft_s,
+            verify_s=verify_s,
             weights=draft.weights,
             gamma=gamma if window is not None else 0,
             loosened=tuple(one for one in verdict.loosened if one.at < len(tokens)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -10,6 +11,7 @@ from vidspec import profiles
 from vidspec.acceptance import base as acceptances
 from vidspec.acceptance.base import Acceptance, Grounded
 from vidspec.acceptance.protect import protected_ids
+from vidspec.decoding.asks import Asks, Look, Read
 from vidspec.decoding.base import Schedule
 from vidspec.decoding.events import Prefilled
 from vidspec.decoding.limits import Limits
@@ -133,13 +135,13 @@ class Setup:
         fewer = min(tokens, self.profile.generate.max_new_tokens)
         return replace(self, profile=profiles.override(self.profile, {"generate.max_new_tokens": fewer}))
 
-    def read(self, path: str, question: Question, trace: Trace) -> Prefix:
+    def read(self, path: str, question: Question, trace: Trace) -> Asks[Prefix]:
         """The target's prompt.
 
         Raises:
             GenerationError: prompt and text would be longer than the model was made for.
         """
-        prefix = read(self.target.model, question, trace, "target")
+        prefix = yield from read(self.target.model, question, trace, "target")
         self.check(path, prefix.length)
         return prefix
 
@@ -168,9 +170,12 @@ class Setup:
                 kind="memory",
             )
 
-    def prefill(self, prefix: Prefix, taps: Taps | None) -> Prefill:
-        """The target's pass over its prompt; what the acceptance rule needs of it is kept."""
-        return self.target.prefill(prefix, self.room, taps, states=isinstance(self.acceptance, Grounded))
+    def prefill(self, prefix: Prefix, taps: Taps | None) -> Asks[Prefill]:
+        """The target's passes over its prompt; what the acceptance rule needs of them is kept."""
+        states = isinstance(self.acceptance, Grounded)
+        if self.target.alone:
+            return (yield Look(partial(self.target.prefill, prefix, self.room, taps, states=states)))  # type: ignore[no-any-return]
+        return (yield Read(self.target, prefix, self.room, taps, states=states))  # type: ignore[no-any-return]
 
     def kept(self, prefix: Prefix, taps: Taps | None, trace: Trace, worker: str = "draft") -> torch.Tensor:
         """Indices of the visual tokens the drafter may see; timed in the lane of the one who chooses."""

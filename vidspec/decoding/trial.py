@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from vidspec import profiles
+from vidspec.decoding.asks import alone, asked
 from vidspec.decoding.run import InTurns
 from vidspec.decoding.setup import Setup
 from vidspec.drafting.chain import ChainDrafter
@@ -179,7 +180,7 @@ class Trial:
         kept = setup.kept(opening.prefix, opening.taps, self.run.trace)
         drafter = None
         if setup.drafter is not None:
-            drafter = setup.drafter.open(replace(opening, profile=profile, kept=kept))
+            drafter = alone(asked(setup.drafter.open, replace(opening, profile=profile, kept=kept)))
         read = self._now() - start
         if profile.draft.kind == "model":  # the clip was looked at once for all drafters
             lane = self.run.trace.by_worker().get("draft", {})
@@ -188,7 +189,7 @@ class Trial:
             read += OBSERVING * self.first
         if not isinstance(drafter, ChainDrafter):
             return None
-        best = drafter.follow(self.tokens).topk(RANKS, dim=-1).indices
+        best = alone(drafter.follow(self.tokens)).topk(RANKS, dim=-1).indices
         wanted = torch.tensor(self.tokens[1:], device=best.device)
         hits = (best == wanted[:, None]).sum(0).tolist()
         self.drafters[option.name] = drafter

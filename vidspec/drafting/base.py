@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 
 if TYPE_CHECKING:
+    from vidspec.decoding.asks import Asks
     from vidspec.drafting.opening import Opening
     from vidspec.models.base import Prefix
 
@@ -62,8 +63,11 @@ class Drafter(Protocol):
         """The target's first token, behind the prompt."""
         ...
 
-    def propose(self, gamma: int) -> Draft:
-        """A window; no token in it is more than ``gamma`` behind the last committed one."""
+    def propose(self, gamma: int) -> Asks[Draft] | Draft:
+        """A window; no token in it is more than ``gamma`` behind the last committed one.
+
+        A drafter that needs passes of a model is a generator here and asks for them; another returns its window.
+        """
         ...
 
     def commit(self, path: Sequence[int], token: int) -> None:
@@ -95,8 +99,8 @@ class DrafterKind(Protocol):
     needs: ClassVar[frozenset[str]]
 
     @classmethod
-    def open(cls, clip: Opening) -> Drafter:
-        """The drafter of one clip, its prompt read."""
+    def open(cls, clip: Opening) -> Asks[Drafter] | Drafter:
+        """The drafter of one clip, its prompt read; a generator where that takes passes of a model."""
         ...
 
 
@@ -104,11 +108,11 @@ class RemoteKind(DrafterKind, Protocol):
     """A drafter that can also work in a process of its own, beside the target: it needs nothing of it but ids."""
 
     @classmethod
-    def look(cls, clip: Opening) -> None:
+    def look(cls, clip: Opening) -> Asks[Any] | None:
         """What can be done before it is known which visual tokens may be seen."""
         ...
 
     @classmethod
-    def prompt(cls, clip: Opening) -> Prefix:
+    def prompt(cls, clip: Opening) -> Asks[Prefix] | Prefix:
         """The prompt that the draft model reads."""
         ...

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from vidspec.decoding.asks import Asks, Continue, Pass
 from vidspec.drafting.base import Draft
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
@@ -66,27 +67,30 @@ class ChainDrafter(Chain):
         super().__init__([span])
         self.engine, self.span, self.sampling, self.rng = engine, span, sampling, rng
 
-    def follow(self, token_ids: Sequence[int]) -> torch.Tensor:
+    def follow(self, token_ids: Sequence[int]) -> Asks[torch.Tensor]:
         """Read emitted tokens from the first on in one pass, instead of ``begin``; the last is left for the window.
 
         Returns:
             logits (len(token_ids) - 1, V): what it would have proposed behind each of the others.
         """
-        logits = self.engine.run([Rows(self.span, token_ids[:-1])])[0].logits
+        (passed,) = yield Pass(self.engine, [Rows(self.span, token_ids[:-1])], "draft")
         self.forwards += 1
         self._committed = self._read
         self.begin(token_ids[-1])
-        return logits
+        return passed.logits  # type: ignore[no-any-return]
 
-    def propose(self, gamma: int) -> Draft:
+    def propose(self, gamma: int) -> Asks[Draft]:
         probs: list[torch.Tensor] = []
-        if self.sampling.greedy:
-            tokens = self.engine.greedy(self.span, self._unread, gamma)
+        tokens: list[int] = []
+        if not gamma:
+            pass
+        elif self.sampling.greedy:
+            tokens = yield Continue(self.engine, self.span, self._unread, gamma)
         else:
-            tokens, fed = [], self._unread
+            fed = self._unread
             for _ in range(gamma):
-                logits = self.engine.run([Rows(self.span, fed)])[0].logits[-1:]
-                probs.append(self.sampling.distribution(logits)[0].cpu())
+                (passed,) = yield Pass(self.engine, [Rows(self.span, fed)], "draft")
+                probs.append(self.sampling.distribution(passed.logits[-1:])[0].cpu())
                 fed = [draw(probs[-1], self.rng)]
                 tokens += fed
         self.forwards += gamma

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 import torch
 
+from vidspec.decoding.asks import Asks, Pass
 from vidspec.drafting.base import Draft, Drafter
 from vidspec.drafting.chain import Chain
 from vidspec.drafting.ensemble_weights import Evidence, equal, mixture
@@ -41,13 +42,13 @@ class Ensemble(Chain):
         self.contexts = len(self.spans)
         self._soften = Sampling(1.0 if sampling.greedy else sampling.temperature)
 
-    def propose(self, gamma: int) -> Draft:
+    def propose(self, gamma: int) -> Asks[Draft]:
         tokens: list[int] = []
         probs: list[torch.Tensor] = []
         weights: tuple[float, ...] = ()
         fed = self._unread
         for place in range(gamma):
-            passed = self.engine.run([Rows(span, fed) for span in self.spans])
+            passed = yield Pass(self.engine, [Rows(span, fed) for span in self.spans], "draft")
             each = self._soften.distribution(torch.stack([one.logits for one in passed], dim=1))  # (n, m, V)
             self.forwards += 1
             self._seen(each)
@@ -126,18 +127,21 @@ class EnsembleDraft:
     needs: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
-    def open(cls, clip: Opening) -> Drafter:
+    def open(cls, clip: Opening) -> Asks[Drafter]:
         engine, wanted = clip.drafting(), clip.profile.draft
-        prefixes = [prefix_of(context, clip) for context in wanted.contexts]
-        with clip.trace.span("draft_prefill", "draft"):
-            spans = [engine.prefill(prefix, clip.room).span for prefix in prefixes]
+        prefixes, spans = [], []
+        for context in wanted.contexts:
+            prefixes.append((yield from prefix_of(context, clip)))
+        for prefix in prefixes:
+            read = yield from clip.read(engine, prefix)
+            spans.append(read.span)
         if wanted.weights == "equal":
             return Ensemble(engine, spans, clip.sampling, clip.rng)
         evidence = Evidence(wanted.weights, len(prefixes), wanted.divergence, wanted.history)
         return AdaptiveEnsemble(engine, spans, clip.sampling, clip.rng, evidence)
 
 
-def prefix_of(context: str, clip: Opening) -> Prefix:
+def prefix_of(context: str, clip: Opening) -> Asks[Prefix]:
     """The draft model's prompt in one context (TABED 4.1, 6.1, 6.2, App. I.2).
 
     Args:
@@ -149,9 +153,9 @@ def prefix_of(context: str, clip: Opening) -> Prefix:
         ValueError: no caption was made.
     """
     if context == "video":
-        return clip.pruned(clip.own())
+        return clip.pruned((yield from clip.own()))
     if context == "pooled":
-        return clip.own(pooled=True)
+        return (yield from clip.own(pooled=True))
     if context == "text":
         return clip.text("\n")
     if clip.caption is None:

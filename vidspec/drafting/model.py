@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from vidspec.decoding.asks import Asks
 from vidspec.drafting.base import Drafter
 from vidspec.drafting.opening import Opening
 from vidspec.models.base import Prefix
@@ -17,14 +18,15 @@ class ModelDraft:
     needs: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
-    def look(cls, clip: Opening) -> None:
-        clip.own()
+    def look(cls, clip: Opening) -> Asks[Any]:
+        yield from clip.own()
 
     @classmethod
-    def prompt(cls, clip: Opening) -> Prefix:
-        return clip.pruned(clip.own())
+    def prompt(cls, clip: Opening) -> Asks[Prefix]:
+        return clip.pruned((yield from clip.own()))
 
     @classmethod
-    def open(cls, clip: Opening) -> Drafter:
+    def open(cls, clip: Opening) -> Asks[Drafter]:
         engine = clip.drafting()
-        return clip.walker(engine, clip.read(engine, cls.prompt(clip)).span)
+        read = yield from clip.read(engine, (yield from cls.prompt(clip)))
+        return clip.walker(engine, read.span)

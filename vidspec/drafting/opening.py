@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vidspec.decoding.asks import Asks, Read, timed
 from vidspec.drafting.base import Drafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.topology import parse_tree
@@ -68,16 +69,16 @@ class Opening:
             raise ValueError(f"draft.kind {self.profile.draft.kind} needs a draft model")
         return self.draft
 
-    def own(self, *, pooled: bool = False) -> Prefix:
+    def own(self, *, pooled: bool = False) -> Asks[Prefix]:
         """The draft model's own prompt with all visual tokens, through its own vision tower; looked at once.
 
         Raises:
             ModelError: it sees another number of visual tokens than the target, some of which are to be pruned.
         """
         if pooled:
-            return read(self.drafting().model, self.question, self.trace, "draft", pooled=True)
+            return (yield from read(self.drafting().model, self.question, self.trace, "draft", pooled=True))
         if self._own is None:
-            self._own = read(self.drafting().model, self.question, self.trace, "draft")
+            self._own = yield from read(self.drafting().model, self.question, self.trace, "draft")
         prefix = self._own
         if self._pruning and len(prefix.visual) != self.tokens:
             raise ModelError(
@@ -100,10 +101,13 @@ class Opening:
             return prefix
         return prefix.keep(self.kept.to(prefix.embeds.device), compact=self.profile.prune.positions == "compact")
 
-    def read(self, engine: Engine, prefix: Prefix) -> Prefill:
+    def read(self, engine: Engine, prefix: Prefix) -> Asks[Prefill]:
         """Prefill, timed as the draft's."""
-        with self.trace.span("draft_prefill", "draft"):
-            return engine.prefill(prefix, self.room)
+        found, _ = yield from timed(self.trace, "draft_prefill", "draft", self._prefill, engine, prefix)
+        return found  # type: ignore[no-any-return]
+
+    def _prefill(self, engine: Engine, prefix: Prefix) -> Asks[Prefill]:
+        return (yield Read(engine, prefix, self.room, lane="draft"))  # type: ignore[no-any-return]
 
     def walker(self, engine: Engine, span: KVSpan) -> Drafter:
         """A drafter of the profile's topology over a prompt that has been read."""

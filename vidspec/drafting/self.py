@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
+from vidspec.decoding.asks import Asks
 from vidspec.drafting.base import Drafter
 from vidspec.drafting.opening import Opening
 from vidspec.models.base import Prefix
@@ -24,20 +25,21 @@ class SelfDraft:
     needs: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
-    def look(cls, clip: Opening) -> None:
-        clip.own()
+    def look(cls, clip: Opening) -> Asks[Any]:
+        yield from clip.own()
 
     @classmethod
-    def prompt(cls, clip: Opening) -> Prefix:
-        return clip.pruned(clip.own())
+    def prompt(cls, clip: Opening) -> Asks[Prefix]:
+        return clip.pruned((yield from clip.own()))
 
     @classmethod
-    def open(cls, clip: Opening) -> Drafter:
+    def open(cls, clip: Opening) -> Asks[Drafter]:
         engine, prefix, read = clip.target, clip.prefix, clip.read_by_target
         if engine is None or prefix is None or read is None:
             raise ValueError("the target's weights are in another worker")
         if clip.profile.draft.prefill == "again":
-            return clip.walker(engine, clip.read(engine, clip.pruned(prefix)).span)
+            again = yield from clip.read(engine, clip.pruned(prefix))
+            return clip.walker(engine, again.span)
         with clip.trace.span("draft_prefill", "draft"):
             kept = torch.arange(len(prefix.visual)) if clip.kept is None else clip.kept
             rows = prefix.rows_kept(kept.to(prefix.embeds.device))

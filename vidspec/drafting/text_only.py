@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from vidspec.decoding.asks import Asks
 from vidspec.drafting.base import Drafter
 from vidspec.drafting.opening import Opening
 from vidspec.models.base import Prefix
@@ -25,6 +26,7 @@ class TextOnlyDraft:
         return clip.text("\n")
 
     @classmethod
-    def open(cls, clip: Opening) -> Drafter:
+    def open(cls, clip: Opening) -> Asks[Drafter]:
         engine = clip.drafting()
-        return clip.walker(engine, clip.read(engine, cls.prompt(clip)).span)
+        read = yield from clip.read(engine, cls.prompt(clip))
+        return clip.walker(engine, read.span)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from vidspec.decoding.asks import Asks, Pass
 from vidspec.drafting.base import Draft
 from vidspec.drafting.topology import Node
 from vidspec.engine.forward import Engine
@@ -36,7 +37,7 @@ class TreeDrafter:
     def begin(self, token: int) -> None:
         self._unread = [token]
 
-    def propose(self, gamma: int) -> Draft:
+    def propose(self, gamma: int) -> Asks[Draft]:
         nodes = [node for node in self._nodes if len(node) <= gamma]
         number = {node: index for index, node in enumerate(nodes)}
         parents = tuple(number[node[:-1]] if len(node) > 1 else -1 for node in nodes)
@@ -45,7 +46,7 @@ class TreeDrafter:
         read: list[int] = []  # nodes in the cache, in its order
         frontier = [-1] if nodes else []
         while frontier:
-            logits = self._forward(frontier, read, tokens, parents)
+            logits = yield from self._forward(frontier, read, tokens, parents)
             following: list[int] = []
             for node, row in zip(frontier, logits, strict=True):
                 children = [index for index, parent in enumerate(parents) if parent == node]
@@ -57,18 +58,21 @@ class TreeDrafter:
         self._draft = Draft(tuple(tokens), parents)
         return self._draft
 
-    def _forward(self, frontier: list[int], read: list[int], tokens: list[int], parents: Sequence[int]) -> torch.Tensor:
+    def _forward(
+        self, frontier: list[int], read: list[int], tokens: list[int], parents: Sequence[int]
+    ) -> Asks[torch.Tensor]:
         """Logits (len(frontier), V) behind each node of the frontier; -1 is the last emitted token."""
         self.forwards += 1
         if frontier == [-1]:
-            logits = self.engine.run([Rows(self.span, self._unread)])[0].logits[-1:]
+            (passed,) = yield Pass(self.engine, [Rows(self.span, self._unread)], "draft")
             self._base = self.span.length
-            return logits
+            return passed.logits[-1:]  # type: ignore[no-any-return]
         for node in frontier:
             self._entry[node] = len(read)
             read.append(node)
         above = [self._entry[parents[node]] if parents[node] >= 0 else -1 for node in read]
-        return self.engine.run([Rows(self.span, [tokens[node] for node in frontier], above)])[0].logits
+        (passed,) = yield Pass(self.engine, [Rows(self.span, [tokens[node] for node in frontier], above)], "draft")
+        return passed.logits  # type: ignore[no-any-return]
 
     def commit(self, path: Sequence[int], token: int) -> None:
         if not self._draft.tokens:  # nothing was read either

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch.nn import functional as F
@@ -16,7 +16,7 @@ from vidspec.engine.taps import Taps
 if TYPE_CHECKING:
     from vidspec.models.base import VideoLanguageModel
 
-__all__ = ["CHUNK", "Engine"]
+__all__ = ["CHUNK", "Engine", "Prefilling"]
 
 #: Rows of a prompt that are read in one pass, so that what a block computes stays small however long the prompt.
 CHUNK = 8192
@@ -27,7 +27,14 @@ class Engine:
 
     Args:
         model: an adapter; its ``vocabulary`` slices the logits to what target and draft share.
+
+    Attributes:
+        chunk: the most rows of a prompt in one pass.
+        alone: whether a pass takes one sequence only.
     """
+
+    chunk: ClassVar[int] = CHUNK
+    alone: ClassVar[bool] = False
 
     def __init__(self, model: VideoLanguageModel) -> None:
         self.model = model
@@ -72,25 +79,32 @@ class Engine:
         return self._passed(batch, rows)
 
     @torch.inference_mode()
-    def greedy(self, span: KVSpan, token_ids: Sequence[int], gamma: int) -> list[int]:
-        """Read tokens and continue them greedily, one pass for each new token.
+    def greedy(self, batch: Sequence[tuple[KVSpan, Sequence[int], int]]) -> list[list[int]]:
+        """Read tokens of sequences and continue each greedily: one pass of all that are not done for each new token.
 
         Args:
-            span: the sequence; it grows by all tokens but the last.
-            token_ids: at least one.
-            gamma: tokens to add.
+            batch: sequences, each once, which grow by all tokens but the last; at least one token to read; and how
+                many to add, at least one.
 
         Raises:
-            IndexError: the sequence has no room for them.
+            IndexError: a sequence has no room for them.
         """
-        graphs, fed = self.model.decoder.graphs, list(token_ids)
-        if graphs is not None and gamma and graphs.take([Rows(span, fed)]):
-            return graphs.greedy(span, fed, gamma, self.model.vocabulary)
-        tokens: list[int] = []
-        for _ in range(gamma):
-            fed = [int(self.run([Rows(span, fed)])[0].logits[-1].argmax())]
-            tokens += fed
-        return tokens
+        graphs = self.model.decoder.graphs
+        if len(batch) == 1 and graphs is not None and graphs.take([Rows(batch[0][0], batch[0][1])]):
+            span, token_ids, gamma = batch[0]
+            return [graphs.greedy(span, token_ids, gamma, self.model.vocabulary)]
+        made: list[list[int]] = [[] for _ in batch]
+        for step in range(max(gamma for _, _, gamma in batch)):
+            going = [i for i, (_, _, gamma) in enumerate(batch) if step < gamma]
+            passed = self.run([Rows(batch[i][0], made[i][-1:] if step else batch[i][1]) for i in going])
+            best = torch.stack([one.logits[-1].argmax() for one in passed]).tolist()
+            for i, token in zip(going, best, strict=True):
+                made[i].append(token)
+        return made
+
+    def reading(self, prompt: Prompt, room: int, taps: Taps | None = None, *, states: bool = False) -> Prefilling:
+        """A prompt that is to be read into a new sequence, in stretches; see :meth:`prefill`."""
+        return Prefilling(self, prompt, room, taps, states)
 
     def prefill(self, prompt: Prompt, room: int, taps: Taps | None = None, *, states: bool = False) -> Prefill:
         """Read a prompt into a new sequence, in passes of at most :data:`CHUNK` rows.
@@ -101,19 +115,10 @@ class Engine:
             taps: observers of these passes.
             states: whether to keep the last states of the N visual tokens, N x hidden numbers.
         """
-        length = prompt.length
-        span = self.open(length + room, prompt.next_position - length)
-        kept = []
-        for start in range(0, length, CHUNK):
-            end = min(start + CHUNK, length)
-            (passed,) = self.run([Rows(span, prompt=prompt, stretch=(start, end), taps=taps, states=states)])
-            if states:
-                index = prompt.visual.index.to(passed.hidden.device)
-                kept.append(passed.hidden[index[(index >= start) & (index < end)] - start])
-        units = torch.cat(kept) if states else None
-        if units is not None:  # in float32, in the dtype it came in
-            units = F.normalize(units.float(), dim=-1).to(units.dtype)
-        return Prefill(span, passed.logits[-1], units)
+        reading = self.reading(prompt, room, taps, states=states)
+        while (read := reading.took(self.run([reading.rows(self.chunk)])[0])) is None:
+            pass
+        return read
 
     def _embedded(self, batch: Sequence[Rows]) -> torch.Tensor:
         """(R, hidden)."""
@@ -161,6 +166,49 @@ class Engine:
         normed = decoder.norm(_last(rows, list(map(len, batch)), shown))
         logits = decoder.logits(_last(normed, shown, judged))[:, : model.vocabulary].to(model.device)
         return [Passed(*both) for both in zip(logits.split(judged), normed.split(shown), strict=True)]
+
+
+class Prefilling:
+    """A prompt on its way into a new sequence, which is opened with its first rows.
+
+    Args:
+        engine, prompt, room, taps, states: as :meth:`Engine.prefill` takes them.
+    """
+
+    def __init__(self, engine: Engine, prompt: Prompt, room: int, taps: Taps | None, states: bool) -> None:
+        self.engine, self.prompt, self.room, self.taps, self.states = engine, prompt, room, taps, states
+        self.span: KVSpan | None = None
+        self._stretch = (0, 0)
+        self._kept: list[torch.Tensor] = []
+
+    def rows(self, most: int) -> Rows:
+        """The next stretch, of at most so many rows.
+
+        Raises:
+            GenerationError: there is no room for the sequence.
+        """
+        length = self.prompt.length
+        if self.span is None:
+            self.span = self.engine.open(length + self.room, self.prompt.next_position - length)
+        start = self.span.length
+        self._stretch = start, min(start + most, length)
+        return Rows(self.span, prompt=self.prompt, stretch=self._stretch, taps=self.taps, states=self.states)
+
+    @torch.inference_mode()
+    def took(self, passed: Passed) -> Prefill | None:
+        """What the pass over the last stretch gave; the prompt as it was read, once all of it has been."""
+        if self.span is None:
+            raise ValueError("nothing has been read yet")
+        start, end = self._stretch
+        if self.states:
+            index = self.prompt.visual.index.to(passed.hidden.device)
+            self._kept.append(passed.hidden[index[(index >= start) & (index < end)] - start])
+        if end < self.prompt.length:
+            return None
+        units = torch.cat(self._kept) if self.states else None
+        if units is not None:  # in float32, in the dtype it came in
+            units = F.normalize(units.float(), dim=-1).to(units.dtype)
+        return Prefill(self.span, passed.logits[-1], units)
 
 
 def _last(rows: torch.Tensor, sizes: Sequence[int], counts: Sequence[int]) -> torch.Tensor:

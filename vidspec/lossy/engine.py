@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch.nn import functional as F
 
 from vidspec.engine.attention import Attention
-from vidspec.engine.forward import Engine
+from vidspec.engine.forward import Engine, Prefilling
 from vidspec.engine.rows import Passed, Prefill, Prompt, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.engine.taps import Taps
@@ -81,10 +82,16 @@ class LossyEngine(Engine):
         ModelError: the model's blocks are too few.
     """
 
+    alone: ClassVar[bool] = True
+
     def __init__(self, model: VideoLanguageModel, method: TargetPruner) -> None:
         super().__init__(model)
         self.method = method
         method.stages(model.layers)  # whether its blocks suffice is said now
+
+    def reading(self, prompt: Prompt, room: int, taps: Taps | None = None, *, states: bool = False) -> Prefilling:
+        """Refused: what the method drops it drops of a whole prompt."""
+        raise ValueError("a pruned target reads its prompt in one go")
 
     @torch.inference_mode()
     def prefill(self, prompt: Prompt, room: int, taps: Taps | None = None, *, states: bool = False) -> Prefill:

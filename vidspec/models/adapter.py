@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -108,6 +108,10 @@ class Adapter:
         shown = pixels.values[None].to(self.device, self.dtype)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values_videos": shown}
 
+    def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
+        """:meth:`see` in steps of bounded work and memory: goes on with each ``next``."""
+        raise NotImplementedError
+
     # What they share.
 
     @property
@@ -147,6 +151,15 @@ class Adapter:
             for weight in self.model.parameters():
                 weight.data = weight.data.clone()
         self._decoder = decoder_of(self.language, self.model.lm_head, kind, packed)
+
+    def see(self, pixels: Pixels, *, pooled: bool = False) -> Seen:
+        """See :class:`~vidspec.models.base.VideoLanguageModel`."""
+        steps = self.seeing(pixels, pooled=pooled)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
 
     def prefix(self, seen: Seen, prompt: str, system: str | None = None) -> Prefix:
         """The prompt as the family's template renders it, with the video's features in it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -196,6 +197,10 @@ class VideoLanguageModel(Protocol):
             pixels: of :meth:`preprocess`.
             pooled: average the tower's features 2 x 2 just before the projector (TABED's context P).
         """
+        ...
+
+    def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
+        """:meth:`see` in steps of bounded work and memory: goes on with each ``next``."""
         ...
 
     def prefix(self, seen: Seen, prompt: str, system: str | None = None) -> Prefix:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from vidspec.decoding.asks import Asks, Pass, Read
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.errors import DeviceError, ModelError
@@ -41,8 +42,8 @@ class ImageCaptioner(Protocol):
     @property
     def name(self) -> str: ...
 
-    def __call__(self, clip: Clip) -> str:
-        """One line, perhaps empty."""
+    def __call__(self, clip: Clip) -> Asks[str] | str:
+        """One line, perhaps empty; a generator where it takes passes of the draft model."""
         ...
 
 
@@ -72,10 +73,10 @@ class DraftCaptioner:
     def name(self) -> str:
         return self.engine.model.name
 
-    def __call__(self, clip: Clip) -> str:
+    def __call__(self, clip: Clip) -> Asks[str]:
         model = self.engine.model
         prefix = model.prefix(model.see(model.preprocess(middle_frame(clip))), VIDEO_PROMPT)
-        read = self.engine.prefill(prefix, LONGEST)
+        read = yield Read(self.engine, prefix, LONGEST, lane="draft")
         tokens: list[int] = []
         text, logits = "", read.logits
         while len(tokens) < LONGEST and (token := int(logits.argmax())) not in model.eos:
@@ -83,7 +84,8 @@ class DraftCaptioner:
             text = model.tokenizer.decode(tokens, skip_special_tokens=True)
             if text.rstrip().endswith((".", "!", "?")):
                 break
-            logits = self.engine.run([Rows(read.span, [token])])[0].logits[-1]
+            (passed,) = yield Pass(self.engine, [Rows(read.span, [token])], "draft")
+            logits = passed.logits[-1]
         return first_sentence(text)
 
 

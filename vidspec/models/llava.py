@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -72,10 +72,10 @@ class Llava(Adapter):
         return Pixels(shown, (len(shown), self.side, self.side), tuple(float(t) for t in clip.timestamps))
 
     @torch.inference_mode()
-    def see(self, pixels: Pixels, *, pooled: bool = False) -> Seen:
+    def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
         """T * side ** 2 tokens, all frames in raster order; a class token, where the tower's is not dropped, comes
         before its frame's and counts as a separator."""
-        features, side = self.projected(pixels, pooled)
+        features, side = yield from self.projected(pixels, pooled)
         frames, each = features.shape[:2]
         cell = torch.arange(each, device=features.device) - (each - side**2)
         return Seen(
@@ -87,7 +87,7 @@ class Llava(Adapter):
             seconds=pixels.seconds,
         )
 
-    def projected(self, pixels: Pixels, pooled: bool) -> tuple[torch.Tensor, int]:
+    def projected(self, pixels: Pixels, pooled: bool) -> Generator[None, None, tuple[torch.Tensor, int]]:
         """Projected features (n, tokens, hidden) of n images, and tokens per side.
 
         Args:
@@ -96,7 +96,11 @@ class Llava(Adapter):
         """
         tokens = math.prod(pixels.values.shape[1:-3]) * (self.side**2 + 1)  # of a frame: images, each with its class
         several = chunks(pixels, tokens, self.model.config.vision_config, every_block=True)
-        features, sides = zip(*(self._chunk(chunk, pooled) for chunk in several), strict=True)
+        made = []
+        for chunk in several:
+            made.append(self._chunk(chunk, pooled))
+            yield
+        features, sides = zip(*made, strict=True)
         return torch.cat(features), sides[0]
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> tuple[torch.Tensor, int]:

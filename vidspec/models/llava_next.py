@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,13 +59,13 @@ class LlavaNext(Llava):
         return {**super().images(pixels), "image_sizes": sizes}
 
     @torch.inference_mode()
-    def see(self, pixels: Pixels, *, pooled: bool = False) -> Seen:
+    def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
         """Of each frame the side ** 2 tokens of the whole, then the tiles' without their padding, row by row with a
         newline behind each.
 
         In the frame's raster of visual tokens, the tiles' rows come below those of the whole.
         """
-        features, side = self.projected(pixels, pooled)
+        features, side = yield from self.projected(pixels, pooled)
         frames, height, width = pixels.grid
         best = best_resolution((height, width), self.resolutions)
         tall, wide = (pixel // self.model.config.vision_config.image_size for pixel in best)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -52,11 +52,15 @@ class LlavaOnevision(Adapter):
         return Pixels(shown, (len(shown), self.patches, self.patches), tuple(float(t) for t in clip.timestamps))
 
     @torch.inference_mode()
-    def see(self, pixels: Pixels, *, pooled: bool = False) -> Seen:
+    def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
         """T * cells ** 2 + 1 tokens: pooled features of all frames in raster order, then the newline."""
         frames, side, _ = pixels.grid
         several = chunks(pixels, side**2, self.model.config.vision_config, every_block=True)
-        seen, cells = zip(*(self._chunk(chunk, pooled) for chunk in several), strict=True)
+        made = []
+        for chunk in several:
+            made.append(self._chunk(chunk, pooled))
+            yield
+        seen, cells = zip(*made, strict=True)
         newline = self.model.model.image_newline[None].to(seen[0])
         return _placed(torch.cat([*seen, newline]), frames, cells[0], pixels.seconds)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -86,7 +86,7 @@ class Qwen25VL(Adapter):
         return Pixels(values, grid, tuple(float(t) for t in clip.timestamps[:: self.rules.steps]))
 
     @torch.inference_mode()
-    def see(self, pixels: Pixels, *, pooled: bool = False) -> Seen:
+    def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
         """One token for each ``merge`` x ``merge`` patches, in raster order.
 
         ``pooled`` averages patches 2 x 2 before they are merged, so the grid has half the sides, rounded up: where a
@@ -94,7 +94,11 @@ class Qwen25VL(Adapter):
         """
         _, rows, columns = pixels.grid
         several = chunks(pixels, rows * columns, self.model.config.vision_config)
-        seen, sides = zip(*(self._chunk(chunk, pooled) for chunk in several), strict=True)
+        made = []
+        for chunk in several:
+            made.append(self._chunk(chunk, pooled))
+            yield
+        seen, sides = zip(*made, strict=True)
         levels = [torch.cat(level) for level in zip(*seen, strict=True)]
         return self._placed(levels, (pixels.grid[0], *sides[0]), pixels.seconds)
 

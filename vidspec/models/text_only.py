@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from vidspec.errors import ModelError
@@ -49,7 +50,7 @@ class TextModel(Adapter):
     def preprocess(self, clip: Clip) -> Pixels:
         self._blind()
 
-    def see(self, pixels: Pixels, *, pooled: bool = False) -> Seen:
+    def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
         self._blind()
 
     def _blind(self) -> NoReturn:

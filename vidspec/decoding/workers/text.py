@@ -28,7 +28,7 @@ class DraftText:
         """Propose one more token: that of the prompt's last logits at first, then of a pass over what is unread."""
         unread = self.tokens[self.span.length - self._prompt :]
         if unread:
-            self.tokens += self.engine.greedy(self.span, unread, 1)
+            self.tokens += self.engine.greedy([(self.span, unread, 1)])[0]
             self.forwards += 1
         else:
             self.tokens.append(int(self.prefill.logits.argmax()))

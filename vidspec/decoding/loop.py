@@ -1,0 +1,258 @@
+"""Many clips at once: answers what their decodings ask for, so that a pass of a model serves every clip that waits.
+
+It knows clips as generators and asks as :mod:`vidspec.decoding.asks` has them, and neither models nor texts; no torch.
+
+A turn is one pass. Models that draft go first: only when nobody waits for them any more does the target's turn come,
+and then it verifies the windows of all. No clip can be passed over: it waits for one window of each of the others, and
+for as many rows of their prompts as one pass may have.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+__all__ = ["Bell", "Done", "Failed", "Loop", "Passing"]
+
+#: Rows of prompts in a pass that others wait for.
+SHARED = 512
+
+
+class Done(NamedTuple):
+    """A generator has returned."""
+
+    value: Any
+
+
+class Failed(NamedTuple):
+    """A generator has raised."""
+
+    error: Exception
+
+
+class Passing(NamedTuple):
+    """One pass: rows of how many sequences, how many of them of prompts, and what it took.
+
+    A chain that is continued in one go counts as the mean of its passes.
+    """
+
+    lane: str
+    sequences: float
+    rows: float
+    prompts: int
+    seconds: float
+
+
+class Bell:
+    """Wakes a loop that waits; may be rung from any thread."""
+
+    def __init__(self) -> None:
+        self._rung = threading.Event()
+
+    def ring(self) -> None:
+        """Something has arrived."""
+        self._rung.set()
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait until it is rung, or was since the last wait; at most ``timeout`` seconds. Whether it was."""
+        rung = self._rung.wait(timeout)
+        self._rung.clear()
+        return rung
+
+
+@dataclass(eq=False)
+class _Clip:
+    key: Hashable
+    steps: Generator[Any, Any, Any]
+    ask: Any = None
+
+
+class Loop:
+    """Decodings in flight.
+
+    Args:
+        now: the time in seconds, all queued work of devices done.
+        told: hears of every pass.
+        bell: is waited for where all decodings hear and none asks.
+    """
+
+    def __init__(
+        self,
+        now: Callable[[], float] = time.perf_counter,
+        told: Callable[[Passing], None] = lambda passing: None,
+        bell: Bell | None = None,
+    ) -> None:
+        self.now, self.told, self.bell = now, told, bell or Bell()
+        self._clips: dict[Hashable, _Clip] = {}
+        self._looked = False
+
+    def __len__(self) -> int:
+        return len(self._clips)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._clips
+
+    def begin(self, key: Hashable, steps: Generator[Any, Any, Any]) -> Iterator[tuple[Hashable, Any]]:
+        """Take in a decoding; what it says until its first ask, as :meth:`turn` has it."""
+        if key in self._clips:
+            raise ValueError(f"{key!r} is in flight already")
+        clip = self._clips[key] = _Clip(key, steps)
+        return self._resumed(clip, None)
+
+    def drop(self, key: Hashable) -> None:
+        """End a decoding; nothing more is heard of it."""
+        clip = self._clips.pop(key, None)
+        if clip is not None:
+            clip.steps.close()
+
+    def close(self) -> None:
+        """End all."""
+        for key in list(self._clips):
+            self.drop(key)
+
+    def turn(self, patience: float | None = None) -> Iterator[tuple[Hashable, Any]]:
+        """One pass, or a wait where nobody asks for one; then events, each with the key of its clip.
+
+        The last of a clip is :class:`Done` or :class:`Failed`. To be read to its end: a clip whose answer is not
+        taken cannot go on.
+
+        Args:
+            patience: seconds to wait at most; None for as long as there is nothing to do.
+        """
+        heard = self._heard()
+        for clip, answer in heard:
+            yield from self._resumed(clip, answer)
+        if not self._clips:
+            return
+        waiting: dict[Any, list[_Clip]] = {}
+        looks: list[_Clip] = []
+        for clip in self._clips.values():
+            kind = type(clip.ask).__name__
+            if hasattr(clip.ask, "call"):
+                looks.append(clip)
+            elif hasattr(clip.ask, "engine"):
+                waiting.setdefault((clip.ask.engine.model, clip.ask.engine.alone), []).append(clip)
+            elif not hasattr(clip.ask, "ear"):
+                raise TypeError(f"{clip.key!r} asks for {kind}, which nobody answers")
+        if looks and not (waiting and self._looked):  # they and passes take turns
+            self._looked = True
+            yield from self._look(looks[0])
+        elif waiting:
+            self._looked = False
+            yield from self._pass(min(waiting.values(), key=lambda clips: clips[0].ask.lane))  # draft before target
+        elif not heard:
+            self._wait(patience)
+
+    def _heard(self) -> list[tuple[_Clip, Any]]:
+        found = []
+        for clip in self._clips.values():
+            if hasattr(clip.ask, "ear"):
+                messages = clip.ask.ear.take()
+                if messages or time.monotonic() >= clip.ask.until:
+                    found.append((clip, messages))
+        return found
+
+    def _wait(self, patience: float | None) -> None:
+        until = min(clip.ask.until for clip in self._clips.values()) - time.monotonic()
+        self.bell.wait(max(0.0, until if patience is None else min(until, patience)))
+
+    def _look(self, clip: _Clip) -> Iterator[tuple[Hashable, Any]]:
+        begun = self.now()
+        try:
+            answer = clip.ask.call()
+        except Exception as error:
+            yield from self._resumed(clip, error, throw=True)
+            return
+        clip.ask.seconds = self.now() - begun
+        yield from self._resumed(clip, answer)
+
+    def _pass(self, clips: list[_Clip]) -> Iterator[tuple[Hashable, Any]]:
+        """One pass over what these clips ask of one model, or one continuation of each where they ask for nothing
+        else."""
+        engine = clips[0].ask.engine
+        if engine.alone:  # one sequence at a time: the one that has waited longest
+            clips = clips[:1]
+            self._clips[clips[0].key] = self._clips.pop(clips[0].key)
+        chains = [clip for clip in clips if hasattr(clip.ask, "gamma")]
+        if len(chains) == len(clips) and not engine.alone:
+            answered = self._chains(engine, clips)
+        else:
+            answered = self._rows(engine, clips)
+        for clip, answer in answered:
+            if clip.key in self._clips:  # or an earlier answer's reader has dropped it
+                yield from self._resumed(clip, answer, throw=isinstance(answer, Exception))
+
+    def _rows(self, engine: Any, clips: list[_Clip]) -> list[tuple[_Clip, Any]]:
+        company = any(not clip.ask.divisible for clip in clips) or len(self._clips) > len(clips)
+        left = min(SHARED, engine.chunk) if company else engine.chunk
+        parts: list[tuple[_Clip, list[Any]]] = []
+        prompts = 0
+        for clip in clips:
+            if clip.ask.divisible and left <= 0:
+                continue
+            try:
+                adds = list(clip.ask.parts(left))
+            except Exception as error:
+                return [(clip, error)]  # the others ask again
+            if clip.ask.divisible:
+                count = sum(map(len, adds))
+                left, prompts = left - count, prompts + count
+            parts.append((clip, adds))
+        batch = [rows for _, adds in parts for rows in adds]
+        begun = self.now()
+        try:
+            passed = engine.run(batch)
+        except Exception as error:
+            if len(parts) == 1:
+                return [(parts[0][0], error)]
+            return [answer for clip, _ in parts for answer in self._rows(engine, [clip])]
+        answered, at = [], 0
+        for clip, adds in parts:
+            if clip.ask.took(passed[at : at + len(adds)]):
+                answered.append((clip, clip.ask.answer))
+            at += len(adds)
+        seconds = self.now() - begun
+        for clip, _ in parts:
+            clip.ask.seconds += seconds
+        self.told(Passing(parts[0][0].ask.lane, len(batch), sum(map(len, batch)), prompts, seconds))
+        return answered
+
+    def _chains(self, engine: Any, clips: list[_Clip]) -> list[tuple[_Clip, Any]]:
+        begun = self.now()
+        try:
+            found = engine.greedy([(clip.ask.span, clip.ask.token_ids, clip.ask.gamma) for clip in clips])
+        except Exception as error:
+            if len(clips) == 1:
+                return [(clips[0], error)]
+            return [answer for clip in clips for answer in self._chains(engine, [clip])]
+        seconds = self.now() - begun
+        steps = max(clip.ask.gamma for clip in clips)
+        for clip in clips:
+            clip.ask.seconds = seconds
+        share = sum(clip.ask.gamma for clip in clips) / steps
+        self.told(Passing(clips[0].ask.lane, share, share, 0, seconds / steps))
+        return list(zip(clips, found, strict=True))
+
+    def _resumed(self, clip: _Clip, answer: Any, *, throw: bool = False) -> Iterator[tuple[Hashable, Any]]:
+        """Go on with a clip until it asks again; what it says meanwhile."""
+        while True:
+            try:
+                said = clip.steps.throw(answer) if throw else clip.steps.send(answer)
+            except StopIteration as end:
+                self._clips.pop(clip.key, None)
+                yield clip.key, Done(end.value)
+                return
+            except Exception as error:
+                self._clips.pop(clip.key, None)
+                yield clip.key, Failed(error)
+                return
+            answer, throw = None, False
+            if hasattr(said, "lane"):  # an ask
+                clip.ask = said
+                return
+            yield clip.key, said
+            if self._clips.get(clip.key) is not clip:
+                return

@@ -1,0 +1,227 @@
+"""Many clips through one captioner's models: who is let in, what is done again, and how the whole stands.
+
+A clip is let in while there are fewer than the most at once and there is room for its keys and values. One that finds
+no memory in company is done again without any. What a clip says is given with its key.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from vidspec.decoding.events import Again, Load, Round
+from vidspec.decoding.loop import Bell, Done, Failed, Loop, Passing
+from vidspec.decoding.trace import Trace
+from vidspec.engine.device import free_memory, synchroniser
+from vidspec.errors import GenerationError
+
+if TYPE_CHECKING:
+    from vidspec.captioner import Asked, Captioner
+
+__all__ = ["Arrival", "Arrivals", "Serving"]
+
+#: The most clips at once where nobody says how many.
+MOST = 16
+#: Share of the free memory that clips in company may take, and seconds between two tellings of how the whole stands.
+SHARE, EVERY = 0.8, 0.1
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A clip whose frames are in memory.
+
+    Attributes:
+        key: tells its events from those of others.
+        path: for messages and the record.
+        asked: what differs from the profile; ``clip`` must be in it.
+        timeout: seconds it may take from now on, in which others that are captioned at the same time count; None for no
+            limit.
+        spent: seconds of those that are gone already.
+    """
+
+    key: Hashable
+    path: str
+    asked: Asked
+    timeout: float | None = None
+    spent: float = 0.0
+
+
+class Arrivals(Protocol):
+    """Where clips come from."""
+
+    @property
+    def over(self) -> bool:
+        """Whether no more will come."""
+        ...
+
+    def take(self) -> Arrival | None:
+        """The next clip, None if there is none just now; never waits. Whoever adds one rings the bell."""
+        ...
+
+
+@dataclass(eq=False)
+class _Flight:
+    """A clip that was let in. ``company`` tells whether it ever shared the models."""
+
+    arrival: Arrival
+    until: float | None
+    company: bool = False
+
+
+class Serving:
+    """One run over clips that come.
+
+    Args:
+        captioner: whose models.
+        batch: the most clips at once; None for :data:`MOST`, or fewer by memory and measurement.
+        bell: rung when something new is to be done.
+    """
+
+    def __init__(self, captioner: Captioner, *, batch: int | None = None, bell: Bell | None = None) -> None:
+        if batch is not None and batch < 1:
+            raise ValueError(f"a batch must have at least one clip, not {batch}")
+        self.captioner, self.batch = captioner, batch
+        self.bell = bell or Bell()
+        wait = synchroniser(captioner.target.model.device)
+
+        def now() -> float:
+            wait()
+            return time.perf_counter()
+
+        self.loop = Loop(now, self._passed, self.bell)
+        self._flights: dict[Hashable, _Flight] = {}
+        self._held: deque[Arrival] = deque()  # taken and not let in yet
+        self._again: deque[Arrival] = deque()  # to be done without company
+        self._last = Passing("target", 0, 0, 0, 0.0)
+        self._passes = self._accepted = 0
+        self._told = 0.0
+
+    def all(self, arrivals: Arrivals) -> Iterator[tuple[Hashable, Any]]:
+        """What :meth:`~vidspec.captioner.Captioner.serve` yields."""
+        while True:
+            over = arrivals.over
+            yield from self._let_in(arrivals)
+            if len(self.loop):
+                yield from self.turn()
+            elif self._held or self._again:
+                continue  # there is room for them now
+            elif over:
+                return
+            else:
+                self.bell.wait(1.0)
+
+    def rest(self) -> Iterator[tuple[Hashable, Any]]:
+        """What the clips in flight say until the last of them has ended."""
+        while len(self.loop):
+            yield from self.turn()
+
+    def begin(self, arrival: Arrival, trace: Trace | None = None) -> Iterator[tuple[Hashable, Any]]:
+        """Let a clip in; what it says at once.
+
+        Args:
+            arrival: the clip.
+            trace: begun when the clip was opened; a new one if None.
+        """
+        model = self.captioner.target.model
+        until = None if arrival.timeout is None else time.monotonic() + arrival.timeout - arrival.spent
+        self._flights[arrival.key] = _Flight(arrival, until)
+        if len(self._flights) > 1:
+            for flight in self._flights.values():
+                flight.company = True
+        trace = trace or Trace(synchroniser(model.device))
+        steps = self.captioner.decoding(arrival.path, arrival.asked, trace)
+        yield from self._said(self.loop.begin(arrival.key, steps))
+
+    def turn(self) -> Iterator[tuple[Hashable, Any]]:
+        """One pass, or a wait for other workers."""
+        yield from self._said(self.loop.turn(1.0))
+        now = time.monotonic()
+        for flight in [one for one in self._flights.values() if one.until is not None and now > one.until]:
+            arrival = flight.arrival
+            self.loop.drop(arrival.key)
+            del self._flights[arrival.key]
+            late = f"{arrival.path}: not captioned within {arrival.timeout:g} s"
+            yield arrival.key, GenerationError(late, kind="timeout", hint="raise --timeout")
+        if now - self._told > EVERY:
+            self._told = now
+            yield None, self.load()
+
+    def load(self) -> Load:
+        """How the whole stands."""
+        slab = self.captioner.target.model.decoder.slab
+        return Load(
+            clips=len(self.loop),
+            waiting=len(self._held) + len(self._again),
+            sequences=round(self._last.sequences),
+            rows=round(self._last.rows),
+            accepted=self._accepted,
+            passes=self._passes,
+            kv_used=slab.used * slab.entry_bytes,
+            kv_capacity=slab.nbytes,
+            batch=self._most,
+        )
+
+    def close(self) -> None:
+        """Give up what is in flight."""
+        self.loop.close()
+        self._flights.clear()
+
+    @property
+    def _most(self) -> int:
+        if self.captioner.undecided:  # the first clip is measured, without company
+            return 1
+        return self.batch or MOST
+
+    def _let_in(self, arrivals: Arrivals) -> Iterator[tuple[Hashable, Any]]:
+        while len(self.loop) < self._most:
+            if self._again:  # without company, and nobody overtakes it
+                if len(self.loop):
+                    return
+                yield from self.begin(self._again.popleft())
+                return
+            if self._held:
+                arrival = self._held.popleft()
+            elif (taken := arrivals.take()) is not None:
+                arrival = taken
+            else:
+                return
+            if len(self.loop) and not self._fits(arrival):
+                self._held.appendleft(arrival)
+                return
+            yield from self.begin(arrival)
+
+    def _fits(self, arrival: Arrival) -> bool:
+        """Whether there is room for its keys and values beside the others'."""
+        clip = arrival.asked.get("clip")
+        free = free_memory(self.captioner.target.model.device)
+        if clip is None or free is None:
+            return True
+        frames, height, width, _ = clip.frames.shape
+        return self.captioner.needs(frames, height, width, arrival.asked) <= SHARE * free
+
+    def _passed(self, passing: Passing) -> None:
+        if passing.lane == "target":
+            self._passes += 1
+            self._last = passing
+
+    def _said(self, turn: Iterator[tuple[Hashable, Any]]) -> Iterator[tuple[Hashable, Any]]:
+        """What the loop's clips said, an ending as what the clip ended with."""
+        for key, said in turn:
+            if isinstance(said, Done):
+                self._flights.pop(key, None)
+                continue
+            if isinstance(said, Failed):
+                flight = self._flights.pop(key)
+                error = said.error
+                if flight.company and isinstance(error, GenerationError) and error.kind == "memory":
+                    self._again.append(flight.arrival)
+                    yield key, Again(error.message)
+                    continue
+                yield key, error
+                continue
+            if isinstance(said, Round):
+                self._accepted += said.accepted
+            yield key, said

@@ -2,7 +2,8 @@
 
 The full tables go to ``docs/measured.md``, one table of both pairs between the markers of ``README.md``. Each AUTO.json
 holds ``auto`` beside other profiles on many clips; their totals get a section of their own. What ``measure_engine.py``
-printed stands in the page's last section, which stays as it is.
+and ``measure_throughput.py`` printed stands in the page's last sections, "The engine" and, behind it, "Many clips at
+once", which stay as they are.
 """
 
 from __future__ import annotations

@@ -1,29 +1,87 @@
-"""Draws the README's terminal picture from a real run: ``python docs/draw_panel.py CLIP OUT.svg``.
+"""Draws the README's terminal pictures from real runs: ``python docs/draw_panel.py CLIP|FOLDER OUT.svg``.
 
-The panel is the one ``vidspec caption`` shows on a terminal, in the moment the caption is complete.
+The panel is the one ``vidspec caption`` shows on a terminal: of a clip in the moment its caption is complete, of a
+folder in the first moment after half of its clips in which as many as ever are in flight and all of them are decoding.
 """
 
 from __future__ import annotations
 
 import io
 import sys
+import time
+from collections import deque
+from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from vidspec import Captioner
+from vidspec.batch.bulk import Tally
+from vidspec.batch.work import Outcome, Work
+from vidspec.captioner import Arrival
+from vidspec.decoding.events import Finished, Opened
+from vidspec.live.overall import RECENT, overall
 from vidspec.live.panel import render
 from vidspec.live.state import PanelState
 
+WIDTH, HEIGHT = 100, 34
+BATCH = 8
 
-def main(clip: str, out: str) -> None:
+
+def one(captioner: Captioner, clip: str) -> RenderableType:
+    state = PanelState(path=clip, profile=captioner.profile.name)
+    for event in captioner.stream(clip):
+        state.apply(event)
+    return render(state, width=WIDTH)
+
+
+def many(captioner: Captioner, folder: str) -> RenderableType:
+    paths = sorted(Path(folder).glob("*.mp4"))
+    tally, states, loads = Tally(total=len(paths)), {}, deque(maxlen=RECENT)
+    for key, said in captioner.serve(Read(captioner, paths), batch=BATCH):
+        if key is None:
+            loads.append(said)
+            continue
+        if isinstance(said, Exception):
+            raise said
+        if isinstance(said, Opened):
+            states[key] = PanelState(path=said.path, profile=captioner.profile.name, began=time.monotonic())
+        states[key].apply(said)
+        if isinstance(said, Finished):
+            del states[key]
+            tally.add(Outcome(said.caption, None, Work(said.caption.path, number=key)))
+        decoding = len(states) == BATCH and all(len(state.rounds) > 1 for state in states.values())
+        if decoding and 2 * tally.done >= tally.total:
+            shown = list(states.values())
+            return overall(tally, shown, loads, now=time.monotonic(), width=WIDTH, height=HEIGHT, most=BATCH)
+    raise SystemExit(f"{folder}: too few clips for {BATCH} at once")
+
+
+class Read:
+    """The clips of a folder, their frames read when they are let in."""
+
+    def __init__(self, captioner: Captioner, paths: list[Path]) -> None:
+        self.captioner, self.left = captioner, list(enumerate(map(str, paths)))
+
+    @property
+    def over(self) -> bool:
+        return not self.left
+
+    def take(self) -> Arrival | None:
+        if not self.left:
+            return None
+        key, path = self.left.pop(0)
+        return Arrival(key, path, {"clip": self.captioner.read(path)})
+
+
+def main(source: str, out: str) -> None:
+    folder = Path(source).is_dir()
     with Captioner.from_profile("sd-attention") as captioner:
         captioner.warm_up()
-        state = PanelState(path=clip, profile=captioner.profile.name)
-        for event in captioner.stream(clip):
-            state.apply(event)
-    console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    console.print(f"$ vidspec caption {clip} --profile sd-attention", highlight=False)
-    console.print(render(state, width=100))
+        drawn = (many if folder else one)(captioner, source)
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    asked = " --format jsonl -o captions.jsonl" if folder else ""
+    console.print(f"$ vidspec caption {source}{asked} --profile sd-attention", highlight=False)
+    console.print(drawn)
     console.save_svg(out, title="vidspec")
 
 

@@ -2,23 +2,27 @@
 
 ``good.mp4`` is captioned; ``missing.mp4`` fails; ``bug.mp4`` raises a TypeError; ``stop.mp4`` is interrupted;
 ``differs.mp4`` differs from plain decoding; ``lost.mp4`` loses its device; ``dies.mp4`` ends the process, and
-``dies-once.mp4`` the first time only.
+``dies-once.mp4`` the first time only. Several clips at once take turns, an event each.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Hashable, Iterator
 from pathlib import PurePath
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from vidspec.decoding.events import Event, Finished, Opened, Prefilled, Round
-from vidspec.errors import DeviceError, ModelError, VideoError
+from vidspec.decoding.events import Event, Finished, Load, Opened, Prefilled, Round
+from vidspec.decoding.loop import Bell
+from vidspec.errors import DeviceError, GenerationError, ModelError, VideoError
 from vidspec.record import Caption
 
 TEXT = "A red circle\nmoves left."
 IDS = [7, 1, 2, 3, 9]
+#: Clips at once where nobody says how many.
+MOST = 4
 
 
 def record(path: str = "good.mp4", **changes: object) -> Caption:
@@ -83,6 +87,7 @@ class FakeCaptioner:
     made: ClassVar[list[FakeCaptioner]] = []
     refuse: Exception | None = None
     warm = False
+    most = 0
     notes: tuple[str, ...] = ()
     target = draft = SimpleNamespace(
         model=SimpleNamespace(
@@ -131,6 +136,33 @@ class FakeCaptioner:
                 raise TypeError("broken")
             if isinstance(event, Prefilled) and kind == "stop":
                 raise KeyboardInterrupt
+
+    def serve(
+        self, arrivals: Any, *, batch: int | None = None, bell: Bell | None = None
+    ) -> Iterator[tuple[Hashable, Event | Load | Exception]]:
+        flights: dict[Hashable, tuple[Iterator[Event], float]] = {}
+        while True:
+            over = arrivals.over
+            while len(flights) < (batch or MOST) and (one := arrivals.take()) is not None:
+                until = float("inf") if one.timeout is None else time.monotonic() + one.timeout - one.spent
+                flights[one.key] = iter(self.stream(one.path, **one.asked)), until
+            self.most = max(self.most, len(flights))
+            if not flights and over:
+                return
+            if not flights and bell is not None:
+                bell.wait(1.0)
+            for key, (events, until) in list(flights.items()):
+                try:
+                    said: Event | Exception | None = next(events, None)
+                except Exception as error:
+                    said = error
+                if time.monotonic() > until:
+                    said = GenerationError("not captioned within the time", kind="timeout")
+                if said is None or isinstance(said, Finished | Exception):
+                    del flights[key]
+                if said is not None:
+                    yield key, said
+            yield None, Load(len(flights), 0, 0, 0, 0, 0, 0, 0, batch or MOST)
 
     def warm_up(self) -> None:
         self.warm = True

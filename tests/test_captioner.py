@@ -148,8 +148,10 @@ def test_the_baseline_is_plain_decoding_of_the_same_text(captioner, record):
 @pytest.mark.parametrize("positions", ["original", "compact"])
 def test_the_draft_reads_what_was_kept(captioner, monkeypatch, events, positions):
     again, read = other(captioner, {"prune.positions": positions}), []
-    prefill = again.draft.prefill
-    monkeypatch.setattr(again.draft, "prefill", lambda prefix, room: read.append(prefix) or prefill(prefix, room))
+    reading = again.draft.reading
+    monkeypatch.setattr(
+        again.draft, "reading", lambda prefix, *given, **how: read.append(prefix) or reading(prefix, *given, **how)
+    )
     assert again.caption(CLIP).token_ids == events[-1].caption.token_ids
     (prefix,) = read
     total, kept = events[1].prompt_tokens, events[1].kept
@@ -242,7 +244,7 @@ def test_memory_that_does_not_suffice(captioner, monkeypatch):
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(captioner.target, "prefill", full)
+    monkeypatch.setattr(captioner.target, "run", full)
     with pytest.raises(GenerationError, match=f"{FRAMES} frames") as caught:
         captioner.caption(CLIP)
     assert caught.value.kind == "memory"
@@ -291,7 +293,8 @@ def test_what_is_prepared_is_used_once_and_changes_nothing(captioner, monkeypatc
     clip = captioner.read(CLIP)
     expected = captioner.caption("clip", clip=clip).token_ids
     held = captioner.prepare(clip)
-    assert held == 2 * clip.frames.shape[0] * 3 * 32 * 32 * 4  # of target and draft
+    widths = [engine.model.language.config.hidden_size for engine in (captioner.target, captioner.draft)]
+    assert held == VISUAL * sum(widths) * 4  # what target and draft have seen
     models = [captioner.target.model, captioner.draft.model]
     for model in models:
         monkeypatch.setattr(model, "preprocess", None)

@@ -33,11 +33,12 @@ from vidspec.engine.device import synchroniser
 from vidspec.engine.forward import Engine
 from vidspec.errors import GenerationError, ModelError, UsageError
 from vidspec.models import image_captioner, loading
-from vidspec.models.base import Pixels, VideoLanguageModel
+from vidspec.models.base import Pixels, Seen, VideoLanguageModel
 from vidspec.models.detokenizer import Detokenizer
 from vidspec.models.identity import check_sight
 from vidspec.models.image_captioner import DraftCaptioner, ImageCaptioner
 from vidspec.models.prompt import Question
+from vidspec.planning.pace import Pace
 from vidspec.planning.plan import Plan
 from vidspec.profiles import Profile
 from vidspec.record import Caption
@@ -100,7 +101,7 @@ class Captioner:
         first, second = variants(profile) if profile.chooses else (profile, None)
         first = beginning(profile) if profile.plans else first
         self.setup = Setup.of(first, target, None if first.concurrent else draft, describe)
-        self._ahead: WeakKeyDictionary[video.Clip, dict[VideoLanguageModel, Pixels]] = WeakKeyDictionary()
+        self._ahead: WeakKeyDictionary[video.Clip, dict[VideoLanguageModel, Pixels | Seen]] = WeakKeyDictionary()
         beside = two_workers(profile)
         self.slot = slot if beside else None
         if beside and slot is None:
@@ -208,6 +209,11 @@ class Captioner:
             "device": str(model.device),
             "decoder": decoder.name if decoder.name == "fused" else f"{decoder.name}: {decoder.why}",
         }
+
+    @property
+    def pace(self) -> Pace | None:
+        """What chooses windows, and so wants to hear of passes."""
+        return self.chooser.pace if isinstance(self.chooser, Planner) else self.setup.pace
 
     @property
     def undecided(self) -> bool:
@@ -397,13 +403,24 @@ class Captioner:
     def prepare(self, clip: video.Clip) -> int:
         """Preprocess a clip for the models in this process before its turn; may run in another thread.
 
+        On a CPU, where one thread's work takes nothing from another's, their vision towers see it too.
+
         Returns:
             bytes that are held until the clip has been captioned.
         """
         seeing = (self.target, self.draft if self.profile.shows_the_video else None)
-        models = [engine.model for engine in seeing if engine is not None]
-        self._ahead[clip] = pixels = {model: model.preprocess(clip) for model in models}
-        return sum(one.values.nbytes for one in pixels.values())
+        made: dict[VideoLanguageModel, Pixels | Seen] = {}
+        held = 0
+        for model in [engine.model for engine in seeing if engine is not None]:
+            pixels = model.preprocess(clip)
+            made[model] = pixels
+            if model.device.type == "cpu":
+                made[model] = seen = model.see(pixels)
+                held += sum(level.nbytes for level in (seen.features, *seen.deepstack))
+            else:
+                held += pixels.values.nbytes
+        self._ahead[clip] = made
+        return held
 
     def _question(self, clip: video.Clip, asked: Asked) -> Question:
         generate = self.profile.generate

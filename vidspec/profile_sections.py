@@ -128,7 +128,7 @@ class VideoSection(Section):
     frames: int | None = Field(default=None, ge=1, le=100_000)
     fps: float | None = Field(default=None, gt=0, le=FASTEST, allow_inf_nan=False)
     max_pixels: int | None = Field(default=None, ge=1, le=2**31 - 1)
-    decoder: Literal["auto", "decord", "av"] = "auto"
+    decoder: Literal["auto", "decord", "av", "nvdec"] = "auto"
     allow_damaged: bool = False
 
     @model_validator(mode="before")

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from decoding.toys import GREEDY, ToyEngine, blend, job, random_table
+from decoding.toys import GREEDY, ToyEngine, blend, job, proposed, random_table, rounds_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value, reference_distribution
 from vidspec.acceptance.base import Verdict
 from vidspec.acceptance.exact import Exact
+from vidspec.decoding.asks import answered
 from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import Limits
 from vidspec.decoding.sequential import sequential
@@ -173,7 +174,7 @@ def draws_of_the_schedule(rule, sampling, draft_sampling, count):
             target, limits, draft=draft, gamma=2, sampling=sampling, draft_sampling=draft_sampling,
             rule=rule(sampling), rng=rng,
         )  # fmt: skip
-        first, *text = [token for step in sequential(one) for token in step.token_ids]
+        first, *text = [token for step in rounds_of(sequential(one)) for token in step.token_ids]
         assert first == 0
         yield tuple(text)
 
@@ -186,7 +187,7 @@ def draws_with_a_tree(rule, sampling, draft_sampling, count):
             shifted(TARGET), limits, draft=shifted(DRAFT), gamma=2, tree="0 1 00 01 10", sampling=sampling,
             rule=rule(sampling), rng=rng,
         )  # fmt: skip
-        first, *text = [token for step in sequential(one) for token in step.token_ids]
+        first, *text = [token for step in rounds_of(sequential(one)) for token in step.token_ids]
         assert first == 0
         yield tuple(text)
 
@@ -250,7 +251,7 @@ def test_plain_decoding_has_the_same_distribution(sampling):
     rng = torch.Generator().manual_seed(7)
     texts = []
     for _ in range(3000):
-        rounds = autoregressive(job(TARGET, LIMITS, sampling=sampling, rng=rng))
+        rounds = answered(autoregressive(job(TARGET, LIMITS, sampling=sampling, rng=rng)))
         texts.append(tuple(token for step in rounds for token in step.token_ids))
     assert p_value(texts, exact_distribution(TARGET, sampling, LIMITS)) > SIGNIFICANCE
 
@@ -267,7 +268,7 @@ def test_the_drafter_of_the_schedule_really_samples():
     engine = ToyEngine(DRAFT)
     drafter = ChainDrafter(engine, engine.open(), Sampling(1.0), torch.Generator().manual_seed(1))
     drafter.begin(0)
-    window = drafter.propose(2)
+    window = proposed(drafter, 2)
     assert window.probs is not None and window.probs.shape == (2, VOCABULARY)
     expected = Sampling(1.0).distribution(torch.stack([DRAFT((0,)), DRAFT((0, window.tokens[0]))]))
     assert torch.allclose(window.probs, expected)

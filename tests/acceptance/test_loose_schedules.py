@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 import torch
 from decoding import checkpoints
-from decoding.toys import GREEDY, Recorder, blend, greedy_text, job, random_table
+from decoding.toys import GREEDY, Recorder, blend, greedy_text, job, random_table, rounds_of
 from engine.passing import forward
 
 from vidspec import profiles
@@ -14,6 +14,7 @@ from vidspec.acceptance.lvspec import LVSpec
 from vidspec.acceptance.random_loose import RandomLoose
 from vidspec.batch.schema import record_schema
 from vidspec.captioner import Captioner
+from vidspec.decoding.asks import alone, answered
 from vidspec.decoding.events import Loosened, Round
 from vidspec.decoding.limits import Limits
 from vidspec.decoding.parallel import Scheduler, Settings
@@ -91,7 +92,7 @@ def test_nothing_loose_is_plain_decoding(pair, name, overrides):
 def audit(captioner, record):
     """What the target wants at each place of the text and its relevance there, from one pass over all of it."""
     setup, trace = captioner.setup, Trace()
-    prefix = setup.read("", Question(captioner.read(CLIP), captioner.profile.generate.prompt, None), trace)
+    prefix = alone(setup.read("", Question(captioner.read(CLIP), captioner.profile.generate.prompt, None), trace))
     state = setup.target.prefill(prefix, len(record.token_ids) + 1, states=True)
     passed = forward(setup.target, state, record.token_ids)
     wanted = [int(state.logits.argmax()), *passed.logits.argmax(-1).tolist()]
@@ -158,7 +159,7 @@ def test_caches_follow_loose_tokens(rule, tree):
         target = random_table(seed, 9)
         one = job(target, LIMITS, draft=blend(target, random_table(99, 9), 0.5), gamma=6, tree=tree, rule=rule)
         drafter = one.drafter = Recorder(one.drafter)
-        rounds = list(sequential(one))
+        rounds = rounds_of(sequential(one))
         text = [token for step in rounds for token in step.token_ids]
         assert drafter.prefix[: len(text)] == text, "the drafter was told something else"
         changed = [at for at, token in enumerate(text) if token != int(target(tuple(text[:at])).argmax())]
@@ -183,7 +184,9 @@ def _cut_short():
     def draft(prefix):
         return torch.eye(4)[3 if len(prefix) == 2 else 1]
 
-    return sequential(job(target, LIMITS, draft=draft, gamma=3, rule=RandomLoose(GREEDY, LIMITS.eos, rate=1.0)))
+    return answered(
+        sequential(job(target, LIMITS, draft=draft, gamma=3, rule=RandomLoose(GREEDY, LIMITS.eos, rate=1.0)))
+    )
 
 
 def test_the_parallel_schedule_passes_loose_tokens_on_and_compares_the_next_strictly():

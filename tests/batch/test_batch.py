@@ -1,24 +1,31 @@
 import json
 import os
+from contextlib import closing
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jsonschema
 import pytest
-from fake_captioner import IDS, TEXT, FakeCaptioner, record
+from fake_captioner import IDS, TEXT, FakeCaptioner, FakeReader, record
 
 from vidspec.batch.compare import decode_rate, first_difference, speed_against
+from vidspec.batch.feed import Feed
 from vidspec.batch.run import Observer, exit_code
-from vidspec.batch.run import run as run_works
+from vidspec.batch.run import run as run_feed
 from vidspec.batch.schema import record_schema
 from vidspec.batch.trace_file import joined
-from vidspec.batch.work import How, Work
+from vidspec.batch.work import Entry, How, Task
 from vidspec.batch.writers import FileLines, check_output
 from vidspec.errors import DeviceError, OutputError, UsageError, VideoError
 from vidspec.record import RECORD_KEYS
 
 
 def run(captioner, paths, how=None, observer=None, **part):
-    return run_works(captioner, [Work(path, **part) for path in paths], how, observer)
+    """One clip after the other, in this order."""
+    how = replace(how or How(), batch=1)
+    tasks = [Task(Entry(path, **part), number) for number, path in enumerate(paths, start=1)]
+    with closing(Feed(tasks, how, [FakeReader()])) as feed:
+        yield from run_feed(captioner, feed, how, observer)
 
 
 @pytest.fixture
@@ -103,18 +110,18 @@ def test_observer_sees_every_clip_from_begin_to_end(captioner):
     seen = []
 
     class Watching(Observer):
-        def begin(self, path, number, total):
-            seen.append((path, number, total))
+        def begin(self, number, path, total):
+            seen.append((number, path, total))
 
-        def event(self, event):
-            seen.append(type(event).__name__)
+        def event(self, number, event):
+            seen.append((number, type(event).__name__))
 
-        def end(self, caption):
-            seen.append(caption.caption)
+        def end(self, number, caption):
+            seen.append((number, caption.caption))
 
     list(run(captioner, ["missing.mp4", "good.mp4"], How(total=2), Watching()))
-    rounds = ["Opened", "Prefilled", "Round", "Round", "Finished"]
-    assert seen == [("missing.mp4", 1, 2), None, ("good.mp4", 2, 2), *rounds, TEXT]
+    rounds = [(2, name) for name in ("Opened", "Prefilled", "Round", "Round", "Finished")]
+    assert seen == [(1, "missing.mp4", 2), (1, None), (2, "good.mp4", 2), *rounds, (2, TEXT)]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def killed(kills, where, clips, *args):
     """The number of kills and the final exit code of runs in the folder ``where``, and all files they left."""
     where.mkdir()
     command = [sys.executable, str(ROOT / "tests/batch/kill_and_resume.py"), "7", str(kills), "0.25"]
-    command += ["caption", str(clips), "--decode-ahead", "0", *args]
+    command += ["caption", str(clips), *args]
     ran = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=300, env=environment(where))
     assert ran.returncode == 0, ran.stderr
     times, code = map(int, ran.stdout.split())
@@ -44,11 +44,12 @@ def environment(where):
 @pytest.mark.parametrize(
     "args",
     [
-        ("--format", "jsonl", "-o", "out.jsonl"),
-        ("--format", "csv", "-o", "out.csv"),
-        ("--format", "vtt", "--output-dir", "out"),
+        ("--format", "jsonl", "-o", "out.jsonl", "--batch", "1"),
+        ("--format", "jsonl", "-o", "out.jsonl", "--batch", "4"),
+        ("--format", "csv", "-o", "out.csv", "--batch", "4"),
+        ("--format", "vtt", "--output-dir", "out", "--batch", "4"),
     ],
-    ids=["jsonl", "csv", "vtt"],
+    ids=["one by one", "jsonl", "csv", "vtt"],
 )
 def test_killed_twenty_times(clips, tmp_path, args):
     times, code, files = killed(20, tmp_path / "killed", clips, *args)

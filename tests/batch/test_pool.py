@@ -2,25 +2,28 @@
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from fake_captioner import FakeCaptioner
+from fake_captioner import record as captioned
 
 from batch.test_reading import alive
 from vidspec import profiles
 from vidspec.batch import pool
 from vidspec.batch.identity import content_of
 from vidspec.batch.local import outcomes
-from vidspec.batch.pool import Factory, Group, device_groups
+from vidspec.batch.pool import Dealer, Factory, Group, device_groups
 from vidspec.batch.records import Settings, record_of
 from vidspec.batch.replicas import replica_outcomes
-from vidspec.batch.work import Entry, How, Task
+from vidspec.batch.work import Entry, How, Outcome, Task
 from vidspec.embedded.samples import shipped
 from vidspec.errors import DeviceError, ModelError, UsageError
 
@@ -113,6 +116,73 @@ def test_a_replica_without_models_ends_the_run(tasks):
     refusing = Factory(PROFILE.model_dump(), "fake_captioner:Refusing")
     with pytest.raises(ModelError, match="no such model"):
         list(replica_outcomes(refusing, tasks, HOW, GROUPS))
+
+
+class Players:
+    """Captioners that take what a dealer gives, caption four pieces at once, and die of those that are ``deadly``."""
+
+    def __init__(self, seed, count, tasks, deadly, segments=1):
+        self.rng, self.deadly, self.segments = random.Random(seed), deadly, segments
+        self.dealer, self.outcomes, self.deaths = Dealer(tasks, "x"), [], 0
+        self.hands = {number: [] for number in range(count)}
+        while not self.dealer.over:
+            self.turn(self.rng.choice(list(self.hands)))
+
+    def turn(self, who):
+        hand = self.hands[who]  # pieces, and which of them are begun
+        task = self.dealer.deal(who) if len(hand) < 6 else None
+        if task is not None:
+            hand += [[piece, False] for piece in self.pieces(task)]
+        idle = [one for one in hand if not one[1] and not (one[0].alone and any(begun for _, begun in hand))]
+        busy = [one for one in hand if one[1]]
+        if idle and len(busy) < 4 and self.rng.random() < 0.6:
+            idle[0][1] = True
+            piece = idle[0][0]
+            self.dealer.begun(who, piece)
+            if (piece.number, piece.segment) in self.deadly:
+                self.outcomes += self.dealer.died(who, "SIGKILL")
+                self.deaths += 1
+                del self.hands[who]
+                self.hands[max(self.hands, default=0) + self.deaths + 10] = []
+        elif busy:
+            piece = busy[0][0]
+            hand.remove(busy[0])
+            self.outcomes.append(Outcome(captioned(piece.path), None, piece))
+            self.dealer.done(who, self.outcomes[-1])
+
+    def pieces(self, task):
+        if self.segments == 1:
+            return [task.whole]
+        left = [number for number in range(self.segments) if number not in task.done]
+        parts = [replace(task.whole, segment=one, segments=self.segments, last=one == left[-1]) for one in left]
+        assert parts, "a task with nothing left to do was dealt"
+        return parts
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("segments", [1, 5])
+def test_only_what_a_captioner_dies_of_fails(count, segments):
+    """Whatever is captioned beside it, and in whatever order things happen."""
+    parts = [None] if segments == 1 else range(segments)
+    everything = {(number, part) for number in range(20) for part in parts}
+    for seed in range(50):
+        deadly = set(random.Random(seed).sample(sorted(everything, key=str), 4))
+        played = Players(seed, count, [Task(Entry(f"{n}.mp4"), n) for n in range(20)], deadly, segments)
+        ended = [(one.work.number, one.work.segment) for one in played.outcomes]
+        assert sorted(ended, key=str) == sorted(everything, key=str), "each once"
+        failed = {key for key, one in zip(ended, played.outcomes, strict=True) if one.error}
+        assert failed == deadly and played.deaths <= 3 * len(deadly)
+        assert all(one.caption.error["kind"] == "crashed" for one in played.outcomes if one.error)
+        lasts = [one.work.number for one in played.outcomes if one.work.last]
+        assert sorted(lasts) == list(range(20)), "every clip ends once"
+
+
+def test_a_death_before_anything_is_captioned_blames_what_was_there():
+    dealer = Dealer([Task(Entry("a"), 1)], "x")
+    for who, fails in ((1, 0), (2, 1)):
+        assert dealer.deal(who).number == 1 and dealer.deal(who) is None
+        assert len(dealer.died(who, "exit code 9")) == fails
+    assert dealer.over
 
 
 def groups(monkeypatch, gpus, replicas, changes=None, **more):

@@ -1,10 +1,13 @@
 import gc
 import os
+import queue
 import subprocess
 import sys
 import threading
 import time
 import weakref
+from collections import deque
+from contextlib import closing
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -12,14 +15,12 @@ import numpy as np
 import pytest
 from fake_captioner import TEXT, FakeCaptioner
 
-from vidspec.batch import ahead as ahead_module
-from vidspec.batch.ahead import ahead, works_of
 from vidspec.batch.bulk import Tally, execute
+from vidspec.batch.feed import Feed, reader_count
 from vidspec.batch.identity import Content
 from vidspec.batch.local import outcomes
 from vidspec.batch.plan import Plan
 from vidspec.batch.reader import Reader
-from vidspec.batch.run import run
 from vidspec.batch.segments import fixed, parse_segment
 from vidspec.batch.work import Entry, How, Task
 from vidspec.embedded.samples import shipped
@@ -70,7 +71,7 @@ def test_a_captioners_objection_is_the_clips_error(reader):
     def refuse(path, prompt, frames, height, width):
         raise GenerationError(f"{path}: {prompt} {frames}", kind="context")
 
-    (work,) = works_of(Task(Entry(CLIP, prompt="Why?"), 1), How(video=VIDEO), reader, None, refuse)
+    (work,) = works([Task(Entry(CLIP, prompt="Why?"), 1)], How(video=VIDEO), reader, refuse=refuse)
     assert work.clip is None and str(work.error) == f"{CLIP}: Why? 3"
 
 
@@ -120,26 +121,52 @@ def alive(process):
 
 
 class Slow:
-    """Reads 1000 bytes at once, and notes what it was asked."""
+    """Reads 1000 bytes at once, and notes what it was asked; ``bad`` fails, ``hang`` waits for the end."""
 
     def __init__(self, size=1000):
-        self.size, self.asked, self.closed = size, [], False
+        self.size, self.asked, self.closed, self.ended = size, [], False, threading.Event()
 
     def read(self, path, start, end, video, check=None):
         self.asked.append(path)
-        if path == "bad":
+        if path.endswith("bad"):
             raise VideoError("bad")
+        if path.endswith("hang"):
+            self.ended.wait(10)
+            raise VideoError("ended")
         return SimpleNamespace(frames=np.zeros(self.size, np.uint8))
 
     def segments(self, path, segment, start, end):
+        if path.endswith("uncut"):
+            raise VideoError("uncut")
         return [(0.0, 2.0), (2.0, 4.0), (4.0, 5.0)]
 
     def close(self):
         self.closed = True
+        self.ended.set()
 
 
 def tasks(*names):
     return [Task(Entry(name), number) for number, name in enumerate(names, start=1)]
+
+
+def taken(feed, most=10.0):
+    """The next piece of a feed; None where it is over."""
+    until = time.monotonic() + most
+    while time.monotonic() < until:
+        over = feed.over
+        work = feed.take()
+        if work is not None or over:
+            return work
+        feed.bell.wait(0.1)
+    pytest.fail("nothing came")
+
+
+def works(todo, how, *readers, **more):
+    """All pieces in the order in which they come, each finished when it has come."""
+    with closing(Feed(todo, how, readers, **more)) as feed:
+        while (work := taken(feed)) is not None:
+            yield work
+            feed.finished(work, None)
 
 
 def settled(slow):
@@ -151,14 +178,56 @@ def settled(slow):
     return count
 
 
-@pytest.mark.parametrize(("how", "most", "read"), [(2, 1 << 30, 3), (5, 1 << 30, 6), (5, 2500, 4), (5, 10, 2)])
-def test_no_more_is_read_ahead_than_allowed(how, most, read):
+@pytest.mark.parametrize(("ahead", "most", "read"), [(2, 1 << 30, 3), (5, 1 << 30, 6), (5, 2500, 2), (5, 10, 1)])
+@pytest.mark.parametrize("readers", [1, 2])
+def test_no_more_is_read_than_may_wait_and_than_memory_is_allowed(ahead, most, read, readers):
     slow = Slow()
-    works = ahead(tasks(*map(str, range(20))), How(ahead=how), slow, most_bytes=most)
-    first = next(works)
-    assert first.path == "0" and settled(slow) == read
-    assert [work.path for work in works] == [str(number) for number in range(1, 20)]
-    assert slow.closed
+    with closing(Feed(tasks(*map(str, range(20))), How(ahead=ahead), [slow] * readers, most_bytes=most)) as feed:
+        first = taken(feed)
+        assert settled(slow) <= read + readers - 1 and len(slow.asked) >= read
+        assert feed.held <= max(most, 1000 * readers)
+        feed.finished(first, None)
+        paths = {first.path}
+        while (work := taken(feed)) is not None:
+            assert feed.held <= max(most, 1000 * readers)
+            feed.finished(work, None)
+            paths.add(work.path)
+    assert paths == set(map(str, range(20))) and slow.closed
+
+
+def test_what_is_in_work_counts_until_it_is_finished():
+    """300 tiny clips, taken at once and finished late: no more are held than memory is allowed for."""
+    slow = Slow()
+    with closing(Feed(tasks(*map(str, range(300))), How(ahead=4), [slow, slow], most_bytes=8000)) as feed:
+        inside, done, most = deque(), 0, 0
+        while not feed.over:
+            if (work := feed.take()) is not None:
+                inside.append(work)
+            elif inside:
+                feed.finished(inside.popleft(), None)
+                done += 1
+            most = max(most, feed.held)
+        assert done + len(inside) == 300 and 4000 <= most <= 8000
+
+
+def test_one_reader_hands_over_in_order_and_several_what_is_ready():
+    assert [work.path for work in works(tasks("a", "b", "c"), How(), Slow())] == ["a", "b", "c"]
+    slow = Slow()
+    with closing(Feed(tasks("hang", *"abcdefgh"), How(ahead=3), [slow, slow])) as feed:
+        for name in "abcdefgh":
+            work = taken(feed)
+            assert work.path == name
+            feed.finished(work, None)
+        assert feed.take() is None and not feed.over
+        slow.ended.set()
+        assert isinstance(taken(feed).error, VideoError) and feed.over
+
+
+def test_readers_by_what_they_are_worth(monkeypatch):
+    for cores, readers in ((1, 2), (2, 2), (8, 4), (64, 8)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
+        assert reader_count(How(), 100) == reader_count(How()) == reader_count(How(segment=2.0), 1) == readers
+        assert reader_count(How(), 1) == reader_count(How(batch=1), 100) == 1
 
 
 def test_preprocessing_is_done_ahead_and_counts(monkeypatch):
@@ -170,23 +239,26 @@ def test_preprocessing_is_done_ahead_and_counts(monkeypatch):
             raise MemoryError
         return 500
 
-    works = list(ahead(tasks("a", "b", "bad", "c"), How(), Slow(), prepare))
-    assert [work.clip is not None for work in works] == [True, True, False, True] and len(prepared) == 3
-    assert [work.held for work in works] == [1500, 1000, 0, 1500]
+    found = list(works(tasks("a", "b", "bad", "c"), How(), Slow(), prepare=prepare))
+    assert [work.clip is not None for work in found] == [True, True, False, True] and len(prepared) == 3
+    assert [work.held for work in found] == [1500, 1000, 0, 1500]
     monkeypatch.setattr("vidspec.batch.local.Reader", lambda timeout: Slow())
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     captioner.prepare = prepare
-    list(outcomes(captioner, tasks("good.mp4", "2/good.mp4"), How()))
+    list(outcomes(captioner, tasks("good.mp4", "2/good.mp4"), How(batch=1)))
     assert [asked["clip"] for asked in captioner.asked] == prepared[3:]
+    list(outcomes(captioner, tasks("good.mp4", "2/good.mp4"), How(batch=1, baseline=True)))
+    assert len(prepared) == 5, "times that are compared must not lack it"
 
 
 def test_closing_ends_the_reading():
     slow = Slow()
-    works = ahead(tasks(*map(str, range(20))), How(ahead=2), slow)
-    next(works)
-    works.close()
-    assert slow.closed and settled(slow) <= 4
-    assert not [one for one in threading.enumerate() if one.name == "read-ahead"]
+    feed = Feed(tasks("hang", "hang", *map(str, range(20))), How(ahead=2), [slow, slow])
+    settled(slow)
+    began = time.monotonic()
+    feed.close()
+    assert slow.closed and len(slow.asked) == 2 and time.monotonic() - began < 0.5
+    assert not [one for one in threading.enumerate() if one.name == "feed"]
 
 
 def test_frames_are_let_go_clip_by_clip(settings):
@@ -208,31 +280,45 @@ def test_frames_are_let_go_clip_by_clip(settings):
     captioner.asked = SimpleNamespace(append=lambda asked: None)  # it would remember the frames
     names = [f"{number}/{kind}.mp4" for number in range(6) for kind in ("good", "bug", "differs")]
     todo = Plan(tasks(*names), {number: Content(1, 2) for number in range(1, 19)})
-    how = How(verify=True, ahead=1)
+    how = How(verify=True, ahead=1, batch=1)
 
     def engine(todo):
-        return run(captioner, ahead(todo, how, Counted()), how)
+        return outcomes(captioner, todo, how, readers=[Counted()])
 
     assert execute(todo, engine, Kept(), settings, Tally(total=18)) == 1
     assert len(alive) == 18
 
 
-def test_errors_of_clips_are_works_and_bugs_are_raised(monkeypatch):
-    bad, good = ahead(tasks("bad", "good"), How(), Slow())
+def test_errors_of_clips_are_works_and_bugs_are_raised():
+    bad, good = works(tasks("bad", "good"), How(), Slow())
     assert isinstance(bad.error, VideoError) and good.clip is not None
+    (whole,) = works(tasks("uncut"), How(segment=2.0), Slow())
+    assert isinstance(whole.error, VideoError) and whole.segment is None and whole.last
 
-    def broken(*_):
+    def broken():
         raise TypeError("bug")
         yield
 
-    monkeypatch.setattr(ahead_module, "works_of", broken)
     with pytest.raises(TypeError, match="bug"):
-        list(ahead(tasks("good"), How(), Slow()))
+        list(works(broken(), How(), Slow()))
+
+
+def test_tasks_may_be_long_in_coming():
+    """One thread waits for the next task; the others read what there is of the last."""
+    more = queue.SimpleQueue()
+    with closing(Feed(iter(more.get, None), How(segment=2.0), [Slow(), Slow()])) as feed:
+        assert feed.take() is None and not feed.over
+        more.put(Task(Entry("a"), 1))
+        for _ in range(3):
+            feed.finished(taken(feed), None)
+        assert feed.take() is None and not feed.over
+        more.put(None)
+        assert taken(feed) is None and feed.over
 
 
 def test_segments_that_are_done_are_not_read():
     task = Task(Entry("a", start=None), 1, {0: "first", 2: None})
-    (work,) = works_of(task, How(segment=2.0), Slow())
+    (work,) = works([task], How(segment=2.0), Slow())
     assert (work.segment, work.segments, work.start, work.end, work.previous, work.last) == (
         1,
         3,
@@ -243,24 +329,63 @@ def test_segments_that_are_done_are_not_read():
     )
 
 
-def test_context_quotes_the_segment_before(monkeypatch):
+def test_with_context_a_segment_waits_for_the_one_before_it_and_nobody_else_does():
+    slow = Slow()
+    how = How(segment=2.0, context=True, ahead=1)
+    with closing(Feed(tasks("a", "b"), how, [slow, slow])) as feed:
+        inside = [taken(feed), taken(feed)]
+        assert [work.segment for work in inside] == [0, 0] and {work.path for work in inside} == {"a", "b"}
+        settled(slow)
+        assert feed.take() is None and not feed.over
+        feed.finished(inside[1], "so it was")
+        second = taken(feed)
+        assert (second.path, second.segment, second.previous) == (inside[1].path, 1, "so it was")
+        feed.finished(second, None)
+        third = taken(feed)
+        assert (third.path, third.segment, third.previous, third.last) == (inside[1].path, 2, None, True)
+        feed.finished(third, None)
+        feed.finished(inside[0], "other")
+        last = taken(feed)
+        assert last.previous == "other"
+        feed.finished(last, None)
+        assert taken(feed).last and feed.over
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_context_quotes_the_segment_before(monkeypatch, batch):
     monkeypatch.setattr("vidspec.batch.local.Reader", lambda timeout: Slow())
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
-    how = How(prompt="Describe.", segment=2.0, context=True)
+    how = How(prompt="Describe.", segment=2.0, context=True, batch=batch)
     done = list(outcomes(captioner, tasks("good.mp4", "other/good.mp4"), how))
-    prompts = [asked.get("prompt") for asked in captioner.asked]
-    assert [prompt is None for prompt in prompts] == [True, False, False] * 2, "context crossed from clip to clip"
-    assert prompts[1].startswith("Describe.\n\n") and TEXT in prompts[1]
-    assert [outcome.work.last for outcome in done] == [False, False, True] * 2
+    prompts = {}
+    for (_, path, start, _), asked in zip(captioner.calls, captioner.asked, strict=True):
+        prompts[path, start] = asked.get("prompt")
+    for path in ("good.mp4", "other/good.mp4"):
+        assert prompts[path, 0.0] is None, "context crossed from clip to clip"
+        assert all(prompts[path, start].startswith("Describe.\n\n") for start in (2.0, 4.0))
+        assert TEXT in prompts[path, 2.0]
+        mine = [outcome.work for outcome in done if outcome.work.path == path]
+        assert [work.segment for work in mine] == [0, 1, 2] and [work.last for work in mine] == [False, False, True]
+    assert captioner.most == min(batch, 2)
 
 
-def test_a_caption_that_takes_too_long_fails(monkeypatch):
+def test_a_caption_that_takes_too_long_fails_and_its_neighbours_do_not(monkeypatch):
     monkeypatch.setattr("vidspec.batch.local.Reader", lambda timeout: Slow())
-    now = iter(range(0, 1000, 3))
-    monkeypatch.setattr("vidspec.batch.run.time", SimpleNamespace(monotonic=lambda: float(next(now))))
-    captioner = FakeCaptioner(SimpleNamespace(name="x"))
-    (outcome,) = outcomes(captioner, tasks("good.mp4"), How(timeout=5.0))
-    assert outcome.caption.error["kind"] == "timeout" and "not captioned within 5 s" in str(outcome.error)
+
+    class Stuck(FakeCaptioner):
+        def stream(self, path, **asked):
+            for event in super().stream(path, **asked):
+                yield event
+                while path.startswith("slow/"):
+                    yield event
+
+    captioner = Stuck(SimpleNamespace(name="x"))
+    found = list(outcomes(captioner, tasks("a/good.mp4", "slow/good.mp4", "b/good.mp4"), How(timeout=0.3, batch=2)))
+    assert {one.work.path: one.caption.error and one.caption.error["kind"] for one in found} == {
+        "a/good.mp4": None,
+        "slow/good.mp4": "timeout",
+        "b/good.mp4": None,
+    }
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from vidspec.bench.counts import counted, table
-from vidspec.bench.sizes import SIZES, Size, engine_of, language
+from vidspec.bench.sizes import engine_of, language
 from vidspec.engine.rows import Rows
+from vidspec.models.sizes import SIZES, Size
 
 SMALL = Size(layers=3, hidden=64, heads=4, kv_heads=2, inner=96, vocabulary=300)
 

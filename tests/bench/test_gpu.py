@@ -7,12 +7,12 @@ import json
 import pytest
 import torch
 
-from vidspec.bench import gpu, sizes
+from vidspec.bench import gpu
 from vidspec.bench.gpu import Pair
-from vidspec.bench.sizes import Size
 from vidspec.bench.ties import EPSILON, gap
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
+from vidspec.models.sizes import SIZES, Size
 
 SMALL = Size(layers=2, hidden=64, heads=4, kv_heads=2, inner=96, vocabulary=300)
 
@@ -24,7 +24,7 @@ def test_without_a_gpu(monkeypatch, capsys, tmp_path):
 
 
 def test_tables(monkeypatch, capsys, tmp_path):
-    monkeypatch.setitem(sizes.SIZES, "tiny", SMALL)
+    monkeypatch.setitem(SIZES, "tiny", SMALL)
     monkeypatch.setattr(gpu, "ENTRIES", (20, 40))
     monkeypatch.setattr(gpu, "pairs", lambda device: iter([Pair("embedded", "float32", "ar", 4, 0, 4, 99.0)]))
     monkeypatch.setattr(gpu, "copy_bandwidth", lambda device: 1e9)
@@ -46,9 +46,9 @@ def test_tables(monkeypatch, capsys, tmp_path):
 def test_a_size_that_does_not_fit(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * 10**9, 80 * 10**9))
     cuda = torch.device("cuda:0")
-    assert gpu._fits(sizes.SIZES["32B"], cuda, (25_000,)) and not gpu._fits(sizes.SIZES["72B"], cuda, (25_000,))
+    assert gpu._fits(SIZES["32B"], cuda, (25_000,)) and not gpu._fits(SIZES["72B"], cuda, (25_000,))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (24 * 10**9, 24 * 10**9))
-    assert gpu._fits(sizes.SIZES["7B"], cuda, (25_000,)) and not gpu._fits(sizes.SIZES["32B"], cuda, (25_000,))
+    assert gpu._fits(SIZES["7B"], cuda, (25_000,)) and not gpu._fits(SIZES["32B"], cuda, (25_000,))
 
 
 def test_pairs_that_are_not_lossless_fail(monkeypatch, tmp_path):

@@ -51,11 +51,17 @@ class Ran:
 
 
 @pytest.fixture
-def vidspec(capsys):
+def options():
+    """What every ``vidspec caption`` of a test has besides."""
+    return ()
+
+
+@pytest.fixture
+def vidspec(capsys, options):
     """Runs a command line in this process: exit code, stdout, stderr."""
 
     def run(*args):
-        code = main(args)
+        code = main([args[0], *options, *args[1:]] if args[:1] == ("caption",) else args)
         captured = capsys.readouterr()
         return Ran(code, captured.out, captured.err)
 

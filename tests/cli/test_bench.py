@@ -5,7 +5,8 @@ import pytest
 # Before the captioner gives way to one without models.
 import vidspec.bench.compare
 import vidspec.bench.measure
-import vidspec.bench.scale  # noqa: F401
+import vidspec.bench.scale
+import vidspec.bench.throughput  # noqa: F401
 
 
 @pytest.fixture
@@ -97,9 +98,52 @@ def test_compare(vidspec, results):
         (("scale", "--random-init", "c.json", "--target", "x"), "--random-init excludes --target"),
         (("scale", "--random-init-draft", "c.json"), "--random-init-draft needs --random-init"),
         (("scale", "--random-init", "c.json"), "c.json: no config.json there"),
+        (("throughput",), "Missing argument"),
+        (("throughput", "a.mp4", "--batch", "4,1"), "--batch 4,1: must be increasing numbers"),
+        (("throughput", "a.mp4", "--batch", "0"), "--batch 0: must be increasing numbers"),
+        (("throughput", "a.mp4", "--profile", "ar", "--profile", "ar"), "--profile names ar twice"),
+        (("throughput", "a.mp4", "--profile", "no-such"), "no-such"),
+        (("throughput", "a.mp4", "--peer", "vllm"), "--peer vllm needs --vllm-python"),
+        (("throughput", "a.mp4", "--peer", "mlx"), "--peer"),
+        (("throughput", "a.mp4", "--output", "no/x.json"), "--output no/x.json: there is no folder no"),
+        (("throughput", "a.mp4", "--profile", "ar", "--draft", "x"), "--draft needs --target"),
     ],
 )
 def test_bad_input_ends_in_one_line(vidspec, args, complaint, monkeypatch):
     ran = vidspec("bench", *args)
     assert ran.code in (1, 2, 3) and ran.out == ""
     assert ran.err.startswith("error: ") and complaint in ran.err and ran.err.count("\n") == 1
+
+
+def test_throughput(vidspec, monkeypatch, tmp_path):
+    from contextlib import contextmanager
+
+    from vidspec.bench import throughput
+
+    asked = []
+
+    @contextmanager
+    def contenders(what, say):
+        asked.append(what)
+        yield {}
+
+    def measure(what, workers, say, keep):
+        row = throughput.Row("ar", 4, 2.0, (1.5, 2.5), 80.0, None, 2**21, None, 2, None, False, 2, 0)
+        outcome = throughput.Outcome([row], {})
+        keep(outcome)
+        return outcome
+
+    monkeypatch.setattr(throughput, "contenders", contenders)
+    monkeypatch.setattr(throughput, "measure", measure)
+    for name in ("b.mp4", "a.mp4", "notes.txt"):
+        (tmp_path / name).touch()
+    command = ("bench", "throughput", str(tmp_path), "--batch", "1,4", "--profile", "ar", "--peer", "generate-batched")
+    ran = vidspec(*command, "--frames", "8", "--threads", "1", "--output", "o.json")
+    assert ran.code == 0 and "| ar | 4 | 2.00 (1.50-2.50) | 80 | - | 2 MiB | - | 2/2 | - |\n" in ran.out
+    (what,) = asked
+    assert [clip.rpartition("/")[2] for clip in what.clips] == ["a.mp4", "b.mp4"]
+    assert (what.batches, what.profiles, what.peers, what.frames) == ([1, 4], ["ar"], ["generate-batched"], 8)
+    with open("o.json") as file:
+        assert json.load(file)["rows"][0]["batch"] == 4
+    assert "--output o.json: exists already" in vidspec(*command, "--output", "o.json").err
+    assert vidspec(*command, "--output", "o.json", "--overwrite").code == 0

@@ -16,9 +16,17 @@ from fake_captioner import TEXT, FakeCaptioner
 from filelock import FileLock
 
 from vidspec.batch.schema import record_schema
+from vidspec.cli import main
 from vidspec.prompts import STYLES
 
 FLAT = " ".join(TEXT.split())
+#: For tests of what happens between two clips.
+IN_TURN = pytest.mark.parametrize("options", [("--batch", "1")])
+
+
+@pytest.fixture(params=[("--batch", "1"), ("--batch", "4", "--ordered")], ids=["one", "four"])
+def options(request):
+    return request.param
 
 
 @pytest.fixture
@@ -48,7 +56,7 @@ def test_a_folder_into_one_file(vidspec, clips):
     assert [line["path"] for line in lines("out.jsonl")] == sorted(PATHS)
     assert [line["caption"] for line in lines("out.jsonl")].count(TEXT) == 3
     assert "4 clips: 3 captioned, 1 failed (decode_video/missing 1); left out: 1 not video" in ran.err
-    assert "[2/4] clips/b/good.mkv: 5 tokens" in ran.err
+    assert re.search(r"\[[1-4]/4\] clips/b/good.mkv: 5 tokens", ran.err)
 
 
 def test_a_second_run_does_nothing_and_loads_nothing(vidspec, clips):
@@ -60,6 +68,7 @@ def test_a_second_run_does_nothing_and_loads_nothing(vidspec, clips):
     assert "4 of 4 clips were done before, 1 of them failed (--retry-failed tries them again)" in ran.err
 
 
+@IN_TURN
 def test_an_interrupted_run_goes_on(vidspec):
     args = ("caption", "good.mp4", "stop.mp4", "late/good.mp4", "--format", "jsonl", "-o", "out.jsonl")
     assert vidspec(*args).code == 130
@@ -116,10 +125,24 @@ def test_the_bar_where_the_terminal_is_free(vidspec, clips, monkeypatch):
     err = Terminal()
     monkeypatch.setattr(sys, "stderr", err)
     vidspec("caption", clips, "--format", "jsonl", "-o", "out.jsonl")
-    assert "clips/s" in err.getvalue() and "[1/4] clips/a/good.mp4" in err.getvalue()
+    assert "clips/s" in err.getvalue() and re.search(r"\[[1-4]/4\] clips/a/good.mp4", err.getvalue())
     last = re.sub(r"\x1b\[\d*[A-Z]", "", err.getvalue().rstrip().splitlines()[-1])
     assert last.startswith("4 clips: 3 captioned, 1 failed")
     assert "left out: 1 not video" in err.getvalue()
+
+
+def test_captions_and_the_bar_share_a_terminal(vidspec, clips, monkeypatch):
+    """A caption is written where the bar was and not into it."""
+    monkeypatch.setenv("TERM", "xterm")
+    both = Terminal()
+    for name in ("stdout", "stderr", "__stdout__"):
+        monkeypatch.setattr(sys, name, both)
+    assert main(["caption", clips]) == 1
+    text = both.getvalue()
+    assert "clips/s" in text and "[2/4] " in text
+    for line in (f"{path}\t{FLAT}" for path in PATHS if "missing" not in path):
+        before, after = text.split(line)
+        assert before.endswith("\x1b[2K") and after.startswith("\n"), "the bar's lines are erased"
 
 
 def test_a_locked_file_is_refused_before_any_model_is_loaded(vidspec, clips):
@@ -172,6 +195,7 @@ def test_segments_become_cues(vidspec):
     assert [(one["start"], one["end"]) for one in ran.records] == [(0.0, 1.5), (1.5, 3.0)]
 
 
+@IN_TURN
 def test_a_segmented_run_goes_on_in_the_middle_of_a_clip(vidspec, monkeypatch):
     args = ("caption", "x/good.mp4", "good.mp4", "--segment", "2s", "--context", "--format", "jsonl", "-o", "o.jsonl")
     stream = FakeCaptioner.stream
@@ -190,12 +214,42 @@ def test_a_segmented_run_goes_on_in_the_middle_of_a_clip(vidspec, monkeypatch):
     assert TEXT in FakeCaptioner.made[1].asked[0]["prompt"], "the caption before is known from the file"
 
 
+@IN_TURN
 @pytest.mark.parametrize(("option", "done"), [(("--fail-fast",), 1), (("--max-failures", "2"), 3)])
 def test_a_run_stops_at_its_failures(vidspec, option, done):
     names = ["missing.mp4", "good.mp4", "2/missing.mp4", "3/missing.mp4", "2/good.mp4"]
     ran = vidspec("caption", *names, "--format", "json", *option)
     assert ran.code == 1 and len(ran.records) == done and "error: stopped: " in ran.err
     assert f"{5 - done} not done" in ran.err
+
+
+@pytest.mark.parametrize("option", [("--fail-fast",), ("--max-failures", "2")])
+def test_what_is_finished_when_a_run_stops_at_its_failures_is_kept(vidspec, option):
+    names = [f"{number}/{kind}.mp4" for number in range(20) for kind in ("good", "missing")]
+    ran = vidspec("caption", *names, "--format", "jsonl", "-o", "out.jsonl", *option)
+    kept = lines("out.jsonl")
+    assert ran.code == 1 and "error: stopped: " in ran.err and f"{40 - len(kept)} not done" in ran.err
+    assert sum(one["error"] is not None for one in kept) == len(option)
+    FakeCaptioner.made.clear()
+    assert vidspec("caption", *names, "--format", "jsonl", "-o", "out.jsonl").code == 1
+    assert sorted(streamed()) == sorted(set(names) - {one["path"] for one in kept})
+
+
+@pytest.mark.parametrize("options", [("--batch", "4")])
+def test_a_run_begun_in_one_batch_goes_on_in_another(vidspec, clips):
+    args = ("caption", clips, "--format", "jsonl", "-o", "out.jsonl")
+    vidspec(*args)
+    assert FakeCaptioner.made[0].most > 1
+    ran = vidspec(*args, "--ahead", "1", "--ordered", "--batch", "1")
+    assert "4 of 4 clips were done before" in ran.err and len(FakeCaptioner.made) == 1
+
+
+@pytest.mark.parametrize("options", [()])
+def test_plain_decoding_is_timed_alone(vidspec, clips):
+    ran = vidspec("caption", clips, "--baseline", "--verify", "--batch", "4", "--format", "jsonl")
+    assert "note: --baseline times each clip alone: --batch 1" in ran.err
+    assert [record["path"] for record in ran.records] == PATHS and FakeCaptioner.made[0].most == 1
+    assert "times each clip alone" not in vidspec("caption", "good.mp4", "--baseline").err
 
 
 def test_a_manifest_with_prompts_and_times(vidspec):
@@ -221,10 +275,11 @@ def test_prompts(vidspec):
 
 def test_log_file_and_notes(vidspec, clips):
     ran = vidspec("caption", clips, "--log-file", "log.jsonl", "--notify-every", "2")
-    assert "2/4 clips; 0 failed; " in ran.err and "4/4 clips; 1 failed; " in ran.err
+    assert "2/4 clips; " in ran.err and "4/4 clips; 1 failed; " in ran.err
     log = lines("log.jsonl")
     assert [one["event"] for one in log] == ["start", *["clip"] * 4, "end"]
-    assert log[0]["options"]["notify_every"] == "2" and log[3]["error"]["kind"] == "missing"
+    assert log[0]["options"]["notify_every"] == "2"
+    assert [one["error"]["kind"] for one in log[1:-1] if one["error"]] == ["missing"]
     assert (log[-1]["captioned"], log[-1]["failed"], log[-1]["kinds"]) == (3, 1, {"decode_video/missing": 1})
 
 
@@ -284,6 +339,9 @@ def test_the_same_bytes_are_captioned_once_with_checksum(vidspec):
         (("x", "--address", "y"), "--address needs --engine ray"),
         (("x", "--replicas", "2", "--trace", "t"), "--trace needs a single captioner"),
         (("x", "--replicas", "few"), "--replicas few: must be a number or auto"),
+        (("x", "--batch", "0"), "--batch 0: must be auto or a number of clips, 1 or more"),
+        (("x", "--batch", "few"), "--batch few: must be auto or a number"),
+        (("x", "--ahead", "0"), "Invalid value for '--ahead': "),
         (("x", "--notify-every", "often"), "--notify-every often: must be a number of clips or a time"),
         (("x", "--from-file", "no"), "no: cannot be read"),
         ((".",), "there is no video to caption"),

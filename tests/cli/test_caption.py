@@ -30,14 +30,14 @@ def test_stdout_carries_the_caption_only(vidspec):
 
 
 def test_several_clips_are_named(vidspec):
-    ran = vidspec("caption", "good.mp4", "missing.mp4", "b/good.mp4")
+    ran = vidspec("caption", "good.mp4", "missing.mp4", "b/good.mp4", "--ordered")
     line = "A red circle moves left."
     assert ran.out == f"good.mp4\t{line}\nb/good.mp4\t{line}\n"
     assert ran.code == 1
 
 
 def test_json_has_one_object_per_clip_failed_ones_included(vidspec):
-    ran = vidspec("caption", "good.mp4", "missing.mp4", "bug.mp4", "--format", "json")
+    ran = vidspec("caption", "good.mp4", "missing.mp4", "bug.mp4", "--format", "json", "--ordered")
     assert ran.code == 1 and len(ran.records) == 3
     for one in ran.records:
         jsonschema.validate(one, record_schema())
@@ -87,11 +87,11 @@ def test_device_lost_on_the_way(vidspec):
 
 
 def test_interrupted_keeps_what_is_done(vidspec, tmp_path):
-    ran = vidspec("caption", "good.mp4", "stop.mp4", "late/good.mp4", "--format", "json")
+    ran = vidspec("caption", "good.mp4", "stop.mp4", "late/good.mp4", "--format", "json", "--batch", "1")
     assert ran.code == 130 and len(ran.records) == 1
     assert "interrupted: 1 of 3 clips were done" in ran.err
     assert FakeCaptioner.made[0].closed
-    assert vidspec("caption", "good.mp4", "stop.mp4", "-o", "out.txt").code == 130
+    assert vidspec("caption", "good.mp4", "stop.mp4", "-o", "out.txt", "--batch", "1").code == 130
     assert Path("out.txt").read_text().startswith("good.mp4\t")
 
 
@@ -470,6 +470,9 @@ def test_what_is_missing_is_an_error_before_models_are_loaded(vidspec, monkeypat
     for option, value in (("--segment", "scenes"), ("--decoder", "decord"), ("--engine", "ray")):
         ran = vidspec("caption", "good.mp4", option, value, "-o", "out.jsonl")
         assert ran.code == 2 and ran.err.startswith(f"error: {option} {value} needs ") and "pip install" in ran.err
+    monkeypatch.setattr("vidspec.video.decode_nvdec.refusal", lambda: "no driver")
+    ran = vidspec("caption", "good.mp4", "--decoder", "nvdec", "-o", "out.jsonl")
+    assert ran.code == 2 and ran.err.startswith("error: no NVIDIA decoder can be used here: no driver (use the decoder")
     assert not FakeCaptioner.made and not Path("out.jsonl").exists()
 
 

@@ -45,6 +45,12 @@ def meanwhile(monkeypatch):
     return plan
 
 
+@pytest.fixture
+def options():
+    """One clip after the other: what happens while one of them is captioned is known."""
+    return ("--batch", "1")
+
+
 def streamed():
     return [path for made in FakeCaptioner.made for kind, path, *_ in made.calls if kind == "stream"]
 
@@ -240,7 +246,7 @@ def test_sigterm_restores_the_terminal_and_keeps_what_is_done():
 
     ours, theirs = pty.openpty()
     tests = str(Path(__file__).resolve().parents[1])
-    options = ("--format", "jsonl", "-o", "out/out.jsonl", "--decode-ahead", "0")
+    options = ("--format", "jsonl", "-o", "out/out.jsonl", "--batch", "1")
     command = [sys.executable, "-c", TERMINATED, tests, "caption", *CLIPS, *options]
     path = os.pathsep.join([str(Path(vidspec.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "TERM": "xterm", "PYTHONPATH": path}

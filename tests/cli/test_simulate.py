@@ -74,12 +74,53 @@ def test_a_what_if_knows_passes_by_rows_prefill_and_self_drafting(vidspec):
     assert gammas == [1, 2]
 
 
+def test_many_clips_at_once(vidspec):
+    args = ("simulate", "--batch", "1,32", "--device", "h100", "--visual", "2000,25000", "--format")
+    content = json.loads(vidspec(*args, "json").out)
+    rows = content["rows"]
+    assert [(row["pair"], row["visual"], row["batch"]) for row in rows[:4]] == [
+        ("7b+0.5b", visual, batch) for visual in (2000, 25000) for batch in (1, 32)
+    ]
+    assert len(rows) == 12 and {row["device"] for row in rows} == {"H100"}
+    assert rows[0]["plain_tokens_per_s"] < rows[1]["plain_tokens_per_s"]
+    assert rows[0]["pruned_gamma"] > 0 and rows[0]["pruned_gain"] > 1
+    assert rows[3]["unpruned_gain"] is None and rows[3]["pruned_gain"] > 1
+    said = " ".join(content["notes"])
+    assert all(
+        part in said for part in ("3.35 TB/s", "reach 70%", "50% of", "256 tokens", "probability 0.8", "10% of the")
+    )
+    written = list(csv.DictReader(io.StringIO(vidspec(*args, "csv").out)))
+    assert [float(row["plain_clips_per_s"]) for row in written[:2]] == [row["plain_clips_per_s"] for row in rows[:2]]
+    assert written[3]["unpruned_gain"] == ""
+
+
+def test_many_clips_at_once_to_read(vidspec):
+    lines = vidspec("simulate", "--batch", "4,32", "--device", "h100", "--pair", "32b+7b").out.splitlines()
+    assert lines[0].split("\t")[:6] == ["device", "pair", "visual", "batch", "plain tokens per s", "unpruned gain"]
+    cells = lines[1].split("\t")
+    assert cells[:6] == ["H100", "32b+7b", "2000", "4", "142", "does not fit"] and cells[-2:] == ["87%", "108%"]
+    assert lines[2].split("\t")[4] == "does not fit"
+    assert lines[-1].startswith("- Memory is weights and KV cache")
+
+
+def test_what_is_assumed_for_many_clips_can_be_said(vidspec):
+    args = ("--beta", "0.9", "--gamma", "3", "--tokens", "512", "--kept", "0.2", "--weights", "float8")
+    args = (*args, "--decode-use", "1", "--prefill-use", "0.6", "--device", "h200", "--pair", "32b+7b")
+    content = json.loads(vidspec("simulate", "--batch", "2", "--visual", "8000", *args, "--format", "json").out)
+    (row,), notes = content["rows"], " ".join(content["notes"])
+    assert row["unpruned_gamma"] == row["pruned_gamma"] == 3
+    said = ("probability 0.9", "gamma 3", "of 512 tokens", "keeps 20%", "in float8", "reach 100%", "prompts 60%")
+    assert all(part in notes for part in said)
+    entry, context = 2 * 64 * 8 * 128 * 2, 8000 + 64 + 256
+    assert row["plain_tokens_per_s"] == pytest.approx(2 * 4.8e12 / (31.98e9 + 2 * context * entry), rel=0.01)
+
+
 @pytest.mark.parametrize(
     "args, complaint",
     [
         (("--table", "parallelvlm-2"), "unknown table 'parallelvlm-2'; did you mean parallelvlm-"),
         (("--table", "hippo-1", "--tp", "3"), "--table brings its own figures; leave out --tp"),
-        ((), "missing --tp, --tq, --beta (or --table with the name of a paper's table)"),
+        ((), "missing --tp, --tq, --beta (or --table with a paper's table, or --batch)"),
         (("--tp", "420"), "missing --tq, --beta"),
         (("--tp", "x", "--tq", "1", "--beta", "0.5"), "--tp x: could not convert"),
         (("--tp", "1:3,1:4", "--tq", "1", "--beta", "0.5"), "--tp 1:3,1:4: give every number of rows once"),
@@ -93,6 +134,19 @@ def test_a_what_if_knows_passes_by_rows_prefill_and_self_drafting(vidspec):
         (("--tp", "3", "--tq", "1", "--beta", "0.5", "--gamma", "many"), "--gamma must be auto"),
         (("--tp", "3", "--tq", "1", "--beta", "0.5", "--tokens", "1"), "--tokens must lie between 2"),
         (("--tp", "3", "--tq", "1", "--beta", "0.5", "--latency", "-1"), "--latency must be zero or more"),
+        (("--batch", "4", "--tp", "3", "--self"), "--batch brings its own times; leave out --tp, --self"),
+        (("--table", "hippo-1", "--batch", "4"), "--batch brings its own times; leave out --table"),
+        (("--table", "hippo-1", "--kept", "0.1"), "--kept without --batch says nothing (--batch 1,8,32"),
+        (("--batch", "0"), "--batch 0: must be numbers from 1 to 4096 (such as --batch 1,8,32)"),
+        (("--batch", "1,,8"), "--batch 1,,8: must be numbers"),
+        (("--batch", "9" * 5000), "must be numbers from 1 to 4096"),
+        (("--batch", "4", "--visual", "many"), "--visual many: must be numbers from 1 to"),
+        (("--batch", "4", "--device", "a100"), "--device does not know 'a100' (one of h100, h200)"),
+        (("--batch", "4", "--pair", "7b+3b,72b"), "--pair does not know '72b' (one of 7b+0.5b, 7b+3b, 32b+7b)"),
+        (("--batch", "4", "--weights", "int4,float8"), "--weights does not know int4,float8 (one of bfloat16"),
+        (("--batch", "4", "--kept", "0"), "--kept must be more than 0 and at most 1, not 0"),
+        (("--batch", "4", "--decode-use", "nan"), "--decode-use must be more than 0 and at most 1, not nan"),
+        (("--batch", "4", "--beta", "2"), "--beta must lie between 0 and 1, not 2"),
     ],
 )
 def test_bad_input_ends_in_one_line(vidspec, args, complaint):
@@ -104,6 +158,7 @@ def test_bad_input_ends_in_one_line(vidspec, args, complaint):
 def test_it_needs_no_torch():
     code = (
         "import sys; from vidspec.cli import main; main(['simulate', '--table', 'parallelvlm-7']);"
+        "main(['simulate', '--batch', '4']);"
         "print('LOADED', [name for name in ('torch', 'transformers', 'av', 'numpy') if name in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)

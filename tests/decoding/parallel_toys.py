@@ -4,9 +4,9 @@ import heapq
 import random
 from dataclasses import dataclass, field
 
-from vidspec.decoding.parallel import Scheduler, Settings, drive
+from vidspec.decoding.parallel import Scheduler, Settings
 from vidspec.decoding.protocol import Abort, Propose, Rollback
-from vidspec.decoding.simulated import SimulatedWorkers
+from vidspec.decoding.simulated import SimulatedWorkers, drive
 from vidspec.decoding.virtual import Costs
 from vidspec.planning.gamma import AutoGamma, FixedGamma
 

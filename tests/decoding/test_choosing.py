@@ -24,7 +24,7 @@ class Trial:
         Trial.begun.append(self.kind)
         elapsed = Trial.seconds[self.kind] * (10 if first else 1)
         rounds = [Round((1,), ("target",), 0, 0, 0.0), Round((2,) * 32, ("draft",) * 32, 32, 32, elapsed)]
-        return SimpleNamespace(events=lambda: iter(rounds))
+        return SimpleNamespace(events=lambda: (one for one in rounds))
 
 
 @pytest.mark.parametrize(

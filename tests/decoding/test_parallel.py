@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from decoding.parallel_toys import EOS, Case, ToyText, WatchedWorkers
-from vidspec.decoding.parallel import Scheduler, Settings, drive
+from vidspec.decoding.parallel import Scheduler, Settings
 from vidspec.decoding.protocol import (
     Abort,
     Failed,
@@ -23,7 +23,7 @@ from vidspec.decoding.protocol import (
     Verdict,
     Verify,
 )
-from vidspec.decoding.simulated import Deadlock, SimulatedWorkers, simulate
+from vidspec.decoding.simulated import Deadlock, SimulatedWorkers, drive, simulate
 from vidspec.decoding.virtual import Costs, Pattern
 from vidspec.errors import GenerationError
 from vidspec.planning.gamma import AutoGamma, FixedGamma
@@ -241,15 +241,6 @@ def test_a_failed_worker_ends_the_text_with_its_traceback():
     with pytest.raises(GenerationError, match="the draft worker failed: out of memory") as raised:
         list(drive(scheduler(max_new_tokens=500), workers))
     assert raised.value.kind == "worker" and "Traceback ..." in str(raised.value.__cause__)
-    assert workers.aborted
-
-
-def test_a_reader_that_stops_early_stops_the_workers():
-    workers = WatchedWorkers(ToyText(1, 1.0, 5), Costs(lambda rows: 1.0, lambda: 0.2))
-    rounds = drive(scheduler(max_new_tokens=500), workers)
-    next(rounds)
-    rounds.close()
-    assert workers.aborted
 
 
 def test_a_silent_draft_is_a_deadlock_the_simulation_sees():

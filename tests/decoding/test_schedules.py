@@ -5,18 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoding.toys import (
-    GREEDY,
-    Reciter,
-    Recorder,
-    ToyEngine,
-    blend,
-    greedy_text,
-    job,
-    random_table,
-)
+from decoding.toys import GREEDY, Reciter, Recorder, ToyEngine, blend, greedy_text, job, random_table, rounds_of
 from vidspec.acceptance.base import Verdict
 from vidspec.acceptance.exact import Exact
+from vidspec.decoding.asks import answered
 from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.counters import count
 from vidspec.decoding.limits import Limits
@@ -35,7 +27,7 @@ def ids(rounds):
 def watched(one):
     """All rounds; after each, drafter and target must have been told what was emitted."""
     rounds, emitted = [], []
-    for step in sequential(one):
+    for step in answered(sequential(one)):
         rounds.append(step)
         emitted += step.token_ids
         if emitted[-1] not in one.limits.eos and len(emitted) < one.limits.max_new_tokens and len(rounds) > 1:
@@ -74,7 +66,7 @@ def check_counters(rounds, one, gamma):
 def test_a_draft_model_of_any_quality_changes_nothing(seed, vocabulary, share, gamma, limits):
     target = random_table(seed, vocabulary)
     draft = blend(target, random_table(seed + 1, vocabulary), share)
-    plain = list(autoregressive(job(target, limits)))
+    plain = rounds_of(autoregressive(job(target, limits)))
     assert ids(plain) == greedy_text(target, limits)
     assert all(len(step.token_ids) == 1 and step.origins == ("target",) for step in plain)
 
@@ -124,7 +116,7 @@ def test_a_tree_finds_what_a_chain_misses():
 
     limits = Limits(13, frozenset())
     accepted = {
-        tree: count(list(sequential(job(target, limits, draft=draft, gamma=3, tree=tree))), 0).accepted
+        tree: count(rounds_of(sequential(job(target, limits, draft=draft, gamma=3, tree=tree))), 0).accepted
         for tree in ("0 00 000", "0 1 11 111")
     }
     assert accepted == {"0 00 000": 0, "0 1 11 111": 9}
@@ -149,17 +141,17 @@ def test_the_check_can_fail():
 
     target, limits = random_table(3, 4), Limits(12, frozenset())
     one = job(target, limits, draft=Reciter([0, 1, 2, 3]), gamma=3, rule=AcceptsAll(GREEDY))
-    assert ids(sequential(one)) != greedy_text(target, limits)
+    assert ids(rounds_of(sequential(one))) != greedy_text(target, limits)
 
 
 def test_the_last_windows_shrink_to_what_may_still_be_emitted():
     target = random_table(1, 5)
     one = job(target, Limits(10, frozenset()), draft=target, gamma=4)
-    rounds = list(sequential(one))
+    rounds = rounds_of(sequential(one))
     assert [step.drafted for step in rounds] == [0, 4, 3]
     assert [len(step.token_ids) for step in rounds] == [1, 5, 4]
     one = job(target, Limits(7, frozenset()), draft=target, gamma=4)
-    rounds = list(sequential(one))
+    rounds = rounds_of(sequential(one))
     assert [step.drafted for step in rounds] == [0, 4, 0]
     assert rounds[-1].origins == ("target",)
 
@@ -169,7 +161,7 @@ def test_eos_inside_an_accepted_window_ends_the_text():
     text = greedy_text(target, limits)
     end = next(i for i in range(2, 5) if text[i] not in text[:i])
     one = job(target, Limits(10, frozenset({text[end]})), draft=target, gamma=6)
-    rounds = list(sequential(one))
+    rounds = rounds_of(sequential(one))
     assert ids(rounds) == text[: end + 1]
     assert rounds[-1].accepted == end and rounds[-1].drafted == 6
     assert set(rounds[-1].origins) == {"draft"}
@@ -196,7 +188,7 @@ def test_a_drafter_may_propose_less_than_asked():
     engine = ToyEngine(target)
     shy = Shy(ChainDrafter(engine, engine.open(), GREEDY, torch.Generator()))
     one = job(target, Limits(9, frozenset()), draft=shy, gamma=5)
-    rounds = list(sequential(one))
+    rounds = rounds_of(sequential(one))
     assert ids(rounds) == greedy_text(target, one.limits)
     assert [step.origins[-1] for step in rounds[1:-1]] == ["bonus"] * (len(rounds) - 2)
     check_counters(rounds, one, 5)
@@ -204,14 +196,14 @@ def test_a_drafter_may_propose_less_than_asked():
 
 def test_sequential_needs_somebody_who_drafts():
     with pytest.raises(ValueError, match="drafter"):
-        next(sequential(job(random_table(1, 3), Limits(5, frozenset()))))
+        rounds_of(sequential(job(random_table(1, 3), Limits(5, frozenset()))))
 
 
 def test_time_is_told_by_its_half():
     one = job(random_table(1, 5), Limits(6, frozenset()), draft=random_table(1, 5), gamma=2)
     ticks = iter(range(10**6))
     one.trace.clock = lambda: float(next(ticks))
-    rounds = list(sequential(one))
+    rounds = rounds_of(sequential(one))
     assert all(step.draft_s > 0 and step.verify_s > 0 for step in rounds[1:])
     assert sum(step.draft_s + step.verify_s for step in rounds) <= rounds[-1].elapsed
     assert list(one.trace.totals()) == ["draft", "verify", "accept", "rollback"]

@@ -15,7 +15,9 @@ import torch
 
 from vidspec.acceptance.base import Acceptance
 from vidspec.acceptance.exact import Exact
+from vidspec.decoding.asks import Asks, alone, answered, asked
 from vidspec.decoding.base import Job, Target
+from vidspec.decoding.events import Round
 from vidspec.decoding.limits import Limits
 from vidspec.decoding.trace import Trace
 from vidspec.drafting.base import Draft, Drafter
@@ -81,8 +83,12 @@ class ToySpan:
             entries[start:] = [entries[start + offset] for offset in kept]
 
 
+class ToyModel:
+    dtype, device, decoder = torch.float32, torch.device("cpu"), SimpleNamespace(graphs=None)
+
+
 class ToyEngine:
-    """Tables behind the engine's interface; ``passes`` lists how many rows of each sequence each pass had.
+    """Tables behind the engine's interface; ``passes`` lists how many rows each pass had.
 
     Args:
         tables: of each sequence that is opened, in order; the last of all further ones.
@@ -90,8 +96,7 @@ class ToyEngine:
 
     def __init__(self, *tables: Table) -> None:
         self.tables = tables
-        decoder = SimpleNamespace(graphs=None)
-        self.model = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"), decoder=decoder)
+        self.model = ToyModel()
         self.passes: list[int] = []
         self._opened: dict[int, Table] = {}
 
@@ -101,6 +106,7 @@ class ToyEngine:
         return span
 
     greedy = Engine.greedy
+    chunk, alone = Engine.chunk, Engine.alone
 
     def start(self) -> Prefill:
         """A prompt of no length that has been read."""
@@ -108,8 +114,9 @@ class ToyEngine:
 
     def run(self, batch: Sequence[Rows]) -> list[Passed]:
         """Each row's logits are those of the tokens it sees; their order must be that of their places."""
-        assert len({len(rows) for rows in batch}) == 1 and len(batch[0]), "a pass over nothing"
-        self.passes.append(len(batch[0]))
+        assert all(map(len, batch)), "a pass over nothing"
+        assert len({id(rows.span) for rows in batch}) == len(batch), "a sequence twice in one pass"
+        self.passes.append(sum(map(len, batch)))
         return [self._passed(rows) for rows in batch]
 
     def _passed(self, rows: Rows) -> Passed:
@@ -129,6 +136,17 @@ class ToyEngine:
             logits.append(table(tuple(span.tokens[entry] for entry in sees)))  # type: ignore[attr-defined]
         every = torch.stack(logits)
         return Passed(every, every)
+
+
+def rounds_of(steps: Asks[None]) -> list[Round]:
+    """What a schedule says, its asks answered without company."""
+    return list(answered(steps))
+
+
+def proposed(drafter: Drafter, gamma: int) -> Draft:
+    """A drafter's next window."""
+    window: Draft = alone(asked(drafter.propose, gamma))
+    return window
 
 
 class Reciter:
@@ -173,8 +191,8 @@ class Recorder:
         self.prefix = [token]
         self.drafter.begin(token)
 
-    def propose(self, gamma: int) -> Draft:
-        draft = self.drafter.propose(gamma)
+    def propose(self, gamma: int) -> Asks[Draft]:
+        draft: Draft = yield from asked(self.drafter.propose, gamma)
         self.window = draft.tokens
         return draft
 

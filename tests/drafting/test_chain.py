@@ -3,6 +3,7 @@
 import pytest
 import torch
 from decoding import checkpoints
+from decoding.toys import proposed
 from engine.passing import forward, poison
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -57,7 +58,7 @@ def test_after_any_commit_it_proposes_the_greedy_continuation(engine, prefix, fi
     emitted = [first]
     for gamma, accepted, correction in rounds:
         poison(drafter.span)
-        window = drafter.propose(gamma)
+        window = proposed(drafter, gamma)
         assert window.tokens == greedy_from_scratch(engine, prefix, emitted, gamma)
         assert window.parents == tuple(range(-1, gamma - 1)) and window.probs is None
         accepted = min(accepted, gamma)
@@ -73,24 +74,24 @@ def test_each_number_of_accepted_tokens(engine, prefix, gamma):
     for accepted in range(gamma + 1):
         drafter = ChainDrafter(engine, engine.prefill(prefix, ROOM).span, GREEDY, torch.Generator())
         drafter.begin(7)
-        window = drafter.propose(gamma)
+        window = proposed(drafter, gamma)
         assert drafter.span.length == prefix.length + gamma
         drafter.commit(range(accepted), 99)
         # The last drafted token was never read: after a full window it is read together with the bonus.
         assert drafter.span.length == prefix.length + 1 + min(accepted, gamma - 1)
         poison(drafter.span)
         emitted = [7, *window.tokens[:accepted], 99]
-        assert drafter.propose(3).tokens == greedy_from_scratch(engine, prefix, emitted, 3)
+        assert proposed(drafter, 3).tokens == greedy_from_scratch(engine, prefix, emitted, 3)
 
 
 def test_what_is_emitted_while_it_proposes_nothing_is_read_later(engine, prefix):
     drafter = ChainDrafter(engine, engine.prefill(prefix, ROOM).span, GREEDY, torch.Generator())
     drafter.begin(7)
     for token in (8, 9):
-        assert drafter.propose(0).tokens == ()
+        assert proposed(drafter, 0).tokens == ()
         drafter.commit(range(0), token)
     assert drafter.forwards == 0 and drafter.span.length == prefix.length
-    assert drafter.propose(2).tokens == greedy_from_scratch(engine, prefix, [7, 8, 9], 2)
+    assert proposed(drafter, 2).tokens == greedy_from_scratch(engine, prefix, [7, 8, 9], 2)
 
 
 def test_sampled_windows_carry_the_distributions_they_were_drawn_from(engine, prefix):
@@ -99,7 +100,7 @@ def test_sampled_windows_carry_the_distributions_they_were_drawn_from(engine, pr
     drafter.begin(7)
     emitted = [7]
     for accepted in (4, 1):
-        window = drafter.propose(4)
+        window = proposed(drafter, 4)
         assert window.probs.shape == (4, engine.model.vocabulary)
         for i, token in enumerate(window.tokens):
             scratch = logits_from_scratch(engine, prefix, [*emitted, *window.tokens[:i]])
@@ -115,6 +116,6 @@ def test_draws_again_the_same_by_seed(engine, prefix):
             engine, engine.prefill(prefix, ROOM).span, Sampling(5.0), torch.Generator().manual_seed(seed)
         )  # fmt: skip
         drafter.begin(7)
-        return drafter.propose(5).tokens
+        return proposed(drafter, 5).tokens
 
     assert window(1) == window(1) != window(2)

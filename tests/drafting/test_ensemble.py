@@ -7,11 +7,12 @@ import pytest
 import torch
 from acceptance.sequences import reference_distribution
 from decoding import checkpoints
-from decoding.toys import GREEDY, Reciter, blend, job, random_table
+from decoding.toys import GREEDY, Reciter, blend, job, proposed, random_table, rounds_of
 from engine.passing import forward, poison
 
 from drafting.literal_ensemble import literal_mean, literal_weights
 from drafting.toy_ensemble import ensemble
+from vidspec.decoding.asks import alone
 from vidspec.decoding.limits import Limits
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.base import Learner
@@ -52,7 +53,7 @@ def test_weights_rest_on_every_verified_position(seed, rule, contexts, history):
     drafter.begin(2)
     text, positions = [2], []
     for gamma, accepted, token in rounds(seed):
-        window = drafter.propose(gamma)
+        window = proposed(drafter, gamma)
         if gamma:
             expected = literal_weights(rule, positions, contexts, "kl", history)
             assert window.weights == pytest.approx(expected, abs=2e-4)
@@ -74,7 +75,7 @@ def test_greedy_windows_take_the_best_of_the_mixture(rule):
     drafter.begin(2)
     text = [2]
     for gamma, accepted, token in rounds(5):
-        window = drafter.propose(gamma)
+        window = proposed(drafter, gamma)
         assert window.probs is None and window.parents == tuple(range(-1, gamma - 1))
         assert len(window.weights) == (4 if gamma else 0)
         for i, drafted in enumerate(window.tokens):
@@ -92,7 +93,7 @@ def test_sampled_windows_carry_the_mixture_they_were_drawn_from(sampling):
     """Temperature is each distribution's, top-p the mixture's."""
     drafter = ensemble(TABLES, sampling, torch.Generator().manual_seed(1))
     drafter.begin(2)
-    window = drafter.propose(4)
+    window = proposed(drafter, 4)
     for i, drafted in enumerate(window.tokens):
         each = [distribution(table, [2, *window.tokens[:i]], Sampling(sampling.temperature)) for table in TABLES]
         mean = torch.tensor(literal_mean([0.25] * 4, each), dtype=torch.float64)
@@ -106,31 +107,31 @@ def test_labels_have_the_temperature_and_all_tokens():
     hot = Sampling(2.5, 0.5)
     drafter = ensemble(TABLES[:2], hot, torch.Generator().manual_seed(1), "inverse")
     drafter.begin(2)
-    window = drafter.propose(1)
+    window = proposed(drafter, 1)
     drafter.observe((), 0, torch.stack([TARGET((2,)), TARGET((2, window.tokens[0]))]))
     drafter.commit((), 0)
     plain = Sampling(2.5)
     seen = [(distribution(TARGET, [2], plain), [distribution(table, [2], plain) for table in TABLES[:2]], 0)]
-    assert drafter.propose(1).weights == pytest.approx(literal_weights("inverse", seen, 2, "kl", None), abs=1e-4)
+    assert proposed(drafter, 1).weights == pytest.approx(literal_weights("inverse", seen, 2, "kl", None), abs=1e-4)
 
 
 def test_one_pass_a_token():
     drafter = ensemble(TABLES, GREEDY, torch.Generator())
     drafter.begin(2)
-    drafter.propose(3)
+    proposed(drafter, 3)
     drafter.commit(range(3), 4)  # the last drafted token and the bonus are read together
-    drafter.propose(2)
-    assert drafter.forwards == 5 and drafter.engine.passes == [1, 1, 1, 2, 1]
+    proposed(drafter, 2)
+    assert drafter.forwards == 5 and drafter.engine.passes == [4, 4, 4, 8, 4]
 
 
 def test_unobserved_bonuses_are_noticed():
     """A schedule that keeps the target's distributions to itself cannot go unnoticed."""
     drafter = ensemble(TABLES, GREEDY, torch.Generator(), "softmax")
     drafter.begin(2)
-    drafter.propose(2)
+    proposed(drafter, 2)
     drafter.commit((0, 1), 3)
     with pytest.raises(ValueError):
-        drafter.propose(2)
+        proposed(drafter, 2)
 
 
 def test_only_adaptive_ensembles_learn():
@@ -148,7 +149,7 @@ def test_the_schedule_tells_it_how_the_target_judged():
         observe(path, token, logits),
     )
     limits = Limits(30, frozenset())
-    seen = list(sequential(job(TARGET, limits, draft=drafter, gamma=4)))
+    seen = rounds_of(sequential(job(TARGET, limits, draft=drafter, gamma=4)))
     text, at = [token for one in seen for token in one.token_ids], 1
     for one, (path, token, logits) in zip(seen[1:], told, strict=True):
         assert one is seen[-1] or token == one.token_ids[-1]
@@ -199,7 +200,7 @@ def test_after_any_commit_the_cache_stands_for_what_was_emitted(real, seed):
     for gamma, accepted, token in rounds(seed, 6):
         for span in spans:
             poison(span)
-        window = drafter.propose(gamma)
+        window = proposed(drafter, gamma)
         assert window.tokens == greedy_from_scratch(real, emitted, gamma)
         drafter.commit(range(accepted), token + 40)
         emitted += [*window.tokens[:accepted], token + 40]
@@ -213,7 +214,7 @@ def test_each_number_of_accepted_tokens(real, accepted):
     drafter = AdaptiveEnsemble(engine, spans, GREEDY, torch.Generator(), Evidence("grid", 3))
     begun = [span.length for span in spans]
     drafter.begin(7)
-    drafter.propose(3)
+    proposed(drafter, 3)
     assert [span.length for span in spans] == [at + 3 for at in begun]
     drafter.observe(range(accepted), 99, torch.zeros(4, engine.model.vocabulary))
     drafter.commit(range(accepted), 99)
@@ -222,16 +223,21 @@ def test_each_number_of_accepted_tokens(real, accepted):
 
 def test_contexts_are_tabeds():
     asked = []
+
+    def own(pooled=False):
+        yield from ()
+        return "pooled video" if pooled else "video"
+
     clip = SimpleNamespace(
-        own=lambda pooled=False: "pooled video" if pooled else "video",
+        own=own,
         pruned=lambda prefix: f"pruned {prefix}",
         text=lambda instead: asked.append(instead),
         caption="a red circle",
     )
-    assert prefix_of("video", clip) == "pruned video" and prefix_of("pooled", clip) == "pooled video"
-    prefix_of("text", clip)
-    prefix_of("caption", clip)
+    assert alone(prefix_of("video", clip)) == "pruned video" and alone(prefix_of("pooled", clip)) == "pooled video"
+    alone(prefix_of("text", clip))
+    alone(prefix_of("caption", clip))
     assert asked == ["\n", "image: a red circle"]
     clip.caption = None
     with pytest.raises(ValueError, match="caption"):
-        prefix_of("caption", clip)
+        alone(prefix_of("caption", clip))

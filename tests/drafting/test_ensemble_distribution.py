@@ -3,10 +3,11 @@
 import pytest
 import torch
 from acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value
-from decoding.toys import GREEDY, blend, job, random_table
+from decoding.toys import GREEDY, blend, job, random_table, rounds_of
 
 from drafting.toy_ensemble import ensemble
 from vidspec.acceptance.exact import Exact
+from vidspec.decoding.asks import alone
 from vidspec.decoding.limits import Limits
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.ensemble_weights import mixture
@@ -33,7 +34,7 @@ def texts(sampling, rule, count, *, draft_sampling=None, change=lambda drafter: 
             shifted(TARGET), Limits(LENGTH + 1, LIMITS.eos), draft=drafter, gamma=2, sampling=sampling,
             rule=Exact(sampling), rng=rng,
         )  # fmt: skip
-        first, *text = [token for step in sequential(one) for token in step.token_ids]
+        first, *text = [token for step in rounds_of(sequential(one)) for token in step.token_ids]
         assert first == 0
         yield tuple(text)
 
@@ -62,7 +63,7 @@ def says_one_context(drafter):
         rows = []
         run = drafter.engine.run
         drafter.engine.run = lambda batch: (rows.append(run(batch)), rows[-1])[1]
-        draft = propose(gamma)
+        draft = alone(propose(gamma))
         drafter.engine.run = run
         if draft.probs is not None:
             draft.probs[:] = torch.stack([drafter.sampling.distribution(row[0].logits[-1:])[0] for row in rows])
@@ -79,7 +80,7 @@ def drafts_its_best(drafter):
     def wrong(gamma):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("vidspec.drafting.ensemble.draw", lambda q, rng: int(q.argmax()))
-            return propose(gamma)
+            return alone(propose(gamma))
 
     drafter.propose = wrong
     return drafter

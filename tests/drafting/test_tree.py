@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 from decoding import checkpoints
+from decoding.toys import proposed
 from engine.passing import forward, poison
 
 from vidspec.drafting.topology import parse_tree
@@ -55,14 +56,14 @@ def test_after_any_commit_it_proposes_the_best_children(engine, prefix, path):
     assert all(longer.startswith(shorter) for shorter, longer in pairwise(names))
     drafter = TreeDrafter(engine, engine.prefill(prefix, ROOM).span, nodes)
     drafter.begin(7)
-    draft = drafter.propose(5)
+    draft = proposed(drafter, 5)
     assert draft.tokens == expected_tree(engine, prefix, [7], nodes) and draft.probs is None
     assert drafter.forwards == 5  # the root, and four levels with children
     drafter.commit(path, 99)
     emitted = [7, *(draft.tokens[node] for node in path), 99]
     assert drafter.span.length <= prefix.length + len(emitted) - 1
     poison(drafter.span)
-    assert drafter.propose(5).tokens == expected_tree(engine, prefix, emitted, nodes)
+    assert proposed(drafter, 5).tokens == expected_tree(engine, prefix, emitted, nodes)
     poison(drafter.span)
 
 
@@ -70,8 +71,8 @@ def test_depth_is_cut_at_the_end_of_the_text(engine, prefix):
     nodes = parse_tree(TREE)
     drafter = TreeDrafter(engine, engine.prefill(prefix, ROOM).span, nodes)
     drafter.begin(7)
-    assert drafter.propose(0).tokens == () and drafter.forwards == 0
+    assert proposed(drafter, 0).tokens == () and drafter.forwards == 0
     drafter.commit((), 8)
-    draft = drafter.propose(2)
+    draft = proposed(drafter, 2)
     assert len(draft.tokens) == 12 and max(draft.depths) == 2
     assert draft.tokens == expected_tree(engine, prefix, [7, 8], nodes[:12])

@@ -6,9 +6,10 @@ import pytest
 import torch
 from engine.passing import unreplayed
 
-from vidspec.bench.sizes import Size, engine_of, language
+from vidspec.bench.sizes import engine_of, language
 from vidspec.engine.attention import attend
 from vidspec.engine.rows import Rows
+from vidspec.models.sizes import Size
 
 pytestmark = pytest.mark.gpu
 

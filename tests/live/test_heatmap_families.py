@@ -41,10 +41,10 @@ def test_the_upper_left_token_is_drawn_there(tmp_path, monkeypatch, family):
     drawn = []
     monkeypatch.setattr(heatmap_image, "_thumbnail", lambda frame, mask, *size: drawn.append(mask) or blank(*size))
     files = HeatmapFiles(tmp_path / "heat.png", profiles.load("sd-attention", env={}))
-    files.begin("x", 1, 1)
-    files.event(Opened(str(shipped()[0]), clip.facts, 5, tuple(clip.timestamps.tolist())))
-    files.event(event)
-    files.end(SimpleNamespace(error=None))
+    files.begin(1, "x", 1)
+    files.event(1, Opened(str(shipped()[0]), clip.facts, 5, tuple(clip.timestamps.tolist())))
+    files.event(1, event)
+    files.end(1, SimpleNamespace(error=None))
     assert not files.errors and files.written
     layers = event.views or ((rows, columns),)
     assert steps == (3 if family.startswith("qwen") else 5) and len(drawn) == steps * len(layers)

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -6,7 +7,7 @@ from PIL import Image
 
 from vidspec import Captioner, profiles, video
 from vidspec.batch.run import Observer
-from vidspec.decoding.events import Finished, Opened, Prefilled
+from vidspec.decoding.events import Finished, Load, Opened, Prefilled
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError, VideoError
 from vidspec.live.heatmap_files import HeatmapFiles, check_heatmap
@@ -28,10 +29,10 @@ def events(path, steps=3, frames=3):
 
 
 def observed(files, path, *, number=1, total=1, error=None, **shape):
-    files.begin(str(path), number, total)
+    files.begin(number, str(path), total)
     for event in events(path, **shape):
-        files.event(event)
-    files.end(record(str(path), error=error))
+        files.event(number, event)
+    files.end(number, record(str(path), error=error))
 
 
 def test_one_clip_gives_the_file(tmp_path):
@@ -51,6 +52,30 @@ def test_several_clips_give_a_file_each_and_none_is_lost(tmp_path):
     names = [f"heat-{one.stem}.png", f"heat-{other.stem}.png", f"heat-{one.stem}-2.png"]
     assert [file.name for file in files.written] == names
     assert all((tmp_path / name).is_file() for name in names)
+
+
+def test_clips_in_flight_at_once_do_not_mix(tmp_path, monkeypatch):
+    """The second is begun before the first ends and ends before it; a third fails meanwhile."""
+    seen = {}
+    written = HeatmapFiles._write
+    monkeypatch.setattr(
+        HeatmapFiles,
+        "_write",
+        lambda self, opened, at: seen.setdefault(opened.path, at.kept) and written(self, opened, at),
+    )
+    files = HeatmapFiles(tmp_path / "heat.png", profile())
+    paths = [str(path) for path in shipped()[:3]]
+    for number, path in enumerate(paths):
+        files.begin(number, path, 3)
+    for at in range(2):
+        for number, path in enumerate(paths):
+            event = events(path)[at]
+            files.event(number, replace(event, kept=(number, 3)) if isinstance(event, Prefilled) else event)
+    files.end(1, record(paths[1]))
+    files.end(2, record(paths[2], error={"stage": "verify", "kind": "mismatch", "message": "x"}))
+    files.end(0, record(paths[0]))
+    assert seen == {paths[1]: (1, 3), paths[0]: (0, 3)}
+    assert [file.name for file in files.written] == [f"heat-{Path(path).stem}.png" for path in (paths[1], paths[0])]
 
 
 def test_segments_of_one_clip_give_a_file_each(tmp_path):
@@ -79,15 +104,15 @@ def test_a_temporal_step_shows_its_first_frame(tmp_path, monkeypatch, frames, st
 def test_a_failed_clip_gives_no_picture(tmp_path):
     files = HeatmapFiles(tmp_path / "heat.png", profile())
     observed(files, shipped()[0], error={"stage": "verify", "kind": "mismatch", "message": "x"})
-    files.begin("missing.mp4", 1, 1)
-    files.end(record("missing.mp4"))
+    files.begin(1, "missing.mp4", 1)
+    files.end(1, record("missing.mp4"))
     assert not files.written and not files.errors and not list(tmp_path.iterdir())
 
 
 def test_a_picture_that_fails_does_not_touch_the_run(tmp_path, monkeypatch):
     files = HeatmapFiles(tmp_path / "gone" / "heat.png", profile())
     observed(files, shipped()[0])
-    files.begin("a", 1, 1)
+    files.begin(2, "a", 1)
     observed(files, shipped()[0], steps=7)
     assert [str(error).count("\n") for error in files.errors] == [0, 0] and not files.written
     assert "cannot be written" in str(files.errors[0]) and "no grid" in str(files.errors[1])
@@ -101,16 +126,21 @@ def test_another_observer_sees_everything(tmp_path):
         def begin(self, *args):
             self.calls.append(("begin", *args))
 
-        def event(self, event):
-            self.calls.append(event)
+        def event(self, number, event):
+            self.calls.append((number, type(event)))
 
-        def end(self, caption):
-            self.calls.append(caption.path)
+        def load(self, load):
+            self.calls.append(load)
+
+        def end(self, number, caption):
+            self.calls.append(("end", number, caption.path))
 
     seen, path = Seen(), shipped()[0]
-    observed(HeatmapFiles(tmp_path / "heat.png", profile(), seen), path)
-    assert seen.calls[0] == ("begin", str(path), 1, 1) and seen.calls[-1] == str(path)
-    assert [type(event) for event in seen.calls[1:-1]] == [Opened, Prefilled]
+    files = HeatmapFiles(tmp_path / "heat.png", profile(), seen)
+    load = Load(1, 0, 1, 4, 0, 1, 0, 0, 8)
+    files.load(load)
+    observed(files, path, number=3)
+    assert seen.calls == [load, ("begin", 3, str(path), 1), (3, Opened), (3, Prefilled), ("end", 3, str(path))]
 
 
 @pytest.mark.parametrize(
@@ -135,13 +165,13 @@ def test_a_real_run(tmp_path):
     """The events of the captioner place every token that it says is kept in each frame."""
     with Captioner.from_profile(profile(**{"video.frames": 5, "generate.max_new_tokens": 2})) as captioner:
         files = HeatmapFiles(tmp_path / "heat.png", captioner.profile)
-        files.begin(str(shipped()[0]), 1, 1)
+        files.begin(1, str(shipped()[0]), 1)
         for event in captioner.stream(shipped()[0]):
-            files.event(event)
+            files.event(1, event)
             if isinstance(event, Prefilled):
                 seen = event
             if isinstance(event, Finished):
-                files.end(event.caption)
+                files.end(1, event.caption)
     assert files.written == [tmp_path / "heat.png"]
     frames, rows, columns = seen.grid
     assert len(seen.cells) == seen.visual_tokens == frames * rows * columns + 1 and seen.cells[-1] == -1
@@ -153,10 +183,10 @@ def test_a_real_run(tmp_path):
 
 def test_frames_that_cannot_be_read_again_are_an_error_of_the_picture(tmp_path):
     files = HeatmapFiles(tmp_path / "heat.png", profile())
-    files.begin("x", 1, 1)
+    files.begin(1, "x", 1)
     for event in events(shipped()[0]):
-        files.event(Opened(str(tmp_path / "x.mp4"), *event_rest(event)) if isinstance(event, Opened) else event)
-    files.end(record("x"))
+        files.event(1, Opened(str(tmp_path / "x.mp4"), *event_rest(event)) if isinstance(event, Opened) else event)
+    files.end(1, record("x"))
     assert isinstance(files.errors[0], VideoError) and not files.written
 
 

@@ -1,9 +1,11 @@
-"""How long a prompt will be, told before a frame is decoded, is how long it is."""
+"""How long a prompt will be, told before a frame is decoded, is how long it is; where frames become pixels."""
 
 import numpy as np
 import pytest
+import torch
 
 from models import checkpoints, checkpoints_llava, checkpoints_qwen
+from vidspec.models import images, preprocess
 from vidspec.video import Clip
 
 MODELS = {
@@ -26,3 +28,20 @@ def test_tokens_are_foreseen(family):
         text = model.text_tokens("What is seen?", "Be short." if family != "llava" else None)
         between = prefix.length - len(seen) - text
         assert 0 <= between <= 40 * frames and (family == "qwen3_vl" or frames > 1 or between <= 2)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_frames_become_pixels_on_the_models_device(family, monkeypatch):
+    model, places = MODELS[family](), []
+    shown = Clip(np.random.default_rng(0).integers(0, 256, (3, 60, 90, 3), np.uint8), np.arange(3.0), None)
+    expected = model.preprocess(shown).values
+
+    def channels_first(frames, device):
+        places.append(device)
+        return original(frames)
+
+    original = preprocess.channels_first
+    for module in (preprocess, images):
+        monkeypatch.setattr(module, "channels_first", channels_first)
+    monkeypatch.setattr(type(model), "device", torch.device("cuda:1"))
+    assert torch.equal(model.preprocess(shown).values, expected) and places == [torch.device("cuda:1")]

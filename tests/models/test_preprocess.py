@@ -10,7 +10,8 @@ import torch
 
 from models import record_preprocess
 from models.record_preprocess import CASES, STEP, frames
-from vidspec.models.preprocess import PixelRules, normalised
+from vidspec.models import preprocess
+from vidspec.models.preprocess import PixelRules, channels_first, normalised
 
 RECORDED = Path(__file__).parent / "fixtures" / "preprocess.npz"
 MODES = {2: "bilinear", 3: "bicubic"}
@@ -103,6 +104,37 @@ def test_nearest_takes_pixels_as_they_are():
     got = normalised(shown, PixelRules(70, 102, mode="nearest"))
     plain = normalised(shown, PixelRules(35, 51))
     torch.testing.assert_close(got, plain.repeat_interleave(2, -1).repeat_interleave(2, -2))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_devices_that_resize_floats_give_the_same_bytes(name):
+    """What runs on CUDA, here on the CPU."""
+    *_, size, _, resample = CASES[name]
+    pixels = channels_first(frames(name))
+    ours, cpu = (way(pixels, size, size, MODES[resample]) for way in (preprocess._by_floats, preprocess.resized))
+    assert ours.dtype == torch.uint8
+    apart = (ours.int() - cpu.int()).abs()
+    assert apart.max() <= 2 and (apart > 0).float().mean() < 0.01 and (apart > 1).float().mean() < 1e-4
+
+
+def test_bytes_go_to_cuda_from_pinned_memory_without_waiting(monkeypatch):
+    done = []
+
+    def pinned(tensor):
+        done.append(("pinned", tensor.dtype))
+        return tensor
+
+    def copied(tensor, *args, **options):
+        done.append((*args, options))
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
+    monkeypatch.setattr(torch.Tensor, "to", copied)
+    shown = frames("small_up")
+    for device in ("cpu", "mps"):
+        assert channels_first(shown, torch.device(device)).device.type == "cpu" and not done
+    assert torch.equal(channels_first(shown, torch.device("cuda:1")), channels_first(shown))
+    assert done == [("pinned", torch.uint8), (torch.device("cuda:1"), {"non_blocking": True})]
 
 
 def test_rules_from_a_config():

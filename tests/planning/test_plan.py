@@ -5,7 +5,20 @@ from dataclasses import replace
 import pytest
 
 from vidspec.planning import speed
-from vidspec.planning.plan import GAIN, PLAIN, WORTH, Beside, Conditions, Drafting, decide, favoured, ways
+from vidspec.planning.plan import (
+    FEWER,
+    GAIN,
+    PLAIN,
+    WORTH,
+    Beside,
+    Conditions,
+    Drafting,
+    decide,
+    decide_folder,
+    favoured,
+    folder,
+    ways,
+)
 
 WIDE = (8, 2.0)
 
@@ -69,7 +82,7 @@ def test_drawn_tokens_have_no_trees():
 
 def test_the_fastest_comes_first_and_plain_decoding_is_among_them():
     found = ways([drafting(), drafting("worse", right=50)], conditions())
-    assert PLAIN in found
+    assert sum(way.overrides == PLAIN.overrides for way in found) == 1
     gains = [way.end_to_end for way in found]
     assert gains == sorted(gains, reverse=True)
     chosen, why = decide(found)
@@ -79,7 +92,7 @@ def test_the_fastest_comes_first_and_plain_decoding_is_among_them():
 def test_what_does_not_gain_is_not_chosen():
     hopeless = ways([drafting(right=5, tq=19.0)], conditions())
     chosen, why = decide(hopeless)
-    assert chosen is PLAIN and "would reach" in why
+    assert chosen.name == PLAIN.name and "would reach" in why
     assert decide([PLAIN]) == (PLAIN, "plain decoding: nothing here can draft")
     slight = replace(find(ways([drafting()], conditions()), "sequential"), end_to_end=GAIN - 0.001)
     assert decide([slight, PLAIN])[0] is PLAIN
@@ -114,9 +127,106 @@ def test_settings_make_a_profile():
     for way in ways([drafting()], conditions(beside=Beside(passes))):
         made = profiles.override(base, dict(way.overrides))
         assert (made.schedule.kind, made.draft.topology) == (way.schedule, way.topology)
-        assert made.draft.gamma == (way.gamma if way.topology == "tree" else 5 if way is PLAIN else "auto")
+        assert made.draft.gamma == (way.gamma if way.topology == "tree" else 5 if way.name == PLAIN.name else "auto")
 
 
 def test_loose_rules_accept_more_only_where_they_were_asked_for():
     strict, loose = (find(ways([drafting(right=60)], conditions(strict=s)), "sequential") for s in (1.0, 0.3))
     assert loose.beta == pytest.approx(1 - 0.3 * (1 - strict.beta))
+
+
+# Several clips at once
+
+
+def loaded(clips, rows):
+    """Weights are read once, each clip's keys and values, and rows are hardly more."""
+    return 18.0 + 1.8 * clips + 0.2 * rows
+
+
+def many(**more):
+    return conditions(verify=lambda rows: loaded(1, rows), verify_many=loaded, **more)
+
+
+def pruned(**more):
+    return drafting(tq_many=lambda clips: 0.9 + 0.1 * clips, **more)
+
+
+def test_one_clip_is_as_ever():
+    alone = ways([drafting()], conditions(beside=Beside(passes)))
+    told = ways([pruned()], conditions(beside=Beside(passes), verify_many=loaded, ahead=60.0))
+    assert alone == told
+    for way in alone:
+        plain = 127 * passes(1)
+        assert way.batch == 1 and way.tokens_per_s == pytest.approx(way.decode / passes(1))
+        assert 1 / way.clips_per_s == pytest.approx((100 + plain) / way.end_to_end)
+
+
+@pytest.mark.parametrize("batch", [2, 8, 32])
+def test_many_clips_share_passes(batch):
+    found = ways([pruned()], many(), batch)
+    plain = next(way for way in found if way.schedule == "autoregressive")
+    assert (plain.decode, plain.end_to_end, plain.batch) == (1, 1, batch)
+    assert plain.tokens_per_s == pytest.approx(batch / loaded(batch, batch))
+    text = 127 * loaded(batch, batch) / batch
+    assert plain.clips_per_s == pytest.approx(1 / (100 + text))
+    chain = find(found, "sequential")
+    round_ = chain.gamma * (0.9 + 0.1 * batch) + loaded(batch, batch * (chain.gamma + 1)) + batch * 0.5
+    assert chain.tokens_per_s == pytest.approx(batch * chain.tokens_per_pass / round_)
+    # p + D against p + D / S, the draft's own reading besides.
+    assert chain.end_to_end == pytest.approx((100 + text) / (100 + 10 + text / chain.decode))
+    assert chain.clips_per_s == pytest.approx(chain.end_to_end * plain.clips_per_s)
+    for gamma in range(1, 17):
+        seconds = gamma * (0.9 + 0.1 * batch) + loaded(batch, batch * (gamma + 1)) + batch * 0.5
+        assert speed.chain_tokens(chain.beta, gamma) / seconds <= chain.tokens_per_pass / round_ * (1 + 1e-9)
+
+
+def test_windows_shrink_with_the_clips_and_trees_and_workers_follow():
+    given = [pruned(right=70, second=20)], many(beside=Beside(lambda rows: 1.5 * loaded(1, rows)))
+    one, all_ = ways(*given, 1), ways(*given, 32)
+    assert find(all_, "sequential").gamma < find(one, "sequential").gamma
+    for schedule, topology in [("sequential", "tree"), ("parallel", "chain")]:
+        assert find(all_, schedule, topology).decode < find(one, schedule, topology).decode
+        assert find(all_, schedule, topology).tokens_per_s > find(one, schedule, topology).tokens_per_s
+
+
+def test_a_draft_that_sees_everything_stops_paying_and_a_pruned_one_does_not():
+    def reads(clips, rows):
+        return 10.0 + 2.0 * clips + 0.01 * rows
+
+    found = conditions(verify=lambda rows: reads(1, rows), verify_many=reads, overhead=0.0, first=20.0, tree="")
+    whole = drafting("whole", tq=2.0, tq_many=lambda clips: 0.5 + 1.5 * clips, right=70, read=2.0)
+    tenth = drafting("tenth", tq=0.65, tq_many=lambda clips: 0.5 + 0.15 * clips, right=70, read=1.0)
+    gains = {batch: {way.name: way.decode for way in ways([whole, tenth], found, batch)} for batch in (1, 32)}
+    assert gains[1]["whole"] > 1.5 and gains[32]["whole"] < 1.05
+    assert gains[32]["tenth"] > gains[1]["tenth"] * 0.9 > 1.5
+
+
+def test_a_folder_takes_way_and_batch_together():
+    options = [pruned(), drafting("alone", right=99)]
+    found = folder(options, many(ahead=80.0), (1, 4, 16))
+    assert {way.batch for way in found} == {1, 4, 16}
+    rates = [way.clips_per_s for way in found]
+    assert rates == sorted(rates, reverse=True)
+    plain = next(way for way in found if (way.batch, way.schedule) == (1, "autoregressive"))
+    assert 1 / plain.clips_per_s == pytest.approx(20.0 + 127 * loaded(1, 1)), "files are opened ahead"
+    chosen, why = decide_folder(found)
+    assert (chosen.batch, chosen.name) == (16, "model"), "a drafter that takes a pass for each clip gains nothing here"
+    assert chosen.label in why and "16 clips at once" in why and "one clip at a time" in why and "clips/s" in why
+
+
+def test_more_clips_at_once_have_to_gain():
+    flat = many(first=100_000.0)
+    chosen, why = decide_folder(folder([pruned()], flat, (1, 2, 4, 8)))
+    assert chosen.batch == 1 and why.startswith("one clip at a time") and "x as many" not in why
+    plain, faster = (
+        replace(PLAIN, batch=n, clips_per_s=rate, tokens_per_s=9.0) for n, rate in ((1, 1.0), (2, 1.0 + FEWER / 2))
+    )
+    assert decide_folder([faster, plain])[0] is plain
+    much = replace(faster, clips_per_s=1 + 2 * FEWER)
+    chosen, why = decide_folder([much, plain])
+    assert chosen is much and why.startswith("2 clips at once, plain decoding") and "no draft gains" in why
+
+
+def test_passes_of_several_clips_have_to_be_known():
+    with pytest.raises(ValueError, match="not known"):
+        ways([drafting()], conditions(), 2)

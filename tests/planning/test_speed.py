@@ -133,3 +133,19 @@ def test_plain_decoding_takes_one_pass_per_token():
     costs = Costs(lambda rows: 4 + rows, lambda: 1.0, target_prefill=10.0, draft_prefill=3.0)
     run = simulate_sequential(Pattern.bernoulli(0.5), costs, max_new_tokens=11, gamma=0, eos=frozenset())
     assert (run.times[0], run.decode_s, run.draft_forwards, run.tokens) == (10.0, 50.0, 0, tuple(range(11)))
+
+
+def passes(rows):
+    return 10.0 + 0.4 * (rows - 1)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 0.8, 0.95])
+@pytest.mark.parametrize("tq", [0.5, 2.0, 9.0])
+def test_the_best_window_beats_all_others(beta, tq):
+    gamma, rate = speed.best_window(beta, passes, tq, overhead=0.3)
+    rates = [1 / passes(1)] + [speed.chain_tokens(beta, n) / (n * tq + passes(n + 1) + 0.3) for n in range(1, 17)]
+    assert rate == pytest.approx(max(rates)) and rates[gamma] == max(rates)
+
+
+def test_a_draft_that_is_never_right_is_not_worth_a_window():
+    assert speed.best_window(0.0, passes, 0.1) == (0, pytest.approx(0.1))

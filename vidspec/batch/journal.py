@@ -1,6 +1,6 @@
 """The append-only file of records that a run can be resumed from: one JSON object a line, whole or not there at all.
 
-A line is appended in one write and flushed to the disk before the next clip starts. A line that a crash tore is
+A line is appended in one write and flushed to the disk before anyone hears of it. A line that a crash tore is
 repaired when the file is opened again. A lock keeps a second run out; a file that somebody moves or deletes while it is
 written is noticed with the next record. Knows nothing of captioning or of formats.
 """

@@ -1,15 +1,21 @@
-"""The engine that captions in this process, with the next clips read in another."""
+"""The engine that captions in this process, with the next clips read in others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 
-from vidspec.batch.ahead import ahead, helping, works_of
+from vidspec.batch.feed import Feed, helping, reader_count
 from vidspec.batch.reader import Reader
 from vidspec.batch.run import Captions, Observer, run
 from vidspec.batch.work import How, Outcome, Task
 
-__all__ = ["Reader", "outcomes"]
+__all__ = ["outcomes", "readers_for"]
+
+
+def readers_for(how: How, clips: int) -> list[Reader]:
+    """As many readers as so many clips are worth, none of them started."""
+    return [Reader(how.timeout) for _ in range(reader_count(how, clips))]
 
 
 def outcomes(
@@ -17,24 +23,15 @@ def outcomes(
     tasks: Iterable[Task],
     how: How,
     observer: Observer | None = None,
-    reader: Reader | None = None,
+    readers: Sequence[Reader] | None = None,
 ) -> Iterator[Outcome]:
-    """Caption ``tasks`` one after the other; their frames are read by a process that can be killed.
+    """Caption ``tasks``, several at once; their frames are read by processes that can be killed.
 
-    ``reader`` may have been started before; it is closed in the end.
+    ``readers`` may have been started before; they are closed in the end.
     """
     tasks = list(tasks)
-    reader = reader or Reader(how.timeout)
     prepare, refuse = helping(captioner)
-    if how.ahead == 0 or (len(tasks) < 2 and how.segment is None):
-        in_turn = (work for task in tasks for work in works_of(task, how, reader, None, refuse))
-        try:
-            yield from run(captioner, in_turn, how, observer)
-        finally:
-            reader.close()
-        return
-    works = ahead(tasks, how, reader, prepare, refuse)
-    try:
-        yield from run(captioner, works, how, observer)
-    finally:
-        works.close()  # type: ignore[attr-defined]
+    if how.baseline or (len(tasks) < 2 and how.segment is None):
+        prepare = None  # it would be missing from times that are compared, and there is nothing to do it beside
+    with closing(Feed(tasks, how, readers or readers_for(how, len(tasks)), prepare, refuse)) as feed:
+        yield from run(captioner, feed, how, observer)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -96,12 +97,28 @@ class Collected:
 
 
 class Stream:
-    """Lines on standard output (or into a pipe): nothing is remembered."""
+    """Lines on standard output (or into a pipe): nothing is remembered.
 
-    def __init__(self, lines: Lines, form: Format, *, several: bool, raw_csv: bool = False) -> None:
+    Args:
+        lines: takes them.
+        form, several, raw_csv: how they look.
+        order: clips in whose order records are written, each as soon as those before it are; None for as they come.
+    """
+
+    def __init__(
+        self,
+        lines: Lines,
+        form: Format,
+        *,
+        several: bool,
+        raw_csv: bool = False,
+        order: Sequence[Entry] | None = None,
+    ) -> None:
         self.lines, self.form, self.several, self.raw_csv = lines, form, several, raw_csv
         self._collected = Collected()
         self._begun = False
+        self._due = None if order is None else deque(dict.fromkeys(map(clip_id, order)))
+        self._early: dict[str, list[Record]] = {}
 
     def parts(self, entry: Entry, settings: str) -> Mapping[int | None, Stored]:
         return {}
@@ -122,6 +139,20 @@ class Stream:
         """Nothing: it takes all or none."""
 
     def add(self, entry: Entry, record: Record) -> None:
+        if self._due is None:
+            self._write(record)
+            return
+        self._early.setdefault(clip_id(entry), []).append(record)
+        while self._due and self._due[0] in self._early:
+            records = self._early.pop(self._due[0])
+            for one in records:
+                self._write(one)
+            job = records[-1]["job"]
+            if job.get("segment", 0) + 1 < job.get("segments", 1):
+                return
+            self._due.popleft()
+
+    def _write(self, record: Record) -> None:
         first = header(self.form)
         if first is not None and not self._begun:
             self.lines.write(first)
@@ -138,6 +169,9 @@ class Stream:
             self.lines.write(text)
 
     def close(self, entries: Sequence[Entry], *, complete: bool) -> list[str]:
+        for clip in self._due or ():  # behind one that did not come, as when the run was interrupted
+            for record in self._early.pop(clip, ()):
+                self._write(record)
         self.lines.close(complete=complete)
         return []
 

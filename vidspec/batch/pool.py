@@ -1,23 +1,24 @@
-"""What captioners in other processes share: how they are made, and how one of them works through clips."""
+"""What captioners in other processes share: how they are made, which clips they get, and who is to blame for an end."""
 
 from __future__ import annotations
 
 import os
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vidspec.batch.ahead import helping, works_of
+from vidspec.batch.feed import Feed, helping, reader_count
 from vidspec.batch.reader import Reader
 from vidspec.batch.run import Captions, run
 from vidspec.batch.work import How, Outcome, Task, Work
 from vidspec.errors import DeviceError, GenerationError, UsageError, VidspecError
 from vidspec.record import failed
 
-__all__ = ["ATTEMPTS", "Attempts", "Factory", "Group", "Worker", "crashed", "device_groups"]
+__all__ = ["ATTEMPTS", "Dealer", "Factory", "Group", "device_groups", "portable_outcomes"]
 
 #: How often a clip is given to a process before it is blamed for the process's end.
 ATTEMPTS = 2
@@ -70,37 +71,33 @@ class Factory:
         return captioner
 
 
-class Worker:
-    """Works through clips in its own process; two threads may, one reading a clip while the other captions one."""
+class _Told(Feed):
+    """A feed that tells of each piece that is taken to be captioned."""
 
-    def __init__(self, factory: Factory, how: How, group: Group) -> None:
-        self.how = how
-        self.captioner = factory.make(group)
-        self._captioning = threading.Lock()
-        self._readers: list[Reader] = [Reader(how.timeout), Reader(how.timeout)]
-        self._free = threading.Semaphore(len(self._readers))
-        self._taking = threading.Lock()
+    tell: Callable[[Work], None]
 
-    def work(self, task: Task, begins: Callable[[], None] = lambda: None) -> list[Outcome]:
-        """The outcomes of one clip, fit to travel; calls ``begins`` when it is read and its captioning starts."""
-        with self._free:
-            with self._taking:
-                reader = self._readers.pop()
-            try:
-                outcomes: list[Outcome] = []
-                for work in works_of(task, self.how, reader, *helping(self.captioner)):
-                    with self._captioning:
-                        begins()
-                        before = outcomes[-1].caption.caption if outcomes else None
-                        outcomes += map(portable, run(self.captioner, [_following(work, before)], self.how))
-                return outcomes
-            finally:
-                with self._taking:
-                    self._readers.append(reader)
+    def take(self) -> Work | None:
+        work = super().take()
+        if work is not None and work.error is None:
+            self.tell(replace(work, clip=None))
+        return work
 
 
-def _following(work: Work, previous: str | None) -> Work:
-    return replace(work, previous=previous) if previous is not None else work
+def portable_outcomes(
+    captioner: Captions, tasks: Iterable[Task], how: How, tell: Callable[[Work], None]
+) -> Iterator[Outcome]:
+    """The outcomes of ``tasks``, fit to travel.
+
+    Args:
+        captioner: captions several at once.
+        tasks: drawn as there is room for them, by threads; may wait.
+        how: the run.
+        tell: is told what is about to be captioned.
+    """
+    readers = [Reader(how.timeout) for _ in range(reader_count(how))]
+    with closing(_Told(tasks, how, readers, *helping(captioner))) as feed:
+        feed.tell = tell
+        yield from map(portable, run(captioner, feed, how))
 
 
 def portable(outcome: Outcome) -> Outcome:
@@ -113,23 +110,97 @@ def portable(outcome: Outcome) -> Outcome:
     return Outcome(replace(outcome.caption, trace=None), error, work)
 
 
-def crashed(task: Task, profile: str | None, why: str) -> Outcome:
-    """The outcome of a clip whose process ended every time."""
-    path = task.entry.path
-    error = GenerationError(f"{path}: its captioner ended each time: {why}", kind="crashed")
-    return Outcome(failed(path, error, profile=profile), error, task.whole)
-
-
 @dataclass
-class Attempts:
-    """Counts how often each task was begun."""
+class _Hand:
+    """What a captioner has: its tasks by number, and of those the pieces that it is captioning."""
 
-    _begun: dict[int, int] = field(default_factory=dict)
+    tasks: dict[int, Task] = field(default_factory=dict)
+    begun: dict[tuple[int, int | None], Work] = field(default_factory=dict)
 
-    def again(self, task: Task) -> bool:
-        """Count an end that ``task`` may be to blame for; whether it may be tried again."""
-        self._begun[task.number] = self._begun.get(task.number, 0) + 1
-        return self._begun[task.number] < ATTEMPTS
+
+class Dealer:
+    """Deals tasks to captioners that may die, and finds out which clip one died of.
+
+    The clips that a captioner was captioning when it died are tried once more. Those whose captioner dies again, if
+    there were several, are tried a last time, each alone in its captioner after all others are done; the one that is
+    alone when a captioner dies again has failed. So has the segment of a film, which then goes on behind it.
+
+    Args:
+        tasks: the clips.
+        profile: its name, for the records of those that failed.
+    """
+
+    def __init__(self, tasks: Iterable[Task], profile: str | None) -> None:
+        self.profile = profile
+        self._todo = deque(tasks)
+        self._alone: deque[Task] = deque()
+        self._hands: dict[Hashable, _Hand] = {}
+        self._ends: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        """Tasks that nobody has."""
+        return len(self._todo) + len(self._alone)
+
+    @property
+    def over(self) -> bool:
+        """Whether all is done."""
+        return not len(self) and not any(hand.tasks for hand in self._hands.values())
+
+    def deal(self, who: Hashable) -> Task | None:
+        """A task for a captioner that has room; None if there is none for it now."""
+        hand = self._hands.setdefault(who, _Hand())
+        if any(task.alone for task in hand.tasks.values()):
+            return None
+        if self._todo:
+            task = self._todo.popleft()
+        elif self._alone and not hand.tasks:
+            task = self._alone.popleft()
+        else:
+            return None
+        hand.tasks[task.number] = task
+        return task
+
+    def begun(self, who: Hashable, work: Work) -> None:
+        """A captioner begins to caption a piece."""
+        self._hands[who].begun[work.number, work.segment] = work
+
+    def done(self, who: Hashable, outcome: Outcome) -> None:
+        """A piece is captioned, or has failed by itself."""
+        hand, work = self._hands[who], outcome.work
+        hand.begun.pop((work.number, work.segment), None)
+        if work.last:
+            del hand.tasks[work.number]
+        else:
+            hand.tasks[work.number] = _without(hand.tasks[work.number], work, outcome.caption.caption)
+
+    def died(self, who: Hashable, why: str) -> list[Outcome]:
+        """A captioner has ended; the outcomes of those that have failed by that."""
+        hand = self._hands.pop(who, _Hand())
+        suspects = list(hand.begun.values()) or [task.whole for task in hand.tasks.values()]
+        suspected = {work.number for work in suspects}
+        failures = []
+        for number, task in reversed(hand.tasks.items()):
+            self._ends[number] += number in suspected
+            if number not in suspected or self._ends[number] < ATTEMPTS:
+                self._again(task)
+            elif len(suspects) > 1:
+                self._again(replace(task, alone=True))
+            else:
+                (work,) = suspects
+                error = GenerationError(f"{work.path}: its captioner ended each time: {why}", kind="crashed")
+                failures.append(Outcome(failed(work.path, error, profile=self.profile), error, work))
+                if not work.last:
+                    self._ends[number] = 0
+                    self._again(_without(task, work, None))
+        return failures
+
+    def _again(self, task: Task) -> None:
+        (self._alone if task.alone else self._todo).appendleft(task)
+
+
+def _without(task: Task, work: Work, caption: str | None) -> Task:
+    assert work.segment is not None
+    return replace(task, done={**task.done, work.segment: caption})
 
 
 def device_groups(replicas: str | None, profile: Any, *, ray: bool = False, address: str | None = None) -> list[Group]:

@@ -1,29 +1,74 @@
-"""The engine of captioners on a Ray cluster: one actor for each group of devices, given clips by Ray's ActorPool."""
+"""The engine of captioners on a Ray cluster: an actor for each group of devices, and one that deals the clips."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
-from vidspec.batch.pool import Factory, Group, Worker, crashed
-from vidspec.batch.work import How, Outcome, Task
+from vidspec.batch.pool import Dealer, Factory, Group, portable_outcomes
+from vidspec.batch.work import How, Outcome, Task, Work
 from vidspec.errors import DeviceError, UsageError
 
 __all__ = ["connected", "ray_outcomes"]
 
-#: Clips that an actor has at once: one to read ahead while it captions the other.
-IN_FLIGHT = 2
+
+class _Queue:
+    """The clips of a run in an actor: captioners ask it for the next one when they have room, and bring what they made.
+
+    Its methods wait, all at once.
+    """
+
+    def __init__(self, tasks: Sequence[Task], profile: str | None) -> None:
+        self.dealer = Dealer(tasks, profile)
+        self.outcomes: list[Outcome] = []
+        self.gone: set[int] = set()
+        self.changed = asyncio.Condition()
+
+    async def deal(self, who: int) -> Task | None:
+        """The next task of a captioner; None when all is done, or nobody is there to take it any more."""
+        async with self.changed:
+            while not (self.dealer.over or who in self.gone):
+                if (task := self.dealer.deal(who)) is not None:
+                    return task
+                await self.changed.wait()
+            return None
+
+    async def told(self, who: int, what: Work | Outcome) -> None:
+        """A captioner begins with a piece, or has finished one."""
+        async with self.changed:
+            if isinstance(what, Outcome):
+                self.dealer.done(who, what)
+                self.outcomes.append(what)
+            else:
+                self.dealer.begun(who, what)
+            self.changed.notify_all()
+
+    async def died(self, who: int, why: str) -> None:
+        """A captioner has ended."""
+        async with self.changed:
+            self.gone.add(who)
+            self.outcomes += self.dealer.died(who, why)
+            self.changed.notify_all()
+
+    async def finished(self) -> tuple[list[Outcome], bool]:
+        """What has come since it was asked last, at least one unless all is done, and whether all is."""
+        async with self.changed:
+            await self.changed.wait_for(lambda: self.outcomes or self.dealer.over)
+            found, self.outcomes = self.outcomes, []
+            return found, self.dealer.over
 
 
 class _Actor:
-    """A captioner in an actor; two of its calls run at once."""
+    """A captioner in an actor."""
 
     def __init__(self, factory: Factory, how: How, group: Group) -> None:
+        self.how = how
         self.refused: Exception | None = None
         try:
-            self.worker = Worker(factory, how, group)
+            self.captioner = factory.make(group)
         except Exception as error:  # Ray would bury it in the story of an actor that died
             self.refused = error
 
@@ -31,12 +76,25 @@ class _Actor:
         """Why there is no captioner, or None."""
         return self.refused
 
-    def work(self, task: Task) -> tuple[int, list[Outcome] | Exception]:
-        """The number of the task and its outcomes, or the bug that it met."""
+    def work(self, queue: Any, who: int) -> Exception | None:
+        """Caption what the queue deals until there is nothing more; the bug that it met."""
+        if self.refused is not None:
+            return self.refused
+        ray: Any = import_module("ray")
+
+        def tasks() -> Iterator[Task]:
+            while (task := ray.get(queue.deal.remote(who))) is not None:
+                yield task
+
+        def tell(what: Work | Outcome) -> None:
+            ray.get(queue.told.remote(who, what))
+
         try:
-            return task.number, self.worker.work(task)
+            for outcome in portable_outcomes(self.captioner, tasks(), self.how, tell):
+                tell(outcome)
         except Exception as error:
-            return task.number, error
+            return error
+        return None
 
 
 def connected(address: str | None = None) -> Any:
@@ -63,9 +121,9 @@ def ray_outcomes(
 ) -> Iterator[Outcome]:
     """Caption ``tasks`` by one actor for each of ``groups``; outcomes come as clips are finished, in any order.
 
-    Ray starts an actor that died again and repeats once what it was doing. A clip whose actor died both times is
-    tried again at the end, alone, so that it cannot take others with it; then it fails. Clips are read on the machines
-    of the actors, by the paths they have here.
+    Each asks a queue, an actor too, for the next task when it has room for it. An actor that dies is replaced, and what
+    becomes of the clips it had is as :class:`~vidspec.batch.pool.Dealer` has it. Clips are read by the actors, by the
+    paths they have here.
 
     Raises:
         VidspecError: an actor cannot load its models.
@@ -73,75 +131,36 @@ def ray_outcomes(
     ray = connected(address)
     died = import_module("ray.exceptions").RayActorError
     todo = list(tasks)
+    queue = ray.remote(num_cpus=0)(_Queue).remote(todo, factory.profile.get("name"))
     actors = [_actor(ray, factory, how, group) for group in groups[: max(1, len(todo))]]
     try:
         for refused in ray.get([actor.ready.remote() for actor in actors]):
             if refused is not None:
                 raise refused
-        suspects: list[Task] = []
-        for task, answer in _answers(ray, actors, todo):
-            if isinstance(answer, died):
-                suspects.append(task)
-            else:
-                yield from answer
-        for suspect in suspects:
-            for task, answer in _answers(ray, actors[:1], [suspect]):
-                if isinstance(answer, died):
-                    yield crashed(task, factory.profile.get("name"), _first_line(answer))
-                else:
-                    yield from answer
+        running = {actor.work.remote(queue, who): who for who, actor in enumerate(actors)}
+        asked, over = queue.finished.remote(), not todo
+        while not over:
+            (ended,), _ = ray.wait([asked, *running])
+            if ended == asked:
+                found, over = ray.get(asked)
+                yield from found
+                asked = queue.finished.remote()
+                continue
+            who = running.pop(ended)
+            try:
+                if (bug := ray.get(ended)) is not None:
+                    raise bug
+            except died as error:
+                ray.get(queue.died.remote(who, _first_line(error)))
+                actors.append(_actor(ray, factory, how, groups[who % len(groups)]))
+                running[actors[-1].work.remote(queue, len(actors) - 1)] = len(actors) - 1
     finally:
-        for actor in actors:
+        for actor in [*actors, queue]:
             ray.kill(actor)
 
 
 def _actor(ray: Any, factory: Factory, how: How, group: Group) -> Any:
-    kind = ray.remote(
-        num_cpus=group.threads or 1,
-        num_gpus=group.gpus,
-        max_restarts=-1,
-        max_task_retries=1,
-        max_concurrency=IN_FLIGHT,
-    )(_Actor)
-    return kind.remote(factory, how, group)
-
-
-def _answers(ray: Any, actors: Sequence[Any], tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
-    """Each task with its outcomes, or with the RayActorError that it ended in; raises what a bug raised."""
-    died = import_module("ray.exceptions").RayActorError
-    pool = import_module("ray.util").ActorPool(list(actors) * IN_FLIGHT)
-    by_number = {task.number: task for task in tasks}
-    futures: dict[Any, Task] = {}
-
-    def begin(actor: Any, task: Task) -> Any:
-        future = actor.work.remote(task)
-        futures[future] = task
-        return future
-
-    for task in tasks:
-        pool.submit(begin, task)
-    while pool.has_next():
-        try:
-            number, answer = pool.get_next_unordered()
-        except died as error:
-            # The pool does not say whose error it is; it comes once for each that ended so, thus any of them will do.
-            future = next(one for one in futures if _ended(ray, one, died))
-            yield futures.pop(future), error
-            continue
-        if isinstance(answer, Exception):
-            raise answer
-        del futures[next(future for future, task in futures.items() if task.number == number)]
-        yield by_number[number], answer
-
-
-def _ended(ray: Any, future: Any, died: type[Exception]) -> bool:
-    if not ray.wait([future], timeout=0)[0]:
-        return False
-    try:
-        ray.get(future)
-    except died:
-        return True
-    return False
+    return ray.remote(num_cpus=group.threads or 1, num_gpus=group.gpus)(_Actor).remote(factory, how, group)
 
 
 def _first_line(error: BaseException) -> str:

@@ -85,8 +85,11 @@ class Reader:
 
     def close(self) -> None:
         """End the process, whatever it is doing; a request that waits for it fails."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            process.kill()  # who waits for its start, in here, waits no longer
         with self._starting:  # or a process that starts now would be nobody's
-            self._closed = True
             self._kill()
 
     def _tell(self, request: Mapping[str, Any], limit: _Limit) -> None:

@@ -3,95 +3,88 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import queue
 import signal
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from vidspec.batch.pool import Attempts, Factory, Group, Worker, crashed
-from vidspec.batch.work import How, Outcome, Task
+from vidspec.batch.pool import Dealer, Factory, Group, portable_outcomes
+from vidspec.batch.work import How, Outcome, Task, Work
 from vidspec.errors import ModelError
 
 __all__ = ["replica_outcomes"]
 
-#: Clips that a process has at once: one to read ahead while it captions the other.
-IN_FLIGHT = 2
+READY, MORE = "ready", "more"
 
 
-@dataclass
+@dataclass(eq=False)
 class _Replica:
+    """``asking`` is whether it has room for a task and waits for one."""
+
     group: Group
     process: BaseProcess
     pipe: Connection
     ready: bool = False
-    captioning: int | None = None
-    tasks: dict[int, Task] = field(default_factory=dict)
+    asking: bool = False
 
 
 def replica_outcomes(factory: Factory, tasks: Iterable[Task], how: How, groups: Sequence[Group]) -> Iterator[Outcome]:
     """Caption ``tasks`` by one process for each of ``groups``; outcomes come as clips are finished, in any order.
 
-    A process that dies is replaced, and the clips it had are tried once more; a clip whose process dies again fails.
+    Each asks for the next task when it has room for it. A process that dies is replaced, and what becomes of the clips
+    it had is as :class:`~vidspec.batch.pool.Dealer` has it.
 
     Raises:
         VidspecError: a process cannot load its models.
     """
-    todo = deque(tasks)
-    attempts = Attempts()
-    groups = list(groups)[: max(1, len(todo))]
-    replicas = [_started(factory, how, group) for group in groups]
+    dealer = Dealer(tasks, factory.profile.get("name"))
+    replicas = [_started(factory, how, group) for group in list(groups)[: max(1, len(dealer))]]
     try:
-        while todo or any(replica.tasks for replica in replicas):
+        while not dealer.over:
             for replica in replicas:
-                while todo and replica.ready and len(replica.tasks) < IN_FLIGHT:
-                    task = todo.popleft()
-                    replica.tasks[task.number] = task
-                    replica.pipe.send(task)
+                if replica.asking and (task := dealer.deal(replica)) is not None:
+                    replica.asking = False
+                    with suppress(OSError):  # it has died, which is heard of next
+                        replica.pipe.send(task)
             for pipe in wait([replica.pipe for replica in replicas]):
                 replica = next(one for one in replicas if one.pipe is pipe)
                 try:
-                    number, answer = replica.pipe.recv()
+                    said = replica.pipe.recv()
                 except (EOFError, OSError):
                     replicas.remove(replica)
+                    replica.process.join()
                     if not replica.ready:
-                        replica.process.join()
                         raise ModelError(
                             f"a captioner's process ended while it loaded its models ({_ending(replica)})"
                         ) from None
-                    replica.process.join()
-                    for task in reversed(list(replica.tasks.values())):
-                        guilty = replica.captioning in (None, task.number)  # the other only waited for its turn
-                        if not guilty or attempts.again(task):
-                            todo.appendleft(task)
-                        else:
-                            yield crashed(task, factory.profile.get("name"), _ending(replica))
+                    yield from dealer.died(replica, _ending(replica))
                     replicas.append(_started(factory, how, replica.group))
                     continue
-                if number is None:
-                    if isinstance(answer, Exception):
-                        raise answer
-                    replica.ready = True
-                elif isinstance(answer, Exception):
-                    raise answer
-                elif answer is None:
-                    replica.captioning = number
+                if isinstance(said, Exception):
+                    raise said
+                if isinstance(said, Outcome):
+                    dealer.done(replica, said)
+                    yield said
+                elif isinstance(said, Work):
+                    dealer.begun(replica, said)
                 else:
-                    del replica.tasks[number]
-                    if replica.captioning == number:
-                        replica.captioning = None
-                    yield from answer
+                    replica.ready, replica.asking = True, said == MORE
     finally:
         for replica in replicas:
-            replica.pipe.close()  # an idle process ends by itself
-            if replica.tasks or not replica.ready:
+            if dealer.over and replica.asking:
+                with suppress(OSError):
+                    replica.pipe.send(None)
+            else:
                 replica.process.terminate()
         for replica in replicas:
             replica.process.join(10)
+            replica.pipe.close()
             if replica.process.is_alive():
                 replica.process.kill()
 
@@ -112,31 +105,36 @@ def _ending(replica: _Replica) -> str:
 
 
 def _serve(pipe: Connection, factory: Factory, how: How, group: Group) -> None:
-    """The process of one captioner: tasks in, outcomes out, until its pipe is closed."""
+    """The process of one captioner: tasks in, outcomes out, until it is given None or nobody is there any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run decides when it ends
     sending = threading.Lock()
+    given: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
 
-    def send(number: int | None, answer: Any) -> None:
+    def send(what: Any) -> None:
         with sending:
-            pipe.send((number, answer))
+            pipe.send(what)
+
+    def receive() -> None:
+        try:
+            while (task := pipe.recv()) is not None:
+                given.put(task)
+        except (EOFError, OSError):
+            os._exit(1)
+        given.put(None)
+
+    def tasks() -> Iterator[Task]:
+        while True:
+            send(MORE)
+            task = given.get()
+            if task is None:
+                return
+            yield task
 
     try:
-        worker = Worker(factory, how, group)
+        captioner = factory.make(group)
+        send(READY)
+        threading.Thread(target=receive, daemon=True).start()
+        for outcome in portable_outcomes(captioner, tasks(), how, send):
+            send(outcome)
     except Exception as error:
-        send(None, error)
-        return
-    send(None, "ready")
-
-    def work(task: Task) -> None:
-        try:
-            send(task.number, worker.work(task, lambda: send(task.number, None)))
-        except Exception as error:
-            send(task.number, error)
-
-    with ThreadPoolExecutor(IN_FLIGHT) as threads:
-        while True:
-            try:
-                task = pipe.recv()
-            except (EOFError, OSError):
-                break
-            threads.submit(work, task)
+        send(error)

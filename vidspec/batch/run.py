@@ -1,15 +1,15 @@
-"""Captions clips one after the other and goes on after a failure; knows neither models nor files of records."""
+"""Captions clips, several at a time, and goes on after a failure; knows neither models nor files of records."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vidspec.batch.compare import first_difference, speed_against
 from vidspec.batch.work import How, Outcome, Work
-from vidspec.decoding.events import Event, Finished
+from vidspec.decoding.events import Event, Finished, Load
+from vidspec.decoding.loop import Bell
 from vidspec.errors import GenerationError, VidspecError
 from vidspec.record import Caption, failed
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from vidspec.captioner import Asked
 
-__all__ = ["Captions", "Observer", "exit_code", "run"]
+__all__ = ["Captions", "Observer", "Source", "exit_code", "run"]
 
 CONTEXT = "{prompt}\n\nThis is a later part of a longer video. The part before it was described like this: {previous}"
 
@@ -29,44 +29,73 @@ class Captions(Protocol):
     @property
     def profile(self) -> Any: ...
 
-    def stream(self, path: str, **asked: Unpack[Asked]) -> Iterator[Event]: ...
+    def serve(
+        self, arrivals: Any, *, batch: int | None = None, bell: Bell | None = None
+    ) -> Iterator[tuple[Hashable, Event | Load | Exception]]: ...
 
     def baseline(self, path: str, **asked: Unpack[Asked]) -> Caption: ...
 
     def warm_up(self) -> None: ...
 
 
+class Source(Protocol):
+    """What is needed of a ``vidspec.batch.feed.Feed``."""
+
+    bell: Bell
+
+    @property
+    def over(self) -> bool: ...
+
+    def take(self) -> Work | None: ...
+
+    def finished(self, work: Work, caption: str | None) -> None: ...
+
+
 class Observer:
-    """Sees a run as it happens; this one looks away. The live panel is another."""
+    """Sees a run as it happens; this one looks away. The live panel is another.
 
-    def begin(self, path: str, number: int, total: int) -> None:
-        """Clip ``number`` (from 1) of ``total`` starts."""
+    Several clips may be open at once: each has a number of its own, and their events interleave.
+    """
 
-    def event(self, event: Event) -> None:
-        """One event of the current clip."""
+    def begin(self, number: int, path: str, total: int) -> None:
+        """A clip, or a segment of one, of a run over ``total`` clips starts; ``number`` names it until its end."""
 
-    def end(self, caption: Caption) -> None:
-        """The current clip is done, captioned or failed."""
+    def event(self, number: int, event: Event) -> None:
+        """One event of an open clip."""
+
+    def load(self, load: Load) -> None:
+        """What is in flight now, all clips together."""
+
+    def end(self, number: int, caption: Caption) -> None:
+        """An open clip is done, captioned or failed."""
 
 
 def run(
-    captioner: Captions, works: Iterable[Work], how: How | None = None, observer: Observer | None = None
+    captioner: Captions, source: Source, how: How | None = None, observer: Observer | None = None
 ) -> Iterator[Outcome]:
-    """Caption ``works`` in order; yields one outcome each, as soon as it is known.
+    """Caption what comes from ``source``; yields one outcome each, as soon as it is known.
 
-    A failure of one clip, a bug included, is its outcome and does not end the run. KeyboardInterrupt does.
+    The outcomes of one clip's segments come in their order. A failure of one clip, a bug included, is its outcome and
+    does not end the run. KeyboardInterrupt does.
     """
     how, observer = how or How(), observer or Observer()
     if how.baseline:
         captioner.warm_up()  # or the first clip's speed-up would count what only the first use costs
-    previous: Outcome | None = None
-    for number, work in enumerate(works, start=1):
-        observer.begin(work.path, work.number or number, how.total)
-        outcome = _one(captioner, work, how, observer, _before(work, previous))
-        observer.end(outcome.caption)
-        outcome = outcome._replace(work=replace(work, clip=None))  # whoever keeps outcomes keeps no frames
-        previous = outcome
-        yield outcome
+    flights = _Flights(captioner, source, how, observer)
+    while not source.over:
+        before = flights.begun
+        events = captioner.serve(flights, batch=how.batch, bell=source.bell)
+        try:
+            for key, said in events:
+                yield from flights.unread()
+                yield from flights.heard(key, said)
+        finally:
+            if isinstance(events, Generator):
+                events.close()
+        yield from flights.unread()
+        yield from flights.lost()
+        if flights.begun == before and not source.over:
+            raise RuntimeError("the captioner ended before it had taken a clip")
 
 
 def exit_code(errors: Iterable[Exception | None]) -> int:
@@ -75,51 +104,110 @@ def exit_code(errors: Iterable[Exception | None]) -> int:
     return 3 if 3 in codes else 1 if codes else 0
 
 
-def _before(work: Work, outcome: Outcome | None) -> str | None:
-    """The caption of the segment before ``work``, if there is one."""
-    if not work.segment:
+@dataclass(frozen=True)
+class _Flight:
+    """A clip that the captioner has; its first five fields are those of ``vidspec.decoding.serving.Arrival``, which
+    cannot be had without torch."""
+
+    key: int
+    path: str
+    asked: Asked
+    timeout: float | None
+    spent: float
+    work: Work
+
+
+class _Flights:
+    """The clips that the captioner has; it takes them from here, and what it says of them is given back."""
+
+    def __init__(self, captioner: Captions, source: Source, how: How, observer: Observer) -> None:
+        self._captioner, self._source, self._how, self._observer = captioner, source, how, observer
+        self.begun = 0
+        self._flights: dict[int, _Flight] = {}
+        self._unread: list[_Flight] = []
+        self._early: dict[int, dict[int | None, Outcome]] = {}  # by clip and what must come before
+        self._told: dict[int, int | None] = {}  # the last segment that came, by clip
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing comes: either at all, or until the run has heard of what could not be read."""
+        return bool(self._unread) or self._source.over
+
+    def take(self) -> _Flight | None:
+        while (work := self._source.take()) is not None:
+            self.begun += 1
+            how = self._how
+            flight = _Flight(self.begun, work.path, _asked(work, how), how.timeout, work.read_s, work)
+            self._observer.begin(flight.key, flight.path, how.total)
+            if work.error is None:
+                self._flights[flight.key] = flight
+                return flight
+            self._unread.append(flight)
+            self._source.bell.ring()  # where nothing is in flight the captioner waits, and must see that this is over
         return None
-    if outcome and outcome.work.entry == work.entry and outcome.work.segment == work.segment - 1:
-        return outcome.caption.caption
-    return work.previous
+
+    def unread(self) -> Iterator[Outcome]:
+        """What could not be read."""
+        while self._unread:
+            flight = self._unread.pop(0)
+            yield from self._ended(flight, None, flight.work.error)
+
+    def lost(self) -> Iterator[Outcome]:
+        """What the captioner ended without."""
+        for flight in [self._flights.pop(key) for key in list(self._flights)]:
+            yield from self._ended(flight, None, RuntimeError(f"the stream of {flight.path} ended without a caption"))
+
+    def heard(self, key: Hashable, said: Event | Load | Exception) -> Iterator[Outcome]:
+        """What the captioner said."""
+        if isinstance(said, Load):
+            self._observer.load(said)
+            return
+        assert isinstance(key, int)
+        if isinstance(said, Exception):
+            yield from self._ended(self._flights.pop(key), None, said)
+            return
+        self._observer.event(key, said)
+        if isinstance(said, Finished):
+            yield from self._ended(self._flights.pop(key), said.caption, None)
+
+    def _ended(self, flight: _Flight, caption: Caption | None, error: Exception | None) -> Iterator[Outcome]:
+        outcome = self._outcome(flight, caption, error)
+        work = outcome.work
+        self._observer.end(flight.key, outcome.caption)
+        self._source.finished(work, outcome.caption.caption)
+        if work.segment is None:
+            yield outcome
+            return
+        early = self._early.setdefault(work.number, {})
+        early[work.after] = outcome
+        while (due := early.pop(self._told.get(work.number), None)) is not None:
+            self._told[work.number] = due.work.segment
+            if due.work.last:
+                del self._told[work.number], self._early[work.number]
+            yield due
+
+    def _outcome(self, flight: _Flight, caption: Caption | None, error: Exception | None) -> Outcome:
+        work = replace(flight.work, clip=None)  # whoever keeps outcomes keeps no frames
+        try:
+            if error is not None:
+                raise error
+            assert caption is not None
+            if work.read_s and "decode_video" not in caption.timings:
+                caption = replace(caption, timings={"decode_video": work.read_s, **caption.timings})
+            return Outcome(_compared(self._captioner, caption, flight.path, self._how, flight.asked), None, work)
+        except Exception as error:
+            known = _as_known(error)
+            record = failed(flight.path, known, profile=self._captioner.profile.name)
+            if caption is not None:  # it was captioned, then not confirmed: keep what was measured
+                record = replace(caption, caption=None, ended=None, lossless=None, error=record.error)
+            return Outcome(record, error, work)
 
 
-def _one(captioner: Captions, work: Work, how: How, observer: Observer, previous: str | None) -> Outcome:
-    caption: Caption | None = None
-    deadline = None if how.timeout is None else time.monotonic() + how.timeout - work.read_s
-    asked = _asked(work, how, previous)
-    try:
-        if work.error is not None:
-            raise work.error
-        events = captioner.stream(work.path, **asked)
-        for event in events:
-            observer.event(event)
-            if isinstance(event, Finished):
-                caption = event.caption
-            elif deadline is not None and time.monotonic() > deadline:
-                if isinstance(events, Generator):
-                    events.close()
-                raise GenerationError(
-                    f"{work.path}: not captioned within {how.timeout:g} s", kind="timeout", hint="raise --timeout"
-                )
-        if caption is None:
-            raise RuntimeError(f"the stream of {work.path} ended without a caption")
-        if work.read_s and "decode_video" not in caption.timings:
-            caption = replace(caption, timings={"decode_video": work.read_s, **caption.timings})
-        return Outcome(_compared(captioner, caption, work, how, asked), None, work)
-    except Exception as error:
-        known = _as_known(error)
-        record = failed(work.path, known, profile=captioner.profile.name)
-        if caption is not None:  # it was captioned, then not confirmed: keep what was measured
-            record = replace(caption, caption=None, ended=None, lossless=None, error=record.error)
-        return Outcome(record, error, work)
-
-
-def _asked(work: Work, how: How, previous: str | None) -> Asked:
+def _asked(work: Work, how: How) -> Asked:
     """The keyword arguments of the captioner: what is not asked for is left to it."""
     prompt = work.prompt
-    if how.context and previous:
-        prompt = CONTEXT.format(prompt=prompt or how.prompt, previous=previous)
+    if how.context and work.previous:
+        prompt = CONTEXT.format(prompt=prompt or how.prompt, previous=work.previous)
     asked: Asked = {"start": work.start, "end": work.end}
     if prompt is not None:
         asked["prompt"] = prompt
@@ -128,15 +216,15 @@ def _asked(work: Work, how: How, previous: str | None) -> Asked:
     return asked
 
 
-def _compared(captioner: Captions, caption: Caption, work: Work, how: How, asked: Asked) -> Caption:
+def _compared(captioner: Captions, caption: Caption, path: str, how: How, asked: Asked) -> Caption:
     if not (how.baseline or how.verify):
         return caption
-    plain = captioner.baseline(work.path, **asked)
+    plain = captioner.baseline(path, **asked)
     if how.verify:
         at = first_difference(caption.token_ids, plain.token_ids)
         if at is not None:
             raise GenerationError(
-                f"{work.path}: differs from plain decoding at token {at}: "
+                f"{path}: differs from plain decoding at token {at}: "
                 f"{_token(caption.token_ids, at)} instead of {_token(plain.token_ids, at)}",
                 stage="verify",
                 kind="mismatch",

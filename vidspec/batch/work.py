@@ -52,17 +52,19 @@ class Task:
         entry: the input.
         number: its place in the run, from 1.
         done: segments that are finished already, by number, with their captions (None for failed ones).
+        alone: whether its segments are captioned one after the other, as where one of them ended a process.
     """
 
     entry: Entry
     number: int = 1
     done: Mapping[int, str | None] = field(default_factory=dict)
+    alone: bool = False
 
     @property
     def whole(self) -> Work:
         """The entry as one piece."""
         entry = self.entry
-        return Work(entry.path, entry.start, entry.end, entry.prompt, entry=entry, number=self.number)
+        return Work(entry.path, entry.start, entry.end, entry.prompt, entry=entry, number=self.number, alone=self.alone)
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ class How:
         context: whether a segment's prompt quotes the caption of the one before.
         baseline, verify: also decode plainly, to report the true speed-up or to fail on a difference.
         timeout: seconds a clip (or segment) may take; None for no limit.
-        ahead: how many clips are decoded ahead of the one in work; 0 for none.
+        batch: how many clips are captioned at once at most; None to leave it to the captioner.
+        ahead: how many clips may be read while they wait for their turn.
         total: how many clips the run has.
     """
 
@@ -87,13 +90,14 @@ class How:
     baseline: bool = False
     verify: bool = False
     timeout: float | None = None
-    ahead: int = 2
+    batch: int | None = None
+    ahead: int = 4
     total: int = 1
 
 
 @dataclass(frozen=True)
 class Work:
-    """One thing to caption now: a clip or one of its segments, with its frames if they were read ahead.
+    """One thing to caption now: a clip or one of its segments, with its frames.
 
     Attributes:
         path, start, end, prompt: as in :class:`Entry`.
@@ -104,7 +108,9 @@ class Work:
         read_s: seconds that reading took.
         number: the entry's place in the run, from 1.
         previous: the caption of the segment before, where it is known already.
+        after: the segment of the same run before it, None for the first; outcomes come in this order.
         last: whether nothing more of this entry follows.
+        alone: as in :class:`Task`.
         held: bytes of memory that the frames, and what was prepared from them, take.
     """
 
@@ -120,7 +126,9 @@ class Work:
     read_s: float = 0.0
     number: int = 0
     previous: str | None = None
+    after: int | None = None
     last: bool = True
+    alone: bool = False
     held: int = 0
 
 

@@ -1,4 +1,4 @@
-"""Where lines go, each flushed before the next clip starts; decides nothing about their content."""
+"""Where lines go, each flushed at once; decides nothing about their content."""
 
 from __future__ import annotations
 

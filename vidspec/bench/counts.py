@@ -18,15 +18,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vidspec.bench.sizes import SIZES, Size, engine_of, language
+from vidspec.bench.sizes import engine_of, language
 from vidspec.engine.fused import FusedDecoder
 from vidspec.engine.graphs import Graphs
 from vidspec.engine.rows import Rows
+from vidspec.models.sizes import SIZES, Size
+from vidspec.planning.load import DEVICES
 
-__all__ = ["BANDWIDTHS", "Counts", "counted", "table"]
+__all__ = ["Counts", "counted", "table"]
 
-#: Bytes a second of a device's memory, as its data sheet says.
-BANDWIDTHS = {"H100": 3.35e12, "H200": 4.8e12}
 _META = torch.device("meta")
 _PRODUCTS = ("mm", "addmm", "bmm", "linear", "matmul")
 _NOTHING = ("empty", "new_empty", "empty_like", "empty_strided", "detach_")
@@ -122,15 +122,16 @@ def table(names: Sequence[str] = ("7B", "32B", "72B"), entries: int = 25_000) ->
     """Markdown, a line for each size and decoder."""
     lines = [
         "| model | decoder | kernels | of them products | host reads | allocated per pass | weights "
-        f"| KV of {entries:,} | {' | '.join(f'limit {name}' for name in BANDWIDTHS)} |",
-        "|---|---|---|---|---|---|---|---|" + "---|" * len(BANDWIDTHS),
+        f"| KV of {entries:,} | {' | '.join(f'limit {device.name}' for device in DEVICES.values())} |",
+        "|---|---|---|---|---|---|---|---|" + "---|" * len(DEVICES),
     ]
     kinds: tuple[Literal["stock", "fused"], ...] = ("stock", "fused")
     for name in names:
         for kind in kinds:
             one = counted(SIZES[name], kind, entries)
             once = f" ({one.allocated / 2**20:.1f} MiB once)" if one.replayed else ""
-            limits = (f"{1000 * (one.weights + one.cache) / speed:.1f} ms" for speed in BANDWIDTHS.values())
+            read = one.weights + one.cache
+            limits = (f"{1000 * read / device.bandwidth:.1f} ms" for device in DEVICES.values())
             lines.append(
                 f"| {name} | {kind} | {one.launches} | {one.products} | {one.reads} "
                 f"| {one.per_pass / 2**20:.1f} MiB{once} | {one.weights / 1e9:.1f} GB | {one.cache / 1e9:.2f} GB "

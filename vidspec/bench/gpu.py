@@ -23,7 +23,7 @@ import torch
 from vidspec.batch.compare import decode_rate
 from vidspec.bench.bandwidth import copy_bandwidth
 from vidspec.bench.loaded import Loaded, Source
-from vidspec.bench.sizes import SIZES, Language, Size, engine_of, language
+from vidspec.bench.sizes import Language, engine_of, language
 from vidspec.bench.ties import EPSILON, gap
 from vidspec.embedded.samples import shipped
 from vidspec.engine.device import synchroniser
@@ -32,6 +32,7 @@ from vidspec.engine.graphs import Graphs
 from vidspec.engine.rows import Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.models import loading
+from vidspec.models.sizes import SIZES, Size
 
 __all__ = ["Pair", "Timed", "main", "pairs", "timed"]
 
@@ -106,7 +107,7 @@ def timed(
                 engine, span = engine_of(model), _behind(model, count)
                 one = _median(partial(engine.run, [Rows(span, [0])]), span, device, repeats)
                 six = _median(partial(engine.run, [Rows(span, [0] * _ROWS)]), span, device, repeats)
-                chain = _median(partial(engine.greedy, span, [0], _ROWS), span, device, repeats) / _ROWS
+                chain = _median(partial(engine.greedy, [(span, [0], _ROWS)]), span, device, repeats) / _ROWS
                 limit = (model.weight_bytes + count * model.decoder.slab.entry_bytes) / bandwidth
                 yield Timed(name, count, way, one, six, chain, 1 / one, limit / one)
                 span.free()

@@ -11,6 +11,7 @@ import torch
 from vidspec.bench.results import ACCEPTED
 from vidspec.bench.suites import DRAFT
 from vidspec.captioner import Captioner
+from vidspec.decoding.asks import alone
 from vidspec.decoding.trace import Trace
 from vidspec.engine.forward import Engine
 from vidspec.lossy.metric import accepted_by_target
@@ -57,7 +58,7 @@ def judge(
             if wanted not in read:
                 generate = captioner.profile.generate
                 question = prompt.Question(captioner.read(path), generate.prompt, generate.system)
-                read[wanted] = prompt.read(target, question, Trace(), "target")
+                read[wanted] = alone(prompt.read(target, question, Trace(), "target"))
             one[ACCEPTED] = round(accepted_by_target(Engine(target), read[wanted], one["token_ids"]), 6)
         save()
 

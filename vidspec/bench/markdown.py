@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from vidspec.bench.interleaved import Row
 
-__all__ = ["markdown"]
+__all__ = ["markdown", "table"]
 
 
 def markdown(rows: Sequence[Row], baseline: str, limit: Callable[[float], float]) -> str:
@@ -18,26 +18,43 @@ def markdown(rows: Sequence[Row], baseline: str, limit: Callable[[float], float]
         baseline: the name of the first.
         limit: how many plain passes a second the memory bandwidth allows over a cache of so many entries.
     """
-    lines = [
-        f"| method | same tokens as {baseline} | tau | tokens / target pass | run length | acceptance | "
-        "visual tokens kept | tokens/s | share of limit | first token | decode | place | speed model | end to end |",
-        "|---" * 14 + "|",
-    ]
+    header = (
+        f"method | same tokens as {baseline} | tau | tokens / target pass | run length | acceptance | "
+        "visual tokens kept | tokens/s | share of limit | first token | decode | place | speed model | end to end"
+    ).split(" | ")
     lossy = any(row.retention is not None or row.accepted_by_target is not None for row in rows)
     if lossy:
-        lines = [lines[0] + " target reads | accepted by target |", lines[1] + "---|---|"]
+        header += ["target reads", "accepted by target"]
+    lines = []
     for row in rows:
         passes = row.tokens_per_s / (row.tokens_per_target_pass or 1.0)
         share = "-" if row.context is None else f"{passes / limit(row.context):.0%}"
         lines.append(
-            f"| {row.names} | {row.equality} | {_number(row.tau)} | {_number(row.tokens_per_target_pass)} | "
-            f"{_number(row.run_length)} | {_percent(row.acceptance_rate)} | {_percent(row.kept)} | "
-            f"{row.tokens_per_s:.0f} ({row.rate_spread[0]:.0f}-{row.rate_spread[1]:.0f}) | {share} | "
-            f"{_ratio(row.first)} | {_ratio(row.decode)} | {row.place} | {_number(row.model)} | "
-            f"{_ratio(row.end_to_end)} |"
-            + (f" {_tenths(row.retention)} | {_tenths(row.accepted_by_target)} |" if lossy else "")
+            [
+                row.names,
+                row.equality,
+                _number(row.tau),
+                _number(row.tokens_per_target_pass),
+                _number(row.run_length),
+                _percent(row.acceptance_rate),
+                _percent(row.kept),
+                f"{row.tokens_per_s:.0f} ({row.rate_spread[0]:.0f}-{row.rate_spread[1]:.0f})",
+                share,
+                _ratio(row.first),
+                _ratio(row.decode),
+                str(row.place),
+                _number(row.model),
+                _ratio(row.end_to_end),
+                *((_tenths(row.retention), _tenths(row.accepted_by_target)) if lossy else ()),
+            ]
         )
-    return "\n".join(lines)
+    return table(header, lines)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; of each row as many cells as the header has."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _number(value: float | None) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-__all__ = ["Memory", "Peak", "resident"]
+__all__ = ["Memory", "Peak", "Watch", "family", "resident"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,68 @@ class Peak:
 def resident(pid: int | None = None) -> int | None:
     """Bytes of resident memory a process holds now, this one if None; None where there is no ``/proc``."""
     return _status(Path("/proc") / str(os.getpid() if pid is None else pid), "VmRSS")
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that it started, directly or not, and that still run; itself alone where there is no /proc.
+
+    One that has not begun its own program yet is left out: its memory is its parent's.
+    """
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            # The name of the program stands in brackets and may hold anything; the parent is the second behind it.
+            parent = int((folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(folder.name))
+    found = [pid]
+    for one in found:
+        found += [child for child in children.get(one, ()) if _program(child) != _program(one)]
+    return found
+
+
+def _program(pid: int) -> bytes:
+    try:
+        return (Path("/proc") / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+class Watch:
+    """Samples the resident memory of a process and its children while it is entered.
+
+    What processes share, such as the code of libraries, counts in each.
+
+    Attributes:
+        samples: seconds since it was entered, and bytes.
+    """
+
+    def __init__(self, pid: int, every: float = 0.02) -> None:
+        self.pid, self.every = pid, every
+        self.samples: list[tuple[float, int]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="memory", daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._began = time.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    @property
+    def peak(self) -> int | None:
+        """Bytes; None where they cannot be read."""
+        return max((held for _, held in self.samples), default=None)
+
+    def _sample(self) -> None:
+        while True:
+            held = [one for one in map(resident, family(self.pid)) if one is not None]
+            if held:
+                self.samples.append((time.monotonic() - self._began, sum(held)))
+            if self._stop.wait(self.every):
+                return
 
 
 def _status(folder: Path, name: str) -> int | None:

@@ -16,6 +16,7 @@ from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.memory import Memory, Peak, resident
 from vidspec.bench.passes import ALPHAS, Passes, measure_passes, prefilled_at
 from vidspec.captioner import Captioner
+from vidspec.decoding.asks import alone
 from vidspec.decoding.events import Finished, Prefilled
 from vidspec.decoding.trace import Trace
 from vidspec.engine.forward import Engine
@@ -266,7 +267,7 @@ def _with_passes(
 def _measured(captioner: Captioner, loaded: Loaded, profile: Profile, clip: str | Path, alpha: float) -> Passes:
     question = Question(captioner.read(clip), profile.generate.prompt, profile.generate.system)
     engine = captioner.target
-    prefix = captioner.setup.read(str(clip), question, Trace())
+    prefix = alone(captioner.setup.read(str(clip), question, Trace()))
     state, _ = prefilled_at(engine, prefix, 0.0)
     if profile.draft.kind == "none":
         return measure_passes((engine, state), {})

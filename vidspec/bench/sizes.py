@@ -10,36 +10,9 @@ import torch
 from vidspec.bench.bandwidth import weight_bytes
 from vidspec.engine.decoder import Decoder, decoder_of
 from vidspec.engine.forward import Engine
+from vidspec.models.sizes import Size
 
-__all__ = ["SIZES", "Language", "Size", "engine_of", "language"]
-
-
-@dataclass(frozen=True)
-class Size:
-    """What a config says of a decoder of Qwen2.5's."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    inner: int
-    vocabulary: int
-    tied: bool = False
-
-    @property
-    def width(self) -> int:
-        """Of a head."""
-        return self.hidden // self.heads
-
-
-#: Qwen2.5, which Qwen2.5-VL's language models are too (there is no 0.5B of these), as their configs say.
-SIZES = {
-    "0.5B": Size(24, 896, 14, 2, 4864, 151936, tied=True),
-    "3B": Size(36, 2048, 16, 2, 11008, 151936, tied=True),
-    "7B": Size(28, 3584, 28, 4, 18944, 152064),
-    "32B": Size(64, 5120, 40, 8, 27648, 152064),
-    "72B": Size(80, 8192, 64, 8, 29568, 152064),
-}
+__all__ = ["Language", "engine_of", "language"]
 
 
 @dataclass(frozen=True)

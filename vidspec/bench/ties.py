@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vidspec.batch.compare import first_difference
 from vidspec.captioner import Captioner
+from vidspec.decoding.asks import alone
 from vidspec.decoding.trace import Trace
 from vidspec.engine.rows import Rows
 from vidspec.models.prompt import Question
@@ -35,7 +36,7 @@ def gap(captioner: Captioner, clip: str | Path, one: Sequence[int], other: Seque
         return float("inf")
     generate, engine = captioner.profile.generate, captioner.target
     question = Question(captioner.read(clip), generate.prompt, generate.system)
-    prefix = captioner.setup.read(str(clip), question, Trace())
+    prefix = alone(captioner.setup.read(str(clip), question, Trace()))
     read = engine.prefill(prefix, len(one))
     logits = read.logits
     for token in one[:shared]:

@@ -12,7 +12,21 @@ from typing import Annotated
 
 import typer
 
-from vidspec.cli import bench, caption, config, doctor, merge, pairs, pareto, plan, profile, profiles, sample, simulate
+from vidspec.cli import (
+    bench,
+    caption,
+    config,
+    doctor,
+    merge,
+    pairs,
+    pareto,
+    plan,
+    profile,
+    profiles,
+    sample,
+    simulate,
+    throughput,
+)
 from vidspec.cli.interrupts import ending_of, terminable
 from vidspec.cli.report import complain
 from vidspec.errors import VidspecError
@@ -43,6 +57,7 @@ app.command("simulate")(simulate.simulate)
 app.command("profile")(profile.profile)
 app.command("plan")(plan.plan)
 bench.app.command("pareto")(pareto.pareto)
+bench.app.command("throughput")(throughput.throughput)
 app.add_typer(bench.app, name="bench")
 
 

@@ -59,6 +59,7 @@ def check(given: Any) -> None:
     if given.context and given.segment is None:
         raise UsageError("--context needs --segment", hint="--segment 30s --context")
     _alone(given, prompt="--prompt", prompt_file="--prompt-file", style="--style")
+    _batch(given.batch)
     _alone(given, quiet="--quiet", verbose="--verbose")
     _alone(given, output="--output", output_dir="--output-dir")
     _alone(given, output="--output", name="--name")
@@ -90,6 +91,15 @@ def _alone(given: Any, **options: str) -> None:
     named = [option for key, option in options.items() if getattr(given, key)]
     if len(named) > 1:
         raise UsageError(f"{named[0]} and {named[1]} exclude each other")
+
+
+def _batch(said: str) -> int | None:
+    """``--batch`` as a number, None for ``auto``."""
+    if said == "auto":
+        return None
+    if not (said.isascii() and said.isdigit() and 1 <= int(said) <= MANY):
+        raise UsageError(f"--batch {said}: must be auto or a number of clips, 1 or more")
+    return int(said)
 
 
 def sources_of(given: Any) -> Sources:
@@ -193,6 +203,10 @@ def how_of(given: Any, profile: Any, total: int) -> How:
         _installed("--segment scenes", "PySceneDetect", ("scenedetect", "cv2"), "pip install 'vidspec[scenes]'")
     if video["decoder"] == "decord":
         _installed("--decoder decord", "decord", ("decord",), "pip install decord, or --decoder auto")
+    if video["decoder"] == "nvdec":
+        from vidspec.video.decode_nvdec import NvdecDecoder
+
+        NvdecDecoder()  # says so where there is none
     if given.engine.value == "ray":
         _installed("--engine ray", "Ray", ("ray",), "pip install 'vidspec[ray]'")
     return How(
@@ -203,7 +217,8 @@ def how_of(given: Any, profile: Any, total: int) -> How:
         baseline=given.baseline,
         verify=given.verify,
         timeout=given.timeout,
-        ahead=given.decode_ahead,
+        batch=1 if given.baseline else _batch(given.batch),
+        ahead=given.ahead,
         total=total,
     )
 
@@ -288,12 +303,14 @@ def output_of(given: Any, places: Sequence[Place], entries: Sequence[Entry], sha
     from vidspec.batch.several import Several
     from vidspec.batch.writers import FileLines, StdoutLines, check_output
 
+    order = entries if given.ordered else None
+
     def opened(place: Place) -> Output:
         path, form = place.path, place.forms[0]
         if place.names:
             return Sidecars(place.names, entries, fresh=given.overwrite, label=shard.label if shard else "")
         if path is None:
-            return Stream(StdoutLines(), form, several=place.several, raw_csv=given.csv_raw)
+            return Stream(StdoutLines(), form, several=place.several, raw_csv=given.csv_raw, order=order)
         if given.output is None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -301,7 +318,7 @@ def output_of(given: Any, places: Sequence[Place], entries: Sequence[Entry], sha
                 raise UsageError(f"--output-dir {path.parent}: cannot be made: {error.strerror or error}") from None
             check_output(path, [entry.path for entry in entries], "--output-dir")
         if path.exists() and not path.is_file():
-            return Stream(FileLines(path), form, several=place.several, raw_csv=given.csv_raw)
+            return Stream(FileLines(path), form, several=place.several, raw_csv=given.csv_raw, order=order)
         return OneFile(path, form, several=place.several, fresh=given.overwrite, raw_csv=given.csv_raw)
 
     with ExitStack() as undo:

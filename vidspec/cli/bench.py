@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from vidspec.bounds import THREADS
 from vidspec.errors import UsageError
 
-__all__ = ["app"]
+__all__ = ["app", "counts", "say"]
 
 DEFAULT = "ar,vanilla-sd,sd-rand,sd-uniform,sd-attention"
 
@@ -189,7 +189,7 @@ def scale(
     from vidspec.bench.loaded import Source
     from vidspec.bench.scale import markdown, measure_scale
 
-    counts = _counts(frames)
+    numbers = counts(frames, "--frames", "8,16,32")
     if not 0 <= beta < 1:
         raise UsageError(f"--beta must lie between 0 and 1, not {beta:g}")
     if random_init is not None and (target or draft):
@@ -199,7 +199,7 @@ def scale(
     made = (random_init, random_init_draft) if random_init is not None else None
     facts, points = measure_scale(
         Source(pair.value, target, draft, device, dtype),
-        counts,
+        numbers,
         made=made,
         tokens_per_frame=tokens_per_frame,
         beta=beta,
@@ -219,11 +219,16 @@ def scale(
     return 0
 
 
-def _counts(text: str) -> list[int]:
+def counts(text: str, option: str, such_as: str) -> list[int]:
+    """Increasing numbers, parted by commas.
+
+    Raises:
+        UsageError: they are none.
+    """
     try:
-        counts = [int(part) for part in text.split(",")]
+        numbers = [int(part) for part in text.split(",")]
     except ValueError:
-        counts = []
-    if not counts or counts[0] < 1 or counts != sorted(set(counts)):
-        raise UsageError(f"--frames {text}: must be increasing numbers", hint="such as --frames 8,16,32")
-    return counts
+        numbers = []
+    if not numbers or numbers[0] < 1 or numbers != sorted(set(numbers)):
+        raise UsageError(f"{option} {text}: must be increasing numbers", hint=f"such as {option} {such_as}")
+    return numbers

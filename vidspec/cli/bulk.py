@@ -190,6 +190,8 @@ def _equipped(stack: ExitStack, run: Run, planned: Plan, tally: Tally) -> tuple[
     if planned.tasks:
         for line in start.demo_notes(run.profile, run.prompts):
             note(line)
+        if given.baseline and run.several and not given.quiet:
+            note("note: --baseline times each clip alone: --batch 1")
         if not given.quiet:
             start.announce(run.profile, here=not elsewhere)
         if given.verbose:
@@ -204,11 +206,12 @@ def _equipped(stack: ExitStack, run: Run, planned: Plan, tally: Tally) -> tuple[
         engine = _elsewhere(run)
         observer, panel = _observer(stack, run, tally)
     else:
-        from vidspec.batch.local import Reader, outcomes
+        from vidspec.batch.local import outcomes, readers_for
 
-        reader = Reader(run.how.timeout)  # its process starts while models load
-        stack.callback(reader.close)
-        reader.start()
+        readers = readers_for(run.how, len(planned.tasks))
+        for reader in readers:  # their processes start while models load
+            stack.callback(reader.close)
+            reader.start()
 
         began = time.monotonic()
         with start.uncollected():
@@ -226,7 +229,7 @@ def _equipped(stack: ExitStack, run: Run, planned: Plan, tally: Tally) -> tuple[
             observer = run.pictures = HeatmapFiles(given.heatmap, run.profile, observer)
 
         def engine(tasks: Iterable[Task]) -> Iterator[Outcome]:
-            return outcomes(captioner, tasks, run.how, observer, reader)
+            return outcomes(captioner, tasks, run.how, observer, readers)
 
     if given.trace is not None:
         traces = Traces(given.trace)
@@ -256,7 +259,7 @@ def _elsewhere(run: Run) -> Engine:
 
 
 def _observer(stack: ExitStack, run: Run, tally: Tally) -> tuple[Observer, Any]:
-    """Who watches the current clip, and the panel of the whole run if there is one."""
+    """Who watches the clips in flight, and the panel of the whole run if there is one."""
     from vidspec.batch.outputs import Stream
     from vidspec.batch.run import Observer
     from vidspec.cli.listeners import Restarts
@@ -273,11 +276,11 @@ def _observer(stack: ExitStack, run: Run, tally: Tally) -> tuple[Observer, Any]:
         return Restarts(), None
     # Where the terminal shows stdout too, the finished caption stands there and not twice.
     shown = isinstance(run.output, Stream) and sys.__stdout__ is not None and sys.__stdout__.isatty()
-    if run.several and not shown:
+    if run.several:
         from vidspec.live.overall import BulkPanel
 
-        panel = stack.enter_context(BulkPanel(console, tally, profile=run.profile.name))
-        return panel, panel
+        panel = stack.enter_context(BulkPanel(console, tally, profile=run.profile.name, shared=shown))
+        return panel, None if shown else panel
     from vidspec.live.panel import LivePanel
 
     return stack.enter_context(LivePanel(console, profile=run.profile.name, keep_caption=not shown)), None

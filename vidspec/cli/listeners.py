@@ -13,6 +13,7 @@ from vidspec.batch.work import Outcome
 from vidspec.cli.report import failure, note, progress, summary, where_time_went
 from vidspec.decoding.events import Again, Event
 from vidspec.errors import UsageError
+from vidspec.record import Caption
 
 __all__ = ["Lines", "Notifier", "Restarts", "Traces"]
 
@@ -41,12 +42,18 @@ class Lines(Listener):
 class Restarts(Observer):
     """A line on stderr where a clip is done again, which costs time that no other line explains."""
 
-    def begin(self, path: str, number: int, total: int) -> None:
-        self.path = path
+    def __init__(self) -> None:
+        self._paths: dict[int, str] = {}
 
-    def event(self, event: Event) -> None:
+    def begin(self, number: int, path: str, total: int) -> None:
+        self._paths[number] = path
+
+    def event(self, number: int, event: Event) -> None:
         if isinstance(event, Again):
-            note(f"note: {self.path}: {event.why}; the clip is done again")
+            note(f"note: {self._paths[number]}: {event.why}; the clip is done again")
+
+    def end(self, number: int, caption: Caption) -> None:
+        self._paths.pop(number, None)
 
 
 class Notifier(Listener):

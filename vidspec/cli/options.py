@@ -160,7 +160,7 @@ End: TypeAlias = Annotated[str | None, typer.Option(metavar="TIME", help="End he
 MaxPixels: TypeAlias = Annotated[
     int | None, typer.Option(help="Shrink frames to at most this many pixels.", rich_help_panel=VIDEO)
 ]
-Decoder: TypeAlias = Annotated[str | None, typer.Option(help="auto, decord or av.", rich_help_panel=VIDEO)]
+Decoder: TypeAlias = Annotated[str | None, typer.Option(help="auto, decord, av or nvdec.", rich_help_panel=VIDEO)]
 AllowDamaged: TypeAlias = Annotated[
     bool | None,
     typer.Option(
@@ -249,6 +249,10 @@ NoLive: TypeAlias = Annotated[bool, typer.Option("--no-live", help="No live pane
 LogFile: TypeAlias = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Add a JSON line for every event.", rich_help_panel=OUTPUT)
 ]
+Ordered: TypeAlias = Annotated[
+    bool,
+    typer.Option("--ordered", help="To stdout: captions in the order of the clips.", rich_help_panel=OUTPUT),
+]
 NotifyEvery: TypeAlias = Annotated[
     str | None,
     typer.Option(metavar="N|TIME", help="A line of progress every 100 clips, or every 5m.", rich_help_panel=OUTPUT),
@@ -274,8 +278,11 @@ Timeout: TypeAlias = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="Give up a clip after this long.", rich_help_panel=RESUME)
 ]
 
-DecodeAhead: TypeAlias = Annotated[
-    int, typer.Option(min=0, metavar="N", help="Clips to decode ahead.", rich_help_panel=SCALE)
+Batch: TypeAlias = Annotated[
+    str, typer.Option(metavar="auto|N", help="Clips to caption at once; 1: in their order.", rich_help_panel=SCALE)
+]
+Ahead: TypeAlias = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Clips that may be read and wait.", rich_help_panel=SCALE)
 ]
 Replicas: TypeAlias = Annotated[
     str | None,

@@ -1,8 +1,10 @@
-"""``vidspec simulate``: replays a paper's table, or answers a what-if with formula, simulation and a timeline."""
+"""``vidspec simulate``: replays a paper's table, answers a what-if with formula, simulation and a timeline, or predicts
+tokens/s and clips/s of many clips at once on a device."""
 
 from __future__ import annotations
 
 from enum import Enum
+from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,6 +12,9 @@ import typer
 from vidspec.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vidspec.planning.load import Assumed
     from vidspec.planning.predict import Times
     from vidspec.planning.tables import Replay
     from vidspec.planning.whatif import Estimate
@@ -18,6 +23,26 @@ __all__ = ["simulate"]
 
 TABLE_COLUMNS = ("method", "models", "benchmark", "predicted", "claimed", "deviation", "formula", "assumed")
 WHATIF_COLUMNS = ("method", "gamma", "predicted", "formula", "end_to_end", "tokens_per_pass")
+AT_ONCE = "Many clips at once, beside --batch"
+BATCH_COLUMNS = (
+    "device",
+    "pair",
+    "visual",
+    "batch",
+    "plain_tokens_per_s",
+    "unpruned_gain",
+    "unpruned_gamma",
+    "pruned_gain",
+    "pruned_gamma",
+    "plain_clips_per_s",
+    "pruned_clips_per_s",
+    "plain_memory",
+    "pruned_memory",
+)
+#: Options that say something only beside --batch, and those that say something beside it too.
+OF_BATCH = {"--device", "--pair", "--visual", "--kept", "--weights", "--decode-use", "--prefill-use"}
+BESIDE_BATCH = {"--batch", "--beta", "--gamma", "--tokens", "--format"}
+MOST_CLIPS, MOST_VISUAL = 4096, 1_000_000
 
 
 class Form(str, Enum):
@@ -30,6 +55,7 @@ class Form(str, Enum):
 
 
 def simulate(
+    context: typer.Context,
     table: Annotated[
         str | None, typer.Option("--table", help="A paper's table, such as parallelvlm-1, replayed beside its claims.")
     ] = None,
@@ -40,19 +66,67 @@ def simulate(
     beta: Annotated[float | None, typer.Option("--beta", help="Probability that a drafted token is accepted.")] = None,
     gamma: Annotated[str, typer.Option("--gamma", help="Draft window: a number, or auto.")] = "auto",
     self_draft: Annotated[bool, typer.Option("--self", help="Self drafting: auto rounds up instead of down.")] = False,
-    tokens: Annotated[int, typer.Option("--tokens", help="Length of the simulated text.")] = 512,
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", help="Length of the text.", show_default="512; with --batch 256")
+    ] = None,
     target_prefill: Annotated[float, typer.Option("--target-prefill", help="In ms; gives end-to-end figures.")] = 0.0,
     draft_prefill: Annotated[float, typer.Option("--draft-prefill", help="In ms.")] = 0.0,
     latency: Annotated[float, typer.Option("--latency", help="Of one message between the workers, in ms.")] = 0.0,
     seed: Annotated[int, typer.Option("--seed", help="Of the simulated acceptance.")] = 0,
+    batch: Annotated[
+        str | None, typer.Option("--batch", metavar="N[,N...]", help="Clips at once on a data-centre GPU, predicted.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="With --batch.", rich_help_panel=AT_ONCE)] = "h100,h200",
+    pair: Annotated[
+        str, typer.Option("--pair", help="Target and draft.", rich_help_panel=AT_ONCE)
+    ] = "7b+0.5b,7b+3b,32b+7b",
+    visual: Annotated[
+        str, typer.Option("--visual", help="Visual tokens of a clip.", rich_help_panel=AT_ONCE)
+    ] = "2000,8000,25000",
+    kept: Annotated[
+        float, typer.Option("--kept", help="Share of them that a pruned draft sees.", rich_help_panel=AT_ONCE)
+    ] = 0.1,
+    weights: Annotated[
+        str, typer.Option("--weights", help="bfloat16, float8 or int4.", rich_help_panel=AT_ONCE)
+    ] = "bfloat16",
+    decode_use: Annotated[
+        float,
+        typer.Option("--decode-use", help="Of the data sheet, while decoding.", rich_help_panel=AT_ONCE),
+    ] = 0.7,
+    prefill_use: Annotated[
+        float,
+        typer.Option("--prefill-use", help="Of it, in vision and prompts.", rich_help_panel=AT_ONCE),
+    ] = 0.5,
     form: Annotated[Form, typer.Option("--format", help="json: one object with rows and notes.")] = Form.text,
 ) -> None:
-    """Predict speed-ups without running a model: a paper's table, or your own forward times.
+    """Predict speed-ups without running a model: a paper's table, your own forward times, or many clips at once.
 
     vidspec simulate --table parallelvlm-1
 
     vidspec simulate --tp 420 --tq 47 --beta 0.87 --gamma auto
+
+    vidspec simulate --batch 1,8,32 --device h100 --pair 7b+3b
     """
+    sources = {one.opts[0]: context.get_parameter_source(one.name or "") for one in context.command.params}
+    said = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if batch is not None:
+        if extra := [name for name in said if name not in OF_BATCH | BESIDE_BATCH]:
+            raise UsageError(f"--batch brings its own times; leave out {', '.join(extra)}")
+        from vidspec.planning.load import Assumed
+
+        assumed = Assumed(
+            beta=0.8 if beta is None else _probability(beta),
+            kept=_share("--kept", kept),
+            tokens=256 if tokens is None else _length(tokens),
+            gamma=_window(gamma),
+            weights=weights,
+            decode_use=_share("--decode-use", decode_use),
+            prefill_use=_share("--prefill-use", prefill_use),
+        )
+        _many_clips(batch, device, pair, visual, assumed, form)
+        return
+    if extra := [name for name in said if name in OF_BATCH]:
+        raise UsageError(f"{', '.join(extra)} without --batch says nothing", hint="--batch 1,8,32, clips at once")
     given = {"--tp": tp, "--tq": tq, "--beta": beta}
     if table is not None:
         if extra := [name for name, value in given.items() if value is not None]:
@@ -62,7 +136,7 @@ def simulate(
         _print_replay(replay(table), form)
         return
     if missing := [name for name, value in given.items() if value is None]:
-        raise UsageError(f"missing {', '.join(missing)}", hint="or --table with the name of a paper's table")
+        raise UsageError(f"missing {', '.join(missing)}", hint="or --table with a paper's table, or --batch")
     assert tp is not None and tq is not None and beta is not None
     from vidspec.planning.predict import Prefill, Times
     from vidspec.planning.whatif import pass_times, what_if
@@ -74,10 +148,8 @@ def simulate(
         ("--latency", latency),
     ):
         _positive(name, value, zero=True)
-    if not 0 <= beta <= 1:
-        raise UsageError(f"--beta must lie between 0 and 1, not {beta:g}")
-    if not 2 <= tokens <= 100_000:
-        raise UsageError(f"--tokens must lie between 2 and 100000, not {tokens}")
+    _probability(beta)
+    tokens = 512 if tokens is None else _length(tokens)
     try:
         verify = pass_times(_points(tp))
     except ValueError as error:
@@ -107,6 +179,64 @@ def _window(gamma: str) -> int | None:
     if not gamma.isascii() or not gamma.isdigit() or not 1 <= int(gamma) <= HIGHEST_GAMMA:
         raise UsageError(f"--gamma must be auto or a number from 1 to {HIGHEST_GAMMA}, not {gamma}")
     return int(gamma)
+
+
+def _probability(beta: float) -> float:
+    if not 0 <= beta <= 1:
+        raise UsageError(f"--beta must lie between 0 and 1, not {beta:g}")
+    return beta
+
+
+def _length(tokens: int) -> int:
+    if not 2 <= tokens <= 100_000:
+        raise UsageError(f"--tokens must lie between 2 and 100000, not {tokens}")
+    return tokens
+
+
+def _chosen(option: str, given: str, known: Iterable[str], most: int | None = None) -> list[str]:
+    """Names by commas, each once."""
+    names = list(dict.fromkeys(given.split(",")))
+    if (wrong := [name for name in names if name not in known]) or len(names[:most]) < len(names):
+        what = repr(wrong[0]) if wrong else given
+        raise UsageError(f"{option} does not know {what}", hint="one of " + ", ".join(known))
+    return names
+
+
+def _numbers(option: str, given: str, highest: int) -> list[int]:
+    """Whole numbers by commas, each once."""
+    parts = given.split(",")
+    if not all(one.isascii() and one.isdigit() and len(one) < 10 and 1 <= int(one) <= highest for one in parts):
+        raise UsageError(f"{option} {given}: must be numbers from 1 to {highest}", hint=f"such as {option} 1,8,32")
+    return list(dict.fromkeys(map(int, parts)))
+
+
+def _share(name: str, value: float) -> float:
+    if not 0 < value <= 1:
+        raise UsageError(f"{name} must be more than 0 and at most 1, not {value:g}")
+    return value
+
+
+def _many_clips(batch: str, device: str, pair: str, visual: str, assumed: Assumed, form: Form) -> None:
+    from vidspec.planning.load import DEVICES, PAIRS, WEIGHTS, notes, throughput
+
+    devices = [DEVICES[name] for name in _chosen("--device", device, DEVICES)]
+    _chosen("--weights", assumed.weights, WEIGHTS, most=1)
+    clips, shown = _numbers("--batch", batch, MOST_CLIPS), _numbers("--visual", visual, MOST_VISUAL)
+    at = product(devices, _chosen("--pair", pair, PAIRS), shown, clips)
+    found = [throughput(*one, assumed) for one in at]
+    rows = [{name: _rounded(getattr(one, name)) for name in BATCH_COLUMNS} for one in found]
+    said = notes(devices, assumed)
+    if form is Form.json:
+        _print_json({"rows": rows, "notes": said})
+    elif form is Form.csv:
+        _print_csv(BATCH_COLUMNS, rows)
+    else:
+        for row in rows:
+            row |= {name: f"{row[name]:.0%}" for name in ("plain_memory", "pruned_memory")}
+            if row["plain_tokens_per_s"] is not None:
+                row["plain_tokens_per_s"] = round(row["plain_tokens_per_s"])
+            row |= {name: "does not fit" for name in BATCH_COLUMNS if row[name] is None and "gamma" not in name}
+        _print_table("Many clips at once: plain decoding, and speculation beside it", BATCH_COLUMNS, rows, said, form)
 
 
 def _print_replay(replay: Replay, form: Form) -> None:

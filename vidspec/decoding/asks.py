@@ -154,10 +154,13 @@ class Look(Ask):
 
 
 class Ear(Protocol):
-    """Where messages of another worker arrive; whoever puts one there rings ``bell``."""
+    """Where messages of another worker arrive.
 
-    @property
-    def bell(self) -> Bell: ...
+    Attributes:
+        bell: rung by whoever puts one there; a loop that is to wait for messages puts its own in its place.
+    """
+
+    bell: Bell
 
     def take(self) -> list[Any]:
         """What has arrived, in its order; never waits."""
@@ -178,7 +181,14 @@ def asked(part: Callable[..., Any], *args: Any) -> Asks[Any]:
     return (yield from found) if isinstance(found, Generator) else found
 
 
-def timed(trace: Trace, kind: Kind, lane: Lane, part: Callable[..., Any], *args: Any) -> Asks[tuple[Any, float]]:
+def timed(
+    trace: Trace,
+    kind: Kind,
+    lane: Lane,
+    part: Callable[..., Any],
+    *args: Any,
+    about: tuple[tuple[str, int], ...] = (),
+) -> Asks[tuple[Any, float]]:
     """:func:`asked`, and the seconds it took without those that others' passes took meanwhile; noted in the trace."""
     begun, waited, found = trace.now(), 0.0, part(*args)
     if isinstance(found, Generator):
@@ -196,9 +206,9 @@ def timed(trace: Trace, kind: Kind, lane: Lane, part: Callable[..., Any], *args:
             except Exception as error:
                 throw = error
             waited += trace.elapsed() - since - ask.seconds
-    end = trace.now()
-    seconds = max(0.0, end - begun - waited)
-    trace.add(kind, lane, end - seconds, end)
+    now = trace.now()
+    seconds = max(0.0, now - begun - waited)
+    trace.add(kind, lane, now - seconds, now, about)
     return found, seconds
 
 

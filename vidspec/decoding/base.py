@@ -17,7 +17,7 @@ from vidspec.drafting.base import Draft, Drafter
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Passed, Prefill, Rows
 from vidspec.engine.sampling import Sampling, draw
-from vidspec.planning.window import ChainWindow
+from vidspec.planning.pace import Window
 
 __all__ = ["NOTHING", "Job", "Schedule", "Target"]
 
@@ -94,7 +94,7 @@ class Job:
     drafter: Drafter | None = None
     acceptance: Acceptance | None = None
     gamma: int = 0
-    window: ChainWindow | None = None
+    window: Window | None = None
 
     def opening(self) -> tuple[Round, bool]:
         """The round of the prefill's own token, and whether the text ends there."""

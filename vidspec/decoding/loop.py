@@ -34,7 +34,7 @@ class Failed(NamedTuple):
 
 
 class Passing(NamedTuple):
-    """One pass: rows of how many sequences, how many of them of prompts, and what it took.
+    """One pass: rows of how many clips, how many of them of prompts, and what it took.
 
     A chain that is continued in one go counts as the mean of its passes.
     """
@@ -217,7 +217,7 @@ class Loop:
         seconds = self.now() - begun
         for clip, _ in parts:
             clip.ask.seconds += seconds
-        self.told(Passing(parts[0][0].ask.lane, len(batch), sum(map(len, batch)), prompts, seconds))
+        self.told(Passing(parts[0][0].ask.lane, len(parts), sum(map(len, batch)), prompts, seconds))
         return answered
 
     def _chains(self, engine: Any, clips: list[_Clip]) -> list[tuple[_Clip, Any]]:
@@ -251,6 +251,8 @@ class Loop:
                 return
             answer, throw = None, False
             if hasattr(said, "lane"):  # an ask
+                if hasattr(said, "ear"):
+                    said.ear.bell = self.bell
                 clip.ask = said
                 return
             yield clip.key, said

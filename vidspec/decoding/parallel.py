@@ -1,4 +1,4 @@
-"""Draft and target at the same time: which worker is told what, and what is emitted; no clock, no thread, no torch.
+"""Draft and target at the same time: what either is told about a clip, and what is emitted; no clock, thread, torch.
 
 The schedule of PEARL (Liu et al. 2024), ParallelVLM 4.2 and App. B, and HIPPO 5.2. A round is one target pass:
 
@@ -24,7 +24,6 @@ goes on alone, one token per pass, and the draft, once it is ready, starts behin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -43,7 +42,6 @@ from vidspec.decoding.protocol import (
     Send,
     Verdict,
     Verify,
-    Workers,
 )
 from vidspec.errors import GenerationError
 from vidspec.registry import schedules
@@ -52,7 +50,7 @@ if TYPE_CHECKING:
     from vidspec.decoding.events import Loosened, Origin
     from vidspec.planning.base import WindowSize
 
-__all__ = ["Mode", "Outcome", "Scheduler", "Settings", "WorkerLost", "WorkerTraceback", "drive", "failure"]
+__all__ = ["Mode", "Outcome", "Scheduler", "Settings", "WorkerLost", "WorkerTraceback", "failure"]
 
 #: What a round's target pass was: the prefill, a pass without a draft, one that checked a single proposal, or one that
 #: also checked pending tokens.
@@ -131,6 +129,7 @@ def failure(failed: Failed) -> GenerationError:
     return error
 
 
+@schedules.register("parallel")
 class Scheduler:
     """Answers every result of a worker with the messages that follow from it, and with the round it completes.
 
@@ -327,23 +326,3 @@ class Scheduler:
         """Whether the draft's text has reached an end."""
         ended = bool(self._ahead) and self._ahead[-1] in self.settings.eos
         return ended or self._known >= self.settings.max_new_tokens
-
-
-@schedules.register("parallel")
-def drive(scheduler: Scheduler, workers: Workers) -> Iterator[Outcome]:
-    """Carry messages and answers between the two until the text ends; yields every round.
-
-    Closing the iterator early, or an error, aborts the workers.
-    """
-    try:
-        for send in scheduler.start():
-            workers.submit(*send)
-        while not scheduler.finished:
-            sends, outcome = scheduler.receive(workers.result())
-            for send in sends:
-                workers.submit(*send)
-            if outcome is not None:
-                yield outcome
-    finally:
-        if not scheduler.finished:
-            workers.abort()

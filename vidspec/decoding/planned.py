@@ -25,8 +25,8 @@ from vidspec.decoding.workers.run import SideBySide
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.prompt import Question
+from vidspec.planning.pace import Pace
 from vidspec.planning.plan import Conditions, Plan, Way, decide, favoured, ways
-from vidspec.planning.window import ChainWindow
 from vidspec.profiles import Profile
 
 __all__ = ["Planner", "beginning"]
@@ -59,6 +59,7 @@ class Planner:
 
     Attributes:
         plan: the last measurement's outcome; None before there is one.
+        pace: chooses the windows of all clips that draft in turns.
         beginning: tokens of a clip that are emitted before the drafters are judged by them.
     """
 
@@ -81,7 +82,8 @@ class Planner:
         self._trials: dict[str, list[float]] = {}
         self._pixels = 0
         self._lengths: list[int] = []
-        self.starting = replace(self.starting, adaptive=ChainWindow(4))
+        self.pace = Pace()
+        self.starting = replace(self.starting, pace=self.pace)
 
     def run(self, path: str, question: Question, trace: Trace) -> Run:
         """The next clip."""
@@ -149,15 +151,16 @@ class Planner:
             profile = profiles.override(self.profile, dict(way.overrides))
             beside = profile.concurrent or not profile.drafts_with_a_model
             setup = Setup.of(profile, self.target, None if beside else self.draft, None)
-            if setup.adaptive is not None:
-                self.teach(setup.adaptive, way)
+            if setup.pace is not None:
+                setup = replace(setup, pace=self.pace)
+                self.teach(way)
             self._setups[way.label] = setup
         return self._setups[way.label]
 
-    def teach(self, window: ChainWindow, way: Way) -> None:
-        """Tell a window what the trial found."""
+    def teach(self, way: Way) -> None:
+        """Tell the pace what the trial found."""
         if self._conditions is not None and way.tq is not None and way.beta is not None:
-            window.learn(self._conditions.verify, way.tq, way.beta)
+            self.pace.learn(self._conditions.verify, way.tq, way.beta)
 
 
 class _Beginning:
@@ -219,7 +222,7 @@ class _Beginning:
         best = favoured(chains) if chains else None
         job = run.job
         if best is not None and job is not None and job.window is not None:
-            planner.teach(job.window, best)
+            planner.teach(best)
             if best.name in trial.drafters:
                 run.switch(trial.drafters[best.name])
         run.opening = None  # what was observed can be as large as the prompt

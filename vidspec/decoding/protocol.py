@@ -1,8 +1,9 @@
 """What crosses the borders of the two workers of the parallel schedule: token ids, kept indices, control messages.
 
-Plain values only: no torch, no clock, no thread. Both workers take their messages in the order of submission. The
-target checks a window with a forward pass of its own and answers once; the draft looks at its messages between any
-two of its forward passes, so that nothing it was told waits longer than one of them.
+Plain values only: no torch, no clock, no thread. All are about one clip; a worker has many, and what it is told of one
+concerns no other. It takes the messages about a clip in the order of submission. The target checks a window with rows
+of one pass and answers once; the draft looks at its messages between any two of its passes, so that nothing it was
+told waits longer than one of them.
 
 Texts are counted in generated tokens: position 0 is the first token behind the prompt, and a text of ``n`` tokens
 holds the positions 0 to n - 1.
@@ -17,7 +18,7 @@ that draw has the distribution p without x, renormalised.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from vidspec.decoding.events import Loosened
 
@@ -39,7 +40,6 @@ __all__ = [
     "Verdict",
     "Verify",
     "Worker",
-    "Workers",
 ]
 
 Worker: TypeAlias = Literal["target", "draft"]
@@ -169,29 +169,3 @@ class Send(NamedTuple):
 
     worker: Worker
     message: Message
-
-
-class Workers(Protocol):
-    """A target and a draft that work at the same time, real or simulated.
-
-    They know their models and the clip; what is decided while it is captioned goes through here.
-    """
-
-    def submit(self, worker: Worker, message: Message) -> None:
-        """Hand over a message and return at once.
-
-        A ``PrefillTarget`` begins a clip: answers that belong to an earlier one are never given from then on.
-        """
-        ...
-
-    def result(self) -> Result:
-        """The next answer of either worker; waits for it.
-
-        Of one worker they come in the order of sending. A worker that died or hangs gives ``Failed``; this never
-        waits for ever.
-        """
-        ...
-
-    def abort(self) -> None:
-        """Nobody wants the answers any more: stop both workers, forget what is on the way."""
-        ...

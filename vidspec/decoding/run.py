@@ -137,7 +137,11 @@ class InTurns:
             drafter=drafter,
             acceptance=for_clip(setup.acceptance, read.visual_states) if setup.acceptance else None,
             gamma=0 if gamma == "auto" else gamma,
-            window=setup.adaptive,
+            window=setup.pace.window() if setup.pace else None,
         )
         yield prefilled(setup.profile, prefix, kept, trace.now(), description, kept_per_layer(read.span))
-        yield from setup.schedule(self.job)
+        try:
+            yield from setup.schedule(self.job)
+        finally:
+            if self.job.window is not None:
+                self.job.window.close()

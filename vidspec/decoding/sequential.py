@@ -44,7 +44,7 @@ def sequential(job: Job) -> Asks[None]:
             drafter.commit(verdict.path, verdict.token)
         emitted += tokens
         if window is not None:
-            window.judged(len(draft.tokens), verdict.accepted, draft_s, verify_s)
+            window.judged(len(draft.tokens), verdict.accepted)
         yield Round(
             tuple(tokens),
             origins(verdict, draft, len(tokens)),

@@ -29,7 +29,7 @@ from vidspec.lossy.engine import LossyEngine
 from vidspec.models.base import Prefix, VideoLanguageModel
 from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.prompt import Question, read
-from vidspec.planning.window import ChainWindow
+from vidspec.planning.pace import Pace
 from vidspec.profiles import Profile
 from vidspec.pruning.base import Pruner, configured, signals_of
 from vidspec.pruning.placement import placed
@@ -54,7 +54,7 @@ class Setup:
         schedule: drives them.
         needs: signals of the target's prefill that pruner and drafter read.
         window: the most tokens that are drafted at once.
-        adaptive: chooses the window of the sequential schedule, from clip to clip, where ``draft.gamma`` is auto.
+        pace: chooses the windows of the sequential schedule, from clip to clip, where ``draft.gamma`` is auto.
     """
 
     profile: Profile
@@ -68,7 +68,7 @@ class Setup:
     schedule: Schedule
     needs: frozenset[str]
     window: int
-    adaptive: ChainWindow | None = None
+    pace: Pace | None = None
 
     @classmethod
     def of(
@@ -111,7 +111,7 @@ class Setup:
             schedules.get(profile.schedule.kind),
             frozenset(needs),
             _window(profile),
-            ChainWindow() if profile.draft.gamma == "auto" and not profile.concurrent else None,
+            Pace() if profile.draft.gamma == "auto" and not profile.concurrent else None,
         )
 
     @property

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from vidspec.decoding.parallel import Outcome, Scheduler, drive
+from vidspec.decoding.parallel import Outcome, Scheduler
 from vidspec.decoding.protocol import (
     Abort,
     Kept,
@@ -30,7 +30,7 @@ from vidspec.decoding.protocol import (
 )
 from vidspec.decoding.virtual import Block, Costs, Run, Text
 
-__all__ = ["Deadlock", "SimulatedWorkers", "simulate"]
+__all__ = ["Deadlock", "SimulatedWorkers", "drive", "simulate"]
 
 
 class Deadlock(RuntimeError):
@@ -71,7 +71,6 @@ class SimulatedWorkers:
         self.now = 0.0
         self.blocks: list[Block] = []
         self.draft_forwards = 0
-        self.aborted = False
         self.target, self.draft = _Target(), _Draft()
         self._events: list[tuple[float, float, int, Callable[[], None]]] = []
         self._results: deque[Result] = deque()
@@ -79,14 +78,14 @@ class SimulatedWorkers:
         self._count = 0
 
     def submit(self, worker: Worker, message: Message) -> None:
-        """See ``Workers``."""
+        """Hand over a message."""
         if worker == "target":
             self._travel(worker, "in", lambda: self._tell_target(message))
         else:
             self._travel(worker, "in", lambda: self._tell_draft(message))
 
     def result(self) -> Result:
-        """See ``Workers``; moves the clock.
+        """The next answer of either; moves the clock. Of one worker they come in the order of sending.
 
         Raises:
             Deadlock: there will never be one.
@@ -97,12 +96,6 @@ class SimulatedWorkers:
             self.now, _, _, happen = heapq.heappop(self._events)
             happen()
         return self._results.popleft()
-
-    def abort(self) -> None:
-        """See ``Workers``."""
-        self.aborted = True
-        self._events.clear()
-        self._results.clear()
 
     def draft_text(self) -> list[int]:
         """The draft's text once it has taken the messages that have reached it."""
@@ -225,6 +218,18 @@ class SimulatedWorkers:
         token = self.text.propose(state.text)
         state.text.append(token)
         self._answer("draft", Proposed(state.epoch, len(state.text) - 1, token, seconds))
+
+
+def drive(scheduler: Scheduler, workers: SimulatedWorkers) -> Iterator[Outcome]:
+    """Carry messages and answers between the two until the text ends; yields every round."""
+    for send in scheduler.start():
+        workers.submit(*send)
+    while not scheduler.finished:
+        sends, outcome = scheduler.receive(workers.result())
+        for send in sends:
+            workers.submit(*send)
+        if outcome is not None:
+            yield outcome
 
 
 def simulate(scheduler: Scheduler, workers: SimulatedWorkers) -> Run:

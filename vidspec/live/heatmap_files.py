@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vidspec.batch.run import Observer
 from vidspec.batch.writers import check_output
-from vidspec.decoding.events import Event, Opened, Prefilled
+from vidspec.decoding.events import Event, Load, Opened, Prefilled
 from vidspec.errors import OutputError, UsageError, VidspecError
 from vidspec.profile_schema import Profile
 from vidspec.record import Caption
@@ -56,23 +56,26 @@ class HeatmapFiles(Observer):
         self.written: list[Path] = []
         self.errors: list[VidspecError] = []
         self._several = False
-        self._opened: Opened | None = None
-        self._prefilled: Prefilled | None = None
+        self._opened: dict[int, Opened] = {}
+        self._prefilled: dict[int, Prefilled] = {}
 
-    def begin(self, path: str, number: int, total: int) -> None:
-        self._several, self._opened, self._prefilled = total > 1, None, None
-        self.inner.begin(path, number, total)
+    def begin(self, number: int, path: str, total: int) -> None:
+        self._several = total > 1
+        self.inner.begin(number, path, total)
 
-    def event(self, event: Event) -> None:
+    def event(self, number: int, event: Event) -> None:
         if isinstance(event, Opened):
-            self._opened = event
+            self._opened[number] = event
         elif isinstance(event, Prefilled):
-            self._prefilled = event
-        self.inner.event(event)
+            self._prefilled[number] = event
+        self.inner.event(number, event)
 
-    def end(self, caption: Caption) -> None:
-        self.inner.end(caption)
-        opened, prefilled, self._opened, self._prefilled = self._opened, self._prefilled, None, None
+    def load(self, load: Load) -> None:
+        self.inner.load(load)
+
+    def end(self, number: int, caption: Caption) -> None:
+        self.inner.end(number, caption)
+        opened, prefilled = self._opened.pop(number, None), self._prefilled.pop(number, None)
         if opened is None or prefilled is None or caption.error is not None:
             return
         try:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,7 +21,10 @@ from vidspec.live.sparkline import weight_lines
 from vidspec.live.state import PanelState, estimate_speedup
 from vidspec.record import Caption
 
-__all__ = ["STYLES", "LivePanel", "PanelState", "estimate_speedup", "render"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["STYLES", "LivePanel", "PanelState", "estimate_speedup", "flowed", "render"]
 
 #: Colour and attribute of each origin; the attributes differ as well, so that the five stay apart under NO_COLOR.
 STYLES: dict[Origin, str] = {
@@ -35,7 +41,6 @@ LABELS: dict[Origin, str] = {
     "target": "target",
     "loose": "loosely accepted",
 }
-FRAMES_PER_S = 8
 #: Lines of a terminal that has room for where in the frames the kept tokens lie.
 DETAILED = 30
 #: Lines of a terminal that has room for what target and draft did.
@@ -53,7 +58,7 @@ def render(
         ascii_only: for terminals that cannot show block characters.
     """
     inner = max(1, width - 4)
-    below: list[Text] = [_flowed([Text(fact) for fact in _facts(state)], inner)]
+    below: list[Text] = [flowed([Text(fact) for fact in _facts(state)], inner)]
     if state.prefilled is not None and state.prefilled.kept_per_frame:
         seen = state.prefilled
         below.append(heatmap(seen.kept_per_frame, seen.tokens_per_frame, inner, ascii_only=ascii_only))
@@ -64,14 +69,13 @@ def render(
         drawn = [line for line in lanes(state.rounds, inner, ascii_only=ascii_only) if line.cell_len <= inner]
         below += [Text("\n").join(drawn)] if drawn else []
     if state.weights:
-        below.append(_flowed(weight_lines(state.weights, inner, ascii_only=ascii_only), inner))
+        below.append(flowed(weight_lines(state.weights, inner, ascii_only=ascii_only), inner))
     parts: list[RenderableType] = []
     if caption:
-        below.insert(0, _flowed(_legend(state), inner))
+        below.insert(0, flowed(_legend(state), inner))
         taken = sum(len(_wrapped(text, inner)) for text in below) + 3
         parts.append(_tail(_streamed(state), inner, None if height is None else max(1, height - taken)))
-    head = f"{state.path} [{state.number}/{state.total}]" if state.total > 1 else state.path
-    label = Text(one_line(head), style="bold", no_wrap=True, overflow="ellipsis")
+    label = Text(one_line(state.path), style="bold", no_wrap=True, overflow="ellipsis")
     label.truncate(max(1, inner - 2), overflow="ellipsis")
     return Panel(Group(*parts, *below), title=label, title_align="left", border_style="bright_black", width=width)
 
@@ -115,7 +119,7 @@ def _facts(state: PanelState) -> list[str]:
     return [fact for fact in facts if fact]
 
 
-def _flowed(parts: list[Text], width: int) -> Text:
+def flowed(parts: list[Text], width: int) -> Text:
     """``parts`` side by side, on as many lines as they need, none broken that fits into ``width``."""
     flowed, column = Text(), 0
     for part in parts:
@@ -142,7 +146,9 @@ def _tail(text: Text, width: int, lines: int | None) -> Text:
 
 
 class LivePanel(Observer):
-    """Draws every clip of a run on ``console`` while it is captioned and leaves its last state above the next.
+    """Draws a clip on ``console`` while it is captioned and leaves its last state above what follows.
+
+    Of several segments in flight the one that was begun first is drawn, and in the end each of them once.
 
     Args:
         console: on standard error; NO_COLOR and the width of the terminal are its business.
@@ -150,45 +156,71 @@ class LivePanel(Observer):
         keep_caption: whether the last state still shows the caption, or leaves that to standard output.
     """
 
+    frames_per_s = 8
+    #: Whether what is drawn goes when drawing stops.
+    transient = False
+
     def __init__(self, console: Console, *, profile: str = "", keep_caption: bool = True) -> None:
         self.console = console
         self.profile = profile
         self.keep_caption = keep_caption
         self.state = PanelState(profile=profile)
+        self.states: dict[int, PanelState] = {}
         self._live: Live | None = None
 
-    def begin(self, path: str, number: int, total: int) -> None:
-        self.state = PanelState(path=path, profile=self.profile, number=number, total=total)
-        self._live = Live(
-            console=self.console, get_renderable=self._drawn, refresh_per_second=FRAMES_PER_S, transient=False
-        )
-        self._live.start()
+    def begin(self, number: int, path: str, total: int) -> None:
+        self.states[number] = PanelState(path=path, profile=self.profile, began=time.monotonic())
+        self.open()
 
-    def event(self, event: Event) -> None:
-        self.state.apply(event)
+    def event(self, number: int, event: Event) -> None:
+        self.states[number].apply(event)
+        self.open()
 
-    def end(self, caption: Caption) -> None:
-        """Show ``caption``'s figures (the measured speed-up among them) and let go of the terminal."""
+    def end(self, number: int, caption: Caption) -> None:
+        """Show ``caption``'s figures (the measured speed-up among them) and let go of the terminal.
+
+        Until something else is told, it may be written to.
+        """
+        self.open()
+        self.state = self.states.pop(number)
         self.state.apply(Finished(caption))
         self.close()
 
+    def open(self) -> None:
+        """Begin drawing, if it is not being done, at the first line that is free."""
+        self.state = next(iter(self.states.values()), self.state)
+        if self._live is None:
+            self._live = Live(
+                console=self.console,
+                get_renderable=self._drawn,
+                refresh_per_second=self.frames_per_s,
+                transient=self.transient,
+            )
+            self._live.start()
+
     def close(self) -> None:
-        """Stop drawing; the terminal is as it was, below the panel's last state."""
+        """Stop drawing; the terminal is as it was, below the panel's last state if that stays."""
         live, self._live = self._live, None
         if live is not None:
             live.stop()
 
+    @property
+    def ascii_only(self) -> bool:
+        """Whether the terminal can show no block characters."""
+        return not self.console.encoding.lower().startswith("utf")
+
     def _drawn(self) -> RenderableType:
         size = self.console.size
+        state = replace(self.state)  # whose rounds are not taken back while they are drawn
         return render(
-            self.state,
+            state,
             width=size.width,
-            height=None if self.state.caption else size.height,
-            caption=self.keep_caption or self.state.caption is None,
-            ascii_only=not self.console.encoding.lower().startswith("utf"),
+            height=None if state.caption else size.height,
+            caption=self.keep_caption or state.caption is None,
+            ascii_only=self.ascii_only,
         )
 
-    def __enter__(self) -> LivePanel:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -13,12 +13,14 @@ __all__ = ["PanelState", "estimate_speedup"]
 
 @dataclass
 class PanelState:
-    """One clip on its way. Feed it events with :meth:`apply`; counts and rates are properties of what it was fed."""
+    """One clip on its way. Feed it events with :meth:`apply`; counts and rates are properties of what it was fed.
+
+    ``began`` is when it was begun, by ``time.monotonic``.
+    """
 
     path: str = ""
     profile: str = ""
-    number: int = 1
-    total: int = 1
+    began: float = 0.0
     opened: Opened | None = None
     prefilled: Prefilled | None = None
     rounds: list[Round] = field(default_factory=list)

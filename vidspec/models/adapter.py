@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -48,6 +49,8 @@ class Adapter:
     ) -> None:
         self.name, self.source, self.model, self.tokenizer = name, name, model.eval(), tokenizer
         self._decoder: Decoder | None = None
+        #: Held while the tower works: some families watch it by hooks, and clips are looked at by several threads.
+        self.looking = threading.Lock()
         self._parts()
         self.template = template or self.own_template()
         self._rendered: tuple[list[dict[str, Any]], str] = [], ""

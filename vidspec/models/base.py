@@ -20,7 +20,7 @@ class Pixels:
     """A clip as a family's vision tower takes it.
 
     Attributes:
-        values: float32 on the CPU, in the shape of the family.
+        values: float32 in the shape of the family; on the CPU, or on the model's device if that is CUDA.
         grid: frames (temporal steps), rows and columns of the tower's patches or of its images.
         seconds: when each frame (temporal step) begins, counted from the start of the file.
     """

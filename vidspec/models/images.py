@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from vidspec.models.preprocess import PixelRules, channels_first, resized, scaled
+from vidspec.models.preprocess import CPU, PixelRules, channels_first, resized, scaled
 from vidspec.models.tiles import best_resolution, fitted
 
 __all__ = ["ImageRules", "framed", "tiled"]
@@ -55,21 +55,25 @@ def _size(value: Any, of_one: str | None) -> dict[str, int]:
     return dict(value or {})
 
 
-def framed(frames: NDArray[np.uint8], rules: ImageRules) -> torch.Tensor:
+def framed(frames: NDArray[np.uint8], rules: ImageRules, device: torch.device = CPU) -> torch.Tensor:
     """Frames (T, H, W, 3) as (T, 3, height, width) float32: resized, the centre cut out, normalised."""
     shown = []
-    for pixels in channels_first(frames).split(1):  # one by one: padded to squares, frames can take many times more
+    for pixels in channels_first(frames, device).split(
+        1
+    ):  # one by one: padded to squares, frames can take many times more
         shown.append(_cropped(_squared(pixels, rules.pixels) if rules.square else pixels, rules))
     return scaled(torch.cat(shown), rules.pixels)
 
 
-def tiled(frames: NDArray[np.uint8], rules: ImageRules, resolutions: Sequence[Sequence[int]]) -> torch.Tensor:
+def tiled(
+    frames: NDArray[np.uint8], rules: ImageRules, resolutions: Sequence[Sequence[int]], device: torch.device = CPU
+) -> torch.Tensor:
     """Frames (T, H, W, 3) as (T, 1 + n, 3, height, width) float32: each whole, then its n tiles in raster order.
 
     The tiles together are the frame at the best of the ``resolutions`` (rows, columns of pixels), its ratio kept, in
     the middle of a black rectangle.
     """
-    pixels = channels_first(frames)
+    pixels = channels_first(frames, device)
     side, mode = rules.pixels.height, rules.pixels.mode
     edge = rules.edge or side
     size = (pixels.shape[-2], pixels.shape[-1])
@@ -88,7 +92,7 @@ def tiled(frames: NDArray[np.uint8], rules: ImageRules, resolutions: Sequence[Se
 def _squared(pixels: torch.Tensor, rules: PixelRules) -> torch.Tensor:
     height, width = pixels.shape[-2:]
     longest = max(height, width)
-    colour = torch.tensor([int(level * 255) for level in rules.mean], dtype=torch.uint8)
+    colour = torch.tensor([int(level * 255) for level in rules.mean], dtype=torch.uint8, device=pixels.device)
     square = colour[None, :, None, None].repeat(len(pixels), 1, longest, longest)
     top, left = (longest - height) // 2, (longest - width) // 2
     square[..., top : top + height, left : left + width] = pixels

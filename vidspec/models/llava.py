@@ -68,7 +68,7 @@ class Llava(Adapter):
 
     def preprocess(self, clip: Clip) -> Pixels:
         """(T, 3, S, S)."""
-        shown = framed(clip.frames, self.rules)
+        shown = framed(clip.frames, self.rules, self.device)
         return Pixels(shown, (len(shown), self.side, self.side), tuple(float(t) for t in clip.timestamps))
 
     @torch.inference_mode()
@@ -98,7 +98,8 @@ class Llava(Adapter):
         several = chunks(pixels, tokens, self.model.config.vision_config, every_block=True)
         made = []
         for chunk in several:
-            made.append(self._chunk(chunk, pooled))
+            with self.looking:
+                made.append(self._chunk(chunk, pooled))
             yield
         features, sides = zip(*made, strict=True)
         return torch.cat(features), sides[0]

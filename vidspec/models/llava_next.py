@@ -49,7 +49,7 @@ class LlavaNext(Llava):
 
     def preprocess(self, clip: Clip) -> Pixels:
         """(T, 1 + tiles, 3, S, S); the grid has rows and columns of the frames' own pixels."""
-        shown = tiled(clip.frames, self.rules, self.resolutions)
+        shown = tiled(clip.frames, self.rules, self.resolutions, self.device)
         height, width = clip.frames.shape[1:3]
         return Pixels(shown, (len(shown), height, width), tuple(float(t) for t in clip.timestamps))
 

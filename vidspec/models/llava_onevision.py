@@ -48,7 +48,7 @@ class LlavaOnevision(Adapter):
 
     def preprocess(self, clip: Clip) -> Pixels:
         """(T, 3, S, S)."""
-        shown = normalised(clip.frames, self.rules)
+        shown = normalised(clip.frames, self.rules, self.device)
         return Pixels(shown, (len(shown), self.patches, self.patches), tuple(float(t) for t in clip.timestamps))
 
     @torch.inference_mode()
@@ -58,7 +58,8 @@ class LlavaOnevision(Adapter):
         several = chunks(pixels, side**2, self.model.config.vision_config, every_block=True)
         made = []
         for chunk in several:
-            made.append(self._chunk(chunk, pooled))
+            with self.looking:
+                made.append(self._chunk(chunk, pooled))
             yield
         seen, cells = zip(*made, strict=True)
         newline = self.model.model.image_newline[None].to(seen[0])

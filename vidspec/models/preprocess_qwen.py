@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from vidspec.errors import GenerationError
-from vidspec.models.preprocess import MODES, PixelRules, normalised
+from vidspec.models.preprocess import CPU, MODES, PixelRules, normalised
 
 __all__ = ["GridRules", "patches", "patchify"]
 
@@ -116,18 +116,21 @@ class GridRules:
         return rows, columns
 
 
-def patches(frames: NDArray[np.uint8], rules: GridRules) -> tuple[torch.Tensor, tuple[int, int, int]]:
+def patches(
+    frames: NDArray[np.uint8], rules: GridRules, device: torch.device = CPU
+) -> tuple[torch.Tensor, tuple[int, int, int]]:
     """Resize, normalise and cut a clip.
 
     Args:
         frames: (T, H, W, 3) uint8 RGB.
         rules: of the checkpoint.
+        device: of the model; see :func:`~vidspec.models.preprocess.channels_first`.
 
     Returns:
         What :func:`patchify` gives.
     """
     height, width = rules.size(*frames.shape[:3])
-    shown = normalised(frames, PixelRules(height, width, rules.mean, rules.std, rules.mode, rules.scale))
+    shown = normalised(frames, PixelRules(height, width, rules.mean, rules.std, rules.mode, rules.scale), device)
     return patchify(shown, rules)
 
 

@@ -82,7 +82,7 @@ class Qwen25VL(Adapter):
 
     def preprocess(self, clip: Clip) -> Pixels:
         """(patches, values of a patch); the grid counts patches, ``seconds`` are when each temporal step begins."""
-        values, grid = patches(clip.frames, self.rules)
+        values, grid = patches(clip.frames, self.rules, self.device)
         return Pixels(values, grid, tuple(float(t) for t in clip.timestamps[:: self.rules.steps]))
 
     @torch.inference_mode()
@@ -96,7 +96,8 @@ class Qwen25VL(Adapter):
         several = chunks(pixels, rows * columns, self.model.config.vision_config)
         made = []
         for chunk in several:
-            made.append(self._chunk(chunk, pooled))
+            with self.looking:
+                made.append(self._chunk(chunk, pooled))
             yield
         seen, sides = zip(*made, strict=True)
         levels = [torch.cat(level) for level in zip(*seen, strict=True)]

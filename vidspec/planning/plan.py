@@ -1,27 +1,46 @@
 """Which lossless way to decode is fastest on this machine, from a short measurement. Pure formulas, no torch.
 
-A way is a drafter with what it sees, a topology, a schedule and a window; its speed-up follows from the forward times
-and the acceptance that were measured, by the formulas of :mod:`vidspec.planning.speed`.
+A way is a drafter with what it sees, a topology, a schedule, a window, and how many clips are decoded at once; its
+speed-up follows from the forward times and the acceptance that were measured, by the formulas of
+:mod:`vidspec.planning.speed`.
+
+Of B clips at once a pass carries the rows of all: windows are drafted in lockstep and verified in T_p(B, B (gamma+1)).
+The device then spends p + D / S on a clip: p on its vision and its prompts, D on its text in plain decoding, which is
+the B-th part of passes of B rows; S is the speed-up in decoding with B clips.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vidspec.drafting.topology import parse_tree
 from vidspec.planning import speed
 from vidspec.planning.gamma import window_for
-from vidspec.planning.window import best_window
 
-__all__ = ["GAIN", "Beside", "Conditions", "Drafting", "Plan", "Way", "decide", "favoured", "ways"]
+__all__ = [
+    "FEWER",
+    "GAIN",
+    "Beside",
+    "Conditions",
+    "Drafting",
+    "Plan",
+    "Way",
+    "decide",
+    "decide_folder",
+    "favoured",
+    "folder",
+    "ways",
+]
 
 #: What a way has to gain over plain decoding, end to end, to be chosen.
 GAIN = 1.02
 #: What hiding more of the video from a draft has to gain, end to end: a text begins with what any draft guesses, and
 #: its first tokens tell acceptances apart no better than this.
 WORTH = 0.05
+#: What more clips at once have to gain in clips per second: they take memory, and the first text comes later.
+FEWER = 0.02
 #: Tokens of acceptance 0.7 that are added to what was seen, because a short text says little.
 PRIOR_TOKENS, PRIOR = 2.0, 0.7
 
@@ -40,6 +59,7 @@ class Drafting:
         tq_wide: (rows, seconds) of a pass on several, for trees; None if it drafts no tree.
         read: seconds until it has read its prompt, its own vision tower and observing the target included.
         beside: whether the parallel schedule can have it.
+        tq_many: seconds of a pass on one token of each of so many clips; None where each clip takes a pass of its own.
     """
 
     name: str
@@ -51,6 +71,7 @@ class Drafting:
     read: float
     tq_wide: tuple[int, float] | None = None
     beside: bool = True
+    tq_many: Callable[[int], float] | None = None
 
     def share(self, rank: int = 0) -> float:
         """Probability that the text's token is the choice of this rank; the first one's is drawn towards ``PRIOR``."""
@@ -90,6 +111,8 @@ class Conditions:
         greedy: whether tokens are chosen greedily; trees are drafted only then.
         tree: nodes of the tree that is considered.
         beside: the parallel schedule's conditions; None where there is one worker only.
+        ahead: seconds of ``first`` that a folder's feed spends on coming clips while others are decoded.
+        verify_many: seconds of a target pass by clips and by the rows of all of them; None: one clip at a time.
     """
 
     first: float
@@ -100,6 +123,8 @@ class Conditions:
     greedy: bool = True
     tree: str = ""
     beside: Beside | None = None
+    ahead: float = 0.0
+    verify_many: Callable[[int, int], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +137,9 @@ class Way:
         alpha, gamma, beta: share not seen, window (depth of a tree), acceptance.
         tokens_per_pass: tokens per target pass.
         tq: seconds of a draft pass.
-        decode, end_to_end: speed-ups over plain decoding.
+        decode, end_to_end: speed-ups over plain decoding of as many clips at once.
+        batch: clips at once.
+        tokens_per_s, clips_per_s: of all of them, in decoding and altogether; None where nothing was measured.
     """
 
     name: str
@@ -126,6 +153,9 @@ class Way:
     tq: float | None
     decode: float
     end_to_end: float
+    batch: int = 1
+    tokens_per_s: float | None = None
+    clips_per_s: float | None = None
 
     @property
     def label(self) -> str:
@@ -148,6 +178,9 @@ class Way:
             "tq": self.tq,
             "decode": self.decode,
             "end_to_end": self.end_to_end,
+            "batch": self.batch,
+            "tokens_per_s": self.tokens_per_s,
+            "clips_per_s": self.clips_per_s,
             "settings": dict(self.overrides),
         }
 
@@ -167,16 +200,34 @@ PLAIN = Way(
 )
 
 
-def ways(drafts: Sequence[Drafting], found: Conditions) -> list[Way]:
-    """Everything that can be built from these drafters, the fastest end to end first; plain decoding is among them."""
-    made = [PLAIN]
+def ways(drafts: Sequence[Drafting], found: Conditions, batch: int = 1) -> list[Way]:
+    """Everything that can be built from these drafters, the fastest end to end first; plain decoding is among them.
+
+    Args:
+        drafts: what was found of each drafter.
+        found: what holds for all.
+        batch: clips at once; a single one is timed from its opened file on, of several the feed opens the next.
+
+    Raises:
+        ValueError: several clips, and nothing is known of what their passes take.
+    """
+    if batch > 1:
+        drafts, found = [_lockstep(one, batch) for one in drafts], _loaded(found, batch)
+    made = [_timed(PLAIN, found.first, found, batch)]
     for one in drafts:
-        made.append(_chain(one, found))
+        made.append(_chain(one, found, batch))
         if found.tree and found.greedy and one.tq_wide is not None:
-            made.append(_tree(one, found))
+            made.append(_tree(one, found, batch))
         if found.beside is not None and one.beside:
-            made.append(_parallel(one, found, found.beside))
+            made.append(_parallel(one, found, found.beside, batch))
     return sorted(made, key=lambda way: -way.end_to_end)
+
+
+def folder(drafts: Sequence[Drafting], found: Conditions, batches: Sequence[int]) -> list[Way]:
+    """The ways with each of these numbers of clips at once, those with the most clips per second first."""
+    opened = replace(found, first=found.first - found.ahead, ahead=0.0)
+    made = [way for batch in sorted(set(batches)) for way in ways(drafts, opened, batch)]
+    return sorted(made, key=lambda way: -(way.clips_per_s or 0.0))
 
 
 @dataclass(frozen=True)
@@ -216,26 +267,75 @@ def decide(found: Sequence[Way]) -> tuple[Way, str]:
         if turns and (other := favoured(turns)).end_to_end > 0.99 * best.end_to_end:
             best = other
     if best.end_to_end < GAIN:
+        plain = next(way for way in found if way.schedule == "autoregressive")
         others = [way for way in found if way.schedule != "autoregressive"]
         if not others:
-            return PLAIN, "plain decoding: nothing here can draft"
-        return PLAIN, f"plain decoding: {others[0].label} would reach {others[0].end_to_end:.2f}x only"
+            return plain, "plain decoding: nothing here can draft"
+        return plain, f"plain decoding: {others[0].label} would reach {others[0].end_to_end:.2f}x only"
     return best, (
         f"{best.label}: {best.end_to_end:.2f}x end to end and {best.decode:.2f}x in decoding are expected, "
         f"with a window of {best.gamma} and {best.beta:.0%} accepted"
     )
 
 
-def _chain(one: Drafting, found: Conditions) -> Way:
+def decide_folder(found: Sequence[Way]) -> tuple[Way, str]:
+    """The way that suits each number of clips at once, and of these numbers the least that gains most; and why.
+
+    Args:
+        found: see :func:`folder`.
+    """
+    chosen: list[Way] = []
+    for batch in sorted({way.batch for way in found}):
+        alike = sorted((way for way in found if way.batch == batch), key=lambda way: -way.end_to_end)
+        chosen.append(decide(alike)[0])
+    rates = [way.clips_per_s or 0.0 for way in chosen]
+    at = next(i for i, rate in enumerate(rates) if rate >= (1 - FEWER) * max(rates))
+    best = chosen[at]
+    why = f"{_clips(best.batch)}, {best.label}: {rates[at]:.3g} clips/s and {best.tokens_per_s or 0.0:.0f} tokens/s"
+    why += " in decoding are expected"
+    if at:
+        why += f", {rates[at] / rates[0]:.2f}x as many clips/s as {_clips(chosen[0].batch)}"
+    if best.schedule == "autoregressive":
+        return best, f"{why}; no draft gains with as many"
+    return best, f"{why}, {best.end_to_end:.2f}x plain decoding{f' of {best.batch}' if best.batch > 1 else ''}"
+
+
+def _clips(batch: int) -> str:
+    return "one clip at a time" if batch == 1 else f"{batch} clips at once"
+
+
+def _loaded(found: Conditions, batch: int) -> Conditions:
+    """The same with so many clips, in rows of each: a round serves all, and what is done besides is done for each."""
+    alone, many, beside = found.verify, found.verify_many, found.beside
+    if many is None:
+        raise ValueError("what passes of several clips take is not known")
+
+    def verify(rows: int) -> float:
+        return many(batch, batch * rows)
+
+    if beside is not None:
+        fewer = beside.verify
+        beside = replace(beside, verify=lambda rows: fewer(rows) * verify(rows) / alone(rows))
+    return replace(found, verify=verify, overhead=batch * found.overhead, beside=beside)
+
+
+def _lockstep(one: Drafting, batch: int) -> Drafting:
+    """A drafter of so many clips, one row of each in a pass."""
+    tq = one.tq_many(batch) if one.tq_many is not None else batch * one.tq
+    wide = one.tq_wide
+    return replace(one, tq=tq, tq_wide=None if wide is None else (wide[0], tq + batch * max(0.0, wide[1] - one.tq)))
+
+
+def _chain(one: Drafting, found: Conditions, batch: int) -> Way:
     beta = speed.loose_beta(one.share(), found.strict)
-    gamma, _ = best_window(beta, found.verify, one.tq, found.overhead)
+    gamma, _ = speed.best_window(beta, found.verify, one.tq, found.overhead)
     gamma = max(1, gamma)
     tokens = speed.chain_tokens(beta, gamma)
     decode = speed.sequential(tokens, gamma, found.verify(1), found.verify(gamma + 1), one.tq, found.overhead)
-    return _way(one, found, "sequential", "chain", gamma, beta, tokens, decode, found.first + one.read)
+    return _way(one, found, "sequential", "chain", gamma, beta, tokens, decode, found.first + one.read, batch)
 
 
-def _tree(one: Drafting, found: Conditions) -> Way:
+def _tree(one: Drafting, found: Conditions, batch: int) -> Way:
     nodes = parse_tree(found.tree)
     at = {node: index for index, node in enumerate(nodes)}
     parents = [at[node[:-1]] if len(node) > 1 else -1 for node in nodes]
@@ -249,10 +349,10 @@ def _tree(one: Drafting, found: Conditions) -> Way:
     ]
     tq = [one.tq, *(one.tq + (wide - one.tq) * min(1.0, (n - 1) / max(1, rows - 1)) for n in level)]
     decode = speed.sequential(tokens, 1, found.verify(1), found.verify(len(nodes) + 1), sum(tq), found.overhead)
-    return _way(one, found, "sequential", "tree", depth, one.share(), tokens, decode, found.first + one.read)
+    return _way(one, found, "sequential", "tree", depth, one.share(), tokens, decode, found.first + one.read, batch)
 
 
-def _parallel(one: Drafting, found: Conditions, beside: Beside) -> Way:
+def _parallel(one: Drafting, found: Conditions, beside: Beside, batch: int) -> Way:
     beta = min(speed.loose_beta(one.share(), found.strict), 0.99)
     tq = one.tq * beside.slower_draft
     gamma = 1
@@ -266,7 +366,7 @@ def _parallel(one: Drafting, found: Conditions, beside: Beside) -> Way:
     decode *= found.verify(1) / tp1
     tokens = 1 / (1 - beta) / speed.run_rounds(beta, gamma)
     first = max(found.first * beside.slower_read, one.read * beside.slower_draft)
-    return _way(one, found, "parallel", "chain", gamma, beta, tokens, decode, first)
+    return _way(one, found, "parallel", "chain", gamma, beta, tokens, decode, first, batch)
 
 
 def _way(
@@ -279,21 +379,23 @@ def _way(
     tokens: float,
     decode: float,
     first: float,
+    batch: int,
 ) -> Way:
-    plain = (found.tokens - 1) * found.verify(1)
     settings: dict[str, object] = {**one.overrides, "schedule.kind": schedule, "draft.topology": topology}
     settings["draft.gamma"] = gamma if topology == "tree" else "auto"
     settings["schedule.prefill"] = "parallel" if schedule == "parallel" else "sequential"
-    return Way(
-        one.name,
-        schedule,
-        topology,
-        settings,
-        one.alpha,
-        gamma,
-        beta,
-        tokens,
-        one.tq,
-        decode,
-        (found.first + plain) / (first + plain / decode),
+    way = Way(one.name, schedule, topology, settings, one.alpha, gamma, beta, tokens, one.tq, decode, 1.0)
+    return _timed(way, first, found, batch)
+
+
+def _timed(way: Way, first: float, found: Conditions, batch: int) -> Way:
+    """With what follows from ``first`` seconds before a text, and from its speed-up behind them."""
+    plain = (found.tokens - 1) * found.verify(1) / batch
+    seconds = first + plain / way.decode
+    return replace(
+        way,
+        end_to_end=(found.first + plain) / seconds,
+        batch=batch,
+        tokens_per_s=batch * way.decode / found.verify(1),
+        clips_per_s=1 / seconds,
     )

@@ -8,9 +8,10 @@ token. All times in one unit. A speed-up is plain decoding's time per token, tp1
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 __all__ = [
+    "best_window",
     "beta_of_run_length",
     "beta_of_tokens_per_pass",
     "chain_tokens",
@@ -66,6 +67,27 @@ def sequential(tokens: float, gamma: int, tp1: float, tp_window: float, tq: floa
     ``gamma`` is its depth. ``tp_window`` is the pass on the window and the token before it.
     """
     return tokens * _time(tp1) / (gamma * tq + _time(tp_window) + overhead)
+
+
+def best_window(
+    beta: float, verify: Callable[[int], float], tq: float, overhead: float = 0.0, highest: int = 16
+) -> tuple[int, float]:
+    """The window gamma in 0..highest with the most tokens per second, and those; 0 is plain decoding.
+
+    Tokens of a round are (1 - beta^(gamma+1)) / (1 - beta); it lasts gamma * T_q + T_p(gamma+1) + overhead.
+
+    Args:
+        beta: probability that a drafted token is accepted.
+        verify: seconds of a target pass by its rows.
+        tq: seconds of a draft pass on one token.
+        overhead: seconds that a round with a draft costs besides.
+        highest: the longest window.
+    """
+    rates = {0: 1 / verify(1)}
+    for gamma in range(1, highest + 1):
+        rates[gamma] = chain_tokens(beta, gamma) / (gamma * tq + verify(gamma + 1) + overhead)
+    best = max(rates, key=lambda gamma: rates[gamma])
+    return best, rates[best]
 
 
 def run_rounds(beta: float, gamma: int) -> float:

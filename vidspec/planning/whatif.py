@@ -14,7 +14,7 @@ from vidspec.planning.base import WindowSize
 from vidspec.planning.gamma import AutoGamma, FixedGamma, Rounding, window_for
 from vidspec.planning.predict import Times, geometric_lengths, sequential_run
 
-__all__ = ["HIGHEST_GAMMA", "Estimate", "best_chain", "pass_times", "settled_window", "what_if"]
+__all__ = ["HIGHEST_GAMMA", "Estimate", "best_chain", "chain_speedup", "pass_times", "settled_window", "what_if"]
 
 HIGHEST_GAMMA = 32
 #: Tokens that are simulated altogether, in texts of the wanted length.
@@ -68,9 +68,9 @@ def settled_window(times: Times, rounding: Rounding = "down") -> int:
         gamma = wider
 
 
-def best_chain(beta: float, times: Times) -> int:
-    """The chain length with the highest sequential speed-up by formula."""
-    return max(range(1, HIGHEST_GAMMA + 1), key=lambda gamma: _chain(beta, gamma, times))
+def best_chain(beta: float, times: Times, lowest: int = 1) -> int:
+    """The chain length with the highest sequential speed-up by formula; ``lowest`` 0 allows for none."""
+    return max(range(lowest, HIGHEST_GAMMA + 1), key=lambda gamma: chain_speedup(beta, gamma, times))
 
 
 def what_if(
@@ -92,7 +92,7 @@ def what_if(
         _estimate(
             "sequential",
             chain,
-            _chain(beta, chain, times),
+            chain_speedup(beta, chain, times),
             [sequential_run(text, apart, chain, tokens) for text in texts],
             apart,
         ),
@@ -150,6 +150,7 @@ def _per_round(beta: float, gamma: int) -> float:
     return float(gamma) if beta == 1 else 1 / (1 - beta) / speed.run_rounds(beta, gamma)
 
 
-def _chain(beta: float, gamma: int, times: Times) -> float:
+def chain_speedup(beta: float, gamma: int, times: Times) -> float:
+    """Of the sequential schedule by formula; 1 where gamma is 0."""
     tokens = speed.chain_tokens(beta, gamma)
     return speed.sequential(tokens, gamma, times.verify(1), times.verify(gamma + 1), times.draft)

@@ -6,7 +6,7 @@ opening    a file opened, or the one error that says what is wrong with it
 probing    the index of a file's frames, and which decoder may be trusted with it
 sample     which frames to take: pure arithmetic
 resize     smaller frames
-decode_av, decode_decord   the two decoders behind ``base.Decoder``
+decode_av, decode_decord, decode_nvdec   the decoders behind ``base.Decoder``
 """
 
 from __future__ import annotations

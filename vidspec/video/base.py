@@ -43,7 +43,7 @@ class SourceFacts:
 
     ``width`` and ``height`` are those of an upright frame before ``max_pixels``; pixels that are not square stay so.
     ``rotation`` is what was applied, in degrees counter-clockwise (0, 90, 180, 270). ``fps`` is the mean rate.
-    ``frame_count`` counts the frames that can be delivered. ``decoder`` is the one that delivered: decord or av.
+    ``frame_count`` counts the frames that can be delivered. ``decoder`` is the one that delivered: decord, av or nvdec.
     ``damage`` says what of the file is missing or could not be decoded; empty unless damage was allowed.
     """
 

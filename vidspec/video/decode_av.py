@@ -15,7 +15,7 @@ import av
 import numpy as np
 
 from vidspec.video.base import Frame, Index, NotDelivered
-from vidspec.video.opening import opened, packets_of, video_streams
+from vidspec.video.opening import accelerated, opened, packets_of, video_streams
 
 __all__ = ["AvDecoder", "decode_all"]
 
@@ -27,10 +27,13 @@ _MOST_PIXELS = 1 << 26
 
 
 class Reading(NamedTuple):
-    """A way to decode: by which decoder (None: the one FFmpeg prefers), with threads for frames or for slices."""
+    """A way to decode: by which decoder (None: the one FFmpeg prefers), with threads for frames or for slices; or by an
+    NVIDIA GPU's.
+    """
 
     decoder: str | None = None
     threads: Literal["FRAME", "SLICE"] = "FRAME"
+    hardware: bool = False
 
 
 _PLAIN = Reading()
@@ -53,6 +56,10 @@ class AvDecoder:
     def __init__(self, *, allow_damaged: bool = False) -> None:
         self.allow_damaged = allow_damaged
 
+    def readings(self, index: Index) -> tuple[Reading, ...]:
+        """The ways whose pictures must agree; only the first where damage is allowed."""
+        return _READINGS.get(index.codec, (Reading(),))
+
     def frames(self, index: Index, wanted: Sequence[int]) -> Iterator[tuple[int, Frame]]:
         """Yields (position, upright frame) for each of ``wanted`` (increasing positions in ``index``).
 
@@ -64,7 +71,7 @@ class AvDecoder:
     def pictures(self, index: Index, wanted: Sequence[int]) -> Generator[tuple[int, Any], None, None]:
         """As ``frames``, but pictures as they leave the decoder: cheap where only their being whole matters."""
         by = _by_count if index.order == "count" else _by_pts
-        readings = _READINGS.get(index.codec, (Reading(),))
+        readings = self.readings(index)
         if self.allow_damaged:
             yield from by(index, wanted, readings[0], allow_damaged=True)
             return
@@ -159,6 +166,8 @@ def decode_all(
 def _decoder(stream: Any, reading: Reading, careful: bool) -> Any:
     """The codec context that decodes ``stream`` so, told to fail on damage rather than to conceal it."""
     codec = stream.codec_context
+    if reading.hardware and not accelerated(codec):
+        raise NotDelivered(f"{codec.name} is not among what it decodes")
     pixels = max(1, codec.width * codec.height)
     if reading.decoder is not None and codec.pix_fmt == "yuv420p":
         codec = av.CodecContext.create(reading.decoder, "r")
@@ -166,7 +175,7 @@ def _decoder(stream: Any, reading: Reading, careful: bool) -> Any:
         codec.options = {**codec.options, "err_detect": "crccheck+bitstream+buffer+explode"}
         codec.thread_type = reading.threads
         # libvpx with several threads does not look where each tile's data end.
-        alone = reading.decoder == "libvpx-vp9" or (careful and reading.threads == "FRAME")
+        alone = reading.hardware or reading.decoder == "libvpx-vp9" or (careful and reading.threads == "FRAME")
         most = _MOST_PIXELS // pixels if reading.threads == "FRAME" else _MOST_THREADS  # slices share one frame
         threads = min(max(2, os.cpu_count() or 1), _MOST_THREADS, most)
         codec.thread_count = 1 if alone else max(1, threads)
@@ -192,7 +201,7 @@ def _by_count(
     index: Index, wanted: Sequence[int], reading: Reading, *, allow_damaged: bool = False
 ) -> Generator[tuple[int, Any], None, None]:
     left = list(wanted)
-    with opened(index.path) as container:
+    with opened(index.path, hardware=reading.hardware) as container:
         for position, picture in enumerate(decode_all(container, video_streams(container)[0], reading=reading)):
             if picture is None:
                 break
@@ -212,7 +221,7 @@ def _by_pts(
 ) -> Generator[tuple[int, Any], None, None]:
     """Seeks from run to run; where a seek does not deliver, one pass from the start over all that is left."""
     left = list(wanted)
-    with opened(index.path) as container:
+    with opened(index.path, hardware=reading.hardware) as container:
         stream = video_streams(container)[0]
         for run in _runs(index, wanted):
             key = int(np.searchsorted(index.key_pts, index.pts[run[0]], side="right")) - 1
@@ -227,7 +236,7 @@ def _by_pts(
         return
     damage: list[bool] = []
     while left:
-        with opened(index.path) as container:
+        with opened(index.path, hardware=reading.hardware) as container:
             stream = video_streams(container)[0]
             for position, picture in _matched(index, left, container, stream, reading, None, damage):
                 yield position, picture

@@ -13,7 +13,7 @@ from av.stream import Disposition
 
 from vidspec.errors import VideoError
 
-__all__ = ["checked_path", "opened", "packets_of", "video_streams"]
+__all__ = ["accelerated", "accelerator", "checked_path", "opened", "packets_of", "video_streams"]
 
 # FFmpeg has demuxers that draw text as video, and others that follow a playlist to files (or hosts) nobody named.
 _NOT_VIDEO = {"tty", "bin", "xbin", "adf", "idf", "lavfi"}
@@ -52,15 +52,26 @@ def checked_path(path: str | os.PathLike[str]) -> str:
     return os.path.abspath(name)
 
 
-@contextmanager
-def opened(path: str) -> Iterator[av.container.InputContainer]:
-    """The open container of ``path`` (absolute), closed on leaving.
+def accelerator() -> Any:
+    """An NVIDIA GPU's decoder, asked to fail rather than to leave its work to software; ImportError before PyAV 14."""
+    from av.codec.hwaccel import HWAccel
 
-    Raises VideoError: unreadable, not_video, truncated or unsupported. Errors of the body pass through.
+    return HWAccel("cuda", allow_software_fallback=False)
+
+
+def accelerated(codec: Any) -> bool:
+    """Whether a codec context decodes on hardware."""
+    return bool(codec.is_hwaccel)
+
+
+@contextmanager
+def opened(path: str, *, hardware: bool = False) -> Iterator[av.container.InputContainer]:
+    """The open container of ``path`` (absolute), closed on leaving. ``hardware``: its streams are decoded by a GPU.
+
+    Raises VideoError: unreadable, not_video, truncated, unsupported or decoder. Errors of the body pass through.
     """
     try:
-        # The whitelist keeps a file that names other files from reaching the network.
-        container = av.open(path, mode="r", options={"protocol_whitelist": "file"}, metadata_errors="replace")
+        container = _container(path, hardware)
     except PermissionError as error:
         raise VideoError(f"{path}: cannot be read: {_reason(error)}", kind="unreadable") from None
     except (av.error.FFmpegError, OSError, ValueError) as error:
@@ -78,6 +89,19 @@ def opened(path: str) -> Iterator[av.container.InputContainer]:
         yield container
     finally:
         container.close()
+
+
+def _container(path: str, hardware: bool) -> av.container.InputContainer:
+    # The whitelist keeps a file that names other files from reaching the network.
+    options = {"protocol_whitelist": "file"}
+    if not hardware:
+        return av.open(path, mode="r", options=options, metadata_errors="replace")
+    try:
+        return av.open(path, mode="r", options=options, metadata_errors="replace", hwaccel=accelerator())
+    except (av.error.FFmpegError, OSError, RuntimeError) as error:  # RuntimeError: no stream is for the GPU
+        raise VideoError(
+            f"{path}: the GPU does not decode it: {_reason(error)}", kind="decoder", hint="use the decoder 'av'"
+        ) from None
 
 
 def video_streams(container: av.container.InputContainer) -> list[Any]:

@@ -1,6 +1,7 @@
 """Reads the wanted frames of a video file: the index first, then the decoder that may be trusted with it.
 
-Which frames is decided in ``sample``; how they are decoded, in ``decode_av`` and ``decode_decord``.
+Which frames is decided in ``sample``; how they are decoded, in ``decode_av``, ``decode_decord`` and
+``decode_nvdec``.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from vidspec.errors import UsageError, VideoError
 from vidspec.video import decode_decord, sample
 from vidspec.video.base import Clip, Decoder, Index, NotDelivered, SourceFacts, check_seconds, format_seconds
 from vidspec.video.decode_av import AvDecoder
+from vidspec.video.decode_nvdec import NvdecDecoder
 from vidspec.video.probing import decord_doubt, index_by_decoding, probe, too_large
 from vidspec.video.resize import fitted, resized
 
 __all__ = ["DECODERS", "MOST_BYTES", "Check", "read", "read_at"]
 
-DECODERS = ("auto", "decord", "av")
+DECODERS = ("auto", "decord", "av", "nvdec")
 
 #: Frames that a model is to look at are held in so much: 64 of 1080p fit as they are, larger ones are scaled down.
 MOST_BYTES = 400 << 20
@@ -60,7 +62,8 @@ def read(
     ``fps``: the frame on screen at each of start, start + 1/fps, ... before end; the same frame again if it still is.
     ``start``, ``end``: seconds since the first frame of the stream; the whole of it by default.
     ``max_pixels``: frames larger than this (height x width) are scaled down to it, aspect kept, antialiased.
-    ``decoder``: ``av`` (PyAV), ``decord``, or ``auto``: decord where its frames can be trusted, else PyAV.
+    ``decoder``: ``av`` (PyAV), ``decord``, ``nvdec`` (PyAV on an NVIDIA GPU), or ``auto``: decord where its frames can
+    be trusted, else PyAV in software.
     ``allow_damaged``: of a file with damage, the frames that are whole, in their places in time, by PyAV; the clip's
     ``facts.damage`` says what is wrong.
     ``most_bytes``: frames that would take more are scaled down to it as by ``max_pixels``, though to no fewer pixels
@@ -149,6 +152,8 @@ def _check_arguments(wanted: _Wanted, decoder: str) -> None:
         raise UsageError(f"max_pixels must be at least 1, not {max_pixels}")
     if decoder not in DECODERS:
         raise UsageError(f"there is no decoder {decoder!r}", hint="one of " + ", ".join(DECODERS))
+    if decoder == "nvdec" and wanted.allow_damaged:
+        raise UsageError("the decoder 'nvdec' cannot tell which frames are whole", hint="use the decoder 'av'")
 
 
 def _decoders(decoder: str) -> list[Decoder]:
@@ -157,6 +162,8 @@ def _decoders(decoder: str) -> list[Decoder]:
         return [AvDecoder()]
     if decoder == "decord":
         return [decode_decord.DecordDecoder()]
+    if decoder == "nvdec":
+        return [NvdecDecoder()]
     return [decode_decord.DecordDecoder(), AvDecoder()] if decode_decord.available() else [AvDecoder()]
 
 

@@ -8,11 +8,29 @@ from functools import cache
 from decoding import checkpoints
 from vidspec import profiles
 from vidspec.captioner import Captioner
+from vidspec.decoding.serving import Arrival
 from vidspec.embedded.samples import shipped
 
 CLIPS = {path.stem: path for path in shipped()}
 CLIP = CLIPS["one-object"]
 TOKENS = 150
+
+
+class Waiting:
+    """Clips that are all there from the beginning."""
+
+    def __init__(self, captioner, clips):
+        paths = [CLIPS[clip] for clip in clips]
+        self._left = [
+            Arrival(clip, str(path), {"clip": captioner.read(path)}) for clip, path in zip(clips, paths, strict=True)
+        ]
+
+    @property
+    def over(self):
+        return not self._left
+
+    def take(self):
+        return self._left.pop(0) if self._left else None
 
 
 class Pairs:

@@ -1,4 +1,4 @@
-"""Real workers: the target's thread and the draft's process, on small random models, in health."""
+"""Real workers: the target here and the draft in its process, on small random models, in health."""
 
 import gc
 import multiprocessing
@@ -7,18 +7,22 @@ import threading
 from dataclasses import replace
 
 import pytest
+import torch
 
-from decoding.workers.pairs import CLIP, CLIPS, Pairs, gone
+from decoding.workers.pairs import CLIP, CLIPS, Pairs, Waiting, gone
 from vidspec import profiles
 from vidspec.captioner import Captioner
+from vidspec.decoding.asks import overheard
 from vidspec.decoding.choosing import TURNS
 from vidspec.decoding.events import Finished, Prefilled, Round
+from vidspec.decoding.protocol import Abort
 from vidspec.decoding.run import InTurns
 from vidspec.decoding.trace import to_chrome
 from vidspec.decoding.workers import process as processes
+from vidspec.decoding.workers import remote
+from vidspec.decoding.workers.messages import Order
 from vidspec.decoding.workers.run import SideBySide
 from vidspec.decoding.workers.slot import DraftSlot
-from vidspec.errors import GenerationError
 from vidspec.models import loading
 
 
@@ -146,7 +150,6 @@ def test_a_clip_that_nobody_wants_any_more_keeps_the_process(pairs, same_process
         for number, _ in enumerate(pairs.first.stream(CLIP)):
             if number == moment:
                 break
-        assert not [thread for thread in threading.enumerate() if thread.name == "vidspec-target"]
 
 
 def test_an_error_of_the_consumer_keeps_the_process(pairs, same_process):
@@ -159,40 +162,65 @@ def test_an_error_of_the_consumer_keeps_the_process(pairs, same_process):
         consume()
 
 
-def test_a_newer_clip_ends_an_older_one(pairs, same_process):
-    older = pairs.first.stream(CLIP)
-    for _ in range(4):
-        next(older)
-    newer = pairs.first.stream(CLIPS["three-objects"])
-    begun = [next(newer) for _ in range(4)]
-    with pytest.raises(GenerationError, match="draft worker failed: another clip was begun before this one ended"):
-        list(older)
-    assert [*begun, *newer][-1].caption.token_ids == pairs.plain("three-objects")
+def test_one_process_has_many_clips_at_once(pairs, same_process):
+    clips = list(CLIPS)[:4]
+    together, captions, accepted = set(), {}, 0
+    for clip, event in pairs.first.serve(Waiting(pairs.first, clips), batch=4):
+        assert not isinstance(event, Exception), event
+        together.add(len(pairs.slot.process._listeners))
+        if isinstance(event, Finished):
+            captions[clip] = event.caption
+            accepted += event.caption.counters["accepted"]
+    assert {clip: one.token_ids for clip, one in captions.items()} == {clip: pairs.plain(clip) for clip in clips}
+    assert 4 in together and accepted > 0
+    drafted = [span for one in captions.values() for span in one.trace.spans if span.kind == "draft"]
+    assert sum(dict(span.about)["emitted"] for span in drafted) == accepted
+
+
+def test_a_newer_stream_leaves_an_older_one_alone(pairs, same_process):
+    older, newer = pairs.first.stream(CLIP), pairs.first.stream(CLIPS["three-objects"])
+    begun = [(next(older), next(newer)) for _ in range(4)]
+    assert len(begun) == 4
+    assert list(newer)[-1].caption.token_ids == pairs.plain("three-objects")
+    assert list(older)[-1].caption.token_ids == pairs.plain("one-object")
+
+
+def test_the_draft_has_its_share_of_the_processor(pairs):
+    before = torch.get_num_threads()
+    slot = pairs.sharing(**{"models.threads": 3}).slot
+    shared = slot.target_threads
+    try:
+        slot.target_threads = before + 1
+        with slot.sharing():
+            assert torch.get_num_threads() == before + 1
+    finally:
+        slot.target_threads = shared
+    assert torch.get_num_threads() == before
 
 
 def test_a_draft_that_accounts_late_stays(pairs, same_process, monkeypatch):
     """Such as one that is still reading a long prompt when the target has written the whole text."""
     process = pairs.slot.ready()
-    monkeypatch.setattr(processes, "CloseClip", lambda clip: "nothing that it answers")
-    finish = process.finish
-    monkeypatch.setattr(process, "finish", lambda clip: finish(clip, 0.1))
+    monkeypatch.setattr(processes, "CloseClip", lambda clip: Order(-1, Abort()))  # which it does not answer
+    monkeypatch.setattr(remote, "ACCOUNT", 0.1)
     record = pairs.first.caption(CLIP)
     assert record.token_ids == pairs.plain("one-object")
     assert not [span for span in record.trace.spans if span.worker == "draft"]
     assert 0 < process.overdue < 60 and pairs.slot.ready() is process
     monkeypatch.undo()
-    process.finish(process._clip)
+    process.close(process._clip)
 
 
 def test_a_process_that_is_silent_for_too_long_is_replaced(pairs, monkeypatch):
     process = pairs.slot.ready()
-    monkeypatch.setattr(type(process), "overdue", 61.0)
     dropped = []
-    monkeypatch.setattr(pairs.slot, "drop", lambda: dropped.append(True))
-    pairs.slot.ready()
-    monkeypatch.setattr(type(process), "overdue", 59.0)
-    pairs.slot.ready()
-    assert dropped == [True]
+    monkeypatch.setattr(pairs.slot, "drop", dropped.append)
+    for overdue, silent in ((61.0, 61.0), (59.0, 61.0), (61.0, 1.0), (1801.0, 1.0)):
+        monkeypatch.setattr(type(process), "overdue", overdue)
+        monkeypatch.setattr(process.pulse, "silent", lambda silent=silent: silent)
+        pairs.slot.ready()
+        dropped.append(overdue)
+    assert dropped == [process, 61.0, 59.0, 61.0, process, 1801.0]
 
 
 def test_a_forgotten_captioner_leaves_no_process(pairs):
@@ -216,8 +244,10 @@ def test_the_schedule_is_chosen_once_and_said(pairs, same_process, monkeypatch, 
 
     def events(run):
         tried.append(run)
-        for event in whole(run):
-            yield replace(event, elapsed=event.elapsed + 100) if isinstance(event, Round) else event
+        return overheard(
+            whole(run),
+            change=lambda event: replace(event, elapsed=event.elapsed + 100) if isinstance(event, Round) else event,
+        )
 
     monkeypatch.setattr(slow, "events", events)
     for clip in ("one-object", "three-objects"):
@@ -226,5 +256,7 @@ def test_the_schedule_is_chosen_once_and_said(pairs, same_process, monkeypatch, 
         assert record.token_ids == pairs.plain(clip)
         assert read.schedule == record.schedule["kind"] == faster
         assert read.why == record.schedule["why"] and read.why.startswith(f"{faster}: ")
-        assert record.schedule["gamma"] >= 1  # draft.gamma is auto: either schedule ends with a window of its own
+        # draft.gamma is auto: either schedule ends with a window of its own, unless the draft rested all along
+        assert record.schedule["gamma"] is None or record.schedule["gamma"] >= 1
+        assert record.schedule["gamma"] is not None or faster == "sequential"
     assert len(tried) == TURNS

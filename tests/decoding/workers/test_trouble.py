@@ -14,12 +14,13 @@ import time
 import pytest
 
 from decoding import checkpoints
-from decoding.workers.pairs import CLIP, Pairs, gone
+from decoding.workers.pairs import CLIP, CLIPS, Pairs, Waiting, gone
 from vidspec import profiles
 from vidspec.cli.app import run
 from vidspec.decoding.base import Target
 from vidspec.decoding.events import Again, Finished, Prefilled, Round
 from vidspec.decoding.parallel import WorkerLost
+from vidspec.decoding.protocol import Rollback
 from vidspec.decoding.workers import frames
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.embedded.architecture import build_tokenizer
@@ -67,6 +68,45 @@ def test_a_draft_that_is_killed_is_started_again_and_the_clip_done_again(pairs):
     assert pairs.first.caption(CLIP).token_ids == pairs.plain("one-object")
 
 
+def test_a_draft_that_dies_costs_none_of_its_clips(pairs):
+    """They are begun again with one fresh process for all."""
+    clips = list(CLIPS)[:4]
+    for seed in range(KILLS):
+        rng = random.Random(seed)
+        pairs.slot.ready()
+        pid, left = pairs.pid, rng.randrange(4, 40)
+        again, captions = set(), {}
+        for clip, event in pairs.first.serve(Waiting(pairs.first, clips), batch=4):
+            left -= 1
+            if not left:
+                os.kill(pid, signal.SIGKILL)
+            assert not isinstance(event, Exception), event
+            if isinstance(event, Again):
+                assert clip not in again and "exit code -9" in event.why
+                again.add(clip)
+            if isinstance(event, Finished):
+                captions[clip] = event.caption.token_ids
+        assert captions == {clip: pairs.plain(clip) for clip in clips}
+        assert again and pairs.slot.ready().process.pid != pid
+
+
+def test_an_error_in_one_clip_leaves_the_others_alone(pairs):
+    """Its draft is told to roll back before it has read anything."""
+    process = pairs.slot.ready()
+    stream = pairs.first.stream(CLIP)
+    next(stream)
+    told = []
+    question = pairs.first._question(pairs.first.read(CLIP), {})
+    clip = process.open(pairs.first.profile, question, 10, told.append, eager=False)
+    process.send(clip, Rollback(1, 0, (3,)))
+    *_, last = stream
+    assert last.caption.token_ids == pairs.plain("one-object")
+    (failed,) = told
+    assert "roll back before its prompt was read" in failed.error and "in take" in failed.traceback and not failed.lost
+    process.close(clip)
+    assert pairs.slot.ready() is process
+
+
 def test_a_clip_that_kills_its_draft_each_time_has_failed(pairs):
     with pytest.raises(GenerationError, match="exit code -9") as caught:
         for event in pairs.first.stream(CLIP):
@@ -82,12 +122,11 @@ def test_a_process_that_died_before_the_clip_began_is_told_of(pairs):
     process = pairs.slot.ready()
     os.kill(pairs.pid, signal.SIGKILL)
     process._reader.join()
-    process._listener = None
     told = []
     clip = next(pairs.first.stream(CLIP))  # Opened: nothing of it has reached the draft
     assert clip.frames
     question = pairs.first._question(pairs.first.read(CLIP), {})
-    process.open(pairs.first.profile, question, 10, eager=True, listener=told.append)
+    process.open(pairs.first.profile, question, 10, told.append, eager=True)
     assert "exit code -9" in told[0].error
     process.stop()
     assert not process._blocks

@@ -1,4 +1,4 @@
-"""The draft's side: what runs in its process. It looks at its messages between any two forward passes."""
+"""The draft's side: what runs in its process. It looks at its messages between any two passes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import contextlib
 import signal
 import time
 import traceback
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 import torch
 
 from vidspec import video
+from vidspec.decoding import loop
+from vidspec.decoding.asks import Asks, asked, timed
 from vidspec.decoding.protocol import Abort, DraftMessage, Failed, PrefillDraft, Propose, Proposed, Ready, Rollback
 from vidspec.decoding.trace import Trace
 from vidspec.decoding.workers.frames import copied
@@ -38,7 +42,7 @@ from vidspec.models.identity import identity
 from vidspec.models.prompt import Question
 from vidspec.registry import drafters
 
-__all__ = ["DraftClip", "serve"]
+__all__ = ["DraftClip", "DraftWorker", "serve"]
 
 
 class DraftClip:
@@ -74,6 +78,11 @@ class DraftClip:
     def forwards(self) -> int:
         return self._text.forwards if self._text else 0
 
+    @property
+    def read(self) -> bool:
+        """Whether its prompt has been read."""
+        return self._text is not None
+
     def take(self, message: DraftMessage, visual: int | None) -> None:
         """Remember what is to be done; nothing is computed here but a rollback."""
         if isinstance(message, PrefillDraft):
@@ -92,39 +101,35 @@ class DraftClip:
             # What was asked before the prompt is read is not wanted any more; the prompt still is.
 
     @property
-    def busy(self) -> bool:
-        """Whether there is something to do without a further message."""
-        return self._look or self._prefill is not None or self._proposes
-
-    @property
     def _proposes(self) -> bool:
         text = self._text
         return (
             text is not None and len(text.tokens) < self._until and not (text.tokens and text.tokens[-1] in self._eos)
         )
 
-    def work(self) -> Ready | Proposed | None:
-        """The next piece of work: a look at the clip, the prompt, or one forward pass."""
-        begun = time.perf_counter()
-        if self._prefill is not None:
-            order, self._prefill, self._look = self._prefill, None, False
-            if order.kept is not None:
-                self.opening.kept = torch.tensor(order.kept, dtype=torch.long)
-            prefix = self._kind.prompt(self.opening)
-            self._text = DraftText(self.engine, self.opening.read(self.engine, prefix))
-            self._eos = order.eos
-            return Ready("draft", time.perf_counter() - begun)
+    def steps(self) -> Asks[None]:
+        """All that can be done without a further message: a look at the clip, the prompt, tokens. Yields what it asks
+        for, and answers.
+
+        Once the prompt is read it may be given up at any ask and begun anew.
+        """
         if self._look:
             self._look = False
-            self._kind.look(self.opening)
-            return None
-        if self._text is None:
-            return None
-        first = not self._text.tokens
-        with self.trace.span("draft", "draft", (("epoch", self._epoch), ("position", len(self._text.tokens)))):
-            token = self._text.extend()
-        seconds = 0.0 if first else time.perf_counter() - begun
-        return Proposed(self._epoch, len(self._text.tokens) - 1, token, seconds)
+            yield from asked(self._kind.look, self.opening)
+        if self._prefill is not None:
+            order, self._prefill = self._prefill, None
+            begun = self.trace.elapsed()
+            if order.kept is not None:
+                self.opening.kept = torch.tensor(order.kept, dtype=torch.long)
+            prefix = yield from asked(self._kind.prompt, self.opening)
+            read = yield from asked(self.opening.read, self.engine, prefix)
+            self._text, self._eos = DraftText(self.engine, read), order.eos
+            yield Ready("draft", self.trace.elapsed() - begun)
+        while (text := self._text) is not None and self._proposes:
+            position = len(text.tokens)
+            about = (("epoch", self._epoch), ("position", position))
+            token, seconds = yield from timed(self.trace, "draft", "draft", text.extend, about=about)
+            yield Proposed(self._epoch, position, token, seconds if position else 0.0)
 
     def spans(self) -> Spans:
         """What has been done."""
@@ -133,10 +138,76 @@ class DraftClip:
         return Spans(self.number, tuple(shifted), self.forwards)
 
 
+class DraftWorker:
+    """The clips of the process. One pass extends the texts of all that propose, and reads on in the prompts of others.
+
+    Args:
+        engine: the drafting model.
+        send: to the other process.
+    """
+
+    def __init__(self, engine: Engine, send: Callable[[object], None]) -> None:
+        self.engine, self.send = engine, send
+        synchronise = synchroniser(engine.model.device)
+
+        def now() -> float:
+            synchronise()
+            return time.perf_counter()
+
+        self._clips: dict[int, DraftClip] = {}
+        self._loop = loop.Loop(now)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to do without a further message."""
+        return len(self._loop) > 0
+
+    def take(self, order: OpenClip | CloseClip | Order) -> None:
+        """What the other process says; between two passes."""
+        number = order.clip
+        if isinstance(order, CloseClip):
+            self._loop.drop(number)
+            clip = self._clips.pop(number, None)
+            self.send(clip.spans() if clip else Spans(number, (), 0))
+            return
+        try:
+            if isinstance(order, OpenClip):
+                self._clips[number] = DraftClip(order, self.engine)
+            elif number in self._clips:
+                self._clips[number].take(order.message, order.visual)
+            else:
+                return  # it has failed, or is over
+        except Exception as error:
+            self._failed(number, error)
+            return
+        if isinstance(order, OpenClip):
+            self.send(Taken(number))
+        clip = self._clips[number]
+        if clip.read or number not in self._loop:
+            self._loop.drop(number)  # what it had in mind for the next pass
+            self._tell(self._loop.begin(number, clip.steps()))
+
+    def turn(self) -> None:
+        """One pass, or a step of a look at a clip."""
+        self._tell(self._loop.turn())
+
+    def _tell(self, said: Iterable[tuple[Any, Any]]) -> None:
+        for number, one in said:
+            if isinstance(one, loop.Failed):
+                self._failed(number, one.error)
+            elif not isinstance(one, loop.Done):
+                self.send(Answer(number, one))
+
+    def _failed(self, number: int, error: Exception) -> None:
+        """One clip cannot go on; the others do."""
+        self._loop.drop(number)
+        self._clips.pop(number, None)
+        self.send(Answer(number, _failure(error)))
+
+
 def serve(connection: Connection, start: Start) -> None:
-    """The process: load the model, then work on one clip at a time until the pipe is closed."""
+    """The process: load the model, then work on clips until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the other process's business; it ends this one
-    number = -1
     try:
         if start.threads is not None:
             torch.set_num_threads(start.threads)
@@ -146,28 +217,21 @@ def serve(connection: Connection, start: Start) -> None:
             connection.send(Unloadable(error.message, error.hint, error.kind, traceback.format_exc()))
             return
         connection.send(Loaded(identity(engine.model)))
-        clip: DraftClip | None = None
+        worker = DraftWorker(engine, connection.send)
         while True:
-            while not (clip and clip.busy) or connection.poll():
-                order = connection.recv()
-                if isinstance(order, OpenClip):
-                    number = order.clip
-                    clip = DraftClip(order, engine)
-                    connection.send(Taken(number))
-                elif isinstance(order, CloseClip):
-                    mine = clip is not None and clip.number == order.clip
-                    connection.send(clip.spans() if clip and mine else Spans(order.clip, (), 0))
-                    clip = None if mine else clip
-                elif clip is not None and isinstance(order, Order) and order.clip == clip.number:
-                    clip.take(order.message, order.visual)
-            if clip is not None and (result := clip.work()) is not None:
-                connection.send(Answer(clip.number, result))
+            while not worker.busy or connection.poll():
+                worker.take(connection.recv())
+            worker.turn()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # nobody is there any more
     except Exception as error:
-        failed = Failed("draft", f"{type(error).__name__}: {error}", traceback.format_exc())
         with contextlib.suppress(OSError):
-            connection.send(Answer(number, failed))
+            connection.send(_failure(error, lost=True))
+
+
+def _failure(error: Exception, *, lost: bool = False) -> Failed:
+    told = "".join(traceback.format_exception(error))
+    return Failed("draft", f"{type(error).__name__}: {error}", told, lost=lost)
 
 
 def _question(order: OpenClip) -> Question:

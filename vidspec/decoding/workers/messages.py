@@ -69,7 +69,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class CloseClip:
-    """A clip is over: stop, answer with ``Spans``, forget it."""
+    """A clip is over: answer with ``Spans``, forget it."""
 
     clip: int
 

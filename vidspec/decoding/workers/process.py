@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import queue
 import signal
 import sys
 import threading
@@ -20,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from vidspec.decoding.parallel import WorkerLost, WorkerTraceback, failure
-from vidspec.decoding.protocol import DraftMessage, Failed
+from vidspec.decoding.protocol import DraftMessage, Failed, Ready
 from vidspec.decoding.workers.draft import serve
+from vidspec.decoding.workers.ear import Heard
 from vidspec.decoding.workers.frames import drop, share
 from vidspec.decoding.workers.messages import (
     Answer,
@@ -42,15 +42,9 @@ from vidspec.profiles import Profile
 
 __all__ = ["DraftProcess"]
 
-#: Seconds that the end of a clip waits for the draft's account of it. A draft that is still reading its prompt takes
-#: longer; it is not waited for, and the clip's trace lacks its lane.
-ACCOUNT = 5.0
-
 
 class DraftProcess:
-    """A spawned process with its own model, vision tower and cache; it serves one clip after the other.
-
-    The clip that was opened last is the one it works on: an older one that was not closed ends with an error.
+    """A spawned process with its own model, vision tower and cache; it serves any number of clips at once.
 
     Args:
         start: the model.
@@ -65,11 +59,11 @@ class DraftProcess:
         theirs.close()
         self.loaded: Loaded | None = None
         self.unloadable: Unloadable | None = None
-        self.spans: queue.SimpleQueue[Spans | None] = queue.SimpleQueue()
         self.pulse = Pulse(self.process.pid or 0)
         self._clip = 0
         self._blocks: dict[int, SharedMemory] = {}
-        self._listener: Callable[[Failed | Any], None] | None = None
+        self._listeners: dict[int, Callable[[Heard], None]] = {}  # of the clips that are open
+        self._reading: set[int] = set()
         self._early: Failed | None = None
         self._owed: dict[int, float] = {}  # clips that were closed and not accounted for, and since when
         self._lock, self._sending = threading.Lock(), threading.Lock()
@@ -87,6 +81,11 @@ class DraftProcess:
         with self._lock:
             return time.monotonic() - min(self._owed.values()) if self._owed else 0.0
 
+    @property
+    def reading(self) -> bool:
+        """Whether there is a clip whose prompt it has not read."""
+        return bool(self._reading)
+
     def wait_until_loaded(self, timeout: float, silence: float) -> Identity:
         """Wait for the model, and say which it is.
 
@@ -94,12 +93,11 @@ class DraftProcess:
             ModelError: it cannot be loaded; the cause carries the process's own traceback.
             WorkerLost: it died, took longer than ``timeout`` seconds, or did nothing for ``silence`` of them.
         """
-        begun = seen = time.monotonic()
+        begun = time.monotonic()
         while not self._ready.wait(min(1.0, silence)):
-            now = time.monotonic()
-            seen = now if self.pulse.beats() else seen
-            if now - begun >= timeout or now - seen >= silence:
-                what = f"after {timeout:g} s" if now - begun >= timeout else f"and does nothing for {silence:g} s"
+            late = time.monotonic() - begun >= timeout
+            if late or self.pulse.silent() >= silence:
+                what = f"after {timeout:g} s" if late else f"and does nothing for {silence:g} s"
                 raise WorkerLost(f"the draft worker has not loaded its model {what}", kind="worker")
         if (wrong := self.unloadable) is not None:
             raise ModelError(f"the draft worker: {wrong.message}", hint=wrong.hint, kind=wrong.kind) from (
@@ -112,9 +110,9 @@ class DraftProcess:
         return self.loaded.identity
 
     def open(
-        self, profile: Profile, question: Question, room: int, *, eager: bool, listener: Callable[[Any], None]
+        self, profile: Profile, question: Question, room: int, listener: Callable[[Heard], None], *, eager: bool
     ) -> int:
-        """Begin a clip; its answers go to ``listener``, on another thread. Returns the clip's number.
+        """Begin a clip; what is said of it goes to ``listener``, on another thread. Returns the clip's number.
 
         Raises:
             GenerationError: there is not enough shared memory for its frames.
@@ -123,10 +121,9 @@ class DraftProcess:
         block = share(frames)
         with self._lock:
             self._clip += 1
-            number, older, self._listener = self._clip, self._listener, listener
-            self._blocks[number] = block
-        if older is not None:
-            older(Failed("draft", "another clip was begun before this one ended"))
+            number = self._clip
+            self._blocks[number], self._listeners[number] = block, listener
+            self._reading.add(number)
         self._send(
             OpenClip(
                 number,
@@ -148,33 +145,15 @@ class DraftProcess:
         """A protocol message for a clip; without effect on one that is over."""
         self._send(Order(clip, message, visual))
 
-    def serves(self, clip: int) -> bool:
-        """Whether no clip was begun after this one."""
-        return clip == self._clip
-
-    def finish(self, clip: int, timeout: float = ACCOUNT) -> Spans | None:
-        """End a clip: the draft stops, and says what it did. None if it has not within ``timeout`` seconds.
-
-        The process stays as it is: its account, whenever it comes, is the first thing it does.
-        """
+    def close(self, clip: int) -> None:
+        """End a clip: the draft stops, and its listener is told what it did, whenever that comes."""
         with self._lock:
-            if clip == self._clip:
-                self._listener = None
             self._owed[clip] = time.monotonic()
         self._send(CloseClip(clip))
-        until = time.monotonic() + timeout
-        while self._early is None:
-            try:
-                found = self.spans.get(timeout=max(0.0, until - time.monotonic()))
-            except queue.Empty:
-                return None
-            if found is not None and found.clip == clip:
-                return found
-        return None
 
-    def stop(self) -> None:
-        """End the process, whatever it is doing, and the clip that is open."""
-        self.gone(Failed("draft", "it was stopped"))
+    def stop(self, *, lost: bool = False) -> None:
+        """End the process, whatever it is doing, and the clips that are open; ``lost``: they may be done again."""
+        self.gone(Failed("draft", "it was given up" if lost else "it was stopped", lost=lost))
         self.process.kill()  # it may be stopped or stuck in a pass: nothing gentler is certain
         self.process.join()
         if threading.current_thread() is not self._reader:
@@ -200,30 +179,41 @@ class DraftProcess:
             self._ready.set()
         elif isinstance(message, Unloadable):
             self.unloadable = message
-        elif isinstance(message, Taken):
-            with self._lock:
-                block = self._blocks.pop(message.clip, None)
-            if block is not None:
-                drop(block)
-        elif isinstance(message, Spans):
-            with self._lock:
-                self._owed.pop(message.clip, None)
-            self.spans.put(message)
-        elif isinstance(message, Answer) and isinstance(message.result, Failed):
-            self.gone(message.result)
-        elif isinstance(message, Answer):
-            with self._lock:
-                listener = self._listener if message.clip == self._clip else None
-            if listener is not None:
-                listener(message.result)
+        elif isinstance(message, Failed):
+            self.gone(message)
+        elif isinstance(message, (Taken, Spans, Answer)):
+            self._told(message.clip, message)
+
+    def _told(self, clip: int, message: Taken | Spans | Answer) -> None:
+        block = None
+        with self._lock:
+            if isinstance(message, Answer):
+                if isinstance(message.result, (Ready, Failed)):
+                    self._reading.discard(clip)
+            else:
+                block = self._blocks.pop(clip, None)
+            listener = self._listeners.get(clip)
+            if isinstance(message, Spans):
+                self._forget(clip)
+        if block is not None:
+            drop(block)
+        if listener is not None and not isinstance(message, Taken):
+            listener(message.result if isinstance(message, Answer) else message)
+
+    def _forget(self, clip: int) -> None:
+        self._reading.discard(clip)
+        self._owed.pop(clip, None)
+        self._listeners.pop(clip, None)
 
     def gone(self, failed: Failed) -> None:
         """The process cannot go on."""
         with self._lock:
-            self._early, listener, self._listener = self._early or failed, self._listener, None
+            self._early = self._early or failed
+            listeners = dict(self._listeners)
+            for clip in listeners:
+                self._forget(clip)
         self._ready.set()
-        self.spans.put(None)
-        if listener is not None:
+        for listener in listeners.values():
             listener(failed)
 
     def exit_text(self) -> str:
@@ -265,6 +255,6 @@ def _listen(connection: Connection, owner: DraftProcess) -> None:
     except (EOFError, OSError):
         owner.gone(Failed("draft", owner.exit_text(), lost=True))
     except Exception as error:  # whatever it is, the one who waits must hear of it
-        owner.gone(Failed("draft", f"its answer cannot be used: {error!r}", traceback.format_exc()))
+        owner.gone(Failed("draft", f"its answer cannot be used: {error!r}", traceback.format_exc(), lost=True))
     finally:
         owner.hang_up()

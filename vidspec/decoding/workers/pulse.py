@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
-__all__ = ["Pulse"]
+__all__ = ["PATIENCE", "Pulse"]
+
+#: Seconds for which signs of life count instead of an answer. The prompt of a long video, or weights that lie on a
+#: disk, take minutes.
+PATIENCE = 1800.0
 
 
 class Pulse:
-    """A process's signs of life between one look and the next.
+    """A process's signs of life.
 
     Args:
         pid: of the process.
@@ -17,17 +22,22 @@ class Pulse:
     def __init__(self, pid: int) -> None:
         self._stat = Path(f"/proc/{pid}/stat")
         self._used = 0
+        self._seen = time.monotonic()
 
-    def beats(self) -> bool:
-        """Whether it runs, waits for a disk, or has used the processor since the last look.
+    def silent(self) -> float:
+        """For how many seconds it has been found neither running, nor waiting for a disk, nor to have used the
+        processor since the look before; any number of clips may look.
 
-        Where the system has no ``/proc`` it is always taken to.
+        Where the system has no ``/proc`` it is always taken to work.
         """
+        now = time.monotonic()
         try:
             # Behind the name, which may hold anything: the state, and as 12th and 13th ticks of user and system time.
             fields = self._stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
         except OSError:
-            return not Path("/proc/self/stat").exists()
+            return now - self._seen if Path("/proc/self/stat").exists() else 0.0
         used, before = int(fields[11]) + int(fields[12]), self._used
         self._used = used
-        return fields[0] in "RD" or used > before
+        if fields[0] in "RD" or used > before:
+            self._seen = now
+        return now - self._seen

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Any
 
 import torch
 
-from vidspec.acceptance.base import Acceptance
+from vidspec.decoding.asks import Asks, timed
 from vidspec.decoding.base import Target
 from vidspec.decoding.events import Prefilled, Round
-from vidspec.decoding.parallel import Outcome, Scheduler, Settings, drive
+from vidspec.decoding.parallel import Outcome, Scheduler, Settings, WorkerLost
+from vidspec.decoding.protocol import Kept, PrefillTarget, Send, TargetMessage, Verify
 from vidspec.decoding.run import Choice
 from vidspec.decoding.setup import ROWS, Setup, prefilled
 from vidspec.decoding.trace import Trace
-from vidspec.decoding.workers.pair import Pair
+from vidspec.decoding.workers.messages import Spans
+from vidspec.decoding.workers.remote import RemoteDraft
 from vidspec.decoding.workers.slot import DraftSlot
-from vidspec.decoding.workers.target import TargetThread
-from vidspec.errors import GenerationError
+from vidspec.decoding.workers.target import Publish, TargetSide
 from vidspec.models.base import Prefix
 from vidspec.models.prompt import Question
 from vidspec.planning.base import WindowSize
 from vidspec.planning.gamma import AutoGamma, FixedGamma
 from vidspec.pruning.base import taps_for
 
-__all__ = ["SideBySide"]
-
-#: How a clip ends: with its last token; left alone by whoever wanted it, or failed for a reason of its own; or with a
-#: worker that cannot go on.
-Ending: TypeAlias = Literal["finished", "abandoned", "broken"]
+__all__ = ["SideBySide", "rounds"]
 
 
 class SideBySide:
-    """The target in a thread of this process, the draft in its own.
+    """The target in this process, by passes that it asks for, the draft in its own.
 
     Args:
         setup: models and parts; its draft is unused.
@@ -52,8 +49,9 @@ class SideBySide:
         self.setup, self.path, self.question, self.trace, self.slot = setup, path, question, trace, slot
         self.draft_forwards = 0
         self._prefix: Prefix | None = None
+        self._kept: torch.Tensor | None = None
 
-    def events(self) -> Iterator[Prefilled | Round]:
+    def events(self) -> Asks[None]:
         setup, trace, slot = self.setup, self.trace, self.slot
         if setup.acceptance is None:
             raise ValueError("the parallel schedule needs an acceptance rule")
@@ -72,47 +70,39 @@ class SideBySide:
             await_kept=setup.pruner is not None,
         )
         rng = torch.Generator().manual_seed(setup.profile.generate.seed)
-        thread = partial(self._thread, setup.acceptance, rng)
-        pair = Pair(
-            thread,
+        target = TargetSide(partial(self._read, rng), setup.acceptance, rng, trace)
+        draft = RemoteDraft(
             process,
-            partial(self._open, process.open, overlap),
-            eager=overlap,
-            timeout=setup.profile.workers.timeout,
-            visual=lambda: len(self._prefix.visual) if self._prefix is not None else None,
+            partial(process.open, setup.profile, self.question, setup.room, eager=overlap),
+            setup.profile.workers.timeout,
+            lambda: len(self._prefix.visual) if self._prefix is not None else None,
+            trace,
         )
         outcomes: list[Outcome] = []
-        begun: float | None = None
-        ending: Ending = "abandoned"
+        begun = 0.0
+
+        def told(outcome: Outcome) -> Iterator[Prefilled | Round]:
+            nonlocal begun
+            if not outcomes:
+                begun = trace.elapsed()
+                yield self._prefilled(begun)
+            outcomes.append(outcome)
+            yield _round(outcome, trace.elapsed() - begun)
+
         try:
-            for outcome in drive(Scheduler(settings, windows), pair):
-                outcomes.append(outcome)
-                if begun is None:
-                    begun = trace.elapsed()
-                    yield self._prefilled(pair.target, begun)
-                yield _round(outcome, trace.elapsed() - begun)
-            ending = "finished"
-        except GenerationError as error:
-            ending = "broken" if error.kind == "worker" else "abandoned"
-            raise
-        except KeyboardInterrupt:
-            ending = "broken"  # who interrupts wants no process left
+            if overlap:
+                draft.begin()
+            yield from rounds(Scheduler(settings, windows), target, draft, told)
+            slot.gamma = windows.gamma
+            self._account((yield from draft.account()), outcomes)
+        except WorkerLost:
+            slot.drop(process)  # and whoever comes next gets a fresh one
             raise
         finally:
-            self._close(pair, ending, outcomes)
-            slot.gamma = windows.gamma if ending == "finished" else slot.gamma
+            draft.close()
 
-    def _close(self, pair: Pair, ending: Ending, outcomes: list[Outcome]) -> None:
-        """Stop both workers. A draft in good health stays for the next clip; a finished clip gets its draft's lane."""
-        if ending == "broken":
-            try:
-                pair.target.stop()
-            finally:
-                if pair.is_current:
-                    self.slot.drop(pair.draft)  # the next clip gets a fresh one
-            return
-        done = pair.close(wait=ending == "finished")
-        pair.target.stop()
+    def _account(self, done: Spans | None, outcomes: Sequence[Outcome]) -> None:
+        """Fill in the draft's lane."""
         if done is None:
             return
         self.draft_forwards = done.forwards
@@ -123,36 +113,69 @@ class SideBySide:
                 about += (("emitted", any(_holds(one, place["epoch"], place["position"]) for one in outcomes)),)
             self.trace.add(span.kind, "draft", span.start - self.trace.origin, span.end - self.trace.origin, about)
 
-    def _open(self, begin: Callable[..., int], eager: bool, listener: Callable[..., None]) -> int:
-        return begin(self.setup.profile, self.question, self.setup.room, eager=eager, listener=listener)
-
-    def _thread(self, acceptance: Acceptance, rng: torch.Generator, answer: Callable[..., None]) -> TargetThread:
-        return TargetThread(partial(self._read, rng), acceptance, rng, self.trace, answer, self.slot.target_threads)
-
-    def _read(self, rng: torch.Generator, publish: Callable[[tuple[int, ...]], None]) -> tuple[Target, Prefix]:
+    def _read(self, rng: torch.Generator, publish: Publish) -> Asks[Target]:
         """The target's prompt; what the draft may see is published as early as its signals exist."""
         setup, trace = self.setup, self.trace
-        prefix = self._prefix = setup.read(self.path, self.question, trace)
+        prefix = self._prefix = yield from setup.read(self.path, self.question, trace)
         taps = taps_for(setup.needs, prefix)
 
         def choose() -> None:
-            publish(tuple(setup.kept(prefix, taps, trace, "target").tolist()))
+            self._kept = setup.kept(prefix, taps, trace, "target")
+            publish(tuple(self._kept.tolist()))
 
         if setup.pruner is not None and taps is None:
             choose()
         elif setup.pruner is not None and taps is not None:
             taps.ready = choose
-        with trace.span("target_prefill"):
-            read = setup.prefill(prefix, taps)
-        return Target(setup.target, read, setup.sampling, rng), prefix
+        read, _ = yield from timed(trace, "target_prefill", "target", setup.prefill, prefix, taps)
+        return Target(setup.target, read, setup.sampling, rng)
 
-    def _prefilled(self, target: TargetThread, elapsed: float) -> Prefilled:
-        prefix = self._prefix
-        if prefix is None:
+    def _prefilled(self, elapsed: float) -> Prefilled:
+        if self._prefix is None:
             raise RuntimeError("a round came before the prompt was read")
-        everything = torch.arange(len(prefix.visual) if self.setup.profile.shows_the_video else 0)
-        kept = everything if target.kept is None else torch.tensor(target.kept, dtype=torch.long)
-        return prefilled(self.setup.profile, prefix, kept, elapsed)
+        everything = torch.arange(len(self._prefix.visual) if self.setup.profile.shows_the_video else 0)
+        return prefilled(self.setup.profile, self._prefix, everything if self._kept is None else self._kept, elapsed)
+
+
+def rounds(
+    scheduler: Scheduler,
+    target: TargetSide,
+    draft: RemoteDraft,
+    told: Callable[[Outcome], Iterable[Any]],
+) -> Asks[None]:
+    """Carry messages and answers between the two of one clip until its text ends.
+
+    The draft's answers gather while the target has a pass; they come before the pass's own.
+
+    Args:
+        scheduler: of this clip.
+        target, draft: its workers.
+        told: events that make a round known.
+    """
+    orders: list[TargetMessage] = []
+
+    def tell(sends: Sequence[Send]) -> None:
+        for _, message in sends:
+            if isinstance(message, (PrefillTarget, Verify)):
+                orders.append(message)
+            else:
+                draft.send(message)
+
+    def publish(kept: tuple[int, ...]) -> None:
+        tell(scheduler.receive(Kept(kept))[0])
+
+    tell(scheduler.start())
+    while not scheduler.finished:
+        if orders:
+            answer = yield from target.answer(orders.pop(), publish)
+            answers = [*draft.ear.take(), answer]
+        else:
+            answers = yield from draft.hear()
+        for result in answers:
+            sends, outcome = scheduler.receive(result)
+            tell(sends)
+            if outcome is not None:
+                yield from told(outcome)
 
 
 def _windows(setup: Setup, start: int) -> WindowSize:

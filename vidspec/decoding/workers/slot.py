@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections.abc import Iterator
 
 import torch
 
 from vidspec.decoding.parallel import WorkerLost
 from vidspec.decoding.workers.messages import Start
 from vidspec.decoding.workers.process import DraftProcess
+from vidspec.decoding.workers.pulse import PATIENCE
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.identity import Identity, agree, check_sight, identity
 from vidspec.models.loading import Placement
@@ -74,15 +77,15 @@ class DraftSlot:
             ModelError: its model cannot be loaded, or does not match the target.
         """
         process = self.process
-        if process is not None and (not process.alive or process.overdue > self._timeout):
-            self.drop()
+        if process is not None and (not process.alive or self._hangs(process)):
+            self.drop(process)
         if self.process is None:
             self._held.append(DraftProcess(self._start))
         process = self._held[0]
         try:
             loaded = process.wait_until_loaded(LOADING, self._timeout)
         except WorkerLost:
-            self.drop()
+            self.drop(process)
             raise
         if self._agreed != (self.target, loaded):  # reading two vocabularies takes long: once, not for every clip
             agree(identity(self.target), loaded)
@@ -90,13 +93,30 @@ class DraftSlot:
             self._agreed = self.target, loaded
         return process
 
-    def drop(self, process: DraftProcess | None = None) -> None:
-        """End the process, of a given one only that; a second time does nothing."""
-        if process is not None and process is not self.process:
-            return
-        _end(self._held)
+    def _hangs(self, process: DraftProcess) -> bool:
+        """Whether it owes something and is at nothing; it may be looking at another clip's video."""
+        works = process.pulse.silent() < self._timeout
+        return process.overdue > (PATIENCE if works else self._timeout)
+
+    @contextlib.contextmanager
+    def sharing(self) -> Iterator[None]:
+        """The target leaves the draft its share of the processor; by the thread that runs the target's passes."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.target_threads or before)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    def drop(self, lost: DraftProcess | None = None) -> None:
+        """End the process and the clips it has; of one that is ``lost`` only that, and they may be done again.
+
+        A second time does nothing.
+        """
+        if lost is None or lost is self.process:
+            _end(self._held, lost=lost is not None)
 
 
-def _end(held: list[DraftProcess]) -> None:
+def _end(held: list[DraftProcess], *, lost: bool = False) -> None:
     while held:
-        held.pop().stop()
+        held.pop().stop(lost=lost)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vidspec.decoding.asks import Asks, Continue
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Prefill
 
@@ -24,11 +25,14 @@ class DraftText:
         self.forwards = 0
         self._prompt = self.span.length
 
-    def extend(self) -> int:
-        """Propose one more token: that of the prompt's last logits at first, then of a pass over what is unread."""
+    def extend(self) -> Asks[int]:
+        """Propose one more token: that of the prompt's last logits at first, then of a pass over what is unread.
+
+        Given up before it is answered, it leaves everything as it was.
+        """
         unread = self.tokens[self.span.length - self._prompt :]
         if unread:
-            self.tokens += self.engine.greedy([(self.span, unread, 1)])[0]
+            self.tokens += yield Continue(self.engine, self.span, unread, 1)
             self.forwards += 1
         else:
             self.tokens.append(int(self.prefill.logits.argmax()))

@@ -1,4 +1,4 @@
-"""Target thread and scheduler on tables: what is drawn, who is waited for and for how long."""
+"""The rounds of one clip on tables: what is drawn, who is waited for and for how long."""
 
 import os
 import signal
@@ -15,15 +15,17 @@ from scipy.stats import chisquare
 from decoding.toys import ToyEngine, blend, random_table
 from vidspec.acceptance.base import Verdict
 from vidspec.acceptance.exact import Exact
+from vidspec.decoding.asks import alone
 from vidspec.decoding.base import Target
-from vidspec.decoding.parallel import Scheduler, Settings, drive
-from vidspec.decoding.protocol import Abort, Failed, PrefillDraft, PrefillTarget, Propose, Proposed, Ready, Rollback
+from vidspec.decoding.parallel import Scheduler, Settings
+from vidspec.decoding.protocol import Abort, Failed, PrefillDraft, Propose, Proposed, Ready, Rollback
 from vidspec.decoding.trace import Trace
-from vidspec.decoding.workers import pair as pairs
-from vidspec.decoding.workers.pair import Pair
+from vidspec.decoding.workers.messages import Spans
 from vidspec.decoding.workers.process import _launching
 from vidspec.decoding.workers.pulse import Pulse
-from vidspec.decoding.workers.target import TargetThread
+from vidspec.decoding.workers.remote import RemoteDraft
+from vidspec.decoding.workers.run import rounds
+from vidspec.decoding.workers.target import TargetSide
 from vidspec.decoding.workers.text import DraftText
 from vidspec.engine.sampling import Sampling, draw
 from vidspec.planning.gamma import FixedGamma
@@ -37,20 +39,22 @@ class Beating:
     """Signs of life, so many of them."""
 
     def __init__(self, beats=0):
-        self.left = beats
+        self.left, self.seen = beats, time.monotonic()
 
-    def beats(self):
+    def silent(self):
         self.left -= 1
-        return self.left >= 0
+        if self.left >= 0:
+            self.seen = time.monotonic()
+        return time.monotonic() - self.seen
 
 
 class TableDraft:
-    """The draft's process as far as a pair sees it: answers at once, in the thread that asks."""
+    """The draft's process as a clip sees it: answers at once, in the thread that asks."""
 
     def __init__(self, table=DRAFT):
         self.engine = ToyEngine(table)
         self.closed = []
-        self.pulse = Beating()
+        self.pulse, self.reading = Beating(), False
 
     def open(self, answer):
         self.answer, self.text, self.epoch, self.eos = answer, None, 0, frozenset()
@@ -66,25 +70,25 @@ class TableDraft:
         elif isinstance(message, Propose) and message.epoch == self.epoch:
             tokens = self.text.tokens
             while len(tokens) < message.until and not (tokens and tokens[-1] in self.eos):
-                token = self.text.extend()
+                token = alone(self.text.extend())
                 self.answer(Proposed(self.epoch, len(tokens) - 1, token, 0.0))
         else:
             assert isinstance(message, Abort | Propose)
 
-    def serves(self, clip):
-        return True
-
-    def finish(self, clip, timeout=None):
+    def close(self, clip):
         self.closed.append(clip)
 
 
-def reading(engine, sampling, rng):
-    return lambda publish: (Target(engine, engine.start(), sampling, rng), None)
+def remote(process, timeout=20.0):
+    return RemoteDraft(process, process.open, timeout, lambda: None, Trace())
 
 
-def pair_of(target, draft=None, timeout=20.0):
-    draft = draft or TableDraft()
-    return Pair(target, draft, draft.open, eager=True, timeout=timeout, visual=lambda: None)
+def target_side(rule, sampling, rng, engine):
+    def reading(publish):
+        yield from ()
+        return Target(engine, engine.start(), sampling, rng)
+
+    return TargetSide(reading, rule(sampling), rng, Trace())
 
 
 def draws(rule, sampling, count):
@@ -92,10 +96,8 @@ def draws(rule, sampling, count):
     rng, engine = torch.Generator().manual_seed(5), ToyEngine(TARGET)
     for number in range(count):
         settings = Settings(LENGTH, frozenset({EOS}), overlap=number % 2 == 0)
-        pair = pair_of(lambda put: TargetThread(reading(engine, sampling, rng), rule(sampling), rng, Trace(), put))
         scheduler = Scheduler(settings, FixedGamma(1 + number % 3))
-        list(drive(scheduler, pair))
-        pair.abort()
+        alone(rounds(scheduler, target_side(rule, sampling, rng, engine), remote(TableDraft()), lambda outcome: ()))
         yield tuple(scheduler.emitted)
 
 
@@ -139,82 +141,58 @@ def test_the_test_of_the_distribution_can_fail():
     assert fits(AcceptsAll, Sampling(1.0), 1800) < 1e-6
 
 
-class Slow:
-    """A prompt that is read until it is let go."""
-
-    def __init__(self):
-        self.go = threading.Event()
-        engine = ToyEngine(TARGET)
-        self.target = Target(engine, engine.start(), Sampling(), torch.Generator())
-
-    def thread(self, put):
-        return TargetThread(self.read, Exact(Sampling()), torch.Generator(), Trace(), put)
-
-    def read(self, publish):
-        self.go.wait(20)
-        return self.target, None
+def heard(draft):
+    """What a clip hears within its patience."""
+    return alone(draft.hear())
 
 
-def test_a_target_at_work_is_not_taken_for_a_draft_that_hangs():
-    slow = Slow()
-    pair = pair_of(slow.thread, timeout=0.05)
-    pair.submit("target", PrefillTarget())
-    threading.Timer(0.4, slow.go.set).start()
-    assert isinstance(pair.result(), Ready)
-    assert pair.result() == Failed("draft", "no answer for 0.05 s", lost=True)
-    pair.abort()
-
-
-@pytest.mark.parametrize(("beats", "read", "waited"), [(0, False, 1), (4, False, 5), (4, True, 1)])
-def test_a_draft_may_take_long_over_its_prompt_as_long_as_it_works(beats, read, waited):
-    """And not over what it does then."""
-    draft = TableDraft()
-    draft.pulse = Beating(beats)
-    slow = Slow()
-    slow.go.set()
-    pair = pair_of(slow.thread, draft, timeout=0.1)
-    if read:
-        draft.answer(Ready("draft", 0.0))
-        pair.result()
+def test_a_clip_hears_all_that_has_come_and_is_woken_by_what_comes():
+    process = TableDraft()
+    draft = remote(process)
+    draft.begin()
+    process.answer(Ready("draft", 0.0))
+    process.answer(Proposed(0, 0, 1, 0.0))
+    assert heard(draft) == [Ready("draft", 0.0), Proposed(0, 0, 1, 0.0)]
+    threading.Timer(0.1, process.answer, [Proposed(0, 1, 2, 0.1)]).start()
     begun = time.monotonic()
-    assert pair.result() == Failed("draft", "no answer for 0.1 s", lost=True)
+    assert heard(draft) == [Proposed(0, 1, 2, 0.1)]
+    assert time.monotonic() - begun < 1.0
+
+
+@pytest.mark.parametrize(("beats", "reads", "waited"), [(0, True, 1), (4, True, 5), (4, False, 1)])
+def test_a_draft_may_take_long_over_a_prompt_as_long_as_it_works(beats, reads, waited):
+    """This clip's or another's, and not over what it does then."""
+    process = TableDraft()
+    draft = remote(process, timeout=0.1)
+    draft.begin()
+    process.pulse, process.reading = Beating(beats), reads
+    begun = time.monotonic()
+    assert heard(draft) == [Failed("draft", "no answer for 0.1 s", lost=True)]
     assert time.monotonic() - begun >= 0.1 * waited
-    pair.abort()
-
-
-def test_a_target_that_hangs_is_given_up_and_not_waited_for(monkeypatch):
-    monkeypatch.setattr(pairs, "PATIENCE", 0.1)
-    slow = Slow()
-    pair = pair_of(slow.thread, timeout=0.05)
-    pair.submit("target", PrefillTarget())
-    while not pair.target.busy:
-        time.sleep(0.001)
-    assert pair.result() == Failed("target", "no answer for 0.1 s")
-    pair.abort()
-    assert pair.target._thread.is_alive()
-    slow.go.set()
-    pair.target._thread.join(20)
-    assert not pair.target._thread.is_alive()
 
 
 def test_an_error_of_the_target_is_raised_as_it_is():
     def broken(publish):
+        yield from ()
         raise torch.OutOfMemoryError("mine")
 
-    pair = pair_of(lambda put: TargetThread(broken, Exact(Sampling()), torch.Generator(), Trace(), put))
+    target = TargetSide(broken, Exact(Sampling()), torch.Generator(), Trace())
+    scheduler = Scheduler(Settings(3), FixedGamma(2))
     with pytest.raises(torch.OutOfMemoryError, match="mine"):
-        list(drive(Scheduler(Settings(3), FixedGamma(2)), pair))
+        alone(rounds(scheduler, target, remote(TableDraft()), lambda outcome: ()))
 
 
-def test_a_pair_that_cannot_be_made_closes_its_clip():
-    draft = TableDraft()
-
-    def target(put):
-        raise RuntimeError("no thread")
-
-    with pytest.raises(RuntimeError, match="no thread"):
-        pair_of(target, draft)
-    assert draft.closed == [1]
+def test_a_clip_is_closed_once_and_only_if_it_was_opened():
+    process = TableDraft()
+    draft = remote(process)
+    draft.close()
+    assert alone(draft.account()) is None and not process.closed
+    draft = remote(process)
+    draft.begin()
+    threading.Timer(0.05, lambda: process.answer(Spans(1, (), 7))).start()
+    assert alone(draft.account()).forwards == 7
+    draft.close()
+    assert process.closed == [1]
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="tells what a process does")
@@ -226,20 +204,21 @@ def test_a_pulse_tells_work_from_waiting():
         one.stdin.write("work\n")
         one.stdin.flush()
         one.stdout.readline()
-        assert pulse.beats()
+        assert pulse.silent() == 0
         time.sleep(0.2)  # it reads from the pipe now
-        pulse.beats()
-        assert not pulse.beats()
+        pulse.silent()
+        assert pulse.silent() > 0
         one.stdin.write("work\n")
         one.stdin.flush()
         time.sleep(0.1)
-        assert pulse.beats()
+        assert pulse.silent() == 0
         os.kill(one.pid, signal.SIGSTOP)
         time.sleep(0.1)
-        pulse.beats()
-        assert not pulse.beats()
+        pulse.silent()
+        time.sleep(0.1)
+        assert pulse.silent() >= 0.1
         one.kill()
-    assert not pulse.beats(), "it is gone"
+    assert pulse.silent() >= 0.1, "it is gone"
 
 
 def test_two_processes_started_at_once_leave_the_main_module_alone():

@@ -1,0 +1,430 @@
+"""Target and draft of many clips in virtual time: the real schedule, loops, process book-keeping and draft's worker.
+
+Simulated are models, clock, pipe and process: engines take time instead of computing, and while the target's is at
+work the draft goes on. Everything follows from a seed.
+"""
+
+import heapq
+import random
+import threading
+from collections import deque
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from decoding.parallel_toys import EOS, ToyText
+from vidspec import profiles
+from vidspec.decoding.asks import Look, Pass, Read
+from vidspec.decoding.events import Round
+from vidspec.decoding.limits import Limits
+from vidspec.decoding.loop import Bell, Done, Failed, Loop
+from vidspec.decoding.parallel import WorkerLost
+from vidspec.decoding.protocol import Failed as Lost
+from vidspec.decoding.protocol import PrefillTarget, Ready, Verdict
+from vidspec.decoding.trace import Trace
+from vidspec.decoding.workers import draft as drafts
+from vidspec.decoding.workers import process as processes
+from vidspec.decoding.workers import run as runs
+from vidspec.decoding.workers import slot as slots
+from vidspec.engine.rows import Rows
+from vidspec.models.loading import Placement
+
+CPU = torch.device("cpu")
+PROFILE = profiles.load("parallelvlm", {"workers.timeout": 60.0}, env={})
+
+
+class Deadlock(AssertionError):
+    """Somebody waits, and nothing is on its way."""
+
+
+class World(Bell):
+    """The clock, and what is going to happen. As a bell: to wait is to let the next thing happen."""
+
+    def __init__(self, rng):
+        super().__init__()
+        self.rng, self.now = rng, 0.0
+        self._events, self._count = [], 0
+
+    def at(self, time, happen, behind=(0.0, 0.0)):
+        """When it happens; of things at the same time any may be first, but for those it must come ``behind``."""
+        self._count += 1
+        moment = max((time, self.rng.random()), behind)
+        heapq.heappush(self._events, (*moment, self._count, happen))
+        return moment
+
+    def step(self):
+        self.now, _, _, happen = heapq.heappop(self._events)
+        happen()
+
+    def advance(self, seconds):
+        until = self.now + seconds
+        while self._events and self._events[0][0] <= until:
+            self.step()
+        self.now = until
+
+    def drain(self):
+        while self._events:
+            self.step()
+
+    def wait(self, timeout):
+        if not self._events:
+            raise Deadlock("nothing is on its way")
+        self.step()
+
+
+class Span:
+    """A cache: how long the prompt in it is, and the tokens behind it."""
+
+    def __init__(self, text):
+        self.text, self.prompt, self.tokens = text, 0, []
+
+    @property
+    def length(self):
+        return self.prompt + len(self.tokens)
+
+    def rollback(self, length):
+        assert self.prompt <= length <= self.length
+        del self.tokens[length - self.prompt :]
+
+
+class Stretch:
+    """Rows of a prompt."""
+
+    def __init__(self, reading, most):
+        self.reading, self.count = reading, min(most, reading.left)
+
+    def __len__(self):
+        return self.count
+
+
+class Reading:
+    """What an engine reads a prompt with."""
+
+    def __init__(self, prompt):
+        self.prompt, self.left, self.span = prompt, prompt.length, Span(prompt.text)
+
+    def rows(self, most):
+        self.now = Stretch(self, most)
+        return self.now
+
+    def took(self, passed):
+        self.left -= len(self.now)
+        self.span.prompt += len(self.now)
+        if self.left:
+            return None
+        return SimpleNamespace(span=self.span, logits=Token(self.prompt.text, ()))
+
+
+class Token:
+    """Logits of the draft."""
+
+    def __init__(self, text, prefix):
+        self.text, self.prefix = text, prefix
+
+    def argmax(self):
+        return self.text.propose(self.prefix)
+
+
+class Model:
+    device = CPU
+
+
+class Engine:
+    """A model that takes time: ``took`` is given what each pass costs; ``passes`` counts them."""
+
+    alone, chunk = False, 900
+
+    def __init__(self, took):
+        self.took, self.passes = took, 0
+        self.model = Model()
+
+    def reading(self, prompt, room, taps=None, *, states=False):
+        return Reading(prompt)
+
+    def run(self, batch):
+        assert batch and all(len(rows) for rows in batch)
+        self.passes += 1
+        self.took(batch)
+        return [None if isinstance(rows, Stretch) else self._read(rows.span, rows.token_ids) for rows in batch]
+
+    def greedy(self, batch):
+        assert all(gamma == 1 for _, _, gamma in batch)
+        passed = self.run([Rows(span, token_ids) for span, token_ids, _ in batch])
+        return [[one.logits[-1].argmax()] for one in passed]
+
+    def _read(self, span, token_ids):
+        span.tokens += token_ids
+        return SimpleNamespace(logits=[Token(span.text, tuple(span.tokens))])
+
+
+class TargetSide:
+    """Chooses by a text instead of a model; asks for the passes that a model would take."""
+
+    def __init__(self, engine, text, length, kept):
+        self.engine, self.length, self.kept = engine, length, kept
+        self.text, self.emitted = text, []
+
+    def answer(self, order, publish):
+        if isinstance(order, PrefillTarget):
+            self.text.publish = (lambda: publish((0, 2))) if self.kept else lambda: None
+            read = yield Read(self.engine, SimpleNamespace(text=self.text, length=self.length), 9)
+            self.text.publish()  # has come by now
+            self.span, self.emitted = read.span, [self.text.choose(())]
+            return Ready("target", 1.0, self.emitted[0])
+        assert order.prefix == len(self.emitted)
+        passes = self.engine.passes
+        yield Pass(self.engine, [Rows(self.span, [self.emitted[-1], *order.window])])
+        assert self.engine.passes == passes + 1, "a pass has left out who waited"
+        accepted, token = 0, self.text.choose(self.emitted)
+        while accepted < len(order.window) and token == order.window[accepted]:
+            self.emitted.append(token)
+            accepted += 1
+            token = self.text.choose(self.emitted)
+        self.span.rollback(self.length + len(self.emitted))
+        self.emitted.append(token)
+        return Verdict(order.round, accepted, token, len(order.window) + 1, 1.0)
+
+
+class DraftClip(drafts.DraftClip):
+    """The real one, but for what it sees and reads."""
+
+    def __init__(self, order, engine):
+        self.number, self.engine, self.trace = order.clip, engine, Trace()
+        self._kind = self
+        self.opening = SimpleNamespace(read=self.prefill)
+        self.text, self.length, self.steps_of_look = order.prompt
+        self._look, self._text, self._prefill = order.eager, None, None
+        self._eos, self._epoch, self._until = frozenset(), 0, 0
+
+    def look(self, opening):
+        while self.steps_of_look:
+            yield Look(lambda: self.engine.took(()), "draft")
+            self.steps_of_look -= 1
+
+    def prompt(self, opening):
+        yield from self.look(opening)
+        return SimpleNamespace(text=self.text, length=self.length)
+
+    def prefill(self, engine, prefix):
+        self.reading = Read(engine, prefix, 9, lane="draft")
+        return (yield self.reading)
+
+
+class Process(processes.DraftProcess):
+    """The real book-keeping; behind the pipe the real worker, in virtual time."""
+
+    def __init__(self, start):
+        case = start.model
+        case.processes.append(self)
+        self.process = SimpleNamespace(is_alive=lambda: True, kill=lambda: None, join=lambda: None)
+        self._reader = self.process
+        self.pulse = SimpleNamespace(silent=lambda: 0.0)
+        self._clip, self._blocks, self._listeners, self._reading = 0, {}, {}, set()
+        self._early, self._owed = None, {}
+        self._lock, self._ready = threading.Lock(), threading.Event()
+        self.world, self.costs, self.dead, self.working = case.world, case.costs, False, False
+        self.engine = Engine(self._took)
+        self.worker = drafts.DraftWorker(self.engine, lambda message: self._saying.append(message))
+        self._inbox, self._saying, self._last = deque(), [], {}
+
+    def wait_until_loaded(self, timeout, silence):
+        return "loaded"
+
+    def _way(self, way, happen):
+        """Messages of one way do not overtake each other."""
+        arrival = self.world.now + self.costs.latency()
+        behind = self._last.get(way, (0.0, 0.0))
+        self._last[way] = self.world.at(arrival, lambda: None if self.dead else happen(), behind)
+
+    def _send(self, order):
+        self._way("in", lambda: self._arrived(order))
+
+    def _arrived(self, order):
+        self._inbox.append(order)
+        self._on()
+
+    def _on(self):
+        """Between two passes: all messages, then the next pass."""
+        if self.working or self.dead:
+            return
+        while self._inbox:
+            self.worker.take(self._inbox.popleft())
+        self._speak()
+        if self.worker.busy:
+            self._spent = 0.0
+            self.worker.turn()
+            self.working = True
+            self.world.at(self.world.now + self._spent, self._passed)
+        else:
+            assert all(clip.read for clip in self.worker._clips.values() if hasattr(clip.opening, "tokens")), (
+                "told to, and idle"
+            )
+
+    def _passed(self):
+        self.working = False
+        if not self.dead:
+            self._speak()
+            self._on()
+
+    def _speak(self):
+        for message in self._saying:
+            self._way("out", lambda message=message: self.heard(message))
+        self._saying.clear()
+
+    def _took(self, batch):
+        """A pass has rows of each clip that proposes, and of no other."""
+        self._spent += self.costs.draft()
+        clips = self.worker._clips.values()
+        proposing = {id(clip._text.span) for clip in clips if clip._proposes and clip._text.tokens}
+        tokens = [rows for rows in batch if isinstance(rows, Rows)]
+        assert not batch or {id(rows.span) for rows in tokens} == proposing
+        assert all(rows.token_ids for rows in tokens)
+        reading = {id(clip.reading.reading) for clip in clips if hasattr(clip, "reading")}
+        assert {id(rows.reading) for rows in batch if isinstance(rows, Stretch)} <= reading, "of a clip that is over"
+
+    def die(self, after):
+        if not self.dead:
+            self.dead = True
+            self.world.at(self.world.now + after, lambda: self.gone(Lost("draft", "exit code -9", lost=True)))
+
+
+class SideBySide(runs.SideBySide):
+    def _prefilled(self, elapsed):
+        return "Prefilled"
+
+
+def enter(monkeypatch):
+    """Put the parts of this module in the place of what computes, sleeps or starts processes."""
+    monkeypatch.setattr(drafts, "DraftClip", DraftClip)
+    monkeypatch.setattr(runs, "TargetSide", lambda reading, side, *_: side)
+    monkeypatch.setattr(processes, "share", lambda frames: SimpleNamespace(name="frames"))
+    monkeypatch.setattr(processes, "drop", lambda block: None)
+    monkeypatch.setattr(slots, "DraftProcess", Process)
+
+
+class Case:
+    """So many clips at once, and perhaps a draft that dies."""
+
+    def __init__(self, seed, *, kill=False):
+        self.rng = rng = random.Random(seed)
+        self.world = World(rng)
+        self.kills, self.processes = int(kill), []
+        self.drops = rng.choice([0.0, 0.0, 0.02])
+        whole = rng.random() < 0.4  # whole numbers: many events at the same instant
+
+        def some(low, high):
+            value = rng.uniform(low, high)
+            return float(round(value)) if whole else value
+
+        slow, step, way = some(0, 9), some(0, 3), rng.choice([0.0, some(0, 3)])
+        vary = (lambda value: value) if whole else (lambda value: value * rng.random())
+        self.costs = SimpleNamespace(draft=lambda: vary(step), latency=lambda: vary(way))
+        self.verify = lambda: vary(slow)
+        self.target = Engine(self._took)
+        self.prompts = rng.choice([8, 500, 2500])
+        self.count = min(rng.randint(1, 8), rng.randint(1, 8))
+        self.slot = slots.DraftSlot(self, Placement(CPU, torch.float32, "sdpa"), PROFILE)
+        self.slot.target, self.slot._agreed = None, (None, "loaded")
+
+    def _took(self, batch):
+        """A pass of the target; what pruning needs of a prompt is there in its middle."""
+        seconds = self.verify()
+        self.world.advance(seconds / 2)
+        for rows in batch:
+            if isinstance(rows, Stretch) and len(rows) == rows.reading.left:
+                text = rows.reading.prompt.text
+                text.publish()
+                text.publish = lambda: None
+        self.world.advance(seconds / 2)
+
+    def clip(self, number):
+        """One clip's text, and its steps."""
+        rng = self.rng
+        text = ToyText(rng.random(), rng.choice([0.0, 0.6, 0.9, 1.0]), rng.choice([1, 2, 5]), rng.choice([0.0, 0.2]))
+        kept = rng.random() < 0.5
+        schedule = SimpleNamespace(
+            prefill=rng.choice(["parallel", "sequential"]), startup=rng.choice(["fit", "window"])
+        )
+        setup = SimpleNamespace(
+            profile=SimpleNamespace(
+                schedule=schedule,
+                draft=SimpleNamespace(gamma=rng.choice([1, 2, 4]), kind="model"),
+                workers=PROFILE.workers,
+                generate=SimpleNamespace(seed=0),
+            ),
+            limits=Limits(rng.choice([1, 3, 8, 16]), frozenset({EOS})),
+            pruner="attention" if kept else None,
+            room=9,
+        )
+        length, looks = rng.randint(1, self.prompts), rng.randrange(3)
+        frames = SimpleNamespace(frames=np.zeros((1, 1, 1, 3), np.uint8), timestamps=(0.0,))
+        question = SimpleNamespace(clip=frames, prompt=(text, rng.randint(1, self.prompts), looks), system=None)
+
+        def steps():
+            for last in (False, True):
+                text.asked.clear()
+                setup.acceptance = TargetSide(self.target, text, length, kept)
+                try:
+                    yield from SideBySide(setup, "clip", question, Trace(), self.slot).events()
+                    return
+                except WorkerLost:
+                    if last:
+                        raise
+                yield "Again"
+
+        return text, setup.limits, steps()
+
+    def run(self):
+        """Rounds of each clip; how many were begun again."""
+        loop = Loop(lambda: self.world.now, bell=self.world)
+        clips, again = {}, 0
+        if self.kills:
+            self.world.at(self.rng.uniform(0, 30), lambda: self.processes[-1].die(self.costs.latency()))
+        turns = 0
+        waiting = list(range(self.count))
+        while waiting or len(loop):
+            said = []
+            if waiting and (not len(loop) or self.rng.random() < 0.5):
+                number = waiting.pop()
+                text, limits, steps = self.clip(number)
+                clips[number] = text, limits, []
+                said += loop.begin(number, steps)
+            if (flying := [number for number in clips if number in loop]) and self.rng.random() < self.drops:
+                number = self.rng.choice(flying)
+                loop.drop(number)  # nobody wants it any more
+                del clips[number]
+            said += loop.turn()
+            turns += 1
+            assert turns < 3000, "this takes for ever"
+            for number, one in said:
+                if isinstance(one, Failed):
+                    raise one.error
+                if one == "Again":
+                    clips[number][2].clear()
+                    again += 1
+                elif isinstance(one, Round):
+                    clips[number][2].append(one)
+                else:
+                    assert one == "Prefilled" or isinstance(one, Done)
+        self.world.drain()
+        for text, limits, rounds in clips.values():
+            check(text, limits, rounds)
+        assert len(self.processes) <= 1 + self.kills, "one for all, not one for each"
+        last = self.processes[-1]
+        if not last.dead:
+            assert not last.worker.busy and not last.worker._clips, "a clip was left behind"
+            assert not (last._listeners or last._owed or last._reading or last._blocks)
+        return clips, again
+
+
+def check(text, limits, rounds):
+    """The text is the greedy one, each token was chosen once, and the counters add up."""
+    emitted = [token for one in rounds for token in one.token_ids]
+    assert emitted == text.reference(limits.max_new_tokens)
+    assert text.asked == [tuple(emitted[:i]) for i in range(len(emitted))]
+    assert [one.mode == "prefill" for one in rounds] == [True] + [False] * (len(rounds) - 1)
+    for one in rounds:
+        assert len(one.origins) == len(one.token_ids) >= 1
+        assert one.origins.count("draft") == one.accepted
+        assert one.drafted == one.accepted + one.wasted and 0 <= one.aborted <= one.wasted

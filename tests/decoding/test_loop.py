@@ -1,0 +1,339 @@
+"""The loop on models that are tables: every clip gets the text it gets alone, in whatever company and order."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decoding.toys import ToyEngine, blend, greedy_text, job, random_table, rounds_of
+from vidspec.decoding.asks import Continue, Hear, Look, Pass, Read
+from vidspec.decoding.autoregressive import autoregressive
+from vidspec.decoding.events import Round
+from vidspec.decoding.limits import Limits
+from vidspec.decoding.loop import SHARED, Bell, Done, Failed, Loop
+from vidspec.decoding.sequential import sequential
+from vidspec.drafting.chain import ChainDrafter
+from vidspec.engine.rows import Rows
+from vidspec.engine.sampling import Sampling
+
+VOCABULARY = 5
+
+
+class Shared(ToyEngine):
+    """One engine for all clips: each span says its own table's text."""
+
+    def start_of(self, table):
+        self.tables = (*self.tables, table)
+        span = self.open()
+        self._opened[id(span)] = table
+        return span
+
+
+def run(loop, most=10_000):
+    """Everything the loop says until it is empty."""
+    said = []
+    for _ in range(most):
+        if not len(loop):
+            return said
+        said += loop.turn()
+    raise AssertionError("a clip waits for ever")
+
+
+def tokens(said, key):
+    return [token for one, event in said if one == key and isinstance(event, Round) for token in event.token_ids]
+
+
+def clip(seed, target, draft, kind, limits, sampling):
+    """A job whose target and draft are shared by all clips, and the text it has alone."""
+    table = random_table(seed, VOCABULARY)
+    other = blend(table, random_table(seed + 1000, VOCABULARY), 0.3 + 0.1 * (seed % 4))
+
+    def made(own_target, own_draft):
+        rng = torch.Generator().manual_seed(seed)
+        one = job(table, limits, draft=other, gamma=1 + seed % 4, sampling=sampling, rng=rng, tree=kind)
+        one.target.engine, one.target.span = own_target, own_target.start_of(table)
+        one.drafter.engine = own_draft
+        span = own_draft.start_of(other)
+        one.drafter.span = span
+        if isinstance(one.drafter, ChainDrafter):
+            one.drafter.spans = (span,)
+        return one
+
+    alone = [token for step in rounds_of(sequential(made(Shared(), Shared()))) for token in step.token_ids]
+    return sequential(made(target, draft)), alone
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seeds=st.lists(st.integers(0, 40), min_size=1, max_size=8, unique=True),
+    tree=st.sampled_from([None, "0 1 00 01 000"]),
+    temperature=st.sampled_from([0.0, 0.8]),
+    order=st.randoms(use_true_random=False),
+)
+def test_a_text_does_not_depend_on_its_company(seeds, tree, temperature, order):
+    limits = Limits(24, frozenset({4}))
+    sampling = Sampling(0.0 if tree else temperature)
+    target, draft, loop = Shared(), Shared(), Loop()
+    waiting = [(seed, *clip(seed, target, draft, tree, limits, sampling)) for seed in seeds]
+    order.shuffle(waiting)
+    expected, said = {}, []
+    while waiting or len(loop):  # clips come at any time
+        if waiting and (not len(loop) or order.random() < 0.4):
+            seed, steps, alone = waiting.pop()
+            expected[seed] = alone
+            said += loop.begin(seed, steps)
+        said += loop.turn()
+    assert {seed: tokens(said, seed) for seed in seeds} == expected
+    assert [event for _, event in said].count(Done(None)) == len(seeds)
+
+
+def test_rows_of_all_clips_share_passes():
+    """Eight alike take as many passes as one; each is verified with the others."""
+    limits = Limits(20)
+    passes = []
+    for count in (1, 8):
+        target, draft, loop = Shared(), Shared(), Loop()
+        for key in range(count):
+            steps, _ = clip(3, target, draft, None, limits, Sampling())
+            list(loop.begin(key, steps))
+        run(loop)
+        passes.append((len(target.passes), sum(target.passes), len(draft.passes)))
+    (ones, rows, drafts), (eights, more, shared) = passes
+    assert (eights, shared) == (ones, drafts) and more == 8 * rows
+
+
+def test_drafts_come_before_the_target():
+    """A clip that comes later is drafted for before those that wait are verified, so that it is verified with them."""
+    limits = Limits(20)
+    target, draft, loop = Shared(), Shared(), Loop()
+    first, _ = clip(2, target, draft, None, limits, Sampling())
+    list(loop.begin("first", first))
+    list(loop.turn())
+    assert len(draft.passes) and not target.passes
+    second, _ = clip(6, target, draft, None, limits, Sampling())
+    list(loop.begin("second", second))
+    list(loop.turn())
+    assert not target.passes
+    list(loop.turn())
+    assert len(target.passes) == 1 and target.passes[0] == (1 + 2 % 4 + 1) + (1 + 6 % 4 + 1)
+
+
+def plain(engine, seed, limits):
+    table = random_table(seed, VOCABULARY)
+    one = job(table, limits)
+    one.target.engine, one.target.span = engine, engine.start_of(table)
+    return autoregressive(one), greedy_text(table, limits)
+
+
+class Fragile(Shared):
+    """Fails for one span, and where it must for any company of that."""
+
+    guilty = None
+
+    def run(self, batch):
+        if any(rows.span is self.guilty for rows in batch):
+            raise RuntimeError("out of memory")
+        return super().run(batch)
+
+
+def test_one_clips_failure_is_its_own():
+    engine, loop, limits = Fragile(), Loop(), Limits(12)
+    texts = {}
+    for seed in range(4):
+        steps, texts[seed] = plain(engine, seed, limits)
+        list(loop.begin(seed, steps))
+    engine.guilty = next(rows.span for rows in loop._clips[2].ask.rows)
+    said = run(loop)
+    (failed,) = [(key, event.error) for key, event in said if isinstance(event, Failed)]
+    assert failed[0] == 2 and str(failed[1]) == "out of memory"
+    assert {seed: tokens(said, seed) for seed in texts if seed != 2} == {
+        seed: text[1:] for seed, text in texts.items() if seed != 2
+    }
+
+
+def test_a_decoding_that_raises_and_one_that_is_dropped():
+    engine, loop, limits = Shared(), Loop(), Limits(12)
+    closed = []
+
+    def broken():
+        yield Pass(engine, [Rows(engine.start_of(random_table(1, 5)), [1])])
+        raise KeyError("no such thing")
+
+    def left():
+        try:
+            while True:
+                yield Pass(engine, [Rows(engine.start_of(random_table(2, 5)), [1])])
+        finally:
+            closed.append(True)
+
+    steps, text = plain(engine, 7, limits)
+    for key, one in (("broken", broken()), ("left", left()), ("whole", steps)):
+        list(loop.begin(key, one))
+    said = list(loop.turn())
+    assert [type(event.error) for key, event in said if isinstance(event, Failed)] == [KeyError]
+    loop.drop("left")
+    loop.drop("left")
+    assert closed == [True] and "left" not in loop and "whole" in loop
+    assert tokens(said + run(loop), "whole") == text[1:]
+    with pytest.raises(ValueError, match="in flight"):
+        list(loop.begin("x", left())) + list(loop.begin("x", left()))
+    loop.close()
+    assert len(loop) == 0 and closed == [True, True]
+
+
+class Prompted(Shared):
+    """Prompts are numbers of rows; ``reads`` notes each stretch."""
+
+    chunk = 4 * SHARED
+
+    def __init__(self):
+        super().__init__()
+        self.reads = []
+
+    def reading(self, prompt, room, taps, *, states):
+        at = 0
+
+        def rows(most):
+            return range(at, min(at + most, prompt))
+
+        def took(passed):
+            nonlocal at
+            at += passed
+            return "read" if at == prompt else None
+
+        return SimpleNamespace(rows=rows, took=took)
+
+    def run(self, batch):
+        stretches = [rows for rows in batch if isinstance(rows, range)]
+        self.reads.append([len(rows) for rows in stretches])
+        others = (
+            super().run([rows for rows in batch if not isinstance(rows, range)]) if len(stretches) < len(batch) else []
+        )
+        given = iter(others)
+        return [len(rows) if isinstance(rows, range) else next(given) for rows in batch]
+
+
+def test_prompts_are_read_in_chunks_that_others_share():
+    """Nobody waits for more than one stretch of a neighbour's prompt; alone it is read in one go."""
+    engine, loop, limits = Prompted(), Loop(), Limits(30)
+
+    def reader(rows):
+        return (yield Read(engine, rows, 0))
+
+    list(loop.begin("alone", reader(3 * SHARED)))
+    assert [event for _, event in loop.turn()] == [Done("read")] and engine.reads == [[3 * SHARED]]
+    steps, text = plain(engine, 5, limits)
+    said = list(loop.begin("text", steps))
+    for key, rows in (("long", 2 * SHARED + 7), ("short", 100)):
+        list(loop.begin(key, reader(rows)))
+    said += loop.turn()
+    assert engine.reads[-1] == [SHARED] and len(tokens(said, "text")) == 2  # and both in one pass
+    said += [*loop.turn(), *loop.turn()]
+    assert engine.reads[-1] == [7, 100]  # what is left over is the next one's
+    assert {key for key, event in said if event == Done("read")} == {"long", "short"}
+    assert tokens(said + run(loop), "text") == text
+
+
+def test_looks_and_passes_take_turns():
+    engine, loop = Shared(), Loop()
+    done = []
+
+    def looks():
+        for number in range(3):
+            assert (yield Look(lambda number=number: number)) == number
+            done.append(len(engine.passes))
+
+    steps, _ = plain(engine, 1, Limits(20))
+    list(loop.begin("looks", looks()))
+    list(loop.begin("text", steps))
+    run(loop)
+    assert done == [0, 1, 2]
+
+    def fails():
+        with pytest.raises(OSError):
+            yield Look(lambda: (_ for _ in ()).throw(OSError("gone")))
+        return "went on"
+
+    list(loop.begin("fails", fails()))
+    assert run(loop) == [("fails", Done("went on"))]
+
+
+def test_hearing_waits_for_the_bell_and_not_for_ever():
+    loop = Loop()
+    inbox = []
+    ear = SimpleNamespace(bell=loop.bell, take=lambda: [inbox.pop(0) for _ in range(len(inbox))])
+
+    def hears():
+        return (yield Hear(ear, 0.05))
+
+    list(loop.begin("late", hears()))
+    assert run(loop) == [("late", Done([]))]
+    list(loop.begin("heard", hears()))
+    inbox += [1, 2]
+    loop.bell.ring()
+    assert run(loop) == [("heard", Done([1, 2]))]
+
+
+def test_chains_of_several_clips_are_continued_together():
+    engine = Shared()
+    tables = [random_table(seed, VOCABULARY) for seed in range(3)]
+    spans = [engine.start_of(table) for table in tables]
+    loop = Loop()
+
+    def chain(span, gamma):
+        return (yield Continue(engine, span, [0], gamma))
+
+    for key, span in enumerate(spans):
+        list(loop.begin(key, chain(span, key + 2)))
+    said = dict(loop.turn())
+    assert engine.passes == [3, 3, 2, 1]
+    for key, table in enumerate(tables):
+        expected = [0]
+        for _ in range(key + 2):
+            expected.append(int(table(tuple(expected)).argmax()))
+        assert said[key] == Done(expected[1:])
+
+
+def test_engines_that_take_one_sequence_serve_all_in_turn():
+    class Single(Shared):
+        alone = True
+
+    engine, loop, limits = Single(), Loop(), Limits(10)
+    texts, said = {}, []
+    for seed in range(3):
+        steps, texts[seed] = plain(engine, seed, limits)
+        said += loop.begin(seed, steps)
+    said += run(loop)
+    assert {seed: tokens(said, seed) for seed in texts} == texts
+    assert set(engine.passes) == {1}
+    turns = [key for key, event in said if isinstance(event, Round)]
+    assert set(turns[3:6]) == {0, 1, 2}  # nobody is passed over
+
+
+def test_what_passes_cost_is_told():
+    told = []
+    clock = iter(range(1000))
+    target, draft = Shared(), Shared()
+    loop = Loop(lambda: float(next(clock)), told.append)
+    for key in range(2):
+        steps, _ = clip(3, target, draft, None, Limits(9), Sampling())
+        list(loop.begin(key, steps))
+    run(loop)
+    assert {one.lane for one in told} == {"target", "draft"} and all(one.seconds > 0 for one in told)
+    verified = [one for one in told if one.lane == "target"]
+    assert [one.rows for one in verified] == target.passes and {one.sequences for one in verified} <= {1, 2}
+
+
+def test_no_torch():
+    code = "import sys, vidspec.decoding.loop; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_bell_is_remembered():
+    bell = Bell()
+    bell.ring()
+    assert bell.wait(0.0) and not bell.wait(0.0)

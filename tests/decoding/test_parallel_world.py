@@ -1,0 +1,33 @@
+"""The parallel schedule of many clips in any order of events: each gets its text, whatever the others do."""
+
+from collections import Counter
+
+import pytest
+
+from decoding.parallel_world import Case, enter
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_ten_thousand_orders_of_events_give_every_clip_its_text(block, monkeypatch):
+    enter(monkeypatch)
+    for seed in range(block * 1000, block * 1000 + 1000):
+        try:
+            Case(seed, kill=seed % 5 == 0).run()
+        except Exception as error:
+            raise AssertionError(f"case {seed}: {error!r}") from error
+
+
+def test_the_orders_reach_what_matters(monkeypatch):
+    """Rounds of every kind, clips that share passes, drafts that die with several clips in flight."""
+    enter(monkeypatch)
+    seen, shared, again = Counter(), 0, Counter()
+    for seed in range(400):
+        case = Case(seed, kill=True)
+        clips, lost = case.run()
+        again[lost] += 1
+        rounds = [one for _, _, rounds in clips.values() for one in rounds]
+        seen.update(one.mode for one in rounds)
+        shared += len(rounds) > case.target.passes
+    assert min(seen[mode] for mode in ("prefill", "alone", "pre", "post")) > 50
+    assert shared > 100
+    assert sum(again[lost] for lost in again if lost > 1) > 20

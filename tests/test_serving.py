@@ -1,0 +1,263 @@
+"""Many clips through small random models at once: texts, order, failures, memory and endings."""
+
+import threading
+import time
+
+import pytest
+from decoding import checkpoints
+
+from vidspec import profiles
+from vidspec.captioner import Captioner
+from vidspec.decoding.events import Again, Finished, Load, Opened, Prefilled
+from vidspec.decoding.loop import Bell
+from vidspec.decoding.serving import Arrival
+from vidspec.embedded.samples import draw
+from vidspec.engine.sampling import Sampling
+from vidspec.errors import GenerationError
+
+CLIPS = 6
+
+
+class Given:
+    """Clips that are all there from the start."""
+
+    def __init__(self, arrivals):
+        self.arrivals = list(arrivals)
+
+    @property
+    def over(self):
+        return not self.arrivals
+
+    def take(self):
+        return self.arrivals.pop(0) if self.arrivals else None
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    settings = {
+        "models.target": str(checkpoints.save(folder / "target")),
+        "models.draft": str(checkpoints.save(folder / "draft", noise=0.05)),
+        "models.device": "cpu",
+        "models.dtype": "float32",
+        "video.frames": 4,
+        "generate.max_new_tokens": 24,
+    }
+    with Captioner.from_profile("vanilla-sd", overrides=settings) as captioner:
+        yield captioner
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory, loaded):
+    folder = tmp_path_factory.mktemp("clips")
+    paths = [str(path) for path in draw(folder, CLIPS, seed=5)]
+    return {path: loaded.read(path) for path in paths}
+
+
+def under(loaded, name, **overrides):
+    """The same models under another profile, with the fixture's own settings."""
+    keys = ("models.target", "models.draft", "models.pair", "models.device", "models.dtype", "video.frames")
+    content = loaded.profile.model_dump()
+    same = {key: content[key.split(".")[0]][key.split(".")[1]] for key in keys}
+    profile = profiles.load(name, {**same, "generate.max_new_tokens": 24, **overrides}, env={})
+    draft = loaded.draft.model if profile.drafts_with_a_model else None
+    return Captioner(profile, loaded.target.model, draft)
+
+
+def arrivals(clips, order=None, **asked):
+    paths = list(order or clips)
+    return Given([Arrival(path, path, {"clip": clips[path], **asked}) for path in paths])
+
+
+def served(captioner, source, batch, bell=None):
+    """What became of each clip, in the order they ended; and how the whole stood meanwhile."""
+    ended, loads = {}, []
+    for key, said in captioner.serve(source, batch=batch, bell=bell):
+        if isinstance(said, Load):
+            loads.append(said)
+        elif isinstance(said, Finished):
+            ended[key] = said.caption.token_ids
+        elif isinstance(said, Exception):
+            ended[key] = said
+    return ended, loads
+
+
+PROFILES = {
+    "ar": {},
+    "vanilla-sd": {},
+    "sd-tree": {},
+    "self-sd": {},
+    "std": {},
+    "hivis": {},
+    "tabed-mt": {},
+    "tabed-mt-star": {},
+    "specvlm": {},
+    "fastv": {"lossy.retention": 0.5},
+    "lvspec": {},
+    "sd-attention": {"generate.temperature": 0.9, "generate.top_p": 0.9},
+}
+
+
+@pytest.mark.parametrize("name", [name for name in PROFILES if name in {info.name for info in profiles.available()}])
+def test_texts_do_not_depend_on_batch_order_or_neighbours(loaded, clips, name):
+    captioner = under(loaded, name, **PROFILES[name])
+    expected = {path: captioner.caption(path, clip=clip).token_ids for path, clip in clips.items()}
+    for batch, order in ((1, None), (3, sorted(clips, reverse=True)), (CLIPS, None)):
+        ended, _ = served(captioner, arrivals(clips, order), batch)
+        assert ended == expected, f"{name} at {batch}"
+    assert loaded.target.model.decoder.slab.used == 0
+
+
+def test_events_of_a_clip_are_those_it_has_alone(loaded, clips):
+    said = {}
+    for key, event in loaded.serve(arrivals(clips), batch=4):
+        if not isinstance(event, Load):
+            said.setdefault(key, []).append(event)
+    for path, clip in clips.items():
+        alone = list(loaded.stream(path, clip=clip))
+        assert [type(event) for event in said[path]] == [type(event) for event in alone]
+        assert said[path][-1].caption.caption == alone[-1].caption.caption
+        assert said[path][-1].caption.counters == alone[-1].caption.counters
+
+
+def test_how_the_whole_stands(loaded, clips, monkeypatch):
+    monkeypatch.setattr("vidspec.decoding.serving.EVERY", 0.0)
+    _, loads = served(loaded, arrivals(clips), 4)
+    assert max(load.clips for load in loads) == 4 == loads[0].batch
+    assert max(load.sequences for load in loads) > 1 and max(load.rows for load in loads) > 4
+    assert all(0 <= load.kv_used <= load.kv_capacity for load in loads) and max(load.kv_used for load in loads) > 0
+    assert [load.passes for load in loads] == sorted(load.passes for load in loads)
+    assert loads[-1].accepted > 0
+
+
+def test_one_clips_end_makes_room_and_one_that_comes_late_is_served(loaded, clips):
+    """The source has one clip at first and gives the others from another thread."""
+    bell, done = Bell(), threading.Event()
+
+    class Slow(Given):
+        @property
+        def over(self):
+            return done.is_set() and not self.arrivals
+
+    source = Slow([])
+
+    def feed():
+        for path, clip in clips.items():
+            time.sleep(0.01)
+            source.arrivals.append(Arrival(path, path, {"clip": clip}))
+            bell.ring()
+        done.set()
+        bell.ring()
+
+    threading.Thread(target=feed).start()
+    ended, _ = served(loaded, source, 2, bell)
+    assert set(ended) == set(clips) and not any(isinstance(one, Exception) for one in ended.values())
+
+
+def test_what_ends_one_clip_leaves_its_neighbours_alone(loaded, clips, monkeypatch):
+    expected, _ = served(loaded, arrivals(clips), 1)
+    first, second, *_ = clips
+    failing = [
+        Arrival("nothing", "nothing.mp4", {}),
+        Arrival("late", "late.mp4", {"clip": clips[first]}, timeout=1.0, spent=2.0),
+    ]
+    read = loaded.setup.read
+
+    def broken(path, question, trace):
+        if path == second:
+            raise RuntimeError("a bug")
+        return read(path, question, trace)
+
+    monkeypatch.setattr(loaded.setup, "read", broken)
+    ended, _ = served(loaded, Given([*failing, *arrivals(clips).arrivals]), 4)
+    assert isinstance(ended.pop("nothing"), ValueError)
+    late = ended.pop("late")
+    assert late.kind == "timeout" and "late.mp4: not captioned within 1 s" in late.message
+    assert str(ended.pop(second)) == "a bug"
+    assert ended == {path: ids for path, ids in expected.items() if path != second}
+    assert loaded.target.model.decoder.slab.used == 0
+
+
+def test_who_finds_no_memory_in_company_is_done_again_alone(loaded, clips, monkeypatch):
+    expected, _ = served(loaded, arrivals(clips), 1)
+    slab = loaded.target.model.decoder.slab
+    lengths = [
+        event.prompt_tokens
+        for path in clips
+        for event in loaded.stream(path, clip=clips[path])
+        if isinstance(event, Prefilled)
+    ]
+    monkeypatch.setattr(slab, "capacity", 0)
+    monkeypatch.setattr(slab, "_blocks", slab._allocated(0))
+    monkeypatch.setattr(slab, "budget", (max(lengths) + loaded.setup.room) * slab.entry_bytes)  # enough for one
+    again = []
+    ended = {}
+    for key, said in loaded.serve(arrivals(clips), batch=3):
+        if isinstance(said, Again):
+            again.append(key)
+        elif isinstance(said, Finished):
+            ended[key] = said.caption.token_ids
+        elif isinstance(said, Exception):
+            raise said
+    assert again and ended == expected
+
+
+def test_a_clip_that_never_fits_is_an_error(loaded, clips, monkeypatch):
+    slab = loaded.target.model.decoder.slab
+    monkeypatch.setattr(slab, "budget", 10)
+    monkeypatch.setattr(slab, "capacity", 0)
+    ended, _ = served(loaded, arrivals(clips), 2)
+    assert all(isinstance(one, GenerationError) and one.kind == "memory" for one in ended.values())
+    assert set(ended) == set(clips)
+
+
+def test_memory_bounds_how_many_are_let_in(loaded, clips, monkeypatch):
+    """Where the free memory is not enough for one clip more."""
+    monkeypatch.setattr("vidspec.decoding.serving.EVERY", 0.0)
+    monkeypatch.setattr("vidspec.decoding.serving.free_memory", lambda device: 1 << 20)
+    monkeypatch.setattr(loaded, "needs", lambda *_: 1 << 20)
+    seen = []
+    for _, said in loaded.serve(arrivals(clips), batch=5):
+        if isinstance(said, Load):
+            seen.append(said.clips)
+    assert max(seen) == 1
+
+
+def test_leaving_early_gives_everything_back(loaded, clips):
+    events = loaded.serve(arrivals(clips), batch=4)
+    for _, said in events:
+        if isinstance(said, Opened):
+            break
+    events.close()
+    assert loaded.target.model.decoder.slab.used == loaded.draft.model.decoder.slab.used == 0
+
+
+def test_the_first_clip_of_a_plan_is_measured_without_company(loaded, clips, monkeypatch):
+    monkeypatch.setattr("vidspec.decoding.serving.EVERY", 0.0)
+    captioner = under(loaded, "auto")
+    captioner.slot = None
+    captioner.chooser.slot = None
+    captioner.chooser.beginning = 6
+    seen = []
+    for _, said in captioner.serve(arrivals(clips), batch=4):
+        if isinstance(said, Load):
+            seen.append((captioner.undecided, said.clips))
+    assert max(count for undecided, count in seen if undecided) == 1 < max(count for _, count in seen)
+
+
+def test_nobody_to_serve(loaded):
+    assert list(loaded.serve(Given([]), batch=3)) == []
+    with pytest.raises(ValueError, match="at least one"):
+        list(loaded.serve(Given([]), batch=0))
+
+
+def test_sampled_texts_are_each_clips_own(loaded, clips):
+    """The same clip under several keys is answered the same, whoever is beside it."""
+    captioner = under(loaded, "vanilla-sd", **{"generate.temperature": 1.2})
+    (path, clip), *_ = clips.items()
+    twice = Given([Arrival(number, path, {"clip": clip}) for number in range(3)])
+    mixed = Given([*arrivals(clips).arrivals, Arrival("again", path, {"clip": clip})])
+    same, _ = served(captioner, twice, 3)
+    others, _ = served(captioner, mixed, 4)
+    assert same[0] == same[1] == same[2] == others["again"] == others[path]
+    assert captioner.setup.sampling == Sampling(1.2, 1.0)

@@ -1,0 +1,130 @@
+"""The decoder of an NVIDIA GPU, with software in its place: which frames it gives, and what it refuses.
+
+Software's pictures are given the formats of a GPU's. What a GPU itself does is in ``tests/gpu``.
+"""
+
+from __future__ import annotations
+
+import av
+import numpy as np
+import pytest
+
+from vidspec import video
+from vidspec.errors import UsageError, VideoError
+from vidspec.video import decode_av, decode_nvdec, opening
+
+from . import clips
+
+FORMATS = {"yuv420p": "nv12", "yuvj420p": "nv12", "yuv420p10le": "p010le"}
+OPEN_GOP = {"x264-params": "open-gop=1:bframes=3:keyint=10:min-keyint=10:scenecut=0"}
+IN_SOFTWARE = decode_av.decode_all
+GOOD = {
+    "plain.mp4": {},
+    "b_frames.mp4": {"b_frames": 3},
+    "open_gop.mkv": {"b_frames": 3, "options": OPEN_GOP},
+    "b_frames.avi": {"b_frames": 3},
+    "turned_90.mp4": {"rotation": 90},
+    "ten_bits.mp4": {"pixel_format": "yuv420p10le"},
+    "full_range.mov": {"codec": "mjpeg", "pixel_format": "yuvj420p"},
+    "odd.webm": {"codec": "libvpx-vp9", "size": (97, 65), "options": {"cpu-used": "8"}},
+}
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Software in the place of a GPU; the formats that were given."""
+    given = set()
+
+    def as_of_a_gpu(*args, **options):
+        for picture in IN_SOFTWARE(*args, **options):
+            if picture is not None:
+                picture = picture.reformat(format=FORMATS[picture.format.name])
+                given.add(picture.format.name)
+            yield picture
+
+    monkeypatch.setattr(decode_nvdec, "refusal", lambda: None)
+    monkeypatch.setattr(opening, "accelerator", lambda: None)
+    monkeypatch.setattr(decode_av, "accelerated", lambda codec: True)
+    monkeypatch.setattr(decode_av, "decode_all", as_of_a_gpu)
+    return given
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_frames_are_those_of_software(name, gpu, tmp_path):
+    path = clips.make(tmp_path / name, **GOOD[name])
+    for how in ({"frames": 1000}, {"frames": 5}, {"fps": 3.0, "start": 0.5}):
+        got = video.read(path, decoder="nvdec", **how)
+        assert got.facts.decoder == "nvdec" and gpu <= {"nv12", "p010le"} and gpu
+        gpu.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(decode_av, "decode_all", IN_SOFTWARE)
+            expected = video.read(path, decoder="av", **how)
+        assert np.array_equal(got.frames, expected.frames) and np.array_equal(got.timestamps, expected.timestamps)
+
+
+def refused(path):
+    with pytest.raises(VideoError) as caught:
+        video.read(path, frames=5, decoder="nvdec")
+    assert caught.value.kind == "decoder" and "av" in caught.value.hint and "\n" not in str(caught.value)
+    return caught.value.message
+
+
+@pytest.mark.parametrize("lost", ["damaged", "passed over"])
+def test_no_other_frame_stands_in(lost, gpu, monkeypatch, tmp_path):
+    """Neither another picture for one that does not come, nor another decoder's."""
+    path = clips.make(tmp_path / "plain.mp4")
+    wanted = video.probe(path).pts[20]
+
+    def without(*args, **options):
+        for picture in IN_SOFTWARE(*args, **options):
+            if picture is None or picture.pts != wanted:
+                yield picture
+            elif lost == "damaged":
+                yield None
+
+    monkeypatch.setattr(decode_av, "decode_all", without)
+    assert len(video.read(path, frames=2, decoder="nvdec")) == 2
+    assert "plain.mp4: the GPU does not decode it exactly" in refused(path)
+
+
+def test_a_stream_that_is_not_for_the_gpu_is_refused(gpu, monkeypatch, tmp_path):
+    monkeypatch.setattr(decode_av, "accelerated", lambda codec: codec.is_hwaccel)
+    assert "h264 is not among what it decodes" in refused(clips.make(tmp_path / "plain.mp4"))
+
+
+def test_a_gpu_that_fails_is_not_the_files_fault(gpu, monkeypatch, tmp_path):
+    path = clips.make(tmp_path / "plain.mp4")
+    whole = av.open
+
+    def without_gpu(*args, **options):
+        if "hwaccel" in options:
+            raise PermissionError(1, "Operation not permitted")
+        return whole(*args, **options)
+
+    monkeypatch.setattr(av, "open", without_gpu)
+    assert "plain.mp4: the GPU does not decode it: Operation not permitted" in refused(path)
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError(1, "Operation not permitted"), NotImplementedError("no"), ImportError]
+)
+def test_without_a_gpu_it_is_an_error_and_software_does_not_stand_in(error, monkeypatch, tmp_path):
+    class Absent:
+        def create(self, codec):
+            raise error
+
+    monkeypatch.setattr(decode_nvdec, "accelerator", Absent)
+    path = clips.make(tmp_path / "plain.mp4")
+    with pytest.raises(UsageError, match="no NVIDIA decoder can be used here: ") as caught:
+        video.read(path, frames=2, decoder="nvdec")
+    assert caught.value.kind == "decoder" and "'av'" in caught.value.hint
+    assert video.read(path, frames=2, decoder="auto").facts.decoder != "nvdec"
+
+
+def test_the_gpus_decoder_is_asked_never_to_leave_it_to_software():
+    assert opening.accelerator().allow_software_fallback is False
+
+
+def test_what_is_whole_of_a_damaged_file_is_for_software_to_say(gpu, tmp_path):
+    with pytest.raises(UsageError, match="cannot tell which frames are whole"):
+        video.read(clips.make(tmp_path / "plain.mp4"), decoder="nvdec", allow_damaged=True)

@@ -1,0 +1,376 @@
+"""Many clips at once: profiles and peers caption the same folder in turns, at several batch sizes. Prints nothing.
+
+Every contender is a process of its own with its models loaded, so that its memory is its own. Each takes every batch
+size; a warm-up runs them from the smallest on and is where memory is sampled: what a process holds afterwards may be
+left from its largest batch. Then all take turns, forwards and backwards, each run from the first file opened to the
+last record written.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any, Protocol, TypeAlias
+
+from vidspec import profiles
+from vidspec.bench import labels
+from vidspec.bench.answering import Worker, foreign
+from vidspec.bench.loaded import Source
+from vidspec.bench.markdown import table
+from vidspec.bench.memory import Watch
+from vidspec.bench.vllm_worker import environment
+from vidspec.errors import UsageError, VidspecError
+from vidspec.profiles import Profile
+from vidspec.registry import rules
+
+__all__ = ["PEERS", "Asked", "Measured", "Outcome", "Row", "Throughput", "contenders", "markdown", "measure", "turns"]
+
+#: ``generate`` of ``transformers`` on padded batches, and vLLM under another interpreter.
+PEERS = ("generate-batched", "vllm")
+
+Key: TypeAlias = tuple[str, int]
+
+
+class Asked(Protocol):
+    """What is needed of a :class:`~vidspec.bench.answering.Worker`."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def ask(self, what: str, **about: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """What is to be measured.
+
+    Attributes:
+        clips: video files, in their order.
+        profiles: labels of a bench; peers are shown the frames and asked the prompt of the first.
+        peers: of :data:`PEERS`.
+        batches: sizes, increasing.
+        sizes: of contenders that take others than these.
+        repeats: runs of each contender at each size.
+        source: the models.
+        frames: of every clip; as the profiles have it if None.
+        threads: of each process on a CPU.
+        vllm_python: the interpreter that has vLLM.
+    """
+
+    clips: Sequence[str]
+    profiles: Sequence[str]
+    peers: Sequence[str] = ()
+    batches: Sequence[int] = (1, 4, 8, 16)
+    repeats: int = 3
+    source: Source = field(default_factory=Source)
+    frames: int | None = None
+    threads: int | None = None
+    vllm_python: str | None = None
+    sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    @property
+    def overrides(self) -> dict[str, object]:
+        """What every profile is set to, unless its label says otherwise."""
+        source = self.source
+        target, draft = source.names
+        models = {"pair": source.pair} if source.target is None else {"target": target, "draft": draft}
+        fixed: dict[str, object] = {f"models.{key}": value for key, value in models.items()}
+        fixed |= {"models.device": source.device, "models.dtype": source.dtype}
+        if self.threads is not None:
+            fixed["models.threads"] = self.threads
+        if self.frames is not None:
+            fixed["video.frames"] = self.frames
+        return fixed
+
+    def profile(self, label: str) -> Profile:
+        """The profile of a label as it is measured."""
+        name, own = labels.parse(label)
+        return profiles.load(name, {**self.overrides, **own})
+
+
+@dataclass
+class Measured:
+    """All runs of one contender at one batch size.
+
+    Attributes:
+        seconds: of each run, from the first file opened to the last record written.
+        rates: tokens per second of decoding alone, with so many clips at once; see
+            :class:`~vidspec.bench.steady.Steady`.
+        ids: token ids by clip, of each run.
+        errors: of clips that failed, by clip.
+        rows: of a target pass, the mean of each run.
+        peak: bytes held at most in the warm-up, its children's included; on a GPU those that torch allocated.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    ids: list[dict[str, list[int]]] = field(default_factory=list)
+    errors: dict[str, str] = field(default_factory=dict)
+    rows: list[float] = field(default_factory=list)
+    peak: int | None = None
+
+    def ran(self, told: Mapping[str, Any], alone: Mapping[str, float]) -> None:
+        """Add a run, and what decoding alone gave."""
+        self.seconds.append(told["seconds"])
+        self.ids.append(told["ids"])
+        self.errors |= told["errors"]
+        if told["rows"] is not None:
+            self.rows.append(told["rows"])
+        if alone["seconds"]:
+            self.rates.append(alone["tokens"] / alone["seconds"])
+
+    def same(self, reference: Mapping[str, Sequence[int]]) -> int:
+        """Clips whose token ids are the reference's in every run."""
+        return sum(all(run.get(clip) == ids for run in self.ids) for clip, ids in reference.items())
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender at one batch size; medians of its runs.
+
+    Attributes:
+        clips_per_s, tokens_per_s: of the whole folder; ``spread`` are the least and greatest clips per second.
+        decode_tokens_per_s: of decoding alone; None where it was not measured.
+        peak: bytes; None where it cannot be read.
+        rows: of a target pass; None where nothing tells.
+        same: clips with the tokens of batch 1 of the same contender.
+        plain: clips with those of plain decoding; None where they need not be, or nothing is known of plain decoding.
+        drawn: whether tokens are drawn from plain decoding's distributions by other draws.
+        clips, failed: all of them, and those that failed in any run.
+    """
+
+    name: str
+    batch: int
+    clips_per_s: float
+    spread: tuple[float, float]
+    tokens_per_s: float
+    decode_tokens_per_s: float | None
+    peak: int | None
+    rows: float | None
+    same: int
+    plain: int | None
+    drawn: bool
+    clips: int
+    failed: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Rows in the order of contenders and batch sizes, and all that was measured."""
+
+    rows: list[Row]
+    measured: dict[Key, Measured]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values; token ids once for each contender and size."""
+        runs = [
+            {
+                "name": name,
+                "batch": batch,
+                **{key: value for key, value in asdict(one).items() if key != "ids"},
+                "token_ids": one.ids[0] if one.ids else {},
+            }
+            for (name, batch), one in self.measured.items()
+        ]
+        return {"rows": [asdict(row) for row in self.rows], "runs": runs}
+
+
+@contextmanager
+def contenders(asked: Throughput, say: Callable[[str], None] = lambda _: None) -> Iterator[dict[str, Worker]]:
+    """A process for every profile and peer, each loaded when this is entered; they end with it.
+
+    Raises:
+        VidspecError: of profiles and models. A peer that cannot start is left out, and ``say`` told why.
+    """
+    loaded = {label: asked.profile(label) for label in asked.profiles}  # what is wrong with one is said at once
+    with ExitStack() as stack:
+        found: dict[str, Worker] = {}
+        for name in (*loaded, *asked.peers):
+            say(f"loading {name}")
+            worker = Worker(name, *_command(asked, name, loaded))
+            stack.callback(worker.close)
+            try:
+                worker.ready()
+            except VidspecError as error:
+                if name in loaded:
+                    raise
+                say(f"left out: {error}")
+                continue
+            found[name] = worker
+        yield found
+
+
+def _command(asked: Throughput, name: str, loaded: Mapping[str, Profile]) -> tuple[list[str], dict[str, str]]:
+    """How a contender's process is started, and variables for it."""
+    threads = {} if asked.threads is None else {"OMP_NUM_THREADS": str(asked.threads)}
+    if name != "vllm":
+        label = name if name in loaded else next(iter(loaded))
+        about = {"peer": name not in loaded, "label": label, "overrides": asked.overrides}
+        return [sys.executable, "-m", "vidspec.bench.throughput_worker", json.dumps(about)], threads
+    if asked.vllm_python is None:
+        raise UsageError("--peer vllm needs --vllm-python", hint="the interpreter of an environment with vllm and av")
+    first = next(iter(loaded.values()))
+    keys = ("frames", "fps", "max_pixels", "decoder", "allow_damaged")
+    wanted = {
+        "model": asked.source.names[0],
+        "dtype": str(asked.source.placement().dtype).removeprefix("torch."),
+        "most": max(asked.batches),
+        "video": {key: getattr(first.video, key) for key in keys},
+        "prompt": first.generate.prompt,
+        "system": first.generate.system,
+        "max_new_tokens": first.generate.max_new_tokens,
+    }
+    return foreign(asked.vllm_python, "vllm_worker", wanted), environment(asked.threads)
+
+
+def measure(
+    asked: Throughput,
+    workers: Mapping[str, Asked],
+    say: Callable[[str], None] = lambda _: None,
+    keep: Callable[[Outcome], None] = lambda _: None,
+) -> Outcome:
+    """Warm up, take turns, compare.
+
+    Args:
+        asked: what is to be measured.
+        workers: contenders by name; what is no profile's label is a peer.
+        say: is told what comes next, and which peer was left out because it failed.
+        keep: is given all that is known after every run.
+
+    Raises:
+        VidspecError: of a profile.
+    """
+    clips, found = list(asked.clips), dict[Key, Measured]()
+    known = {label: asked.profile(label) for label in asked.profiles if label in workers}
+    lossless = {name: one for name, one in known.items() if _lossless(one)}
+    ones: dict[str, Mapping[str, list[int]]] = {}
+    gone: set[str] = set()
+
+    def ask(name: str, what: str, **about: Any) -> Any:
+        """None of a peer that fails: it takes no further part."""
+        if name in gone:
+            return None
+        try:
+            return workers[name].ask(what, **about)
+        except VidspecError as error:
+            if name in known:
+                raise
+            say(f"left out: {error}")
+            gone.add(name)
+            return None
+
+    for name, worker in workers.items():
+        for batch in (batches := sorted(asked.sizes.get(name, asked.batches))):
+            say(f"warm-up {name} at batch {batch}")
+            with Watch(worker.pid) as watch:
+                told = ask(name, "run", clips=clips[: 2 * batch], batch=batch)
+            on_device = told and told["device_bytes"]
+            found[name, batch] = Measured(peak=watch.peak if on_device is None else on_device)
+        if 1 not in batches:
+            say(f"{name} at batch 1, to compare with")
+            ones[name] = (ask(name, "run", clips=clips, batch=1) or {"ids": {}})["ids"]
+    plain = next((name for name, one in lossless.items() if one.schedule.kind == "autoregressive"), None)
+    texts: Mapping[str, list[int]] = {}
+    if plain is None and lossless:
+        say("plain decoding, to compare with")
+        texts = ask(next(iter(lossless)), "plain", clips=clips)
+
+    def outcome() -> Outcome:
+        first = {name: one.ids[0] for (name, batch), one in found.items() if batch == 1 and one.ids} | ones
+        exact = texts if plain is None else first.get(plain, {})
+        runs = {key: one for key, one in found.items() if key[0] not in gone and one.seconds}
+        greedy = all(one.generate.temperature == 0 for one in known.values())
+        rows = []
+        for (name, batch), one in runs.items():
+            drawn = name in lossless and not known[name].token_for_token
+            comparable = name in lossless and not drawn if name in known else greedy
+            rows.append(_row(name, batch, one, first.get(name, one.ids[0]), exact if comparable else {}, drawn=drawn))
+        return Outcome(rows, runs)
+
+    together = clips[: max(asked.batches)]
+    for repeat, (name, batch) in turns(list(found), asked.repeats):
+        if name in gone:
+            continue
+        say(f"{repeat + 1}/{asked.repeats} {name} at batch {batch}")
+        told = ask(name, "run", clips=clips, batch=batch)
+        alone = ask(name, "decode", clips=together[: len(together) // batch * batch] or together, batch=batch)
+        if alone is None:
+            continue
+        found[name, batch].ran(told, alone)
+        for clip, error in told["errors"].items():
+            say(f"{name} at batch {batch}: {clip} failed: {error}")
+        keep(outcome())
+    return outcome()
+
+
+def turns(keys: Sequence[Key], repeats: int) -> Iterator[tuple[int, Key]]:
+    """Each as often as there are repeats: A B C, then C B A, so that none is always the one after another."""
+    for repeat in range(repeats):
+        yield from ((repeat, key) for key in (keys if repeat % 2 == 0 else reversed(keys)))
+
+
+def _lossless(profile: Profile) -> bool:
+    return rules.get(profile.accept.rule).lossless and not profile.prunes_the_target
+
+
+def _row(
+    name: str,
+    batch: int,
+    one: Measured,
+    first: Mapping[str, Sequence[int]],
+    exact: Mapping[str, Sequence[int]],
+    *,
+    drawn: bool,
+) -> Row:
+    clips = len(first.keys() | one.errors.keys())
+    rates = [clips / seconds for seconds in one.seconds]
+    tokens = [sum(map(len, ids.values())) for ids in one.ids]
+    return Row(
+        name=name,
+        batch=batch,
+        clips_per_s=median(rates),
+        spread=(min(rates), max(rates)),
+        tokens_per_s=median(count / seconds for count, seconds in zip(tokens, one.seconds, strict=True)),
+        decode_tokens_per_s=median(one.rates) if one.rates else None,
+        peak=one.peak,
+        rows=median(one.rows) if one.rows else None,
+        same=one.same(first),
+        plain=one.same(exact) if exact else None,
+        drawn=drawn,
+        clips=clips,
+        failed=len(one.errors),
+    )
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """One line for each row."""
+    header = (
+        "method",
+        "batch",
+        "clips/s",
+        "tokens/s",
+        "decoding alone, tokens/s",
+        "peak memory",
+        "rows / pass",
+        "same tokens as batch 1",
+        "same tokens as plain decoding",
+    )
+    cells = [
+        (
+            row.name,
+            str(row.batch),
+            f"{row.clips_per_s:.2f} ({row.spread[0]:.2f}-{row.spread[1]:.2f})",
+            f"{row.tokens_per_s:.0f}",
+            "-" if row.decode_tokens_per_s is None else f"{row.decode_tokens_per_s:.0f}",
+            "-" if row.peak is None else f"{row.peak / 2**20:.0f} MiB",
+            "-" if row.rows is None else f"{row.rows:.1f}",
+            f"{row.same}/{row.clips}",
+            "in distribution" if row.drawn else "-" if row.plain is None else f"{row.plain}/{row.clips}",
+        )
+        for row in rows
+    ]
+    return table(header, cells)

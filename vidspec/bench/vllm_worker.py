@@ -1,0 +1,198 @@
+"""vLLM as a contender of ``vidspec bench throughput``, under an interpreter that has it, PyAV and nothing of vidspec.
+
+The same files are opened and the same frames taken by ``vidspec.video``, in a thread beside the engine; every clip is
+given to the engine as soon as it is read, and a line is written and flushed for each one that ends. ``--vllm-python``
+names the interpreter; see ``docs/usage.md`` for how such an environment is made. The engine runs eagerly and in its own
+process, without a cache of prompts, so that no run knows the clips of the one before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from vidspec import video
+from vidspec.bench.answering import answer
+from vidspec.bench.steady import Steady
+
+__all__ = ["environment", "main"]
+
+#: Clips that are read ahead of those the engine has.
+_AHEAD = 4
+
+
+def environment(threads: int | None) -> dict[str, str]:
+    """Variables that the process needs from its beginning; those that the user set win."""
+    wanted = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    if threads is not None:
+        cores = "0" if threads == 1 else f"0-{threads - 1}"
+        wanted |= {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": cores}
+    return {key: value for key, value in wanted.items() if key not in os.environ or key == "OMP_NUM_THREADS"}
+
+
+class Engine:
+    """One engine, for any batch up to the largest; it takes a smaller one where fewer clips are in flight."""
+
+    def __init__(self, about: Mapping[str, Any]) -> None:
+        self.about = about
+        self._everywhere = os.sched_getaffinity(0)
+        import vllm  # type: ignore[import-not-found]
+
+        self.llm = vllm.LLM(
+            model=about["model"],
+            dtype=about["dtype"],
+            enforce_eager=True,
+            max_num_seqs=about["most"],
+            limit_mm_per_prompt={"video": 1, "image": 0},
+            enable_prefix_caching=False,
+            mm_processor_cache_gb=0,
+        )
+        self.sampling = vllm.SamplingParams(temperature=0.0, max_tokens=about["max_new_tokens"])
+        self.family = self.llm.llm_engine.model_config.hf_config.model_type
+        if self.family == "qwen2_5_vl":
+            _number_as_transformers()
+        asked = [{"type": "video"}, {"type": "text", "text": about["prompt"]}]
+        messages: list[dict[str, Any]] = [{"role": "user", "content": asked}]
+        if about["system"]:
+            messages.insert(0, {"role": "system", "content": [{"type": "text", "text": about["system"]}]})
+        self.prompt = self.llm.get_tokenizer().apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+    def run(self, clips: Sequence[str], batch: int) -> dict[str, Any]:
+        """Caption a folder of clips: seconds from the first file opened to the last record written, and token ids."""
+        ids: dict[str, list[int]] = {}
+        tokenizer = self.llm.get_tokenizer()
+        passes = rows = 0
+        with TemporaryDirectory() as place, (Path(place) / "captions.jsonl").open("w", encoding="utf-8") as file:
+            began = time.perf_counter()
+            for _, outputs in self._steps(self._read(clips), batch):
+                passes, rows = passes + 1, rows + len(outputs)
+                for one in outputs:
+                    if one.finished:
+                        ids[one.request_id] = list(one.outputs[0].token_ids)
+                        text = tokenizer.decode(ids[one.request_id], skip_special_tokens=True)
+                        record = {"path": one.request_id, "caption": text, "token_ids": ids[one.request_id]}
+                        print(json.dumps(record), file=file, flush=True)
+            seconds = time.perf_counter() - began
+        rate = rows / passes if passes else None
+        return {"seconds": seconds, "ids": ids, "errors": {}, "rows": rate, "device_bytes": None}
+
+    def decode(self, clips: Sequence[str], batch: int) -> dict[str, float]:
+        """Tokens and seconds of decoding alone; see :class:`~vidspec.bench.steady.Steady`."""
+        found = []
+        for first in range(0, len(clips), batch):
+            some = list(self._read(clips[first : first + batch]))
+            counted, known = Steady(len(some)), dict.fromkeys((path for path, _ in some), 0)
+            for when, outputs in self._steps(iter(some), batch):
+                for one in outputs:
+                    tokens = len(one.outputs[0].token_ids)
+                    counted.emitted(when, one.request_id, tokens - known[one.request_id])
+                    known[one.request_id] = tokens
+                if any(one.finished for one in outputs):
+                    counted.finished(when)
+            found.append(counted)
+        return Steady.together(found)
+
+    def _steps(self, clips: Iterator[tuple[str, Any]], batch: int) -> Iterator[tuple[float, list[Any]]]:
+        """Every pass of the engine, when it ended and what it gave, with at most ``batch`` clips in flight."""
+        engine, flying, more = self.llm.llm_engine, 0, True
+        while more or flying:
+            while more and flying < batch:
+                found = next(clips, None)
+                if found is None:
+                    more = False
+                    break
+                path, asked = found
+                engine.add_request(path, asked, self.sampling)
+                flying += 1
+            if flying:
+                outputs = engine.step()
+                flying -= sum(one.finished for one in outputs)
+                yield time.perf_counter(), outputs
+
+    def _read(self, clips: Sequence[str]) -> Iterator[tuple[str, Any]]:
+        """What the engine is asked of each clip; read by a thread that is a few clips ahead."""
+        coming: queue.Queue[tuple[str, Any] | BaseException | None] = queue.Queue(_AHEAD)
+
+        def fill() -> None:
+            # vLLM bound its own thread to its core, and threads that come from there to the same.
+            os.sched_setaffinity(threading.get_native_id(), self._everywhere)
+            try:
+                for path in clips:
+                    coming.put((path, self._asked(video.read(path, **self.about["video"]))))
+                coming.put(None)
+            except BaseException as error:
+                coming.put(error)
+
+        threading.Thread(target=fill, daemon=True).start()
+        while (found := coming.get()) is not None:
+            if isinstance(found, BaseException):
+                raise found
+            yield found
+
+    def _asked(self, clip: video.Clip) -> dict[str, Any]:
+        if not self.family.startswith("qwen"):
+            return {"prompt": self.prompt, "multi_modal_data": {"video": clip.frames}}
+        # The processors tell the time of a temporal step, two frames, from the frames per second.
+        steps = clip.timestamps[::2]
+        fps = 2.0 * (len(steps) - 1) / float(steps[-1] - steps[0]) if len(steps) > 1 else 2.0
+        count = len(clip.frames)
+        facts = {
+            "fps": fps,
+            "frames_indices": list(range(count)),
+            "total_num_frames": count,
+            "duration": count / fps,
+            "video_backend": "vidspec",
+            "do_sample_frames": False,
+        }
+        return {
+            "prompt": self.prompt,
+            "multi_modal_data": {"video": (clip.frames, facts)},
+            "mm_processor_kwargs": {"fps": fps, "do_sample_frames": False},
+        }
+
+    @property
+    def functions(self) -> Mapping[str, Callable[..., Any]]:
+        return {"run": self.run, "decode": self.decode}
+
+
+def _number_as_transformers() -> None:
+    """Let the text behind a video go on where transformers 5.23 lets it: at its start + the longer side of its grid.
+
+    vLLM 0.32 goes on behind the largest position of any axis, as transformers 4.57 did; the texts differ from there.
+    """
+    import numpy as np
+    import torch
+    from vllm.model_executor.models import qwen2_5_vl  # type: ignore[import-not-found]
+
+    def positions(self: Any, input_tokens: list[int], mm_features: list[Any]) -> tuple[torch.Tensor, int]:
+        found, done, following = [], 0, 0
+        for offset, steps, rows, columns, interval in self.iter_mm_grid_thw(mm_features):
+            found.append(np.broadcast_to(np.arange(offset - done), (3, offset - done)) + following)
+            following += offset - done
+            cells = np.indices((steps, rows, columns)).reshape(3, -1)
+            cells[0] = (cells[0] * np.float32(interval)).astype(np.int64)
+            found.append(cells + following)
+            following += max(rows, columns)
+            done = offset + steps * rows * columns
+        rest = len(input_tokens) - done
+        found.append(np.broadcast_to(np.arange(rest), (3, rest)) + following)
+        return torch.from_numpy(np.concatenate(found, axis=1)), following + rest - len(input_tokens)
+
+    qwen2_5_vl.Qwen2_5_VLForConditionalGeneration.get_mrope_input_positions = positions
+
+
+def main(about: str) -> None:
+    """Answer questions.
+
+    Args:
+        about: JSON: ``model, dtype, most`` (clips at once), ``video`` (as ``video.read`` takes it), ``prompt``,
+            ``system`` and ``max_new_tokens``.
+    """
+    answer(lambda: Engine(json.loads(about)).functions)

@@ -1,0 +1,109 @@
+"""``vidspec bench throughput``: its options; measuring and summing up are in ``vidspec.bench.throughput``."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vidspec.cli.bench import Device, Draft, Dtype, Pair, PairName, Target, Threads, counts, say
+from vidspec.errors import UsageError
+
+__all__ = ["throughput"]
+
+DEFAULT = ("ar", "vanilla-sd", "auto")
+
+
+class PeerName(str, Enum):
+    """Others than vidspec."""
+
+    generate = "generate-batched"
+    vllm = "vllm"
+
+
+def throughput(
+    clips: Annotated[list[Path], typer.Argument(metavar="CLIP...", help="Video files and folders.")],
+    batch: Annotated[str, typer.Option("--batch", metavar="N,N,...", help="Clips at once, increasing.")] = "1,4,8,16",
+    profile: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--profile",
+            metavar="NAME",
+            help="A name or file with +KEY=VALUE for what is to differ; any number of times.",
+            show_default=", ".join(DEFAULT),
+        ),
+    ] = None,
+    peer: Annotated[
+        list[PeerName] | None,
+        typer.Option("--peer", help="transformers' generate on padded batches, or vLLM; any number of times."),
+    ] = None,
+    vllm_python: Annotated[
+        str | None, typer.Option("--vllm-python", metavar="PYTHON", help="The interpreter that has vLLM and PyAV.")
+    ] = None,
+    pair: Pair = PairName.embedded,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs over all clips; medians.")] = 3,
+    frames: Annotated[
+        int | None, typer.Option("--frames", min=1, help="Of every clip; as the profiles have it if left out.")
+    ] = None,
+    target: Target = None,
+    draft: Draft = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    threads: Threads = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="All that was measured as JSON, after every run.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write FILE anew.")] = False,
+) -> int:
+    """Caption the same clips by profiles and peers, so many at once; a Markdown table on stdout.
+
+    Each is a process of its own with its models loaded; they take turns. A run is timed from the first file opened to
+    the last record written, decoding alone without prompts. Token ids are held against batch 1 and plain decoding.
+    """
+    from dataclasses import asdict
+
+    from vidspec.batch.inputs import Sources, collect, leave_out_missing
+    from vidspec.batch.sidecars import write_whole
+    from vidspec.batch.writers import check_output
+    from vidspec.bench.interleaved import machine
+    from vidspec.bench.loaded import Source
+    from vidspec.bench.throughput import Outcome, Throughput, contenders, markdown, measure
+
+    named = tuple(str(clip) for clip in clips)
+    found = collect(Sources(paths=named))
+    leave_out_missing(found, named)
+    if found.unreadable:
+        raise UsageError(found.unreadable[0])
+    paths = [entry.path for entry in found.entries]
+    if not paths:
+        raise UsageError("there is no video to caption")
+    labels, peers = list(profile or DEFAULT), [one.value for one in peer or ()]
+    for option, names in (("--profile", labels), ("--peer", peers)):
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise UsageError(f"{option} names {twice[0]} twice")
+    if PeerName.vllm.value in peers and vllm_python is None:
+        raise UsageError("--peer vllm needs --vllm-python", hint="the interpreter of an environment with vllm and av")
+    if output is not None:
+        check_output(output, paths, "--output")
+        if output.exists() and not overwrite:
+            raise UsageError(f"--output {output}: exists already", hint="name another file, or --overwrite")
+    source = Source(pair.value, target, draft, device, dtype)
+    asked = Throughput(
+        paths, labels, peers, counts(batch, "--batch", "1,4,8,16"), repeats, source, frames, threads, vllm_python
+    )
+    facts = machine(source.placement().device) | ({"threads": threads} if threads else {})
+
+    def keep(outcome: Outcome) -> None:
+        if output is not None:
+            content = {"machine": facts, "settings": asdict(asked), **outcome.to_dict()}
+            write_whole(output, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+
+    with contenders(asked, say) as workers:
+        outcome = measure(asked, workers, say, keep)
+    keep(outcome)
+    print(markdown(outcome.rows))
+    print(", ".join(f"{key} {value}" for key, value in facts.items()))
+    return 0

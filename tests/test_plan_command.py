@@ -1,6 +1,7 @@
 """``vidspec plan`` on the built-in pair."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -47,11 +48,47 @@ def test_json_holds_everything_that_was_measured(capsys):
     assert ends == sorted(ends, reverse=True)
 
 
+@pytest.fixture
+def folder(tmp_path):
+    """The first file is none of a video, the others hold what texts are long enough to judge by."""
+    for name, clip in (("b.mp4", shipped()[1]), ("c.mp4", shipped()[2])):
+        (tmp_path / name).write_bytes(clip.read_bytes())
+    (tmp_path / "a.mp4").write_bytes(b"nothing")
+    (tmp_path / "notes.txt").write_text("no clip")
+    return tmp_path
+
+
+def test_a_folder_has_ways_with_numbers_of_clips(capsys, folder):
+    assert main(["plan", str(folder), "--threads", "1", "--tokens", "16"]) == 0
+    out, err = capsys.readouterr()
+    head, *rows = [line.split("\t") for line in out.splitlines() if "\t" in line]
+    assert head[:4] == ["way", "at once", "clips/s", "tokens/s"]
+    (chosen,) = [row for row in rows if row[-1] == "chosen"]
+    sizes = {int(row[1]) for row in rows}
+    assert sizes == {1, 2, 4, 8, 16, 32} and sum(row[1] == chosen[1] for row in rows) > 1
+    assert all(sum(row[1] == str(n) for row in rows) == 1 for n in sizes - {int(chosen[1])})
+    rates = [float(row[2]) for row in rows]
+    assert rates == sorted(rates, reverse=True)
+    why = " ".join(line for line in out.splitlines() if "\t" not in line)
+    assert chosen[0] in why and "clips/s" in why
+    assert "a.mp4: " in err and "the next clip is taken" in err and "by clips x rows of each: 4x1: " in err
+
+
+def test_a_number_of_clips_is_kept_to(capsys, folder):
+    assert main(["plan", str(folder), "--threads", "1", "--tokens", "16", "--batch", "3", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {way["batch"] for way in found["ways"]} == {3} and "3 clips at once" in found["why"]
+    assert found["chosen"] in found["ways"] and found["chosen"]["clips_per_s"] > 0
+    assert {"3x1", "3x5"} <= set(found["measured"]["tp_packed"])
+
+
 @pytest.mark.parametrize(
     "args, complaint",
     [
         ((), "Missing argument"),
         (("no.mp4",), "no.mp4: there is no such file"),
+        ((str(Path(__file__).parent / "planning"),), "there is no video to plan for"),
+        ((CLIP, "--batch", "many"), "--batch many: must be auto or a number of clips"),
         ((CLIP, "--set", "frames"), "--set frames: must be KEY=VALUE"),
         ((CLIP, "--set", "prune.method=uniform"), "the schedule plan chooses the pruning itself"),
         ((CLIP, "--draft", "x"), "--draft needs --target"),

@@ -14,6 +14,7 @@ from vidspec.decoding.serving import Arrival
 from vidspec.embedded.samples import draw
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import GenerationError
+from vidspec.planning.batch import START
 
 CLIPS = 6
 
@@ -241,12 +242,26 @@ def test_the_first_clip_of_a_plan_is_measured_without_company(loaded, clips, mon
     seen = []
     for _, said in captioner.serve(arrivals(clips), batch=4):
         if isinstance(said, Load):
-            seen.append((captioner.undecided, said.clips))
+            seen.append((captioner.most(4) == 1, said.clips))
     assert max(count for undecided, count in seen if undecided) == 1 < max(count for _, count in seen)
 
 
+def test_how_many_at_once_follows_from_what_passes_take(loaded, clips, monkeypatch):
+    """Where nobody says how many: here twice as many always seem to give twice the tokens, so the most grows."""
+    monkeypatch.setattr("vidspec.decoding.serving.EVERY", 0.0)
+    monkeypatch.setattr("vidspec.planning.batch.PASSES", 2)
+    monkeypatch.setattr("vidspec.planning.batch.BatchSize.rate", lambda self, n: n)
+    expected, _ = served(loaded, arrivals(clips), 1)
+    ended, loads = served(loaded, arrivals(clips), None)
+    most = [load.batch for load in loads]
+    assert most[0] == START and most == sorted(most) and most[-1] >= 2 * START
+    assert ended == expected
+    assert {load.batch for load in served(loaded, arrivals(clips), 3)[1]} == {3}
+
+
 def test_nobody_to_serve(loaded):
-    assert list(loaded.serve(Given([]), batch=3)) == []
+    ((key, load),) = loaded.serve(Given([]), batch=3)
+    assert key is None and (load.clips, load.passes) == (0, 0)
     with pytest.raises(ValueError, match="at least one"):
         list(loaded.serve(Given([]), batch=0))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -29,7 +30,7 @@ from vidspec.decoding.trace import Trace
 from vidspec.decoding.workers.places import beside_target, two_workers
 from vidspec.decoding.workers.run import SideBySide
 from vidspec.decoding.workers.slot import DraftSlot
-from vidspec.engine.device import synchroniser
+from vidspec.engine.device import synchroniser, take_one_core
 from vidspec.engine.forward import Engine
 from vidspec.errors import GenerationError, ModelError, UsageError
 from vidspec.models import image_captioner, loading
@@ -101,6 +102,8 @@ class Captioner:
         first, second = variants(profile) if profile.chooses else (profile, None)
         first = beginning(profile) if profile.plans else first
         self.setup = Setup.of(first, target, None if first.concurrent else draft, describe)
+        #: Whether clips are looked at by another thread, beside the passes.
+        self.fed = False
         self._ahead: WeakKeyDictionary[video.Clip, dict[VideoLanguageModel, Pixels | Seen]] = WeakKeyDictionary()
         beside = two_workers(profile)
         self.slot = slot if beside else None
@@ -175,7 +178,7 @@ class Captioner:
                 if draft is not None:
                     draft.name = "embedded/draft"
             captioner = cls(profile, target, draft, embedded=embedded, describe=describe, slot=slot)
-            if slot is not None:
+            if slot is not None and not profile.plans:
                 slot.ready()  # it was loading meanwhile; what is wrong with it is said now
             undo.pop_all()
         return captioner
@@ -215,10 +218,12 @@ class Captioner:
         """What chooses windows, and so wants to hear of passes."""
         return self.chooser.pace if isinstance(self.chooser, Planner) else self.setup.pace
 
-    @property
-    def undecided(self) -> bool:
-        """Whether the next clip is to be measured, on which it depends how the others are decoded."""
-        return self.chooser is not None and not self.chooser.decided
+    def most(self, batch: int | None) -> int | None:
+        """How many clips at once, where ``batch`` is the most that are allowed, or None to choose.
+
+        One while a clip is measured on which it depends how the others are decoded; None where nothing was chosen.
+        """
+        return batch if self.chooser is None else self.chooser.most(batch)
 
     def needs(self, frames: int, height: int, width: int, asked: Asked) -> int:
         """Bytes of memory that the keys and values of a clip of such frames would take beyond what models have.
@@ -260,12 +265,13 @@ class Captioner:
         alone = Captioner(plain, self.target.model, None, embedded=self.embedded)
         return alone.caption(path, **asked)
 
-    def plan(self, path: str | Path, *, tokens: int = 64, **asked: Unpack[Asked]) -> Plan:
+    def plan(self, path: str | Path, *, tokens: int = 64, batch: int | None = 1, **asked: Unpack[Asked]) -> Plan:
         """Measure on the beginning of a clip what makes its caption fastest; of a profile whose schedule is ``plan``.
 
         Args:
             path: a video file.
             tokens: of the caption that the drafters are judged by; fewer if the caption is shorter.
+            batch: for a folder of such clips, how many at once; None to choose that too.
             asked: see :meth:`stream`.
 
         Raises:
@@ -276,8 +282,8 @@ class Captioner:
             raise UsageError(f"profile {self.profile.name} names its schedule", hint="take the profile auto")
         for wanted in dict.fromkeys((tokens, max(2, tokens // 4))):
             self.chooser.forget()
-            self.chooser.beginning = wanted
-            for _ in self.stream(path, **asked):
+            self.chooser.beginning, self.chooser.worthwhile = wanted, True
+            for _ in self._alone(path, asked, batch):
                 if self.chooser.plan is not None:
                     return self.chooser.plan
         raise GenerationError(f"{path}: a caption of fewer than {wanted} tokens says nothing about drafters")
@@ -315,12 +321,19 @@ class Captioner:
             VideoError: the file gives no frames.
             GenerationError: the prompt is too long for the model, or memory does not suffice.
         """
+        yield from self._alone(path, asked)
+
+    def _alone(self, path: str | Path, asked: Asked, batch: int | None = 1) -> Iterator[Event]:
+        """One clip of a run that allows so many at once; what a feed would do beside others is done before."""
         trace = Trace(synchroniser(self.target.model.device))
         if asked.get("clip") is None:
             with trace.span("decode_video"):
                 clip = self.read(path, start=asked.get("start"), end=asked.get("end"), prompt=asked.get("prompt"))
             asked = {**asked, "clip": clip}
-        serving = Serving(self, batch=1)
+            if batch != 1:
+                with trace.span("preprocess"):
+                    self.prepare(clip)
+        serving = Serving(self, batch=batch)
         try:
             for _, said in serving.begin(Arrival(None, str(path), asked), trace):
                 if isinstance(said, Exception):
@@ -409,6 +422,9 @@ class Captioner:
             bytes that are held until the clip has been captioned.
         """
         seeing = (self.target, self.draft if self.profile.shows_the_video else None)
+        if threading.current_thread() is not threading.main_thread():
+            self.fed = True
+            take_one_core()
         made: dict[VideoLanguageModel, Pixels | Seen] = {}
         held = 0
         for model in [engine.model for engine in seeing if engine is not None]:
@@ -427,15 +443,23 @@ class Captioner:
         prompt, system = asked.get("prompt") or generate.prompt, asked.get("system") or generate.system
         return Question(clip, prompt, system, self._ahead.pop(clip, {}))
 
-    def _run(self, path: str, question: Question, trace: Trace) -> Run:
+    def _run(self, path: str, question: Question, trace: Trace, batch: int | None, company: bool) -> Run:
         if self.chooser is not None:
-            return self.chooser.run(path, question, trace)
+            return self.chooser.run(path, question, trace, batch, company)
         if self.slot is not None:
             return SideBySide(self.setup, path, question, trace, self.slot)
         return InTurns(self.setup, path, question, trace)
 
-    def decoding(self, path: str, asked: Asked, trace: Trace) -> Asks[None]:
+    def decoding(
+        self, path: str, asked: Asked, trace: Trace, *, batch: int | None = 1, company: bool = False
+    ) -> Asks[None]:
         """One clip, whose frames are in ``asked``: what :meth:`stream` yields, and what is asked for.
+
+        Args:
+            path, asked: the clip.
+            trace: where everything is timed.
+            batch: how many clips at once the run allows, None to choose.
+            company: whether others are in flight now.
 
         Raises:
             GenerationError: as :meth:`stream`.
@@ -447,12 +471,12 @@ class Captioner:
         question = self._question(clip, asked)
         try:
             try:
-                yield from self._attempt(path, question, trace)
+                yield from self._attempt(path, question, trace, batch, company)
                 return
             except WorkerLost as error:
                 why = error.message  # and not the error, whose traceback holds the first attempt's cache
             yield Again(why)
-            yield from self._attempt(path, question, trace)
+            yield from self._attempt(path, question, trace, batch, company)
         except torch.OutOfMemoryError as error:
             raise GenerationError(
                 f"{path}: {len(clip.frames)} frames do not fit into the device's memory",
@@ -460,8 +484,8 @@ class Captioner:
                 kind="memory",
             ) from error
 
-    def _attempt(self, path: str, question: Question, trace: Trace) -> Asks[None]:
-        run = self._run(path, question, trace)
+    def _attempt(self, path: str, question: Question, trace: Trace, batch: int | None, company: bool) -> Asks[None]:
+        run = self._run(path, question, trace, batch, company)
         text = Detokenizer(self.target.model.tokenizer)
         read: Prefilled | None = None
         rounds: list[Round] = []

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -267,6 +268,20 @@ def test_sigterm_restores_the_terminal_and_keeps_what_is_done():
     assert 0 <= hidden < again, "the cursor stays hidden"
     assert b"terminated: 2 of 5 clips were done, and are kept" in shown and b"Traceback" not in shown
     assert len(Path("out/out.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
+def test_a_signal_that_comes_while_something_is_freed_is_not_lost(number, kind):
+    class Freed:
+        def __del__(self):
+            signal.raise_signal(number)
+
+    with pytest.raises(kind) as caught, terminable():
+        one = Freed()
+        del one  # nothing can be raised in here
+        time.sleep(5)
+    assert type(caught.value) is kind
+    assert sys.unraisablehook is not None and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_sigterm_ends_any_command_with_143(vidspec, monkeypatch):

@@ -7,11 +7,14 @@ from decoding import checkpoints
 from vidspec import profiles
 from vidspec.captioner import Captioner
 from vidspec.decoding import planned
-from vidspec.decoding.events import Round
-from vidspec.decoding.planned import SAMPLES, Planner
+from vidspec.decoding.events import Finished, Load, Round
+from vidspec.decoding.planned import CLEARLY, SAMPLES, SHORT, Planner
+from vidspec.decoding.serving import Arrival
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, UsageError
 from vidspec.models import loading
+from vidspec.planning.batch import SIZES
+from vidspec.planning.pace import Pace
 from vidspec.planning.plan import PLAIN, Plan
 
 PLACE = loading.placement("cpu", "float32")
@@ -40,7 +43,9 @@ def asked(**more):
 def auto(models, draft=True, **more):
     named = {"models.pair": None, "models.target": "t", "models.draft": "d" if draft else None}
     profile = profiles.load("auto", asked(**{**named, **more}), env={})
-    return Captioner(profile, models["target"], models["draft"] if draft else None)
+    captioner = Captioner(profile, models["target"], models["draft"] if draft else None)
+    captioner.chooser.worthwhile = True  # to measure the first clip
+    return captioner
 
 
 @pytest.mark.parametrize("draft", [True, False], ids=["a draft", "the target alone"])
@@ -56,12 +61,22 @@ def test_every_clip_has_the_text_of_plain_decoding(models, plain, draft):
     assert kinds <= ({"model", "text_only"} if draft else {"self", "sparse_kv"}) and kinds
 
 
+def test_a_first_clip_that_may_be_the_only_one_is_not_measured(models, plain):
+    captioner = auto(models)
+    captioner.forget()
+    first, second = captioner.caption(LONG), captioner.caption(LONG)
+    assert first.token_ids == second.token_ids == plain[LONG]
+    assert "plan" not in first.timings and "plan" in second.timings
+    assert first.schedule["kind"] == "sequential" and "first clip" in first.schedule["why"]
+
+
 def test_measuring_counts_as_time_of_the_first_clip_alone(models):
     captioner = auto(models)
     first, second = (captioner.caption(LONG) for _ in range(2))
     assert 0 < first.timings["plan"] < first.timings["end_to_end"]
     assert "plan" not in second.timings
     captioner.forget()
+    captioner.chooser.worthwhile = True
     assert captioner.chooser.plan is None
     assert "plan" in captioner.caption(LONG).timings
 
@@ -82,8 +97,8 @@ def test_a_clip_goes_on_with_any_drafter_that_was_tried(models, plain, at, monke
 
 
 def _only(settle, name):
-    def alone(self, trial, conditions):
-        plan = settle(self, trial, conditions)
+    def alone(self, trial, conditions, batch=1):
+        plan = settle(self, trial, conditions, batch)
         way = next(w for w in plan.ways if w.name == name and w.topology == "chain")
         self.plan = Plan((way, PLAIN), way, "the test wants it", plan.measured)
         return self.plan
@@ -202,3 +217,173 @@ def test_the_target_cache_is_untouched(models):
 
 def _entries(span):
     return span.slab.layers(span.start, span.start + span.length)
+
+
+# Several clips at once
+
+
+FEW = 40
+SHORTER = {"generate.max_new_tokens": FEW}
+
+
+class Given:
+    """Clips that are all there from the start, each with its number and path for a key."""
+
+    def __init__(self, captioner, paths):
+        read = {path: captioner.read(path) for path in dict.fromkeys(paths)}
+        self.left = [Arrival((n, path), str(path), {"clip": read[path]}) for n, path in enumerate(paths)]
+
+    @property
+    def over(self):
+        return not self.left
+
+    def take(self):
+        return self.left.pop(0) if self.left else None
+
+
+def folder(captioner, source, batch):
+    """What clips were captioned with, by key, and how many were in flight at most."""
+    ended, together = {}, 0
+    for key, said in captioner.serve(source, batch=batch):
+        if isinstance(said, Load):
+            together = max(together, said.clips)
+        elif isinstance(said, Exception):
+            raise said
+        elif isinstance(said, Finished):
+            ended[key] = said.caption
+    return ended, together
+
+
+@pytest.fixture
+def told_of_all(monkeypatch):
+    monkeypatch.setattr("vidspec.decoding.serving.EVERY", 0.0)
+    monkeypatch.setattr("vidspec.decoding.trial.PACKING", 1e9)  # a busy machine leaves nothing out
+
+
+@pytest.mark.parametrize("draft", [True, False], ids=["a draft", "the target alone"])
+@pytest.mark.parametrize("batch", [None, 3])
+def test_a_folder_has_the_texts_of_plain_decoding(models, plain, draft, batch, told_of_all):
+    captioner = auto(models, draft, **SHORTER)
+    ended, together = folder(captioner, Given(captioner, [LONG, *CLIPS, LONG]), batch)
+    assert {key: caption.token_ids for key, caption in ended.items()} == {key: plain[key[1]][:FEW] for key in ended}
+    plan = captioner.chooser.plan
+    sizes = {way.batch for way in plan.ways}
+    assert sizes == ({1, 2, *SIZES} if batch is None else {3})
+    assert plan.chosen.clips_per_s and all(way.schedule != "parallel" for way in plan.ways)
+    assert together == 3 if batch else 1 <= together <= plan.chosen.batch
+    measured = [caption for caption in ended.values() if "plan" in caption.timings]
+    assert len(measured) == 1 and measured[0].path == str(LONG), "the first is measured and no other"
+    assert {"4x1", "4x5", "16x3"} == set(plan.measured["tp_packed"]) or batch == 3
+    assert models["target"].decoder.slab.used == models["draft"].decoder.slab.used == 0
+
+
+def test_what_passes_of_several_clips_take_is_measured_on_copies(models, monkeypatch, told_of_all):
+    captioner, seen = auto(models, **SHORTER), []
+    measure, settle = planned.Trial.measure, Planner.settle
+
+    def watched(self, *args):
+        span, used = self.run.job.target.span, captioner.target.model.decoder.slab.used
+        before = [layer.clone() for layer in _entries(span)]
+        conditions = measure(self, *args)
+        same = all(torch.equal(a, b) for a, b in zip(before, _entries(span), strict=True))
+        assert same and captioner.target.model.decoder.slab.used == used
+        return conditions
+
+    def settled(self, trial, conditions, batch=1):
+        seen.append((trial, conditions))
+        return settle(self, trial, conditions, batch)
+
+    monkeypatch.setattr(planned.Trial, "measure", watched)
+    monkeypatch.setattr(Planner, "settle", settled)
+    captioner.plan(LONG, batch=None)
+    ((trial, conditions),) = seen
+    assert conditions.verify_many(16, 48) > conditions.verify_many(4, 12) > 0
+    assert conditions.verify_many(4, 4) == pytest.approx(trial.packed_s[4, 1], rel=0.5)
+    for one in trial.drafts:
+        assert one.tq_many(1) == one.tq and one.tq_many(32) >= one.tq_many(16) >= one.tq_many(4) >= one.tq
+    assert 0 < conditions.ahead < conditions.first and trial.most == SIZES[-1]
+    assert captioner.plan(LONG).measured.keys() == {"judged", "first", "tp", "drafts"}, "one clip needs none of it"
+    assert seen[-1][1].verify_many is None
+
+
+def test_without_memory_for_a_second_clip_there_is_one_at_a_time(models, plain, monkeypatch, told_of_all):
+    captioner = auto(models, **SHORTER)
+    monkeypatch.setattr("vidspec.decoding.trial.free_memory", lambda device: -1)
+    ended, together = folder(captioner, Given(captioner, 3 * [LONG]), None)
+    assert together == captioner.chooser.plan.chosen.batch == 1
+    assert all(caption.token_ids == plain[LONG][:FEW] for caption in ended.values())
+
+
+def test_copies_that_find_no_room_leave_nothing_behind(models, plain, monkeypatch, told_of_all):
+    """The slab's budget is enough for the clip and not for another."""
+    captioner = auto(models, **SHORTER)
+    slab = models["target"].decoder.slab
+    together = planned.Trial._together
+
+    def crowded(self, engine, span, clips, widths):
+        with monkeypatch.context() as patch:
+            patch.setattr(slab, "capacity", max(end for end in slab._used.values()))
+            patch.setattr(slab, "budget", 1)
+            return together(self, engine, span, clips, widths)
+
+    monkeypatch.setattr(planned.Trial, "_together", crowded)
+    ended, at_once = folder(captioner, Given(captioner, 2 * [LONG]), None)
+    assert at_once == 1 and "tp_packed" not in captioner.chooser.plan.measured and slab.used == 0
+    assert all(caption.token_ids == plain[LONG][:FEW] for caption in ended.values())
+
+
+def test_a_measurement_serves_runs_that_it_tells_of(models, told_of_all):
+    captioner = auto(models, **SHORTER)
+    planner = captioner.chooser
+    assert planner.most(None) == planner.most(4) == 1, "the next clip is to be measured"
+    captioner.caption(LONG)
+    assert planner.most(1) == 1 and planner.plan.chosen.batch == 1
+    ended, _ = folder(captioner, Given(captioner, 2 * [LONG]), 4)
+    assert sum("plan" in caption.timings for caption in ended.values()) == 1, "nothing was known of several clips"
+    assert planner.most(4) == 4 and planner.plan.chosen.batch == 4
+    assert planner.most(2) == 2 and {way.batch for way in planner.plan.ways} == {2}
+    assert "plan" not in captioner.caption(LONG).timings
+    assert {way.batch for way in planner.plan.ways} == {1}
+    assert planner.most(None) == 1, "the most at once were four"
+
+
+def test_in_company_nobody_is_measured_anew_and_windows_keep_what_they_heard(models, plain, monkeypatch, told_of_all):
+    learned = []
+    learn = Pace.learn
+    monkeypatch.setattr(Pace, "learn", lambda self, *args: (learned.append(len(self._windows)), learn(self, *args))[1])
+    captioner = auto(models, **SHORTER)
+    source = Given(captioner, 5 * [LONG])
+    small = profiles.load("auto", asked(**{"models.target": "t", "models.draft": "d", "video.frames": 2}), env={})
+    other = Captioner(small, models["target"], models["draft"])
+    read = other.read(LONG)
+    source.left.insert(3, Arrival("other", str(LONG), {"clip": read}))
+    ended, _ = folder(captioner, source, 4)
+    assert [key for key, caption in ended.items() if "plan" in caption.timings] == [(0, LONG)]
+    assert learned in ([], [1]), "once, when nobody else was in flight"
+    again, _ = folder(captioner, Given(other, [LONG]), 4)
+    assert all("plan" in caption.timings for caption in again.values()), "without company it is"
+
+
+def test_texts_too_short_to_measure_are_captioned_in_company(models, told_of_all):
+    captioner = auto(models, **{"generate.max_new_tokens": 5})
+    expected = captioner.baseline(LONG).token_ids
+    ended, together = folder(captioner, Given(captioner, (SHORT + 4) * [LONG]), 4)
+    assert together == 4 and all(caption.token_ids == expected for caption in ended.values())
+    why = [caption.schedule["why"] for caption in ended.values()]
+    assert why[:SHORT] == ["measuring"] * SHORT and all("too short" in one for one in why[SHORT:])
+    assert captioner.chooser.plan is None and captioner.chooser.most(1) == 1 and captioner.chooser.most(None) is None
+
+
+def test_a_shorter_beginning_is_tried_where_texts_are_short(models, told_of_all):
+    captioner = auto(models, **{"generate.max_new_tokens": 24})
+    ended, _ = folder(captioner, Given(captioner, 4 * [LONG]), None)
+    assert [("plan" in caption.timings) for caption in ended.values()] == [False, True, False, False]
+    assert captioner.chooser.plan is not None
+
+
+def test_two_workers_in_company_have_to_promise_clearly_more(models):
+    told = Told(models)
+    ranked = [planned.replace(way, batch=8, clips_per_s=rate) for way, rate in ((told.beside, 2.0), (told.turns, 1.9))]
+    assert [way.schedule for way in planned._in_company(ranked)] == ["sequential"]
+    ranked[0] = planned.replace(ranked[0], clips_per_s=1.01 * CLEARLY * 1.9)
+    assert [way.schedule for way in planned._in_company(ranked)] == ["parallel", "sequential"]

@@ -67,17 +67,17 @@ def test_options_are_those_the_constructor_names():
 @pytest.mark.parametrize("method", METHODS)
 def test_only_what_a_pruner_needs_is_observed(pair, method, monkeypatch):
     prefilled, given = [], []
-    prefill, signals_of = Engine.prefill, base.signals_of
+    reading, signals_of = Engine.reading, base.signals_of
 
     def spy(self, prefix, room, taps=None, **more):
         prefilled.append(taps)
-        return prefill(self, prefix, room, taps, **more)
+        return reading(self, prefix, room, taps, **more)
 
     def seen(prefix, taps, seed):
         given.append(signals_of(prefix, taps, seed))
         return given[-1]
 
-    monkeypatch.setattr(Engine, "prefill", spy)
+    monkeypatch.setattr(Engine, "reading", spy)
     monkeypatch.setattr("vidspec.decoding.setup.signals_of", seen)
     one = captioner(pair, "sd-uniform", **{"prune.method": method, "prune.alpha": 0.7})
     record = one.caption(shipped()[0])

@@ -22,7 +22,18 @@ if TYPE_CHECKING:
     from vidspec.batch.work import Entry, How
     from vidspec.user_config import Defaults
 
-__all__ = ["Place", "check", "forms_of", "how_of", "output_of", "overrides_of", "part_of", "places_of", "sources_of"]
+__all__ = [
+    "Place",
+    "batch_of",
+    "check",
+    "forms_of",
+    "how_of",
+    "output_of",
+    "overrides_of",
+    "part_of",
+    "places_of",
+    "sources_of",
+]
 
 #: Options that are keys of the profile.
 KEYS = {
@@ -59,7 +70,7 @@ def check(given: Any) -> None:
     if given.context and given.segment is None:
         raise UsageError("--context needs --segment", hint="--segment 30s --context")
     _alone(given, prompt="--prompt", prompt_file="--prompt-file", style="--style")
-    _batch(given.batch)
+    batch_of(given.batch)
     _alone(given, quiet="--quiet", verbose="--verbose")
     _alone(given, output="--output", output_dir="--output-dir")
     _alone(given, output="--output", name="--name")
@@ -93,7 +104,7 @@ def _alone(given: Any, **options: str) -> None:
         raise UsageError(f"{named[0]} and {named[1]} exclude each other")
 
 
-def _batch(said: str) -> int | None:
+def batch_of(said: str) -> int | None:
     """``--batch`` as a number, None for ``auto``."""
     if said == "auto":
         return None
@@ -217,7 +228,7 @@ def how_of(given: Any, profile: Any, total: int) -> How:
         baseline=given.baseline,
         verify=given.verify,
         timeout=given.timeout,
-        batch=1 if given.baseline else _batch(given.batch),
+        batch=1 if given.baseline else batch_of(given.batch),
         ahead=given.ahead,
         total=total,
     )

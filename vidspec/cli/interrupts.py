@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +12,10 @@ from types import FrameType
 from typing import NamedTuple, NoReturn
 
 __all__ = ["Ending", "Terminated", "ending_of", "terminable"]
+
+
+#: Seconds after which a signal is sent again that came at a time when nothing could be raised.
+AGAIN = 0.02
 
 
 class Ending(NamedTuple):
@@ -34,6 +40,8 @@ def ending_of(stop: BaseException) -> Ending:
 def terminable() -> Iterator[None]:
     """In here SIGTERM raises :class:`Terminated`, once: a second one ends the process at once.
 
+    Neither it nor Ctrl-C is lost where it comes while something is being freed, which Python would only report.
+
     Processes that are started here do not inherit it. Outside the main thread, where no handler can be set, and where
     the signal is ignored already, nothing changes.
     """
@@ -42,9 +50,25 @@ def terminable() -> Iterator[None]:
         yield
         return
     signal.signal(signal.SIGTERM, _terminated)
+    told = sys.unraisablehook
+
+    def again(unraisable: sys.UnraisableHookArgs) -> None:
+        if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+            told(unraisable)
+            return
+        number = signal.SIGINT
+        if isinstance(unraisable.exc_value, Terminated):
+            number = signal.SIGTERM
+            signal.signal(number, _terminated)
+        timer = threading.Timer(AGAIN, os.kill, (os.getpid(), number))  # when what is being freed is freed
+        timer.daemon = True
+        timer.start()
+
+    sys.unraisablehook = again
     try:
         yield
     finally:
+        sys.unraisablehook = told
         signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,15 +12,22 @@ import typer
 
 from vidspec.cli import start
 from vidspec.cli.bench import Device, Draft, Dtype, Pair, PairName, Target, Threads
-from vidspec.errors import OutputError, UsageError
+from vidspec.cli.report import left_out, note
+from vidspec.errors import GenerationError, OutputError, UsageError, VideoError
 
 if TYPE_CHECKING:
+    from vidspec.batch.work import Entry
+    from vidspec.captioner import Captioner
     from vidspec.planning.plan import Plan, Way
     from vidspec.profiles import Profile
 
 __all__ = ["plan"]
 
 COLUMNS = ("way", "sees", "window", "accepted", "tokens / pass", "T_q ms", "decode", "end to end", "")
+#: Instead of the first, where several clips may be decoded at once.
+TOGETHER = ("way", "at once", "clips/s", "tokens/s", *COLUMNS[1:])
+#: Clips of a folder that are tried until one can be measured.
+TRIED = 8
 
 
 class Form(str, Enum):
@@ -30,7 +38,10 @@ class Form(str, Enum):
 
 
 def plan(
-    clip: Annotated[Path, typer.Argument(metavar="CLIP", help="A video file.")],
+    clips: Annotated[
+        list[str],
+        typer.Argument(metavar="CLIP...", help="A video file; several, or folders, for what is best of them."),
+    ],
     pair: Pair = PairName.embedded,
     target: Target = None,
     draft: Draft = None,
@@ -41,6 +52,15 @@ def plan(
     device: Device = "auto",
     dtype: Dtype = "auto",
     threads: Threads = None,
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            "--batch",
+            metavar="auto|N",
+            help="Clips to caption at once; auto chooses.",
+            show_default="1 for a single file, else auto",
+        ),
+    ] = None,
     tokens: Annotated[
         int, typer.Option("--tokens", min=8, help="Of the caption that the drafters are judged by.")
     ] = 64,
@@ -53,10 +73,15 @@ def plan(
 
     Times passes of target and draft, lets every drafter at hand judge the first tokens of the caption, and ranks what
     can be built from them by the speed model. `vidspec caption --profile auto` does the same while captioning.
+    Of a folder the first clip is measured, also in passes that several such clips would share; what is chosen is the
+    way and how many clips at once.
 
     vidspec plan clip.mp4 --save fast.yaml
+    vidspec plan clips/
     """
     from vidspec import profiles
+    from vidspec.batch import inputs
+    from vidspec.cli.asked import batch_of
     from vidspec.profiles import setting
 
     overrides: dict[str, object] = {"models.device": device, "models.dtype": dtype, "models.threads": threads}
@@ -73,8 +98,13 @@ def plan(
             raise UsageError(f"--set {given}: must be KEY=VALUE, such as video.frames=16") from None
         overrides[key] = value
     profile = profiles.load("auto", overrides)
-    if not clip.is_file():
-        raise UsageError(f"{clip}: there is no such file")
+    found = inputs.collect(inputs.Sources(tuple(clips)))
+    inputs.leave_out_missing(found, clips)
+    for line in found.unreadable:
+        note(f"error: {line}")
+    if not found.entries:
+        raise UsageError("there is no video to plan for", hint=left_out(found) or "the list is empty")
+    at_once = batch_of(batch or ("auto" if found.several else "1"))
     if save is not None and not save.resolve().parent.is_dir():
         raise OutputError(f"--save {save}: there is no such folder")
     start.announce(profile)
@@ -84,10 +114,24 @@ def plan(
         captioner = Captioner.from_profile(profile)
     with captioner:
         captioner.warm_up()
-        found = captioner.plan(clip, tokens=tokens)
+        planned = _planned(captioner, found.entries[:TRIED], tokens, at_once)
     if save is not None:
-        _save(profile, found, save)
-    _print(found, form)
+        _save(profile, planned, save)
+    _print(planned, form, TOGETHER if at_once != 1 else COLUMNS)
+
+
+def _planned(captioner: Captioner, entries: Sequence[Entry], tokens: int, batch: int | None) -> Plan:
+    """By the first of these clips that can be measured."""
+    for entry in entries:
+        try:
+            return captioner.plan(
+                entry.path, tokens=tokens, batch=batch, start=entry.start, end=entry.end, prompt=entry.prompt
+            )
+        except (VideoError, GenerationError) as error:
+            if entry is entries[-1]:
+                raise
+            note(f"note: {error.message}; the next clip is taken")
+    raise AssertionError("there is a clip")
 
 
 def _save(profile: Profile, found: Plan, path: Path) -> None:
@@ -104,21 +148,33 @@ def _save(profile: Profile, found: Plan, path: Path) -> None:
         raise OutputError(f"--save {path}: cannot be written: {error.strerror}") from error
 
 
-def _cells(way: Way, chosen: bool) -> tuple[str, ...]:
-    return (
-        way.label,
-        "-" if way.alpha is None else f"{1 - way.alpha:.0%}",
-        str(way.gamma) if way.gamma else "-",
-        "-" if way.beta is None else f"{way.beta:.0%}",
-        f"{way.tokens_per_pass:.2f}",
-        "-" if way.tq is None else f"{1e3 * way.tq:.2f}",
-        f"{way.decode:.2f}x",
-        f"{way.end_to_end:.2f}x",
-        "chosen" if chosen else "",
-    )
+def _cells(way: Way, chosen: bool, columns: Sequence[str]) -> tuple[str, ...]:
+    cells = {
+        "way": way.label,
+        "at once": str(way.batch),
+        "clips/s": "-" if way.clips_per_s is None else f"{way.clips_per_s:.3g}",
+        "tokens/s": "-" if way.tokens_per_s is None else f"{way.tokens_per_s:.0f}",
+        "sees": "-" if way.alpha is None else f"{1 - way.alpha:.0%}",
+        "window": str(way.gamma) if way.gamma else "-",
+        "accepted": "-" if way.beta is None else f"{way.beta:.0%}",
+        "tokens / pass": f"{way.tokens_per_pass:.2f}",
+        "T_q ms": "-" if way.tq is None else f"{1e3 * way.tq:.2f}",
+        "decode": f"{way.decode:.2f}x",
+        "end to end": f"{way.end_to_end:.2f}x",
+        "": "chosen" if chosen else "",
+    }
+    return tuple(cells[column] for column in columns)
 
 
-def _print(found: Plan, form: Form) -> None:
+def _shown(found: Plan) -> list[Way]:
+    """All ways with as many clips at once as were chosen, and of other numbers the best."""
+    best: dict[int, Way] = {}
+    for way in found.ways:
+        best.setdefault(way.batch, way)
+    return [way for way in found.ways if way.batch == found.chosen.batch or way is best[way.batch]]
+
+
+def _print(found: Plan, form: Form, columns: Sequence[str]) -> None:
     if form is Form.json:
         import json
 
@@ -133,16 +189,19 @@ def _print(found: Plan, form: Form) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    rows = [_cells(way, way is found.chosen) for way in found.ways]
+    rows = [_cells(way, way is found.chosen, columns) for way in _shown(found)]
     console = Console(highlight=False)
     passes = ", ".join(f"{rows}: {1e3 * seconds:.1f}" for rows, seconds in found.measured["tp"].items())
     facts = f"judged by {found.measured['judged']} tokens; target passes in ms by rows: {passes}"
+    if packed := found.measured.get("tp_packed"):
+        many = ", ".join(f"{shape}: {1e3 * seconds:.1f}" for shape, seconds in packed.items())
+        facts += f"; by clips x rows of each: {many}"
     if console.is_terminal:
-        table = Table(*COLUMNS, caption=facts, caption_justify="left")
+        table = Table(*columns, caption=facts, caption_justify="left")
         for row in rows:
             table.add_row(*row, style="bold" if row[-1] else None)
         console.print(table)
     else:
-        print("\n".join("\t".join(row) for row in (COLUMNS, *rows)))
+        print("\n".join("\t".join(row) for row in (columns, *rows)))
         print(facts, file=sys.stderr)
     console.print(found.why)

@@ -39,13 +39,12 @@ class Chooser:
         """As before the first clip."""
         self._choice: Choice | None = None
 
-    @property
-    def decided(self) -> bool:
-        """Whether the first clip has chosen."""
-        return self._choice is not None
+    def most(self, batch: int | None) -> int | None:
+        """How many clips at once, of ``batch`` allowed; the first one, which chooses, has no company."""
+        return 1 if self._choice is None else batch
 
-    def run(self, path: str, question: Question, trace: Trace) -> Run:
-        """The next clip's."""
+    def run(self, path: str, question: Question, trace: Trace, batch: int | None = 1, company: bool = False) -> Run:
+        """The next clip's, in whatever company."""
         if self._choice is None:
             with trace.span("plan"):
                 self._choice = choose(self.in_turns, self.side_by_side, self.slot, path, question)

@@ -36,7 +36,7 @@ class Failed(NamedTuple):
 class Passing(NamedTuple):
     """One pass: rows of how many clips, how many of them of prompts, and what it took.
 
-    A chain that is continued in one go counts as the mean of its passes.
+    A chain that is continued in one go counts as the mean of its ``passes``.
     """
 
     lane: str
@@ -44,6 +44,7 @@ class Passing(NamedTuple):
     rows: float
     prompts: int
     seconds: float
+    passes: int = 1
 
 
 class Bell:
@@ -233,7 +234,7 @@ class Loop:
         for clip in clips:
             clip.ask.seconds = seconds
         share = sum(clip.ask.gamma for clip in clips) / steps
-        self.told(Passing(clips[0].ask.lane, share, share, 0, seconds / steps))
+        self.told(Passing(clips[0].ask.lane, share, share, 0, seconds / steps, steps))
         return list(zip(clips, found, strict=True))
 
     def _resumed(self, clip: _Clip, answer: Any, *, throw: bool = False) -> Iterator[tuple[Hashable, Any]]:

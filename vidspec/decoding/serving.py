@@ -10,22 +10,22 @@ import gc
 import time
 from collections import deque
 from collections.abc import Hashable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vidspec.decoding.events import Again, Load, Round
 from vidspec.decoding.loop import Bell, Done, Failed, Loop, Passing
 from vidspec.decoding.trace import Trace
-from vidspec.engine.device import free_memory, synchroniser
+from vidspec.engine.device import free_memory, half_the_cores, synchroniser
 from vidspec.errors import GenerationError
+from vidspec.planning.batch import BatchSize
 
 if TYPE_CHECKING:
     from vidspec.captioner import Asked, Captioner
 
 __all__ = ["Arrival", "Arrivals", "Serving"]
 
-#: The most clips at once where nobody says how many.
-MOST = 16
 #: Share of the free memory that clips in company may take, and seconds between two tellings of how the whole stands.
 SHARE, EVERY = 0.8, 0.1
 
@@ -77,7 +77,7 @@ class Serving:
 
     Args:
         captioner: whose models.
-        batch: the most clips at once; None for :data:`MOST`, or fewer by memory and measurement.
+        batch: the most clips at once; None to choose by what is measured. Memory may allow fewer.
         bell: rung when something new is to be done.
     """
 
@@ -99,6 +99,9 @@ class Serving:
         self._last = Passing("target", 0, 0, 0, 0.0)
         self._passes = self._accepted = 0
         self._told = 0.0
+        self._size = BatchSize()
+        self._threads = ExitStack()
+        self._beside = False
 
     def all(self, arrivals: Arrivals) -> Iterator[tuple[Hashable, Any]]:
         """What :meth:`~vidspec.captioner.Captioner.serve` yields."""
@@ -110,6 +113,7 @@ class Serving:
             elif self._held or self._again:
                 continue  # there is room for them now
             elif over:
+                yield None, self.load()
                 return
             else:
                 self.bell.wait(1.0)
@@ -129,15 +133,19 @@ class Serving:
         model = self.captioner.target.model
         until = None if arrival.timeout is None else time.monotonic() + arrival.timeout - arrival.spent
         self._flights[arrival.key] = _Flight(arrival, until)
-        if len(self._flights) > 1:
-            for flight in self._flights.values():
-                flight.company = True
+        company = len(self._flights) > 1
+        for flight in self._flights.values():
+            flight.company |= company
         trace = trace or Trace(synchroniser(model.device))
-        steps = self.captioner.decoding(arrival.path, arrival.asked, trace)
+        steps = self.captioner.decoding(arrival.path, arrival.asked, trace, batch=self.batch, company=company)
         yield from self._said(self.loop.begin(arrival.key, steps))
 
     def turn(self) -> Iterator[tuple[Hashable, Any]]:
         """One pass, or a wait for other workers."""
+        if self.captioner.fed and not self._beside:
+            self._beside = True
+            if self.captioner.target.model.device.type == "cpu":
+                self._threads.enter_context(half_the_cores())
         yield from self._said(self.loop.turn(1.0))
         now = time.monotonic()
         for flight in [one for one in self._flights.values() if one.until is not None and now > one.until]:
@@ -167,14 +175,13 @@ class Serving:
 
     def close(self) -> None:
         """Give up what is in flight."""
+        self._threads.close()
         self.loop.close()
         self._flights.clear()
 
     @property
     def _most(self) -> int:
-        if self.captioner.undecided:  # the first clip is measured, without company
-            return 1
-        return self.batch or MOST
+        return self.captioner.most(self.batch) or self._size.most
 
     def _let_in(self, arrivals: Arrivals) -> Iterator[tuple[Hashable, Any]]:
         while len(self.loop) < self._most:
@@ -205,9 +212,11 @@ class Serving:
         return self.captioner.needs(frames, height, width, arrival.asked) <= SHARE * free
 
     def _passed(self, passing: Passing) -> None:
-        pace = self.captioner.pace
-        if pace is not None and not passing.prompts:
-            pace.passed(passing.lane, round(passing.sequences), round(passing.rows), passing.seconds)
+        if not passing.prompts:
+            heard = passing.lane, round(passing.sequences), round(passing.rows), passing.seconds
+            self._size.passed(*heard, passing.passes)
+            if self.captioner.pace is not None:
+                self.captioner.pace.passed(*heard)
         if passing.lane == "target":
             self._passes += 1
             self._last = passing

@@ -1,14 +1,17 @@
 """Measures on a clip's own beginning what a plan needs: forward times, and what each drafter would have proposed.
 
 The text that has been emitted is read by each drafter in one pass: its choice behind every token, held against the
-token that came, is its acceptance. Nothing here changes what the target's cache holds.
+token that came, is its acceptance. What passes of several clips take is told by copies of this one. Nothing here
+changes what the target's cache holds.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import median
 from typing import Any
 
@@ -19,11 +22,12 @@ from vidspec.decoding.asks import alone, asked
 from vidspec.decoding.run import InTurns
 from vidspec.decoding.setup import Setup
 from vidspec.drafting.chain import ChainDrafter
-from vidspec.engine.device import synchroniser
+from vidspec.engine.device import free_memory, synchroniser
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.engine.slab import KVSpan
-from vidspec.errors import ProfileError
+from vidspec.errors import GenerationError, ProfileError
+from vidspec.planning.passes import PassTimes
 from vidspec.planning.plan import Beside, Conditions, Drafting
 from vidspec.planning.whatif import pass_times
 from vidspec.profile_sections import TREE
@@ -37,6 +41,11 @@ OBSERVING = 0.04
 RANKS = 8
 #: Drafters beyond the first are measured as long as that has taken less than this share of a plain caption's time.
 BUDGET = 0.25
+#: Clips, and rows of each, in the packed passes that are timed where several clips may be decoded at once, ...
+PACKS = ((4, (1, 5)), (16, (3,)))
+#: ... those beyond the first as long as that has taken less than this share of a plain caption's time; their copies of
+#: keys and values may take this share of the free memory.
+PACKING, SHARE = 0.1, 0.5
 
 
 @dataclass(frozen=True)
@@ -102,22 +111,37 @@ class Trial:
         first: seconds from the opened file to the first token.
         overhead: seconds of a round beyond its draft and its pass.
         expected: tokens of a whole text.
+        ahead: seconds of ``first`` that a feed spends while other clips are decoded.
+        batch: how many clips may be decoded at once.
 
     Attributes:
         drafts: what was found of each drafter.
         drafters: by name, ready to go on with this text.
+        most: how many clips may be decoded at once, by what memory allows of ``batch``.
     """
 
-    def __init__(self, run: InTurns, token_ids: Sequence[int], *, first: float, overhead: float, expected: int) -> None:
+    def __init__(
+        self,
+        run: InTurns,
+        token_ids: Sequence[int],
+        *,
+        first: float,
+        overhead: float,
+        expected: int,
+        ahead: float = 0.0,
+        batch: int = 1,
+    ) -> None:
         if run.job is None or run.opening is None:
             raise ValueError("the clip has not been read, or its opening was not kept")
         self.run, self.tokens = run, list(token_ids)
-        self.first, self.overhead, self.expected = first, overhead, expected
+        self.first, self.overhead, self.expected, self.ahead = first, overhead, expected, ahead
         self.drafts: list[Drafting] = []
         self.drafters: dict[str, ChainDrafter] = {}
         self._target = (run.setup.target, run.job.target.span)
         self._wait = synchroniser(run.setup.target.model.device)
         self.verify_s: dict[int, float] = {}
+        self.packed_s: dict[tuple[int, int], float] = {}
+        self.most = batch
 
     def measure(self, options: Sequence[Candidate], threads: tuple[int, int] | None, shared: bool | None) -> Conditions:
         """Time everything.
@@ -136,6 +160,7 @@ class Trial:
             found = self._drafting(option)
             if found is not None:
                 self.drafts.append(found)
+        verify_many = self._packed() if self.most > 1 else None
         accept = self.run.setup.profile.accept
         return Conditions(
             first=self.first,
@@ -146,10 +171,13 @@ class Trial:
             greedy=self.run.setup.sampling.greedy,
             tree=TREE,
             beside=None if shared is None else self._beside(threads, shared),
+            ahead=self.ahead,
+            verify_many=verify_many,
         )
 
     def facts(self) -> dict[str, Any]:
         """What was measured, JSON values in seconds."""
+        packed = {f"{clips}x{rows}": seconds for (clips, rows), seconds in self.packed_s.items()}
         return {
             "judged": len(self.tokens) - 1,
             "first": self.first,
@@ -158,6 +186,7 @@ class Trial:
                 {"name": one.name, "alpha": one.alpha, "tq": one.tq, "read": one.read, "matched": one.ranks[0]}
                 for one in self.drafts
             ],
+            **({"tp_packed": packed, "ahead": self.ahead} if packed else {}),
         }
 
     def _passes(self, rows: Sequence[int]) -> dict[int, float]:
@@ -206,6 +235,67 @@ class Trial:
             option.beside,
         )
 
+    def _packed(self) -> Callable[[int, int], float] | None:
+        """Seconds of a target pass by clips and by the rows of all; those of drafts go to ``drafts``.
+
+        None, and ``most`` is 1, where passes are not shared or no second clip fits into memory.
+        """
+        while self.most > 1 and not self._fits(self.most):
+            self.most //= 2
+        begun = time.perf_counter()
+        limit = PACKING * (self.first + self.expected * self.verify_s[1])
+        packs = [(min(clips, self.most), widths) for clips, widths in PACKS]
+        self.packed_s = self._together(*self._target, *packs[0])
+        if not self.packed_s:
+            self.most = 1
+            return None
+        clips, many = packs[0][0], packs[-1][0]
+        like = clips, max(1.0, self.packed_s[clips, 1] / self.verify_s[1])
+        for at, one in enumerate(self.drafts):
+            drafter, found = self.drafters[one.name], {}
+            if not at or time.perf_counter() - begun < limit:
+                found = self._together(drafter.engine, drafter.span, many, (1,))
+            if found:
+                like = many, max(1.0, found[many, 1] / one.tq)
+            # Who was not asked is taken to be as the one before, the first as the target.
+            self.drafts[at] = replace(one, tq_many=pass_times([(1, one.tq), (like[0], like[1] * one.tq)]))
+        for clips, widths in packs[1:]:
+            if time.perf_counter() - begun < limit:
+                self.packed_s |= self._together(*self._target, clips, widths)
+        times = PassTimes()
+        measured = {(1, rows): seconds for rows, seconds in self.verify_s.items()} | self.packed_s
+        for (clips, rows), seconds in measured.items():
+            for _ in range(3):  # as often as makes it count in full
+                times.heard(clips, clips * rows, seconds)
+        by_rows = lru_cache(times.by_rows)
+        return lambda clips, rows: by_rows(clips)(rows)
+
+    def _fits(self, clips: int) -> bool:
+        """Whether so many clips like this one find memory, with what the drafters of one read."""
+        sides = [self._target, *((one.engine, one.span) for one in list(self.drafters.values())[:1])]
+        free = free_memory(self.run.setup.target.model.device)
+        return free is None or SHARE * free >= sum(span.slab.wants((clips - 1) * span.room) for _, span in sides)
+
+    def _together(
+        self, engine: Engine, span: KVSpan, clips: int, widths: Sequence[int]
+    ) -> dict[tuple[int, int], float]:
+        """Seconds of passes over so many copies of a sequence, by clips and the rows of each; none without room."""
+        if engine.alone or clips < 2:
+            return {}
+        room, everything = span.length + max(widths), torch.arange(span.length)
+        with ExitStack() as stack:
+            try:
+                span.slab.open((clips - 1) * room).free()  # grows once
+                spans = [span]
+                while len(spans) < clips:
+                    spans.append(span.select(everything, room))
+                    stack.callback(spans[-1].free)
+                return {
+                    (clips, rows): min(self._pass_s(engine, spans, rows) for _ in range(REPEATS)) for rows in widths
+                }
+            except (GenerationError, torch.OutOfMemoryError):
+                return {}
+
     def _beside(self, threads: tuple[int, int] | None, shared: bool) -> Beside:
         verify = pass_times(list(self.verify_s.items()))
         if threads is None:
@@ -232,9 +322,14 @@ class Trial:
         return time.perf_counter()
 
     def _timed(self, engine: Engine, span: KVSpan, rows: int) -> float:
-        length, token = span.length, self.tokens[-1]
+        return self._pass_s(engine, [span], rows)
+
+    def _pass_s(self, engine: Engine, spans: Sequence[KVSpan], rows: int) -> float:
+        """Seconds of a pass of so many rows of each sequence, which then are as they were."""
+        lengths, token = [span.length for span in spans], self.tokens[-1]
         start = self._now()
-        engine.run([Rows(span, [token] * rows)])
+        engine.run([Rows(span, [token] * rows) for span in spans])
         seconds = self._now() - start
-        span.rollback(length)
+        for span, length in zip(spans, lengths, strict=True):
+            span.rollback(length)
         return seconds

@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 
 from vidspec import memory
 
-__all__ = ["free_memory", "spare", "synchroniser"]
+__all__ = ["free_memory", "half_the_cores", "spare", "synchroniser", "take_one_core"]
 
 #: Of free memory that the keys and values of all sequences may take; a pass needs some too.
 _SHARE = 0.9
+
+
+_BESIDE = threading.local()
+
+
+@contextmanager
+def half_the_cores() -> Iterator[None]:
+    """Torch's work in this thread takes half of the cores it had, and others the rest.
+
+    OpenMP's threads wait for each other all the time: where there are more of them than cores they wait for long, and
+    one thread fewer does more. (Two threads beside one that looks at clips, on two cores: a tenth of the speed of one.)
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, before // 2))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def take_one_core() -> None:
+    """Torch's work in this thread takes one core of the processor: another thread's passes have the others."""
+    if not hasattr(_BESIDE, "told"):
+        _BESIDE.told = True
+        torch.set_num_threads(1)  # of this thread; OpenMP counts by calling thread
 
 
 def synchroniser(device: torch.device) -> Callable[[], None]:

@@ -90,9 +90,10 @@ class SideBySide:
             yield _round(outcome, trace.elapsed() - begun)
 
         try:
-            if overlap:
-                draft.begin()
-            yield from rounds(Scheduler(settings, windows), target, draft, told)
+            with slot.sharing():
+                if overlap:
+                    draft.begin()
+                yield from rounds(Scheduler(settings, windows), target, draft, told)
             slot.gamma = windows.gamma
             self._account((yield from draft.account()), outcomes)
         except WorkerLost:

@@ -55,19 +55,27 @@ class DraftSlot:
         wanted = profile.workers
         self.gamma, self._shown = 5, profile.shows_the_video
         self._agreed: tuple[VideoLanguageModel, Identity] | None = None
+        self._sharers, self._threads = 0, 1
         self.target_threads: int | None = None
         threads: int | None = None
         if where.device.type == "cpu":
             total = profile.models.threads or torch.get_num_threads()
             self.target_threads, threads = split_threads(total, wanted.draft_threads)
         self._start, self._timeout = Start(model, where, threads), wanted.timeout
-        self._held = [DraftProcess(self._start)]
+        self._held: list[DraftProcess] = []
+        if not profile.plans:  # which may never want it
+            self.start()
         weakref.finalize(self, _end, self._held)  # its reader would keep a forgotten process for ever
 
     @property
     def process(self) -> DraftProcess | None:
         """The one that is there now."""
         return self._held[0] if self._held else None
+
+    def start(self) -> None:
+        """Start a process, where there is none, without waiting for it."""
+        if self.process is None:
+            self._held.append(DraftProcess(self._start))
 
     def ready(self) -> DraftProcess:
         """A process whose model is loaded; a fresh one if the last has gone, or has been silent for too long.
@@ -79,8 +87,7 @@ class DraftSlot:
         process = self.process
         if process is not None and (not process.alive or self._hangs(process)):
             self.drop(process)
-        if self.process is None:
-            self._held.append(DraftProcess(self._start))
+        self.start()
         process = self._held[0]
         try:
             loaded = process.wait_until_loaded(LOADING, self._timeout)
@@ -100,13 +107,20 @@ class DraftSlot:
 
     @contextlib.contextmanager
     def sharing(self) -> Iterator[None]:
-        """The target leaves the draft its share of the processor; by the thread that runs the target's passes."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.target_threads or before)
+        """The target leaves the draft its share of the processor while any clip is here.
+
+        By the thread that runs the target's passes.
+        """
+        if not self._sharers and self.target_threads is not None:
+            self._threads = torch.get_num_threads()
+            torch.set_num_threads(self.target_threads)
+        self._sharers += 1
         try:
             yield
         finally:
-            torch.set_num_threads(before)
+            self._sharers -= 1
+            if not self._sharers and self.target_threads is not None:
+                torch.set_num_threads(self._threads)
 
     def drop(self, lost: DraftProcess | None = None) -> None:
         """End the process and the clips it has; of one that is ``lost`` only that, and they may be done again.

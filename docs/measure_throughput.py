@@ -35,7 +35,7 @@ FRAMES = 8
 PROFILES = "ar,vanilla-sd,auto,specvlm-chain"
 EQUAL = "ar,vanilla-sd,sd-tree,specvlm-chain,parallelvlm"
 #: Peers at fewer sizes: what is between can be told from these.
-SIZES = {"generate-batched": (1, 8, 16), "vllm": (1, 8, 16)}
+SIZES = {"generate-batched": (1, 16), "vllm": (1, 16)}
 
 #: Runs under 0.1.0, one clip after the other by its own ``vidspec.batch``; readers are warm before the clock as ours.
 EARLIER = r"""

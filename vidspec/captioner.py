@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,7 @@ from vidspec.models.base import Pixels, Seen, VideoLanguageModel
 from vidspec.models.detokenizer import Detokenizer
 from vidspec.models.identity import check_sight
 from vidspec.models.image_captioner import DraftCaptioner, ImageCaptioner
+from vidspec.models.onlooker import Onlooker, possible
 from vidspec.models.prompt import Question
 from vidspec.planning.pace import Pace
 from vidspec.planning.plan import Plan
@@ -104,6 +105,7 @@ class Captioner:
         self.setup = Setup.of(first, target, None if first.concurrent else draft, describe)
         #: Whether clips are looked at by another thread, beside the passes.
         self.fed = False
+        self._onlooker: Onlooker | None = None
         self._ahead: WeakKeyDictionary[video.Clip, dict[VideoLanguageModel, Pixels | Seen]] = WeakKeyDictionary()
         beside = two_workers(profile)
         self.slot = slot if beside else None
@@ -193,6 +195,8 @@ class Captioner:
         """End the draft's process and let go of the device memory the models hold; a second time does nothing."""
         if not hasattr(self, "setup"):
             return
+        if self._onlooker is not None:
+            self._onlooker.close()
         if self.slot is not None:
             self.slot.drop()
         device = self.target.model.device
@@ -416,27 +420,36 @@ class Captioner:
     def prepare(self, clip: video.Clip) -> int:
         """Preprocess a clip for the models in this process before its turn; may run in another thread.
 
-        On a CPU, where one thread's work takes nothing from another's, their vision towers see it too.
+        On a CPU their vision towers see it too: in a process of their own after :meth:`look_beside`, else in the
+        thread that calls.
 
         Returns:
             bytes that are held until the clip has been captioned.
         """
-        seeing = (self.target, self.draft if self.profile.shows_the_video else None)
         if threading.current_thread() is not threading.main_thread():
             self.fed = True
             take_one_core()
+        models = self._lookers
         made: dict[VideoLanguageModel, Pixels | Seen] = {}
-        held = 0
-        for model in [engine.model for engine in seeing if engine is not None]:
+        if self._onlooker is not None and self._onlooker.alive:
+            with suppress(OSError):  # it is done here then
+                made.update(zip(models, self._onlooker.see(clip), strict=True))
+        for model in models if not made else ():
             pixels = model.preprocess(clip)
-            made[model] = pixels
-            if model.device.type == "cpu":
-                made[model] = seen = model.see(pixels)
-                held += sum(level.nbytes for level in (seen.features, *seen.deepstack))
-            else:
-                held += pixels.values.nbytes
+            made[model] = model.see(pixels) if model.device.type == "cpu" else pixels
         self._ahead[clip] = made
-        return held
+        return sum(_bytes_of(one) for one in made.values())
+
+    def look_beside(self) -> None:
+        """Have :meth:`prepare` work in a process of its own, where there can be one; before other threads call it."""
+        if self._onlooker is None and self._lookers and possible(self._lookers):
+            self._onlooker = Onlooker(self._lookers)
+
+    @property
+    def _lookers(self) -> list[VideoLanguageModel]:
+        """Models in this process that are shown the video."""
+        seeing = (self.target, self.draft if self.profile.shows_the_video else None)
+        return [engine.model for engine in seeing if engine is not None]
 
     def _question(self, clip: video.Clip, asked: Asked) -> Question:
         generate = self.profile.generate
@@ -515,3 +528,10 @@ class Captioner:
                 run.choice,
             )
         )
+
+
+def _bytes_of(made: Pixels | Seen) -> int:
+    """Bytes of what was made of a clip before its turn."""
+    if isinstance(made, Seen):
+        return sum(level.nbytes for level in (made.features, *made.deepstack))
+    return made.values.nbytes

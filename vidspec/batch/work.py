@@ -91,7 +91,7 @@ class How:
     verify: bool = False
     timeout: float | None = None
     batch: int | None = None
-    ahead: int = 4
+    ahead: int = 8
     total: int = 1
 
 

@@ -64,7 +64,7 @@ def caption(
     max_failures: o.MaxFailures = None,
     timeout: o.Timeout = None,
     batch: o.Batch = "auto",
-    ahead: o.Ahead = 4,
+    ahead: o.Ahead = 8,
     replicas: o.Replicas = None,
     shard: o.Shard = None,
     engine: o.EngineOption = o.EngineName.local,

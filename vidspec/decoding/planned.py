@@ -9,10 +9,10 @@ so it is tried on whole clips, and what was faster there stays.
 
 Where several clips may be decoded at once, the first one is measured without company and packed passes are timed on
 copies of it; then way and number of clips are chosen together. The times of whole clips say nothing in company, where
-each waits for the others: there the parallel schedule is taken only where the model expects clearly more of it. What
-was chosen stays for the run, until a clip that nobody accompanies is quite different; a clip in flight keeps its way.
-Texts that are too short to judge drafters by are taken for a shorter beginning, and if that does not help either all go
-on as the first began.
+each waits for the others: there the parallel schedule is taken only where the draft has an accelerator of its own (the
+other cores of a CPU look at coming clips) and the model expects clearly more of it. What was chosen stays for the run,
+until a clip that nobody accompanies is quite different; a clip in flight keeps its way. Texts that are too short to
+judge drafters by are taken for a shorter beginning, and if that does not help either all go on as the first began.
 """
 
 from __future__ import annotations
@@ -188,10 +188,24 @@ class Planner:
             chosen, why = decide(ranked)
         else:
             at_once = [n for n in (1, 2, *SIZES) if n <= found.most] if batch is None else [min(batch, found.most)]
-            ranked = _in_company(folder(found.drafts, found.conditions, at_once))
+            ranked = self._in_company(folder(found.drafts, found.conditions, at_once))
             chosen, why = decide_folder(ranked)
         self._batch, self.plan = batch, Plan(tuple(ranked), chosen, why, found.facts)
         return self.plan
+
+    def _in_company(self, found: Sequence[Way]) -> list[Way]:
+        """Without the parallel schedule, where two workers share a device or it does not promise clearly more."""
+        device, slot = self.target.device, self.slot
+        own = slot is not None and "cpu" not in (device.type, slot.device.type) and slot.device != device
+        best: dict[int, float] = {}
+        for way in found:
+            if way.schedule != "parallel":
+                best[way.batch] = max(best.get(way.batch, 0.0), way.clips_per_s or 0.0)
+        return [
+            way
+            for way in found
+            if way.schedule != "parallel" or (own and (way.clips_per_s or 0.0) > CLEARLY * best[way.batch])
+        ]
 
     def _resigned(self, batch: int | None) -> bool:
         """Whether clips in company are begun without a plan, as their texts are too short for one."""
@@ -251,15 +265,6 @@ class Planner:
         if self._found is not None and one is not None and way.beta is not None and way.name != self._taught:
             self._taught = way.name
             self.pace.learn(self._found.conditions.verify, one.tq, way.beta)
-
-
-def _in_company(found: Sequence[Way]) -> list[Way]:
-    """Without the parallel schedule, where it does not promise clearly more than what drafts in turns."""
-    best: dict[int, float] = {}
-    for way in found:
-        if way.schedule != "parallel":
-            best[way.batch] = max(best.get(way.batch, 0.0), way.clips_per_s or 0.0)
-    return [way for way in found if way.schedule != "parallel" or (way.clips_per_s or 0.0) > CLEARLY * best[way.batch]]
 
 
 class _Beginning:

@@ -45,7 +45,7 @@ BUDGET = 0.25
 PACKS = ((4, (1, 5)), (16, (3,)))
 #: ... those beyond the first as long as that has taken less than this share of a plain caption's time; their copies of
 #: keys and values may take this share of the free memory.
-PACKING, SHARE = 0.1, 0.5
+PACKING, SHARE = 0.15, 0.5
 
 
 @dataclass(frozen=True)
@@ -249,6 +249,9 @@ class Trial:
         if not self.packed_s:
             self.most = 1
             return None
+        for clips, widths in packs[1:]:
+            if time.perf_counter() - begun < limit:
+                self.packed_s |= self._together(*self._target, clips, widths)
         clips, many = packs[0][0], packs[-1][0]
         like = clips, max(1.0, self.packed_s[clips, 1] / self.verify_s[1])
         for at, one in enumerate(self.drafts):
@@ -259,9 +262,6 @@ class Trial:
                 like = many, max(1.0, found[many, 1] / one.tq)
             # Who was not asked is taken to be as the one before, the first as the target.
             self.drafts[at] = replace(one, tq_many=pass_times([(1, one.tq), (like[0], like[1] * one.tq)]))
-        for clips, widths in packs[1:]:
-            if time.perf_counter() - begun < limit:
-                self.packed_s |= self._together(*self._target, clips, widths)
         times = PassTimes()
         measured = {(1, rows): seconds for rows, seconds in self.verify_s.items()} | self.packed_s
         for (clips, rows), seconds in measured.items():

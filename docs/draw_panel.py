@@ -18,10 +18,10 @@ from vidspec import Captioner
 from vidspec.batch.bulk import Tally
 from vidspec.batch.work import Outcome, Work
 from vidspec.captioner import Arrival
-from vidspec.decoding.events import Finished, Opened
 from vidspec.live.overall import RECENT, overall
 from vidspec.live.panel import render
 from vidspec.live.state import PanelState
+from vidspec.telling.events import Finished, Opened
 
 WIDTH, HEIGHT = 100, 34
 BATCH = 8

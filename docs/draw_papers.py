@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean
 
 from vidspec.cli.app import run
-from vidspec.planning.tables import Prediction, Replay, names, replay
+from vidspec.papers.tables import Prediction, Replay, names, replay
 
 #: A table with more rows than this is summarised by method.
 LONGEST = 60

@@ -30,10 +30,11 @@ WORKER = r'''
 import json, sys, time
 import torch
 torch.set_num_threads(1)
-from vidspec import Captioner, profiles
+from vidspec import Captioner
+from vidspec.profile import profiles
 from vidspec.bench.passes import measure_passes, prefilled_at
 from vidspec.bench.peers import Peer
-from vidspec.decoding.trace import Trace
+from vidspec.telling.trace import Trace
 from vidspec.engine.forward import Engine
 from vidspec.models import loading
 from vidspec.models.prompt import Question

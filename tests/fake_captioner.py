@@ -14,10 +14,10 @@ from pathlib import PurePath
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from vidspec.decoding.events import Event, Finished, Load, Opened, Prefilled, Round
-from vidspec.decoding.loop import Bell
 from vidspec.errors import DeviceError, GenerationError, ModelError, VideoError
-from vidspec.record import Caption
+from vidspec.telling.bell import Bell
+from vidspec.telling.events import Event, Finished, Load, Opened, Prefilled, Round
+from vidspec.telling.record import Caption
 
 TEXT = "A red circle\nmoves left."
 IDS = [7, 1, 2, 3, 9]

@@ -9,15 +9,15 @@ import pytest
 import torch
 from decoding import checkpoints
 
-from vidspec import profiles
 from vidspec.batch.schema import record_schema
 from vidspec.captioner import Captioner
-from vidspec.decoding.events import Finished, Opened, Prefilled, Round
 from vidspec.embedded.samples import shipped
 from vidspec.engine.slab import Slab
 from vidspec.errors import GenerationError, ModelError, VideoError
 from vidspec.models import loading
-from vidspec.record import RECORD_KEYS
+from vidspec.profile import profiles
+from vidspec.telling.events import Finished, Opened, Prefilled, Round
+from vidspec.telling.record import RECORD_KEYS
 
 CLIP = str(shipped()[1])
 FRAMES = 6

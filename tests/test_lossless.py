@@ -11,13 +11,14 @@ import pytest
 from decoding import checkpoints
 from models import checkpoints_llava, checkpoints_qwen
 
-from vidspec import profiles, video
+from vidspec import video
 from vidspec.acceptance.base import Verdict
-from vidspec.batch.compare import first_difference
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import draw, shipped
 from vidspec.models import loading
+from vidspec.profile import profiles
 from vidspec.registry import families, pruners, rules
+from vidspec.telling.compare import first_difference
 
 PACKAGED = {info.name: str(info.path) for info in profiles.available() if info.source == "packaged"}
 

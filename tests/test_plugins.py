@@ -7,8 +7,9 @@ import sys
 import pytest
 from plugins import forget_plugins
 
-from vidspec import profiles, registry
+from vidspec import registry
 from vidspec.errors import ProfileError
+from vidspec.profile import profiles
 from vidspec.pruning.base import configured
 
 MINE = """

@@ -12,8 +12,8 @@ import pytest
 import typer
 
 from vidspec.cli.app import app
-from vidspec.profiles import load, packaged_folder
-from vidspec.record import RECORD_KEYS
+from vidspec.profile.profiles import load, packaged_folder
+from vidspec.telling.record import RECORD_KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {path.stem: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}

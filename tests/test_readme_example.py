@@ -12,9 +12,10 @@ from PIL import Image
 from plugins import forget_plugins
 from pruning.given import irregular_tokens, random_signals, visual_tokens
 
-from vidspec import cli, profiles, registry
+from vidspec import cli, registry
 from vidspec.bench import __main__ as bench
 from vidspec.embedded.samples import shipped
+from vidspec.profile import profiles
 from vidspec.pruning.base import budget, configured
 
 README = Path(__file__).resolve().parents[1] / "README.md"

@@ -6,15 +6,15 @@ import time
 import pytest
 from decoding import checkpoints
 
-from vidspec import profiles
 from vidspec.captioner import Captioner
-from vidspec.decoding.events import Again, Finished, Load, Opened, Prefilled
-from vidspec.decoding.loop import Bell
 from vidspec.decoding.serving import Arrival
 from vidspec.embedded.samples import draw
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import GenerationError
-from vidspec.planning.batch import START
+from vidspec.pace.batch import START
+from vidspec.profile import profiles
+from vidspec.telling.bell import Bell
+from vidspec.telling.events import Again, Finished, Load, Opened, Prefilled
 
 CLIPS = 6
 
@@ -249,8 +249,8 @@ def test_the_first_clip_of_a_plan_is_measured_without_company(loaded, clips, mon
 def test_how_many_at_once_follows_from_what_passes_take(loaded, clips, monkeypatch):
     """Where nobody says how many: here twice as many always seem to give twice the tokens, so the most grows."""
     monkeypatch.setattr("vidspec.decoding.serving.EVERY", 0.0)
-    monkeypatch.setattr("vidspec.planning.batch.PASSES", 2)
-    monkeypatch.setattr("vidspec.planning.batch.BatchSize.rate", lambda self, n: n)
+    monkeypatch.setattr("vidspec.pace.batch.PASSES", 2)
+    monkeypatch.setattr("vidspec.pace.batch.BatchSize.rate", lambda self, n: n)
     expected, _ = served(loaded, arrivals(clips), 1)
     ended, loads = served(loaded, arrivals(clips), None)
     most = [load.batch for load in loads]

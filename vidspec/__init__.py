@@ -12,11 +12,11 @@ from vidspec._version import __version__
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner
-    from vidspec.record import Caption
+    from vidspec.telling.record import Caption
 
 __all__ = ["Caption", "Captioner", "__version__"]
 
-_LAZY = {"Captioner": "vidspec.captioner", "Caption": "vidspec.record"}
+_LAZY = {"Captioner": "vidspec.captioner", "Caption": "vidspec.telling.record"}
 
 
 def __getattr__(name: str) -> Any:

@@ -15,21 +15,19 @@ import numpy as np
 import torch
 from typing_extensions import Unpack
 
-from vidspec import profiles, video
-from vidspec.decoding.asks import Asks, overheard
-from vidspec.decoding.choosing import Chooser, variants
-from vidspec.decoding.events import Again, Event, Finished, Load, Opened, Prefilled, Round
-from vidspec.decoding.loop import Bell
+from vidspec import video
+from vidspec.choosing.plan import Plan
+from vidspec.choosing.planned import Planner, beginning
+from vidspec.choosing.schedule import Chooser, variants
 from vidspec.decoding.parallel import WorkerLost
-from vidspec.decoding.planned import Planner, beginning
 from vidspec.decoding.report import Told, report
 from vidspec.decoding.run import InTurns, Run
 from vidspec.decoding.serving import Arrival, Arrivals, Serving
 from vidspec.decoding.setup import Setup
-from vidspec.decoding.trace import Trace
 from vidspec.decoding.workers.places import beside_target, two_workers
 from vidspec.decoding.workers.run import SideBySide
 from vidspec.decoding.workers.slot import DraftSlot
+from vidspec.engine.asks import Asks, overheard
 from vidspec.engine.device import synchroniser, take_one_core
 from vidspec.engine.forward import Engine
 from vidspec.errors import GenerationError, ModelError, UsageError
@@ -40,10 +38,13 @@ from vidspec.models.identity import check_sight
 from vidspec.models.image_captioner import DraftCaptioner, ImageCaptioner
 from vidspec.models.onlooker import Onlooker, possible
 from vidspec.models.prompt import Question
-from vidspec.planning.pace import Pace
-from vidspec.planning.plan import Plan
-from vidspec.profiles import Profile
-from vidspec.record import Caption
+from vidspec.pace.pace import Pace
+from vidspec.profile import profiles
+from vidspec.profile.profiles import Profile
+from vidspec.telling.bell import Bell
+from vidspec.telling.events import Again, Event, Finished, Load, Opened, Prefilled, Round
+from vidspec.telling.record import Caption
+from vidspec.telling.trace import Trace
 
 __all__ = ["Asked", "Captioner"]
 
@@ -121,12 +122,12 @@ class Captioner:
             self.chooser = Chooser(self.setup, Setup.of(second, target, None, None), self.slot)
 
     @property
-    def target(self) -> Engine:
+    def target(self) -> Engine[VideoLanguageModel]:
         """The target model."""
         return self.setup.target
 
     @property
-    def draft(self) -> Engine | None:
+    def draft(self) -> Engine[VideoLanguageModel] | None:
         """The draft model, if it is in this process."""
         return self.setup.draft
 

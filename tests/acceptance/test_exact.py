@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value, reference_distribution
 from vidspec.acceptance.base import Verdict
 from vidspec.acceptance.exact import Exact
-from vidspec.decoding.asks import answered
 from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import Limits
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.base import Draft
 from vidspec.drafting.chain import ChainDrafter
+from vidspec.engine.asks import answered
 from vidspec.engine.sampling import Sampling, draw
 
 RNG = torch.Generator()

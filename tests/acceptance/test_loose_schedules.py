@@ -9,22 +9,22 @@ from decoding import checkpoints
 from decoding.toys import GREEDY, Recorder, blend, greedy_text, job, random_table, rounds_of
 from engine.passing import forward
 
-from vidspec import profiles
 from vidspec.acceptance.lvspec import LVSpec
 from vidspec.acceptance.random_loose import RandomLoose
 from vidspec.batch.schema import record_schema
 from vidspec.captioner import Captioner
-from vidspec.decoding.asks import alone, answered
-from vidspec.decoding.events import Loosened, Round
 from vidspec.decoding.limits import Limits
 from vidspec.decoding.parallel import Scheduler, Settings
 from vidspec.decoding.protocol import Proposed, Ready, Verdict
 from vidspec.decoding.sequential import sequential
-from vidspec.decoding.trace import Trace
 from vidspec.embedded.samples import shipped
+from vidspec.engine.asks import alone, answered
 from vidspec.models import loading
 from vidspec.models.prompt import Question
-from vidspec.planning.gamma import FixedGamma
+from vidspec.pace.gamma import FixedGamma
+from vidspec.profile import profiles
+from vidspec.telling.events import Loosened, Round
+from vidspec.telling.trace import Trace
 
 CLIP = shipped()[0]
 TOKENS = 48

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 from fake_captioner import record
 
-from vidspec import profiles
 from vidspec.acceptance.base import configured
 from vidspec.acceptance.exact import Exact
 from vidspec.acceptance.fly import Fly
@@ -13,8 +12,9 @@ from vidspec.acceptance.lvspec import LVSpec
 from vidspec.cli.report import summary
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ProfileError
-from vidspec.profile_schema import LOSSY
-from vidspec.profiles import load
+from vidspec.profile import profiles
+from vidspec.profile.profiles import load
+from vidspec.profile.schema import LOSSY
 from vidspec.registry import rules
 
 

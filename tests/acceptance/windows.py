@@ -6,8 +6,8 @@ import torch
 from hypothesis import strategies as st
 
 from vidspec.acceptance.base import Verdict
-from vidspec.decoding.events import Loosened
 from vidspec.drafting.base import Draft
+from vidspec.telling.events import Loosened
 
 VOCABULARY, EOS, PROTECTED = 7, 5, 6
 END, SAFE = frozenset({EOS}), frozenset({PROTECTED})

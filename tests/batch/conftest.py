@@ -5,7 +5,7 @@ from vidspec.batch.identity import Content
 from vidspec.batch.records import Settings, record_of
 from vidspec.batch.work import Entry, How, Outcome, Work
 from vidspec.errors import VideoError
-from vidspec.record import failed
+from vidspec.telling.record import failed
 
 SAME = Content(1, 2)
 

@@ -21,7 +21,7 @@ from fake_captioner import FakeCaptioner, FakeReader
 
 import vidspec.batch.local
 import vidspec.cli.bulk
-import vidspec.user_config
+import vidspec.profile.user_config
 from vidspec.cli import main
 
 SECONDS_A_CLIP = 0.004

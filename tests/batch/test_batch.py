@@ -8,7 +8,6 @@ import jsonschema
 import pytest
 from fake_captioner import IDS, TEXT, FakeCaptioner, FakeReader, record
 
-from vidspec.batch.compare import decode_rate, first_difference, speed_against
 from vidspec.batch.feed import Feed
 from vidspec.batch.run import Observer, exit_code
 from vidspec.batch.run import run as run_feed
@@ -17,7 +16,8 @@ from vidspec.batch.trace_file import joined
 from vidspec.batch.work import Entry, How, Task
 from vidspec.batch.writers import FileLines, check_output
 from vidspec.errors import DeviceError, OutputError, UsageError, VideoError
-from vidspec.record import RECORD_KEYS
+from vidspec.telling.compare import decode_rate, first_difference, speed_against
+from vidspec.telling.record import RECORD_KEYS
 
 
 def run(captioner, paths, how=None, observer=None, **part):

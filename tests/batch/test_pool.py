@@ -16,7 +16,6 @@ from fake_captioner import FakeCaptioner
 from fake_captioner import record as captioned
 
 from batch.test_reading import alive
-from vidspec import profiles
 from vidspec.batch import pool
 from vidspec.batch.identity import content_of
 from vidspec.batch.local import outcomes
@@ -26,6 +25,7 @@ from vidspec.batch.replicas import replica_outcomes
 from vidspec.batch.work import Entry, How, Outcome, Task
 from vidspec.embedded.samples import shipped
 from vidspec.errors import DeviceError, ModelError, UsageError
+from vidspec.profile import profiles
 
 TESTS = Path(__file__).resolve().parents[1]
 PROFILE = profiles.load("vanilla-sd", env={})

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vidspec import profiles
 from vidspec.bench.bandwidth import copy_bandwidth, model_weight_bytes, weight_bytes
 from vidspec.bench.interleaved import by_other_draws, run, summary
 from vidspec.bench.markdown import markdown
-from vidspec.record import Caption
+from vidspec.profile import profiles
+from vidspec.telling.record import Caption
 
 CLIPS = [Path("a.mp4"), Path("b.mp4")]
 

@@ -13,8 +13,7 @@ from vidspec.bench.pareto import outcome
 from vidspec.bench.pareto_run import Pareto, measure
 from vidspec.bench.results import read_results
 from vidspec.cli import main
-from vidspec.embedded.evaluate import HELD_OUT_SEED
-from vidspec.embedded.samples import draw, draw_sample, shipped
+from vidspec.embedded.samples import HELD_OUT_SEED, draw, draw_sample, shipped
 from vidspec.embedded.scoring import truth
 from vidspec.errors import UsageError
 

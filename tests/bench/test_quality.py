@@ -11,7 +11,7 @@ from embedded.scenes import scene, thing
 
 from vidspec.bench.quality import mean, median, quality
 from vidspec.embedded.scoring import truth
-from vidspec.record import Caption
+from vidspec.telling.record import Caption
 
 ONE = truth(scene(thing("red", "circle", "large", "right", (0, 1), (2, 1)), background="navy", pattern="striped"))
 RIGHT = (

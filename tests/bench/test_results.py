@@ -9,9 +9,9 @@ import pytest
 
 from vidspec.bench.interleaved import run, summary
 from vidspec.bench.results import Results, read_results
-from vidspec.decoding.trace import Span, Trace
 from vidspec.errors import OutputError, UsageError
-from vidspec.record import Caption
+from vidspec.telling.record import Caption
+from vidspec.telling.trace import Span, Trace
 
 SETTINGS = {"profiles": {"ar": "1"}, "clips": [["a.mp4", 3]]}
 

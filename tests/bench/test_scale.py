@@ -11,7 +11,7 @@ from vidspec.bench.scale import markdown, measure_scale, scale
 from vidspec.errors import ModelError
 from vidspec.models import loading
 from vidspec.models.random_init import random_model
-from vidspec.planning import speed
+from vidspec.pace import speed
 
 
 def config(pair, role="target"):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from vidspec import profiles
 from vidspec.bench import labels, paper_tables, suites
 from vidspec.bench.interleaved import Row
-from vidspec.bench.paper_suites import TABLES
 from vidspec.bench.suites import DRAFT, SUITES, contenders, papers_of, suite
 from vidspec.errors import UsageError
-from vidspec.planning import tables
+from vidspec.papers import tables
+from vidspec.papers.suites import TABLES
+from vidspec.profile import profiles
 
 
 def row(name: str, **fields: object) -> Row:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from vidspec import profiles
 from vidspec.batch.work import Outcome
 from vidspec.bench import throughput
 from vidspec.bench.answering import Worker
@@ -21,7 +20,8 @@ from vidspec.bench.peers import padded
 from vidspec.bench.steady import Steady
 from vidspec.bench.throughput import Throughput, contenders, markdown, measure, turns
 from vidspec.errors import GenerationError, UsageError, VidspecError
-from vidspec.record import Caption
+from vidspec.profile import profiles
+from vidspec.telling.record import Caption
 
 CLIPS = [f"{number}.mp4" for number in range(8)]
 

@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from vidspec.batch.schema import record_schema
 from vidspec.cli import main
-from vidspec.prompts import STYLES
+from vidspec.profile.prompts import STYLES
 
 FLAT = " ".join(TEXT.split())
 #: For tests of what happens between two clips.

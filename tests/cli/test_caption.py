@@ -13,10 +13,10 @@ from fake_captioner import TEXT, FakeCaptioner, FakeReader, events, record
 from vidspec.batch import inputs
 from vidspec.batch.schema import record_schema
 from vidspec.cli.start import NOTICE
-from vidspec.decoding.events import Again, Finished
 from vidspec.embedded.captions import PROMPTS
 from vidspec.errors import DeviceError, ModelError
-from vidspec.prompts import STYLES
+from vidspec.profile.prompts import STYLES
+from vidspec.telling.events import Again, Finished
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = str(ROOT / "vidspec/embedded/pair/target")

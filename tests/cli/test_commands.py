@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 # Typer itself takes pydantic for the page of a command, so what is ours to keep out is the schema built with it.
-HEAVY = ("torch", "transformers", "av", "decord", "numpy", "yaml", "vidspec.profile_schema")
+HEAVY = ("torch", "transformers", "av", "decord", "numpy", "yaml", "vidspec.profile.schema")
 
 
 def python(code):
@@ -105,7 +105,7 @@ def test_profiles_on_a_terminal_have_headings(vidspec, monkeypatch):
 
 
 def test_groups_name_profiles_that_exist():
-    from vidspec import profiles
+    from vidspec.profile import profiles
 
     groups = {info.name: info.group for info in profiles.available()}
     assert {*profiles.RECOMMENDED, *profiles.ABLATIONS} <= set(groups)

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from fake_captioner import FakeCaptioner
 
-from vidspec import profiles
-from vidspec.user_config import config_path
+from vidspec.profile import profiles
+from vidspec.profile.user_config import config_path
 
 CONFIG = """
 profile: sd-rand

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from vidspec.decoding.parallel import Scheduler, Settings
 from vidspec.decoding.protocol import Abort, Propose, Rollback
-from vidspec.decoding.simulated import SimulatedWorkers, drive
-from vidspec.decoding.virtual import Costs
-from vidspec.planning.gamma import AutoGamma, FixedGamma
+from vidspec.pace.gamma import AutoGamma, FixedGamma
+from vidspec.papers.simulated import SimulatedWorkers, drive
+from vidspec.papers.virtual import Costs
 
 EOS = 0
 

@@ -14,21 +14,22 @@ import numpy as np
 import torch
 
 from decoding.parallel_toys import EOS, ToyText
-from vidspec import profiles
-from vidspec.decoding.asks import Look, Pass, Read
-from vidspec.decoding.events import Round
 from vidspec.decoding.limits import Limits
-from vidspec.decoding.loop import Bell, Done, Failed, Loop
+from vidspec.decoding.loop import Done, Failed, Loop
 from vidspec.decoding.parallel import WorkerLost
 from vidspec.decoding.protocol import Failed as Lost
 from vidspec.decoding.protocol import PrefillTarget, Ready, Verdict
-from vidspec.decoding.trace import Trace
 from vidspec.decoding.workers import draft as drafts
 from vidspec.decoding.workers import process as processes
 from vidspec.decoding.workers import run as runs
 from vidspec.decoding.workers import slot as slots
+from vidspec.engine.asks import Look, Pass, Read
 from vidspec.engine.rows import Rows
 from vidspec.models.loading import Placement
+from vidspec.profile import profiles
+from vidspec.telling.bell import Bell
+from vidspec.telling.events import Round
+from vidspec.telling.trace import Trace
 
 CPU = torch.device("cpu")
 PROFILE = profiles.load("parallelvlm", {"workers.timeout": 60.0}, env={})

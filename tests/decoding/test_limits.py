@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from vidspec.acceptance.base import Verdict
 from vidspec.decoding.base import origins
-from vidspec.decoding.events import Loosened
 from vidspec.decoding.limits import Limits
 from vidspec.drafting.base import Draft
+from vidspec.telling.events import Loosened
 
 EOS = 9
 

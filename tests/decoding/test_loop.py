@@ -10,15 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoding.toys import ToyEngine, blend, greedy_text, job, random_table, rounds_of
-from vidspec.decoding.asks import Continue, Hear, Look, Pass, Read
 from vidspec.decoding.autoregressive import autoregressive
-from vidspec.decoding.events import Round
 from vidspec.decoding.limits import Limits
-from vidspec.decoding.loop import SHARED, Bell, Done, Failed, Loop
+from vidspec.decoding.loop import SHARED, Done, Failed, Loop
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.chain import ChainDrafter
+from vidspec.engine.asks import Continue, Hear, Look, Pass, Read
 from vidspec.engine.rows import Rows
 from vidspec.engine.sampling import Sampling
+from vidspec.telling.bell import Bell
+from vidspec.telling.events import Round
 
 VOCABULARY = 5
 

@@ -10,10 +10,10 @@ from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import PERIOD, SHORTEST, TIMES, Limits, ended, loops
 from vidspec.decoding.parallel import Scheduler, Settings
 from vidspec.decoding.sequential import sequential
-from vidspec.decoding.simulated import SimulatedWorkers, simulate
-from vidspec.decoding.virtual import Costs
 from vidspec.engine.sampling import Sampling
-from vidspec.planning.gamma import FixedGamma
+from vidspec.pace.gamma import FixedGamma
+from vidspec.papers.simulated import SimulatedWorkers, simulate
+from vidspec.papers.virtual import Costs
 
 SENTENCE = list(range(100, 112))
 

@@ -23,10 +23,10 @@ from vidspec.decoding.protocol import (
     Verdict,
     Verify,
 )
-from vidspec.decoding.simulated import Deadlock, SimulatedWorkers, drive, simulate
-from vidspec.decoding.virtual import Costs, Pattern
 from vidspec.errors import GenerationError
-from vidspec.planning.gamma import AutoGamma, FixedGamma
+from vidspec.pace.gamma import AutoGamma, FixedGamma
+from vidspec.papers.simulated import Deadlock, SimulatedWorkers, drive, simulate
+from vidspec.papers.virtual import Costs, Pattern
 
 
 @pytest.mark.parametrize("block", range(10))

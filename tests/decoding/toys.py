@@ -15,18 +15,18 @@ import torch
 
 from vidspec.acceptance.base import Acceptance
 from vidspec.acceptance.exact import Exact
-from vidspec.decoding.asks import Asks, alone, answered, asked
 from vidspec.decoding.base import Job, Target
-from vidspec.decoding.events import Round
 from vidspec.decoding.limits import Limits
-from vidspec.decoding.trace import Trace
 from vidspec.drafting.base import Draft, Drafter
 from vidspec.drafting.chain import ChainDrafter
-from vidspec.drafting.topology import parse_tree
 from vidspec.drafting.tree import TreeDrafter
+from vidspec.engine.asks import Asks, alone, answered, asked
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Passed, Prefill, Rows
 from vidspec.engine.sampling import Sampling
+from vidspec.profile.tree import parse_tree
+from vidspec.telling.events import Round
+from vidspec.telling.trace import Trace
 
 Prefix = tuple[int, ...]
 Table = Callable[[Prefix], torch.Tensor]  # emitted tokens -> logits (V,)

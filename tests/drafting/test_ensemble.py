@@ -12,12 +12,12 @@ from engine.passing import forward, poison
 
 from drafting.literal_ensemble import literal_mean, literal_weights
 from drafting.toy_ensemble import ensemble
-from vidspec.decoding.asks import alone
 from vidspec.decoding.limits import Limits
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.base import Learner
 from vidspec.drafting.ensemble import AdaptiveEnsemble, Ensemble, prefix_of
 from vidspec.drafting.ensemble_weights import Evidence
+from vidspec.engine.asks import alone
 from vidspec.engine.forward import Engine
 from vidspec.engine.sampling import Sampling
 from vidspec.models import loading

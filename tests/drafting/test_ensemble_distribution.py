@@ -7,10 +7,10 @@ from decoding.toys import GREEDY, blend, job, random_table, rounds_of
 
 from drafting.toy_ensemble import ensemble
 from vidspec.acceptance.exact import Exact
-from vidspec.decoding.asks import alone
 from vidspec.decoding.limits import Limits
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.ensemble_weights import mixture
+from vidspec.engine.asks import alone
 from vidspec.engine.sampling import Sampling
 
 VOCABULARY, EOS, LENGTH = 4, 3, 3

@@ -5,13 +5,13 @@ import pytest
 from decoding import checkpoints
 from models.checkpoints_captioner import blip
 
-from vidspec import profiles
 from vidspec.batch.schema import record_schema
 from vidspec.captioner import Captioner
-from vidspec.decoding.events import Prefilled, Round
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ProfileError
 from vidspec.models import image_captioner, loading
+from vidspec.profile import profiles
+from vidspec.telling.events import Prefilled, Round
 
 PLACE = loading.placement("cpu", "float32")
 CLIP = str(shipped()[1])

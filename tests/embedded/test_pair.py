@@ -8,14 +8,15 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from vidspec import Captioner, profiles
-from vidspec.embedded.architecture import architecture
-from vidspec.embedded.evaluate import digest, evaluate, pass_times
+from training.architecture import architecture
+from training.evaluate import digest, evaluate, pass_times
+from training.train import SETTINGS
+from vidspec import Captioner
 from vidspec.embedded.samples import draw_sample, shipped
 from vidspec.embedded.scoring import score, total
-from vidspec.embedded.train import SETTINGS
 from vidspec.engine.forward import Engine
 from vidspec.models import loading
+from vidspec.profile import profiles
 
 FAMILIES = {"embedded": "llava_onevision", "embedded-qwen": "qwen2_5_vl"}
 #: The least fact F1 of the default clip, and of all four pooled: later, better pairs raise them.

@@ -7,9 +7,9 @@ import abc
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from vidspec import profiles
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
+from vidspec.profile import profiles
 
 CLIP, OTHER = (str(path) for path in shipped()[:2])
 PROMPT = "What is shown?"

@@ -7,14 +7,14 @@ import pytest
 from PIL import Image
 
 from integrations.harness import CLIP, GREEDY, OTHER, PROMPT, own, under
-from vidspec import profiles
 from vidspec.captioner import Captioner
 from vidspec.errors import ProfileError, UsageError, VideoError
 from vidspec.integrations.lmms_eval.answering import Answering, Totals
 from vidspec.integrations.lmms_eval.arguments import overrides_of, wanted
 from vidspec.integrations.lmms_eval.visuals import shown
 from vidspec.models import loading
-from vidspec.profile_sections import VideoSection
+from vidspec.profile import profiles
+from vidspec.profile.sections import VideoSection
 
 
 @pytest.fixture

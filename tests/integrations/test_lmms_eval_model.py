@@ -9,10 +9,10 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from integrations.harness import CLIP, GREEDY, OTHER, PROMPT, StandInModel, modules, under
-from vidspec import profiles
 from vidspec.errors import UsageError, VideoError
 from vidspec.integrations import lmms_eval as integration
 from vidspec.integrations.lmms_eval.arguments import overrides_of
+from vidspec.profile import profiles
 
 MODEL = "vidspec.integrations.lmms_eval.model"
 ASKED = ((CLIP, 24), (OTHER, 24), (CLIP, 5))

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from models import checkpoints, checkpoints_llava, checkpoints_qwen
 
-from vidspec import profiles, video
-from vidspec.decoding.events import Opened
+from vidspec import video
 from vidspec.decoding.setup import prefilled
 from vidspec.embedded.samples import shipped
 from vidspec.live import heatmap_image
 from vidspec.live.heatmap_files import HeatmapFiles
+from vidspec.profile import profiles
 from vidspec.registry import names
+from vidspec.telling.events import Opened
 
 MODELS = {
     "llava_onevision": lambda: checkpoints.adapter(checkpoints.TIED),

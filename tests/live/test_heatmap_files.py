@@ -5,12 +5,13 @@ import pytest
 from fake_captioner import record
 from PIL import Image
 
-from vidspec import Captioner, profiles, video
+from vidspec import Captioner, video
 from vidspec.batch.run import Observer
-from vidspec.decoding.events import Finished, Load, Opened, Prefilled
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError, VideoError
 from vidspec.live.heatmap_files import HeatmapFiles, check_heatmap
+from vidspec.profile import profiles
+from vidspec.telling.events import Finished, Load, Opened, Prefilled
 
 
 def profile(name="sd-attention", **settings):

@@ -3,9 +3,9 @@ import io
 import pytest
 from rich.console import Console
 
-from vidspec.decoding.events import Prefilled, Round
 from vidspec.live.lanes import ROUNDS, lanes
 from vidspec.live.panel import PanelState, render
+from vidspec.telling.events import Prefilled, Round
 
 
 def passed(elapsed, verify_s=0.5, draft_s=0.75, drafted=3, accepted=3, aborted=0, gamma=3):

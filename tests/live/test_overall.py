@@ -8,12 +8,12 @@ from rich.console import Console
 
 from vidspec.batch.bulk import Tally, duration
 from vidspec.batch.work import Outcome, Work
-from vidspec.decoding.events import Again, Load, Round
 from vidspec.errors import VideoError
 from vidspec.live.clip_lines import clip_lines, headings
 from vidspec.live.overall import BulkPanel, overall
 from vidspec.live.state import PanelState
-from vidspec.record import failed
+from vidspec.telling.events import Again, Load, Round
+from vidspec.telling.record import failed
 
 
 def outcome(number, *, error=None, **work):

@@ -5,9 +5,9 @@ import pytest
 from fake_captioner import events, record
 from rich.console import Console
 
-from vidspec.decoding.events import Again, Prefilled, Round
 from vidspec.live.heatmap import frame_map, heatmap
 from vidspec.live.panel import STYLES, LivePanel, PanelState, estimate_speedup, render
+from vidspec.telling.events import Again, Prefilled, Round
 
 
 def folded(path="good.mp4", upto=None, **fields):

@@ -3,9 +3,9 @@ import io
 import pytest
 from rich.console import Console
 
-from vidspec.decoding.events import Prefilled, Round
 from vidspec.live.panel import PanelState, render
 from vidspec.live.sparkline import LONGEST, sparkline, weight_lines
+from vidspec.telling.events import Prefilled, Round
 
 
 def state(*weights):

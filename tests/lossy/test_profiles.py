@@ -4,18 +4,18 @@ import jsonschema
 import pytest
 from decoding import checkpoints
 
-from vidspec import profiles
 from vidspec.batch.schema import record_schema
 from vidspec.bench.loaded import lossless_profiles
 from vidspec.captioner import Captioner
 from vidspec.cli.report import summary
-from vidspec.decoding.events import Prefilled
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ProfileError
 from vidspec.lossy.engine import LossyEngine
 from vidspec.models import loading
-from vidspec.profiles import load
+from vidspec.profile import profiles
+from vidspec.profile.profiles import load
 from vidspec.registry import lossy
+from vidspec.telling.events import Prefilled
 
 METHODS = ("dycoke", "fastv", "pdrop", "sparsevlm")
 #: The small target has too few blocks for a tenth.

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from models.checkpoints_captioner import KINDS, blip
 from vidspec import video
-from vidspec.decoding.asks import alone
+from vidspec.engine.asks import alone
 from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
 from vidspec.models import image_captioner, loading

@@ -25,7 +25,7 @@ from models.checkpoints import (
     stock,
     tokenizer,
 )
-from vidspec.embedded.architecture import prompt_text
+from training.architecture import prompt_text
 from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
 from vidspec.models.llava_onevision import LlavaOnevision

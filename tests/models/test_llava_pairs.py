@@ -4,11 +4,11 @@ import pytest
 
 from models import checkpoints_llava
 from models.checkpoints_llava import Kind
-from vidspec import profiles
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ModelError
 from vidspec.models import loading
+from vidspec.profile import profiles
 
 FEW = {"generate.max_new_tokens": 24, "video.frames": 3}
 

@@ -12,7 +12,7 @@ from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
 from vidspec.models import loading
 from vidspec.models.identity import agree, check_sight, identity
-from vidspec.profiles import load
+from vidspec.profile.profiles import load
 
 WHERE = loading.placement("cpu", "float32")
 SMALL = {

@@ -9,8 +9,8 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 
-from vidspec.decoding.events import Loosened
 from vidspec.drafting.base import Draft
+from vidspec.telling.events import Loosened
 
 __all__ = ["Acceptance", "Grounded", "Verdict", "configured", "for_clip"]
 

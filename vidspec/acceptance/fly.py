@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from vidspec.acceptance.fly_minus import FlyMinus
 from vidspec.acceptance.loose import Branch
-from vidspec.decoding.events import Loosened
 from vidspec.engine.sampling import Sampling
 from vidspec.registry import rules
+from vidspec.telling.events import Loosened
 
 
 @rules.register("fly")

@@ -10,10 +10,10 @@ from typing import ClassVar
 import torch
 
 from vidspec.acceptance.base import Verdict
-from vidspec.decoding.events import Loosened
 from vidspec.drafting.base import Draft
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ProfileError
+from vidspec.telling.events import Loosened
 
 __all__ = ["Branch", "LooseRule", "branches"]
 

@@ -10,10 +10,10 @@ import torch
 
 from vidspec.acceptance.base import Acceptance
 from vidspec.acceptance.loose import Branch, LooseRule
-from vidspec.decoding.events import Loosened
 from vidspec.drafting.base import Draft
 from vidspec.engine.sampling import Sampling
 from vidspec.registry import rules
+from vidspec.telling.events import Loosened
 
 
 @rules.register("lvspec")

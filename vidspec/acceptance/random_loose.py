@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from vidspec.acceptance.loose import Branch, LooseRule
-from vidspec.decoding.events import Loosened
 from vidspec.drafting.base import Draft
 from vidspec.engine.sampling import Sampling
 from vidspec.registry import rules
+from vidspec.telling.events import Loosened
 
 
 @rules.register("random_loose")

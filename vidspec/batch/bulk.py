@@ -14,7 +14,7 @@ from vidspec.batch.records import Settings, record_of
 from vidspec.batch.run import exit_code
 from vidspec.batch.work import Outcome, Task
 from vidspec.errors import OutputError
-from vidspec.record import failed
+from vidspec.telling.record import failed
 
 __all__ = ["Engine", "Listener", "Tally", "duration", "execute"]
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from vidspec.batch.work import How, Task, Work
-from vidspec.decoding.loop import Bell
+from vidspec.telling.bell import Bell
 
 if TYPE_CHECKING:
     from typing import Any

@@ -11,7 +11,7 @@ from vidspec.batch.outputs import ONE_CLIP, Output
 from vidspec.batch.records import LIFTED, Settings
 from vidspec.batch.work import Entry, Outcome, Task
 from vidspec.errors import OutputError
-from vidspec.record import failed
+from vidspec.telling.record import failed
 
 __all__ = ["Plan", "left", "plan"]
 

@@ -16,7 +16,7 @@ from vidspec.batch.reader import Reader
 from vidspec.batch.run import Captions, run
 from vidspec.batch.work import How, Outcome, Task, Work
 from vidspec.errors import DeviceError, GenerationError, UsageError, VidspecError
-from vidspec.record import failed
+from vidspec.telling.record import failed
 
 __all__ = ["ATTEMPTS", "Dealer", "Factory", "Group", "device_groups", "portable_outcomes"]
 
@@ -59,7 +59,7 @@ class Factory:
         """
         from importlib import import_module
 
-        from vidspec import profiles
+        from vidspec.profile import profiles
 
         if group.visible is not None:  # before CUDA looks; within the group devices count from 0
             os.environ["CUDA_VISIBLE_DEVICES"] = group.visible

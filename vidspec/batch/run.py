@@ -6,12 +6,12 @@ from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from vidspec.batch.compare import first_difference, speed_against
 from vidspec.batch.work import How, Outcome, Work
-from vidspec.decoding.events import Event, Finished, Load
-from vidspec.decoding.loop import Bell
 from vidspec.errors import GenerationError, VidspecError
-from vidspec.record import Caption, failed
+from vidspec.telling.bell import Bell
+from vidspec.telling.compare import first_difference, speed_against
+from vidspec.telling.events import Event, Finished, Load
+from vidspec.telling.record import Caption, failed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -1,4 +1,4 @@
-"""One Chrome/Perfetto trace of several clips; the trace of one clip is made by ``vidspec.decoding.trace``."""
+"""One Chrome/Perfetto trace of several clips; the trace of one clip is made by ``vidspec.telling.trace``."""
 
 from __future__ import annotations
 

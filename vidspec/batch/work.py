@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vidspec.record import Caption
+from vidspec.telling.record import Caption
 
 if TYPE_CHECKING:
     from vidspec.video.base import Clip

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vidspec.batch.compare import decode_rate
 from vidspec.bench.results import restored
 from vidspec.errors import OutputError
-from vidspec.record import Caption
+from vidspec.telling.compare import decode_rate
+from vidspec.telling.record import Caption
 
 __all__ = ["FEWEST", "Change", "Compared", "compare", "interval", "markdown"]
 

@@ -23,7 +23,7 @@ from vidspec.engine.fused import FusedDecoder
 from vidspec.engine.graphs import Graphs
 from vidspec.engine.rows import Rows
 from vidspec.models.sizes import SIZES, Size
-from vidspec.planning.load import DEVICES
+from vidspec.papers.load import DEVICES
 
 __all__ = ["Counts", "counted", "table"]
 

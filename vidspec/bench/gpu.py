@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 import torch
 
-from vidspec.batch.compare import decode_rate
 from vidspec.bench.bandwidth import copy_bandwidth
 from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.sizes import Language, engine_of, language
@@ -33,6 +32,7 @@ from vidspec.engine.rows import Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.models import loading
 from vidspec.models.sizes import SIZES, Size
+from vidspec.telling.compare import decode_rate
 
 __all__ = ["Pair", "Timed", "main", "pairs", "timed"]
 

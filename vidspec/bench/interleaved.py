@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import torch
 
 from vidspec._version import __version__
-from vidspec.batch.compare import decode_rate
 from vidspec.bench.peers import PeerFailed
 from vidspec.bench.places import places
 from vidspec.bench.predicted import predicted
 from vidspec.captioner import Captioner
-from vidspec.profiles import Profile
-from vidspec.record import Caption
+from vidspec.profile.profiles import Profile
+from vidspec.telling.compare import decode_rate
+from vidspec.telling.record import Caption
 
 __all__ = ["Contender", "Row", "by_other_draws", "machine", "run", "speed_ups", "summary"]
 

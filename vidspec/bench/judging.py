@@ -11,13 +11,13 @@ import torch
 from vidspec.bench.results import ACCEPTED
 from vidspec.bench.suites import DRAFT
 from vidspec.captioner import Captioner
-from vidspec.decoding.asks import alone
-from vidspec.decoding.trace import Trace
+from vidspec.engine.asks import alone
 from vidspec.engine.forward import Engine
 from vidspec.lossy.metric import accepted_by_target
 from vidspec.models import prompt
 from vidspec.models.base import Prefix
-from vidspec.profiles import Profile
+from vidspec.profile.profiles import Profile
+from vidspec.telling.trace import Trace
 
 __all__ = ["judge"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from vidspec import profiles
 from vidspec.errors import UsageError
+from vidspec.profile import profiles
 
 __all__ = ["parse", "split"]
 
@@ -21,8 +21,8 @@ def parse(label: str) -> tuple[str, dict[str, str]]:
             profile's may where there is one of that name.
 
     Returns:
-        the profile as :func:`vidspec.profiles.load` takes it, and values by dotted key, text as with ``--set``; the
-        profile's schema gives them their types.
+        the profile as :func:`vidspec.profile.profiles.load` takes it, and values by dotted key, text as with ``--set``;
+        the profile's schema gives them their types.
 
     Raises:
         UsageError: no profile, something that is not ``KEY=VALUE``, or one key twice.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vidspec import profiles
 from vidspec.bench import labels
 from vidspec.bench.peers import PEERS, Peer
 from vidspec.captioner import Captioner
@@ -13,6 +12,7 @@ from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.errors import UsageError
 from vidspec.models import loading
 from vidspec.models.base import VideoLanguageModel
+from vidspec.profile import profiles
 from vidspec.registry import rules
 
 __all__ = ["Loaded", "Source", "lossless_profiles", "names_of"]

@@ -16,14 +16,14 @@ from vidspec.bench.interleaved import Contender, Row, by_other_draws, machine, r
 from vidspec.bench.judging import judge
 from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.markdown import markdown
-from vidspec.bench.position_bias import PositionBias
 from vidspec.bench.position_table import biases, block
 from vidspec.bench.results import Results, accepted_shares
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
-from vidspec.profiles import Profile, same
-from vidspec.record import Caption
+from vidspec.profile.profiles import Profile, same
+from vidspec.pruning.position_bias import PositionBias
+from vidspec.telling.record import Caption
 
 __all__ = ["Bench", "Outcome", "fingerprint", "measure"]
 

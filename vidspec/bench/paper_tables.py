@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from vidspec.bench.interleaved import Row
-from vidspec.bench.paper_suites import TABLES
-from vidspec.planning import tables
+from vidspec.papers import tables
+from vidspec.papers.suites import TABLES
 
 __all__ = ["Claim", "claims", "markdown"]
 
@@ -32,11 +32,11 @@ def claims(name: str) -> dict[tuple[str, bool], dict[str, Claim]]:
     """The printed figures of a table on the benchmark that is shown of it.
 
     Args:
-        name: a key of :data:`~vidspec.bench.paper_suites.TABLES`.
+        name: a key of :data:`~vidspec.papers.suites.TABLES`.
 
     Returns:
         claims by the paper's pair of models, by the row's name and whether its target drafts for itself; empty where
-        ``planning/tables`` has no file of this table.
+        ``papers/tables`` has no file of this table.
     """
     table = TABLES[name]
     if table.claims is None:
@@ -56,7 +56,7 @@ def markdown(names: Sequence[str], rows: Sequence[Row], baseline: str) -> str:
     """A table for each of the papers'.
 
     Args:
-        names: keys of :data:`~vidspec.bench.paper_suites.TABLES`.
+        names: keys of :data:`~vidspec.papers.suites.TABLES`.
         rows: of a bench, by label; a row that it has not is left out.
         baseline: the label that the bench's ratios are to.
     """

@@ -16,7 +16,7 @@ from vidspec.bench.results import accepted_shares, restored
 from vidspec.bench.suites import DRAFT
 from vidspec.embedded.scoring import Statement
 from vidspec.errors import OutputError
-from vidspec.record import Caption
+from vidspec.telling.record import Caption
 
 __all__ = [
     "ALONE",

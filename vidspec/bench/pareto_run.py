@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vidspec import profiles
 from vidspec._version import __version__
 from vidspec.bench.interleaved import by_other_draws, machine, run
 from vidspec.bench.judging import judge
@@ -21,11 +20,11 @@ from vidspec.bench.pareto import DRAWN, QUALITY_ONLY
 from vidspec.bench.results import Key, Results, read_results, restored
 from vidspec.bench.suites import DRAFT
 from vidspec.captioner import Captioner
-from vidspec.embedded.evaluate import HELD_OUT_SEED
-from vidspec.embedded.samples import TRUTH, draw, read_truth
+from vidspec.embedded.samples import HELD_OUT_SEED, TRUTH, draw, read_truth
 from vidspec.embedded.scoring import Statement
 from vidspec.errors import UsageError
-from vidspec.record import Caption
+from vidspec.profile import profiles
+from vidspec.telling.record import Caption
 
 __all__ = ["Pareto", "Shown", "measure", "settings", "stripped"]
 

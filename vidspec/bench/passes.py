@@ -14,7 +14,7 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.models.base import Prefix
-from vidspec.planning.gamma import Rounding, window_for
+from vidspec.pace.gamma import Rounding, window_for
 
 __all__ = ["ALPHAS", "MOST_ROWS", "Passes", "at", "measure_passes", "prefilled_at", "recommended"]
 

@@ -14,8 +14,8 @@ from vidspec import video
 from vidspec.bench.steady import Steady
 from vidspec.errors import GenerationError
 from vidspec.models.base import Pixels, Seen, VideoLanguageModel
-from vidspec.profiles import Profile
-from vidspec.record import Caption
+from vidspec.profile.profiles import Profile
+from vidspec.telling.record import Caption
 from vidspec.video.base import Clip
 
 __all__ = ["PEERS", "Batched", "Peer", "PeerFailed", "padded"]

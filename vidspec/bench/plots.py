@@ -10,7 +10,7 @@ from typing import Any
 
 from vidspec.bench.interleaved import Row
 from vidspec.errors import OutputError, UsageError
-from vidspec.record import Caption
+from vidspec.telling.record import Caption
 
 __all__ = ["check", "draw"]
 

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vidspec.bench.position_bias import Pair, PositionBias, mean_bias, position_bias
 from vidspec.captioner import Captioner
-from vidspec.decoding.events import Prefilled
+from vidspec.pruning.position_bias import Pair, PositionBias, mean_bias, position_bias
+from vidspec.telling.events import Prefilled
 
 __all__ = ["biases", "block", "table"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean, median
 
-from vidspec.planning import speed
-from vidspec.record import Caption
+from vidspec.pace import speed
+from vidspec.telling.record import Caption
 
 __all__ = ["predicted"]
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from vidspec.bench.breakdown import OTHER
 from vidspec.bench.passes import MOST_ROWS
 from vidspec.bench.profiled import Profiled, Report
-from vidspec.decoding.trace import KINDS
+from vidspec.telling.trace import KINDS
 
 __all__ = ["CSV_COLUMNS", "csv_rows", "drawn", "markdown", "svg"]
 

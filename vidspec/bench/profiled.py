@@ -16,14 +16,14 @@ from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.memory import Memory, Peak, resident
 from vidspec.bench.passes import ALPHAS, Passes, measure_passes, prefilled_at
 from vidspec.captioner import Captioner
-from vidspec.decoding.asks import alone
-from vidspec.decoding.events import Finished, Prefilled
-from vidspec.decoding.trace import Trace
+from vidspec.engine.asks import alone
 from vidspec.engine.forward import Engine
 from vidspec.errors import UsageError
 from vidspec.models.prompt import Question
-from vidspec.profiles import Profile
-from vidspec.record import Caption
+from vidspec.profile.profiles import Profile
+from vidspec.telling.events import Finished, Prefilled
+from vidspec.telling.record import Caption
+from vidspec.telling.trace import Trace
 
 __all__ = ["Profiled", "Report", "profile_clip"]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from vidspec.bench.likeness import edit_distance, rouge_l
 from vidspec.embedded.scoring import Statement, score
-from vidspec.record import Caption
+from vidspec.telling.record import Caption
 
 __all__ = ["DRAWS", "LEVEL", "Estimate", "Quality", "mean", "median", "quality"]
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from vidspec.decoding.trace import Span, Trace
 from vidspec.errors import OutputError, UsageError
-from vidspec.record import RECORD_KEYS, Caption
+from vidspec.telling.record import RECORD_KEYS, Caption
+from vidspec.telling.trace import Span, Trace
 
 __all__ = ["ACCEPTED", "Key", "Results", "accepted_shares", "read_results", "restored"]
 

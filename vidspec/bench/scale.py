@@ -24,7 +24,7 @@ from vidspec.engine.forward import Engine
 from vidspec.models import loading
 from vidspec.models.base import Prefix, VideoLanguageModel, VisualTokens
 from vidspec.models.random_init import random_model
-from vidspec.planning import speed
+from vidspec.pace import speed
 from vidspec.video import Clip, SourceFacts
 
 __all__ = ["ROWS", "Forecast", "Point", "markdown", "measure_scale", "scale", "synthetic"]

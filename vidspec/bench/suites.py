@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vidspec.bench.paper_suites import TABLES
 from vidspec.errors import UsageError
+from vidspec.papers.suites import TABLES
 from vidspec.registry import nearest
 
 __all__ = ["DRAFT", "PAPERS", "SUITES", "contenders", "papers_of", "suite"]
@@ -55,7 +55,7 @@ def contenders(name: str) -> list[str]:
 
 
 def papers_of(name: str) -> list[str]:
-    """The tables, keys of :data:`~vidspec.bench.paper_suites.TABLES`, that a suite is made of; none of ``pareto``.
+    """The tables, keys of :data:`~vidspec.papers.suites.TABLES`, that a suite is made of; none of ``pareto``.
 
     Raises:
         UsageError: there is none of this name.

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, Protocol, TypeAlias
 
-from vidspec import profiles
 from vidspec.bench import labels
 from vidspec.bench.answering import Worker, foreign
 from vidspec.bench.loaded import Source
@@ -24,7 +23,8 @@ from vidspec.bench.markdown import table
 from vidspec.bench.memory import Watch
 from vidspec.bench.vllm_worker import environment
 from vidspec.errors import UsageError, VidspecError
-from vidspec.profiles import Profile
+from vidspec.profile import profiles
+from vidspec.profile.profiles import Profile
 from vidspec.registry import rules
 
 __all__ = ["PEERS", "Asked", "Measured", "Outcome", "Row", "Throughput", "contenders", "markdown", "measure", "turns"]

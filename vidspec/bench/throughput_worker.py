@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from vidspec import profiles, video
+from vidspec import video
 from vidspec.batch.bulk import Engine, Listener, Tally, execute
 from vidspec.batch.feed import reader_count
 from vidspec.batch.local import outcomes
@@ -34,10 +34,11 @@ from vidspec.bench.answering import answer
 from vidspec.bench.peers import Batched
 from vidspec.bench.steady import Steady
 from vidspec.captioner import Captioner
-from vidspec.decoding.events import Finished, Load, Round
 from vidspec.decoding.serving import Arrival
 from vidspec.models import loading
-from vidspec.profiles import Profile
+from vidspec.profile import profiles
+from vidspec.profile.profiles import Profile
+from vidspec.telling.events import Finished, Load, Round
 from vidspec.video import Clip
 
 __all__ = ["Ours", "Theirs", "folder", "groups", "main"]

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vidspec.batch.compare import first_difference
 from vidspec.captioner import Captioner
-from vidspec.decoding.asks import alone
-from vidspec.decoding.trace import Trace
+from vidspec.engine.asks import alone
 from vidspec.engine.rows import Rows
 from vidspec.models.prompt import Question
+from vidspec.telling.compare import first_difference
+from vidspec.telling.trace import Trace
 
 __all__ = ["EPSILON", "gap"]
 

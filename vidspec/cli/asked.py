@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vidspec.bounds import MANY
 from vidspec.errors import UsageError
+from vidspec.profile.bounds import MANY
 
 if TYPE_CHECKING:
     from vidspec.batch.formats import Format
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vidspec.batch.shards import Shard
     from vidspec.batch.sidecars import Names
     from vidspec.batch.work import Entry, How
-    from vidspec.user_config import Defaults
+    from vidspec.profile.user_config import Defaults
 
 __all__ = [
     "Place",
@@ -133,7 +133,7 @@ def sources_of(given: Any) -> Sources:
 
 def overrides_of(given: Any) -> dict[str, object]:
     """Options and ``--set`` as dotted keys; the same key by both is refused, since neither is the obvious winner."""
-    from vidspec import profiles
+    from vidspec.profile import profiles
 
     overrides: dict[str, object] = {
         key: getattr(given, option) for option, key in KEYS.items() if getattr(given, option) is not None
@@ -154,7 +154,7 @@ def overrides_of(given: Any) -> dict[str, object]:
 
 def _prompt(given: Any) -> str | None:
     if given.style is not None:
-        from vidspec.prompts import style
+        from vidspec.profile.prompts import style
 
         return style(given.style)
     if given.prompt_file is None:

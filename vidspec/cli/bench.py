@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from vidspec.bounds import THREADS
 from vidspec.errors import UsageError
+from vidspec.profile.bounds import THREADS
 
 __all__ = ["app", "counts", "say"]
 

@@ -70,7 +70,7 @@ def caption_all(given: Any) -> int:
     from vidspec.batch.records import Settings
     from vidspec.batch.shards import shard_of
     from vidspec.batch.writers import check_output
-    from vidspec.user_config import PAIRED, read_config, resolve
+    from vidspec.profile.user_config import PAIRED, read_config, resolve
 
     asked.check(given)
     start, end = asked.part_of(given)

@@ -44,7 +44,7 @@ def show(
     from types import SimpleNamespace
 
     from vidspec.cli.asked import KEYS, overrides_of
-    from vidspec.user_config import DEFAULT_PROFILE, read_config, resolve
+    from vidspec.profile.user_config import DEFAULT_PROFILE, read_config, resolve
 
     defaults = read_config()
     nothing = dict.fromkeys([*KEYS, "style", "prompt", "prompt_file"])

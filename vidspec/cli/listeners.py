@@ -11,9 +11,9 @@ from vidspec.batch.bulk import Listener, Tally
 from vidspec.batch.run import Observer
 from vidspec.batch.work import Outcome
 from vidspec.cli.report import failure, note, progress, summary, where_time_went
-from vidspec.decoding.events import Again, Event
 from vidspec.errors import UsageError
-from vidspec.record import Caption
+from vidspec.telling.events import Again, Event
+from vidspec.telling.record import Caption
 
 __all__ = ["Lines", "Notifier", "Restarts", "Traces"]
 
@@ -120,6 +120,6 @@ class Traces(Listener):
         if not self._traces and not self._ended:
             return
         from vidspec.batch.trace_file import write
-        from vidspec.decoding.trace import to_chrome
+        from vidspec.telling.trace import to_chrome
 
         write(self.path, [(path, to_chrome(events)) for path, events in self._traces])

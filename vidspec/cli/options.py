@@ -38,7 +38,7 @@ class EngineName(str, Enum):
 
 def profile_names(incomplete: str) -> list[tuple[str, str]]:
     """For completion: names of profiles and what they are."""
-    from vidspec.profiles import available
+    from vidspec.profile.profiles import available
 
     return [(info.name, info.about) for info in available() if info.name.startswith(incomplete)]
 
@@ -65,7 +65,7 @@ def target_names(incomplete: str) -> list[tuple[str, str]]:
 
 def style_names(incomplete: str) -> list[tuple[str, str]]:
     """For completion: names of prompts and what they say."""
-    from vidspec.prompts import STYLES
+    from vidspec.profile.prompts import STYLES
 
     return [(name, text) for name, text in STYLES.items() if name.startswith(incomplete)]
 

@@ -18,8 +18,8 @@ from vidspec.errors import GenerationError, OutputError, UsageError, VideoError
 if TYPE_CHECKING:
     from vidspec.batch.work import Entry
     from vidspec.captioner import Captioner
-    from vidspec.planning.plan import Plan, Way
-    from vidspec.profiles import Profile
+    from vidspec.choosing.plan import Plan, Way
+    from vidspec.profile.profiles import Profile
 
 __all__ = ["plan"]
 
@@ -79,10 +79,10 @@ def plan(
     vidspec plan clip.mp4 --save fast.yaml
     vidspec plan clips/
     """
-    from vidspec import profiles
     from vidspec.batch import inputs
     from vidspec.cli.asked import batch_of
-    from vidspec.profiles import setting
+    from vidspec.profile import profiles
+    from vidspec.profile.profiles import setting
 
     overrides: dict[str, object] = {"models.device": device, "models.dtype": dtype, "models.threads": threads}
     if target is not None:
@@ -137,7 +137,7 @@ def _planned(captioner: Captioner, entries: Sequence[Entry], tokens: int, batch:
 def _save(profile: Profile, found: Plan, path: Path) -> None:
     import yaml
 
-    from vidspec import profiles
+    from vidspec.profile import profiles
 
     chosen = profiles.override(profile, dict(found.chosen.overrides))
     content = chosen.model_dump(mode="json", exclude_defaults=True)

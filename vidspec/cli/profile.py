@@ -59,7 +59,7 @@ def profile(
 
     vidspec profile clip.mp4 --profiles ar,specvlm,parallelvlm
     """
-    from vidspec.profiles import setting
+    from vidspec.profile.profiles import setting
 
     overrides: dict[str, object] = {}
     for given in settings or ():

@@ -25,7 +25,7 @@ def profiles(
 
     Begin with a recommended one. Exact and parallel ones give the target's own text, loose and lossy ones do not.
     """
-    from vidspec.profiles import GROUPS, RECOMMENDED, available, user_folder
+    from vidspec.profile.profiles import GROUPS, RECOMMENDED, available, user_folder
 
     places = {name: place for place, name in enumerate(RECOMMENDED)}
     found = sorted(available(), key=lambda info: (GROUPS.index(info.group), places.get(info.name, 0)))

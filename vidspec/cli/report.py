@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vidspec.errors import VidspecError
 from vidspec.escaping import one_line, shown
-from vidspec.record import Caption
+from vidspec.telling.record import Caption
 
 if TYPE_CHECKING:
     from vidspec.batch.bulk import Tally

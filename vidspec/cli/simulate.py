@@ -14,10 +14,10 @@ from vidspec.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vidspec.planning.load import Assumed
-    from vidspec.planning.predict import Times
-    from vidspec.planning.tables import Replay
-    from vidspec.planning.whatif import Estimate
+    from vidspec.papers.load import Assumed
+    from vidspec.papers.predict import Times
+    from vidspec.papers.tables import Replay
+    from vidspec.papers.whatif import Estimate
 
 __all__ = ["simulate"]
 
@@ -112,7 +112,7 @@ def simulate(
     if batch is not None:
         if extra := [name for name in said if name not in OF_BATCH | BESIDE_BATCH]:
             raise UsageError(f"--batch brings its own times; leave out {', '.join(extra)}")
-        from vidspec.planning.load import Assumed
+        from vidspec.papers.load import Assumed
 
         assumed = Assumed(
             beta=0.8 if beta is None else _probability(beta),
@@ -131,15 +131,16 @@ def simulate(
     if table is not None:
         if extra := [name for name, value in given.items() if value is not None]:
             raise UsageError(f"--table brings its own figures; leave out {', '.join(extra)}")
-        from vidspec.planning.tables import replay
+        from vidspec.papers.tables import replay
 
         _print_replay(replay(table), form)
         return
     if missing := [name for name, value in given.items() if value is None]:
         raise UsageError(f"missing {', '.join(missing)}", hint="or --table with a paper's table, or --batch")
     assert tp is not None and tq is not None and beta is not None
-    from vidspec.planning.predict import Prefill, Times
-    from vidspec.planning.whatif import pass_times, what_if
+    from vidspec.pace.passes import pass_times
+    from vidspec.papers.predict import Prefill, Times
+    from vidspec.papers.whatif import what_if
 
     _positive("--tq", tq)
     for name, value in (
@@ -172,7 +173,7 @@ def _positive(name: str, value: float, *, zero: bool = False) -> None:
 
 
 def _window(gamma: str) -> int | None:
-    from vidspec.planning.whatif import HIGHEST_GAMMA
+    from vidspec.papers.whatif import HIGHEST_GAMMA
 
     if gamma == "auto":
         return None
@@ -217,7 +218,7 @@ def _share(name: str, value: float) -> float:
 
 
 def _many_clips(batch: str, device: str, pair: str, visual: str, assumed: Assumed, form: Form) -> None:
-    from vidspec.planning.load import DEVICES, PAIRS, WEIGHTS, notes, throughput
+    from vidspec.papers.load import DEVICES, PAIRS, WEIGHTS, notes, throughput
 
     devices = [DEVICES[name] for name in _chosen("--device", device, DEVICES)]
     _chosen("--weights", assumed.weights, WEIGHTS, most=1)
@@ -288,7 +289,7 @@ def _print_timelines(estimates: list[Estimate]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from vidspec.planning.timeline import Glyphs, timeline
+    from vidspec.papers.timeline import Glyphs, timeline
 
     console = Console(highlight=False)
     glyphs = Glyphs() if console.encoding.lower().startswith("utf") else Glyphs.ascii()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from vidspec.decoding.asks import Asks, timed
 from vidspec.decoding.base import Job
-from vidspec.decoding.events import Round
+from vidspec.engine.asks import Asks, timed
 from vidspec.registry import schedules
+from vidspec.telling.events import Round
 
 
 @schedules.register("autoregressive")

@@ -9,15 +9,15 @@ from typing import Protocol
 import torch
 
 from vidspec.acceptance.base import Acceptance, Verdict
-from vidspec.decoding.asks import Asks, Pass
-from vidspec.decoding.events import Origin, Round
 from vidspec.decoding.limits import Limits
-from vidspec.decoding.trace import Trace
 from vidspec.drafting.base import Draft, Drafter
+from vidspec.engine.asks import Asks, Pass
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Passed, Prefill, Rows
 from vidspec.engine.sampling import Sampling, draw
-from vidspec.planning.pace import Window
+from vidspec.pace.pace import Window
+from vidspec.telling.events import Origin, Round
+from vidspec.telling.trace import Trace
 
 __all__ = ["NOTHING", "Job", "Schedule", "Target"]
 

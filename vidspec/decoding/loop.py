@@ -1,6 +1,6 @@
 """Many clips at once: answers what their decodings ask for, so that a pass of a model serves every clip that waits.
 
-It knows clips as generators and asks as :mod:`vidspec.decoding.asks` has them, and neither models nor texts; no torch.
+It knows clips as generators and asks as :mod:`vidspec.engine.asks` has them, and neither models nor texts; no torch.
 
 A turn is one pass. Models that draft go first: only when nobody waits for them any more does the target's turn come,
 and then it verifies the windows of all. No clip can be passed over: it waits for one window of each of the others, and
@@ -9,13 +9,14 @@ for as many rows of their prompts as one pass may have.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Generator, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["Bell", "Done", "Failed", "Loop", "Passing"]
+from vidspec.telling.bell import Bell
+
+__all__ = ["Done", "Failed", "Loop", "Passing"]
 
 #: Rows of prompts in a pass that others wait for.
 SHARED = 512
@@ -45,23 +46,6 @@ class Passing(NamedTuple):
     prompts: int
     seconds: float
     passes: int = 1
-
-
-class Bell:
-    """Wakes a loop that waits; may be rung from any thread."""
-
-    def __init__(self) -> None:
-        self._rung = threading.Event()
-
-    def ring(self) -> None:
-        """Something has arrived."""
-        self._rung.set()
-
-    def wait(self, timeout: float | None) -> bool:
-        """Wait until it is rung, or was since the last wait; at most ``timeout`` seconds. Whether it was."""
-        rung = self._rung.wait(timeout)
-        self._rung.clear()
-        return rung
 
 
 @dataclass(eq=False)

@@ -47,8 +47,8 @@ from vidspec.errors import GenerationError
 from vidspec.registry import schedules
 
 if TYPE_CHECKING:
-    from vidspec.decoding.events import Loosened, Origin
-    from vidspec.planning.base import WindowSize
+    from vidspec.pace.base import WindowSize
+    from vidspec.telling.events import Loosened, Origin
 
 __all__ = ["Mode", "Outcome", "Scheduler", "Settings", "WorkerLost", "WorkerTraceback", "failure"]
 

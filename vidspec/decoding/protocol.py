@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from vidspec.decoding.events import Loosened
+from vidspec.telling.events import Loosened
 
 __all__ = [
     "Abort",

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from vidspec.decoding.counters import count, estimate_speedup, lengths, weights_by_context
-from vidspec.decoding.events import Prefilled, Round
 from vidspec.decoding.limits import ended
-from vidspec.decoding.trace import Trace
 from vidspec.embedded import ships
-from vidspec.record import Caption
+from vidspec.telling.counters import count, estimate_speedup, lengths, weights_by_context
+from vidspec.telling.events import Prefilled, Round
+from vidspec.telling.record import Caption
+from vidspec.telling.trace import Trace
 
 if TYPE_CHECKING:
-    from vidspec.decoding.choosing import Choice
+    from vidspec.decoding.run import Choice
     from vidspec.decoding.setup import Setup
     from vidspec.models.prompt import Question
 

@@ -8,16 +8,16 @@ from typing import Protocol
 import torch
 
 from vidspec.acceptance.base import for_clip
-from vidspec.decoding.asks import Asks, asked, timed
 from vidspec.decoding.base import Job, Target
 from vidspec.decoding.setup import Setup, prefilled
-from vidspec.decoding.trace import Trace
 from vidspec.drafting.base import Drafter
 from vidspec.drafting.opening import Opening
+from vidspec.engine.asks import Asks, asked, timed
 from vidspec.engine.sampling import Sampling
 from vidspec.lossy.engine import kept_per_layer
 from vidspec.models.prompt import Question
 from vidspec.pruning.base import taps_for
+from vidspec.telling.trace import Trace
 
 __all__ = ["Choice", "InTurns", "Run"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from vidspec.decoding.asks import Asks, timed
 from vidspec.decoding.base import Job, origins
-from vidspec.decoding.events import Round
 from vidspec.drafting.base import Learner
+from vidspec.engine.asks import Asks, timed
 from vidspec.registry import schedules
+from vidspec.telling.events import Round
 
 
 @schedules.register("sequential")

@@ -14,12 +14,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from vidspec.decoding.events import Again, Load, Round
-from vidspec.decoding.loop import Bell, Done, Failed, Loop, Passing
-from vidspec.decoding.trace import Trace
+from vidspec.decoding.loop import Done, Failed, Loop, Passing
 from vidspec.engine.device import free_memory, half_the_cores, synchroniser
 from vidspec.errors import GenerationError
-from vidspec.planning.batch import BatchSize
+from vidspec.pace.batch import BatchSize
+from vidspec.telling.bell import Bell
+from vidspec.telling.events import Again, Load, Round
+from vidspec.telling.trace import Trace
 
 if TYPE_CHECKING:
     from vidspec.captioner import Asked, Captioner

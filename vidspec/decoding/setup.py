@@ -7,17 +7,13 @@ from functools import partial
 
 import torch
 
-from vidspec import profiles
 from vidspec.acceptance import base as acceptances
 from vidspec.acceptance.base import Acceptance, Grounded
 from vidspec.acceptance.protect import protected_ids
-from vidspec.decoding.asks import Asks, Look, Read
 from vidspec.decoding.base import Schedule
-from vidspec.decoding.events import Prefilled
 from vidspec.decoding.limits import Limits
-from vidspec.decoding.trace import Trace
 from vidspec.drafting.base import DrafterKind
-from vidspec.drafting.topology import parse_tree
+from vidspec.engine.asks import Asks, Look, Read
 from vidspec.engine.device import free_memory
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Prefill
@@ -29,11 +25,15 @@ from vidspec.lossy.engine import LossyEngine
 from vidspec.models.base import Prefix, VideoLanguageModel
 from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.prompt import Question, read
-from vidspec.planning.pace import Pace
-from vidspec.profiles import Profile
+from vidspec.pace.pace import Pace
+from vidspec.profile import profiles
+from vidspec.profile.profiles import Profile
+from vidspec.profile.tree import parse_tree
 from vidspec.pruning.base import Pruner, configured, signals_of
 from vidspec.pruning.placement import placed
 from vidspec.registry import drafters, lossy, pruners, rules, schedules
+from vidspec.telling.events import Prefilled
+from vidspec.telling.trace import Trace
 
 __all__ = ["ROWS", "Setup", "prefilled"]
 
@@ -58,8 +58,8 @@ class Setup:
     """
 
     profile: Profile
-    target: Engine
-    draft: Engine | None
+    target: Engine[VideoLanguageModel]
+    draft: Engine[VideoLanguageModel] | None
     describe: ImageCaptioner | None
     sampling: Sampling
     acceptance: Acceptance | None
@@ -220,7 +220,7 @@ def _lossless(profile: Profile) -> bool:
     )
 
 
-def _engine(profile: Profile, target: VideoLanguageModel) -> Engine:
+def _engine(profile: Profile, target: VideoLanguageModel) -> Engine[VideoLanguageModel]:
     if not profile.prunes_the_target:
         return Engine(target)
     return LossyEngine(target, lossily(lossy.get(profile.lossy.method), profile.lossy.model_dump()))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 import torch
 
 if TYPE_CHECKING:
-    from vidspec.decoding.asks import Asks
     from vidspec.drafting.opening import Opening
+    from vidspec.engine.asks import Asks
     from vidspec.models.base import Prefix
 
 __all__ = ["Draft", "Drafter", "DrafterKind", "Learner", "RemoteKind"]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from vidspec.decoding.asks import Asks, Continue, Pass
 from vidspec.drafting.base import Draft
+from vidspec.engine.asks import Asks, Continue, Pass
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.engine.sampling import Sampling, draw

@@ -8,11 +8,11 @@ from typing import ClassVar, Literal
 
 import torch
 
-from vidspec.decoding.asks import Asks, Pass
 from vidspec.drafting.base import Draft, Drafter
 from vidspec.drafting.chain import Chain
 from vidspec.drafting.ensemble_weights import Evidence, equal, mixture
 from vidspec.drafting.opening import Opening
+from vidspec.engine.asks import Asks, Pass
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.engine.sampling import Sampling, draw

@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vidspec.decoding.asks import Asks, Read, timed
 from vidspec.drafting.base import Drafter
 from vidspec.drafting.chain import ChainDrafter
-from vidspec.drafting.topology import parse_tree
 from vidspec.drafting.tree import TreeDrafter
+from vidspec.engine.asks import Asks, Read, timed
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Prefill
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ModelError
-from vidspec.models.base import Prefix
+from vidspec.models.base import Prefix, VideoLanguageModel
 from vidspec.models.prompt import Question, read, read_text
+from vidspec.profile.tree import parse_tree
 
 if TYPE_CHECKING:
-    from vidspec.decoding.trace import Trace
     from vidspec.engine.slab import KVSpan
     from vidspec.engine.taps import Taps
-    from vidspec.profiles import Profile
+    from vidspec.profile.profiles import Profile
+    from vidspec.telling.trace import Trace
 
 __all__ = ["Opening"]
 
@@ -55,15 +55,15 @@ class Opening:
     trace: Trace
     tokens: int | None
     kept: torch.Tensor | None
-    draft: Engine | None = None
-    target: Engine | None = None
+    draft: Engine[VideoLanguageModel] | None = None
+    target: Engine[VideoLanguageModel] | None = None
     prefix: Prefix | None = None
     read_by_target: Prefill | None = None
     taps: Taps | None = None
     caption: str | None = None
     _own: Prefix | None = None
 
-    def drafting(self) -> Engine:
+    def drafting(self) -> Engine[VideoLanguageModel]:
         """The draft model's engine."""
         if self.draft is None:
             raise ValueError(f"draft.kind {self.profile.draft.kind} needs a draft model")

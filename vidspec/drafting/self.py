@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from vidspec.decoding.asks import Asks
 from vidspec.drafting.base import Drafter
 from vidspec.drafting.opening import Opening
+from vidspec.engine.asks import Asks
 from vidspec.models.base import Prefix
 from vidspec.registry import drafters
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from vidspec.decoding.asks import Asks
 from vidspec.drafting.base import Drafter
 from vidspec.drafting.opening import Opening
+from vidspec.engine.asks import Asks
 from vidspec.models.base import Prefix
 from vidspec.registry import drafters
 

@@ -17,10 +17,12 @@ from vidspec.embedded.scoring import Statement, truth
 from vidspec.embedded.world import Scene, draw_scene
 from vidspec.errors import OutputError, UsageError
 
-__all__ = ["FPS", "Sample", "draw", "draw_sample", "read_truth", "ship", "shipped"]
+__all__ = ["FPS", "HELD_OUT_SEED", "Sample", "draw", "draw_sample", "read_truth", "ship", "shipped"]
 
 HEIGHT, WIDTH, FPS = 240, 320, 15
 SECONDS = (8, 15)  # the shortest and the longest clip
+#: Scenes are drawn from streams of random numbers; the training stages' streams have the seeds 1, 2 and 3.
+HELD_OUT_SEED = 20_000_000
 TRUTH = "truth.json"
 CLIPS = Path(__file__).resolve().parent / "clips"
 

@@ -10,7 +10,7 @@ import torch
 from vidspec.engine.graphs import Graphs
 from vidspec.engine.slab import Slab
 
-__all__ = ["Attending", "Decoder", "Rotation", "decoder_of", "windows_of"]
+__all__ = ["Attending", "Decoder", "LanguageModel", "Rotation", "decoder_of", "windows_of"]
 
 #: Cosines and sines of a pass, as the decoder that made them takes them.
 Rotation = tuple[torch.Tensor, torch.Tensor]
@@ -64,6 +64,22 @@ class Decoder(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """(R, heads of the vocabulary) behind the final norm."""
         ...
+
+
+class LanguageModel(Protocol):
+    """All that the engine needs to know of a model.
+
+    Attributes:
+        vocabulary: logits are sliced to it.
+    """
+
+    vocabulary: int
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def decoder(self) -> Decoder: ...
 
 
 def windows_of(config: Any) -> tuple[int | None, ...] | None:

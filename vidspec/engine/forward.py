@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Generic
 
 import torch
 from torch.nn import functional as F
+from typing_extensions import TypeVar
 
 from vidspec.engine.attention import Attention
 from vidspec.engine.rows import Passed, Prefill, Prompt, Rows
@@ -14,7 +15,7 @@ from vidspec.engine.slab import KVSpan
 from vidspec.engine.taps import Taps
 
 if TYPE_CHECKING:
-    from vidspec.models.base import VideoLanguageModel
+    from vidspec.engine.decoder import LanguageModel
 
 __all__ = ["CHUNK", "Engine", "Prefilling"]
 
@@ -22,7 +23,11 @@ __all__ = ["CHUNK", "Engine", "Prefilling"]
 CHUNK = 8192
 
 
-class Engine:
+#: The model, of which an engine uses no more than :class:`~vidspec.engine.decoder.LanguageModel` has.
+M = TypeVar("M", bound="LanguageModel", default="LanguageModel", covariant=True)
+
+
+class Engine(Generic[M]):
     """Runs one model; stateless but for the model, whose decoder holds the slab.
 
     Args:
@@ -36,7 +41,7 @@ class Engine:
     chunk: ClassVar[int] = CHUNK
     alone: ClassVar[bool] = False
 
-    def __init__(self, model: VideoLanguageModel) -> None:
+    def __init__(self, model: M) -> None:
         self.model = model
 
     def open(self, room: int, offset: int = 0) -> KVSpan:

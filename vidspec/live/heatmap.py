@@ -55,7 +55,7 @@ def frame_map(
     Rows that do not fit into ``MAX_ROWS`` lines share them, as columns that do not fit into ``width`` do.
 
     Args:
-        grid, cells, kept: as :class:`~vidspec.decoding.events.Prefilled` has them; the grid is not empty.
+        grid, cells, kept: as :class:`~vidspec.telling.events.Prefilled` has them; the grid is not empty.
         width: columns to draw in.
         ascii_only: for terminals without block characters.
     """

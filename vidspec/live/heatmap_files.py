@@ -8,10 +8,10 @@ from pathlib import Path
 
 from vidspec.batch.run import Observer
 from vidspec.batch.writers import check_output
-from vidspec.decoding.events import Event, Load, Opened, Prefilled
 from vidspec.errors import OutputError, UsageError, VidspecError
-from vidspec.profile_schema import Profile
-from vidspec.record import Caption
+from vidspec.profile.schema import Profile
+from vidspec.telling.events import Event, Load, Opened, Prefilled
+from vidspec.telling.record import Caption
 
 __all__ = ["HeatmapFiles", "check_heatmap"]
 

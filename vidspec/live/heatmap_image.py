@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from vidspec.bench.position_bias import Pair, frame_shares, position_bias, rasters
+from vidspec.pruning.position_bias import Pair, frame_shares, position_bias, rasters
 
 __all__ = ["heatmap_image", "kept_mask"]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from vidspec.decoding.events import Round
-from vidspec.planning.timeline import ACCEPTED, LANE, WAITING, WASTED, Glyphs
+from vidspec.papers.timeline import ACCEPTED, LANE, WAITING, WASTED, Glyphs
+from vidspec.telling.events import Round
 
 __all__ = ["ROUNDS", "lanes"]
 

@@ -14,11 +14,11 @@ from rich.text import Text
 
 from vidspec.batch.bulk import Tally, duration
 from vidspec.batch.work import Outcome
-from vidspec.decoding.events import Load
 from vidspec.live.clip_lines import clip_lines, headings
 from vidspec.live.panel import LivePanel, flowed, render
 from vidspec.live.state import PanelState
-from vidspec.record import Caption
+from vidspec.telling.events import Load
+from vidspec.telling.record import Caption
 
 __all__ = ["BulkPanel", "bar", "overall"]
 

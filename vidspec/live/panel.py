@@ -13,13 +13,13 @@ from rich.panel import Panel
 from rich.text import Text
 
 from vidspec.batch.run import Observer
-from vidspec.decoding.events import Event, Finished, Origin
 from vidspec.escaping import one_line, shown
 from vidspec.live.heatmap import frame_map, heatmap
 from vidspec.live.lanes import lanes
 from vidspec.live.sparkline import weight_lines
 from vidspec.live.state import PanelState, estimate_speedup
-from vidspec.record import Caption
+from vidspec.telling.events import Event, Finished, Origin
+from vidspec.telling.record import Caption
 
 if TYPE_CHECKING:
     from typing_extensions import Self

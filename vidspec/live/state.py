@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vidspec.decoding.counters import estimate_speedup, weights_by_context
-from vidspec.decoding.events import Again, Event, Finished, Opened, Origin, Prefilled, Round
-from vidspec.record import Caption
+from vidspec.telling.counters import estimate_speedup, weights_by_context
+from vidspec.telling.events import Again, Event, Finished, Opened, Origin, Prefilled, Round
+from vidspec.telling.record import Caption
 
 __all__ = ["PanelState", "estimate_speedup"]
 

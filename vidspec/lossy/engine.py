@@ -71,7 +71,7 @@ def kept_per_layer(span: KVSpan) -> tuple[int, ...]:
     return span.kept if isinstance(span, _Sequence) else ()
 
 
-class LossyEngine(Engine):
+class LossyEngine(Engine[VideoLanguageModel]):
     """Runs a pruned target, one sequence and one token at a time: for plain decoding.
 
     Args:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from vidspec.engine.decoder import LanguageModel
+
 if TYPE_CHECKING:
-    from vidspec.engine.decoder import Decoder
     from vidspec.video import Clip
 
 __all__ = ["Pixels", "Prefix", "Seen", "VideoLanguageModel", "VisualTokens"]
@@ -156,7 +157,7 @@ class Prefix:
         )
 
 
-class VideoLanguageModel(Protocol):
+class VideoLanguageModel(LanguageModel, Protocol):
     """One loaded model of one family: preprocessing, vision tower, prompt and language model."""
 
     name: str
@@ -164,19 +165,12 @@ class VideoLanguageModel(Protocol):
     family: str
     tokenizer: Any
     eos: frozenset[int]
-    vocabulary: int  # logits are sliced to it
-
-    @property
-    def device(self) -> torch.device: ...
 
     @property
     def dtype(self) -> torch.dtype: ...
 
     @property
     def layers(self) -> int: ...
-
-    @property
-    def decoder(self) -> Decoder: ...
 
     def visual_tokens(self, frames: int, height: int, width: int) -> int:
         """At least how many visual tokens a clip of so many frames makes."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from vidspec.decoding.asks import Asks, Pass, Read
+from vidspec.engine.asks import Asks, Pass, Read
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.errors import DeviceError, ModelError
@@ -24,6 +24,7 @@ from vidspec.models.hub import is_local, patient, show_downloads
 from vidspec.models.loading import SAFE, Placement, check_kernels, unloadable
 
 if TYPE_CHECKING:
+    from vidspec.models.base import VideoLanguageModel
     from vidspec.video import Clip
 
 __all__ = ["DraftCaptioner", "HubCaptioner", "ImageCaptioner", "first_sentence", "load", "middle_frame"]
@@ -66,7 +67,7 @@ class DraftCaptioner:
         engine: the draft model's.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine[VideoLanguageModel]) -> None:
         self.engine = engine
 
     @property

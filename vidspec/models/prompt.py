@@ -6,11 +6,11 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from vidspec.decoding.asks import Asks, Lane, Look, timed
+from vidspec.engine.asks import Asks, Lane, Look, timed
 from vidspec.models.base import Pixels, Prefix, Seen, VideoLanguageModel
 
 if TYPE_CHECKING:
-    from vidspec.decoding.trace import Trace
+    from vidspec.telling.trace import Trace
     from vidspec.video import Clip
 
 __all__ = ["Question", "read", "read_text"]

@@ -1,4 +1,4 @@
-"""The types that pass through vidspec.video: Index, Clip, SourceFacts, Decoder. Opens no file and decodes nothing."""
+"""The types that pass through vidspec.video: Index, Clip, Decoder. Opens no file and decodes nothing."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidspec.errors import UsageError
+from vidspec.telling.source import SourceFacts
 
-__all__ = ["Clip", "Damage", "Decoder", "Frame", "Index", "NotDelivered", "SourceFacts", "Turn", "format_seconds"]
+__all__ = ["Clip", "Damage", "Decoder", "Frame", "Index", "NotDelivered", "Turn", "format_seconds"]
 
 Frame = NDArray[np.uint8]
 """One picture, upright: (height, width, 3), uint8, RGB."""
@@ -35,30 +36,6 @@ class Turn:
     def size(self, width: int, height: int) -> tuple[int, int]:
         """(width, height) of an upright picture coded as ``width`` x ``height``."""
         return (height, width) if self.degrees % 180 else (width, height)
-
-
-@dataclass(frozen=True)
-class SourceFacts:
-    """What is known of the file a clip came from.
-
-    ``width`` and ``height`` are those of an upright frame before ``max_pixels``; pixels that are not square stay so.
-    ``rotation`` is what was applied, in degrees counter-clockwise (0, 90, 180, 270). ``fps`` is the mean rate.
-    ``frame_count`` counts the frames that can be delivered. ``decoder`` is the one that delivered: decord, av or nvdec.
-    ``damage`` says what of the file is missing or could not be decoded; empty unless damage was allowed.
-    """
-
-    path: str
-    duration_s: float
-    width: int
-    height: int
-    codec: str
-    container: str
-    fps: float
-    variable_fps: bool
-    rotation: int
-    frame_count: int
-    decoder: str
-    damage: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from vidspec import memory
 from vidspec.errors import UsageError, VideoError
+from vidspec.telling.source import SourceFacts
 from vidspec.video import decode_decord, sample
-from vidspec.video.base import Clip, Decoder, Index, NotDelivered, SourceFacts, check_seconds, format_seconds
+from vidspec.video.base import Clip, Decoder, Index, NotDelivered, check_seconds, format_seconds
 from vidspec.video.decode_av import AvDecoder
 from vidspec.video.decode_nvdec import NvdecDecoder
 from vidspec.video.probing import decord_doubt, index_by_decoding, probe, too_large

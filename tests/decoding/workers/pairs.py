@@ -6,10 +6,10 @@ import time
 from functools import cache
 
 from decoding import checkpoints
-from vidspec import profiles
 from vidspec.captioner import Captioner
 from vidspec.decoding.serving import Arrival
 from vidspec.embedded.samples import shipped
+from vidspec.profile import profiles
 
 CLIPS = {path.stem: path for path in shipped()}
 CLIP = CLIPS["one-object"]

@@ -15,11 +15,9 @@ from scipy.stats import chisquare
 from decoding.toys import ToyEngine, blend, random_table
 from vidspec.acceptance.base import Verdict
 from vidspec.acceptance.exact import Exact
-from vidspec.decoding.asks import alone
 from vidspec.decoding.base import Target
 from vidspec.decoding.parallel import Scheduler, Settings
 from vidspec.decoding.protocol import Abort, Failed, PrefillDraft, Propose, Proposed, Ready, Rollback
-from vidspec.decoding.trace import Trace
 from vidspec.decoding.workers.messages import Spans
 from vidspec.decoding.workers.process import _launching
 from vidspec.decoding.workers.pulse import Pulse
@@ -27,8 +25,10 @@ from vidspec.decoding.workers.remote import RemoteDraft
 from vidspec.decoding.workers.run import rounds
 from vidspec.decoding.workers.target import TargetSide
 from vidspec.decoding.workers.text import DraftText
+from vidspec.engine.asks import alone
 from vidspec.engine.sampling import Sampling, draw
-from vidspec.planning.gamma import FixedGamma
+from vidspec.pace.gamma import FixedGamma
+from vidspec.telling.trace import Trace
 
 VOCABULARY, EOS, LENGTH = 3, 2, 5
 TARGET = random_table(11, VOCABULARY, 1.2)

@@ -10,20 +10,20 @@ import pytest
 import torch
 
 from decoding.workers.pairs import CLIP, CLIPS, Pairs, Waiting, gone
-from vidspec import profiles
 from vidspec.captioner import Captioner
-from vidspec.decoding.asks import overheard
-from vidspec.decoding.choosing import TURNS
-from vidspec.decoding.events import Finished, Prefilled, Round
+from vidspec.choosing.schedule import TURNS
 from vidspec.decoding.protocol import Abort
 from vidspec.decoding.run import InTurns
-from vidspec.decoding.trace import to_chrome
 from vidspec.decoding.workers import process as processes
 from vidspec.decoding.workers import remote
 from vidspec.decoding.workers.messages import Order
 from vidspec.decoding.workers.run import SideBySide
 from vidspec.decoding.workers.slot import DraftSlot
+from vidspec.engine.asks import overheard
 from vidspec.models import loading
+from vidspec.profile import profiles
+from vidspec.telling.events import Finished, Prefilled, Round
+from vidspec.telling.trace import to_chrome
 
 
 @pytest.fixture(scope="module")

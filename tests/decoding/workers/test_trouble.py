@@ -15,17 +15,17 @@ import pytest
 
 from decoding import checkpoints
 from decoding.workers.pairs import CLIP, CLIPS, Pairs, Waiting, gone
-from vidspec import profiles
+from training.architecture import build_tokenizer
 from vidspec.cli.app import run
 from vidspec.decoding.base import Target
-from vidspec.decoding.events import Again, Finished, Prefilled, Round
 from vidspec.decoding.parallel import WorkerLost
 from vidspec.decoding.protocol import Rollback
 from vidspec.decoding.workers import frames
 from vidspec.decoding.workers.slot import DraftSlot
-from vidspec.embedded.architecture import build_tokenizer
 from vidspec.errors import GenerationError, ModelError
 from vidspec.models import loading
+from vidspec.profile import profiles
+from vidspec.telling.events import Again, Finished, Prefilled, Round
 
 KILLS = int(os.environ.get("VIDSPEC_KILLS", "3"))
 
@@ -226,7 +226,7 @@ def test_ctrl_c_cannot_reach_the_draft_even_while_it_starts(pairs):
 BEGIN = """
 import sys
 import time
-from vidspec import profiles
+from vidspec.profile import profiles
 from vidspec.captioner import Captioner
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.models.loading import placement

@@ -16,9 +16,7 @@ import torch
 
 from vidspec import video
 from vidspec.decoding import loop
-from vidspec.decoding.asks import Asks, asked, timed
 from vidspec.decoding.protocol import Abort, DraftMessage, Failed, PrefillDraft, Propose, Proposed, Ready, Rollback
-from vidspec.decoding.trace import Trace
 from vidspec.decoding.workers.frames import copied
 from vidspec.decoding.workers.messages import (
     Answer,
@@ -33,14 +31,17 @@ from vidspec.decoding.workers.messages import (
 )
 from vidspec.decoding.workers.text import DraftText
 from vidspec.drafting.opening import Opening
+from vidspec.engine.asks import Asks, asked, timed
 from vidspec.engine.device import synchroniser
 from vidspec.engine.forward import Engine
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import VidspecError
 from vidspec.models import loading
+from vidspec.models.base import VideoLanguageModel
 from vidspec.models.identity import identity
 from vidspec.models.prompt import Question
 from vidspec.registry import drafters
+from vidspec.telling.trace import Trace
 
 __all__ = ["DraftClip", "DraftWorker", "serve"]
 
@@ -53,7 +54,7 @@ class DraftClip:
         engine: the drafting model.
     """
 
-    def __init__(self, order: OpenClip, engine: Engine) -> None:
+    def __init__(self, order: OpenClip, engine: Engine[VideoLanguageModel]) -> None:
         self.number, self.engine = order.clip, engine
         self.trace = Trace(synchroniser(engine.model.device))
         self.opening = Opening(
@@ -146,7 +147,7 @@ class DraftWorker:
         send: to the other process.
     """
 
-    def __init__(self, engine: Engine, send: Callable[[object], None]) -> None:
+    def __init__(self, engine: Engine[VideoLanguageModel], send: Callable[[object], None]) -> None:
         self.engine, self.send = engine, send
         synchronise = synchroniser(engine.model.device)
 

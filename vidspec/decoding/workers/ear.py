@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, TypeAlias
 
-from vidspec.decoding.loop import Bell
 from vidspec.decoding.protocol import Result
 from vidspec.decoding.workers.messages import Spans
+from vidspec.telling.bell import Bell
 
 __all__ = ["Ear", "Heard"]
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from vidspec.decoding.protocol import DraftMessage, Result
 
 if TYPE_CHECKING:
-    from vidspec.decoding.trace import Span
     from vidspec.models.identity import Identity
     from vidspec.models.loading import Placement
-    from vidspec.profiles import Profile
+    from vidspec.profile.profiles import Profile
+    from vidspec.telling.trace import Span
 
 __all__ = ["Answer", "CloseClip", "Loaded", "OpenClip", "Order", "Spans", "Start", "Taken", "Unloadable"]
 

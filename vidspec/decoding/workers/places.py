@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from vidspec.models import loading
-from vidspec.profiles import Profile
+from vidspec.profile.profiles import Profile
 
 __all__ = ["beside_target", "two_workers"]
 

@@ -38,7 +38,7 @@ from vidspec.decoding.workers.pulse import Pulse
 from vidspec.errors import ModelError
 from vidspec.models.identity import Identity
 from vidspec.models.prompt import Question
-from vidspec.profiles import Profile
+from vidspec.profile.profiles import Profile
 
 __all__ = ["DraftProcess"]
 

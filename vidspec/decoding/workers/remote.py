@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from vidspec.decoding.asks import Asks, Hear
 from vidspec.decoding.protocol import DraftMessage, Failed, PrefillDraft, Result
-from vidspec.decoding.trace import Trace
 from vidspec.decoding.workers.ear import Ear, Heard
 from vidspec.decoding.workers.messages import Spans
 from vidspec.decoding.workers.process import DraftProcess
 from vidspec.decoding.workers.pulse import PATIENCE
+from vidspec.engine.asks import Asks, Hear
+from vidspec.telling.trace import Trace
 
 __all__ = ["RemoteDraft"]
 

@@ -8,23 +8,23 @@ from typing import Any
 
 import torch
 
-from vidspec.decoding.asks import Asks, timed
 from vidspec.decoding.base import Target
-from vidspec.decoding.events import Prefilled, Round
 from vidspec.decoding.parallel import Outcome, Scheduler, Settings, WorkerLost
 from vidspec.decoding.protocol import Kept, PrefillTarget, Send, TargetMessage, Verify
 from vidspec.decoding.run import Choice
 from vidspec.decoding.setup import ROWS, Setup, prefilled
-from vidspec.decoding.trace import Trace
 from vidspec.decoding.workers.messages import Spans
 from vidspec.decoding.workers.remote import RemoteDraft
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.decoding.workers.target import Publish, TargetSide
+from vidspec.engine.asks import Asks, timed
 from vidspec.models.base import Prefix
 from vidspec.models.prompt import Question
-from vidspec.planning.base import WindowSize
-from vidspec.planning.gamma import AutoGamma, FixedGamma
+from vidspec.pace.base import WindowSize
+from vidspec.pace.gamma import AutoGamma, FixedGamma
 from vidspec.pruning.base import taps_for
+from vidspec.telling.events import Prefilled, Round
+from vidspec.telling.trace import Trace
 
 __all__ = ["SideBySide", "rounds"]
 

@@ -15,7 +15,7 @@ from vidspec.decoding.workers.pulse import PATIENCE
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.identity import Identity, agree, check_sight, identity
 from vidspec.models.loading import Placement
-from vidspec.profiles import Profile
+from vidspec.profile.profiles import Profile
 
 __all__ = ["DraftSlot", "split_threads"]
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 
 from vidspec.acceptance.base import Acceptance, for_clip
-from vidspec.decoding.asks import Asks, timed
 from vidspec.decoding.base import Target
 from vidspec.decoding.protocol import Ready, TargetMessage, Verdict, Verify
-from vidspec.decoding.trace import Trace
 from vidspec.drafting.base import Draft
+from vidspec.engine.asks import Asks, timed
+from vidspec.telling.trace import Trace
 
 __all__ = ["Publish", "TargetSide"]
 

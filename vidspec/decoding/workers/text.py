@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vidspec.decoding.asks import Asks, Continue
+from vidspec.engine.asks import Asks, Continue
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Prefill
 

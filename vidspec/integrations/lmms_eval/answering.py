@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vidspec import profiles
 from vidspec.captioner import Asked, Captioner
 from vidspec.integrations.lmms_eval.arguments import wanted
 from vidspec.integrations.lmms_eval.visuals import shown
-from vidspec.record import Caption
+from vidspec.profile import profiles
+from vidspec.telling.record import Caption
 
 __all__ = ["Answering", "Totals"]
 

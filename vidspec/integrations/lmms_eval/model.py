@@ -19,7 +19,7 @@ from vidspec.captioner import Captioner
 from vidspec.errors import GenerationError, UsageError, VideoError, VidspecError
 from vidspec.integrations.lmms_eval.answering import Answering, Totals
 from vidspec.integrations.lmms_eval.arguments import overrides_of
-from vidspec.record import Caption
+from vidspec.telling.record import Caption
 
 __all__ = ["Vidspec"]
 

@@ -9,7 +9,7 @@ import numpy as np
 from PIL.Image import Image
 
 from vidspec.errors import UsageError
-from vidspec.profile_sections import VideoSection
+from vidspec.profile.sections import VideoSection
 from vidspec.video import Clip, SourceFacts
 from vidspec.video.resize import fitted, resized
 from vidspec.video.sample import uniform

@@ -1,0 +1,109 @@
+"""Imports between the rooms of the package point one way."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "vidspec"
+#: The rooms from the ground up; one may import what stands before its own line, and itself.
+ORDER = (
+    ("errors", "escaping", "memory", "_version"),
+    ("telling",),
+    ("registry",),
+    ("embedded",),
+    ("video", "engine"),
+    ("models",),
+    ("pruning",),
+    ("profile",),
+    ("drafting", "lossy", "pace"),
+    ("acceptance",),
+    ("decoding",),
+    ("choosing",),
+    ("captioner",),
+    ("integrations", "live", "batch", "bench"),
+    ("papers",),
+    ("cli",),
+    ("__init__", "__main__"),
+)
+LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
+#: What is loaded when a name is first asked for, so that importing the package loads nothing.
+LAZY = {"captioner"}
+
+
+def room(path: Path) -> str:
+    """The folder below the package, or the module beside the folders."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[tuple[int, str]]:
+    """Line and room of every import of the package in a file: inside functions and for types too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            name = ".".join(path.relative_to(PACKAGE.parent).parts[: -node.level]) + (f".{node.module or ''}")
+            modules = [name.rstrip(".")] if node.module else [f"{name}{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules = [f"vidspec.{alias.name}" for alias in node.names] if node.module == "vidspec" else [node.module]
+        elif isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        else:
+            continue
+        for module in modules:
+            if module.startswith("vidspec."):
+                found.add((node.lineno, module.split(".")[1]))
+    return found
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def test_every_room_has_its_place():
+    rooms = {room(path) for path in FILES}
+    assert rooms == set(LEVEL)
+
+
+@pytest.mark.parametrize("name", sorted({room(path) for path in FILES}))
+def test_imports_point_down(name):
+    wrong = [
+        f"{path.relative_to(PACKAGE.parent)}:{line} imports {other}"
+        for path in FILES
+        if room(path) == name
+        for line, other in sorted(imported(path))
+        if other != name and LEVEL.get(other, -1) >= LEVEL[name]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_module_imports_itself_through_others():
+    graph = defaultdict(set)
+    names = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in FILES}
+    for name, path in names.items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:  # what runs when it is imported
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    whole = f"{node.module}.{alias.name}"
+                    graph[name].add(whole if whole in names else node.module)
+    done: set[str] = set()
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        assert name not in above, " -> ".join((*above[above.index(name) :], name))
+        if name not in done:
+            for other in graph[name] & names.keys():
+                visit(other, (*above, name))
+            done.add(name)
+
+    for name in names:
+        visit(name, ())
+
+
+def test_a_wrong_import_is_found(tmp_path, monkeypatch):
+    import test_rooms
+
+    package = tmp_path / "vidspec"
+    (package / "engine").mkdir(parents=True)
+    file = package / "engine" / "rows.py"
+    file.write_text("def late():\n    from vidspec.decoding import loop\n    from ..models import base\n")
+    monkeypatch.setattr(test_rooms, "PACKAGE", package)
+    assert test_rooms.imported(file) == {(2, "decoding"), (3, "models")}

@@ -1,0 +1,369 @@
+"""``schedule: plan``: drafter, pruning, window and schedule are chosen by measurement, among what is lossless.
+
+A clip that is captioned alone and is the first is decoded in turns with the whole video shown to the draft, for it may
+be the only one. The next, or the first of several at once, begins the same. After a few tokens its own beginning serves
+as the test of every drafter at hand (:mod:`vidspec.choosing.trial`), the speed model ranks what can be built from them
+(:mod:`vidspec.choosing.plan`), and the clip goes on with the best that drafts in turns. Later clips take the chosen
+way from their start. Whether the parallel schedule keeps its promise depends on what two workers take from each other,
+so it is tried on whole clips, and what was faster there stays.
+
+Where several clips may be decoded at once, the first one is measured without company and packed passes are timed on
+copies of it; then way and number of clips are chosen together. The times of whole clips say nothing in company, where
+each waits for the others: there the parallel schedule is taken only where the draft has an accelerator of its own (the
+other cores of a CPU look at coming clips) and the model expects clearly more of it. What was chosen stays for the run,
+until a clip that nobody accompanies is quite different; a clip in flight keeps its way. Texts that are too short to
+judge drafters by are taken for a shorter beginning, and if that does not help either all go on as the first began.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from vidspec.choosing.plan import Conditions, Drafting, Plan, Way, decide, decide_folder, favoured, folder, ways
+from vidspec.choosing.trial import Trial, candidates
+from vidspec.decoding.run import Choice, InTurns, Run
+from vidspec.decoding.setup import Setup
+from vidspec.decoding.workers.run import SideBySide
+from vidspec.decoding.workers.slot import DraftSlot
+from vidspec.engine.asks import Asks, overheard
+from vidspec.models.base import VideoLanguageModel
+from vidspec.models.prompt import Question
+from vidspec.pace.batch import SIZES
+from vidspec.pace.pace import Pace
+from vidspec.profile import profiles
+from vidspec.profile.profiles import Profile
+from vidspec.telling.events import Prefilled, Round
+from vidspec.telling.trace import Trace
+
+__all__ = ["Planner", "beginning"]
+
+#: Tokens of the first clip that are emitted before the drafters are judged by them, and how long a text is taken to be.
+BEGINNING, EXPECTED = 32, 128
+#: The parallel schedule is tried where at least this share of the best end-to-end speed-up is expected of it, ...
+PROMISING = 0.9
+#: ... on so many clips, and so many go in turns for comparison.
+SAMPLES = 2
+#: In company it is not tried, and has to promise so many times the clips per second of the best in turns.
+CLEARLY = 1.25
+#: A clip that differs in pixels by more than this factor is measured anew.
+ALIKE = 2.0
+#: Where several clips may be decoded at once: the shortest beginning, and how many may end before theirs does.
+SHORTEST, SHORT = 8, 2
+
+
+def beginning(profile: Profile) -> Profile:
+    """The profile a plan begins with: in turns, the whole video, an adaptive window."""
+    overrides: dict[str, object] = {"schedule.kind": "sequential", "draft.gamma": "auto"}
+    if not profile.drafts_with_a_model:
+        overrides |= {"draft.kind": "self", "prune.method": "uniform", "prune.alpha": 0.9}
+    return profiles.override(profile, overrides)
+
+
+class _Found(NamedTuple):
+    """What a trial found, for runs that allow ``batch`` clips at once, of which ``most`` fit into memory."""
+
+    drafts: tuple[Drafting, ...]
+    conditions: Conditions
+    facts: Mapping[str, Any]
+    batch: int | None
+    most: int
+
+    def tells(self, batch: int | None) -> bool:
+        """Whether it is enough for runs that allow so many; None stands for any number."""
+        return batch == 1 or self.batch is None or (batch is not None and batch <= self.batch)
+
+
+class Planner:
+    """What was learned from the clips so far, and the next clip's run.
+
+    Args:
+        profile: whose schedule is ``plan``.
+        target, draft: loaded models; the draft is None where the target drafts for itself.
+        slot: the draft's process; None where two workers make no sense.
+
+    Attributes:
+        plan: the last measurement's outcome; None before there is one.
+        pace: chooses the windows of all clips that draft in turns.
+        beginning: tokens of a clip that are emitted before the drafters are judged by them.
+    """
+
+    def __init__(
+        self, profile: Profile, target: VideoLanguageModel, draft: VideoLanguageModel | None, slot: DraftSlot | None
+    ) -> None:
+        self.profile, self.target, self.draft, self.slot = profile, target, draft, slot
+        self.starting = Setup.of(beginning(profile), target, draft, None)
+        self.candidates = candidates(self.starting)
+        needs = self.starting.needs.union(*(one.setup.needs for one in self.candidates))
+        self.starting = replace(self.starting, needs=needs)
+        self.forget()
+
+    def forget(self) -> None:
+        """As before the first clip."""
+        self.beginning = BEGINNING
+        self.plan: Plan | None = None
+        self._batch: int | None = 1  # what the plan is for
+        self._found: _Found | None = None
+        self._setups: dict[str, Setup] = {}
+        self._trials: dict[str, list[float]] = {}
+        self._pixels = 0
+        self._lengths: list[int] = []
+        self._short = 0
+        #: Whether it pays to measure: of a clip that stays the only one it does not.
+        self.worthwhile = False
+        self._measuring = False
+        self._taught = ""
+        self.pace = Pace()
+        self.starting = replace(self.starting, pace=self.pace)
+
+    def most(self, batch: int | None) -> int | None:
+        """How many clips at once, of ``batch`` allowed; None where that is to be chosen and nothing was measured."""
+        plan = self._plan(batch)
+        if self._measuring or (plan is None and not self._resigned(batch)):
+            return 1
+        return batch if batch is not None or plan is None else plan.chosen.batch
+
+    def run(self, path: str, question: Question, trace: Trace, batch: int | None = 1, company: bool = False) -> Run:
+        """The next clip.
+
+        Args:
+            path, question: the clip.
+            trace: where everything is timed.
+            batch: how many clips at once the run allows, None to choose.
+            company: whether others are in flight now.
+        """
+        pixels, plan = question.clip.frames.size, self._plan(batch)
+        alike = plan is not None and 1 / ALIKE <= pixels / (self._pixels or pixels) <= ALIKE
+        if not (alike or company or (plan is None and self._resigned(batch))):
+            if batch == 1 and not self.worthwhile:
+                self.worthwhile = True
+                run = InTurns(self.starting, path, question, trace)
+                run.choice = Choice("sequential", "the first clip, of which nobody knows whether others follow")
+                return run
+            self._pixels = pixels
+            return _Beginning(self, InTurns(self.starting, path, question, trace, keep=True), batch)
+        if plan is None:
+            run = InTurns(self.starting, path, question, trace)
+            run.choice = Choice(
+                "sequential", "nothing was measured: the first texts are too short to judge drafters by"
+            )
+            return run
+        way = self._next(plan) if batch == 1 else plan.chosen
+        setup = self._setup(way)
+        if way.schedule == "parallel" and self.slot is not None:
+            return _Counted(self, way, SideBySide(setup, path, question, trace, self.slot), trace, batch)
+        return _Counted(self, way, InTurns(setup, path, question, trace), trace, batch)
+
+    @property
+    def expected(self) -> int:
+        """How long a text is taken to be, in tokens."""
+        most = self.profile.generate.max_new_tokens
+        return min(most, round(statistics.fmean(self._lengths)) if self._lengths else EXPECTED)
+
+    def settle(self, trial: Trial, conditions: Conditions, batch: int | None = 1) -> Plan:
+        """Rank what a trial found, for runs that allow so many clips at once."""
+        self._found = _Found(tuple(trial.drafts), conditions, trial.facts(), batch, trial.most)
+        self._setups, self._trials, self._short = {}, {}, 0
+        self._taught = ""
+        plan = self._decide(self._found, batch)
+        if self.slot is not None and batch == 1 and self._next(plan).schedule == "parallel":
+            self.slot.start()
+        return plan
+
+    def _plan(self, batch: int | None) -> Plan | None:
+        """The plan for runs that allow so many clips at once, if what was measured tells."""
+        if self.plan is None or batch == self._batch:
+            return self.plan
+        if self._found is None or not self._found.tells(batch):
+            return None
+        return self._decide(self._found, batch)
+
+    def _decide(self, found: _Found, batch: int | None) -> Plan:
+        if batch == 1:
+            ranked = ways(found.drafts, found.conditions)
+            chosen, why = decide(ranked)
+        else:
+            at_once = [n for n in (1, 2, *SIZES) if n <= found.most] if batch is None else [min(batch, found.most)]
+            ranked = self._in_company(folder(found.drafts, found.conditions, at_once))
+            chosen, why = decide_folder(ranked)
+        self._batch, self.plan = batch, Plan(tuple(ranked), chosen, why, found.facts)
+        return self.plan
+
+    def _in_company(self, found: Sequence[Way]) -> list[Way]:
+        """Without the parallel schedule, where two workers share a device or it does not promise clearly more."""
+        device, slot = self.target.device, self.slot
+        own = slot is not None and "cpu" not in (device.type, slot.device.type) and slot.device != device
+        best: dict[int, float] = {}
+        for way in found:
+            if way.schedule != "parallel":
+                best[way.batch] = max(best.get(way.batch, 0.0), way.clips_per_s or 0.0)
+        return [
+            way
+            for way in found
+            if way.schedule != "parallel" or (own and (way.clips_per_s or 0.0) > CLEARLY * best[way.batch])
+        ]
+
+    def _resigned(self, batch: int | None) -> bool:
+        """Whether clips in company are begun without a plan, as their texts are too short for one."""
+        return batch != 1 and self._short >= SHORT
+
+    def finished(self, way: Way, seconds: float, tokens: int, batch: int | None = 1) -> None:
+        """A clip is done; its cost is per token, the prompt counting as what plain decoding would give meanwhile."""
+        self._lengths.append(tokens)
+        if self._found is not None and batch == 1:
+            found = self._found.conditions
+            worth = tokens + found.first / found.verify(1)
+            self._trials.setdefault(way.label, []).append(seconds / worth)
+
+    def ended(self, tokens: int, batch: int | None, *, measured: bool) -> None:
+        """A clip is done that was begun to be measured."""
+        self._lengths.append(tokens)
+        if not measured and batch != 1:
+            self._short += 1
+            self.beginning = max(SHORTEST, min(self.beginning, tokens // 2))
+
+    def _next(self, plan: Plan) -> Way:
+        """The chosen way, unless the parallel schedule's promise is being tested against the best in turns."""
+        turns = favoured([way for way in plan.ways if way.schedule != "parallel"])
+        parallel = [way for way in plan.ways if way.schedule == "parallel"]
+        beside = favoured(parallel) if parallel else None
+        if beside is None or beside.end_to_end < PROMISING * plan.chosen.end_to_end or beside.end_to_end < 1:
+            return plan.chosen
+        costs = {way.label: self._trials.get(way.label, []) for way in (beside, turns)}
+        if len(costs[beside.label]) < SAMPLES:
+            return beside
+        if len(costs[turns.label]) < SAMPLES:
+            return turns
+        chosen = min((turns, beside), key=lambda way: min(costs[way.label]))
+        if len(costs[beside.label]) == SAMPLES and "measured" not in plan.why:
+            rates = [1 / min(costs[way.label]) for way in (beside, turns)]
+            why = (
+                f"{chosen.label}: {rates[0]:.0f} tokens/s end to end were measured at the same time, "
+                f"{rates[1]:.0f} in turns"
+            )
+            self.plan = replace(plan, chosen=chosen, why=why)
+        return chosen
+
+    def _setup(self, way: Way) -> Setup:
+        if way.label not in self._setups:
+            profile = profiles.override(self.profile, dict(way.overrides))
+            beside = profile.concurrent or not profile.drafts_with_a_model
+            setup = Setup.of(profile, self.target, None if beside else self.draft, None)
+            if setup.pace is not None:
+                setup = replace(setup, pace=self.pace)
+                self.teach(way)
+            self._setups[way.label] = setup
+        return self._setups[way.label]
+
+    def teach(self, way: Way) -> None:
+        """Tell the pace what the trial found of another drafter than the one it hears of; what it heard is void."""
+        one = next((one for one in self._found.drafts if one.name == way.name), None) if self._found else None
+        if self._found is not None and one is not None and way.beta is not None and way.name != self._taught:
+            self._taught = way.name
+            self.pace.learn(self._found.conditions.verify, one.tq, way.beta)
+
+
+class _Beginning:
+    """The clip that is measured: begun in turns, gone on with in the best way that drafts a chain in turns."""
+
+    def __init__(self, planner: Planner, run: InTurns, batch: int | None) -> None:
+        self.planner, self.inner, self.batch = planner, run, batch
+        self.setup = planner.starting
+
+    @property
+    def choice(self) -> Choice:
+        """In turns, and what the measurement says once it is done."""
+        plan = self.planner.plan
+        return Choice("sequential", plan.why if plan is not None else "measuring")
+
+    @property
+    def draft_forwards(self) -> int:
+        return self.inner.draft_forwards
+
+    def events(self) -> Asks[None]:
+        tokens: list[int] = []
+        spent: list[float] = []
+        over = self.setup.limits.over
+        measured = False
+        last = 0.0
+
+        def hear(event: Prefilled | Round) -> None:
+            nonlocal measured, last
+            if not isinstance(event, Round):
+                return
+            tokens.extend(event.token_ids)
+            spent.append(event.elapsed - last - event.draft_s - event.verify_s)
+            last = event.elapsed
+            if not measured and self.planner.beginning <= len(tokens) and not over(tokens):
+                measured, self.planner._measuring = True, False
+                with self.inner.trace.span("plan"):
+                    self._measure(tokens, statistics.median(spent[1:]) if len(spent) > 1 else 0.0)
+
+        self.planner._measuring = True
+        try:
+            yield from overheard(self.inner.events(), hear)
+        finally:
+            if not measured:
+                self.planner._measuring = False
+        self.planner.ended(len(tokens), self.batch, measured=measured)
+
+    def _measure(self, tokens: list[int], overhead: float) -> None:
+        run, planner = self.inner, self.planner
+        lane = run.trace.by_worker().get("target", {})
+        first = sum(
+            lane.get(kind, 0.0) for kind in ("decode_video", "preprocess", "vision", "target_prefill", "signals")
+        )
+        slot, device = planner.slot, planner.target.device
+        trial = Trial(
+            run,
+            tokens,
+            first=first,
+            overhead=max(0.0, overhead),
+            expected=planner.expected,
+            ahead=sum(lane.get(kind, 0.0) for kind in ("decode_video", "preprocess")),
+            batch=SIZES[-1] if self.batch is None else self.batch,
+        )
+        threads, shared = None, None
+        if slot is not None:
+            if device.type == "cpu" and slot.target_threads is not None:
+                threads = slot.target_threads, max(1, torch.get_num_threads() - slot.target_threads)
+            shared = device.type != "cpu" and slot.device == device
+        conditions = trial.measure(planner.candidates, threads, shared)
+        plan = planner.settle(trial, conditions, self.batch)
+        alike = [way for way in plan.ways if way.batch == plan.chosen.batch]
+        chains = [way for way in alike if way.schedule == "sequential" and way.topology == "chain"]
+        best = favoured(chains) if chains else None
+        job = run.job
+        if best is not None and job is not None and job.window is not None:
+            planner.teach(best)
+            if best.name in trial.drafters:
+                run.switch(trial.drafters[best.name])
+        run.opening = None  # what was observed can be as large as the prompt
+
+
+class _Counted:
+    """A clip in a way that was chosen; what it cost is told to the planner."""
+
+    def __init__(self, planner: Planner, way: Way, run: InTurns | SideBySide, trace: Trace, batch: int | None) -> None:
+        self.planner, self.way, self.inner, self.trace, self.batch = planner, way, run, trace, batch
+        self.setup = run.setup
+        why = planner.plan.why if planner.plan is not None else ""
+        self.choice = Choice(self.setup.profile.schedule.kind, why)
+
+    @property
+    def draft_forwards(self) -> int:
+        return self.inner.draft_forwards
+
+    def events(self) -> Asks[None]:
+        tokens = 0
+
+        def hear(event: Prefilled | Round) -> None:
+            nonlocal tokens
+            tokens += len(event.token_ids) if isinstance(event, Round) else 0
+
+        yield from overheard(self.inner.events(), hear)
+        self.planner.finished(self.way, self.trace.elapsed(), tokens, self.batch)

@@ -1,0 +1,245 @@
+"""What passes of a model cost by the clips and rows they carry, learned while they run. Pure: numbers come in."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from statistics import median_low
+
+__all__ = ["Curve", "PassTimes", "pass_times"]
+
+#: Until passes of other widths have been seen, a row and a clip are taken to add these shares of a pass without any.
+ROW, CLIP = 0.04, 0.06
+#: A pass that takes more than so many times what was expected counts only if the one before it did so too.
+SPIKE = 2.0
+#: How far those shares may be off, and a measured time.
+ROW_OFF, CLIP_OFF, TIME_OFF = 0.04, 0.1, 0.05
+#: A pass counts half after so many others; of one width so many are remembered, and so many widths.
+HALF, MEMORY, WIDTHS = 128, 9, 24
+#: All widths are fitted anew after so many passes, or when one has moved.
+AGAIN = 16
+#: Prices of a row that differ by less than this factor are one.
+ALIKE = 1.2
+
+
+class Curve:
+    """Seconds of a pass by one number, rows or clips: straight lines between points, and one of a given slope beyond.
+
+    Args:
+        points: (x, seconds, weight); where they fall they are drawn together, so that the curve never does.
+        slope: beyond the points, at least 0.
+
+    Attributes:
+        kinks: where lines meet.
+        prices: what one more may cost, from the least.
+    """
+
+    def __init__(self, points: Sequence[tuple[float, float, float]], slope: float) -> None:
+        level: list[list[float]] = []  # seconds, weight, points
+        xs = []
+        for x, seconds, weight in sorted(points):
+            xs.append(x)
+            level.append([seconds, weight, 1])
+            while len(level) > 1 and level[-2][0] > level[-1][0]:
+                seconds, weight, count = level.pop()
+                before = level[-1]
+                before[0] = (before[0] * before[1] + seconds * weight) / (before[1] + weight)
+                before[1] += weight
+                before[2] += count
+        ys = [seconds for seconds, _, count in level for _ in range(int(count))]
+        self.kinks, self._y, self._slope = xs, ys, slope
+        self.prices: list[float] = []
+        slopes = ((d - b) / (c - a) for (a, b), (c, d) in pairwise(zip(xs, ys, strict=True)))
+        for price in sorted([slope, *slopes]):
+            if not self.prices or price > ALIKE * self.prices[-1]:
+                self.prices.append(price)
+
+    def __call__(self, x: float) -> float:
+        xs, ys = self.kinks, self._y
+        at = bisect_right(xs, x)
+        if at == len(xs):
+            return ys[-1] + self._slope * (x - xs[-1])
+        if not at:
+            return max(ys[0] - self._slope * (xs[0] - x), ys[0] / 10)
+        left = xs[at - 1]
+        return ys[at - 1] + (ys[at] - ys[at - 1]) * (x - left) / (xs[at] - left)
+
+
+class _Width:
+    """Passes of nearly one width."""
+
+    __slots__ = ("_rows", "_seconds", "clips", "fitted", "last", "rows", "seconds")
+
+    def __init__(self, clips: int) -> None:
+        self.clips = clips
+        self.rows = self.seconds = self.fitted = 0.0
+        self.last = 0
+        self._rows: deque[int] = deque(maxlen=MEMORY)
+        self._seconds: deque[float] = deque(maxlen=MEMORY)
+
+    def add(self, rows: int, seconds: float, now: int) -> None:
+        self._rows.append(rows)
+        self._seconds.append(seconds)
+        self.rows, self.seconds, self.last = median_low(self._rows), median_low(self._seconds), now
+
+    def weight(self, now: int) -> float:
+        faded: float = 0.5 ** ((now - self.last) / HALF)
+        return len(self._seconds) * faded
+
+
+class PassTimes:
+    """T(clips, rows) of one model, from passes as they come.
+
+    Of each width the median of recent passes counts, so that spikes do not. All widths together give a plane,
+    base + per row + per clip, none of them negative, by least squares of relative errors, in which old passes fade and
+    outliers hardly count; what passes leave open is filled with ``ROW`` and ``CLIP``. Where widths near the one that
+    is asked for were seen, these bend the plane.
+    """
+
+    def __init__(self) -> None:
+        self._widths: dict[tuple[int, int], _Width] = {}
+        self._heard = 0
+        self._fitted = -1
+        self._plane: tuple[float, float, float] | None = None
+        self._slow = False
+
+    def __bool__(self) -> bool:
+        return bool(self._widths)
+
+    def heard(self, clips: int, rows: int, seconds: float) -> None:
+        """A pass over so many clips and rows took ``seconds``."""
+        if not (seconds > 0 and math.isfinite(seconds) and 1 <= clips <= rows):
+            return
+        self._heard += 1
+        if self._plane is not None:
+            was, self._slow = self._slow, seconds > SPIKE * self._of(clips, rows)
+            if self._slow and not was:
+                return
+        key = clips, rows // max(1, clips // 2)
+        width = self._widths.get(key)
+        if width is None:
+            if len(self._widths) == WIDTHS:
+                del self._widths[min(self._widths, key=lambda one: self._widths[one].last)]
+            width = self._widths[key] = _Width(clips)
+        width.add(rows, seconds, self._heard)
+        if abs(width.seconds - width.fitted) > 0.02 * width.fitted or self._heard - self._fitted >= AGAIN:
+            self._fitted = -1
+
+    def since(self, clips: int, rows: int) -> float:
+        """Passes since one of about so many clips and rows."""
+        width = rows / clips
+        about = (w for w in self._widths.values() if 4 * abs(w.clips - clips) <= clips)
+        last = max((w.last for w in about if abs(w.rows / w.clips - width) <= 0.15 * width), default=-math.inf)
+        return self._heard - last
+
+    def by_rows(self, clips: int) -> Curve:
+        """Seconds by rows, with so many clips in the pass."""
+        base, row, clip = self._fit()
+        base += clip * clips
+        near = (w for w in self._widths.values() if 8 * abs(w.clips - clips) <= clips)
+        return self._bent([(w.rows * clips / w.clips, w) for w in near], base, row)
+
+    def by_clips(self) -> Curve:
+        """Seconds by clips, with a single row of each."""
+        base, row, clip = self._fit()
+        single = (w for w in self._widths.values() if 4 * (w.rows - w.clips) <= w.clips)
+        return self._bent([(w.clips, w) for w in single], base, row + clip)
+
+    # A width counts by its ratio to the plane, so that neighbours can stand for each other.
+    def _bent(self, near: list[tuple[float, _Width]], base: float, slope: float) -> Curve:
+        points: dict[float, tuple[float, float, float]] = {}
+        for x, width in near:
+            weight = width.weight(self._heard)
+            ratio = width.seconds / self._of(width.clips, width.rows)
+            if weight < 3:
+                ratio = min(1.5, max(0.67, ratio))
+            if x not in points or weight > points[x][2]:
+                points[x] = x, (base + slope * x) * ratio ** (weight / (weight + 0.5)), weight
+        return Curve(list(points.values()) or [(1, base + slope, 1.0)], slope)
+
+    def _of(self, clips: float, rows: float) -> float:
+        base, row, clip = self._plane or (0.0, 0.0, 0.0)
+        return base + row * rows + clip * clips
+
+    def _fit(self) -> tuple[float, float, float]:
+        if self._plane is None:
+            self._plane = self._solved()  # outliers show against a first plane only
+            self._fitted = -1
+        if self._fitted < 0:
+            self._plane = self._solved()
+            self._fitted = self._heard
+        return self._plane
+
+    def _solved(self) -> tuple[float, float, float]:
+        now, found = self._heard, list(self._widths.values())
+        typical = median_low(width.seconds for width in found)
+        by_row, by_clip = (typical * ROW_OFF / TIME_OFF) ** -2, (typical * CLIP_OFF / TIME_OFF) ** -2
+        # Normal equations of base, row, clip, with the priors row = ROW * base and clip = CLIP * base.
+        bb, br, bc = ROW * ROW * by_row + CLIP * CLIP * by_clip, -ROW * by_row, -CLIP * by_clip
+        rr, rc, cc = by_row, 0.0, by_clip
+        tb = tr = tc = 0.0
+        for width in found:
+            t, r, c = width.seconds, width.rows, width.clips
+            width.fitted = t
+            off = abs(1 - self._of(c, r) / t) if self._plane is not None else 0.0
+            w = width.weight(now) / (t * t) * min(1.0, 2 * TIME_OFF / off if off else 1.0)
+            bb += w
+            br += w * r
+            bc += w * c
+            rr += w * r * r
+            rc += w * r * c
+            cc += w * c * c
+            tb += w * t
+            tr += w * t * r
+            tc += w * t * c
+        matrix, right = [[bb, br, bc], [br, rr, rc], [bc, rc, cc]], [tb, tr, tc]
+        free = [0, 1, 2]
+        while True:
+            part = _solve([[matrix[i][j] for j in free] for i in free], [right[i] for i in free])
+            least = min(range(len(free)), key=part.__getitem__)
+            if part[least] >= 0 or len(free) == 1:
+                break
+            del free[least]
+        plane = [0.0, 0.0, 0.0]
+        for i, value in zip(free, part, strict=True):
+            plane[i] = max(0.0, value)
+        return plane[0], plane[1], plane[2]
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """A small symmetric positive system, by elimination."""
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    size = len(rows)
+    for i in range(size):
+        for j in range(i + 1, size):
+            share = rows[j][i] / rows[i][i]
+            rows[j] = [a - share * b for a, b in zip(rows[j], rows[i], strict=True)]
+    found = [0.0] * size
+    for i in reversed(range(size)):
+        known = sum(rows[i][j] * found[j] for j in range(i + 1, size))
+        found[i] = (rows[i][size] - known) / rows[i][i]
+    return found
+
+
+def pass_times(points: list[tuple[int, float]]) -> Callable[[int], float]:
+    """T_p(rows) through measured ``(rows, time)`` points: straight lines between them, the last going on.
+
+    Raises:
+        ValueError: no point, a row count twice or below 1, or a time that is not positive.
+    """
+    ordered = sorted(points)
+    if not ordered or len({rows for rows, _ in ordered}) < len(ordered):
+        raise ValueError("give every number of rows once")
+    if ordered[0][0] < 1 or not all(0 < time < float("inf") for _, time in ordered):
+        raise ValueError("rows must be at least 1 and times positive")
+
+    def time(rows: int) -> float:
+        for (n0, t0), (n1, t1) in pairwise(ordered):
+            if n0 <= rows <= n1 or (n1 == ordered[-1][0] and rows > n1):
+                return max(t0 + (t1 - t0) * (rows - n0) / (n1 - n0), 1e-12)
+        return ordered[0][1] if rows <= ordered[0][0] else ordered[-1][1]
+
+    return time

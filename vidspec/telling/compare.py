@@ -1,0 +1,50 @@
+"""Compares two records of the same clip: are the tokens the same, and how much faster was one; runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
+
+from vidspec.telling.record import Caption
+
+__all__ = ["decode_rate", "first_difference", "speed_against"]
+
+
+def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
+    """The first position at which two token sequences differ, their ends included; None if they are equal."""
+    pairs = enumerate(zip_longest(left, right))
+    return next((position for position, (a, b) in pairs if a != b), None)
+
+
+def decode_rate(caption: Caption) -> float | None:
+    """Tokens per second of decoding: tokens after the first over the time after the first (METRICS, "Times")."""
+    tokens, seconds = len(caption.token_ids) - 1, caption.timings.get("decode", 0.0)
+    return tokens / seconds if tokens > 0 and seconds > 0 else None
+
+
+def speed_against(method: Caption, plain: Caption) -> dict[str, Any]:
+    """The ``speed.baseline`` object: plain decoding's own figures and the three speed-ups over it.
+
+    Args:
+        method: the record of the method.
+        plain: the record of plain decoding of the same clip by the same engine.
+
+    Returns:
+        ``timings`` (seconds) and ``tokens_per_s`` of ``plain``; ``time_to_first_token`` and ``end_to_end`` as ratios
+        of times, ``decode`` as the ratio of token rates, each above 1 where ``method`` is faster and None where one
+        of the two was not measured.
+    """
+    return {
+        "timings": dict(plain.timings),
+        "tokens_per_s": decode_rate(plain),
+        "time_to_first_token": _ratio(
+            plain.timings.get("time_to_first_token"), method.timings.get("time_to_first_token")
+        ),
+        "decode": _ratio(decode_rate(method), decode_rate(plain)),
+        "end_to_end": _ratio(plain.timings.get("end_to_end"), method.timings.get("end_to_end")),
+    }
+
+
+def _ratio(numerator: float | None, denominator: float | None) -> float | None:
+    return numerator / denominator if numerator and denominator else None

@@ -1,0 +1,150 @@
+"""What happens while a clip is captioned, as plain values; the live panel, the writers and the bench see only these.
+
+No torch here, no behaviour: everything a consumer wants to count derives from the events it received.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from vidspec.telling.record import Caption
+    from vidspec.telling.source import SourceFacts
+
+__all__ = ["Again", "Event", "Finished", "Load", "Loosened", "Opened", "Origin", "Prefilled", "Round"]
+
+#: Where an emitted token came from: ``draft`` proposed and accepted because the acceptance rule's exact test passed,
+#: ``correction`` the target's own token at the first mismatch, ``bonus`` the target's token after a window that
+#: passed whole, ``target`` plain decoding (and the first token, which the target's prefill yields), ``loose`` a draft
+#: token that a lossy rule let pass although the target would have chosen another.
+Origin: TypeAlias = Literal["draft", "correction", "bonus", "target", "loose"]
+
+
+@dataclass(frozen=True, slots=True)
+class Loosened:
+    """A drafted token that a lossy rule let pass although the target would have chosen another.
+
+    ``at`` is its place among the tokens that its window emitted, ``wanted`` the target's own token there. ``by`` says
+    what let it pass: ``relevance`` or ``shift`` (LVSpec), ``entropy`` (FLy), ``chance`` (random relaxation).
+    ``relevance`` is its visual relevance, a mean cosine, and ``entropy`` the target's at its place, in nats; None
+    where the rule does not measure it.
+    """
+
+    at: int
+    wanted: int
+    by: str
+    relevance: float | None = None
+    entropy: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The frames of a clip are in memory."""
+
+    path: str
+    facts: SourceFacts
+    frames: int
+    timestamps: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A worker was lost, and the clip is done again from its prompt: what came since ``Opened`` is void."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """Target and draft have read their prompts; decoding starts.
+
+    ``kept_per_frame[i]`` of ``tokens_per_frame[i]`` visual tokens of (sampled) frame ``i`` are visible to the draft;
+    both are empty when nothing drafts. ``kept`` holds the indices of the visual tokens the draft sees, in the order of
+    the target's visual tokens. ``grid`` is how many frames (temporal steps), rows and columns of visual tokens there
+    are, and ``cells[i]`` the cell of token ``i`` in it, counted frame by frame in raster order; -1 for separators.
+    ``views`` are rows and columns of each of several rasters, one below the other, that show the whole frame each.
+    ``contexts`` names what an ensemble shows the draft, and ``caption`` is the text that
+    stands for the video in its context of that name. ``lossless`` is False if the acceptance rule may change the text.
+    ``schedule`` is how draft and target work, and ``why`` it was chosen, where the profile left that to measurement.
+    ``kept_per_layer`` counts, of a target that is pruned itself, the visual tokens that each of its blocks reads.
+    """
+
+    prompt_tokens: int
+    visual_tokens: int
+    kept: tuple[int, ...]
+    kept_per_frame: tuple[int, ...]
+    tokens_per_frame: tuple[int, ...]
+    elapsed: float
+    grid: tuple[int, int, int] = (0, 0, 0)
+    cells: tuple[int, ...] = ()
+    views: tuple[tuple[int, int], ...] = ()
+    contexts: tuple[str, ...] = ()
+    caption: str | None = None
+    lossless: bool = True
+    schedule: str = ""
+    why: str | None = None
+    kept_per_layer: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One verification (or one plain decoding step): what was proposed and what was emitted.
+
+    ``token_ids``, ``origins`` and ``texts`` run in parallel, one entry per emitted token; ``texts`` holds what each
+    token adds to the caption (it may be empty while a character is incomplete). ``drafted`` counts proposed tokens,
+    ``accepted`` those of them that were emitted. ``elapsed`` is the time in seconds since the prefill ended, and
+    ``draft_s``/``verify_s`` are what this round spent in its two halves. ``weights`` are those of an ensemble's
+    contexts for this window, in the order of ``Prefilled.contexts``. ``loosened`` tells of each token whose origin is
+    ``loose`` why it passed.
+
+    Of the parallel schedule, whose two halves overlap: ``mode`` tells what the target's pass was (``prefill``,
+    ``alone``, ``pre`` or ``post``), ``gamma`` the window in force, ``wasted`` how many drafted tokens were not emitted
+    and ``aborted`` how many of those came after they had lost their prefix.
+    """
+
+    token_ids: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    drafted: int
+    accepted: int
+    elapsed: float
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    texts: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
+    mode: str = ""
+    gamma: int = 0
+    wasted: int = 0
+    aborted: int = 0
+    loosened: tuple[Loosened, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of a clip."""
+
+    caption: Caption
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy the loop is that decodes many clips; of all of them together, so no event of one.
+
+    ``clips`` of at most ``batch`` are in flight, and ``waiting`` further ones are ready but not admitted yet. The last
+    pass of the target had ``rows`` rows of ``sequences`` sequences. So far its ``passes`` passes emitted ``accepted``
+    draft tokens. ``kv_used`` of ``kv_capacity`` bytes of keys and values belong to clips in flight.
+    """
+
+    clips: int
+    waiting: int
+    sequences: int
+    rows: int
+    accepted: int
+    passes: int
+    kv_used: int
+    kv_capacity: int
+    batch: int
+
+
+#: Of one clip.
+Event: TypeAlias = Opened | Again | Prefilled | Round | Finished

@@ -20,7 +20,7 @@ from vidspec.profile import profiles
 from vidspec.registry import families, pruners, rules
 from vidspec.telling.compare import first_difference
 
-PACKAGED = {info.name: str(info.path) for info in profiles.available() if info.source == "packaged"}
+PACKAGED = sorted(info.name for info in profiles.available() if info.source == "packaged")
 
 
 def speculates_losslessly(profile):
@@ -30,8 +30,8 @@ def speculates_losslessly(profile):
 def different(packaged):
     """Names of the lossless ones; of profiles that differ in name and description alone, as papers call them, one."""
     by_settings = {}
-    for name, path in packaged.items():
-        profile = profiles.load(path, env={})
+    for name in packaged:
+        profile = profiles.load(name, env={})
         if speculates_losslessly(profile):
             by_settings.setdefault(profile.model_dump_json(exclude={"name", "about"}), name)
     return list(by_settings.values())
@@ -66,7 +66,7 @@ class Pair:
 
     def captioner(self, name, overrides=None):
         settings = {"generate.max_new_tokens": self.tokens, "models.threads": 2, **self.settings, **(overrides or {})}
-        profile = profiles.load(PACKAGED[name], settings, env={})
+        profile = profiles.load(name, settings, env={})
         draft = self.draft if profile.drafts_with_a_model else None
         if not (profile.concurrent or profile.plans):
             return Captioner(profile, self.target, draft)

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from vidspec.cli.app import app
-from vidspec.profile.profiles import load, packaged_folder
+from vidspec.profile.profiles import available, load
 from vidspec.telling.record import RECORD_KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,7 +48,7 @@ def test_keys_of_the_record():
 
 def test_packaged_profiles():
     named = [cell.strip(" `") for cell in first_cells(PAGES["profiles"])]
-    assert sorted(named) == sorted(path.stem for path in packaged_folder().glob("*.yaml"))
+    assert sorted(named) == sorted(info.name for info in available() if info.source == "packaged")
 
 
 def test_profile_of_ones_own_is_valid(tmp_path):

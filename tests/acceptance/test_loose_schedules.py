@@ -32,7 +32,7 @@ PLACE = loading.placement("cpu", "float32")
 LOSSY = sorted(
     info.name
     for info in profiles.available()
-    if info.source == "packaged" and profiles.load(str(info.path), env={}).accept.rule != "exact"
+    if info.source == "packaged" and profiles.load(info.name, env={}).accept.rule != "exact"
 )
 #: Each changes several tokens of this pair's text; of the others rounding may leave none.
 OFTEN_LOOSE = {"fly-minus", "lvspec", "lvspec-0.9", "lvspec-no-shift", "lvspec-tree", "random-loose", "self-lvspec"}

@@ -92,7 +92,7 @@ def test_a_profile_that_does_not_say_it_is_lossy_is_listed_so(monkeypatch, tmp_p
     (tmp_path / "open.yaml").write_text("about: Not lossless, and quick.\naccept: {rule: fly}\n")
     (tmp_path / "exact.yaml").write_text("about: Slow.\naccept: {rule: exact}\n")
     (tmp_path / "odd.yaml").write_text("about: Odd.\naccept: 3\n")
-    monkeypatch.setattr(profiles, "user_folder", lambda: tmp_path)
+    monkeypatch.setattr("vidspec.profile.files.user_folder", lambda: tmp_path)
     about = {info.name: info.about for info in profiles.available() if info.source == "user"}
     assert about == {
         "quiet": "Quick. Not lossless.",

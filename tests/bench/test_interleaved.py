@@ -113,6 +113,18 @@ def test_the_tokens_of_a_method_that_draws_others_are_not_held_against_it():
     assert "| other | in distribution |" in markdown(rows, "plain", lambda _: 1.0)
 
 
+def test_a_table_says_that_two_names_are_one_method():
+    named = {name: profiles.load(name, env={}) for name in ("ar", "hippo-sequential", "hippo-no-vpsd", "sd-tree")}
+    also = profiles.same(named)
+    times = {"a.mp4": 1.0, "b.mp4": 1.0}
+    rows = summary(run({name: Timed(name, times) for name in also}, CLIPS, 1), "ar", also=also)
+    assert [row.names for row in rows] == ["ar", "hippo-sequential = hippo-no-vpsd", "sd-tree"]
+    header, _, _, twins, _ = markdown(rows, "ar", lambda _: 1.0).splitlines()
+    assert header.startswith("| method (= its other names: measured once) | same tokens as ar |")
+    assert twins.startswith("| hippo-sequential = hippo-no-vpsd | 2/2 |")
+    assert markdown(rows[:1], "ar", lambda _: 1.0).startswith("| method | same tokens as ar |")
+
+
 def test_weight_bytes_count_a_tied_table_once_and_an_untied_one_not_at_all():
     class Language(torch.nn.Module):
         def __init__(self) -> None:

@@ -52,7 +52,7 @@ def test_files_may_have_a_plus_in_their_names(tmp_path):
 
 
 def test_a_profile_of_the_user_may_have_a_plus_in_its_name(tmp_path, monkeypatch):
-    monkeypatch.setattr("vidspec.profile.profiles.user_folder", lambda: tmp_path)
+    monkeypatch.setattr("vidspec.profile.files.user_folder", lambda: tmp_path)
     (tmp_path / "mine+yours.yaml").write_text("about: both\n")
     assert parse("mine+yours+accept.lam=1") == ("mine+yours", {"accept.lam": "1"})
 

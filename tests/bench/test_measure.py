@@ -6,7 +6,7 @@ import pytest
 
 from vidspec.bench.measure import Bench, measure
 from vidspec.embedded.samples import shipped
-from vidspec.profile.profiles import packaged_folder
+from vidspec.profile.files import packaged_folder
 
 SMALL = "+video.frames=4+generate.max_new_tokens=12"
 

@@ -59,6 +59,14 @@ def test_tokens_that_are_drawn_otherwise_are_not_counted():
     assert "| in distribution |" in next(line for line in markdown(shown).splitlines() if line.startswith("| sd |"))
 
 
+def test_names_of_one_method_are_one_row():
+    found = everything()
+    found["settings"]["also"] = {"sd": ["speculative"]}
+    shown = markdown(outcome(found))
+    assert shown.startswith("| method (= its other names: measured once) | kind |")
+    assert sum(line.startswith("| sd = speculative | lossless |") for line in shown.splitlines()) == 1
+
+
 def test_methods():
     found = outcome(everything())
     rows = {one.name: one for one in found.methods}

@@ -48,6 +48,13 @@ def counted(monkeypatch):
     return calls
 
 
+def test_names_of_one_method_are_measured_once(asked, counted):
+    twin = f"{NAMES[0]}+draft.gamma=5"  # as it is by default
+    found = measure(asked(contenders=[NAMES[0], twin, "draft"], only="quality"))
+    assert {one["contender"] for one in found["records"]} == {NAMES[0], "draft"} and len(counted) == 4
+    assert [(one.name, one.also) for one in outcome(found).methods] == [(NAMES[0], (twin,)), ("draft", ())]
+
+
 def test_the_parts_one_after_the_other(asked, counted, tmp_path):
     stored = measure(asked(only="quality"))["records"]
     assert len(counted) == 8 and {one["path"] for one in stored} == {"clip-0000.mp4", "clip-0001.mp4"}

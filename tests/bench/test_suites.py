@@ -52,7 +52,7 @@ def test_rows_said_to_draft_for_themselves_do(name, loaded):
         assert loaded[label].draft.kind in ("self", "sparse_kv"), label
 
 
-#: Two papers' names for one way of captioning, each a profile of its own.
+#: Two papers' names for one way of captioning.
 TWINS = {("parallelvlm-alpha-0", "pearl-syn-prefill")}
 
 

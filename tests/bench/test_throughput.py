@@ -52,6 +52,13 @@ def asked(labels=("ar",), **changes):
     return Throughput(CLIPS, labels, **{"batches": (1, 4), "repeats": 2, **changes})
 
 
+def test_names_of_one_method_are_one_row():
+    names = ("ar", "hippo-sequential", "hippo-no-vpsd")
+    found = measure(asked(names, batches=(1,)), {name: Fake([], name) for name in names[:2]})
+    assert [(row.name, row.also) for row in found.rows] == [("ar", ()), (names[1], (names[2],))]
+    assert "| hippo-sequential = hippo-no-vpsd | 1 |" in markdown(found.rows)
+
+
 def test_every_contender_warms_up_from_the_smallest_batch_and_then_all_take_turns():
     log: list[tuple[str, str, int, int]] = []
     found = measure(asked(), {"ar": Fake(log), "generate-batched": Fake(log, "generate-batched")})

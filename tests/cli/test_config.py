@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from fake_captioner import FakeCaptioner
 
-from vidspec.profile import profiles
+from vidspec.profile import files
 from vidspec.profile.user_config import config_path
 
 CONFIG = """
@@ -48,11 +48,10 @@ def test_the_config_gives_profile_pair_and_format(vidspec, config):
 
 
 def test_one_profile_is_read_and_not_all(vidspec, config, monkeypatch):
-    """Reading all takes a quarter of a second, before anything is shown."""
-    read, real = [], profiles._read
-    monkeypatch.setattr(profiles, "_read", lambda path: read.append(path.stem) or real(path))
-    monkeypatch.setattr(profiles, "available", lambda: pytest.fail("all were read"))
-    assert vidspec("caption", "good.mp4").code == 0 and set(read) == {"sd-rand"}
+    """Reading all takes a while, before anything is shown."""
+    read, real = [], files.read_yaml
+    monkeypatch.setattr(files, "read_yaml", lambda path, error: read.append(path.stem) or real(path, error))
+    assert vidspec("caption", "good.mp4").code == 0 and set(read) == {"sd-rand", "vanilla-sd"}
 
 
 def test_where_each_value_comes_from(vidspec, config, monkeypatch):

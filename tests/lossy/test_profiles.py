@@ -100,6 +100,6 @@ def test_they_are_no_part_of_the_lossless_benchmark(monkeypatch):
 def test_a_profile_that_does_not_say_it_is_listed_so(monkeypatch, tmp_path):
     (tmp_path / "quiet.yaml").write_text("about: Quick.\nlossy: {method: fastv}\n")
     (tmp_path / "plain.yaml").write_text("about: Slow.\nlossy: {method: none}\n")
-    monkeypatch.setattr(profiles, "user_folder", lambda: tmp_path)
+    monkeypatch.setattr("vidspec.profile.files.user_folder", lambda: tmp_path)
     about = {info.name: info.about for info in profiles.available() if info.source == "user"}
     assert about == {"quiet": "Quick. Not lossless.", "plain": "Slow."}

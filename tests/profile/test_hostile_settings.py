@@ -75,7 +75,7 @@ def test_a_wrong_value_is_repeated_in_part(tmp_path):
 
 
 def test_profiles_of_others_are_listed_harmlessly(monkeypatch, tmp_path):
-    monkeypatch.setattr(profiles, "user_folder", lambda: tmp_path)
+    monkeypatch.setattr("vidspec.profile.files.user_folder", lambda: tmp_path)
     (tmp_path / "laughs.yaml").write_text(LAUGHS)
     (tmp_path / "loud.yaml").write_text('about: "\\e[31mred\\u202e"\n')
     about = {info.name: info.about for info in profiles.available()}

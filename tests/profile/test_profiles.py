@@ -4,7 +4,7 @@ import pytest
 
 from vidspec import registry
 from vidspec.errors import ProfileError
-from vidspec.profile import profiles
+from vidspec.profile import files, profiles
 from vidspec.profile.profiles import available, load, override, parse, same
 
 NAMES = {
@@ -29,13 +29,14 @@ NAMES = {
     "lossy": ("dycoke", "fastv", "none", "pdrop", "sparsevlm"),
 }
 #: Those whose names appear nowhere else in this file are checked by what they say of themselves.
-PACKAGED = sorted(path.stem for path in (Path(__file__).parents[2] / "profiles").glob("*.yaml"))
+FILES = sorted(path.stem for path in (Path(__file__).parents[2] / "profiles").glob("*.yaml"))
+PACKAGED = sorted(info.name for info in available() if info.source == "packaged")
 
 
 @pytest.fixture(autouse=True)
 def isolated(monkeypatch, tmp_path):
     monkeypatch.setattr(registry.Registry, "names", lambda self: NAMES[self.part])
-    monkeypatch.setattr(profiles, "user_folder", lambda: tmp_path / "user")
+    monkeypatch.setattr("vidspec.profile.files.user_folder", lambda: tmp_path / "user")
 
 
 def problem(name="vanilla-sd", overrides=None, env=None):
@@ -47,7 +48,7 @@ def problem(name="vanilla-sd", overrides=None, env=None):
 
 
 def test_packaged_profiles_load_and_say_what_they_are():
-    assert [info.name for info in available()] == PACKAGED
+    assert len(PACKAGED) == len({info.name for info in available()}) == 66 and set(FILES) < set(PACKAGED)
     for info in available():
         profile = load(info.name, env={})
         assert profile.name == info.name and profile.about == info.about
@@ -57,12 +58,12 @@ def test_packaged_profiles_load_and_say_what_they_are():
 
 
 def test_profiles_that_are_the_same_thing_say_so():
-    found = same({info.name: load(info.name, env={}) for info in available()})
+    found = same({name: load(name, env={}) for name in PACKAGED})
     twins = {first: others for first, others in found.items() if others}
     assert twins == {"hippo-no-vpsd": ("hippo-sequential",), "parallelvlm-alpha-0": ("pearl-syn-prefill",)}
     about = {info.name: info.about for info in available()}
-    for first, (other,) in twins.items():
-        assert f"the same as {other})" in about[first] and f"the same as {first})" in about[other]
+    for alias, (name,) in twins.items():
+        assert about[alias] == f"The same as {name}: {about[name]}" and alias in about[name]
 
 
 def test_every_system_has_its_profiles():
@@ -139,7 +140,7 @@ def test_hippo_without_any_term_is_refused():
 def test_an_installed_package_looks_beside_its_modules(monkeypatch, tmp_path):
     (tmp_path / "vidspec" / "_profiles").mkdir(parents=True)
     (tmp_path / "vidspec" / "_profiles" / "mine.yaml").write_text("about: in the wheel\n")
-    monkeypatch.setattr(profiles, "__file__", str(tmp_path / "vidspec" / "profile" / "profiles.py"))
+    monkeypatch.setattr(files, "__file__", str(tmp_path / "vidspec" / "profile" / "files.py"))
     assert [(info.name, info.about) for info in available()] == [("mine", "in the wheel")]
 
 
@@ -400,8 +401,8 @@ def test_names_and_files_that_do_not_exist():
 
 
 def test_profiles_of_the_checkout_are_the_packaged_ones():
-    assert profiles.packaged_folder().is_dir()
-    assert sorted(path.stem for path in Path(profiles.packaged_folder()).glob("*.yaml")) == PACKAGED
+    assert files.packaged_folder().is_dir()
+    assert sorted(path.stem for path in files.packaged_folder().glob("*.yaml")) == FILES and len(FILES) <= 40
 
 
 def test_a_key_that_is_gone_says_why():

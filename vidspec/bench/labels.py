@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from vidspec.errors import UsageError
 from vidspec.profile import profiles
+from vidspec.profile.files import named_file
 
 __all__ = ["parse", "split"]
 
@@ -57,6 +55,4 @@ def split(text: str) -> list[str]:
 
 def _holds_a_plus(name: str) -> bool:
     """Whether this text with a ``+`` is the name of one profile or file."""
-    if name.endswith((".yaml", ".yml")) or os.sep in name or "/" in name:
-        return Path(name.strip()).expanduser().is_file()
-    return "=" not in name and name.strip() in {info.name for info in profiles.available()}
+    return profiles.exists(name.strip()) if named_file(name) else "=" not in name and profiles.exists(name.strip())

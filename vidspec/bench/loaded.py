@@ -101,7 +101,7 @@ class Loaded:
 
 def lossless_profiles() -> list[str]:
     """Every packaged lossless profile, plain decoding first."""
-    names = [info.name for info in profiles.available() if info.source == "packaged"]
+    names = sorted(info.name for info in profiles.available() if info.source == "packaged")
     loaded = [profiles.load(name) for name in names if name != "ar"]
     lossless = [one for one in loaded if rules.get(one.accept.rule).lossless and not one.prunes_the_target]
     return ["ar", *(one.name for one in lossless)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from vidspec.bench.interleaved import Row
 
-__all__ = ["markdown", "table"]
+__all__ = ["heading", "markdown", "table"]
 
 
 def markdown(rows: Sequence[Row], baseline: str, limit: Callable[[float], float]) -> str:
@@ -19,7 +19,8 @@ def markdown(rows: Sequence[Row], baseline: str, limit: Callable[[float], float]
         limit: how many plain passes a second the memory bandwidth allows over a cache of so many entries.
     """
     header = (
-        f"method | same tokens as {baseline} | tau | tokens / target pass | run length | acceptance | "
+        f"{heading(row.also for row in rows)} | "
+        f"same tokens as {baseline} | tau | tokens / target pass | run length | acceptance | "
         "visual tokens kept | tokens/s | share of limit | first token | decode | place | speed model | end to end"
     ).split(" | ")
     lossy = any(row.retention is not None or row.accepted_by_target is not None for row in rows)
@@ -49,6 +50,11 @@ def markdown(rows: Sequence[Row], baseline: str, limit: Callable[[float], float]
             ]
         )
     return table(header, lines)
+
+
+def heading(others: Iterable[Sequence[str]]) -> str:
+    """Over names of methods; it explains those that have others."""
+    return "method (= its other names: measured once)" if any(others) else "method"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from vidspec.bench.compare import FEWEST
 from vidspec.bench.interleaved import speed_ups
+from vidspec.bench.markdown import heading
 from vidspec.bench.quality import DRAWS, LEVEL, Estimate, Quality, median, quality
 from vidspec.bench.results import accepted_shares, restored
 from vidspec.bench.suites import DRAFT
@@ -20,6 +21,7 @@ from vidspec.telling.record import Caption
 
 __all__ = [
     "ALONE",
+    "ALSO",
     "DRAWN",
     "KINDS",
     "QUALITY_ONLY",
@@ -36,6 +38,8 @@ __all__ = [
 QUALITY_ONLY = "quality_only"
 #: Where the settings name the methods whose token ids are not to be compared, as they draw others by design.
 DRAWN = "by_other_draws"
+#: Where they name the other labels of methods that were measured under one.
+ALSO = "also"
 ALONE = "draft alone"
 #: What a method may change: nothing; what its rule accepts; what the target sees; which model writes.
 KINDS = ("lossless", "loose", "lossy", ALONE)
@@ -64,6 +68,7 @@ class Method:
         worth: retention, or ROUGE-L in a run where the truth of no clip is known.
         frontier: whether no other method is at least as fast and as good, and better in one of the two. The draft
             alone is a reference and takes no part: nothing is owed to the target there.
+        also: other labels of the same method.
     """
 
     name: str
@@ -73,6 +78,7 @@ class Method:
     accepted_by_target: float | None
     worth: Estimate | None
     frontier: bool = False
+    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -129,6 +135,7 @@ def outcome(results: Mapping[str, Any]) -> Outcome:
             speeds.get(name),
             accepted.get(name),
             one.retention if facts else one.rouge_l,
+            also=tuple(settings.get(ALSO, {}).get(name, ())),
         )
         for name, one in found.items()
         if one is not None
@@ -189,7 +196,8 @@ def _kind(name: str, caption: Caption) -> str:
 def markdown(found: Outcome) -> str:
     """The table, and what its figures are."""
     lines = [
-        "| method | kind | clips | loose tokens | tau | first token | decode | end to end | fact F1 | retention | "
+        f"| {heading(one.also for one in found.methods)} "
+        "| kind | clips | loose tokens | tau | first token | decode | end to end | fact F1 | retention | "
         f"ROUGE-L | edit distance | same as {found.baseline} | accepted by target | frontier |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
@@ -221,7 +229,7 @@ def _line(one: Method) -> str:
     found, speed = one.quality, one.speed
     times = (speed.first, speed.decode, speed.end_to_end) if speed else (None,) * 3
     cells = [
-        one.name,
+        " = ".join((one.name, *one.also)),
         one.kind,
         str(found.clips),
         _percent(found.loose),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from vidspec.bench.interleaved import by_other_draws, machine, run
 from vidspec.bench.judging import judge
 from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.measure import fingerprint
-from vidspec.bench.pareto import DRAWN, QUALITY_ONLY
+from vidspec.bench.pareto import ALSO, DRAWN, QUALITY_ONLY
 from vidspec.bench.results import Key, Results, read_results, restored
 from vidspec.bench.suites import DRAFT
 from vidspec.captioner import Captioner
@@ -90,15 +91,17 @@ def measure(asked: Pareto, say: Callable[[str], None] = lambda _: None) -> dict[
         torch.set_num_threads(asked.threads)
     loaded = Loaded(asked.source)
     try:
-        contenders = {name: _contender(loaded, name) for name in asked.contenders}
+        every = {name: _contender(loaded, name) for name in asked.contenders}
+        also = profiles.same({name: one.profile for name, one in every.items() if name != DRAFT})
+        contenders = {name: one for name, one in every.items() if name == DRAFT or name in also}
         first = asked.contenders[0]
         if first == DRAFT or not contenders[first].setup.lossless:
             raise UsageError(f"{first}: the first profile is the baseline and must be lossless", hint="such as ar")
         with tempfile.TemporaryDirectory() as folder:
             clips = _clips(asked, Path(folder), say)
             path = asked.json or Path(folder) / "results.json"
-            stated = settings(asked, clips, {name: one.profile for name, one in contenders.items()})
-            results = Results(path, stated, _machine(asked, clips, loaded), overwrite=asked.overwrite)
+            stated = settings(asked, clips, {name: one.profile for name, one in contenders.items()}, also)
+            results = Results(path, stated, _machine(asked, clips, contenders, loaded), overwrite=asked.overwrite)
             if results.stored:
                 say(f"{path}: continuing behind {len(results.stored)} records; --overwrite begins anew")
             named = {name: _Named(one, clips) for name, one in contenders.items()}
@@ -114,7 +117,12 @@ def measure(asked: Pareto, say: Callable[[str], None] = lambda _: None) -> dict[
         loaded.close()
 
 
-def settings(asked: Pareto, clips: Mapping[str, Shown], used: Mapping[str, profiles.Profile]) -> dict[str, Any]:
+def settings(
+    asked: Pareto,
+    clips: Mapping[str, Shown],
+    used: Mapping[str, profiles.Profile],
+    also: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> dict[str, Any]:
     """What two runs must share for their records to be one run's, with the truth, without which they say little."""
     drawn = by_other_draws(used, next(iter(used)))
     return {
@@ -122,6 +130,7 @@ def settings(asked: Pareto, clips: Mapping[str, Shown], used: Mapping[str, profi
         **asdict(asked.source),
         "threads": asked.threads,
         "profiles": {name: fingerprint(one) for name, one in used.items()},
+        **({ALSO: others} if (others := {name: list(names) for name, names in also.items() if names}) else {}),
         **({DRAWN: list(drawn)} if drawn else {}),
         "clips": [[name, one.path.stat().st_size] for name, one in clips.items()],
         "truth": {name: asdict(one.facts) for name, one in clips.items() if one.facts is not None},
@@ -160,13 +169,13 @@ def _clips(asked: Pareto, folder: Path, say: Callable[[str], None]) -> dict[str,
     return {name: Shown(out / name, facts) for name, (_, facts) in drawn.items()}
 
 
-def _machine(asked: Pareto, clips: Mapping[str, Shown], loaded: Loaded) -> dict[str, Any]:
+def _machine(asked: Pareto, clips: Mapping[str, Shown], contenders: Iterable[str], loaded: Loaded) -> dict[str, Any]:
     """Facts of the machine whose times the file will hold: those that it has, if no time comes to them."""
     if asked.json is not None and asked.json.exists() and asked.json.stat().st_size and not asked.overwrite:
         known = read_results(asked.json)
         done = _timed(known["records"])
         timed = list(clips)[: asked.timed]
-        wanted = ((name, clip, turn) for name in asked.contenders for clip in timed for turn in range(asked.repeats))
+        wanted = ((name, clip, turn) for name in contenders for clip in timed for turn in range(asked.repeats))
         if done and (asked.only == "quality" or all(key in done for key in wanted)):
             return dict(known.get("machine", {}))
     return machine(loaded.where.device)

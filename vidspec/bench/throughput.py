@@ -12,14 +12,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any, Protocol, TypeAlias
 
 from vidspec.bench import labels
 from vidspec.bench.answering import Worker, foreign
 from vidspec.bench.loaded import Source
-from vidspec.bench.markdown import table
+from vidspec.bench.markdown import heading, table
 from vidspec.bench.memory import Watch
 from vidspec.bench.vllm_worker import environment
 from vidspec.errors import UsageError, VidspecError
@@ -141,6 +141,7 @@ class Row:
         plain: clips with those of plain decoding; None where they need not be, or nothing is known of plain decoding.
         drawn: whether tokens are drawn from plain decoding's distributions by other draws.
         clips, failed: all of them, and those that failed in any run.
+        also: other names of the same contender.
     """
 
     name: str
@@ -156,6 +157,7 @@ class Row:
     drawn: bool
     clips: int
     failed: int
+    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,8 @@ def contenders(asked: Throughput, say: Callable[[str], None] = lambda _: None) -
     Raises:
         VidspecError: of profiles and models. A peer that cannot start is left out, and ``say`` told why.
     """
-    loaded = {label: asked.profile(label) for label in asked.profiles}  # what is wrong with one is said at once
+    every = {label: asked.profile(label) for label in asked.profiles}  # what is wrong with one is said at once
+    loaded = {label: every[label] for label in profiles.same(every)}  # what is the same is measured once
     with ExitStack() as stack:
         found: dict[str, Worker] = {}
         for name in (*loaded, *asked.peers):
@@ -245,7 +248,9 @@ def measure(
         VidspecError: of a profile.
     """
     clips, found = list(asked.clips), dict[Key, Measured]()
-    known = {label: asked.profile(label) for label in asked.profiles if label in workers}
+    known = {label: asked.profile(label) for label in asked.profiles}
+    also = profiles.same(known)
+    known = {label: known[label] for label in also if label in workers}
     lossless = {name: one for name, one in known.items() if _lossless(one)}
     ones: dict[str, Mapping[str, list[int]]] = {}
     gone: set[str] = set()
@@ -288,7 +293,8 @@ def measure(
         for (name, batch), one in runs.items():
             drawn = name in lossless and not known[name].token_for_token
             comparable = name in lossless and not drawn if name in known else greedy
-            rows.append(_row(name, batch, one, first.get(name, one.ids[0]), exact if comparable else {}, drawn=drawn))
+            row = _row(name, batch, one, first.get(name, one.ids[0]), exact if comparable else {}, drawn=drawn)
+            rows.append(replace(row, also=also.get(name, ())))
         return Outcome(rows, runs)
 
     together = clips[: max(asked.batches)]
@@ -349,7 +355,7 @@ def _row(
 def markdown(rows: Sequence[Row]) -> str:
     """One line for each row."""
     header = (
-        "method",
+        heading(row.also for row in rows),
         "batch",
         "clips/s",
         "tokens/s",
@@ -361,7 +367,7 @@ def markdown(rows: Sequence[Row]) -> str:
     )
     cells = [
         (
-            row.name,
+            " = ".join((row.name, *row.also)),
             str(row.batch),
             f"{row.clips_per_s:.2f} ({row.spread[0]:.2f}-{row.spread[1]:.2f})",
             f"{row.tokens_per_s:.0f}",

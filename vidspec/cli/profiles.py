@@ -25,10 +25,10 @@ def profiles(
 
     Begin with a recommended one. Exact and parallel ones give the target's own text, loose and lossy ones do not.
     """
-    from vidspec.profile.profiles import GROUPS, RECOMMENDED, available, user_folder
+    from vidspec.profile.files import user_folder
+    from vidspec.profile.profiles import available
 
-    places = {name: place for place, name in enumerate(RECOMMENDED)}
-    found = sorted(available(), key=lambda info: (GROUPS.index(info.group), places.get(info.name, 0)))
+    found = available()
     if form is Form.json:
         fields = ({**info._asdict(), "path": str(info.path)} for info in found)
         print(json.dumps(list(fields), ensure_ascii=False, indent=2))

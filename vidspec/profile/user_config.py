@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vidspec.errors import ProfileError, UsageError
+from vidspec.errors import UsageError
 
 __all__ = ["DEFAULT_PROFILE", "PAIRED", "Defaults", "Resolved", "config_path", "read_config", "resolve"]
 
@@ -27,11 +27,6 @@ DEFAULT_PROFILE = "vanilla-sd"
 PAIRED = "vidspec pairs"
 OWN_KEYS = ("profile", "format")
 SECTIONS = ("models", "video", "generate")
-#: Keys of which one speaks for all: a config's word on one of them counts only if nobody else spoke of any.
-_TOGETHER = (
-    frozenset({"video.frames", "video.fps"}),
-    frozenset({"models.pair", "models.target", "models.draft"}),
-)
 
 
 @dataclass(frozen=True)
@@ -48,7 +43,8 @@ class Defaults:
 class Resolved:
     """A profile under all layers, and where each value of it was set.
 
-    ``sources`` maps dotted keys to ``flag``, a variable's name, a file's path, ``default``, or :data:`PAIRED`.
+    ``sources`` maps dotted keys to ``flag``, a variable's name, a file (the profile's, its base's, the config),
+    ``default``, or :data:`PAIRED`.
     """
 
     profile: Any
@@ -82,7 +78,7 @@ def read_config(path: Path | None = None) -> Defaults:
     for key, value in own.items():
         if value is not None and not isinstance(value, str):
             raise UsageError(f"{path}: {key}: must be text, not {type(value).__name__}")
-    return Defaults(path, own["profile"], own["format"], _checked(path, _dotted(data)))
+    return Defaults(path, own["profile"], own["format"], _checked(path, data))
 
 
 def resolve(
@@ -92,6 +88,8 @@ def resolve(
     env: Mapping[str, str] | None = None,
 ) -> Resolved:
     """The profile to use: a flag wins over a ``VIDSPEC_*`` variable, that over the profile, that over the config.
+
+    The config lies under the bases that are the user's own too, and over those that came with vidspec.
 
     Args:
         name: of the profile, or its file; None for the config's, else the built-in default.
@@ -104,92 +102,31 @@ def resolve(
     """
     from vidspec.profile import profiles
 
-    env = os.environ if env is None else env
-    name = name or defaults.profile or DEFAULT_PROFILE
-    file, said, packaged = _said_by_profile(name)
-    variables = {
-        variable.removeprefix(profiles.PREFIX).lower().replace("__", ".", 1): variable
-        for variable, value in env.items()
-        if variable.startswith(profiles.PREFIX) and "__" in variable and value != ""
-    }
-    spoken = {*(() if packaged else said), *variables, *overrides}
-    under = {
-        key: value
-        for key, value in defaults.keys.items()
-        if spoken.isdisjoint(next((group for group in _TOGETHER if key in group), {key}))
-    }
-    profile = profiles.load(name, {**under, **overrides}, env)
-    sources = {}
-    for key in _dotted(profile.model_dump()):
-        if key in overrides:
-            sources[key] = "flag"
-        elif key in variables:
-            sources[key] = variables[key]
-        elif key in under:
-            sources[key] = str(defaults.path)
-        elif key in said and not _taken_back(key, under):
-            sources[key] = file
-        else:
-            sources[key] = PAIRED if key == "models.draft" and profile.models.draft else "default"
-    return Resolved(profile, sources)
+    said = profiles.said_by_files(name or defaults.profile or DEFAULT_PROFILE)
+    packaged, own = ([layer for source, layer in said if (source == "packaged") is wanted] for wanted in (True, False))
+    above = (*own, profiles.from_env(os.environ if env is None else env), profiles.from_flags(overrides))
+    spoken = {key for layer in above for key in layer}
+    # Of keys that exclude each other, a config's word on one counts only if nobody above it spoke of any.
+    unheard = spoken.union(*(one for sides in profiles.RIVALS if not spoken.isdisjoint(one := {*sides[0], *sides[1]})))
+    under = {key: (value, str(defaults.path)) for key, value in defaults.keys.items() if key not in unheard}
+    profile, origins = profiles.lay(*packaged, under, *above)
+    unsaid = {"models.draft": PAIRED} if profile.models.draft else {}
+    values = profiles.dotted(profile.model_dump())
+    return Resolved(profile, {key: origins.get(key, unsaid.get(key, "default")) or "flag" for key in values})
 
 
-def _taken_back(key: str, under: Mapping[str, Any]) -> bool:
-    """Whether the config's word on another key leaves ``key`` at its default."""
-    return any(key in group and not group.isdisjoint(under) for group in _TOGETHER)
-
-
-def _said_by_profile(name: str) -> tuple[str, set[str], bool]:
-    """The file of a profile, the keys that it sets (none where it cannot be read, which ``load`` reports), and whether
-    it came with vidspec."""
-    from vidspec.profile import profiles
-    from vidspec.profile.yaml_files import read_yaml
-
-    path, source = profiles.files().get(name, (Path(name).expanduser(), ""))
-    packaged = source == "packaged"
-    try:
-        data = read_yaml(path)
-    except UsageError:
-        return str(path), set(), packaged
-    return str(path), set(_dotted(data)) if isinstance(data, dict) else set(), packaged
-
-
-def _checked(path: Path, keys: dict[str, Any]) -> dict[str, Any]:
-    """``keys`` if a profile has each of them; otherwise the complaint that a profile would get."""
+def _checked(path: Path, data: dict[str, Any]) -> dict[str, Any]:
+    """The keys, dotted, if a profile has each of them; otherwise the complaint that a profile would get."""
     from vidspec.profile import profiles
 
-    sections = profiles.parse({"name": "config"}).model_dump()
-    known = {f"{name}.{key}" for name, section in sections.items() if isinstance(section, dict) for key in section}
-    for key in keys:
-        if key not in known:
-            try:
-                profiles.parse({"name": "config", **_nested({key: keys[key]})})
-            except ProfileError as error:
-                raise UsageError(f"{path}: {error.message}") from None
+    for key in (keys := profiles.dotted(data)):
+        section, inner, _ = key.partition(".")
+        if key not in profiles.KEYS:
+            raise UsageError(f"{path}: {key}: {profiles.unknown(key)}")
+        if not inner:
             raise UsageError(f"{path}: {key}: is not a key of a config")
-        if key.partition(".")[0] not in SECTIONS:
+        if section not in SECTIONS:
             raise UsageError(
                 f"{path}: {key}: is part of a method", hint="put it into a profile, and name that with profile:"
             )
     return keys
-
-
-def _dotted(data: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{key}.{inner}": deep for inner, deep in value.items()}
-        elif value is not None:
-            flat[str(key)] = value
-    return flat
-
-
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    data: dict[str, Any] = {}
-    for key, value in flat.items():
-        section, dot, inner = key.partition(".")
-        if dot:
-            data.setdefault(section, {})[inner] = value
-        else:
-            data[key] = value
-    return data

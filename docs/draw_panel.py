@@ -15,13 +15,12 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 
 from vidspec import Captioner
-from vidspec.batch.bulk import Tally
-from vidspec.batch.work import Outcome, Work
 from vidspec.captioner import Arrival
 from vidspec.live.overall import RECENT, overall
 from vidspec.live.panel import render
 from vidspec.live.state import PanelState
 from vidspec.telling.events import Finished, Opened
+from vidspec.telling.tally import Tally
 
 WIDTH, HEIGHT = 100, 34
 BATCH = 8
@@ -48,7 +47,7 @@ def many(captioner: Captioner, folder: str) -> RenderableType:
         states[key].apply(said)
         if isinstance(said, Finished):
             del states[key]
-            tally.add(Outcome(said.caption, None, Work(said.caption.path, number=key)))
+            tally.add(key, said.caption)
         decoding = len(states) == BATCH and all(len(state.rounds) > 1 for state in states.values())
         if decoding and 2 * tally.done >= tally.total:
             shown = list(states.values())

@@ -37,7 +37,19 @@ def different(packaged):
     return list(by_settings.values())
 
 
+def goes_back(name):
+    """Whether states of recurrent blocks can follow; the others are refused, see ``models/test_hybrid_profiles.py``."""
+    profile = profiles.load(PACKAGED[name], env={})
+    draft, schedule = profile.draft, profile.schedule
+    chosen = draft.kind == "sparse_kv" or (draft.kind == "self" and draft.prefill == "gather")
+    return draft.topology == "chain" and not chosen and (schedule.kind, schedule.startup) != ("parallel", "fit")
+
+
 LOSSLESS = different(PACKAGED)
+#: Families of the same blocks and prompts as one of these have their own, shorter tests in ``tests/models``.
+DENSE = sorted({*families.names()} - {"internvl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
+HYBRID = "qwen3_5"
+FAMILIES = [*DENSE, HYBRID]
 CLIPS = {path.stem: path for path in shipped()}
 USUAL = 6
 DRAWN = int(os.environ.get("VIDSPEC_LOSSLESS_CLIPS", USUAL))
@@ -148,8 +160,10 @@ def test_profiles_are_found():
     assert len(CLIPS) == 4
 
 
-@pytest.mark.parametrize("family", sorted(set(families.names())))
-@pytest.mark.parametrize(("number", "profile"), list(enumerate(LOSSLESS)))
+@pytest.mark.parametrize(
+    ("family", "number", "profile"),
+    [(family, *one) for family in FAMILIES for one in enumerate(LOSSLESS) if family != HYBRID or goes_back(one[1])],
+)
 def test_every_profile_on_every_family(random_pairs, family, number, profile):
     """Small random models. Clips take turns; all of them in a longer run."""
     pair = random_pairs(family)
@@ -194,14 +208,14 @@ def check_nothing_loose(pair, profile, overrides, clips):
         assert check(pair, captioner, clip).loose == {"share": 0.0, "tokens": []}
 
 
-@pytest.mark.parametrize("family", sorted(set(families.names())))
+@pytest.mark.parametrize("family", DENSE)
 @pytest.mark.parametrize("profile", ["lvspec", "lvspec-tree"])
 def test_lvspec_without_anything_loose(random_pairs, family, profile):
     """A chain and two."""
     check_nothing_loose(random_pairs(family), profile, NOTHING_LOOSE, CLIPS.values())
 
 
-@pytest.mark.parametrize(("number", "family"), list(enumerate(sorted(set(families.names())))))
+@pytest.mark.parametrize(("number", "family"), list(enumerate(DENSE)))
 @pytest.mark.parametrize(("profile", "overrides"), [("specvlm", NOTHING_LOOSE), ("lvspec", BESIDE)])
 def test_lvspec_without_anything_loose_on_a_tree_and_in_parallel(random_pairs, number, family, profile, overrides):
     check_nothing_loose(random_pairs(family), profile, overrides, turns(number))

@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "vidspec"
 #: The rooms from the ground up; one may import what stands before its own line, and itself.
 ORDER = (
     ("errors", "escaping", "memory", "_version"),
+    ("files",),
     ("telling",),
     ("registry",),
     ("embedded",),

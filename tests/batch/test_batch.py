@@ -9,14 +9,16 @@ import pytest
 from fake_captioner import IDS, TEXT, FakeCaptioner, FakeReader, record
 
 from vidspec.batch.feed import Feed
-from vidspec.batch.run import Observer, exit_code
+from vidspec.batch.run import exit_code
 from vidspec.batch.run import run as run_feed
 from vidspec.batch.schema import record_schema
 from vidspec.batch.trace_file import joined
 from vidspec.batch.work import Entry, How, Task
-from vidspec.batch.writers import FileLines, check_output
+from vidspec.batch.writers import FileLines
 from vidspec.errors import DeviceError, OutputError, UsageError, VideoError
+from vidspec.files import check_output
 from vidspec.telling.compare import decode_rate, first_difference, speed_against
+from vidspec.telling.observer import Observer
 from vidspec.telling.record import RECORD_KEYS
 
 

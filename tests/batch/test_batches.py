@@ -18,9 +18,10 @@ from fake_captioner import TEXT, FakeCaptioner, FakeReader
 from vidspec.batch.feed import Feed
 from vidspec.batch.local import outcomes
 from vidspec.batch.outputs import Stream
-from vidspec.batch.run import Observer, run
+from vidspec.batch.run import run
 from vidspec.batch.work import Entry, How, Task
 from vidspec.errors import VideoError
+from vidspec.telling.observer import Observer
 
 TESTS = Path(__file__).resolve().parents[1]
 KINDS = ("good", "bug", "good", "missing", "good", "differs", "lost", "good")

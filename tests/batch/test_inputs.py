@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from vidspec.batch.globs import matches
 from vidspec.batch.identity import clip_id
-from vidspec.batch.inputs import Sources, collect
+from vidspec.batch.inputs import Sources, collect, matches
 from vidspec.batch.manifests import parse_manifest, seconds
 from vidspec.batch.work import Entry
 from vidspec.errors import UsageError

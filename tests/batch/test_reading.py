@@ -15,16 +15,17 @@ import numpy as np
 import pytest
 from fake_captioner import TEXT, FakeCaptioner
 
-from vidspec.batch.bulk import Tally, execute
+from vidspec.batch.bulk import execute
 from vidspec.batch.feed import Feed, reader_count
 from vidspec.batch.identity import Content
 from vidspec.batch.local import outcomes
-from vidspec.batch.plan import Plan
+from vidspec.batch.plan import Remaining
 from vidspec.batch.reader import Reader
 from vidspec.batch.segments import fixed, parse_segment
 from vidspec.batch.work import Entry, How, Task
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, UsageError, VideoError
+from vidspec.telling.tally import Tally
 from vidspec.video import read
 
 CLIP = str(shipped()[0])
@@ -279,7 +280,7 @@ def test_frames_are_let_go_clip_by_clip(settings):
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     captioner.asked = SimpleNamespace(append=lambda asked: None)  # it would remember the frames
     names = [f"{number}/{kind}.mp4" for number in range(6) for kind in ("good", "bug", "differs")]
-    todo = Plan(tasks(*names), {number: Content(1, 2) for number in range(1, 19)})
+    todo = Remaining(tasks(*names), {number: Content(1, 2) for number in range(1, 19)})
     how = How(verify=True, ahead=1, batch=1)
 
     def engine(todo):

@@ -419,4 +419,31 @@ def test_completion_of_formats():
     from vidspec.cli import options
 
     assert options.format_names("jsonl,s") == ["jsonl,srt"] and options.format_names("jso") == ["json", "jsonl"]
-    assert tuple(form.value for form in options.Form) == FORMATS
+    assert tuple(form.value for form in options.Format) == FORMATS
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "first"),
+    [
+        ("out.jsonl", (), '{"path"'),
+        ("out.JSON", (), '{"path"'),
+        ("out.csv", (), "path,id,"),
+        ("out.srt", (), "1\n"),
+        ("out.vtt", (), "WEBVTT"),
+        ("out.txt", (), TEXT),
+        ("out.log", (), "path,id,"),
+        ("out.jsonl", ("--format", "text"), TEXT),
+    ],
+)
+def test_the_suffix_of_the_file_chooses_the_format(vidspec, tmp_path, name, more, first):
+    """A flag wins over it, and it over the config."""
+    config = tmp_path / "config" / "vidspec" / "config.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text("format: csv\n")
+    assert vidspec("caption", "a.mp4", "-o", name, *more).code == 0
+    assert Path(name).read_text().startswith(first)
+
+
+def test_a_suffix_of_one_clips_format_takes_one_clip(vidspec):
+    ran = vidspec("caption", "a.mp4", "b.mp4", "-o", "out.srt")
+    assert ran.code == 2 and ran.err.startswith("error: --format srt: several clips need a file each")

@@ -466,7 +466,7 @@ def test_what_is_missing_is_an_error_before_models_are_loaded(vidspec, monkeypat
     ran = vidspec("caption", "good.mp4", "no.mp4", "-o", "out.jsonl")
     assert (ran.code, ran.err) == (2, "error: no.mp4: there is no such file (check the path)\n")
     assert "download it first" in vidspec("caption", "https://x.org/a.mp4").err
-    monkeypatch.setattr("vidspec.cli.asked.find_spec", lambda name: None)
+    monkeypatch.setattr("vidspec.cli.request.find_spec", lambda name: None)
     for option, value in (("--segment", "scenes"), ("--decoder", "decord"), ("--engine", "ray")):
         ran = vidspec("caption", "good.mp4", option, value, "-o", "out.jsonl")
         assert ran.code == 2 and ran.err.startswith(f"error: {option} {value} needs ") and "pip install" in ran.err

@@ -113,9 +113,11 @@ def test_a_table_that_was_deleted_comes_back_without_captioning(vidspec, meanwhi
 
 def test_a_file_that_is_deleted_behind_the_last_clip(vidspec, monkeypatch):
     """Between its last record and its end."""
-    from vidspec.cli.listeners import Lines
+    from vidspec.cli.listeners import OutcomeLines
 
-    monkeypatch.setattr(Lines, "outcome", lambda self, outcome, tally: tally.done < 5 or os.remove("out/out.jsonl"))
+    monkeypatch.setattr(
+        OutcomeLines, "outcome", lambda self, outcome, tally: tally.done < 5 or os.remove("out/out.jsonl")
+    )
     ran = vidspec("caption", *CLIPS, *JSONL)
     assert ran.code == 1 and "error: out/out.jsonl: was moved, replaced or deleted" in ran.err
     assert "captioned" not in ran.err and not os.path.exists("out/out.jsonl")
@@ -190,8 +192,8 @@ def test_a_full_disk_under_the_log_is_a_warning(vidspec):
 
 
 def test_lines_of_the_log_are_whole_when_there_is_room_again(tmp_path):
-    from vidspec.batch.bulk import Tally
     from vidspec.batch.log_file import LogFile
+    from vidspec.telling.tally import Tally
 
     said = []
     log = LogFile(tmp_path / "log", said.append)

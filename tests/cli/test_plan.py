@@ -15,6 +15,11 @@ CLIP = str(shipped()[0])
 
 
 @pytest.fixture(autouse=True)
+def isolated():
+    """The true captioner and registries, unlike the other tests of commands."""
+
+
+@pytest.fixture(autouse=True)
 def threads():
     before = torch.get_num_threads()
     yield

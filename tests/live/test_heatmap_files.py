@@ -6,12 +6,12 @@ from fake_captioner import record
 from PIL import Image
 
 from vidspec import Captioner, video
-from vidspec.batch.run import Observer
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError, VideoError
 from vidspec.live.heatmap_files import HeatmapFiles, check_heatmap
 from vidspec.profile import profiles
 from vidspec.telling.events import Finished, Load, Opened, Prefilled
+from vidspec.telling.observer import Observer
 
 
 def profile(name="sd-attention", **settings):

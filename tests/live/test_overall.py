@@ -6,19 +6,13 @@ from fake_captioner import events, record
 from rich.cells import cell_len
 from rich.console import Console
 
-from vidspec.batch.bulk import Tally, duration
-from vidspec.batch.work import Outcome, Work
 from vidspec.errors import VideoError
 from vidspec.live.clip_lines import clip_lines, headings
 from vidspec.live.overall import BulkPanel, overall
 from vidspec.live.state import PanelState
 from vidspec.telling.events import Again, Load, Round
 from vidspec.telling.record import failed
-
-
-def outcome(number, *, error=None, **work):
-    caption = record() if error is None else failed("x", error)
-    return Outcome(caption, error, Work("x", number=number, **work))
+from vidspec.telling.tally import Tally, duration
 
 
 @pytest.fixture
@@ -26,8 +20,8 @@ def tally():
     """Of ten clips two were done before; this run captioned three and failed at one in 8 s."""
     tally = Tally(total=10, earlier=1, earlier_failed=1, began=time.monotonic() - 8)
     for number in range(3):
-        tally.add(outcome(number))
-    tally.add(outcome(3, error=VideoError("broken", kind="truncated")))
+        tally.add(number, record())
+    tally.add(3, failed("x", VideoError("broken", kind="truncated")))
     return tally
 
 
@@ -83,9 +77,9 @@ def test_counts_and_rates(tally):
 
 def test_a_clip_counts_once_and_as_failed_if_a_segment_failed():
     tally = Tally(total=1)
-    assert not tally.add(outcome(1, segment=0, segments=2, last=False, error=VideoError("x")))
+    assert not tally.add(1, failed("x", VideoError("x")), last=False)
     assert tally.done == 0 and tally.eta is None
-    assert tally.add(outcome(1, segment=1, segments=2))
+    assert tally.add(1, record())
     assert (tally.captioned, tally.failed) == (0, 1)
 
 
@@ -256,7 +250,7 @@ def test_the_panel_follows_the_clips_in_flight_and_goes(tally):
         for number in (3, 5):
             panel.end(number, record())
         assert len(drawn(panel._drawn()).splitlines()) <= 4
-        panel.ended(tally)
+        panel.close()
         assert panel._live is None
 
 

@@ -37,6 +37,10 @@ CORPUS = (
 )
 QWEN25, QWEN3 = "qwen2_5_vl", "qwen3_vl"
 CLASSES = {QWEN25: "Qwen2_5_VL", QWEN3: "Qwen3VL"}
+#: Families whose blocks are not fused: mixtures of experts, and hybrids with recurrent blocks.
+HYBRIDS = {"qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe"}
+STOCK = {"qwen3_vl_moe": "Qwen3VLMoe", **HYBRIDS}
+EVERY = {**CLASSES, **STOCK}
 PATCH, HIDDEN, LAYERS, HEADS, KV_HEADS = 4, 64, 4, 4, 2
 #: Two frames a step, 2 x 2 patches a token; 8 pixels a side of a token.
 UNIT = 2 * PATCH
@@ -116,10 +120,20 @@ def config(kind: Kind) -> transformers.PreTrainedConfig:
         vision |= {"window_size": 3 * UNIT, "fullatt_block_indexes": [1, 3], "tokens_per_second": TOKENS_PER_SECOND}
         rope["mrope_section"] = [2, 3, 3]
     else:
-        vision |= {"num_position_embeddings": 36, "deepstack_visual_indexes": list(DEEPSTACK)}
+        vision |= {"num_position_embeddings": 36}
+        if kind.family not in HYBRIDS:
+            vision |= {"deepstack_visual_indexes": list(DEEPSTACK)}
         rope |= {"mrope_section": [6, 3, 3], "mrope_interleaved": True}
         text["head_dim"] = 24  # not hidden / heads, as in the published ones
-    return getattr(transformers, f"{CLASSES[kind.family]}Config")(
+    if kind.family in HYBRIDS:
+        rope |= {"mrope_section": [2, 1, 1], "partial_rotary_factor": 1 / 3}
+        text |= {"linear_key_head_dim": 16, "linear_value_head_dim": 24, "linear_conv_kernel_dim": 4}
+        text |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    if kind.family.endswith("_moe"):
+        text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        if kind.family in HYBRIDS:
+            text["shared_expert_intermediate_size"] = 32
+    return getattr(transformers, f"{EVERY[kind.family]}Config")(
         vision_config=vision,
         text_config={**text, **ends, "rope_parameters": rope},
         image_token_id=ids["<|image_pad|>"],
@@ -133,7 +147,7 @@ def config(kind: Kind) -> transformers.PreTrainedConfig:
 
 def stock(kind: Kind, attention: str = "sdpa") -> transformers.PreTrainedModel:
     """A new model of ``kind``, untouched by vidspec; the same numbers at every call."""
-    made = getattr(transformers, f"{CLASSES[kind.family]}ForConditionalGeneration")(config(kind)).eval()
+    made = getattr(transformers, f"{EVERY[kind.family]}ForConditionalGeneration")(config(kind)).eval()
     made.set_attn_implementation(attention)
     rng = torch.Generator()
     with torch.no_grad():
@@ -143,7 +157,10 @@ def stock(kind: Kind, attention: str = "sdpa") -> transformers.PreTrainedModel:
             if "embed_tokens" in name or "lm_head" in name:
                 weight.copy_(noise * 0.7)
             elif "norm" in name or "ln_q" in name:
-                weight.copy_(0.2 * noise + (1 if name.endswith("weight") else 0))
+                centred = kind.family in HYBRIDS and "language_model" in name and "linear_attn" not in name
+                weight.copy_(0.2 * noise + (1 if name.endswith("weight") and not centred else 0))
+            elif name.endswith(("A_log", "dt_bias")):
+                weight.copy_(0.5 * noise - 1)  # states that last for tens of rows
             elif weight.dim() == 1:
                 weight.copy_(0.3 * noise)
             else:

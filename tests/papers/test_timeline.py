@@ -1,7 +1,8 @@
 from vidspec.decoding.parallel import Scheduler, Settings
+from vidspec.live.lanes import Glyphs
 from vidspec.pace.gamma import FixedGamma
 from vidspec.papers.simulated import SimulatedWorkers, simulate
-from vidspec.papers.timeline import Glyphs, timeline
+from vidspec.papers.timeline import timeline
 from vidspec.papers.virtual import Costs, Pattern, simulate_sequential
 
 COSTS = Costs(lambda rows: 8.0, lambda: 2.0, target_prefill=8.0)

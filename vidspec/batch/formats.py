@@ -8,15 +8,29 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from itertools import accumulate
 from typing import Any, Literal, get_args
 
 from vidspec.escaping import cell, cue, json_text, one_line, shown
 
-__all__ = ["CSV_COLUMNS", "FORMATS", "SUFFIXES", "Format", "clock", "cues", "document", "header", "line", "span"]
+__all__ = [
+    "CSV_COLUMNS",
+    "FORMATS",
+    "SUFFIXES",
+    "Format",
+    "clock",
+    "cues",
+    "document",
+    "format_of",
+    "header",
+    "line",
+    "listing",
+    "span",
+]
 
 Format = Literal["text", "txt", "json", "jsonl", "csv", "srt", "vtt", "webdataset-txt"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -56,6 +70,12 @@ LINES, WIDTH = 2, 42
 DEMO = "Captions of vidspec's built-in models, which know drawn shapes only."
 
 Record = Mapping[str, Any]
+
+
+def format_of(path: str) -> Format | None:
+    """The format that the suffix of a file names; None if it names none."""
+    suffix = os.path.splitext(path)[1].lower()
+    return next((form for form in FORMATS if SUFFIXES[form] == suffix), None)
 
 
 def header(form: Format) -> str | None:
@@ -99,9 +119,13 @@ def document(records: Sequence[Record], form: Format) -> str | None:
         return _vtt(captioned)
     if form == "webdataset-txt":
         return " ".join(_flat(record["caption"]) for record in captioned) + "\n"
-    lines = (line(record, form, several=False) for record in records)
-    first = header(form)
-    return "".join(f"{one}\n" for one in ([first] if first else []) + [one for one in lines if one is not None])
+    return listing(records, form, several=False)
+
+
+def listing(records: Iterable[Record], form: Format, *, several: bool, raw_csv: bool = False) -> str:
+    """Records as the content of one file, a :func:`line` each below the :func:`header`."""
+    lines = (line(record, form, several=several, raw_csv=raw_csv) for record in records)
+    return "".join(f"{one}\n" for one in (header(form), *lines) if one is not None)
 
 
 def _said(record: Record) -> Record:

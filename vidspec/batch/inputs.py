@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
-from vidspec.batch.globs import matches
+from wcmatch import glob
+
 from vidspec.batch.manifests import SUFFIXES, parse_manifest
 from vidspec.batch.work import Entry
 from vidspec.errors import UsageError
 
-__all__ = ["EXTENSIONS", "Found", "Sources", "collect", "leave_out_missing"]
+__all__ = ["EXTENSIONS", "Found", "Sources", "collect", "leave_out_missing", "matches"]
 
 #: What is taken for a video in folders and lists; files that are named one by one are always tried.
 EXTENSIONS = frozenset(
@@ -30,7 +33,7 @@ class Sources:
         paths: files, folders, manifests (by their suffix), and ``-`` for a list on standard input.
         lists: files that list paths, separated by newlines or, if there is any, by NUL; ``-`` for standard input.
         manifests: JSONL or CSV files; ``-`` for standard input.
-        include, exclude: globs over the paths in folders and lists; see ``vidspec.batch.globs``.
+        include, exclude: globs over the paths in folders and lists; see :func:`matches`.
         extensions: suffixes without the dot, lower case; None for :data:`EXTENSIONS`, empty for any.
     """
 
@@ -188,3 +191,25 @@ def _content(name: str) -> bytes:
         return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     except OSError as error:
         raise UsageError(f"{name}: cannot be read: {error.strerror or error}") from None
+
+
+def matches(relative: str, patterns: Iterable[str]) -> bool:
+    """Whether ``relative``, a path with ``/``, is meant by one of ``patterns``.
+
+    A pattern without ``/`` is compared with every part of the path, so that ``tmp`` means a folder of that name and all
+    that is in it; one with ``/`` is compared with the whole path and its leading folders. ``*`` and ``?`` stay within
+    a part, ``**`` is any number of parts, ``[ab]`` is one of these characters.
+    """
+    parts = [part for part in relative.split("/") if part not in ("", ".")]
+    leading = ["/".join(parts[: length + 1]) for length in range(len(parts))]
+    return any(
+        _compiled(pattern).fullmatch(one)
+        for pattern in (pattern.removeprefix("./").rstrip("/") for pattern in patterns)
+        for one in (leading if "/" in pattern else parts)
+    )
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    (regex,), _ = glob.translate(pattern, flags=glob.GLOBSTAR | glob.DOTGLOB | glob.CASE)
+    return re.compile(regex)

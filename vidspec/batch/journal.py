@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 from vidspec.batch.identity import Content
 from vidspec.errors import OutputError, UsageError
 from vidspec.escaping import json_text
+from vidspec.files import encoded
 
-__all__ = ["Journal", "Stored", "encoded", "gone", "is_at", "parsed"]
+__all__ = ["Journal", "Stored", "gone", "is_at", "parsed"]
 
 
 class Stored(NamedTuple):
@@ -44,6 +45,7 @@ class Journal:
         path: the file; made with the first record, so that a run that fails early leaves nothing.
         fresh: whether to begin anew. What the file held, and also what is no file of records, is kept as ``NAME~``.
         visible: the file that users know it by, whose lock is the run's whatever it is written as; ``path`` if None.
+        look: only to read it, whoever writes it: it is neither locked nor repaired.
 
     Attributes:
         replaced: where an earlier file was moved to, or None.
@@ -55,9 +57,9 @@ class Journal:
         OutputError: it cannot be read or written.
     """
 
-    def __init__(self, path: Path, *, fresh: bool = False, visible: Path | None = None) -> None:
+    def __init__(self, path: Path, *, fresh: bool = False, visible: Path | None = None, look: bool = False) -> None:
         self.path = Path(os.path.realpath(path))
-        self.shown = path
+        self.shown, self.look = path, look
         self.replaced: Path | None = None
         self.repaired = 0
         self.damaged = 0
@@ -69,11 +71,11 @@ class Journal:
         self._file: int | None = None
         self._size = 0
         shown = visible or path
-        self._lock = _locked(Path(os.path.realpath(shown)), shown)
+        self._lock = None if look else _locked(Path(os.path.realpath(shown)), shown)
         try:
             self._set_aside = not self._load() or fresh
         except OSError as error:
-            self._lock.release()
+            self._unlock()
             raise self._failure(error) from None
         if self._set_aside:
             self._forget()
@@ -191,7 +193,7 @@ class Journal:
             raise self._failure(error) from None
         finally:
             self._release_file()
-            self._lock.release()
+            self._unlock()
 
     def _load(self) -> bool:
         """Read and repair the file. False if it holds something else than records."""
@@ -210,19 +212,21 @@ class Journal:
                     self._order.append(Stored(offset, len(line), "", "", None, None, Content(None, None), True))
                 elif record is not None and not line.endswith(b"\n"):
                     line += b"\n"  # only its end is missing
-                    with self.path.open("ab") as end:
-                        end.write(b"\n")
+                    if not self.look:
+                        with self.path.open("ab") as end:
+                            end.write(b"\n")
                 if record is not None:
                     self._add(offset, line, record)
                 elif not line.endswith(b"\n"):
                     if not self._order and not line.startswith(b"{"):
                         return False
                     self.repaired = len(line)
-                    os.truncate(self.path, offset)
+                    if not self.look:
+                        os.truncate(self.path, offset)
                     break
                 offset += len(line)
         self._size = offset
-        if bad:  # the disk did this, not a crash: nothing is thrown away
+        if bad and not self.look:  # the disk did this, not a crash: nothing is thrown away
             with kept.open("ab") as aside:
                 aside.writelines(bad)
             self.damaged = len(bad)
@@ -270,12 +274,16 @@ class Journal:
             os.close(self._file)
             self._file = None
 
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
     def _forget(self) -> None:
         self._index, self._hashes, self._order, self._size = {}, {}, [], 0
         self._clips = set()
 
     def _failure(self, error: OSError) -> OutputError:
-        return OutputError(f"{self.shown}: cannot be written: {error.strerror or error}")
+        return OutputError(f"{self.shown}: cannot be {'read' if self.look else 'written'}: {error.strerror or error}")
 
 
 def is_at(path: Path, status: os.stat_result) -> bool:
@@ -293,14 +301,6 @@ def gone(path: Path) -> OutputError:
         hint="put it back if it was moved, and give the same command again to go on",
         kind="gone",
     )
-
-
-def encoded(line: str) -> bytes:
-    """UTF-8 of ``line``, whatever the locale; of a path that is not UTF-8 the foreign bytes become ``\\udcXX``.
-
-    JSON escapes them the same way, so a JSON line stays valid.
-    """
-    return line.encode("utf-8", "backslashreplace")
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:

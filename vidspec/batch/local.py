@@ -1,4 +1,4 @@
-"""The engine that captions in this process, with the next clips read in others."""
+"""The executor that captions in this process, with the next clips read in others."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from contextlib import closing
 
 from vidspec.batch.feed import Feed, helping, reader_count
 from vidspec.batch.reader import Reader
-from vidspec.batch.run import Captions, Observer, run
+from vidspec.batch.run import Captions, run
 from vidspec.batch.work import How, Outcome, Task
+from vidspec.telling.observer import Observer
 
 __all__ = ["outcomes", "readers_for"]
 

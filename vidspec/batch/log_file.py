@@ -7,11 +7,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from vidspec.batch.bulk import Listener, Tally
-from vidspec.batch.journal import encoded
+from vidspec.batch.bulk import Listener
 from vidspec.batch.work import Outcome
 from vidspec.errors import UsageError
 from vidspec.escaping import json_text
+from vidspec.files import encoded
+from vidspec.telling.tally import Tally
 
 __all__ = ["LogFile"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vidspec.batch.formats import Format, document, header, line
+from vidspec.batch.formats import Format, document, listing
 from vidspec.batch.journal import parsed
 from vidspec.batch.records import LEAN_KEYS, lean
 from vidspec.errors import UsageError
@@ -72,8 +72,7 @@ def rendered(records: Sequence[Record], form: Format, *, raw_csv: bool = False) 
         raise UsageError("--format json: these records hold no measurements", hint="--format jsonl")
     if form == "jsonl":
         records = [record if tuple(record) == LEAN_KEYS else lean(record) for record in records]
-    lines = [header(form), *(line(record, form, several=True, raw_csv=raw_csv) for record in records)]
-    return "".join(f"{one}\n" for one in lines if one is not None)
+    return listing(records, form, several=True, raw_csv=raw_csv)
 
 
 def _records(path: Path, made: Merged) -> Iterable[Record]:

@@ -1,4 +1,4 @@
-"""Where records go: standard output, one file, or a file for each clip; the last two can be resumed.
+"""Where records go: standard output, one file, a file for each clip, or several of these; files can be resumed.
 
 What makes a run resumable is a journal (``vidspec.batch.journal``). For ``jsonl`` and ``json`` in one file the file is
 its own journal; every other file is a rendering of one that lies hidden beside it.
@@ -10,24 +10,28 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from vidspec.batch.formats import Format, document, header, line
+from vidspec.batch.formats import Format, document, header, line, listing
 from vidspec.batch.identity import clip_id
-from vidspec.batch.journal import Journal, Stored, encoded, gone, is_at
+from vidspec.batch.journal import Journal, Stored, gone, is_at
 from vidspec.batch.records import lean
-from vidspec.batch.sidecars import Names, check_names, write_whole
+from vidspec.batch.sidecars import Names, check_names
 from vidspec.batch.work import Entry
 from vidspec.batch.writers import Lines
 from vidspec.errors import OutputError, UsageError
+from vidspec.files import encoded, write_whole
 
 __all__ = [
     "ONE_CLIP",
     "Collected",
     "Journaled",
+    "Looked",
     "OneFile",
     "Output",
+    "Several",
     "Sidecars",
     "Stream",
     "hidden_journal",
@@ -41,20 +45,24 @@ Record = dict[str, Any]
 ONE_CLIP = "sidecar"
 
 
-class Output(Protocol):
-    """Takes records, and knows which ones an earlier run left."""
+class Output:
+    """Takes records, and knows which ones an earlier run left; this one keeps nothing and knows of none."""
 
     def parts(self, entry: Entry, settings: str) -> Mapping[int | None, Stored]:
         """Records of an entry under these settings, by segment."""
+        return {}
 
     def read(self, entry: Entry, stored: Stored) -> Record:
         """An earlier record."""
+        raise AssertionError("there is none")
 
     def same_content(self, entry: Entry, sha256: str, settings: str) -> Record | None:
         """An earlier caption of the same bytes under another name."""
+        return None
 
     def others(self, settings: Collection[str]) -> int:
         """How many earlier records were made under other settings."""
+        return 0
 
     def check(self, entry: Entry) -> None:
         """Find out before an entry is captioned that its record could not be kept.
@@ -75,6 +83,7 @@ class Output(Protocol):
 
     def close(self, entries: Sequence[Entry], *, complete: bool) -> list[str]:
         """No more records come; returns what the user should know."""
+        return []
 
 
 class Collected:
@@ -96,7 +105,7 @@ class Collected:
         return [parts[number] for number in sorted(parts)]
 
 
-class Stream:
+class Stream(Output):
     """Lines on standard output (or into a pipe): nothing is remembered.
 
     Args:
@@ -119,24 +128,6 @@ class Stream:
         self._begun = False
         self._due = None if order is None else deque(dict.fromkeys(map(clip_id, order)))
         self._early: dict[str, list[Record]] = {}
-
-    def parts(self, entry: Entry, settings: str) -> Mapping[int | None, Stored]:
-        return {}
-
-    def read(self, entry: Entry, stored: Stored) -> Record:
-        raise AssertionError("a stream holds nothing")
-
-    def same_content(self, entry: Entry, sha256: str, settings: str) -> Record | None:
-        return None
-
-    def others(self, settings: Collection[str]) -> int:
-        return 0
-
-    def earlier(self, entry: Entry, settings: str) -> None:
-        raise AssertionError("a stream holds nothing")
-
-    def check(self, entry: Entry) -> None:
-        """Nothing: it takes all or none."""
 
     def add(self, entry: Entry, record: Record) -> None:
         if self._due is None:
@@ -176,19 +167,25 @@ class Stream:
         return []
 
 
-class Journaled:
+class Journaled(Output):
     """What all outputs with a memory share.
 
     Args:
         journal_for: where the journal of an entry is; each is opened once.
         fresh: begin anew.
         visible: the file that users know the journal by, if it is not its own.
+        look: only read what is there.
     """
 
     def __init__(
-        self, journal_for: Callable[[Entry], Path], *, fresh: bool = False, visible: Path | None = None
+        self,
+        journal_for: Callable[[Entry], Path],
+        *,
+        fresh: bool = False,
+        visible: Path | None = None,
+        look: bool = False,
     ) -> None:
-        self._where, self._fresh, self._visible = journal_for, fresh, visible
+        self._where, self._fresh, self._visible, self._look = journal_for, fresh, visible, look
         self._journals: dict[Path, Journal] = {}
         self._lost: dict[Path, OutputError] = {}  # journals that take nothing any more, and why
 
@@ -202,7 +199,7 @@ class Journaled:
         if path in self._lost:
             raise self._lost[path]
         if path not in self._journals:
-            self._journals[path] = Journal(path, fresh=self._fresh, visible=self._visible)
+            self._journals[path] = Journal(path, fresh=self._fresh, visible=self._visible, look=self._look)
         return self._journals[path]
 
     @contextlib.contextmanager
@@ -226,12 +223,6 @@ class Journaled:
 
     def others(self, settings: Collection[str]) -> int:
         return sum(journal.others(settings) for journal in self._journals.values())
-
-    def earlier(self, entry: Entry, settings: str) -> None:
-        """Nothing: the record is where it was."""
-
-    def check(self, entry: Entry) -> None:
-        """Nothing: what is wrong with the one file was found when it was opened."""
 
     def add(self, entry: Entry, record: Record) -> None:
         with self._keeping(entry):
@@ -257,6 +248,23 @@ class Journaled:
 
     def _render(self, entries: Sequence[Entry], *, complete: bool, notes: list[str]) -> None:
         pass
+
+
+class Looked(Journaled):
+    """What lies there of earlier runs, neither locked nor repaired; keeps nothing."""
+
+    def __init__(self, journal_for: Callable[[Entry], Path]) -> None:
+        super().__init__(journal_for, look=True)
+
+    def records(self) -> Iterator[Record]:
+        """All of the journals that were looked into so far."""
+        return chain.from_iterable(journal.records() for journal in self._journals.values())
+
+    def add(self, entry: Entry, record: Record) -> None:
+        """Nothing is kept."""
+
+    def close(self, entries: Sequence[Entry], *, complete: bool) -> list[str]:
+        return []
 
 
 class OneFile(Journaled):
@@ -316,12 +324,11 @@ class OneFile(Journaled):
     def _whole(self) -> None:
         """Write the file anew from its journal."""
         self._check()
-        records = list(self.journal(Entry("")).records())
+        records = self.journal(Entry("")).records()
         if self.form in ("srt", "vtt"):
-            content = document(records, self.form) or ""
+            content = document(list(records), self.form) or ""
         else:
-            lines = (line(record, self.form, several=self.several, raw_csv=self.raw_csv) for record in records)
-            content = "".join(f"{one}\n" for one in (header(self.form), *lines) if one is not None)
+            content = listing(records, self.form, several=self.several, raw_csv=self.raw_csv)
         write_whole(self.path, content)
         self._begun = self.path.stat()
 
@@ -414,6 +421,7 @@ class Sidecars(Journaled):
             if content is None:
                 continue
             try:
+                _make_folder(names.path(entry).parent)
                 write_whole(names.path(entry), content)
             except OutputError as error:  # its record is kept
                 hint = "give the same command again when it can be: nothing is captioned twice"
@@ -423,6 +431,66 @@ class Sidecars(Journaled):
         if self._moved:
             more = f" and {len(self._moved) - 1} more" if len(self._moved) > 1 else ""
             notes.append(f"files that were there before are kept as {self._moved[0]}{more}")
+
+
+class Several(Output):
+    """Counts as done what every output with a memory has; what they remember, a stream among them is told again.
+
+    Args:
+        outputs: at most one of them a stream, which then stands beside one with whole records; files beside clips last,
+            as those that a single clip may not be written to.
+    """
+
+    def __init__(self, outputs: Sequence[Output]) -> None:
+        self.outputs = outputs
+        self._kept = [one for one in outputs if not isinstance(one, Stream)]
+        self._streams = [one for one in outputs if isinstance(one, Stream)]
+
+    def parts(self, entry: Entry, settings: str) -> Mapping[int | None, Stored]:
+        first, *others = [one.parts(entry, settings) for one in self._kept] or [{}]
+        return {
+            key: stored
+            for key, stored in first.items()
+            if all(key in other and other[key].content.same(stored.content) for other in others)
+        }
+
+    def read(self, entry: Entry, stored: Stored) -> dict[str, Any]:
+        return self._kept[0].read(entry, stored)
+
+    def same_content(self, entry: Entry, sha256: str, settings: str) -> dict[str, Any] | None:
+        # What one wrote may be less than another needs: only outputs that are alike could share it.
+        return self._kept[0].same_content(entry, sha256, settings) if len(self._kept) == 1 else None
+
+    def others(self, settings: Collection[str]) -> int:
+        return max(one.others(settings) for one in self._kept)
+
+    def check(self, entry: Entry) -> None:
+        for one in self.outputs:
+            one.check(entry)
+
+    def add(self, entry: Entry, record: dict[str, Any]) -> None:
+        for one in self.outputs:
+            one.add(entry, record)
+
+    def earlier(self, entry: Entry, settings: str) -> None:
+        stored = self.parts(entry, settings)
+        for one in self._kept:
+            one.earlier(entry, settings)
+        for stream in self._streams:
+            for part in sorted(stored.values(), key=lambda one: one.segment or 0):
+                stream.add(entry, self.read(entry, part))
+
+    def close(self, entries: Sequence[Entry], *, complete: bool) -> list[str]:
+        notes: list[str] = []
+        failure: Exception | None = None
+        for one in self.outputs:
+            try:
+                notes += one.close(entries, complete=complete)
+            except Exception as error:  # the others must be closed all the same
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return notes
 
 
 def hidden_journal(path: Path) -> Path:

@@ -13,11 +13,11 @@ from vidspec.batch.work import Entry, Outcome, Task
 from vidspec.errors import OutputError
 from vidspec.telling.record import failed
 
-__all__ = ["Plan", "left", "plan"]
+__all__ = ["Remaining", "left", "plan"]
 
 
 @dataclass
-class Plan:
+class Remaining:
     """What is to be done, and what an earlier run did.
 
     Attributes:
@@ -56,7 +56,7 @@ def left(parts: Mapping[int | None, Stored], content: Content, *, segmented: boo
 
 def plan(
     entries: Sequence[Entry], output: Output, settings: Settings, *, checksum: bool = False, retry: bool = False
-) -> Plan:
+) -> Remaining:
     """The tasks of a run over ``entries`` into ``output``.
 
     Args:
@@ -66,7 +66,7 @@ def plan(
         checksum: tell content by hash instead of size and time; a clip that was renamed keeps its caption.
         retry: try clips again that failed.
     """
-    made = Plan()
+    made = Remaining()
     for number, entry in enumerate(entries, start=1):
         try:
             _planned(made, Task(entry, number), output, settings, checksum=checksum, retry=retry)
@@ -78,7 +78,7 @@ def plan(
     return made
 
 
-def _planned(made: Plan, task: Task, output: Output, settings: Settings, *, checksum: bool, retry: bool) -> None:
+def _planned(made: Remaining, task: Task, output: Output, settings: Settings, *, checksum: bool, retry: bool) -> None:
     """Enter one clip into the plan."""
     entry = task.entry
     content = content_of(entry.path, checksum=checksum)

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vidspec.batch.feed import Feed, helping, reader_count
 from vidspec.batch.reader import Reader
@@ -17,6 +17,9 @@ from vidspec.batch.run import Captions, run
 from vidspec.batch.work import How, Outcome, Task, Work
 from vidspec.errors import DeviceError, GenerationError, UsageError, VidspecError
 from vidspec.telling.record import failed
+
+if TYPE_CHECKING:
+    from vidspec.profile.schema import Profile
 
 __all__ = ["ATTEMPTS", "Dealer", "Factory", "Group", "device_groups", "portable_outcomes"]
 
@@ -71,18 +74,6 @@ class Factory:
         return captioner
 
 
-class _Told(Feed):
-    """A feed that tells of each piece that is taken to be captioned."""
-
-    tell: Callable[[Work], None]
-
-    def take(self) -> Work | None:
-        work = super().take()
-        if work is not None and work.error is None:
-            self.tell(replace(work, clip=None))
-        return work
-
-
 def portable_outcomes(
     captioner: Captions, tasks: Iterable[Task], how: How, tell: Callable[[Work], None]
 ) -> Iterator[Outcome]:
@@ -95,9 +86,8 @@ def portable_outcomes(
         tell: is told what is about to be captioned.
     """
     readers = [Reader(how.timeout) for _ in range(reader_count(how))]
-    with closing(_Told(tasks, how, readers, *helping(captioner))) as feed:
-        feed.tell = tell
-        yield from map(portable, run(captioner, feed, how))
+    with closing(Feed(tasks, how, readers, *helping(captioner))) as feed:
+        yield from map(portable, run(captioner, feed, how, begun=lambda work: tell(replace(work, clip=None))))
 
 
 def portable(outcome: Outcome) -> Outcome:
@@ -203,7 +193,9 @@ def _without(task: Task, work: Work, caption: str | None) -> Task:
     return replace(task, done={**task.done, work.segment: caption})
 
 
-def device_groups(replicas: str | None, profile: Any, *, ray: bool = False, address: str | None = None) -> list[Group]:
+def device_groups(
+    replicas: str | None, profile: Profile, *, ray: bool = False, address: str | None = None
+) -> list[Group]:
     """One group of devices for each captioner.
 
     A group has as many GPUs as the profile names (a draft on ``cuda:1`` makes it two); a target that ``device_map``
@@ -212,7 +204,7 @@ def device_groups(replicas: str | None, profile: Any, *, ray: bool = False, addr
     Args:
         replicas: a number, ``auto`` for one captioner on each group of GPUs (one in all without GPUs), or None for
             ``auto``.
-        profile: a profile.
+        profile: of each captioner.
         ray: whether captioners are Ray actors: Ray then chooses the GPUs of each and hides the others.
         address: of the Ray cluster, whose GPUs count for ``auto``.
 
@@ -245,7 +237,7 @@ def device_groups(replicas: str | None, profile: Any, *, ray: bool = False, addr
     return [Group(threads=threads)] * count
 
 
-def _group_size(profile: Any, gpus: int, count: int) -> int:
+def _group_size(profile: Profile, gpus: int, count: int) -> int:
     """GPUs of one captioner."""
     if profile.models.device_map is not None:
         return max(1, gpus // count)

@@ -1,4 +1,4 @@
-"""The engine of captioners on a Ray cluster: an actor for each group of devices, and one that deals the clips."""
+"""The executor of captioners on a Ray cluster: an actor for each group of devices, and one that deals the clips."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine of several captioners on this machine, each a process of its own on its own devices."""
+"""The executor of several captioners on this machine, each a process of its own on its own devices."""
 
 from __future__ import annotations
 

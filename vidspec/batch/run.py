@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,14 +11,16 @@ from vidspec.errors import GenerationError, VidspecError
 from vidspec.telling.bell import Bell
 from vidspec.telling.compare import first_difference, speed_against
 from vidspec.telling.events import Event, Finished, Load
+from vidspec.telling.observer import Observer
 from vidspec.telling.record import Caption, failed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from vidspec.captioner import Asked
+    from vidspec.profile.schema import Profile
 
-__all__ = ["Captions", "Observer", "Source", "exit_code", "run"]
+__all__ = ["Captions", "Source", "exit_code", "run"]
 
 CONTEXT = "{prompt}\n\nThis is a later part of a longer video. The part before it was described like this: {previous}"
 
@@ -27,7 +29,7 @@ class Captions(Protocol):
     """What is needed of a ``vidspec.Captioner``."""
 
     @property
-    def profile(self) -> Any: ...
+    def profile(self) -> Profile: ...
 
     def serve(
         self, arrivals: Any, *, batch: int | None = None, bell: Bell | None = None
@@ -51,37 +53,22 @@ class Source(Protocol):
     def finished(self, work: Work, caption: str | None) -> None: ...
 
 
-class Observer:
-    """Sees a run as it happens; this one looks away. The live panel is another.
-
-    Several clips may be open at once: each has a number of its own, and their events interleave.
-    """
-
-    def begin(self, number: int, path: str, total: int) -> None:
-        """A clip, or a segment of one, of a run over ``total`` clips starts; ``number`` names it until its end."""
-
-    def event(self, number: int, event: Event) -> None:
-        """One event of an open clip."""
-
-    def load(self, load: Load) -> None:
-        """What is in flight now, all clips together."""
-
-    def end(self, number: int, caption: Caption) -> None:
-        """An open clip is done, captioned or failed."""
-
-
 def run(
-    captioner: Captions, source: Source, how: How | None = None, observer: Observer | None = None
+    captioner: Captions,
+    source: Source,
+    how: How | None = None,
+    observer: Observer | None = None,
+    begun: Callable[[Work], None] = lambda work: None,
 ) -> Iterator[Outcome]:
     """Caption what comes from ``source``; yields one outcome each, as soon as it is known.
 
     The outcomes of one clip's segments come in their order. A failure of one clip, a bug included, is its outcome and
-    does not end the run. KeyboardInterrupt does.
+    does not end the run. KeyboardInterrupt does. ``begun`` is told of each piece that the captioner takes.
     """
     how, observer = how or How(), observer or Observer()
     if how.baseline:
         captioner.warm_up()  # or the first clip's speed-up would count what only the first use costs
-    flights = _Flights(captioner, source, how, observer)
+    flights = _Flights(captioner, source, how, observer, begun)
     while not source.over:
         before = flights.begun
         events = captioner.serve(flights, batch=how.batch, bell=source.bell)
@@ -120,8 +107,11 @@ class _Flight:
 class _Flights:
     """The clips that the captioner has; it takes them from here, and what it says of them is given back."""
 
-    def __init__(self, captioner: Captions, source: Source, how: How, observer: Observer) -> None:
+    def __init__(
+        self, captioner: Captions, source: Source, how: How, observer: Observer, begun: Callable[[Work], None]
+    ) -> None:
         self._captioner, self._source, self._how, self._observer = captioner, source, how, observer
+        self._tell = begun
         self.begun = 0
         self._flights: dict[int, _Flight] = {}
         self._unread: list[_Flight] = []
@@ -141,6 +131,7 @@ class _Flights:
             self._observer.begin(flight.key, flight.path, how.total)
             if work.error is None:
                 self._flights[flight.key] = flight
+                self._tell(work)
                 return flight
             self._unread.append(flight)
             self._source.bell.ring()  # where nothing is in flight the captioner waits, and must see that this is over

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from vidspec.batch.formats import SUFFIXES, Format
 from vidspec.batch.identity import clip_id
-from vidspec.batch.journal import encoded
 from vidspec.batch.work import Entry
-from vidspec.errors import OutputError, UsageError
+from vidspec.errors import UsageError
 
-__all__ = ["FIELDS", "Names", "check_names", "write_whole"]
+__all__ = ["FIELDS", "Names", "check_names"]
 
 #: What a template may hold.
 FIELDS = ("stem", "name", "key", "suffix", "profile", "format", "start", "end", "clip")
@@ -97,21 +96,3 @@ def check_names(names: Sequence[Names], entries: Iterable[Entry]) -> None:
     lost = next((path for path in taken if path in clips), None)
     if lost is not None:
         raise UsageError(f"{lost}: is one of the clips, and would be replaced", hint="choose another --name")
-
-
-def write_whole(path: Path, content: str) -> None:
-    """Write a file at once: it is replaced whole or not at all.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    part = path.with_name(f".{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
-            file.write(encoded(content))
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from None

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from vidspec.errors import OutputError
-
-__all__ = ["joined", "write"]
+__all__ = ["joined"]
 
 #: Process numbers of one clip; further apart than any clip has workers.
 STRIDE = 1000
@@ -33,17 +29,3 @@ def joined(traces: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
             args = {"name": label}
             events.append({"ph": "M", "name": "process_name", "pid": number * STRIDE + process, "args": args})
     return {"displayTimeUnit": "ms", "traceEvents": events}
-
-
-def write(path: Path, traces: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    """Write ``traces`` to ``path``, at once: an earlier file is replaced whole or not at all.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_text(json.dumps(joined(traces)), encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from None

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from vidspec.batch.journal import encoded
-from vidspec.errors import OutputError, UsageError
+from vidspec.errors import OutputError
+from vidspec.files import encoded
 
-__all__ = ["FileLines", "Lines", "StdoutLines", "check_output"]
+__all__ = ["FileLines", "Lines", "StdoutLines"]
 
 
 class Lines(Protocol):
@@ -74,19 +72,3 @@ class FileLines:
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()
-
-
-def check_output(path: Path, inputs: Iterable[str], option: str) -> None:
-    """Find out before any model is loaded that ``path`` cannot be written or is one of the clips.
-
-    Raises:
-        UsageError: naming ``option``.
-    """
-    if path.is_dir():
-        raise UsageError(f"{option} {path}: is a folder")
-    if not path.parent.is_dir():
-        raise UsageError(f"{option} {path}: there is no folder {path.parent}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"{option} {path}: no permission to write there")
-    if any(os.path.realpath(path) == os.path.realpath(clip) for clip in inputs):
-        raise UsageError(f"{option} {path}: is one of the clips")

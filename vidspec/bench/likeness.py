@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-
-from rapidfuzz.distance import LCSseq, Levenshtein
+from collections.abc import Hashable, Sequence
 
 __all__ = ["edit_distance", "rouge_l"]
 
@@ -24,7 +22,7 @@ def rouge_l(text: str, reference: str) -> float:
     words, wanted = _WORD.findall(text.lower()), _WORD.findall(reference.lower())
     if not words and not wanted:
         return 1.0
-    return 2 * LCSseq.similarity(words, wanted) / (len(words) + len(wanted))
+    return 2 * _in_common(words, wanted) / (len(words) + len(wanted))
 
 
 def edit_distance(token_ids: Sequence[int], reference: Sequence[int]) -> float:
@@ -34,4 +32,26 @@ def edit_distance(token_ids: Sequence[int], reference: Sequence[int]) -> float:
         from 0 (identical) to 1 (no token in its place); 0 for two empty sequences.
     """
     longest = max(len(token_ids), len(reference))
-    return Levenshtein.distance(token_ids, reference) / longest if longest else 0.0
+    return _edits(token_ids, reference) / longest if longest else 0.0
+
+
+def _in_common(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
+    """The length of the longest common subsequence."""
+    above = [0] * (len(other) + 1)
+    for left in one:
+        row = [0]
+        for place, right in enumerate(other):
+            row.append(above[place] + 1 if left == right else max(row[-1], above[place + 1]))
+        above = row
+    return above[-1]
+
+
+def _edits(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
+    """The least number of insertions, deletions and replacements that turn one into the other."""
+    above = list(range(len(other) + 1))
+    for left in one:
+        row = [above[0] + 1]
+        for place, right in enumerate(other):
+            row.append(min(above[place] + (left != right), above[place + 1] + 1, row[-1] + 1))
+        above = row
+    return above[-1]

@@ -20,14 +20,13 @@ from typing import Any
 import torch
 
 from vidspec import video
-from vidspec.batch.bulk import Engine, Listener, Tally, execute
+from vidspec.batch.bulk import Executor, Listener, execute
 from vidspec.batch.feed import reader_count
 from vidspec.batch.local import outcomes
 from vidspec.batch.outputs import OneFile
 from vidspec.batch.plan import plan
 from vidspec.batch.reader import Reader
 from vidspec.batch.records import Settings
-from vidspec.batch.run import Observer
 from vidspec.batch.work import Entry, How, Outcome, Task
 from vidspec.bench import labels
 from vidspec.bench.answering import answer
@@ -39,6 +38,8 @@ from vidspec.models import loading
 from vidspec.profile import profiles
 from vidspec.profile.profiles import Profile
 from vidspec.telling.events import Finished, Load, Round
+from vidspec.telling.observer import Observer
+from vidspec.telling.tally import Tally
 from vidspec.video import Clip
 
 __all__ = ["Ours", "Theirs", "folder", "groups", "main"]
@@ -192,7 +193,7 @@ def how_of(profile: Profile, total: int, batch: int) -> How:
     return How(video=read, prompt=profile.generate.prompt, batch=batch, total=total)
 
 
-def folder(engine: Engine, clips: Sequence[str], profile: Profile, how: How) -> dict[str, Any]:
+def folder(engine: Executor, clips: Sequence[str], profile: Profile, how: How) -> dict[str, Any]:
     """Caption clips into a file.
 
     Returns:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vidspec.cli.options import Profile, Settings
+from vidspec.cli.options import Profile, Request, Settings
 from vidspec.cli.report import note
 from vidspec.escaping import json_text, one_line
 
@@ -41,14 +41,11 @@ def show(
 
     A flag wins over a VIDSPEC_* variable, that over the profile, that over the user's config, that over the default.
     """
-    from types import SimpleNamespace
-
-    from vidspec.cli.asked import KEYS, overrides_of
+    from vidspec.cli.request import overrides_of
     from vidspec.profile.user_config import DEFAULT_PROFILE, read_config, resolve
 
     defaults = read_config()
-    nothing = dict.fromkeys([*KEYS, "style", "prompt", "prompt_file"])
-    resolved = resolve(profile, overrides_of(SimpleNamespace(**nothing, settings=settings)), defaults)
+    resolved = resolve(profile, overrides_of(Request(settings=settings)), defaults)
     config = str(defaults.path)
     rows: list[tuple[str, Any, str]] = []
     if profile is not None:

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-from enum import Enum
 from typing import Annotated
 
 import typer
 
+from vidspec.cli.options import TextOrJson
+
 __all__ = ["doctor"]
 
 
-class Form(str, Enum):
-    """How the findings are written."""
-
-    text = "text"
-    json = "json"
-
-
 def doctor(
-    form: Annotated[Form, typer.Option("--format", help="json: one object.")] = Form.text,
+    form: Annotated[TextOrJson, typer.Option("--format", help="json: one object.")] = TextOrJson.text,
 ) -> int:
     """Show versions, devices, what runs language models, video decoders and the model cache; what is missing.
 
@@ -28,7 +22,7 @@ def doctor(
     from vidspec.cli.environment import inspect
 
     found = inspect()
-    if form is Form.json:
+    if form is TextOrJson.json:
         print(json.dumps(found.to_dict(), ensure_ascii=False, indent=2))
     else:
         from rich.console import Console

@@ -4,41 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vidspec.cli.report import complain, left_out, named, note
 from vidspec.escaping import one_line
+from vidspec.telling.tally import duration
 
 if TYPE_CHECKING:
+    from vidspec.batch.dry_run import Wanted
     from vidspec.batch.inputs import Found
     from vidspec.batch.records import Settings
     from vidspec.batch.work import Entry
-    from vidspec.cli.asked import Place
+    from vidspec.cli.destinations import Destination
+    from vidspec.cli.options import Request
 
 __all__ = ["dry_run"]
 
 
 def dry_run(
-    given: Any, found: Found, entries: Sequence[Entry], places: Sequence[Place], settings: Settings, label: str
+    request: Request,
+    found: Found,
+    entries: Sequence[Entry],
+    destinations: Sequence[Destination],
+    settings: Settings,
+    label: str,
 ) -> int:
     """Say what a run over ``entries`` would do; returns 1 if some clip cannot be read, else 0.
 
     Args:
-        given: the options.
+        request: the options.
         found: what the entries were found among.
-        places: where the records would go.
+        destinations: where the records would go.
         settings: how clips would be captioned.
         label: of the shard.
     """
-    from vidspec.batch.bulk import duration
-    from vidspec.batch.dry_run import Looked, estimate, wanted
+    from vidspec.batch.dry_run import estimate, past, wanted
+    from vidspec.batch.outputs import Looked, Several
     from vidspec.batch.plan import plan
     from vidspec.batch.writers import StdoutLines
 
-    remembering = [place for place in places if place.journal(entries[0], label) and not given.overwrite]
-    looked = Looked([partial(_journal, place, label) for place in remembering])
-    planned = plan(entries, looked, settings, checksum=given.checksum, retry=given.retry_failed)
+    kept = [one for one in destinations if one.journal(entries[0], label) and not request.overwrite]
+    journals = [Looked(partial(_journal, one, label)) for one in kept]
+    looked = Several(journals)
+    planned = plan(entries, looked, settings, checksum=request.checksum, retry=request.retry_failed)
     todo = {task.number: wanted(task, settings.how) for task in planned.tasks}
     out = StdoutLines()
     for number, entry in enumerate(entries, start=1):
@@ -55,7 +65,7 @@ def dry_run(
     for line in errors:
         complain(line)
     profile = settings.profile
-    about = f"{named(profile['models'])}, profile {profile['name']}; {_where(places)}"
+    about = f"{named(profile['models'])}, profile {profile['name']}; {_where(destinations)}"
     note(f"dry run: nothing is loaded or written; {about}")
     left = [one for one in todo.values() if one.error is None]
     counts = [f"{len(left)} to caption ({duration(sum(one.seconds for one in left))} of video{_parts(left)})"]
@@ -69,15 +79,16 @@ def dry_run(
     counts += [f"left out: {aside}"] if (aside := left_out(found)) else []
     note(f"{len(entries)} clips: {', '.join(counts)}")
     by_length = settings.how.segment is not None or profile["video"]["fps"] is not None
-    past = looked.past({settings.of(entry) for entry in entries})
-    guess = estimate(left, past, by_length=by_length)
+    records = chain.from_iterable(one.records() for one in journals)
+    earlier = past(records, {settings.of(entry) for entry in entries})
+    guess = estimate(left, earlier, by_length=by_length)
     time = "unknown" if guess.seconds is None else f"{duration(guess.seconds)} for one captioner, without loading"
     note(f"estimated time: {time} ({guess.why})")
     return int(bool(errors or found.unreadable))
 
 
-def _journal(place: Place, label: str, entry: Entry) -> Path:
-    path = place.journal(entry, label)
+def _journal(destination: Destination, label: str, entry: Entry) -> Path:
+    path = destination.journal(entry, label)
     assert path is not None
     return path
 
@@ -86,18 +97,19 @@ def _end(entry: Entry) -> str:
     return "end" if entry.end is None else f"{entry.end:g}"
 
 
-def _parts(left: Sequence[Any]) -> str:
-    if any(one.parts is None for one in left):
+def _parts(left: Sequence[Wanted]) -> str:
+    parts = [one.parts for one in left]
+    if None in parts:
         return ", in scenes"
-    parts = sum(one.parts for one in left)
-    return f", {parts} segments" if parts > len(left) else ""
+    count = sum(filter(None, parts))
+    return f", {count} segments" if count > len(left) else ""
 
 
-def _where(places: Sequence[Place]) -> str:
+def _where(destinations: Sequence[Destination]) -> str:
     said = []
-    for place in places:
-        if place.names:
-            said.append(f"a file for each clip ({', '.join(place.forms)})")
+    for one in destinations:
+        if one.names:
+            said.append(f"a file for each clip ({', '.join(one.forms)})")
         else:
-            said.append(f"into {place.path}" if place.path is not None else f"{place.forms[0]} to standard output")
+            said.append(f"into {one.path}" if one.path is not None else f"{one.forms[0]} to standard output")
     return ", ".join(said)

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from pathlib import Path
 from typing import Any
 
-from vidspec.batch.bulk import Listener, Tally
-from vidspec.batch.run import Observer
+from vidspec.batch.bulk import Listener
 from vidspec.batch.work import Outcome
 from vidspec.cli.report import failure, note, progress, summary, where_time_went
 from vidspec.errors import UsageError
 from vidspec.telling.events import Again, Event
+from vidspec.telling.observer import Observer
 from vidspec.telling.record import Caption
+from vidspec.telling.tally import Tally
 
-__all__ = ["Lines", "Notifier", "Restarts", "Traces"]
+__all__ = ["Notifier", "OutcomeLines", "Restarts", "Traces"]
 
 #: Seconds between notes of progress where there is no terminal to show a bar.
 USUAL = 60.0
 
 
-class Lines(Listener):
+class OutcomeLines(Listener):
     """A line on stderr for each outcome; for failures only if ``quiet``, and one more if ``verbose``."""
 
     def __init__(self, *, several: bool, quiet: bool, debug: bool, verbose: bool = False) -> None:
@@ -116,10 +118,11 @@ class Traces(Listener):
         self._ended = True
 
     def write(self) -> None:
-        """Write the file, unless nothing was captioned."""
+        """Write the file, whole or not at all; nothing where nothing was captioned."""
         if not self._traces and not self._ended:
             return
-        from vidspec.batch.trace_file import write
+        from vidspec.batch.trace_file import joined
+        from vidspec.files import write_whole
         from vidspec.telling.trace import to_chrome
 
-        write(self.path, [(path, to_chrome(events)) for path, events in self._traces])
+        write_whole(self.path, json.dumps(joined([(path, to_chrome(events)) for path, events in self._traces])))

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from vidspec.cli.options import CsvRaw, Form
+from vidspec.cli.options import CsvRaw, Format
 from vidspec.cli.report import note
 from vidspec.errors import UsageError
+from vidspec.files import write_whole
 
 __all__ = ["merge"]
 
@@ -17,7 +18,7 @@ __all__ = ["merge"]
 def merge(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What --format jsonl or json wrote.")],
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Replaced whole; - is stdout.")] = "-",
-    form: Annotated[Form, typer.Option("--format", help="Of the output.")] = Form.jsonl,
+    form: Annotated[Format, typer.Option("--format", help="Of the output.")] = Format.jsonl,
     csv_raw: CsvRaw = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of every error.")] = False,
@@ -25,7 +26,6 @@ def merge(
     """Merge records of several runs or shards: each clip once, a caption before a failure, sorted by path."""
     from vidspec.batch.merge import merge as merged
     from vidspec.batch.merge import rendered
-    from vidspec.batch.sidecars import write_whole
     from vidspec.batch.writers import StdoutLines
 
     found = merged(files)

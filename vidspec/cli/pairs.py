@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vidspec.cli.options import TextOrJson
 from vidspec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,13 +21,6 @@ if TYPE_CHECKING:
     from vidspec.models.known_pairs import KnownModel, Memory, Pair
 
 __all__ = ["pairs"]
-
-
-class Form(str, Enum):
-    """How the list is written."""
-
-    text = "text"
-    json = "json"
 
 
 class Dtype(str, Enum):
@@ -42,7 +36,7 @@ def pairs(
     size: Annotated[str, typer.Option(metavar="WxH", help="Pixels of a frame.")] = "1280x720",
     dtype: Annotated[Dtype, typer.Option(help="Of weights and KV cache.")] = Dtype.bfloat16,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a caption.")] = 512,
-    form: Annotated[Form, typer.Option("--format", help="json: a list of objects.")] = Form.text,
+    form: Annotated[TextOrJson, typer.Option("--format", help="json: a list of objects.")] = TextOrJson.text,
 ) -> None:
     """List published pairs of target and draft, the memory each needs, and which are in the local cache.
 
@@ -62,7 +56,7 @@ def pairs(
         )
         for pair in known_pairs.known()
     ]
-    if form is Form.json:
+    if form is TextOrJson.json:
         print(json.dumps([_object(*row, here) for row in rows], ensure_ascii=False, indent=2))
     else:
         _table([_cells(*row, here) for row in rows], f"{frames} frames of {wide} x {tall} pixels, {dtype.value}")

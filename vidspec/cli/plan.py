@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,8 +11,10 @@ import typer
 
 from vidspec.cli import start
 from vidspec.cli.bench import Device, Draft, Dtype, Pair, PairName, Target, Threads
+from vidspec.cli.options import TextOrJson
 from vidspec.cli.report import left_out, note
 from vidspec.errors import GenerationError, OutputError, UsageError, VideoError
+from vidspec.files import write_whole
 
 if TYPE_CHECKING:
     from vidspec.batch.work import Entry
@@ -28,13 +29,6 @@ COLUMNS = ("way", "sees", "window", "accepted", "tokens / pass", "T_q ms", "deco
 TOGETHER = ("way", "at once", "clips/s", "tokens/s", *COLUMNS[1:])
 #: Clips of a folder that are tried until one can be measured.
 TRIED = 8
-
-
-class Form(str, Enum):
-    """How the plan is written."""
-
-    text = "text"
-    json = "json"
 
 
 def plan(
@@ -67,7 +61,7 @@ def plan(
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FILE.yaml", help="Write what was chosen as a profile.")
     ] = None,
-    form: Annotated[Form, typer.Option("--format", help="json: everything that was measured.")] = Form.text,
+    form: Annotated[TextOrJson, typer.Option("--format", help="json: everything that was measured.")] = TextOrJson.text,
 ) -> None:
     """Measure on a clip's beginning which settings are fastest, and say why; nothing that changes the text is chosen.
 
@@ -80,7 +74,7 @@ def plan(
     vidspec plan clips/
     """
     from vidspec.batch import inputs
-    from vidspec.cli.asked import batch_of
+    from vidspec.cli.request import batch_of
     from vidspec.profile import profiles
     from vidspec.profile.profiles import setting
 
@@ -142,10 +136,7 @@ def _save(profile: Profile, found: Plan, path: Path) -> None:
     chosen = profiles.override(profile, dict(found.chosen.overrides))
     content = chosen.model_dump(mode="json", exclude_defaults=True)
     content |= {"name": path.stem, "about": f"Chosen by vidspec plan. {found.why}."}
-    try:
-        path.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"--save {path}: cannot be written: {error.strerror}") from error
+    write_whole(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
 
 def _cells(way: Way, chosen: bool, columns: Sequence[str]) -> tuple[str, ...]:
@@ -174,8 +165,8 @@ def _shown(found: Plan) -> list[Way]:
     return [way for way in found.ways if way.batch == found.chosen.batch or way is best[way.batch]]
 
 
-def _print(found: Plan, form: Form, columns: Sequence[str]) -> None:
-    if form is Form.json:
+def _print(found: Plan, form: TextOrJson, columns: Sequence[str]) -> None:
+    if form is TextOrJson.json:
         import json
 
         content = {

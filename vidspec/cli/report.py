@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from vidspec.errors import VidspecError
 from vidspec.escaping import one_line, shown
 from vidspec.telling.record import Caption
+from vidspec.telling.tally import Tally, duration
 
 if TYPE_CHECKING:
-    from vidspec.batch.bulk import Tally
     from vidspec.batch.inputs import Found
     from vidspec.captioner import Captioner
 
@@ -107,8 +107,6 @@ def where_time_went(caption: Caption) -> str:
 
 def progress(tally: Tally) -> str:
     """How far a run is, on one line."""
-    from vidspec.batch.bulk import duration
-
     parts = [f"{tally.done}/{tally.total} clips", f"{tally.failed} failed", *_rates(tally)]
     if tally.eta is not None:
         parts.append(f"{duration(tally.eta)} left")
@@ -117,8 +115,6 @@ def progress(tally: Tally) -> str:
 
 def totals(tally: Tally, found: Found) -> str:
     """What became of a run, on one line."""
-    from vidspec.batch.bulk import duration
-
     parts = [f"{tally.total} clips: {tally.captioned} captioned, {tally.failed} failed"]
     if tally.kinds:
         parts[0] += f" ({', '.join(f'{kind} {count}' for kind, count in sorted(tally.kinds.items()))})"

@@ -289,7 +289,8 @@ def _print_timelines(estimates: list[Estimate]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from vidspec.papers.timeline import Glyphs, timeline
+    from vidspec.live.lanes import Glyphs
+    from vidspec.papers.timeline import timeline
 
     console = Console(highlight=False)
     glyphs = Glyphs() if console.encoding.lower().startswith("utf") else Glyphs.ascii()

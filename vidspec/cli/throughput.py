@@ -66,11 +66,10 @@ def throughput(
     from dataclasses import asdict
 
     from vidspec.batch.inputs import Sources, collect, leave_out_missing
-    from vidspec.batch.sidecars import write_whole
-    from vidspec.batch.writers import check_output
     from vidspec.bench.interleaved import machine
     from vidspec.bench.loaded import Source
     from vidspec.bench.throughput import Outcome, Throughput, contenders, markdown, measure
+    from vidspec.files import check_output, write_whole
 
     named = tuple(str(clip) for clip in clips)
     found = collect(Sources(paths=named))

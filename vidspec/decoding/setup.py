@@ -16,10 +16,11 @@ from vidspec.drafting.base import DrafterKind
 from vidspec.engine.asks import Asks, Look, Read
 from vidspec.engine.device import free_memory
 from vidspec.engine.forward import Engine
+from vidspec.engine.recurrent import REACH
 from vidspec.engine.rows import Prefill
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.taps import Taps
-from vidspec.errors import GenerationError
+from vidspec.errors import GenerationError, ProfileError
 from vidspec.lossy.base import configured as lossily
 from vidspec.lossy.engine import LossyEngine
 from vidspec.models.base import Prefix, VideoLanguageModel
@@ -78,7 +79,13 @@ class Setup:
         draft: VideoLanguageModel | None,
         describe: ImageCaptioner | None,
     ) -> Setup:
-        """Find the parts a profile names."""
+        """Find the parts a profile names.
+
+        Raises:
+            ProfileError: the target keeps states, and a part cannot go back to them.
+        """
+        if target.decoder.cached is not None:
+            _check_states(profile, target.name)
         sampling = Sampling(profile.generate.temperature, profile.generate.top_p)
         acceptance: Acceptance | None = None
         drafter: DrafterKind | None = None
@@ -247,3 +254,31 @@ def _context(model: VideoLanguageModel) -> int | None:
 def _per_frame(prefix: Prefix, kept: torch.Tensor) -> tuple[int, ...]:
     frame = prefix.visual.frame.cpu()[kept.cpu()]
     return tuple(torch.bincount(frame, minlength=prefix.visual.frames).tolist())
+
+
+def _check_states(profile: Profile, target: str) -> None:
+    """Refuse what a target with recurrent blocks cannot do: their states have one past and go back a bounded way."""
+    draft, schedule = profile.draft, profile.schedule
+    fits = schedule.kind == "parallel" and schedule.startup == "fit"
+    for broken, key, reason, instead in (
+        (draft.kind != "none" and draft.topology == "tree", "draft.topology: tree", "have one past", "chain"),
+        (draft.kind == "sparse_kv", "draft.kind: sparse_kv", "cannot be chosen from", "draft.kind: model"),
+        (
+            draft.kind == "self" and draft.prefill == "gather",
+            "draft.prefill: gather",
+            "cannot be chosen from",
+            "draft.prefill: again",
+        ),
+        (profile.prunes_the_target, f"lossy.method: {profile.lossy.method}", "cannot be pruned", "none"),
+        (
+            draft.kind != "none" and draft.gamma != "auto" and draft.gamma > REACH // 2,
+            f"draft.gamma: {draft.gamma}",
+            f"go back by {REACH} tokens",
+            f"at most {REACH // 2}",
+        ),
+        (fits, "schedule.startup: fit", f"go back by {REACH} tokens", "schedule.startup: window"),
+    ):
+        if broken:
+            raise ProfileError(
+                f"{key}: states of recurrent blocks ({target}) {reason}; nearest valid choice: {instead}"
+            )

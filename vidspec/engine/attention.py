@@ -227,12 +227,19 @@ class Attention:
         heads: query heads of each layer.
         scaling: of the scores.
         windows: of each layer how many places its rows see; None for layers that see everything.
+        cached: the layers that attend, in order; None where all do.
     """
 
     def __init__(
-        self, batch: Sequence[Rows], heads: int, scaling: float, windows: Sequence[int | None] | None = None
+        self,
+        batch: Sequence[Rows],
+        heads: int,
+        scaling: float,
+        windows: Sequence[int | None] | None = None,
+        cached: Sequence[int] | None = None,
     ) -> None:
-        self.scaling, self._windows = scaling, windows
+        self.batch, self.scaling, self._windows = batch, scaling, windows
+        self._at = None if cached is None else {layer: at for at, layer in enumerate(cached)}
         self._parts: list[_Part] = []
         self._sizes = [len(rows) for rows in batch]
         for rows, count in zip(batch, self._sizes, strict=True):
@@ -268,8 +275,9 @@ class Attention:
         return torch.cat([self._part(part, layer, own, new) for part, own, new in split])
 
     def _part(self, part: _Part, layer: int, query: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
-        part.writes[layer].copy_(entries)
-        keys, values = part.keys[layer], part.values[layer]
+        at = layer if self._at is None else self._at[layer]
+        part.writes[at].copy_(entries)
+        keys, values = part.keys[at], part.values[at]
         if part.taps is not None:
             part.taps.attended(layer, query, keys, self.scaling)
         window = None

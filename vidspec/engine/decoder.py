@@ -28,6 +28,7 @@ class Decoder(Protocol):
         heads, width: query heads of each block, and numbers of each.
         axes: of rotary positions: 1, or 3 under M-RoPE.
         windows: of each block how many places back its rows see; None where all blocks see everything.
+        cached: the blocks that keep keys and values, in order, where others keep a state; None where all do.
         packed_bytes: of weights that are held a second time, packed for a CPU.
         graphs: its passes of few tokens as a GPU replays them; None where it cannot.
     """
@@ -39,6 +40,7 @@ class Decoder(Protocol):
     width: int
     axes: int
     windows: tuple[int | None, ...] | None
+    cached: tuple[int, ...] | None
     packed_bytes: int
     graphs: Graphs | None
 

@@ -65,12 +65,12 @@ class Engine(Generic[M]):
         if decoder.graphs is not None and decoder.graphs.take(batch):
             return decoder.graphs.run(batch, self.model.vocabulary)
         rows, rotation = self._embedded(batch), decoder.rotation(self._positions(batch))
-        attention = Attention(batch, decoder.heads, decoder.width**-0.5, decoder.windows)
+        attention = Attention(batch, decoder.heads, decoder.width**-0.5, decoder.windows, decoder.cached)
         added = _deepstack(batch)
         watched: list[tuple[Taps, slice]] = []
         for part, start in zip(batch, _starts(batch), strict=True):
             if part.taps is not None:
-                part.taps.begin(part.span.length, part.ends)
+                part.taps.begin(part.span.length, part.ends, decoder.cached)
                 watched.append((part.taps, slice(start, start + len(part))))
         for index in range(decoder.depth):
             for taps, inner in watched:

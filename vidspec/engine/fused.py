@@ -112,6 +112,7 @@ class FusedDecoder:
     """
 
     name = "fused"
+    cached: tuple[int, ...] | None = None
     why = "the family's blocks are fused"
 
     def __init__(

@@ -7,11 +7,15 @@ import weakref
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import torch
 
 from vidspec.engine.device import spare
 from vidspec.errors import GenerationError
+
+if TYPE_CHECKING:
+    from vidspec.engine.recurrent import States
 
 __all__ = ["KVSpan", "Reads", "Slab"]
 
@@ -167,10 +171,12 @@ class KVSpan:
         offset: the rotary position of the entry at index i, prompt excluded, is ``i + offset``: kept visual tokens
             keep their positions, so a pruned prompt is shorter than the position that follows it.
         free: gives the entries back; so does forgetting the span.
+        states: of recurrent layers; None if there are none.
     """
 
     start: int
     free: weakref.finalize[..., KVSpan]
+    states: States | None = None
 
     def __init__(self, slab: Slab, room: int, offset: int = 0) -> None:
         self.slab, self.room, self.offset, self.length = slab, room, offset, 0
@@ -216,6 +222,8 @@ class KVSpan:
             ValueError: ``start`` or an offset is beyond what is held.
         """
         offsets = torch.as_tensor(kept, dtype=torch.long)
+        if self.states is not None and not torch.equal(offsets, torch.arange(len(offsets))):
+            raise ValueError("a recurrent layer has one past: no trees")
         if not 0 <= start <= self.length:
             raise ValueError(f"cannot gather from {start} on in a sequence of {self.length} entries")
         if len(offsets) and (int(offsets.min()) < 0 or int(offsets.max()) >= self.length - start):
@@ -236,6 +244,8 @@ class KVSpan:
         Raises:
             ValueError: an entry is beyond what is held, or K beyond the room.
         """
+        if self.states is not None:
+            raise ValueError("states of recurrent layers cannot be selected from")
         every = [rows[None]] * len(self.slab) if isinstance(rows, torch.Tensor) else rows
         count = every[0].shape[-1]
         if count > room or any(

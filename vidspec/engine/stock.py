@@ -9,8 +9,10 @@ import torch
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
+from vidspec.engine.attention import Attention
 from vidspec.engine.decoder import Attending, Rotation, windows_of
 from vidspec.engine.graphs import Graphs
+from vidspec.engine.recurrent import linear_attention
 from vidspec.engine.slab import Slab
 
 __all__ = ["NAME", "StockDecoder"]
@@ -71,6 +73,9 @@ class StockDecoder:
         config = language.config
         config._attn_implementation = NAME
         self.depth, self.windows = len(language.layers), windows_of(config)
+        kinds = getattr(config, "layer_types", None) or ()
+        attending = tuple(block for block, kind in enumerate(kinds) if kind != "linear_attention")
+        self.cached = attending if len(attending) < len(kinds) else None
         self.heads = int(config.num_attention_heads)
         self.width = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
         self.axes = 3 if "mrope_section" in (getattr(config, "rope_parameters", None) or {}) else 1
@@ -78,7 +83,8 @@ class StockDecoder:
     @cached_property
     def slab(self) -> Slab:
         config = self.language.config
-        devices = [_device(block) for block in self.language.layers]
+        layers = self.language.layers
+        devices = [_device(layers[block]) for block in self.cached or range(len(layers))]
         weight = self.language.embed_tokens.weight
         return Slab(int(config.num_key_value_heads), self.width, weight.dtype, devices, self._budget)
 
@@ -90,7 +96,12 @@ class StockDecoder:
         return self.language.rotary_emb(like, positions if self.axes == 1 else positions[:, None])  # type: ignore[no-any-return]
 
     def block(self, index: int, rows: torch.Tensor, rotation: Rotation, attention: Attending) -> torch.Tensor:
-        out: Any = self.language.layers[index](
+        layer = self.language.layers[index]
+        if self.cached is not None and index not in self.cached:
+            assert isinstance(attention, Attention)
+            rows = rows + linear_attention(layer.linear_attn, index, layer.input_layernorm(rows), attention.batch)
+            return rows + _mixed(layer.mlp(layer.post_attention_layernorm(rows)[None]))[0]
+        out: Any = layer(
             rows[None],
             attention_mask=None,
             position_ids=None,
@@ -107,6 +118,12 @@ class StockDecoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head(hidden)  # type: ignore[no-any-return]
+
+
+def _mixed(out: Any) -> torch.Tensor:
+    """Of a mixture of experts without its router's logits."""
+    first: torch.Tensor = out[0] if isinstance(out, tuple) else out
+    return first
 
 
 def _device(block: torch.nn.Module) -> torch.device:

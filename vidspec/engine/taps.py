@@ -91,10 +91,18 @@ class Taps:
     _queries: int = 1  # query heads
     _start: int = 0  # of the pass's rows in the prompt
     _last: bool = True  # whether the pass ends the prompt
+    #: Of each block in ``attention_at`` the one that is observed for it.
+    _observed: dict[int, int] = field(default_factory=dict)
 
-    def begin(self, start: int, last: bool) -> None:
-        """A pass over the prompt's rows from ``start`` on begins; ``last`` if the prompt ends with it."""
+    def begin(self, start: int, last: bool, attending: Sequence[int] | None = None) -> None:
+        """A pass over the prompt's rows from ``start`` on begins; ``last`` if the prompt ends with it.
+
+        Where not all blocks attend, the next of those ``attending`` is observed for one that does not, or the last.
+        """
         self._start, self._last = start, last
+        for block in self.attention_at:
+            later = [other for other in attending or () if other >= block]
+            self._observed[block] = block if attending is None else min(later, default=attending[-1])
 
     def entered(self, block: int, rows: torch.Tensor) -> None:
         """Called with the rows (n, hidden) that enter a block, and with what enters the final norm."""
@@ -105,31 +113,33 @@ class Taps:
 
     def attended(self, block: int, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
         """Called in each block with the pass's rotated queries (n, heads, d) and all keys (1, kv_heads, length, d)."""
-        if not (self.attention or self.heads or block in self.attention_at):
+        wanted = [at for at, observed in self._observed.items() if observed == block]
+        if not (self.attention or self.heads or wanted):
             return
         # Of a model split over devices, each block has its keys on its own.
         rows, visual = self.rows.to(key.device), self.visual.to(key.device)
         rows = rows[(rows >= self._start) & (rows < self._start + len(query))]
         if len(rows):
             every = query.transpose(0, 1)[None]
-            for keys in self._wanted(block):
+            for keys in self._wanted(bool(wanted)):
                 seen = language_to_video_attention(every, key, rows, visual, scaling, self._start, keys)
                 seen = (seen * (len(rows) / len(self.rows))).to(self.rows.device)
                 before = self._by_head[keys].get(block)
                 self._by_head[keys][block] = seen if before is None else before + seen
         self._queries = query.shape[1]
-        if block in self.attention_at and self._last:
-            self.block_scores[block] = self._by_head["all"][block].sum(0) / self._queries
+        if wanted and self._last:
+            for at in wanted:
+                self.block_scores[at] = self._by_head["all"][block].sum(0) / self._queries
             self._check()
 
     def end(self) -> None:
         """The pass is over."""
         self._check(over=True)
 
-    def _wanted(self, block: int) -> set[Literal["all", "visual"]]:
-        """Over which keys a block's attention is needed."""
+    def _wanted(self, own: bool) -> set[Literal["all", "visual"]]:
+        """Over which keys a block's attention is needed; ``own`` if it is wanted by itself."""
         wanted: set[Literal["all", "visual"]] = {self.keys} if self.attention else set()
-        return wanted | ({"all"} if self.heads or block in self.attention_at else set())
+        return wanted | ({"all"} if self.heads or own else set())
 
     def _check(self, *, over: bool = False) -> None:
         """Call ``ready`` if nothing more is to come."""

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
-from vidspec.batch.bulk import duration
 from vidspec.escaping import one_line
 from vidspec.live.state import PanelState
+from vidspec.telling.tally import duration
 
 __all__ = ["clip_lines", "headings"]
 

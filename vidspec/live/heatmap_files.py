@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from io import BytesIO
 from pathlib import Path
 
-from vidspec.batch.run import Observer
-from vidspec.batch.writers import check_output
 from vidspec.errors import OutputError, UsageError, VidspecError
+from vidspec.files import check_output, write_whole
 from vidspec.profile.schema import Profile
 from vidspec.telling.events import Event, Load, Opened, Prefilled
+from vidspec.telling.observer import Observer
 from vidspec.telling.record import Caption
 
 __all__ = ["HeatmapFiles", "check_heatmap"]
@@ -99,12 +100,9 @@ class HeatmapFiles(Observer):
         title, frames = self._title(opened, seen), list(clip.frames)
         picture = heatmap_image(frames, times, seen.grid, seen.cells, seen.kept, title, seen.views)
         file = self._name(opened.path)
-        part = file.with_name(file.name + ".part")
-        try:
-            picture.save(part, "png")
-            part.replace(file)
-        except OSError as error:
-            raise OutputError(f"{file}: cannot be written: {error.strerror or error}") from None
+        png = BytesIO()
+        picture.save(png, "png")
+        write_whole(file, png.getvalue())
         self.written.append(file)
 
     def _title(self, opened: Opened, seen: Prefilled) -> str:

@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.text import Text
 
-from vidspec.papers.timeline import ACCEPTED, LANE, WAITING, WASTED, Glyphs
 from vidspec.telling.events import Round
 
-__all__ = ["ROUNDS", "lanes"]
+__all__ = ["ACCEPTED", "LANE", "ROUNDS", "WAITING", "WASTED", "Glyphs", "lanes"]
 
 #: How many rounds are shown at most.
 ROUNDS = 12
+#: How it is drawn what came of a draft pass or of time.
+ACCEPTED, WASTED, WAITING = "green", "red", "dim"
+#: Columns that a lane's name takes.
+LANE = len("target ")
+
+
+@dataclass(frozen=True)
+class Glyphs:
+    """What the lanes are drawn with."""
+
+    accepted: str = "■"
+    wasted: str = "□"
+    line: str = "─"
+    edge: str = "├"
+    waiting: str = "·"
+
+    @classmethod
+    def ascii(cls) -> Glyphs:
+        """For terminals that cannot show others."""
+        return cls("#", "x", "-", "|", ".")
 
 
 def lanes(rounds: Sequence[Round], width: int, *, ascii_only: bool = False) -> list[Text]:

@@ -12,13 +12,12 @@ from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from vidspec.batch.bulk import Tally, duration
-from vidspec.batch.work import Outcome
 from vidspec.live.clip_lines import clip_lines, headings
 from vidspec.live.panel import LivePanel, flowed, render
 from vidspec.live.state import PanelState
 from vidspec.telling.events import Load
 from vidspec.telling.record import Caption
+from vidspec.telling.tally import Tally, duration
 
 __all__ = ["BulkPanel", "bar", "overall"]
 
@@ -112,7 +111,7 @@ def _memory(used: int, capacity: int) -> str:
 
 
 class BulkPanel(LivePanel):
-    """Draws a whole run: an observer of the clips in flight and a listener to their outcomes.
+    """Draws a whole run: what its tally counts, and the clips in flight.
 
     Args:
         console: on standard error.
@@ -142,13 +141,6 @@ class BulkPanel(LivePanel):
         del self.states[number]
         if self.shared:
             self.close()
-
-    def outcome(self, outcome: Outcome, tally: Tally) -> None:
-        """The bar reads the tally itself."""
-
-    def ended(self, tally: Tally) -> None:
-        """The bar goes, so that what is said next stands alone."""
-        self.close()
 
     def __enter__(self) -> BulkPanel:
         if not self.shared:

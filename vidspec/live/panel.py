@@ -12,13 +12,13 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from vidspec.batch.run import Observer
 from vidspec.escaping import one_line, shown
 from vidspec.live.heatmap import frame_map, heatmap
 from vidspec.live.lanes import lanes
 from vidspec.live.sparkline import weight_lines
 from vidspec.live.state import PanelState, estimate_speedup
 from vidspec.telling.events import Event, Finished, Origin
+from vidspec.telling.observer import Observer
 from vidspec.telling.record import Caption
 
 if TYPE_CHECKING:

@@ -198,6 +198,7 @@ class Adapter:
                 chat_template=self.template,
                 tokenize=False,
                 add_generation_prompt=True,
+                enable_thinking=False,  # of templates that know it: a caption, no reasoning before it
             )
             text = rendered(self.name, apply)
             self._rendered = messages, text

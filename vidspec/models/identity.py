@@ -15,7 +15,12 @@ __all__ = ["TEXT", "Identity", "agree", "check_sight", "identity", "related"]
 TEXT = "text"
 
 #: Families whose models may draft for each other: one way of writing prompts, though another number of visual tokens.
-_ALIKE = {"llava": "llava", "llava_next": "llava"}
+_ALIKE = {
+    "llava": "llava",
+    "llava_next": "llava",
+    "qwen3_vl_moe": "qwen3_vl",
+    "qwen3_5_moe": "qwen3_5",
+}
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,11 @@ class KnownModel:
     Attributes:
         name: hub id.
         family: as configs call it.
-        layers, kv_heads, head_dim: of the language model.
+        layers, kv_heads, head_dim: of the language model; of a hybrid the layers that keep keys and values.
         parameters: of the whole, tied weights counted once.
         licence: as the hub abbreviates it.
         context: tokens it was made for.
+        source: where this is from, if not from its own config on the hub.
     """
 
     name: str
@@ -42,6 +43,7 @@ class KnownModel:
     parameters: int | None = None
     licence: str | None = None
     context: int | None = None
+    source: str | None = None
 
     @property
     def kv_per_token(self) -> int:
@@ -136,7 +138,9 @@ def visual_tokens(family: str, frames: int, size: Size) -> int:
         return frames * (24**2 + rows * (columns + 1))
     if family == "qwen2_5_vl":
         rows, columns = _rounded(size, 28, 1, (56**2, 12_845_056))
-    elif family == "qwen3_vl":
+    elif family == "internvl":
+        return frames * 16**2
+    elif family in ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"):
         rows, columns = _rounded(size, 32, max(2, frames), (64**2, 25_165_824))  # of the whole clip
     else:
         raise ValueError(f"no model of the family {family} is known")

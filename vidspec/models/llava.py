@@ -42,6 +42,8 @@ class Llava(Adapter):
         tokenizer, vision = self.tokenizer, self.model.config.vision_config
         self.rules = ImageRules.from_config(processor, vision.image_size)
         self.side = vision.image_size // vision.patch_size
+        #: Of the tower's hidden states for an image: patches and their class.
+        self.tower_rows = self.side**2 + 1
         two = [{"type": self.content}, {"type": self.content}, {"type": "text", "text": "?"}]
         rendered = self.render([{"role": "user", "content": two}])
         #: What the template puts between two images.
@@ -94,7 +96,7 @@ class Llava(Adapter):
             pixels: of the n images.
             pooled: average the tower's features 2 x 2 just before the projector.
         """
-        tokens = math.prod(pixels.values.shape[1:-3]) * (self.side**2 + 1)  # of a frame: images, each with its class
+        tokens = math.prod(pixels.values.shape[1:-3]) * self.tower_rows  # of a frame: images
         several = chunks(pixels, tokens, self.model.config.vision_config, every_block=True)
         made = []
         for chunk in several:

@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rich.text import Text
 
+from vidspec.live.lanes import ACCEPTED, LANE, WAITING, WASTED, Glyphs
 from vidspec.papers.virtual import Block, Run
 
-__all__ = ["Glyphs", "timeline"]
-
-ACCEPTED, WASTED, WAITING = "green", "red", "dim"
-LANE = len("target ")
-
-
-@dataclass(frozen=True)
-class Glyphs:
-    """What the lanes are drawn with."""
-
-    accepted: str = "■"
-    wasted: str = "□"
-    line: str = "─"
-    edge: str = "├"
-    waiting: str = "·"
-
-    @classmethod
-    def ascii(cls) -> Glyphs:
-        """For terminals that cannot show others."""
-        return cls("#", "x", "-", "|", ".")
+__all__ = ["timeline"]
 
 
 def timeline(run: Run, *, width: int, strips: int = 3, glyphs: Glyphs | None = None, unit: str = "ms") -> list[Text]:

@@ -1,0 +1,125 @@
+"""States of recurrent blocks: windows and rejections leave them as if each row had come alone."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from models.checkpoints_qwen import HYBRIDS, Kind, adapter, pixels
+
+from engine.passing import forward
+from vidspec.engine.forward import Engine
+from vidspec.engine.recurrent import NEAR, REACH, SPACING
+from vidspec.engine.rows import Rows
+
+PROMPT = "Describe the video."
+
+
+@pytest.fixture(scope="module", params=sorted(HYBRIDS))
+def engine(request):
+    return Engine(adapter(Kind(request.param, tied=False, padding=0)))
+
+
+@pytest.fixture(scope="module")
+def prefix(engine):
+    return engine.model.prefix(engine.model.see(pixels(engine.model)), PROMPT)
+
+
+def tokens(count, seed=0):
+    return torch.randint(0, 300, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def one_by_one(engine, prefix, text):
+    read = engine.prefill(prefix, len(text))
+    return torch.cat([forward(engine, read, [token]).logits for token in text])
+
+
+def states(span):
+    return {index: layer.marks[-1] for index, layer in span.states.layers.items()}
+
+
+def test_three_of_four_blocks_keep_a_state(engine, prefix):
+    decoder = engine.model.decoder
+    assert decoder.name == "stock" and decoder.cached == (3,) and len(decoder.slab) == 1
+    assert sorted(engine.prefill(prefix, 1).span.states.layers) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("size", range(1, 10))
+def test_windows_and_rejections_at_every_place(engine, prefix, size):
+    """Each window is read with wrong tokens behind its first ``kept`` right ones, which are taken back."""
+    text = tokens(40)
+    expected = one_by_one(engine, prefix, text)
+    read, at, number = engine.prefill(prefix, len(text) + size), 0, 0
+    start = read.span.length
+    while at < len(text):
+        kept = 1 + number % size
+        right = text[at : at + kept]
+        wrong = tokens(size - kept, seed=number)
+        logits = forward(engine, read, [*right, *wrong]).logits[: len(right)]
+        torch.testing.assert_close(logits, expected[at : at + len(right)], rtol=0, atol=1e-4)
+        at, number = at + len(right), number + 1
+        read.span.rollback(start + at)
+    alone = engine.prefill(prefix, len(text) + 1)
+    for token in text:
+        forward(engine, alone, [token])
+    forward(engine, alone, [7])
+    forward(engine, read, [7])
+    for index, (place, state) in states(read.span).items():
+        there, same = states(alone.span)[index]
+        assert place == there
+        torch.testing.assert_close(state, same, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("back", [1, 3, NEAR + 1, SPACING + 1, REACH])
+def test_going_back_after_two_hundred_tokens(engine, prefix, back):
+    text = tokens(200)
+    read = engine.prefill(prefix, 300)
+    for token in text:
+        forward(engine, read, [token])
+    length = read.span.length
+    expected = one_by_one(engine, prefix, [*text[: 200 - back], 5, 6])
+    read.span.rollback(length - back)
+    torch.testing.assert_close(forward(engine, read, [5, 6]).logits, expected[-2:], rtol=0, atol=1e-4)
+
+
+def test_going_back_further_is_refused(engine, prefix):
+    read = engine.prefill(prefix, 300)
+    for token in tokens(200):
+        forward(engine, read, [token])
+    read.span.rollback(read.span.length - 2 * REACH)
+    with pytest.raises(IndexError, match="cannot go back by more than 64 rows"):
+        forward(engine, read, [5])
+
+
+def test_what_is_kept_does_not_grow(engine, prefix):
+    read, held = engine.prefill(prefix, 260), []
+    for token in tokens(250):
+        forward(engine, read, [token])
+        held.append(read.span.states.nbytes)
+    assert max(held[:125]) >= max(held[125:]) and max(held) > 0
+    layer = read.span.states.layers[0]
+    assert len(layer.marks) <= NEAR + REACH // SPACING + 2 and len(layer.gates) <= REACH + SPACING + NEAR
+
+
+def test_a_prompt_in_stretches_beside_another_sequence(engine, prefix):
+    """Two sequences in each pass, one of which reads its prompt in pieces."""
+    whole, other = engine.prefill(prefix, 8), engine.prefill(prefix, 60)
+    span = engine.open(prefix.length + 8, prefix.next_position - prefix.length)
+    borders = [0, 11, 12, 40, prefix.length]
+    for start, end in pairwise(borders):
+        batch = [Rows(span, prompt=prefix, stretch=(start, end)), Rows(other.span, tokens(3, start))]
+        engine.run(batch)
+    logits = [forward(engine, one, [17]).logits for one in (whole.span, span)]
+    torch.testing.assert_close(logits[1], logits[0], rtol=0, atol=1e-4)
+
+
+def test_trees_and_selections_are_refused(engine, prefix):
+    read = engine.prefill(prefix, 16)
+    with pytest.raises(ValueError, match="no trees"):
+        forward(engine, read, [5, 6], parents=[-1, -1])
+    with pytest.raises(ValueError, match="cannot be selected from"):
+        read.span.select(torch.arange(4), 8)
+    forward(engine, read, [5, 6, 7])
+    with pytest.raises(ValueError, match="no trees"):
+        read.span.gather(prefix.length, [0, 2])
+    read.span.gather(prefix.length, [0, 1])
+    assert read.span.length == prefix.length + 2

@@ -1,0 +1,84 @@
+"""Profiles over hybrids and mixtures of experts: exact where they work, refused with the reason where not."""
+
+import pytest
+from test_serving import Given
+
+from models import checkpoints_qwen
+from models.checkpoints_qwen import HYBRIDS, STOCK, Kind
+from vidspec.captioner import Captioner
+from vidspec.decoding.serving import Arrival
+from vidspec.embedded.samples import shipped
+from vidspec.errors import ProfileError
+from vidspec.models import loading
+from vidspec.profile import profiles
+from vidspec.telling.events import Finished
+
+CLIPS = {path.stem: str(path) for path in shipped()}
+TOKENS = 40
+
+
+@pytest.fixture(scope="module", params=sorted(STOCK))
+def pair(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    place = loading.placement("cpu", "float32")
+    kinds = {"target": Kind(request.param, tied=False), "draft": Kind(request.param, tied=False, padding=0, noise=0.03)}
+    made = {role: loading.load(str(checkpoints_qwen.save(kind, folder / role)), place) for role, kind in kinds.items()}
+    return made["target"], made["draft"]
+
+
+def captioner(pair, name, **overrides):
+    settings = {"generate.max_new_tokens": TOKENS, "video.frames": 8, **overrides}
+    profile = profiles.load(name, settings, env={})
+    return Captioner(profile, pair[0], pair[1] if profile.drafts_with_a_model else None)
+
+
+#: Chains of every kind of drafter and of a pruner for each kind of signal.
+CHAINS = ("vanilla-sd", "specvlm-chain", "sd-frame", "uv-sequential", "hippo-sequential", "onsd", "tabed-mt-star")
+
+
+def test_chains(pair):
+    plain = captioner(pair, "ar")
+    texts = {name: plain.caption(clip).token_ids for name, clip in CLIPS.items()}
+    for number, name in enumerate(CHAINS):
+        clip = sorted(CLIPS)[number % len(CLIPS)]
+        record = captioner(pair, name).caption(CLIPS[clip])
+        assert record.token_ids == texts[clip], name
+
+
+@pytest.mark.parametrize("name", ["ar", "specvlm-chain"])
+def test_four_clips_at_once(pair, name):
+    plain, fast = captioner(pair, "ar"), captioner(pair, name)
+    arrivals = Given([Arrival(path, path, {"clip": fast.read(path)}) for path in CLIPS.values()])
+    texts = {key: said.caption.token_ids for key, said in fast.serve(arrivals, batch=4) if isinstance(said, Finished)}
+    assert texts == {path: plain.caption(path).token_ids for path in CLIPS.values()}
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 9])
+def test_windows(pair, gamma):
+    plain = captioner(pair, "ar")
+    fast = captioner(pair, "vanilla-sd", **{"draft.gamma": gamma})
+    lengths = set()
+    for clip in CLIPS.values():
+        record = fast.caption(clip)
+        assert record.token_ids == plain.caption(clip).token_ids
+        lengths |= set(record.counters["accepted_lengths"])
+    assert {0, 1} <= lengths
+
+
+REFUSED = [
+    ("sd-tree", {}, "draft.topology: tree.*have one past"),
+    ("specvlm", {}, "draft.topology: tree"),
+    ("self-sd", {}, "sparse_kv|gather"),
+    ("fastv", {}, "cannot be pruned"),
+    ("vanilla-sd", {"draft.gamma": 33}, "at most 32"),
+    ("hippo", {}, "schedule.startup: window"),
+]
+
+
+@pytest.mark.parametrize(("name", "overrides", "message"), REFUSED)
+def test_what_states_cannot_do_is_refused(pair, name, overrides, message):
+    if pair[0].family in HYBRIDS:
+        with pytest.raises(ProfileError, match=message):
+            captioner(pair, name, **overrides)
+    elif name != "fastv":  # too few blocks for it
+        captioner(pair, name, **overrides).close()

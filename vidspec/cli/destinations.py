@@ -1,0 +1,142 @@
+"""Where ``vidspec caption`` puts records: what its options say of it, found out and opened before a model is loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vidspec.errors import UsageError
+from vidspec.files import check_output
+
+if TYPE_CHECKING:
+    from vidspec.batch.formats import Format
+    from vidspec.batch.inputs import Found
+    from vidspec.batch.outputs import Output
+    from vidspec.batch.shards import Shard
+    from vidspec.batch.sidecars import Names
+    from vidspec.batch.work import Entry
+    from vidspec.cli.options import Request
+
+__all__ = ["Destination", "destinations_of", "output_of"]
+
+#: Formats that go into a file for each clip unless something else is asked for.
+PER_CLIP = ("txt", "srt", "vtt", "webdataset-txt")
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where the records of one or more formats go: standard output without a path, a file, or a file for each clip."""
+
+    forms: tuple[Format, ...]
+    path: Path | None = None
+    names: tuple[Names, ...] = ()
+    several: bool = False
+
+    def journal(self, entry: Entry, label: str) -> Path | None:
+        """The file that remembers what was done of an entry, if one does."""
+        from vidspec.batch.outputs import journal_beside, journal_of
+
+        if self.names:
+            return journal_beside(self.names[0], entry, label)
+        return journal_of(self.path, self.forms[0]) if self.path is not None else None
+
+
+def destinations_of(
+    request: Request, forms: Sequence[Format], found: Found, entries: Sequence[Entry], profile: str, shard: Shard | None
+) -> list[Destination]:
+    """Where records go; makes and changes nothing.
+
+    Raises:
+        UsageError: it cannot be written, is one of the clips, or two formats would share it.
+    """
+    from vidspec.batch.formats import SUFFIXES
+    from vidspec.batch.sidecars import Names, check_names
+
+    label = shard.label if shard else ""
+    clips = [entry.path for entry in entries]
+    destinations: list[Destination] = []
+    each: list[Names] = []
+    for form in forms:
+        if request.output == "-" or (request.output is None and not _into_files(request, form)):
+            if any(place.path is None for place in destinations):
+                raise UsageError(
+                    f"--format {','.join(forms)}: standard output takes one format", hint="-o FILE or --output-dir DIR"
+                )
+            destinations.append(Destination((form,), several=found.several))
+        elif request.output is not None:
+            path = shard.named(request.output) if shard else Path(request.output)
+            if len(forms) > 1:
+                path = path.with_suffix(SUFFIXES[form])
+            if any(place.path == path for place in destinations):
+                raise UsageError(f"--format {','.join(forms)}: two would share the file {path}")
+            check_output(path, clips, "--output")
+            destinations.append(Destination((form,), path, several=found.several))
+        elif form in ("jsonl", "csv"):
+            destinations.append(
+                Destination((form,), Path(request.output_dir or ".") / f"captions{label}.{form}", several=True)
+            )
+        else:
+            each.append(Names(form, request.output_dir, request.name, profile))
+    for place in destinations:
+        form, file = place.forms[0], place.path
+        one = file is None or not file.exists() or file.is_file()
+        if one and place.several and form in (("srt", "vtt") if file is None else ("srt", "vtt", "webdataset-txt")):
+            raise UsageError(
+                f"--format {form}: several clips need a file each", hint=f"--format {form} without --output"
+            )
+    if each:
+        check_names(each, entries)
+        destinations.append(Destination(tuple(one.form for one in each), names=tuple(each)))
+    for option in ("overwrite", "retry_failed", "checksum"):
+        if getattr(request, option) and not any(place.path or place.names for place in destinations):
+            name = option.replace("_", "-")
+            raise UsageError(f"--{name} needs a file to look into", hint="-o FILE or --output-dir DIR")
+    if request.output_dir is not None and os.path.exists(request.output_dir) and not os.path.isdir(request.output_dir):
+        raise UsageError(f"--output-dir {request.output_dir}: is not a folder")
+    return destinations
+
+
+def output_of(
+    request: Request, destinations: Sequence[Destination], entries: Sequence[Entry], shard: Shard | None
+) -> Output:
+    """Opens the destinations; locks and repairs what an earlier run left, before any model is loaded.
+
+    Raises:
+        UsageError: one cannot be written, or another run writes it.
+    """
+    from vidspec.batch.outputs import OneFile, Several, Sidecars, Stream
+    from vidspec.batch.writers import FileLines, StdoutLines
+
+    order = entries if request.ordered else None
+
+    def opened(place: Destination) -> Output:
+        path, form = place.path, place.forms[0]
+        if place.names:
+            return Sidecars(place.names, entries, fresh=request.overwrite, label=shard.label if shard else "")
+        if path is None:
+            return Stream(StdoutLines(), form, several=place.several, raw_csv=request.csv_raw, order=order)
+        if request.output is None:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(f"--output-dir {path.parent}: cannot be made: {error.strerror or error}") from None
+            check_output(path, [entry.path for entry in entries], "--output-dir")
+        if path.exists() and not path.is_file():
+            return Stream(FileLines(path), form, several=place.several, raw_csv=request.csv_raw, order=order)
+        return OneFile(path, form, several=place.several, fresh=request.overwrite, raw_csv=request.csv_raw)
+
+    with ExitStack() as undo:
+        outputs: list[Output] = []
+        for place in destinations:
+            outputs.append(opened(place))
+            undo.callback(outputs[-1].close, (), complete=False)
+        undo.pop_all()
+    return outputs[0] if len(outputs) == 1 else Several(outputs)
+
+
+def _into_files(request: Request, form: str) -> bool:
+    return request.output_dir is not None or request.name is not None or form in PER_CLIP

@@ -1,0 +1,201 @@
+"""Layers that keep a state where others keep keys and values (Gated DeltaNet), and how a sequence's states go back.
+
+A state cannot be cut like a cache: to forget rows one needs the state as it was before them. So a sequence keeps a few
+states of its past (marks) and, of the rows since the oldest, what entered the convolution and the gates. Going back to
+a place takes the mark at or before it and runs the recurrence, not the layers, over the rows between. States are made
+row by row in the same order of operations whatever the windows were, so they do not depend on them; a prompt's are made
+in chunks, as the stock modules do.
+
+Source: Gated Delta Networks (Yang, Kautz and Hatamizadeh, 2024), eq. 10; the rows of a window as in Qwen3.5.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from vidspec.engine.rows import Rows
+
+__all__ = ["REACH", "States", "delta_rule", "linear_attention"]
+
+#: How many rows a sequence can go back at most; windows are shorter.
+REACH = 64
+#: States of the last so many rows are kept where passes ended, of older ones one of so many.
+NEAR, SPACING = 8, 32
+
+
+@dataclass
+class _Layer:
+    """One layer of one sequence.
+
+    Attributes:
+        inputs: (k - 1 + n, channels) what enters the convolution of width k: of the rows since the oldest mark, and of
+            those before that it reaches back to.
+        gates: (n, 2, heads) log decay and beta of the rows.
+    """
+
+    inputs: torch.Tensor
+    gates: torch.Tensor
+    #: Place, and the state before the row at that place: (heads, d_k, d_v) float32.
+    marks: list[tuple[int, torch.Tensor]]
+
+
+@dataclass
+class States:
+    """The states of one sequence, by layer."""
+
+    layers: dict[int, _Layer] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """What they take."""
+        return sum(
+            tensor.nbytes
+            for layer in self.layers.values()
+            for tensor in (layer.inputs, layer.gates, *(state for _, state in layer.marks))
+        )
+
+
+def linear_attention(module: Any, index: int, rows: torch.Tensor, batch: Sequence[Rows]) -> torch.Tensor:
+    """What a stock Gated DeltaNet module gives for rows of several sequences, whose states go on.
+
+    Args:
+        module: the stock module.
+        index: its block.
+        rows: (R, hidden) normed, those of each sequence together.
+        batch: what each sequence adds, R rows in all.
+
+    Returns:
+        (R, hidden) to be added to the residual.
+
+    Raises:
+        IndexError: a sequence went back further than its states reach.
+    """
+    mixed, z = module.in_proj_qkv(rows), module.in_proj_z(rows)
+    beta = module.in_proj_b(rows).sigmoid()
+    decay = -module.A_log.float().exp() * F.softplus(module.in_proj_a(rows).float() + module.dt_bias)
+    gates = torch.stack([decay, beta.float()], 1)
+    sizes = [len(part) for part in batch]
+    parts = zip(batch, mixed.split(sizes), gates.split(sizes), strict=True)
+    out = torch.cat([_sequence(module, index, *part) for part in parts]).to(rows.dtype)
+    normed = module.norm(out.reshape(-1, module.head_v_dim), z.reshape(-1, module.head_v_dim))
+    return module.out_proj(normed.reshape(len(rows), -1))  # type: ignore[no-any-return]
+
+
+def _sequence(module: Any, index: int, part: Rows, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """(n, heads * d_v) of one sequence's rows."""
+    if part.parents is not None:
+        raise ValueError("a recurrent layer has one past: no trees")
+    if part.span.states is None:
+        part.span.states = States()
+    layers, length = part.span.states.layers, part.span.length
+    if not length:
+        heads, back = module.num_v_heads, module.conv_kernel_size - 1
+        state = torch.zeros(heads, module.head_k_dim, module.head_v_dim, device=mixed.device)
+        layers[index] = _Layer(mixed.new_zeros(back, mixed.shape[1]), gates[:0], [(0, state)])
+    layer = layers[index]
+    state = _back(module, layer, length)
+    start, back = layer.marks[0][0], module.conv_kernel_size - 1
+    layer.inputs = torch.cat([layer.inputs[: back + length - start], mixed])
+    layer.gates = torch.cat([layer.gates[: length - start], gates])
+    query, key, value = _convolved(module, layer.inputs[-len(mixed) - back :])
+    if part.prompt is None:
+        out, state = delta_rule(query, key, value, gates, state)
+    else:
+        out, state = _chunked(module, query, key, value, gates, state)
+    layer.marks.append((length + len(mixed), state))
+    _forget(layer, back, read=part.prompt is not None)
+    return out.reshape(len(mixed), -1)
+
+
+def _back(module: Any, layer: _Layer, length: int) -> torch.Tensor:
+    """The state before the row at ``length``; marks behind it are dropped."""
+    while layer.marks[-1][0] > length:
+        layer.marks.pop()
+        if not layer.marks:
+            raise IndexError(f"a sequence with recurrent layers cannot go back by more than {REACH} rows")
+    (place, state), (start, _), back = layer.marks[-1], layer.marks[0], module.conv_kernel_size - 1
+    if place < length:
+        query, key, value = _convolved(module, layer.inputs[place - start : back + length - start])
+        _, state = delta_rule(query, key, value, layer.gates[place - start : length - start], state)
+        layer.marks.append((length, state))
+    return state
+
+
+def _forget(layer: _Layer, back: int, *, read: bool) -> None:
+    """Drop the marks nobody needs, and the rows before the oldest; of a prompt that was ``read`` all but the last."""
+    marks = layer.marks
+    length, oldest = marks[-1][0], marks[0][0]
+    if read:
+        marks[:] = marks[-1:]
+    kept: list[tuple[int, torch.Tensor]] = []
+    for (place, state), (following, _) in zip(marks, [*marks[1:], (length + 1, marks[-1][1])], strict=True):
+        if following <= length - REACH:
+            continue  # the next one is old enough for all that may come
+        if following > length - NEAR or not kept or following - kept[-1][0] > SPACING:
+            kept.append((place, state))
+    marks[:] = kept
+    gone = marks[0][0] - oldest
+    layer.inputs, layer.gates = layer.inputs[gone:].clone(), layer.gates[gone:].clone()
+
+
+def _convolved(module: Any, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Float32 queries and keys (n, heads, d_k), normed, and values (n, heads, d_v), of inputs (k - 1 + n, channels)."""
+    weight = module.conv1d.weight
+    mixed = F.silu(F.conv1d(inputs.T[None].to(weight.dtype), weight, module.conv1d.bias, groups=len(weight)))[0].T
+    query, key, value = mixed.split([module.key_dim, module.key_dim, module.value_dim], -1)
+    query, key = (part.reshape(len(mixed), -1, module.head_k_dim).float() for part in (query, key))
+    shared = module.num_v_heads // module.num_k_heads
+    query, key = (_unit(part).repeat_interleave(shared, 1) for part in (query, key))
+    return query, key, value.reshape(len(mixed), -1, module.head_v_dim).float()
+
+
+def _unit(rows: torch.Tensor) -> torch.Tensor:
+    return rows * torch.rsqrt((rows * rows).sum(-1, keepdim=True) + 1e-6)
+
+
+def delta_rule(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, gates: torch.Tensor, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gated delta rule, row by row: S <- a S; S <- S + k (beta (v - S^T k))^T; o = S^T q / sqrt(d_k).
+
+    Args:
+        query, key: (n, heads, d_k), each of length 1.
+        value: (n, heads, d_v).
+        gates: (n, 2, heads) log a and beta.
+        state: (heads, d_k, d_v).
+
+    Returns:
+        (n, heads, d_v), and the state behind the last row.
+    """
+    out = torch.empty_like(value)
+    query = query / query.shape[-1] ** 0.5
+    decay, beta = gates[:, 0].exp()[..., None, None], gates[:, 1, :, None]
+    for row in range(len(value)):
+        k = key[row][..., None]
+        state = state * decay[row]
+        change = (value[row] - (state * k).sum(-2)) * beta[row]
+        state = state + k * change[..., None, :]
+        out[row] = (state * query[row][..., None]).sum(-2)
+    return out, state
+
+
+def _chunked(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    gates: torch.Tensor,
+    state: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As :func:`delta_rule`, many rows at a time, by the stock function."""
+    rule = sys.modules[type(module).__module__].torch_chunk_gated_delta_rule
+    one = [part[None] for part in (query, key, value)]
+    decay, beta = gates[None, :, 0], gates[None, :, 1]
+    out, after = rule(*one, g=decay, beta=beta, initial_state=state[None], output_final_state=True)
+    return out[0], after[0]

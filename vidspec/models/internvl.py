@@ -1,0 +1,67 @@
+"""InternVL 3 and 3.5: frames resized to a square whatever their ratio, four patches a token, frames by number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vidspec.models.base import Pixels, Seen
+from vidspec.models.llava import Llava
+from vidspec.models.preprocess import PixelRules, normalised
+from vidspec.registry import families
+
+if TYPE_CHECKING:
+    from vidspec.video import Clip
+
+__all__ = ["CHAT_TEMPLATE", "InternVL"]
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% for content in message['content'] %}{% if content['type'] == 'video' %}{{ '<video>\n' }}"
+    "{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+#: Of what the published video processors normalise with where a config does not say.
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+
+@families.register("internvl")
+class InternVL(Llava):
+    """An ``InternVLForConditionalGeneration`` (the checkpoints whose names end in ``-HF``); its prompt is
+    ``<|im_start|>user\\nFrame1: <img>{frame}</img>\\nFrame2: ...\\n{prompt}<|im_end|>\\n<|im_start|>assistant\\n``.
+    """
+
+    family = "internvl"
+    content: ClassVar[str] = "video"
+    chat_template: ClassVar[str] = CHAT_TEMPLATE
+
+    def set_up(self, processor: Mapping[str, Any]) -> None:
+        config, tokenizer = self.model.config, self.tokenizer
+        size, patch = config.vision_config.image_size[0], config.vision_config.patch_size[0]
+        given = {"image_mean": CLIP_MEAN, "image_std": CLIP_STD, **processor}
+        self.square = PixelRules.from_config(given, size)
+        self.side = int(size // patch * config.downsample_ratio)
+        self.tower_rows = (size // patch) ** 2 + 1
+        self.opens = getattr(tokenizer, "start_image_token", None) or "<img>"
+        self.closes = getattr(tokenizer, "end_image_token", None) or "</img>"
+        self._video = getattr(tokenizer, "video_token", None) or "<video>"
+
+    @property
+    def span(self) -> str:
+        return self._video
+
+    def pieces(self, seen: Seen) -> list[str | range]:
+        each = len(seen) // seen.grid[0]
+        pieces: list[str | range] = []
+        for frame in range(seen.grid[0]):
+            start = f"{self.closes}\n" if frame else ""
+            pieces += [f"{start}Frame{frame + 1}: {self.opens}", range(frame * each, (frame + 1) * each)]
+        return [*pieces, self.closes]
+
+    def opening(self) -> list[int]:
+        return []
+
+    def preprocess(self, clip: Clip) -> Pixels:
+        """(T, 3, S, S)."""
+        shown = normalised(clip.frames, self.square, self.device)
+        return Pixels(shown, (len(shown), self.side, self.side), tuple(float(t) for t in clip.timestamps))

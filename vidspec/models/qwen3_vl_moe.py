@@ -1,0 +1,15 @@
+"""Qwen3-VL's mixture of experts: the dense one's prompts; experts are the stock modules', chosen row by row."""
+
+from __future__ import annotations
+
+from vidspec.models.qwen3_vl import Qwen3VL
+from vidspec.registry import families
+
+__all__ = ["Qwen3VLMoE"]
+
+
+@families.register("qwen3_vl_moe")
+class Qwen3VLMoE(Qwen3VL):
+    """A ``Qwen3VLMoeForConditionalGeneration``."""
+
+    family = "qwen3_vl_moe"

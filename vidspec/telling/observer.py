@@ -1,0 +1,27 @@
+"""Who sees a run over clips as it happens; the live panel is one."""
+
+from __future__ import annotations
+
+from vidspec.telling.events import Event, Load
+from vidspec.telling.record import Caption
+
+__all__ = ["Observer"]
+
+
+class Observer:
+    """Sees a run as it happens; this one looks away.
+
+    Several clips may be open at once: each has a number of its own, and their events interleave.
+    """
+
+    def begin(self, number: int, path: str, total: int) -> None:
+        """A clip, or a segment of one, of a run over ``total`` clips starts; ``number`` names it until its end."""
+
+    def event(self, number: int, event: Event) -> None:
+        """One event of an open clip."""
+
+    def load(self, load: Load) -> None:
+        """What is in flight now, all clips together."""
+
+    def end(self, number: int, caption: Caption) -> None:
+        """An open clip is done, captioned or failed."""

@@ -1,7 +1,7 @@
 # Everything runs in .venv here, which is made once and again only when what is to be installed has changed.
 #
 #   make caption [CLIP=path] [ARGS="--profile ar ..."]   caption a shipped clip, or another
-#   make test                                            ruff, mypy, pytest
+#   make test [ARGS="-k caption ..."]                    ruff, mypy, pytest on all cores
 #   make bench [ARGS=...]                                measure
 #   make gpu [ARGS=...]                                  test and measure on an NVIDIA GPU; without one, say so
 #
@@ -26,8 +26,9 @@ caption: $(VENV)/installed
 	@command -v vidspec >/dev/null || echo "vidspec is in $(VENV): source $(BIN)/activate puts it on this shell's PATH;" \
 		"uv tool install or pipx install, as the README has them, for good" >&2
 
+# Each process takes a stretch of the tests, and from others what they have left: few files are begun by more than one.
 test: lint
-	@$(BIN)/python -m pytest -q $(ARGS)
+	@$(BIN)/python -m pytest -q --numprocesses=auto --maxprocesses=8 --dist=worksteal $(ARGS)
 
 lint: $(VENV)/installed-test
 	@$(BIN)/ruff check --quiet .
@@ -35,7 +36,7 @@ lint: $(VENV)/installed-test
 	@$(BIN)/mypy
 
 bench: $(VENV)/installed
-	@$(BIN)/python -m vidspec.bench $(ARGS)
+	@$(BIN)/vidspec bench $(ARGS)
 
 gpu:
 	@if ! $(HAS_GPU); then echo "no NVIDIA GPU here: nothing was run"; else $(MAKE) --no-print-directory on-gpu; fi

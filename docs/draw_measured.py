@@ -1,9 +1,8 @@
 """Writes the measured tables: ``python docs/draw_measured.py LLAVA.json QWEN.json [AUTO.json ...]``.
 
-The full tables go to ``docs/measured.md``, one table of both pairs between the markers of ``README.md``. Each AUTO.json
-holds ``auto`` beside other profiles on many clips; their totals get a section of their own. What ``measure_engine.py``
-and ``measure_throughput.py`` printed stands in the page's last sections, "The engine" and, behind it, "Many clips at
-once", which stay as they are.
+The tables go to ``docs/measured.md``. Each AUTO.json holds ``auto`` beside other profiles on many clips; their totals
+get a section of their own. What people wrote of them, and what ``measure_engine.py`` and ``measure_throughput.py``
+printed, stands from the page's section "What it says" on and stays as it is.
 """
 
 from __future__ import annotations
@@ -36,44 +35,13 @@ def number(value: float | None, places: int = 2) -> str:
     return "-" if value is None else f"{value:.{places}f}"
 
 
-def times(values: list[float]) -> str:
-    return f"{values[0]:.2f}x"
-
-
 def spread(values: list[float]) -> str:
     return f"{values[0]:.2f}x ({values[1]:.2f}-{values[2]:.2f})"
 
 
-def names_of(row: dict[str, Any], between: str = " = ") -> str:
+def names_of(row: dict[str, Any]) -> str:
     """A way of captioning under all its names; it was measured once."""
-    return between.join([row["name"], *row.get("also", ())])
-
-
-def combined(runs: list[dict[str, Any]]) -> str:
-    """Both pairs side by side."""
-    rows = [{row["name"]: row for row in run["rows"]} for run in runs]
-    names = list(rows[0])
-    lines = [
-        "| profile | kept | tau | tokens / pass | decode | end to end | tau | tokens / pass | decode | end to end |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for name in names:
-        kept = rows[0][name]["kept"]
-        cells = [name if name.startswith("generate") else f"`{names_of(rows[0][name], '` = `')}`"]
-        cells.append("-" if kept is None else f"{kept:.0%}")
-        for pair in rows:
-            row = pair.get(name)
-            if row is None:
-                cells += ["fails", "", "", ""]
-                continue
-            cells += [
-                number(row["tau"]),
-                number(row["tokens_per_target_pass"]),
-                times(row["decode"]),
-                times(row["end_to_end"]),
-            ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return " = ".join([row["name"], *row.get("also", ())])
 
 
 def full(run: dict[str, Any]) -> str:
@@ -125,18 +93,14 @@ def totals(run: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def into_readme(name: str, table: str) -> None:
-    """Put a table between the markers of this name."""
-    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    readme = ROOT / "README.md"
-    before, rest = readme.read_text(encoding="utf-8").split(begin, 1)
-    after = rest.split(end, 1)[1]
-    readme.write_text(f"{before}{begin}\n{table}\n{end}{after}", encoding="utf-8")
+def write(page: Path, parts: list[str]) -> None:
+    """Put the measured part before what people wrote about it."""
+    _, heading, rest = page.read_text(encoding="utf-8").partition("\n## What it says\n")
+    page.write_text("\n".join(parts) + "\n" + heading + rest, encoding="utf-8")
 
 
 def main() -> None:
     runs = [json.loads(Path(name).read_text(encoding="utf-8")) for name in sys.argv[1:3]]
-    into_readme("measured", combined(runs))
     parts = ["# Measured", "", ABOUT]
     for pair, run in zip(PAIRS, runs, strict=True):
         facts = ", ".join(f"{key} {value}" for key, value in run["machine"].items())
@@ -154,9 +118,7 @@ def main() -> None:
             "",
             totals(run),
         ]
-    page = ROOT / "docs" / "measured.md"
-    _, heading, rest = page.read_text(encoding="utf-8").partition("\n## The engine\n")
-    page.write_text("\n".join(parts) + "\n" + heading + rest, encoding="utf-8")
+    write(ROOT / "docs" / "measured.md", parts)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 
 from vidspec import Captioner
-from vidspec.captioner import Arrival
 from vidspec.live.overall import RECENT, overall
 from vidspec.live.panel import render
 from vidspec.live.state import PanelState
+from vidspec.models.request import Request
 from vidspec.telling.events import Finished, Opened
 from vidspec.telling.tally import Tally
 
@@ -65,11 +65,11 @@ class Read:
     def over(self) -> bool:
         return not self.left
 
-    def take(self) -> Arrival | None:
+    def take(self) -> Request | None:
         if not self.left:
             return None
         key, path = self.left.pop(0)
-        return Arrival(key, path, {"clip": self.captioner.read(path)})
+        return Request(path, self.captioner.read(path), key=key)
 
 
 def main(source: str, out: str) -> None:

@@ -1,8 +1,7 @@
 """Writes quality against speed: ``python docs/draw_pareto.py LLAVA.json QWEN.json LLAVA-BENCH.json QWEN-BENCH.json``.
 
 The first two files are of ``vidspec bench pareto --json``, the others of ``vidspec bench``, see ``CONTROL``. The full
-tables and pictures go to ``docs/pareto.md`` and ``docs/pareto-PAIR.svg``, one table of both pairs between the markers
-of ``README.md``.
+tables and pictures go to ``docs/pareto.md`` and ``docs/pareto-PAIR.svg``; what people wrote about them stays.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ import json
 import sys
 from pathlib import Path
 
-from draw_measured import PAIRS, ROOT, full, into_readme
+from draw_measured import PAIRS, ROOT, full, write
 
-from vidspec.bench.pareto import Method, Outcome, markdown, outcome
-from vidspec.bench.pareto_plot import draw
-from vidspec.bench.quality import Estimate
+from vidspec.papers.pareto import markdown, outcome
+from vidspec.papers.pareto_plot import draw
 
 ABOUT = """\
 Every method that may change the text, with lossless ones beside it, measured by `vidspec bench pareto --pair PAIR
@@ -28,47 +26,8 @@ Loose profiles draft 10 tokens from a tenth of the video, `vanilla-sd` 5 from al
 verified exactly, which shows what the longer window gains and what the loose rule adds."""
 
 
-def interval(value: Estimate | None) -> str:
-    return "-" if value is None else f"{value.value:.2f} ({value.low:.2f}-{value.high:.2f})"
-
-
-def cells(one: Method | None, clips: int) -> list[str]:
-    """Of one pair; marked where quality is known of fewer than all ``clips``."""
-    if one is None:
-        return ["-"] * 4
-    found = one.quality
-    mark = "" if found.clips == clips else "*"
-    return [
-        "-" if one.speed is None else f"{one.speed.decode.value:.2f}x",
-        "-" if found.tau is None else f"{found.tau:.2f}",
-        interval(found.f1) + mark,
-        interval(found.retention) + mark,
-    ]
-
-
-def combined(runs: list[Outcome]) -> str:
-    """Both pairs side by side."""
-    found = [{one.name: one for one in run.methods} for run in runs]
-    most = [max(one.quality.clips for one in run.methods) for run in runs]
-    lines = [
-        "| method | kind | decode | tau | fact F1 | retention | decode | tau | fact F1 | retention |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for name in dict.fromkeys(name for pair in found for name in pair):
-        known = [pair.get(name) for pair in found]
-        kind = next(one.kind for one in known if one is not None)
-        row = [
-            f"`{name}`" if name != "draft" else "the draft alone",
-            kind,
-            *(c for one, clips in zip(known, most, strict=True) for c in cells(one, clips)),
-        ]
-        lines.append("| " + " | ".join(row) + " |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     runs = [outcome(json.loads(Path(name).read_text(encoding="utf-8"))) for name in sys.argv[1:3]]
-    into_readme("pareto", combined(runs))
     parts = ["# Quality against speed", "", ABOUT]
     for pair, run in zip(PAIRS, runs, strict=True):
         picture = ROOT / "docs" / f"pareto-{pair}.svg"
@@ -77,7 +36,7 @@ def main() -> None:
     parts += ["", "## What the loose rule itself adds", "", CONTROL]
     for pair, name in zip(PAIRS, sys.argv[3:5], strict=True):
         parts += ["", f"### {pair}", "", full(json.loads(Path(name).read_text(encoding="utf-8")))]
-    (ROOT / "docs" / "pareto.md").write_text("\n".join(parts) + "\n", encoding="utf-8")
+    write(ROOT / "docs" / "pareto.md", parts)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,6 @@ from vidspec.bench.peers import Peer
 from vidspec.telling.trace import Trace
 from vidspec.engine.forward import Engine
 from vidspec.models import loading
-from vidspec.models.prompt import Question
 pair = sys.argv[1]
 fixed = {"models.pair": pair, "models.threads": 1, "video.frames": int(sys.argv[2]), "models.dtype": "float32"}
 captioners, known = {}, {}
@@ -61,11 +60,11 @@ def prompts(clip):
     if clip not in known:
         one = captioner("vanilla-sd")
         wanted = one.profile.generate
-        question = Question(one.read(clip), wanted.prompt, wanted.system)
+        read = one.read(clip)
         sides = []
         for engine in (one.target, one.draft):
             model = engine.model
-            prefix = model.prefix(model.see(model.preprocess(question.clip)), question.prompt, question.system)
+            prefix = model.prefix(model.see(model.preprocess(read)), wanted.prompt, wanted.system)
             sides.append((engine, prefix))
         known[clip] = sides
     return known[clip]

@@ -24,11 +24,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean, median
 
-from vidspec.bench.answering import Worker
 from vidspec.bench.loaded import Source
-from vidspec.bench.markdown import table
 from vidspec.bench.memory import Watch
 from vidspec.bench.throughput import Asked, Outcome, Throughput, contenders, markdown, measure
+from vidspec.telling.answering import Worker
+from vidspec.telling.markdown import table
 
 ROOT = Path(__file__).resolve().parents[1]
 FRAMES = 8
@@ -134,7 +134,7 @@ def throughput(args: argparse.Namespace) -> None:
         for name in earlier:
             say(f"loading {name}")
             about = [name.removeprefix("earlier "), json.dumps(asked.overrides)]
-            answering = str(ROOT / "vidspec" / "bench" / "answering.py")
+            answering = str(ROOT / "vidspec" / "telling" / "answering.py")
             env = {"PYTHONPATH": str(args.earlier.resolve()), "OMP_NUM_THREADS": "1"}
             worker = Worker(name, [sys.executable, "-c", EARLIER, answering, *about], env, cwd="/")
             stack.callback(worker.close)

@@ -1,15 +1,29 @@
-"""What holds for all tests: no time limits on examples (machines differ), and what is done without a GPU."""
+"""What holds for all tests: no time limits on examples (machines differ), threads of processes that run tests beside
+each other, Ctrl-C, what is done without a GPU, and draft processes that start at once.
+"""
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 import shutil
+import signal
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
 
 settings.register_profile("vidspec", deadline=None)
 settings.load_profile("vidspec")
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # read when torch is imported, here and in the processes of tests
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # where a test asks for more, the others go on meanwhile
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell does to what it runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if shutil.which("nvidia-smi") is None:
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, by whomever
@@ -24,3 +38,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, and torch finds none"))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is imported by now stays: tests that collect garbage need not look through it
+
+
+#: What a draft process spends its first seconds on.
+IMPORTED = (
+    "vidspec.decoding.workers.draft",
+    "vidspec.models.llava_onevision",
+    "transformers.models.llava_onevision.modeling_llava_onevision",
+    "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
+    "transformers.models.qwen3_vl.modeling_qwen3_vl",
+)
+
+
+@pytest.fixture(scope="module")
+def forked_drafts() -> Iterator[None]:
+    """Draft processes are forks of one that has imported everything; in all else they are what spawned ones are."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(IMPORTED))
+    with pytest.MonkeyPatch.context() as patch:
+        forking = SimpleNamespace(get_context=lambda _: context)
+        patch.setattr("vidspec.decoding.workers.process.multiprocessing", forking)
+        yield

@@ -83,6 +83,11 @@ def events(path: str = "good.mp4") -> list[Event]:
     ]
 
 
+def asked(one: Any) -> dict[str, object]:
+    """What of a request differs from the profile."""
+    return {key: value for key in ("prompt", "clip") if (value := getattr(one, key)) is not None}
+
+
 class FakeCaptioner:
     made: ClassVar[list[FakeCaptioner]] = []
     refuse: Exception | None = None
@@ -145,7 +150,7 @@ class FakeCaptioner:
             over = arrivals.over
             while len(flights) < (batch or MOST) and (one := arrivals.take()) is not None:
                 until = float("inf") if one.timeout is None else time.monotonic() + one.timeout - one.spent
-                flights[one.key] = iter(self.stream(one.path, **one.asked)), until
+                flights[one.key] = iter(self.stream(one.path, start=one.start, end=one.end, **asked(one))), until
             self.most = max(self.most, len(flights))
             if not flights and over:
                 return

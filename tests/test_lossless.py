@@ -1,4 +1,4 @@
-"""METRICS, gate 1: in float32 on the CPU every lossless method gives the token ids of plain decoding.
+"""In float32 on the CPU every lossless method gives the token ids of plain decoding (docs/metrics.md, gate 1).
 
 ``VIDSPEC_LOSSLESS_CLIPS=50`` draws more clips than the usual six, and shows the built-in pair all the shipped ones
 under every profile.
@@ -39,7 +39,7 @@ def different(packaged):
 
 def goes_back(name):
     """Whether states of recurrent blocks can follow; the others are refused, see ``models/test_hybrid_profiles.py``."""
-    profile = profiles.load(PACKAGED[name], env={})
+    profile = profiles.load(name, env={})
     draft, schedule = profile.draft, profile.schedule
     chosen = draft.kind == "sparse_kv" or (draft.kind == "self" and draft.prefill == "gather")
     return draft.topology == "chain" and not chosen and (schedule.kind, schedule.startup) != ("parallel", "fit")
@@ -47,7 +47,7 @@ def goes_back(name):
 
 LOSSLESS = different(PACKAGED)
 #: Families of the same blocks and prompts as one of these have their own, shorter tests in ``tests/models``.
-DENSE = sorted({*families.names()} - {"internvl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
+DENSE = sorted({*families.names()} - {"internvl", "smolvlm", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
 HYBRID = "qwen3_5"
 FAMILIES = [*DENSE, HYBRID]
 CLIPS = {path.stem: path for path in shipped()}
@@ -55,6 +55,7 @@ USUAL = 6
 DRAWN = int(os.environ.get("VIDSPEC_LOSSLESS_CLIPS", USUAL))
 BUILT_IN = ("embedded", "embedded-qwen")
 PLACE = loading.placement("cpu", "float32")
+pytestmark = pytest.mark.usefixtures("forked_drafts")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,24 +1,30 @@
 """Methods in files that a profile names."""
 
+import json
 import pickle
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from plugins import forget_plugins
 
-from vidspec import registry
+from vidspec import cli, registry
+from vidspec.captioner import Captioner
+from vidspec.embedded.samples import shipped
 from vidspec.errors import ProfileError
 from vidspec.profile import profiles
-from vidspec.pruning.base import configured
+from vidspec.registry import configured
 
 MINE = """
+from typing import Annotated
+from pydantic import Field
 from vidspec.registry import pruners
-loaded = []
 @pruners.register("mine")
 class Mine:
     needs = frozenset()
-    def __init__(self, depth=0, size=1):
+    def __init__(self, depth=0, size: Annotated[int, Field(ge=1)] = 1):
         self.size = size
 """
 PROFILE = "plugins: mine.py\ndraft: {kind: model}\nprune: {method: mine}\nschedule: {kind: sequential}\n"
@@ -67,13 +73,31 @@ def test_a_profile_brings_its_plugins_to_another_process(folder):
     assert done.stdout.split() == [b"mine", b"Mine"]
 
 
-def test_options_reach_the_constructor_and_no_others(folder):
+def test_options_reach_the_constructor(folder):
     text = PROFILE.replace("method: mine", "method: mine, options: {size: 3}")
     (folder / "mine.yaml").write_text(text)
-    prune = profiles.load("own/mine.yaml", env={}).prune
-    assert configured(registry.pruners.get("mine"), prune.model_dump(), depth=4).size == 3
-    with pytest.raises(ProfileError, match=r"prune\.options\.sise: this pruner takes depth, size"):
-        configured(registry.pruners.get("mine"), {"options": {"sise": 3}}, depth=4)
+    profile = profiles.load("own/mine.yaml", env={})
+    prune = profile.prune.model_dump(exclude_defaults=True)
+    assert configured(registry.pruners.get("mine"), prune, depth=4).size == 3
+    assert profiles.override(profile, {"prune.options.size": "4"}).prune.options == {"size": 4}
+    assert profiles.override(profile, {"prune.method": "uniform"}).prune.options == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("{sise: 3}", "prune.options.sise: unknown key; did you mean size? mine takes size"),
+        ("{depth: 3}", "prune.options.depth: unknown key; mine takes size"),
+        ("{size: big}", "prune.options.size: must be a valid integer, unable to parse string as an integer, not 'big'"),
+        ("{size: 0}", "prune.options.size: must be greater than or equal to 1, not 0"),
+        ("3", "prune.options: must be a valid dictionary, not 3"),
+    ],
+)
+def test_options_are_checked_with_the_profile(folder, options, message):
+    (folder / "mine.yaml").write_text(PROFILE.replace("method: mine", f"method: mine, options: {options}"))
+    with pytest.raises(ProfileError) as caught:
+        profiles.load("own/mine.yaml", env={})
+    assert caught.value.message == message
 
 
 @pytest.mark.parametrize(
@@ -110,4 +134,139 @@ def test_two_files_of_one_name_that_register_one_name(folder, tmp_path):
 def test_what_is_no_list_of_files(folder, value):
     (folder / "mine.yaml").write_text(PROFILE.replace("mine.py", value))
     with pytest.raises(ProfileError, match="plugins"):
+        profiles.load("own/mine.yaml", env={})
+
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "docs" / "examples" / "lookup.yaml"
+FEW = {"video.frames": 4, "generate.max_new_tokens": 40}
+CLIP = str(shipped()[1])
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """The built-in target, and its text of a clip in plain decoding."""
+    with Captioner.from_profile("ar", overrides=FEW) as captioner:
+        yield captioner.target.model, captioner.caption(CLIP)
+
+
+@pytest.fixture
+def looked_up(plain):
+    """The same target with the example's drafter, and that text."""
+    model, text = plain
+    return Captioner(profiles.load(str(EXAMPLE), FEW, env={}), model, None), text
+
+
+def test_a_drafter_without_a_model_drafts_in_turns(looked_up):
+    captioner, plain = looked_up
+    found = captioner.caption(CLIP)
+    assert found.token_ids == plain.token_ids and found.lossless
+    counters = found.counters
+    assert captioner.draft is None and counters["draft_forwards"] == 0 and counters["visual_tokens_kept"] == 0
+    assert counters["accepted"] > 0 and counters["target_forwards"] < len(found.token_ids)
+
+
+def test_its_windows_follow_what_is_measured_and_what_is_drawn_stays_plain_decodings(looked_up):
+    captioner, plain = looked_up
+    auto = profiles.override(captioner.profile, {"draft.gamma": "auto"})
+    assert Captioner(auto, captioner.target.model, None).caption(CLIP).token_ids == plain.token_ids
+    drawn = Captioner(profiles.override(captioner.profile, {"generate.temperature": 0.8}), captioner.target.model, None)
+    assert drawn.caption(CLIP).token_ids == drawn.baseline(CLIP).token_ids
+
+
+def test_each_clip_has_a_drafter_of_its_own(looked_up, monkeypatch):
+    captioner, _ = looked_up
+    kind = captioner.setup.drafter
+    opened = []
+    real = type(kind).opened
+    monkeypatch.setattr(type(kind), "opened", lambda self, clip: opened.append(self) or real(self, clip))
+    captioner.caption(CLIP)
+    captioner.caption(CLIP)
+    assert len({*map(id, opened), id(kind)}) == 3 and opened[0].text is not opened[1].text
+    assert opened[0].text == opened[1].text and opened[0].seen[: len(opened[0].prompt)] == list(opened[0].prompt)
+
+
+def test_it_drafts_for_several_clips_at_once(tmp_path, capsys):
+    for number in range(3):
+        shutil.copy(shipped()[number], tmp_path / f"{number}.mp4")
+    few = [word for key, value in FEW.items() for word in ("--set", f"{key}={value}")]
+    texts = {}
+    for profile, batch in (("ar", "1"), (str(EXAMPLE), "4")):
+        args = ["caption", str(tmp_path), "-p", profile, "--batch", batch, "--ordered", "--format", "jsonl", *few]
+        assert cli.main(args) == 0
+        texts[batch] = [json.loads(line)["caption"] for line in capsys.readouterr().out.splitlines()]
+    assert len(texts["1"]) == 3 and texts["1"] == texts["4"]
+
+
+def test_it_is_measured_beside_others(capsys, monkeypatch):
+    for key, value in FEW.items():
+        monkeypatch.setenv("VIDSPEC_" + key.upper().replace(".", "__"), str(value))
+    arguments = ["bench", CLIP, "--profiles", f"ar,{EXAMPLE}", "--no-peers", "--repeats", "1"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.setattr("vidspec.bench.bandwidth.copy_bandwidth", lambda device: 1e9)
+    assert cli.main(arguments) == 0
+    assert f"| {EXAMPLE} | 1/1 |" in capsys.readouterr().out  # the same tokens as plain decoding
+
+
+def test_its_passes_are_the_targets_alone(capsys):
+    few = [word for key, value in FEW.items() for word in ("--set", f"{key}={value}")]
+    assert cli.main(["profile", CLIP, "--profiles", str(EXAMPLE), "--repeats", "1", *few]) == 0
+    assert "lookup" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("batch", [1, None], ids=["alone", "a folder"])
+def test_a_plan_tries_it_with_the_others(looked_up, batch, monkeypatch):
+    monkeypatch.setattr("vidspec.choosing.trial.BUDGET", 1e9)
+    captioner, plain = looked_up
+    given = {"schedule.kind": "plan", "draft.gamma": "auto", "models.threads": 1, "models.pair": None}
+    given |= {"models.target": "t"}
+    planned = Captioner(profiles.override(captioner.profile, given), captioner.target.model, None)
+    plan = planned.plan(CLIP, tokens=36, batch=batch)
+    ways = [way for way in plan.ways if way.name == "lookup, from the text"]
+    assert ways and all((way.schedule, way.topology) == ("sequential", "chain") for way in ways)
+    (measured,) = [one for one in plan.measured["drafts"] if one["name"] == "lookup, from the text"]
+    assert 0 < measured["matched"] <= plan.measured["judged"] and measured["tq"] < plan.measured["tp"]["1"]
+    assert any(way.name.startswith("self, ") for way in plan.ways)
+    assert planned.caption(CLIP).token_ids == plain.token_ids
+    own = profiles.override(planned.profile, dict(ways[0].overrides))
+    assert own.draft.kind == "lookup" and own.draft.options == {"longest": 3}
+
+
+def test_a_plan_of_a_pair_tries_its_draft_too(capsys, monkeypatch):
+    monkeypatch.setattr("vidspec.choosing.trial.BUDGET", 1e9)
+    named = ["--set", f"plugins={EXAMPLE.with_suffix('.py')}", "--set", "draft.kind=lookup", "--threads", "1"]
+    assert cli.main(["plan", CLIP, *named, "--tokens", "16", "--format", "json"]) == 0
+    names = {way["name"].rpartition(",")[0] for way in json.loads(capsys.readouterr().out)["ways"]}
+    assert {"lookup, from the text", "model, whole video"} <= names
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"schedule.kind": "parallel"}, "draft.kind: lookup needs more of the target than token ids"),
+        ({"schedule.kind": "auto"}, "draft.kind: lookup needs more of the target than token ids"),
+        ({"draft.topology": "tree"}, "draft.topology: a lookup drafts a chain"),
+        ({"prune.method": "uniform"}, "prune.method: uniform chooses what a draft sees, and draft.kind lookup chooses"),
+        ({"draft.options.longest": "0"}, "draft.options.longest: must be greater than or equal to 1, not '0'"),
+        ({"draft.options.lognest": "2"}, "draft.options.lognest: unknown key; did you mean longest?"),
+        ({"draft.kind": "model", "draft.options.longest": "2"}, "draft.options.longest: unknown key; model takes no"),
+    ],
+)
+def test_what_it_is_not_for(settings, message):
+    with pytest.raises(ProfileError) as caught:
+        profiles.load(str(EXAMPLE), settings, env={})
+    assert caught.value.message.startswith(message)
+
+
+def test_keys_of_a_section_stay_there():
+    """They have bounds of their own."""
+    with pytest.raises(ProfileError, match=r"^accept\.options\.lam: is a key of the section; .*: accept\.lam$"):
+        profiles.load("lvspec", {"accept.options.lam": "7"}, env={})
+    with pytest.raises(ProfileError, match=r"^lossy\.options\.lam: unknown key; fastv takes layer, keep, retention$"):
+        profiles.load("fastv", {"lossy.options.lam": "7"}, env={})
+
+
+def test_what_is_no_drafter(folder):
+    (folder / "mine.py").write_text(MINE.replace("pruners", "drafters"))
+    (folder / "mine.yaml").write_text("plugins: mine.py\ndraft: {kind: mine}\nschedule: {kind: sequential}\n")
+    with pytest.raises(ProfileError, match=r"draft\.kind: the drafter mine does not say its model \(see vidspec"):
         profiles.load("own/mine.yaml", env={})

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from test_rooms import ORDER
 
 from vidspec.cli.app import app
 from vidspec.profile.profiles import available, load
@@ -57,15 +58,24 @@ def test_profile_of_ones_own_is_valid(tmp_path):
     assert load(str(path), env={}).prune.alpha == 0.8
 
 
+def console_lines(page):
+    """Every command in the console blocks of a page, with the section it stands in."""
+    title = ""
+    for heading, block in re.findall(r"^## ([^\n]*)$|^```console\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE):
+        title = heading or title
+        for line in block.replace("\\\n", " ").splitlines():
+            if line.startswith("$ "):
+                yield title, re.sub(r"  +#.*| {2,}", lambda gap: "" if "#" in gap[0] else " ", line[2:]).strip()
+
+
 def command_lines():
     """Every ``vidspec`` command in a console block of any page."""
-    for page, text in sorted(PAGES.items()):
-        for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
-            for line in block.replace("\\\n", " ").splitlines():
-                for part in re.split(r"[|&;]", line.partition("#")[0]):
-                    words = shlex.split(part.strip().removeprefix("$ "))
-                    if words[:1] == ["vidspec"]:
-                        yield page, tuple(words[1:])
+    for page in sorted(PAGES):
+        for _, line in console_lines(page):
+            for part in re.split(r"[|&;]", line):
+                words = shlex.split(part.partition(">")[0].strip())
+                if words[:1] == ["vidspec"]:
+                    yield page, tuple(words[1:])
 
 
 @pytest.mark.parametrize(("page", "words"), sorted(set(command_lines())))
@@ -76,8 +86,7 @@ def test_commands_and_their_options_exist(page, words):
         named = bool(rest) and rest[0] in command.commands
         assert named or "run" in command.commands, f"{words[0]} has no command of its own"
         command, rest = (command.commands[rest[0]], rest[1:]) if named else (command.commands["run"], rest)
-    given = {word.partition("=")[0] for word in rest if word.startswith("-") and word != "-"}
-    assert given <= options(command) | {"--help"}
+    command.make_context("vidspec", list(rest))
     for flag, value in pairwise(rest):
         if flag == "--profile" and not value.endswith(".yaml"):
             load(value, env={})
@@ -85,49 +94,62 @@ def test_commands_and_their_options_exist(page, words):
             load("parallelvlm", dict([value.split("=", 1)]), env={})
 
 
+def anchors(page):
+    """What a link may name on a page, as GitHub makes it of the headings."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
     folder = ROOT if page == "README" else ROOT / "docs"
-    for target in re.findall(r"\]\(([^)#\s]+)\)", PAGES[page]):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", PAGES[page]):
         assert target.startswith("https://") or (folder / target).exists(), target
+        if anchor:
+            assert anchor in anchors(Path(target).stem or page), f"{target}#{anchor}"
 
 
-def test_map_names_every_room():
-    rooms = {f"{folder.name}/" for folder in (ROOT / "vidspec").iterdir() if (folder / "__init__.py").is_file()}
-    named = {name for cell in first_cells(section("README", "Map"))[1:] for name in re.findall(r"`([^`]+)`", cell)}
-    assert rooms <= named
-    assert [name for name in named if not (ROOT / "vidspec" / name).exists()] == []
+def test_documents_that_the_code_refers_to_exist():
+    files = [path for room in ("vidspec", "tests", "training") for path in (ROOT / room).rglob("*.py")]
+    for path in [*files, ROOT / "vidspec/batch/record_schema.json"]:
+        text = path.read_text(encoding="utf-8")
+        for name in re.findall(r"\bdocs/[\w-]+\.md\b", text):
+            assert (ROOT / name).exists(), f"{path}: {name}"
+        assert not re.search(
+            r"\((?:see )?(?:METHODS|METRICS|FACTS|DESIGN)\b|\b(?:METHODS|METRICS|FACTS|DESIGN) \d", text
+        ), path
 
 
-FILE = re.compile(r"[\w./-]+\.(mp4|csv|jsonl|json|txt|png|svg|yaml|log)|clips/?|\.venv\S*|vidspec/\S*")
-#: The word behind these, and behind a redirection, is written.
-WRITES = {"-o", "--out", "--output", "--output-dir", "--heatmap", "--json", "--svg", "--log-file", "--save", ">"}
+def test_map_names_every_room_in_the_order_of_imports():
+    named = [tuple(re.findall(r"`([\w.]+)/?`", f"`{cell}")) for cell in first_cells(section("architecture", "Rooms"))]
+    wanted = [
+        sorted(f"{room}.py" if (ROOT / f"vidspec/{room}.py").exists() else room for room in rooms) for rooms in ORDER
+    ]
+    hidden = {"_version.py", "__init__.py", "__main__.py"}
+    wanted = [[room for room in rooms if room not in hidden] for rooms in wanted]
+    assert [sorted(rooms) for rooms in named] == [rooms for rooms in wanted if rooms]
 
 
-def console_words(text):
-    for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
-        for line in block.replace("\\\n", " ").splitlines():
-            yield line, re.sub(r"[();|]", " ", line.partition(" #")[0]).removeprefix("$ ").split()
+@pytest.mark.parametrize("page", PAGES)
+def test_named_files_exist(page):
+    for name in re.findall(r"`((?:vidspec|tests|training|docs|profiles|constraints)/[\w./-]*)`", PAGES[page]):
+        assert (ROOT / name).exists(), name
+    for name in re.findall(r"(?<![\w/])(?:tests|docs)/[\w/]+\.py", PAGES[page]):
+        assert (ROOT / name).exists(), name
 
 
-def test_commands_of_the_readme_name_files_that_exist():
-    """From the first to the last: what a command reads is in the repository, or an earlier one wrote it."""
-    there = {name for name in re.findall(r"`(\w+\.yaml)`, names the file", PAGES["README"])}
-    for line, words in console_words(PAGES["README"]):
-        if words[:2] == ["make", "caption"]:
-            there.add(".venv/bin/activate")
-        written = {word for before, word in pairwise(words) if before in WRITES}
-        if words[0] == "cp":
-            written.add(words[-1])
-        for word in words:
-            if FILE.fullmatch(word) and word not in written:
-                assert word.rstrip("/") in there or (ROOT / word).exists(), f"{line}: there is no {word}"
-        there |= {word.rstrip("/") for word in written}
+def test_index_names_every_page():
+    listed = re.findall(r"^\| \[(\S+)\.md\]", PAGES["index"], re.MULTILINE)
+    assert sorted(listed) == sorted(set(PAGES) - {"README", "index"})
+
+
+def test_the_readme_is_short():
+    assert len(PAGES["README"].splitlines()) <= 160
 
 
 def test_how_to_do_without_cuda_comes_before_the_commands():
     readme = PAGES["README"]
-    assert readme.index("Without an NVIDIA GPU") < min(readme.index("make caption"), readme.index("pip install ."))
+    assert readme.index("Without an NVIDIA GPU") < min(readme.index("make caption"), readme.index("$ pip install"))
 
 
 @pytest.fixture

@@ -1,9 +1,8 @@
-"""The pruner in the README works as it stands there: both files, both commands."""
+"""The pruner in docs/extend.md works as it stands there: both files, both commands."""
 
 import re
 import shlex
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,18 +12,18 @@ from plugins import forget_plugins
 from pruning.given import irregular_tokens, random_signals, visual_tokens
 
 from vidspec import cli, registry
-from vidspec.bench import __main__ as bench
 from vidspec.embedded.samples import shipped
 from vidspec.profile import profiles
-from vidspec.pruning.base import budget, configured
+from vidspec.pruning.base import budget
+from vidspec.registry import configured
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs/extend.md"
 FILES = {"python": "inner_attention.py", "yaml": "inner.yaml"}
 
 
 @pytest.fixture(scope="module")
 def blocks():
-    text = README.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     example = text.split("<!-- example: pruner -->", 1)[1].split("<!-- end of example -->", 1)[0]
     found = dict(re.findall(r"```(\w+)\n(.*?)```", example, re.DOTALL))
     assert all(f"`{name}`" in example for name in FILES.values())
@@ -67,14 +66,12 @@ def test_the_pruner_keeps_its_contract(folder):
 
 
 def test_the_commands_work(folder, blocks, capsys, monkeypatch):
-    assert cli.main(command(blocks, "vidspec")) == 0
+    assert cli.main(["caption", *command(blocks, "vidspec caption")]) == 0
     assert capsys.readouterr().out.strip()
     with Image.open("inner.png") as picture:
         assert picture.width > 1000
-    arguments = command(blocks, "python -m vidspec.bench")
-    monkeypatch.setattr(sys, "argv", ["bench", *arguments, "--no-peers", "--repeats", "1"])
     monkeypatch.setattr("vidspec.bench.bandwidth.copy_bandwidth", lambda device: 1e9)
-    assert bench.main() == 0
+    assert cli.main(["bench", *command(blocks, "vidspec bench"), "--no-peers", "--repeats", "1"]) == 0
     out = capsys.readouterr().out
     assert "| inner.yaml | 1/1 |" in out  # the same tokens as plain decoding
     rows = [row.split("|") for row in out.splitlines() if row.startswith("| inner.yaml |")]

@@ -1,7 +1,10 @@
+import subprocess
 import sys
 from importlib.metadata import EntryPoint
+from typing import Annotated
 
 import pytest
+from pydantic import Field, ValidationError
 
 from vidspec import registry
 from vidspec.errors import ProfileError
@@ -61,6 +64,43 @@ def test_plugins_of_other_packages(parts, monkeypatch):
     monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == "vidspec.test" else [])
     assert "basename" in parts.names()
     assert parts.get("basename")("a/b") == "b"
+
+
+def test_a_profile_is_checked_without_torch():
+    """Every part that a profile can name says what it is, and none imports torch for that."""
+    code = (
+        "import sys\nfrom vidspec import registry\n"
+        "for part in registry._PARTS.values():\n"
+        "    for name in part._modules() if part.part != 'families' else ():\n"
+        "        part.get(name)\n"
+        "print([name for name in ('torch', 'transformers', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_drafters_say_what_they_are():
+    def facts(name, **options):
+        one = registry.drafters.get(name)(**options)
+        return one.model, one.sees, one.trees, one.remote
+
+    assert facts("model") == ("draft", "kept", True, True) and facts("text_only") == ("draft", "nothing", True, True)
+    assert facts("self") == ("target", "kept", True, True) and facts("sparse_kv") == ("target", "own", True, False)
+    assert facts("ensemble") == ("draft", "kept", False, False)
+    assert facts("ensemble", contexts=("text", "pooled"))[1] == "all"
+    assert facts("ensemble", contexts=("caption",))[1] == "nothing"
+
+
+def test_options_are_what_a_constructor_takes():
+    class Own:
+        def __init__(self, depth, size: Annotated[int, Field(ge=1)] = 1, free=None):
+            self.size = size
+
+    taken = registry.options_of(Own, "depth")
+    assert list(taken.model_fields) == ["size", "free"] and taken.model_validate({"size": "3"}).size == 3
+    with pytest.raises(ValidationError):
+        taken(size=0)
+    assert not registry.options_of(type("Plain", (), {})).model_fields
 
 
 def test_the_parts_of_vidspec():

@@ -7,10 +7,10 @@ import pytest
 from decoding import checkpoints
 
 from vidspec.captioner import Captioner
-from vidspec.decoding.serving import Arrival
 from vidspec.embedded.samples import draw
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import GenerationError
+from vidspec.models.request import Request
 from vidspec.pace.batch import START
 from vidspec.profile import profiles
 from vidspec.telling.bell import Bell
@@ -67,7 +67,7 @@ def under(loaded, name, **overrides):
 
 def arrivals(clips, order=None, **asked):
     paths = list(order or clips)
-    return Given([Arrival(path, path, {"clip": clips[path], **asked}) for path in paths])
+    return Given([Request(path, clips[path], key=path, **asked) for path in paths])
 
 
 def served(captioner, source, batch, bell=None):
@@ -145,7 +145,7 @@ def test_one_clips_end_makes_room_and_one_that_comes_late_is_served(loaded, clip
     def feed():
         for path, clip in clips.items():
             time.sleep(0.01)
-            source.arrivals.append(Arrival(path, path, {"clip": clip}))
+            source.arrivals.append(Request(path, clip, key=path))
             bell.ring()
         done.set()
         bell.ring()
@@ -159,15 +159,15 @@ def test_what_ends_one_clip_leaves_its_neighbours_alone(loaded, clips, monkeypat
     expected, _ = served(loaded, arrivals(clips), 1)
     first, second, *_ = clips
     failing = [
-        Arrival("nothing", "nothing.mp4", {}),
-        Arrival("late", "late.mp4", {"clip": clips[first]}, timeout=1.0, spent=2.0),
+        Request("nothing.mp4", key="nothing"),
+        Request("late.mp4", clips[first], key="late", timeout=1.0, spent=2.0),
     ]
     read = loaded.setup.read
 
-    def broken(path, question, trace):
-        if path == second:
+    def broken(request, trace):
+        if request.path == second:
             raise RuntimeError("a bug")
-        return read(path, question, trace)
+        return read(request, trace)
 
     monkeypatch.setattr(loaded.setup, "read", broken)
     ended, _ = served(loaded, Given([*failing, *arrivals(clips).arrivals]), 4)
@@ -270,8 +270,8 @@ def test_sampled_texts_are_each_clips_own(loaded, clips):
     """The same clip under several keys is answered the same, whoever is beside it."""
     captioner = under(loaded, "vanilla-sd", **{"generate.temperature": 1.2})
     (path, clip), *_ = clips.items()
-    twice = Given([Arrival(number, path, {"clip": clip}) for number in range(3)])
-    mixed = Given([*arrivals(clips).arrivals, Arrival("again", path, {"clip": clip})])
+    twice = Given([Request(path, clip, key=number) for number in range(3)])
+    mixed = Given([*arrivals(clips).arrivals, Request(path, clip, key="again")])
     same, _ = served(captioner, twice, 3)
     others, _ = served(captioner, mixed, 4)
     assert same[0] == same[1] == same[2] == others["again"] == others[path]

@@ -59,7 +59,6 @@ class Architecture(ABC):
 
     Attributes:
         family: the ``model_type`` of ``transformers``.
-        folder: of the shipped pair, within this package.
         sizes: of ``target`` and ``draft``; the depths they are shipped with.
         grids: the grids of visual tokens that clips are shown in, with how often.
         patch: width and height of a patch in pixels.
@@ -70,7 +69,6 @@ class Architecture(ABC):
     """
 
     family: ClassVar[str]
-    folder: ClassVar[str]
     sizes: ClassVar[dict[str, Size]]
     grids: ClassVar[dict[Grid, int]]
     patch: ClassVar[int] = 12

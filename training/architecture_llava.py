@@ -54,7 +54,6 @@ class LlavaArchitecture(Architecture):
     """LLaVA-OneVision: SigLIP, a projector, pooling to half per side, Qwen2."""
 
     family = "llava_onevision"
-    folder = "pair"
     sizes: ClassVar = {
         "target": Size(256, 12, 4, 2, 512, 160, 4, 5, 640),
         "draft": Size(128, 2, 2, 1, 320, 96, 2, 4, 256),

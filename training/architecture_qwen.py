@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from training.architecture import VOCABULARY, Architecture, Grid, Size
+from vidspec.models.loading import embedded_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig
@@ -121,7 +122,6 @@ class QwenArchitecture(Architecture):
     """Qwen2.5-VL: a tower with windows, 2 x 2 merging, Qwen2 with M-RoPE."""
 
     family = "qwen2_5_vl"
-    folder = "pair_qwen"
     sizes: ClassVar = {
         "target": Size(256, 12, 4, 2, 512, 144, 4, 6, 400),
         "draft": Size(128, 2, 2, 1, 320, 96, 2, 4, 176),
@@ -144,7 +144,7 @@ class QwenArchitecture(Architecture):
         from tokenizers import Tokenizer
         from transformers import PreTrainedTokenizerFast
 
-        known = json.loads((Path(__file__).parent / "pair" / "target" / "tokenizer.json").read_text(encoding="utf-8"))
+        known = json.loads((embedded_folder("embedded", "target") / "tokenizer.json").read_text(encoding="utf-8"))
         for token in known["added_tokens"]:
             token["content"] = _RENAMED.get(token["content"], token["content"])
         vocabulary = known["model"]["vocab"]

@@ -29,6 +29,7 @@ from vidspec.engine.rows import Rows
 from vidspec.models import loading
 from vidspec.models.base import VideoLanguageModel
 from vidspec.profile import profiles
+from vidspec.telling.record import Counts
 
 
 def evaluate(
@@ -41,7 +42,7 @@ def evaluate(
     rng = random.Random(seed)
     scenes: list[Scene] = [draw_sample(rng.randrange(2**31)).scene for _ in range(clips)]
     scores: dict[str, list[Score]] = {"target": [], "draft": []}
-    counters: list[dict[str, Any]] = []
+    counters: list[Counts] = []
     visual = 0
     with tempfile.TemporaryDirectory() as folder:
         for path, scene in zip(draw(Path(folder), clips, seed), scenes, strict=True):

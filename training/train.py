@@ -22,6 +22,7 @@ from training.architecture import Architecture, architecture
 from training.stage_joint import build_bank, grow, train_joint
 from training.stage_language import Reader, train_language
 from training.stage_vision import train_vision
+from vidspec.models.loading import embedded_folder
 
 #: Processes that train together, each with batches of its own.
 PROCESSES = {("qwen2_5_vl", "joint"): 2, ("qwen2_5_vl", "polish"): 2}
@@ -103,7 +104,7 @@ class Run:
 
         readers = {}
         for name, config in self.configs.items():
-            folder = Path(__file__).parent / architecture("llava_onevision").folder / name
+            folder = embedded_folder("embedded", name)
             known = LlavaOnevisionForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
             readers[name] = Reader(self.family, config)
             readers[name].model.load_state_dict(known.model.language_model.state_dict())

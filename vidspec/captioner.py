@@ -17,33 +17,31 @@ from typing_extensions import Unpack
 
 from vidspec import video
 from vidspec.choosing.plan import Plan
-from vidspec.choosing.planned import Planner, beginning
-from vidspec.choosing.schedule import Chooser, variants
+from vidspec.choosing.planned import Planner
 from vidspec.decoding.parallel import WorkerLost
-from vidspec.decoding.report import Told, report
-from vidspec.decoding.run import InTurns, Run
-from vidspec.decoding.serving import Arrival, Arrivals, Serving
+from vidspec.decoding.report import report
+from vidspec.decoding.run import InTurns
+from vidspec.decoding.serving import Arrivals, Serving
 from vidspec.decoding.setup import Setup
 from vidspec.decoding.workers.places import beside_target, two_workers
 from vidspec.decoding.workers.run import SideBySide
 from vidspec.decoding.workers.slot import DraftSlot
-from vidspec.engine.asks import Asks, overheard
+from vidspec.engine.asks import Asks
 from vidspec.engine.device import synchroniser, take_one_core
 from vidspec.engine.forward import Engine
 from vidspec.errors import GenerationError, ModelError, UsageError
 from vidspec.models import image_captioner, loading
 from vidspec.models.base import Pixels, Seen, VideoLanguageModel
-from vidspec.models.detokenizer import Detokenizer
 from vidspec.models.identity import check_sight
 from vidspec.models.image_captioner import DraftCaptioner, ImageCaptioner
 from vidspec.models.onlooker import Onlooker, possible
-from vidspec.models.prompt import Question
+from vidspec.models.request import Request
 from vidspec.pace.pace import Pace
 from vidspec.profile import profiles
 from vidspec.profile.profiles import Profile
 from vidspec.telling.bell import Bell
-from vidspec.telling.events import Again, Event, Finished, Load, Opened, Prefilled, Round
-from vidspec.telling.record import Caption
+from vidspec.telling.events import Again, Event, Finished, Load, Opened
+from vidspec.telling.record import Caption, Models
 from vidspec.telling.trace import Trace
 
 __all__ = ["Asked", "Captioner"]
@@ -101,9 +99,6 @@ class Captioner:
         describe = describe if profile.describes else None
         if profile.describes and describe is None and draft is not None:
             describe = DraftCaptioner(Engine(draft))
-        first, second = variants(profile) if profile.chooses else (profile, None)
-        first = beginning(profile) if profile.plans else first
-        self.setup = Setup.of(first, target, None if first.concurrent else draft, describe)
         #: Whether clips are looked at by another thread, beside the passes.
         self.fed = False
         self._onlooker: Onlooker | None = None
@@ -115,11 +110,12 @@ class Captioner:
             self.slot = DraftSlot(drafting.source, beside_target(profile), profile)
         if self.slot is not None:
             self.slot.target = target
-        self.chooser: Chooser | Planner | None = None
-        if profile.plans:
-            self.chooser = Planner(profile, target, draft, self.slot)
-        elif second is not None and self.slot is not None:
-            self.chooser = Chooser(self.setup, Setup.of(second, target, None, None), self.slot)
+        self.chooser: Planner | None = None
+        if profile.plans or profile.chooses:
+            self.chooser = Planner(profile, target, draft, self.slot, describe)
+            self.setup = self.chooser.starting
+        else:
+            self.setup = Setup.of(profile, target, None if profile.concurrent else draft, describe)
 
     @property
     def target(self) -> Engine[VideoLanguageModel]:
@@ -201,12 +197,15 @@ class Captioner:
         if self.slot is not None:
             self.slot.drop()
         device = self.target.model.device
+        drafter = self.setup.drafter
         del self.setup, self.slot, self.chooser
         if device.type == "cuda":
             torch.cuda.empty_cache()
+        if drafter is not None:
+            drafter.close()
 
     @property
-    def models(self) -> dict[str, str | None]:
+    def models(self) -> Models:
         """Names of target and draft; family, dtype, device and decoder of the target, as the JSON record has them."""
         model, decoder = self.target.model, self.target.model.decoder
         return {
@@ -221,7 +220,7 @@ class Captioner:
     @property
     def pace(self) -> Pace | None:
         """What chooses windows, and so wants to hear of passes."""
-        return self.chooser.pace if isinstance(self.chooser, Planner) else self.setup.pace
+        return self.chooser.pace if self.chooser else self.setup.pace
 
     def most(self, batch: int | None) -> int | None:
         """How many clips at once, where ``batch`` is the most that are allowed, or None to choose.
@@ -230,17 +229,19 @@ class Captioner:
         """
         return batch if self.chooser is None else self.chooser.most(batch)
 
-    def needs(self, frames: int, height: int, width: int, asked: Asked) -> int:
-        """Bytes of memory that the keys and values of a clip of such frames would take beyond what models have.
+    def needs(self, request: Request) -> int:
+        """Bytes of memory that keys, values and states of a clip would take beyond what models have.
 
         Of a draft as if it saw what the target sees.
         """
         generate, total = self.profile.generate, 0
-        text = asked.get("prompt") or generate.prompt, asked.get("system") or generate.system
+        frames, height, width, _ = request.shown.frames.shape
+        text = request.prompt or generate.prompt, request.system or generate.system
         for engine in (self.target, self.draft):
             if engine is not None and (engine is self.target or self.profile.shows_the_video):
                 tokens = self.target.model.visual_tokens(frames, height, width) + self.target.model.text_tokens(*text)
-                total += engine.model.decoder.slab.wants(tokens + self.setup.room)
+                decoder = engine.model.decoder
+                total += decoder.slab.wants(tokens + self.setup.room) + decoder.state_bytes
         return total
 
     @property
@@ -283,12 +284,12 @@ class Captioner:
             UsageError: the profile names its schedule.
             VideoError, GenerationError: as :meth:`stream`; also where the caption is too short to judge by.
         """
-        if not isinstance(self.chooser, Planner):
+        if self.chooser is None or not self.profile.plans:
             raise UsageError(f"profile {self.profile.name} names its schedule", hint="take the profile auto")
         for wanted in dict.fromkeys((tokens, max(2, tokens // 4))):
             self.chooser.forget()
             self.chooser.beginning, self.chooser.worthwhile = wanted, True
-            for _ in self._alone(path, asked, batch):
+            for _ in self._alone(Request(str(path), **asked), batch):
                 if self.chooser.plan is not None:
                     return self.chooser.plan
         raise GenerationError(f"{path}: a caption of fewer than {wanted} tokens says nothing about drafters")
@@ -326,21 +327,21 @@ class Captioner:
             VideoError: the file gives no frames.
             GenerationError: the prompt is too long for the model, or memory does not suffice.
         """
-        yield from self._alone(path, asked)
+        yield from self._alone(Request(str(path), **asked))
 
-    def _alone(self, path: str | Path, asked: Asked, batch: int | None = 1) -> Iterator[Event]:
+    def _alone(self, request: Request, batch: int | None = 1) -> Iterator[Event]:
         """One clip of a run that allows so many at once; what a feed would do beside others is done before."""
         trace = Trace(synchroniser(self.target.model.device))
-        if asked.get("clip") is None:
+        if request.clip is None:
             with trace.span("decode_video"):
-                clip = self.read(path, start=asked.get("start"), end=asked.get("end"), prompt=asked.get("prompt"))
-            asked = {**asked, "clip": clip}
+                clip = self.read(request.path, start=request.start, end=request.end, prompt=request.prompt)
+            request = replace(request, clip=clip)
             if batch != 1:
                 with trace.span("preprocess"):
                     self.prepare(clip)
         serving = Serving(self, batch=batch)
         try:
-            for _, said in serving.begin(Arrival(None, str(path), asked), trace):
+            for _, said in serving.begin(request, trace):
                 if isinstance(said, Exception):
                     raise said
                 yield said
@@ -452,25 +453,17 @@ class Captioner:
         seeing = (self.target, self.draft if self.profile.shows_the_video else None)
         return [engine.model for engine in seeing if engine is not None]
 
-    def _question(self, clip: video.Clip, asked: Asked) -> Question:
+    def _whole(self, request: Request) -> Request:
+        """With what the profile asks, and what was made of the clip before."""
         generate = self.profile.generate
-        prompt, system = asked.get("prompt") or generate.prompt, asked.get("system") or generate.system
-        return Question(clip, prompt, system, self._ahead.pop(clip, {}))
+        prompt, system = request.prompt or generate.prompt, request.system or generate.system
+        return replace(request, prompt=prompt, system=system, ahead=self._ahead.pop(request.shown, {}))
 
-    def _run(self, path: str, question: Question, trace: Trace, batch: int | None, company: bool) -> Run:
-        if self.chooser is not None:
-            return self.chooser.run(path, question, trace, batch, company)
-        if self.slot is not None:
-            return SideBySide(self.setup, path, question, trace, self.slot)
-        return InTurns(self.setup, path, question, trace)
-
-    def decoding(
-        self, path: str, asked: Asked, trace: Trace, *, batch: int | None = 1, company: bool = False
-    ) -> Asks[None]:
-        """One clip, whose frames are in ``asked``: what :meth:`stream` yields, and what is asked for.
+    def decoding(self, request: Request, trace: Trace, *, batch: int | None = 1, company: bool = False) -> Asks[None]:
+        """One clip, whose frames have been read: what :meth:`stream` yields, and what is asked for.
 
         Args:
-            path, asked: the clip.
+            request: the clip.
             trace: where everything is timed.
             batch: how many clips at once the run allows, None to choose.
             company: whether others are in flight now.
@@ -478,19 +471,17 @@ class Captioner:
         Raises:
             GenerationError: as :meth:`stream`.
         """
-        clip = asked.get("clip")
-        if clip is None:
-            raise ValueError("the clip has not been read")
+        path, clip = request.path, request.shown
         yield Opened(path, clip.facts, len(clip.frames), tuple(float(t) for t in clip.timestamps))
-        question = self._question(clip, asked)
+        request = self._whole(request)
         try:
             try:
-                yield from self._attempt(path, question, trace, batch, company)
+                yield from self._attempt(request, trace, batch, company)
                 return
             except WorkerLost as error:
                 why = error.message  # and not the error, whose traceback holds the first attempt's cache
             yield Again(why)
-            yield from self._attempt(path, question, trace, batch, company)
+            yield from self._attempt(request, trace, batch, company)
         except torch.OutOfMemoryError as error:
             raise GenerationError(
                 f"{path}: {len(clip.frames)} frames do not fit into the device's memory",
@@ -498,37 +489,15 @@ class Captioner:
                 kind="memory",
             ) from error
 
-    def _attempt(self, path: str, question: Question, trace: Trace, batch: int | None, company: bool) -> Asks[None]:
-        run = self._run(path, question, trace, batch, company)
-        text = Detokenizer(self.target.model.tokenizer)
-        read: Prefilled | None = None
-        rounds: list[Round] = []
-        finished = 0.0
-
-        def told(event: Prefilled | Round) -> Prefilled | Round:
-            nonlocal read, finished
-            finished = trace.elapsed()
-            if isinstance(event, Round):
-                rounds.append(event)
-                return replace(event, texts=tuple(text.add(token) for token in event.token_ids))
-            choice = run.choice
-            kind = choice.kind if choice else run.setup.profile.schedule.kind
-            read = replace(event, schedule=kind, why=choice.why if choice else None)
-            return read
-
-        yield from overheard(run.events(), change=told)
-        if read is None:
-            raise AssertionError("a run begins with Prefilled")
-        yield Finished(
-            report(
-                run.setup,
-                Told(path, question, read, rounds, run.draft_forwards, finished),
-                text.finish(),
-                self.models,
-                trace,
-                run.choice,
-            )
-        )
+    def _attempt(self, request: Request, trace: Trace, batch: int | None, company: bool) -> Asks[None]:
+        if self.chooser is not None:
+            run, steps = self.chooser.run(request, trace, batch, company)
+        else:
+            slot = self.slot
+            run = InTurns(self.setup, request, trace) if slot is None else SideBySide(self.setup, request, trace, slot)
+            steps = run.told()
+        yield from steps
+        yield Finished(report(run, self.models))
 
 
 def _bytes_of(made: Pixels | Seen) -> int:

@@ -4,6 +4,9 @@ A method is one module whose file name is the name it registers: ``vidspec/pruni
 ``@pruners.register("uniform")``. Adding the file adds the name; nothing else lists it. Packages of others add methods
 through entry points of the group ``vidspec.<part>`` (for example ``vidspec.pruning``), a profile may name files that
 hold more (:func:`load_plugin`), and a running process may register more itself.
+
+A method says of itself what others must know, on its class: the protocols here. Its options are what its constructor
+takes (:func:`options_of`). Modules of vidspec's own methods import no torch, so that a profile is checked without it.
 """
 
 from __future__ import annotations
@@ -12,25 +15,38 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, create_model
 
 from vidspec.errors import ProfileError
 
 __all__ = [
+    "DrafterFacts",
+    "Family",
+    "Options",
+    "PrunerFacts",
     "Registry",
+    "RuleFacts",
+    "ScheduleFacts",
+    "TargetPrunerFacts",
+    "configured",
     "drafters",
     "families",
     "load_plugin",
     "lossy",
     "names",
     "nearest",
+    "options_of",
     "pruners",
     "rules",
     "schedules",
@@ -38,6 +54,79 @@ __all__ = [
 
 T = TypeVar("T")
 Obj = TypeVar("Obj")
+
+
+class DrafterFacts(Protocol):
+    """What is known of a drafter once it has its options.
+
+    Attributes:
+        needs: signals of the target's prefill that it reads itself, as :class:`vidspec.pruning.base.Pruner` names them.
+        model: whose weights it drafts with: those of a ``draft`` model, the ``target``'s own, or None: it needs no
+            pass of any model, and its proposals cost next to nothing.
+        sees: of the video: the visual tokens that a pruner ``kept``, ``all`` in a way of its own, entries that it
+            chooses by its ``own`` lights, or ``nothing``.
+        trees: whether it can draft the trees of ``draft.topology``.
+        remote: whether it can work in a process of its own, beside the target: it needs nothing of it but token ids and
+            kept indices, and answers for every position.
+        draws: whether its tokens are drawn where the target's are; else they are its greedy choices, and every emitted
+            token takes one draw, as in plain decoding.
+        paces: whether it chooses by what passes cost how many tokens it proposes.
+        gathers: whether it reads entries that are chosen from the target's own cache.
+        contexts: names of what its draft model is shown, if that is several things at once.
+    """
+
+    needs: frozenset[str]
+    model: Literal["draft", "target"] | None
+    sees: Literal["kept", "all", "own", "nothing"]
+    trees: bool
+    remote: bool
+    draws: bool
+    paces: bool
+    gathers: bool
+    contexts: tuple[str, ...]
+
+
+class PrunerFacts(Protocol):
+    """What is known of a pruner once it has its options: ``needs``, the signals that it reads."""
+
+    @property
+    def needs(self) -> frozenset[str]: ...
+
+
+class RuleFacts(Protocol):
+    """What is known of an acceptance rule.
+
+    Attributes:
+        lossless: whether the text is the target's own.
+        draws: whether it can judge tokens that are drawn; else greedy choices alone.
+    """
+
+    lossless: ClassVar[bool]
+    draws: ClassVar[bool]
+
+
+class ScheduleFacts(Protocol):
+    """What is known of a schedule.
+
+    Attributes:
+        drafts: whether it needs a draft.
+        beside: whether target and draft work at the same time, in workers of their own.
+    """
+
+    drafts: bool
+    beside: bool
+
+
+class Family(Protocol):
+    """What is known of a model family: its name, the ``model_type`` of its checkpoints."""
+
+    family: str
+
+
+class TargetPrunerFacts(Protocol):
+    """What is known of a lossy method: ``shares``, how many ``lossy.keep`` has to name."""
+
+    shares: ClassVar[int]
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
@@ -55,20 +144,34 @@ class Registry(Generic[T]):
         noun: what one method is called in an error message.
         key: the profile key that names a method of this part; begins the error message.
         always: names that are valid without a module of their own.
+        known: what its methods' constructors may take besides their options.
+        facts: what each method must say of itself.
     """
 
-    def __init__(self, part: str, package: str, noun: str, key: str, always: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        part: str,
+        package: str,
+        noun: str,
+        key: str,
+        always: tuple[str, ...] = (),
+        known: tuple[str, ...] = (),
+        facts: type | None = None,
+    ) -> None:
         self.part, self.package, self.noun, self.key, self.always = part, package, noun, key, always
+        self.known, self.facts = known, facts
         self._entries: dict[str, T] = {}
 
-    def register(self, name: str) -> Callable[[Obj], Obj]:
-        """Decorator: make a class or function available under ``name``."""
+    def register(self, name: str, **facts: object) -> Callable[[Obj], Obj]:
+        """Decorator: make a class, or a function with these ``facts``, available under ``name``."""
 
         def add(method: Obj) -> Obj:
+            for fact, value in facts.items():
+                setattr(method, fact, value)
             known = self._entries.get(name)
             # Reloading a module registers it again; two different methods under one name are a mistake.
             if known is not None and _identity(known) != _identity(method):
-                if _identity(known).startswith(f"{self.package}."):
+                if self.owns(name):
                     raise ValueError(f"{self.noun} {name!r} is vidspec's own; take another name")
                 raise ValueError(f"{self.noun} {name!r} is registered twice: {_identity(known)}, {_identity(method)}")
             self._entries[name] = method  # type: ignore[assignment]
@@ -94,7 +197,16 @@ class Registry(Generic[T]):
                 self._entries.setdefault(name, method)
         if name not in self._entries:
             raise self.unknown(name)
-        return self._entries[name]
+        method, facts = self._entries[name], self.facts
+        for fact in (*get_type_hints(facts), *vars(facts)) if facts else ():
+            if not fact.startswith("_") and not hasattr(method, fact):
+                where = f"{facts.__module__}.{facts.__name__}" if facts else ""
+                raise ProfileError(f"{self.key}: the {self.noun} {name} does not say its {fact}", hint=f"see {where}")
+        return method
+
+    def owns(self, name: str) -> bool:
+        """Whether a method is vidspec's own."""
+        return name in self._entries and _identity(self._entries[name]).startswith(f"{self.package}.")
 
     def unknown(self, name: str) -> ProfileError:
         """The error for a name that does not exist."""
@@ -134,12 +246,68 @@ def _registers_itself(module: pkgutil.ModuleInfo) -> bool:
     return source is not None and re.search(pattern, source, re.MULTILINE) is not None
 
 
-pruners: Registry[Any] = Registry("pruning", "vidspec.pruning", "pruner", "prune.method", ("none",))
-drafters: Registry[Any] = Registry("drafting", "vidspec.drafting", "drafter", "draft.kind", ("none",))
-rules: Registry[Any] = Registry("acceptance", "vidspec.acceptance", "acceptance rule", "accept.rule")
-schedules: Registry[Any] = Registry("schedules", "vidspec.decoding", "schedule", "schedule.kind", ("auto", "plan"))
-families: Registry[Any] = Registry("families", "vidspec.models", "model family", "models.family")
-lossy: Registry[Any] = Registry("lossy", "vidspec.lossy", "lossy method", "lossy.method", ("none",))
+class Options(BaseModel):
+    """What a part takes; see :func:`options_of`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+def options_of(part: Callable[..., object], *given: str) -> type[Options]:
+    """The options of a part: the parameters of its constructor, with their types, bounds and defaults.
+
+    Args:
+        part: ``Annotated[int, Field(ge=1)]`` bounds a parameter; one without a type takes any value.
+        given: parameters that are no options; the decoding knows them.
+    """
+    made = part.__init__ if isinstance(part, type) else part  # type: ignore[misc]
+    taken = {name: one for name, one in inspect.signature(part).parameters.items() if name not in given}
+    hints = get_type_hints(
+        SimpleNamespace(__annotations__={name: one.annotation for name, one in taken.items()}),
+        getattr(made, "__globals__", {}),
+        include_extras=True,
+    )
+    fields = {
+        name: (Any if one.annotation is one.empty else hints[name], ... if one.default is one.empty else one.default)
+        for name, one in taken.items()
+    }
+    return create_model("Options", __base__=Options, **fields)  # type: ignore[call-overload, no-any-return]
+
+
+def configured(part: Callable[..., T], section: BaseModel | Mapping[str, Any], **known: object) -> T:
+    """A part with what its constructor takes.
+
+    Args:
+        part: what is registered under its name.
+        section: of a profile, or keys and ``options`` of one; a default of the section, or None, is the part's own.
+        known: what is known of the target besides.
+    """
+    chosen = section.model_dump(exclude_defaults=True) if isinstance(section, BaseModel) else section
+    given = {**chosen, **known, **chosen.get("options", {})}
+    return part(**{name: given[name] for name in inspect.signature(part).parameters if given.get(name) is not None})
+
+
+pruners: Registry[Callable[..., PrunerFacts]] = Registry(
+    "pruning", "vidspec.pruning", "pruner", "prune.method", ("none",), ("depth", "family")
+)
+drafters: Registry[Callable[..., DrafterFacts]] = Registry(
+    "drafting", "vidspec.drafting", "drafter", "draft.kind", ("none",), (), DrafterFacts
+)
+rules: Registry[type[RuleFacts]] = Registry(
+    "acceptance",
+    "vidspec.acceptance",
+    "acceptance rule",
+    "accept.rule",
+    (),
+    ("sampling", "eos", "protected"),
+    RuleFacts,
+)
+schedules: Registry[ScheduleFacts] = Registry(
+    "schedules", "vidspec.decoding", "schedule", "schedule.kind", ("auto", "plan")
+)
+families: Registry[Callable[..., Family]] = Registry("families", "vidspec.models", "model family", "models.family")
+lossy: Registry[type[TargetPrunerFacts]] = Registry(
+    "lossy", "vidspec.lossy", "lossy method", "lossy.method", ("none",), (), TargetPrunerFacts
+)
 
 _PARTS = {registry.part: registry for registry in (pruners, drafters, rules, schedules, families, lossy)}
 
@@ -177,9 +345,7 @@ def load_plugin(file: str | os.PathLike[str]) -> None:
     except Exception as error:
         del sys.modules[name]
         for registry, known in before.items():
-            registry._entries = {
-                key: method
-                for key, method in registry._entries.items()
-                if key in known or not _identity(method).startswith(f"{name}.")
-            }
+            for key in registry._entries.keys() - known.keys():
+                if _identity(registry._entries[key]).startswith(f"{name}."):
+                    del registry._entries[key]
         raise ProfileError(f"plugins: {path}: {type(error).__name__}: {error}") from error

@@ -13,7 +13,7 @@ from scipy.stats import chi2
 from vidspec.decoding.limits import Limits
 from vidspec.engine.sampling import Sampling
 
-#: METRICS, "Losslessness", gate 3.
+#: The third gate of docs/metrics.md, "Losslessness".
 SIGNIFICANCE = 1e-4
 
 

@@ -20,7 +20,7 @@ from vidspec.decoding.sequential import sequential
 from vidspec.embedded.samples import shipped
 from vidspec.engine.asks import alone, answered
 from vidspec.models import loading
-from vidspec.models.prompt import Question
+from vidspec.models.request import Request
 from vidspec.pace.gamma import FixedGamma
 from vidspec.profile import profiles
 from vidspec.telling.events import Loosened, Round
@@ -29,6 +29,7 @@ from vidspec.telling.trace import Trace
 CLIP = shipped()[0]
 TOKENS = 48
 PLACE = loading.placement("cpu", "float32")
+pytestmark = pytest.mark.usefixtures("forked_drafts")
 LOSSY = sorted(
     info.name
     for info in profiles.available()
@@ -92,7 +93,7 @@ def test_nothing_loose_is_plain_decoding(pair, name, overrides):
 def audit(captioner, record):
     """What the target wants at each place of the text and its relevance there, from one pass over all of it."""
     setup, trace = captioner.setup, Trace()
-    prefix = alone(setup.read("", Question(captioner.read(CLIP), captioner.profile.generate.prompt, None), trace))
+    prefix = alone(setup.read(Request("", captioner.read(CLIP), captioner.profile.generate.prompt), trace))
     state = setup.target.prefill(prefix, len(record.token_ids) + 1, states=True)
     passed = forward(setup.target, state, record.token_ids)
     wanted = [int(state.logits.argmax()), *passed.logits.argmax(-1).tolist()]

@@ -144,7 +144,7 @@ def test_weight_bytes_count_a_tied_table_once_and_an_untied_one_not_at_all():
 
 def test_copy_bandwidth_counts_reads_and_writes(monkeypatch):
     ticks = iter([0.0, 0.5, 1.0, 1.25])
-    monkeypatch.setattr("vidspec.bench.bandwidth.time.perf_counter", lambda: next(ticks))
+    monkeypatch.setattr("vidspec.bench.turns.time.perf_counter", lambda: next(ticks))
     assert copy_bandwidth(torch.device("cpu"), megabytes=1, repeats=2) == pytest.approx(2 * 2**20 / 0.25)
 
 

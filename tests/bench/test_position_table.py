@@ -1,11 +1,10 @@
 import json
-import sys
 
 import pytest
 
-from vidspec.bench import __main__ as bench
 from vidspec.bench.position_table import biases
 from vidspec.captioner import Captioner
+from vidspec.cli import main
 from vidspec.embedded.samples import shipped
 
 
@@ -32,8 +31,7 @@ def test_bench_reports_it(tmp_path, monkeypatch, capsys, contenders):
     monkeypatch.setenv("VIDSPEC_VIDEO__FRAMES", "4")
     monkeypatch.setenv("VIDSPEC_GENERATE__MAX_NEW_TOKENS", "3")
     args = [str(shipped()[0]), "--no-peers", "--repeats", "1", "--profiles", "sd-window-front", "--position-bias"]
-    monkeypatch.setattr(sys, "argv", ["bench", *args, "--json", str(tmp_path / "b.json")])
-    assert bench.main() == 0
+    assert main(["bench", *args, "--json", str(tmp_path / "b.json")]) == 0
     assert "| sd-window-front | " in capsys.readouterr().out.rpartition("equal stretches")[2]
     (measured,) = json.loads((tmp_path / "b.json").read_text())["position_bias"].values()
     assert measured["first"]["kept"] > measured["first"]["all"] and measured["last"]["kept"] == 0

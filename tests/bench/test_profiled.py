@@ -18,6 +18,7 @@ from vidspec.embedded.samples import shipped
 from vidspec.models import loading
 
 FEW = {"video.frames": 4, "generate.max_new_tokens": 12}
+pytestmark = pytest.mark.usefixtures("forked_drafts")
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from vidspec.errors import ModelError
 from vidspec.models import loading
 from vidspec.models.random_init import random_model
 from vidspec.pace import speed
+from vidspec.pace.passes import pass_times
 
 
 def config(pair, role="target"):
@@ -36,7 +37,7 @@ def test_points_add_up():
     one = points[1]
     assert set(one.target) == set(scaling.ROWS) and set(one.draft) == set(one.forecast) == {0.0, 0.5, 0.9}
     what = one.forecast[0.9]
-    window = scaling.at(one.target, what.gamma + 1)
+    window = pass_times(list(one.target.items()))(what.gamma + 1)
     tokens = speed.chain_tokens(0.8, what.gamma)
     assert what.sequential == pytest.approx(speed.sequential(tokens, what.gamma, one.target[1], window, one.draft[0.9]))
     assert markdown(points, 0.8, 128).count("\n| 3 | 24 | ") == 3

@@ -14,13 +14,13 @@ import torch
 
 from vidspec.batch.work import Outcome
 from vidspec.bench import throughput
-from vidspec.bench.answering import Worker
+from vidspec.bench.generate_worker import padded
 from vidspec.bench.memory import Watch, family, resident
-from vidspec.bench.peers import padded
-from vidspec.bench.steady import Steady
 from vidspec.bench.throughput import Throughput, contenders, markdown, measure, turns
 from vidspec.errors import GenerationError, UsageError, VidspecError
+from vidspec.pace.steady import Steady
 from vidspec.profile import profiles
+from vidspec.telling.answering import Worker
 from vidspec.telling.record import Caption
 
 CLIPS = [f"{number}.mp4" for number in range(8)]
@@ -172,7 +172,7 @@ def test_peers_are_asked_what_the_first_profile_is():
     assert (told["video"]["frames"], told["most"], told["dtype"]) == (4, 16, "float32")
     assert (Path(told["model"]) / "config.json").is_file() and told["prompt"] == loaded["ar"].generate.prompt
     command, _ = throughput._command(wanted, "generate-batched", loaded)
-    assert json.loads(command[-1])["label"] == "vanilla-sd+video.frames=4" and json.loads(command[-1])["peer"]
+    assert json.loads(command[-1])["label"] == "vanilla-sd+video.frames=4" and command[2].endswith("generate_worker")
     with pytest.raises(UsageError, match="--peer vllm needs --vllm-python"):
         throughput._command(asked(peers=("vllm",)), "vllm", loaded)
 
@@ -187,7 +187,7 @@ def test_a_peer_that_cannot_start_is_left_out(monkeypatch):
 
 
 ANSWERING = """
-from vidspec.bench.answering import answer
+from vidspec.telling.answering import answer
 from vidspec.errors import UsageError
 def double(value):
     print("a library prints")
@@ -274,7 +274,8 @@ def test_batches_are_padded_on_the_left():
 
 @pytest.mark.parametrize("pair", ["embedded", "embedded-qwen"])
 def test_generate_in_batches_reads_the_same_prompts(pair):
-    from vidspec.bench.throughput_worker import Ours, Theirs
+    from vidspec.batch.timed import Ours
+    from vidspec.bench.generate_worker import Theirs
     from vidspec.embedded.samples import shipped
 
     profile = Throughput(
@@ -289,7 +290,7 @@ def test_generate_in_batches_reads_the_same_prompts(pair):
 
 
 def test_a_folder_is_captioned_into_a_file():
-    from vidspec.bench.throughput_worker import folder, how_of
+    from vidspec.batch.timed import folder, how_of
 
     def engine(tasks):
         for task in tasks:

@@ -11,10 +11,10 @@ from vidspec.captioner import Captioner
 from vidspec.choosing import planned
 from vidspec.choosing.plan import PLAIN, Plan
 from vidspec.choosing.planned import CLEARLY, SAMPLES, SHORT, Planner
-from vidspec.decoding.serving import Arrival
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, UsageError
 from vidspec.models import loading
+from vidspec.models.request import Request
 from vidspec.pace.batch import SIZES
 from vidspec.pace.pace import Pace
 from vidspec.profile import profiles
@@ -24,6 +24,7 @@ PLACE = loading.placement("cpu", "float32")
 CLIPS = shipped()
 LONG = CLIPS[1]  # the text of the first is too short to judge drafters by
 TOKENS = 72
+pytestmark = pytest.mark.usefixtures("forked_drafts")
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +235,7 @@ class Given:
 
     def __init__(self, captioner, paths):
         read = {path: captioner.read(path) for path in dict.fromkeys(paths)}
-        self.left = [Arrival((n, path), str(path), {"clip": read[path]}) for n, path in enumerate(paths)]
+        self.left = [Request(str(path), read[path], key=(n, path)) for n, path in enumerate(paths)]
 
     @property
     def over(self):
@@ -371,7 +372,7 @@ def test_in_company_nobody_is_measured_anew_and_windows_keep_what_they_heard(mod
     small = profiles.load("auto", asked(**{"models.target": "t", "models.draft": "d", "video.frames": 2}), env={})
     other = Captioner(small, models["target"], models["draft"])
     read = other.read(LONG)
-    source.left.insert(3, Arrival("other", str(LONG), {"clip": read}))
+    source.left.insert(3, Request(str(LONG), read, key="other"))
     ended, _ = folder(captioner, source, 4)
     assert [key for key, caption in ended.items() if "plan" in caption.timings] == [(0, LONG)]
     assert learned in ([], [1]), "once, when nobody else was in flight"

@@ -1,8 +1,8 @@
 import pytest
 
 # Before the captioner gives way to one without models.
-import vidspec.bench.pareto_run  # noqa: F401
-from vidspec.bench.suites import suite
+import vidspec.papers.pareto_run  # noqa: F401
+from vidspec.papers.suites import suite
 
 
 def test_help(vidspec):
@@ -27,7 +27,7 @@ def test_what_is_asked(vidspec, monkeypatch, args, expected):
         asked.append(one)
         raise UsageError("enough")
 
-    monkeypatch.setattr("vidspec.bench.pareto_run.measure", measure)
+    monkeypatch.setattr("vidspec.papers.pareto_run.measure", measure)
     assert vidspec("bench", "pareto", *args).err == "error: enough\n"
     assert {key: getattr(asked[0], key) for key in expected} == expected
 

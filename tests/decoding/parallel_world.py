@@ -360,14 +360,14 @@ class Case:
         )
         length, looks = rng.randint(1, self.prompts), rng.randrange(3)
         frames = SimpleNamespace(frames=np.zeros((1, 1, 1, 3), np.uint8), timestamps=(0.0,))
-        question = SimpleNamespace(clip=frames, prompt=(text, rng.randint(1, self.prompts), looks), system=None)
+        request = SimpleNamespace(shown=frames, prompt=(text, rng.randint(1, self.prompts), looks), system=None)
 
         def steps():
             for last in (False, True):
                 text.asked.clear()
                 setup.acceptance = TargetSide(self.target, text, length, kept)
                 try:
-                    yield from SideBySide(setup, "clip", question, Trace(), self.slot).events()
+                    yield from SideBySide(setup, request, Trace(), self.slot).events()
                     return
                 except WorkerLost:
                     if last:

@@ -94,7 +94,7 @@ def test_every_schedule_stops_at_the_same_token(case, share, gamma, tree, stop):
         assert [token for one in rounds for token in one.token_ids] == text[:first]
         assert all(len(one.origins) == len(one.token_ids) >= 1 for one in rounds)
         assert all(one.accepted == one.origins.count("draft") <= one.drafted for one in rounds)
-        assert all(one.drafted == one.accepted + one.wasted for one in rounds if hasattr(one, "pending"))
+        assert all(one.drafted == one.accepted + one.wasted for one in rounds if one.mode)
 
 
 def test_what_a_lossy_rule_let_pass_behind_the_end_is_not_told():

@@ -15,7 +15,8 @@ from drafting.toy_ensemble import ensemble
 from vidspec.decoding.limits import Limits
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.base import Learner
-from vidspec.drafting.ensemble import AdaptiveEnsemble, Ensemble, prefix_of
+from vidspec.drafting.ensemble import prefix_of
+from vidspec.drafting.ensemble_chain import AdaptiveEnsemble, Ensemble
 from vidspec.drafting.ensemble_weights import Evidence
 from vidspec.engine.asks import alone
 from vidspec.engine.forward import Engine

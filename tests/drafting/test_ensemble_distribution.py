@@ -1,4 +1,4 @@
-"""METRICS, gate 3, with ensembles: sampled texts have the target's distribution, and wrong ensembles are found out."""
+"""Sampled texts of ensembles have the target's distribution, and wrong ensembles are found out (docs/metrics.md)."""
 
 import pytest
 import torch
@@ -79,7 +79,7 @@ def drafts_its_best(drafter):
 
     def wrong(gamma):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("vidspec.drafting.ensemble.draw", lambda q, rng: int(q.argmax()))
+            patch.setattr("vidspec.drafting.ensemble_chain.draw", lambda q, rng: int(q.argmax()))
             return alone(propose(gamma))
 
     drafter.propose = wrong

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from decoding.toys import Table, ToyEngine
 
-from vidspec.drafting.ensemble import AdaptiveEnsemble, Ensemble
+from vidspec.drafting.ensemble_chain import AdaptiveEnsemble, Ensemble
 from vidspec.drafting.ensemble_weights import Evidence
 from vidspec.engine.sampling import Sampling
 

@@ -179,13 +179,12 @@ print(resident() - before, weights, model.decoder.packed_bytes, model.decoder.na
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc, which is Linux's")
-@pytest.mark.parametrize("packed", ["packed", "plain"])
-def test_a_loaded_model_takes_its_weights_once(packed, tmp_path):
-    """107 million parameters: resident memory after loading is the weights, plus the packed copies."""
-    kind = checkpoints_qwen.Kind("qwen2_5_vl", tied=False)
-    small = checkpoints_qwen.save(kind, tmp_path / "small")
-    folder = tmp_path / "large"
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """Checkpoints of a family: one of 107 million parameters, and a small one."""
+    root = tmp_path_factory.mktemp("large")
+    small = checkpoints_qwen.save(checkpoints_qwen.Kind("qwen2_5_vl", tied=False), root / "small")
+    folder = root / "large"
     config = transformers.AutoConfig.from_pretrained(small)
     text = config.text_config
     text.hidden_size, text.intermediate_size, text.num_hidden_layers = 1024, 4096, 7
@@ -195,12 +194,19 @@ def test_a_loaded_model_takes_its_weights_once(packed, tmp_path):
     config.vision_config.out_hidden_size = 1024
     model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     model.save_pretrained(folder)
-    del model
     for file in small.iterdir():
         if not (folder / file.name).exists() and file.suffix in (".json", ".jinja", ".txt"):
             (folder / file.name).write_bytes(file.read_bytes())
+    return folder, small
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc, which is Linux's")
+@pytest.mark.parametrize("packed", ["packed", "plain"])
+def test_a_loaded_model_takes_its_weights_once(packed, large):
+    """Resident memory after loading is the weights, plus the packed copies."""
+    folder, small = map(str, large)
     ran = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(folder), packed, str(small)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", MEMORY, folder, packed, small], capture_output=True, text=True, check=True
     )
     grown, weights, copies, name = ran.stdout.split()
     assert name == "fused" and int(weights) > 4.2e8

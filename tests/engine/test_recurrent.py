@@ -100,6 +100,19 @@ def test_what_is_kept_does_not_grow(engine, prefix):
     assert len(layer.marks) <= NEAR + REACH // SPACING + 2 and len(layer.gates) <= REACH + SPACING + NEAR
 
 
+def test_states_take_no_more_than_is_said(engine, prefix):
+    """Whatever the windows and rejections, within what a clip is admitted by; and that is not far more."""
+    rng, most = torch.Generator().manual_seed(0), 0
+    for size in (1, 3, 9, 33):
+        read = engine.prefill(prefix, 600)
+        for number in range(25):
+            kept = int(torch.randint(0, size, (), generator=rng)) + 1
+            forward(engine, read, tokens(size, seed=number))
+            most = max(most, read.span.states.nbytes)
+            read.span.rollback(read.span.length - size + kept)
+    assert most <= engine.model.decoder.state_bytes < 2.5 * most
+
+
 def test_a_prompt_in_stretches_beside_another_sequence(engine, prefix):
     """Two sequences in each pass, one of which reads its prompt in pieces."""
     whole, other = engine.prefill(prefix, 8), engine.prefill(prefix, 60)

@@ -1,10 +1,11 @@
 """The tokens of every family find their places over the frames that they were made from."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from models import checkpoints, checkpoints_llava, checkpoints_qwen
+from models import checkpoints, checkpoints_internvl, checkpoints_llava, checkpoints_qwen
 
 from vidspec import video
 from vidspec.decoding.setup import prefilled
@@ -19,8 +20,8 @@ MODELS = {
     "llava_onevision": lambda: checkpoints.adapter(checkpoints.TIED),
     "llava": lambda: checkpoints_llava.adapter(checkpoints_llava.Kind("llava")),
     "llava_next": lambda: checkpoints_llava.adapter(checkpoints_llava.Kind("llava_next")),
-    "qwen2_5_vl": lambda: checkpoints_qwen.adapter(checkpoints_qwen.Kind("qwen2_5_vl")),
-    "qwen3_vl": lambda: checkpoints_qwen.adapter(checkpoints_qwen.Kind("qwen3_vl")),
+    "internvl": checkpoints_internvl.adapter,
+    **{family: partial(checkpoints_qwen.adapter, checkpoints_qwen.Kind(family)) for family in checkpoints_qwen.EVERY},
 }
 
 

@@ -9,7 +9,7 @@ from pruning.given import irregular_tokens, visual_tokens
 
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError, ProfileError
-from vidspec.lossy.base import Reading, best, configured, last_row_attention, share_of, without_overlap
+from vidspec.lossy.base import Reading, best, last_row_attention, share_of, without_overlap
 from vidspec.lossy.clustering import clusters
 from vidspec.lossy.dycoke import DyCoke, temporally_merged
 from vidspec.lossy.engine import _Reselect
@@ -18,6 +18,7 @@ from vidspec.lossy.pdrop import PyramidDrop
 from vidspec.lossy.sparsevlm import SparseVLM, raters
 from vidspec.models.base import Prefix
 from vidspec.pruning.base import token_grid
+from vidspec.registry import configured
 
 HEADS, KV_HEADS, WIDTH, HIDDEN, AFTER = 4, 2, 8, 6, 5
 SCALING = 0.7

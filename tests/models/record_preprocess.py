@@ -60,7 +60,8 @@ def library(name: str) -> NDArray[np.float32]:
     return processor(videos=[video], return_tensors="pt")["pixel_values_videos"][0].numpy()
 
 
-def main(path: str) -> None:
+def with_torchvision() -> object:
+    """Make torchvision importable; what is returned must be kept."""
     import torch
 
     declared = torch.library.Library("torchvision", "DEF")
@@ -71,7 +72,11 @@ def main(path: str) -> None:
         for operator in ("nms", "qnms"):
             declared.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         import torchvision  # noqa: F401
+    return declared
 
+
+def main(path: str) -> None:
+    kept = with_torchvision()  # noqa: F841
     found = {}
     for name, (*_, size, _, _) in CASES.items():
         whole = library(name)

@@ -110,16 +110,9 @@ def library_sizes(config: str) -> NDArray[np.int32]:
 
 def main(path: str) -> None:
     import torch
+    from record_preprocess import with_torchvision
 
-    declared = torch.library.Library("torchvision", "DEF")
-    try:
-        import torchvision
-    except (RuntimeError, ImportError):
-        sys.modules.pop("torchvision", None)
-        for operator in ("nms", "qnms"):
-            declared.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        import torchvision  # noqa: F401
-
+    kept = with_torchvision()  # noqa: F841
     found = {f"{config}_sizes": library_sizes(config) for config in CONFIGS}
     for name, (config, *_) in CASES.items():
         video = torch.from_numpy(frames(name)).permute(0, 3, 1, 2)

@@ -1,15 +1,18 @@
 """Profiles over hybrids and mixtures of experts: exact where they work, refused with the reason where not."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 from test_serving import Given
 
 from models import checkpoints_qwen
 from models.checkpoints_qwen import HYBRIDS, STOCK, Kind
 from vidspec.captioner import Captioner
-from vidspec.decoding.serving import Arrival
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ProfileError
 from vidspec.models import loading
+from vidspec.models.request import Request
 from vidspec.profile import profiles
 from vidspec.telling.events import Finished
 
@@ -48,7 +51,7 @@ def test_chains(pair):
 @pytest.mark.parametrize("name", ["ar", "specvlm-chain"])
 def test_four_clips_at_once(pair, name):
     plain, fast = captioner(pair, "ar"), captioner(pair, name)
-    arrivals = Given([Arrival(path, path, {"clip": fast.read(path)}) for path in CLIPS.values()])
+    arrivals = Given([Request(path, fast.read(path), key=path) for path in CLIPS.values()])
     texts = {key: said.caption.token_ids for key, said in fast.serve(arrivals, batch=4) if isinstance(said, Finished)}
     assert texts == {path: plain.caption(path).token_ids for path in CLIPS.values()}
 
@@ -65,10 +68,23 @@ def test_windows(pair, gamma):
     assert {0, 1} <= lengths
 
 
+def test_admission_counts_states(pair):
+    """What a clip needs beside others grows with its tokens, and of hybrids by the states of both models."""
+    plain, drafted = captioner(pair, "ar"), captioner(pair, "vanilla-sd")
+    request = Request("", SimpleNamespace(frames=np.zeros((8, 40, 60, 3), np.uint8)))
+    decoder, draft = pair[0].decoder, pair[1].decoder
+    tokens = pair[0].visual_tokens(8, 40, 60) + pair[0].text_tokens(plain.profile.generate.prompt)
+    entries = decoder.slab.wants(tokens + plain.setup.room)
+    assert plain.needs(request) == entries + decoder.state_bytes
+    keys = sum(one.slab.wants(tokens + drafted.setup.room) for one in (decoder, draft))
+    assert drafted.needs(request) == keys + decoder.state_bytes + draft.state_bytes
+    assert (decoder.state_bytes > 0) == (pair[0].family in HYBRIDS)
+
+
 REFUSED = [
     ("sd-tree", {}, "draft.topology: tree.*have one past"),
     ("specvlm", {}, "draft.topology: tree"),
-    ("self-sd", {}, "sparse_kv|gather"),
+    ("self-sd", {}, "cannot be chosen from"),
     ("fastv", {}, "cannot be pruned"),
     ("vanilla-sd", {"draft.gamma": 33}, "at most 32"),
     ("hippo", {}, "schedule.startup: window"),

@@ -55,6 +55,7 @@ def test_frames_of_the_other_families_are_all_alike():
     assert [visual_tokens("llava", 3, size) for size in ((9, 9), (720, 1280))] == [3 * 576] * 2
     assert visual_tokens("llava_onevision", 3, (720, 1280)) == 3 * 196 + 1
     assert visual_tokens("internvl", 3, (720, 1280)) == 3 * 256
+    assert visual_tokens("smolvlm", 3, (720, 1280)) == 3 * 81
     with pytest.raises(ValueError, match="gpt2"):
         visual_tokens("gpt2", 1, (9, 9))
 

@@ -85,7 +85,25 @@ def test_unsupported_family(tmp_path):
 
 def test_unknown_family(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "no-such-type"}))
-    assert "no-such-type" in refused(tmp_path, "unreadable").message
+    assert "no-such-type" in refused(tmp_path, "family").message
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        (
+            "video_llava",
+            "type video_llava (Video-LLaVA) are not supported; nearest: llava_onevision, such as llava-hf/",
+        ),
+        ("qwen3_6", "type qwen3_6 are not supported; nearest: qwen3_5, such as Qwen/Qwen3.5-9B; supported: internvl,"),
+        ("internvl_chat", "take the checkpoint whose name ends in -HF) are not supported; nearest: internvl;"),
+        ("gpt2", "type gpt2 are not supported; supported:"),
+    ],
+)
+def test_an_unsupported_family_is_told_its_nearest(tmp_path, family, said):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    error = refused(tmp_path, "family")
+    assert said in str(error) and "\n" not in str(error)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"model_type": null}'])

@@ -1,9 +1,10 @@
 import pytest
 
 from vidspec.pace import speed
+from vidspec.pace.gamma import settled
 from vidspec.pace.passes import pass_times
 from vidspec.papers.predict import Prefill, Times, even_lengths, geometric_lengths
-from vidspec.papers.whatif import best_chain, settled_window, what_if
+from vidspec.papers.whatif import best_chain, what_if
 
 
 def by_method(*args, **options):
@@ -18,7 +19,7 @@ def test_the_papers_case():
     assert parallel.predicted == pytest.approx(parallel.formula, rel=0.02)
     assert sequential.predicted == pytest.approx(sequential.formula, rel=0.02)
     assert found["autoregressive"].predicted == pytest.approx(1)
-    assert found["parallel, one shared device"].formula < sequential.formula, "METRICS: worse than sequential"
+    assert found["parallel, one shared device"].formula < sequential.formula, "worse than in turns (docs/metrics.md)"
 
 
 def test_a_given_window_holds_for_both():
@@ -60,10 +61,10 @@ def test_pass_times_are_straight_between_the_points():
 
 
 def test_the_window_settles_on_a_pass_that_grows_with_it():
-    assert settled_window(Times(lambda rows: 420.0, 46.6)) == 9
-    assert settled_window(Times(lambda rows: 4 + 0.5 * rows, 1.0)) == 7  # T_p(7) = 7.5
-    assert settled_window(Times(lambda rows: 78.3, 46.6), "up") == 2
-    assert settled_window(Times(lambda rows: 2.0 * rows + 5, 1.0)) == 32
+    assert settled(lambda rows: 420.0, 46.6) == 9
+    assert settled(lambda rows: 4 + 0.5 * rows, 1.0) == 7  # T_p(7) = 7.5
+    assert settled(lambda rows: 78.3, 46.6, "up") == 2
+    assert settled(lambda rows: 2.0 * rows + 5, 1.0) == 32
 
 
 def test_the_best_chain_is_the_best():

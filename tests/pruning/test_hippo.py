@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pruning.given import best, cos, visual_tokens
+from vidspec.errors import ProfileError
 from vidspec.pruning.base import Signals, token_grid
 from vidspec.pruning.hippo import Hippo
 from vidspec.pruning.scores import crop_variance, frame_normalised, temporal_novelty
@@ -133,7 +134,7 @@ def test_declares_only_what_its_terms_need(terms, needs):
 
 
 def test_without_any_term_it_rates_nothing():
-    with pytest.raises(ValueError, match="one of its terms"):
+    with pytest.raises(ProfileError, match="one of its three terms"):
         Hippo(False, False, False)
 
 

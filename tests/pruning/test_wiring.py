@@ -15,8 +15,8 @@ from vidspec.engine.taps import Taps
 from vidspec.models import loading
 from vidspec.profile import profiles
 from vidspec.pruning import base
-from vidspec.pruning.base import Signals, budget, configured, evenly_spaced, taps_for, token_grid, whole_frames
-from vidspec.registry import names
+from vidspec.pruning.base import Signals, budget, evenly_spaced, taps_for, token_grid, whole_frames
+from vidspec.registry import configured, names
 from vidspec.telling.events import Prefilled
 
 METHODS = [name for name in names("pruning") if name != "none"]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
-import torch
-
-from vidspec.drafting.base import Draft
 from vidspec.telling.events import Loosened
 
-__all__ = ["Acceptance", "Grounded", "Verdict", "configured", "for_clip"]
+if TYPE_CHECKING:
+    import torch
+
+    from vidspec.drafting.base import Draft
+
+__all__ = ["Acceptance", "Grounded", "Verdict", "for_clip"]
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,22 @@ class Verdict:
 
 
 class Acceptance(Protocol):
-    """A rule; ``lossless`` tells whether the output is exactly the target's own.
+    """A rule.
 
-    Its constructor takes the sampling, and by name whatever it needs of the keys of a profile's ``accept`` section,
-    ``eos``, the target's end tokens, and ``protected``, the ids of the tokens that ``accept.protect`` names.
+    Its constructor takes by name what it needs of the keys of a profile's ``accept`` section and its options, of
+    ``sampling``, of ``eos``, the target's end tokens, and of ``protected``, the ids that ``accept.protect`` names.
+
+    Attributes:
+        lossless: whether the output is exactly the target's own.
+        draws: whether it can judge tokens that are drawn; else greedy choices alone.
+        unjudged: the share of a window that passes unseen.
     """
 
     lossless: ClassVar[bool]
+    draws: ClassVar[bool]
+
+    @property
+    def unjudged(self) -> float: ...
 
     def __call__(
         self, draft: Draft, target_logits: torch.Tensor, hidden: torch.Tensor | None, rng: torch.Generator
@@ -82,21 +91,6 @@ class Grounded(Protocol):
                 prompt, each of length 1.
         """
         ...
-
-
-def configured(
-    rule: Callable[..., Acceptance], sampling: object, options: Mapping[str, object], **target: object
-) -> Acceptance:
-    """A rule with those options that its constructor takes.
-
-    Args:
-        rule: what is registered under the rule's name.
-        sampling: how the target's tokens are chosen.
-        options: keys and values of a profile's ``accept`` section.
-        target: ``eos`` and ``protected``, sets of token ids.
-    """
-    taken = inspect.signature(rule).parameters
-    return rule(sampling, **{key: value for key, value in {**options, **target}.items() if key in taken})
 
 
 def for_clip(rule: Acceptance, visual_states: torch.Tensor | None) -> Acceptance:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
-
-import torch
+from typing import TYPE_CHECKING, ClassVar
 
 from vidspec.acceptance.base import Verdict
 from vidspec.drafting.base import Draft
-from vidspec.engine.sampling import Sampling, draw
 from vidspec.registry import rules
+
+if TYPE_CHECKING:
+    import torch
+
+    from vidspec.engine.sampling import Sampling
 
 
 @rules.register("exact")
@@ -18,6 +20,8 @@ class Exact:
     """Greedy: output equals the target's own argmax sequence. Sampled: output has the target's own distribution."""
 
     lossless: ClassVar[bool] = True
+    draws: ClassVar[bool] = True
+    unjudged: ClassVar[float] = 0.0
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
@@ -25,6 +29,8 @@ class Exact:
     def __call__(
         self, draft: Draft, target_logits: torch.Tensor, hidden: torch.Tensor | None, rng: torch.Generator
     ) -> Verdict:
+        from vidspec.engine.sampling import draw
+
         if self.sampling.greedy:
             choices = target_logits.argmax(-1).tolist()
             return _walk(draft, choices.__getitem__)
@@ -56,6 +62,10 @@ def _sampled(tokens: tuple[int, ...], drafted: torch.Tensor, p: torch.Tensor, rn
 
     ``drafted`` (gamma, V) holds the q of each token.
     """
+    import torch
+
+    from vidspec.engine.sampling import draw
+
     for i, x in enumerate(tokens):
         q = drafted[i]
         if torch.rand((), generator=rng) * q[x] < p[i, x]:

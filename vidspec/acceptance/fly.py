@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from vidspec.acceptance.fly_minus import FlyMinus
-from vidspec.acceptance.loose import Branch
-from vidspec.engine.sampling import Sampling
 from vidspec.registry import rules
 from vidspec.telling.events import Loosened
+
+if TYPE_CHECKING:
+    from vidspec.acceptance.loose import Branch
+    from vidspec.engine.sampling import Sampling
 
 
 @rules.register("fly")

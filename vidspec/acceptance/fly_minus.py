@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-
-import torch
+from typing import TYPE_CHECKING
 
 from vidspec.acceptance.loose import Branch, LooseRule
-from vidspec.drafting.base import Draft
-from vidspec.engine.sampling import Sampling
 from vidspec.registry import rules
 from vidspec.telling.events import Loosened
+
+if TYPE_CHECKING:
+    import torch
+
+    from vidspec.drafting.base import Draft
+    from vidspec.engine.sampling import Sampling
 
 #: How many of the likeliest tokens the entropy sums over.
 LIKELIEST = 3
@@ -44,6 +47,8 @@ class FlyMinus(LooseRule):
         self, draft: Draft, target_logits: torch.Tensor, hidden: torch.Tensor | None, rng: torch.Generator
     ) -> Sequence[float]:
         """Entropy at the place of each drafted token: of the distribution behind its parent."""
+        import torch
+
         places = torch.tensor([parent + 1 for parent in draft.parents], device=target_logits.device)
         probs = target_logits.float().softmax(-1).topk(min(LIKELIEST, target_logits.shape[-1]), dim=-1).values
         return torch.special.entr(probs).sum(-1)[places].tolist()  # type: ignore[no-any-return]

@@ -5,15 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
+from typing import TYPE_CHECKING, ClassVar
 
 from vidspec.acceptance.base import Verdict
-from vidspec.drafting.base import Draft
-from vidspec.engine.sampling import Sampling
 from vidspec.errors import ProfileError
 from vidspec.telling.events import Loosened
+
+if TYPE_CHECKING:
+    import torch
+
+    from vidspec.drafting.base import Draft
+    from vidspec.engine.sampling import Sampling
 
 __all__ = ["Branch", "LooseRule", "branches"]
 
@@ -60,6 +62,8 @@ class LooseRule(ABC):
     """
 
     lossless: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
+    unjudged: float = 0.0
 
     def __init__(
         self, sampling: Sampling, eos: frozenset[int] = frozenset(), protected: frozenset[int] = frozenset()

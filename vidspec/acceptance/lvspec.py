@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-
-from vidspec.acceptance.base import Acceptance
 from vidspec.acceptance.loose import Branch, LooseRule
-from vidspec.drafting.base import Draft
-from vidspec.engine.sampling import Sampling
 from vidspec.registry import rules
 from vidspec.telling.events import Loosened
+
+if TYPE_CHECKING:
+    import torch
+
+    from vidspec.acceptance.base import Acceptance
+    from vidspec.drafting.base import Draft
+    from vidspec.engine.sampling import Sampling
 
 
 @rules.register("lvspec")
@@ -55,6 +57,7 @@ class LVSpec(LooseRule):
     ) -> None:
         super().__init__(sampling, eos, protected)
         self.lam, self.similar, self.tolerance = lam, similar, tolerance
+        self.unjudged = lam
         self._visual: torch.Tensor | None = None
 
     def at(self, visual_states: torch.Tensor) -> Acceptance:
@@ -66,6 +69,8 @@ class LVSpec(LooseRule):
         self, draft: Draft, target_logits: torch.Tensor, hidden: torch.Tensor | None, rng: torch.Generator
     ) -> Sequence[float]:
         """Visual relevance of each drafted token, from one matrix product for the window (Eq. 8)."""
+        import torch
+
         if hidden is None or self._visual is None:
             raise ValueError("lvspec needs the target's last states, of the window and of the prompt's visual tokens")
         own = torch.nn.functional.normalize(hidden[1:].float(), dim=-1).to(self._visual)

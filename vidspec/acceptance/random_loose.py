@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-
-import torch
+from typing import TYPE_CHECKING
 
 from vidspec.acceptance.loose import Branch, LooseRule
-from vidspec.drafting.base import Draft
-from vidspec.engine.sampling import Sampling
 from vidspec.registry import rules
 from vidspec.telling.events import Loosened
+
+if TYPE_CHECKING:
+    import torch
+
+    from vidspec.drafting.base import Draft
+    from vidspec.engine.sampling import Sampling
 
 
 @rules.register("random_loose")
@@ -39,6 +42,8 @@ class RandomLoose(LooseRule):
     def measure(
         self, draft: Draft, target_logits: torch.Tensor, hidden: torch.Tensor | None, rng: torch.Generator
     ) -> Sequence[float]:
+        import torch
+
         return torch.rand(len(draft.tokens), generator=rng).tolist()
 
     def pardoned(self, branch: Branch) -> Mapping[int, Loosened]:

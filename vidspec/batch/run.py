@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vidspec.batch.work import How, Outcome, Work
 from vidspec.errors import GenerationError, VidspecError
+from vidspec.models.request import Request
 from vidspec.telling.bell import Bell
 from vidspec.telling.compare import first_difference, speed_against
 from vidspec.telling.events import Event, Finished, Load
@@ -91,17 +92,12 @@ def exit_code(errors: Iterable[Exception | None]) -> int:
     return 3 if 3 in codes else 1 if codes else 0
 
 
-@dataclass(frozen=True)
-class _Flight:
-    """A clip that the captioner has; its first five fields are those of ``vidspec.decoding.serving.Arrival``, which
-    cannot be had without torch."""
+@dataclass(frozen=True, eq=False)
+class _Flight(Request):
+    """A clip that the captioner has."""
 
-    key: int
-    path: str
-    asked: Asked
-    timeout: float | None
-    spent: float
-    work: Work
+    key: int = 0
+    work: Work = field(kw_only=True)
 
 
 class _Flights:
@@ -127,7 +123,17 @@ class _Flights:
         while (work := self._source.take()) is not None:
             self.begun += 1
             how = self._how
-            flight = _Flight(self.begun, work.path, _asked(work, how), how.timeout, work.read_s, work)
+            flight = _Flight(
+                work.path,
+                work.clip,
+                _prompt(work, how),
+                start=work.start,
+                end=work.end,
+                key=self.begun,
+                timeout=how.timeout,
+                spent=work.read_s,
+                work=work,
+            )
             self._observer.begin(flight.key, flight.path, how.total)
             if work.error is None:
                 self._flights[flight.key] = flight
@@ -185,7 +191,7 @@ class _Flights:
             assert caption is not None
             if work.read_s and "decode_video" not in caption.timings:
                 caption = replace(caption, timings={"decode_video": work.read_s, **caption.timings})
-            return Outcome(_compared(self._captioner, caption, flight.path, self._how, flight.asked), None, work)
+            return Outcome(_compared(self._captioner, caption, flight, self._how), None, work)
         except Exception as error:
             known = _as_known(error)
             record = failed(flight.path, known, profile=self._captioner.profile.name)
@@ -194,23 +200,17 @@ class _Flights:
             return Outcome(record, error, work)
 
 
-def _asked(work: Work, how: How) -> Asked:
-    """The keyword arguments of the captioner: what is not asked for is left to it."""
-    prompt = work.prompt
+def _prompt(work: Work, how: How) -> str | None:
     if how.context and work.previous:
-        prompt = CONTEXT.format(prompt=prompt or how.prompt, previous=work.previous)
-    asked: Asked = {"start": work.start, "end": work.end}
-    if prompt is not None:
-        asked["prompt"] = prompt
-    if work.clip is not None:
-        asked["clip"] = work.clip
-    return asked
+        return CONTEXT.format(prompt=work.prompt or how.prompt, previous=work.previous)
+    return work.prompt
 
 
-def _compared(captioner: Captions, caption: Caption, path: str, how: How, asked: Asked) -> Caption:
+def _compared(captioner: Captions, caption: Caption, asked: Request, how: How) -> Caption:
     if not (how.baseline or how.verify):
         return caption
-    plain = captioner.baseline(path, **asked)
+    path = asked.path
+    plain = captioner.baseline(path, start=asked.start, end=asked.end, prompt=asked.prompt, clip=asked.clip)
     if how.verify:
         at = first_difference(caption.token_ids, plain.token_ids)
         if at is not None:
@@ -221,8 +221,10 @@ def _compared(captioner: Captions, caption: Caption, path: str, how: How, asked:
                 kind="mismatch",
             )
     if how.baseline:
-        speed = {key: value for key, value in caption.speed.items() if key != "estimate"}
-        caption = replace(caption, speed={**speed, "baseline": speed_against(caption, plain)})
+        speed = caption.speed.copy()
+        speed.pop("estimate", None)
+        speed["baseline"] = speed_against(caption, plain)
+        caption = replace(caption, speed=speed)
     return caption
 
 

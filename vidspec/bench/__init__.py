@@ -1,1 +1,1 @@
-"""Methods and peers side by side on the same clips, in one interleaved run. ``python -m vidspec.bench`` runs it."""
+"""Methods and peers side by side on the same clips, in one interleaved run."""

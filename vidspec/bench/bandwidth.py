@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+
+from vidspec.bench.turns import timed
+from vidspec.engine.device import synchroniser
 
 if TYPE_CHECKING:
     from vidspec.models.base import VideoLanguageModel
@@ -18,16 +20,8 @@ def copy_bandwidth(device: torch.device, megabytes: int = 256, repeats: int = 8)
     """Bytes read and written per second by the fastest of several copies of a buffer larger than the caches."""
     source = torch.ones(megabytes * 2**20 // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
-    best = float("inf")
-    for _ in range(repeats):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        start = time.perf_counter()
-        target.copy_(source)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - start)
-    return 2 * source.nbytes / best
+    wait = synchroniser(device)
+    return 2 * source.nbytes / min(timed(lambda: target.copy_(source), wait) for _ in range(repeats))
 
 
 def weight_bytes(language: nn.Module, head: nn.Module) -> int:

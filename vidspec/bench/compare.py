@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from vidspec.bench.results import restored
 from vidspec.errors import OutputError
 from vidspec.telling.compare import decode_rate
+from vidspec.telling.markdown import bullets, table
 from vidspec.telling.record import Caption
 
-__all__ = ["FEWEST", "Change", "Compared", "compare", "interval", "markdown"]
+__all__ = ["FEWEST", "Change", "Compared", "compare", "interval", "markdown", "redrawn"]
 
 #: With fewer clips a bootstrap knows too few of the differences that there are to say anything.
 FEWEST = 8
@@ -109,11 +110,15 @@ def interval(logs: NDArray[np.float64], level: float) -> tuple[float, float]:
     n = len(logs)
     if n < 2:
         return 0.0, math.inf
-    rng = np.random.default_rng(SEED)
-    means = logs[rng.integers(0, n, size=(DRAWS, n))].mean(axis=1)
+    means = redrawn(logs).mean(axis=1)
     tail = NormalDist().cdf(-math.sqrt(n / (n - 1)) * _student((1 + level) / 2, n - 1))
     low, high = np.quantile(means, [tail, 1 - tail])
     return math.exp(low), math.exp(high)
+
+
+def redrawn(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(draws, n) bootstrap samples of (n,) values, the same for every call."""
+    return values[np.random.default_rng(SEED).integers(0, len(values), size=(DRAWS, len(values)))]
 
 
 def _student(share: float, freedom: int) -> float:
@@ -176,12 +181,19 @@ def _notes(before: Mapping[str, Any], after: Mapping[str, Any], level: float, te
 
 def markdown(compared: Compared) -> str:
     """A table of all changes, and the notes."""
-    lines = ["| method | time | against | B / A | interval | clips | verdict |", "|---|---|---|---|---|---|---|"]
-    lines += [
-        f"| {one.method} | {one.what} | {one.against} | {one.ratio:.3f} | {one.low:.3f}-{one.high:.3f} | {one.clips} | "
-        f"{one.verdict} |"
+    lines = [
+        (
+            one.method,
+            one.what,
+            one.against,
+            f"{one.ratio:.3f}",
+            f"{one.low:.3f}-{one.high:.3f}",
+            str(one.clips),
+            one.verdict,
+        )
         for one in compared.changes
     ]
+    whole = table(("method", "time", "against", "B / A", "interval", "clips", "verdict"), lines)
     other = [f"{name} on {clips}" for name, clips in compared.other_tokens.items() if clips]
     notes = [*compared.notes, *(["Clips with other tokens in B: " + ", ".join(other)] if other else [])]
-    return "\n".join([*lines, "", *(f"- {note}" for note in notes)])
+    return f"{whole}\n{bullets(notes)}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -22,17 +21,19 @@ import torch
 
 from vidspec.bench.bandwidth import copy_bandwidth
 from vidspec.bench.loaded import Loaded, Source
+from vidspec.bench.passes import timed_pass
 from vidspec.bench.sizes import Language, engine_of, language
 from vidspec.bench.ties import EPSILON, gap
+from vidspec.bench.turns import repeated
 from vidspec.embedded.samples import shipped
-from vidspec.engine.device import synchroniser
+from vidspec.engine.forward import Engine
 from vidspec.engine.fused import FusedDecoder
 from vidspec.engine.graphs import Graphs
-from vidspec.engine.rows import Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.models import loading
 from vidspec.models.sizes import SIZES, Size
 from vidspec.telling.compare import decode_rate
+from vidspec.telling.markdown import table
 
 __all__ = ["Pair", "Timed", "main", "pairs", "timed"]
 
@@ -105,9 +106,8 @@ def timed(
         for way in _ways(model):
             for count in entries:
                 engine, span = engine_of(model), _behind(model, count)
-                one = _median(partial(engine.run, [Rows(span, [0])]), span, device, repeats)
-                six = _median(partial(engine.run, [Rows(span, [0] * _ROWS)]), span, device, repeats)
-                chain = _median(partial(engine.greedy, [(span, [0], _ROWS)]), span, device, repeats) / _ROWS
+                one, six = (_median(engine, span, rows, repeats) for rows in (1, _ROWS))
+                chain = _median(engine, span, partial(engine.greedy, [(span, [0], _ROWS)]), repeats) / _ROWS
                 limit = (model.weight_bytes + count * model.decoder.slab.entry_bytes) / bandwidth
                 yield Timed(name, count, way, one, six, chain, 1 / one, limit / one)
                 span.free()
@@ -139,17 +139,9 @@ def _behind(model: Language, entries: int) -> KVSpan:
     return span
 
 
-def _median(run: Callable[[], Any], span: KVSpan, device: torch.device, repeats: int) -> float:
-    wait, length, times = synchroniser(device), span.length, []
-    for turn in range(repeats + 3):
-        wait()
-        start = time.perf_counter()
-        run()
-        wait()
-        if turn >= 3:  # kernels are compiled and passes captured
-            times.append(time.perf_counter() - start)
-        span.rollback(length)
-    return median(times)
+def _median(engine: Engine, span: KVSpan, work: int | Callable[[], object], repeats: int) -> float:
+    runs = {"": partial(timed_pass, engine, span, work)}
+    return median(repeated(runs, repeats, warm_ups=3)[""])  # kernels are compiled and passes captured
 
 
 def pairs(device: str, dtypes: Sequence[str] = ("float32", "bfloat16"), clips: int | None = None) -> Iterator[Pair]:
@@ -183,30 +175,37 @@ def _fits(size: Size, device: torch.device, entries: Sequence[int]) -> bool:
 
 def _markdown(found: dict[str, Any]) -> str:
     """The tables of a run."""
-    lines = [
+    sizes = [
+        (
+            one.model,
+            f"{one.entries:,}",
+            one.way,
+            *(f"{1e3 * seconds:.2f} ms" for seconds in (one.one, one.six, one.chain)),
+            f"{one.tokens_per_s:.0f}",
+            f"{one.share:.0%}",
+        )
+        for one in (Timed(**row) for row in found["sizes"])
+    ]
+    sizes += [(name, "-", "left out: too little memory", *"-----") for name in found["left_out"]]
+    pairs = [
+        (
+            one.pair,
+            one.dtype,
+            one.profile,
+            f"{one.identical}/{one.clips}",
+            str(one.ties),
+            "yes" if one.holds else "NO",
+            f"{one.tokens_per_s:.0f}",
+        )
+        for one in (Pair(**row) for row in found["pairs"])
+    ]
+    parts = [
         f"{found['device']}, torch {found['torch']}, copies {found['bandwidth'] / 1e9:.0f} GB/s; "
         "random weights, bfloat16.",
-        "",
-        "| model | visual tokens | way | T_p(1) | T_p(6) | T_q | tokens/s | share of limit |",
-        "|---|---|---|---|---|---|---|---|",
+        table(["model", "visual tokens", "way", "T_p(1)", "T_p(6)", "T_q", "tokens/s", "share of limit"], sizes),
+        table(["pair", "dtype", "profile", "same tokens", "near-ties", "holds", "tokens/s"], pairs),
     ]
-    for one in map(lambda row: Timed(**row), found["sizes"]):
-        lines.append(
-            f"| {one.model} | {one.entries:,} | {one.way} | {1e3 * one.one:.2f} ms | {1e3 * one.six:.2f} ms "
-            f"| {1e3 * one.chain:.2f} ms | {one.tokens_per_s:.0f} | {one.share:.0%} |"
-        )
-    lines += [f"| {name} | - | left out: too little memory | - | - | - | - | - |" for name in found["left_out"]]
-    lines += [
-        "",
-        "| pair | dtype | profile | same tokens | near-ties | holds | tokens/s |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for pair in map(lambda row: Pair(**row), found["pairs"]):
-        lines.append(
-            f"| {pair.pair} | {pair.dtype} | {pair.profile} | {pair.identical}/{pair.clips} | {pair.ties} "
-            f"| {'yes' if pair.holds else 'NO'} | {pair.tokens_per_s:.0f} |"
-        )
-    return "\n".join(lines) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

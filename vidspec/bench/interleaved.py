@@ -6,6 +6,8 @@ import os
 import platform
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Protocol
@@ -16,6 +18,7 @@ from vidspec._version import __version__
 from vidspec.bench.peers import PeerFailed
 from vidspec.bench.places import places
 from vidspec.bench.predicted import predicted
+from vidspec.bench.turns import TakingPart, rotated
 from vidspec.captioner import Captioner
 from vidspec.profile.profiles import Profile
 from vidspec.telling.compare import decode_rate
@@ -105,39 +108,28 @@ def run(
     Returns:
         records by contender and clip. A peer that fails on any clip is left out, and ``progress`` told why.
     """
-    names, done = list(contenders), dict(done or {})
-
-    def caption(name: str, clip: Path) -> Caption | None:
-        try:
-            return contenders[name].caption(clip)
-        except PeerFailed as error:
-            progress(f"left out: {error}")
-            names.remove(name)
-            return None
-
-    for name in list(names):  # warm-up: allocations, kernels, caches
+    done = dict(done or {})
+    taking = TakingPart(contenders, lambda _, error: isinstance(error, PeerFailed), progress)
+    for name, contender in contenders.items():  # warm-up: allocations, kernels, caches
         if all((name, str(clip), repeat) in done for clip in clips for repeat in range(repeats)):
             continue
         progress(f"warm-up {name}")
-        caption(name, clips[0])
-        if isinstance(contender := contenders.get(name), Captioner):
+        taking.ask(name, partial(contender.caption, clips[0]))
+        if isinstance(contender, Captioner):
             contender.forget()  # a plan that was made in the warm-up would cost nothing
-    records: dict[str, dict[str, list[Caption]]] = {name: {str(clip): [] for clip in clips} for name in names}
-    turn = 0
-    for repeat in range(repeats):
-        for clip in clips:
-            progress(f"{repeat + 1}/{repeats} {clip.name}")
-            for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                key = name, str(clip), repeat
-                if key not in done:
-                    made = caption(name, clip)
-                    if made is None:
-                        continue
-                    done[key] = made
-                    keep(key, made)
-                records[name][str(clip)].append(done[key])
-            turn += 1
-    return {name: records[name] for name in names}
+    records: dict[str, dict[str, list[Caption]]] = {name: {str(clip): [] for clip in clips} for name in contenders}
+    for turn, (repeat, clip) in enumerate(product(range(repeats), clips)):
+        progress(f"{repeat + 1}/{repeats} {clip.name}")
+        for name in rotated(taking.names, turn):
+            key = name, str(clip), repeat
+            if key not in done:
+                made = taking.ask(name, partial(contenders[name].caption, clip))
+                if made is None:
+                    continue
+                done[key] = made
+                keep(key, made)
+            records[name][str(clip)].append(done[key])
+    return {name: records[name] for name in taking.names}
 
 
 def summary(
@@ -238,7 +230,7 @@ def speed_ups(runs: Sequence[Caption], plain: Sequence[Caption]) -> tuple[float,
 
 
 def _retentions(by_clip: Mapping[str, Sequence[Caption]]) -> list[float]:
-    shares = [(one.lossy or {}).get("retention") for one in _flat(by_clip)]
+    shares = [one.lossy["retention"] for one in _flat(by_clip) if one.lossy]
     return [share for share in shares if share is not None]
 
 

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from vidspec.bench.results import ACCEPTED
-from vidspec.bench.suites import DRAFT
 from vidspec.captioner import Captioner
 from vidspec.engine.asks import alone
 from vidspec.engine.forward import Engine
 from vidspec.lossy.metric import accepted_by_target
 from vidspec.models import prompt
 from vidspec.models.base import Prefix
+from vidspec.models.request import Request
+from vidspec.profile.labels import DRAFT
 from vidspec.profile.profiles import Profile
 from vidspec.telling.trace import Trace
 
@@ -57,8 +58,8 @@ def judge(
             wanted = _asks(captioner.profile)
             if wanted not in read:
                 generate = captioner.profile.generate
-                question = prompt.Question(captioner.read(path), generate.prompt, generate.system)
-                read[wanted] = alone(prompt.read(target, question, Trace(), "target"))
+                request = Request(str(path), captioner.read(path), generate.prompt, generate.system)
+                read[wanted] = alone(prompt.read(target, request, Trace(), "target"))
             one[ACCEPTED] = round(accepted_by_target(Engine(target), read[wanted], one["token_ids"]), 6)
         save()
 

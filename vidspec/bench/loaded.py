@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vidspec.bench import labels
 from vidspec.bench.peers import PEERS, Peer
 from vidspec.captioner import Captioner
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.errors import UsageError
 from vidspec.models import loading
 from vidspec.models.base import VideoLanguageModel
-from vidspec.profile import profiles
-from vidspec.registry import rules
+from vidspec.profile import labels, profiles
 
 __all__ = ["Loaded", "Source", "lossless_profiles", "names_of"]
 
@@ -62,18 +60,15 @@ class Loaded:
         self._slots: dict[str, DraftSlot] = {}
 
     def captioner(self, label: str, overrides: Mapping[str, object] | None = None) -> Captioner:
-        """A captioner of a profile, by name or file, with the keys that its label sets (:mod:`~vidspec.bench.labels`).
-
-        What the label sets wins over ``overrides``.
+        """A captioner of a label's profile (:mod:`~vidspec.profile.labels`), which wins over ``overrides``.
 
         Raises:
             ProfileError: there is no such profile, or it cannot be set so.
             UsageError: it is no label, or it drafts with a model and none was named.
         """
-        name, own = labels.parse(label)
-        profile = profiles.load(name, {**(overrides or {}), **own})
+        profile = labels.load(label, overrides)
         if profile.drafts_with_a_model and self.draft is None:
-            raise UsageError(f"profile {name} drafts with a model", hint="name one with --draft")
+            raise UsageError(f"profile {profile.name} drafts with a model", hint="name one with --draft")
         made = Captioner(
             profile,
             self.target,
@@ -103,8 +98,7 @@ def lossless_profiles() -> list[str]:
     """Every packaged lossless profile, plain decoding first."""
     names = sorted(info.name for info in profiles.available() if info.source == "packaged")
     loaded = [profiles.load(name) for name in names if name != "ar"]
-    lossless = [one for one in loaded if rules.get(one.accept.rule).lossless and not one.prunes_the_target]
-    return ["ar", *(one.name for one in lossless)]
+    return ["ar", *(one.name for one in loaded if one.lossless)]
 
 
 def names_of(text: str) -> list[str]:

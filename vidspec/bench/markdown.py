@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from vidspec.bench.interleaved import Row
+from vidspec.telling.markdown import cell, heading, spread, table
 
-__all__ = ["heading", "markdown", "table"]
+__all__ = ["markdown"]
 
 
 def markdown(rows: Sequence[Row], baseline: str, limit: Callable[[float], float]) -> str:
@@ -29,51 +30,23 @@ def markdown(rows: Sequence[Row], baseline: str, limit: Callable[[float], float]
     lines = []
     for row in rows:
         passes = row.tokens_per_s / (row.tokens_per_target_pass or 1.0)
-        share = "-" if row.context is None else f"{passes / limit(row.context):.0%}"
         lines.append(
             [
                 row.names,
                 row.equality,
-                _number(row.tau),
-                _number(row.tokens_per_target_pass),
-                _number(row.run_length),
-                _percent(row.acceptance_rate),
-                _percent(row.kept),
-                f"{row.tokens_per_s:.0f} ({row.rate_spread[0]:.0f}-{row.rate_spread[1]:.0f})",
-                share,
-                _ratio(row.first),
-                _ratio(row.decode),
+                cell(row.tau),
+                cell(row.tokens_per_target_pass),
+                cell(row.run_length),
+                cell(row.acceptance_rate, ".0%"),
+                cell(row.kept, ".0%"),
+                spread((row.tokens_per_s, *row.rate_spread), ".0f", ""),
+                cell(None if row.context is None else passes / limit(row.context), ".0%"),
+                spread(row.first),
+                spread(row.decode),
                 str(row.place),
-                _number(row.model),
-                _ratio(row.end_to_end),
-                *((_tenths(row.retention), _tenths(row.accepted_by_target)) if lossy else ()),
+                cell(row.model),
+                spread(row.end_to_end),
+                *((cell(row.retention, ".1%"), cell(row.accepted_by_target, ".1%")) if lossy else ()),
             ]
         )
     return table(header, lines)
-
-
-def heading(others: Iterable[Sequence[str]]) -> str:
-    """Over names of methods; it explains those that have others."""
-    return "method (= its other names: measured once)" if any(others) else "method"
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; of each row as many cells as the header has."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
-
-
-def _tenths(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def _ratio(values: tuple[float, float, float]) -> str:
-    return f"{values[0]:.2f}x ({values[1]:.2f}-{values[2]:.2f})"

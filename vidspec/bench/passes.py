@@ -5,18 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import torch
 
+from vidspec.bench.turns import repeated, timed
+from vidspec.choosing.trial import pass_seconds
 from vidspec.engine.device import synchroniser
 from vidspec.engine.forward import Engine
-from vidspec.engine.rows import Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.models.base import Prefix
-from vidspec.pace.gamma import Rounding, window_for
+from vidspec.pace.gamma import Rounding, settled
+from vidspec.pace.passes import pass_times
 
-__all__ = ["ALPHAS", "MOST_ROWS", "Passes", "at", "measure_passes", "prefilled_at", "recommended"]
+__all__ = ["ALPHAS", "MOST_ROWS", "Passes", "measure_passes", "prefilled_at", "timed_pass"]
 
 MOST_ROWS = 32
 ALPHAS = (0.0, 0.5, 0.9)
@@ -41,32 +44,9 @@ class Passes:
         return self.target[1] / self.draft[alpha] if alpha in self.draft else None
 
     def gamma(self, alpha: float, rounding: Rounding = "down") -> int | None:
-        """The window that fills one target pass, see :func:`recommended`."""
-        return recommended(self.target, self.draft[alpha], rounding) if alpha in self.draft else None
-
-
-def at(target: Mapping[int, float], rows: int) -> float:
-    """T_p of some rows: measured, else between its measured neighbours on a line, else the nearest's."""
-    below = [n for n in target if n <= rows]
-    above = [n for n in target if n >= rows]
-    if not below or not above:
-        return target[max(below)] if below else target[min(above)]
-    low, high = max(below), min(above)
-    return target[low] if low == high else target[low] + (target[high] - target[low]) * (rows - low) / (high - low)
-
-
-def recommended(target: Mapping[int, float], tq: float, rounding: Rounding = "down") -> int:
-    """gamma = T_p(gamma) / T_q(alpha) (ParallelVLM Eq. 6): the window where both agree, reached from T_p(1).
-
-    T_p grows with its rows, so the windows that are tried do too, up to 32.
-    """
-    gamma = window_for(at(target, 1), tq, rounding)
-    for _ in range(MOST_ROWS):
-        following = window_for(at(target, gamma), tq, rounding)
-        if following <= gamma:
-            break
-        gamma = following
-    return gamma
+        """The window that fills one target pass, see :func:`~vidspec.pace.gamma.settled`."""
+        verify = pass_times(list(self.target.items()))
+        return settled(verify, self.draft[alpha], rounding, MOST_ROWS) if alpha in self.draft else None
 
 
 def prefilled_at(engine: Engine, prefix: Prefix, alpha: float) -> tuple[KVSpan, int]:
@@ -87,7 +67,7 @@ def measure_passes(
     *,
     rows: Sequence[int] = tuple(range(1, MOST_ROWS + 1)),
     repeats: int = 5,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = None,
     kept: Mapping[float, int] | None = None,
 ) -> Passes:
     """Time passes in turn, all of them once before any of them again, after a warm-up of each; medians.
@@ -100,16 +80,9 @@ def measure_passes(
         clock: seconds.
         kept: goes into the result.
     """
-    times: dict[tuple[str, float], list[float]] = {}
-    for turn in range(repeats + 1):
-        for n in rows:
-            seconds = _timed(*target, n, clock)
-            if turn:
-                times.setdefault(("target", n), []).append(seconds)
-        for alpha, draft in drafts.items():
-            seconds = _timed(*draft, 1, clock)
-            if turn:
-                times.setdefault(("draft", alpha), []).append(seconds)
+    runs = {("target", float(n)): partial(timed_pass, *target, n, clock) for n in rows}
+    runs |= {("draft", alpha): partial(timed_pass, *draft, 1, clock) for alpha, draft in drafts.items()}
+    times = repeated(runs, repeats)
     return Passes(
         {n: median(times["target", n]) for n in rows},
         {alpha: median(times["draft", alpha]) for alpha in drafts},
@@ -117,13 +90,13 @@ def measure_passes(
     )
 
 
-def _timed(engine: Engine, span: KVSpan, rows: int, clock: Callable[[], float]) -> float:
-    wait = synchroniser(engine.model.device)
+def timed_pass(
+    engine: Engine, span: KVSpan, work: int | Callable[[], object], clock: Callable[[], float] | None = None
+) -> float:
+    """Seconds of a pass of so many rows, or of other work on a sequence; the sequence is as before."""
+    if isinstance(work, int):
+        return pass_seconds(engine, [span], work, clock=clock or time.perf_counter)
     length = span.length
-    wait()
-    start = clock()
-    engine.run([Rows(span, [0] * rows)])
-    wait()
-    seconds = clock() - start
+    seconds = timed(work, synchroniser(engine.model.device), clock)
     span.rollback(length)
     return seconds

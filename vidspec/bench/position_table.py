@@ -9,6 +9,7 @@ from typing import Any
 
 from vidspec.captioner import Captioner
 from vidspec.pruning.position_bias import Pair, PositionBias, mean_bias, position_bias
+from vidspec.telling import markdown
 from vidspec.telling.events import Prefilled
 
 __all__ = ["biases", "block", "table"]
@@ -44,18 +45,18 @@ def block(found: Mapping[str, PositionBias]) -> dict[str, dict[str, Any]]:
 def table(found: Mapping[str, PositionBias]) -> str:
     """A Markdown table; each share of the kept tokens with that of all visual tokens behind it."""
     stretches = len(next(iter(found.values())).bins) if found else 0
+    header = "method | first frames | last frames | upper and lower border | most in one frame | left and right border"
     lines = [
-        "| method | first frames | last frames | upper and lower border | most in one frame | left and right border | "
-        f"kept tokens by {stretches} equal stretches of the video, % |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, bias in found.items():
-        bins = " ".join(f"{100 * share:.0f}" for share in bias.bins)
-        lines.append(
-            f"| {name} | {_pair(bias.first)} | {_pair(bias.last)} | {_pair(bias.rows)} | {bias.peak_rows:.0%} | "
-            f"{_pair(bias.columns)} | {bins} |"
+        (
+            name,
+            *map(_pair, (bias.first, bias.last, bias.rows)),
+            f"{bias.peak_rows:.0%}",
+            _pair(bias.columns),
+            " ".join(f"{100 * share:.0f}" for share in bias.bins),
         )
-    return "\n".join(lines)
+        for name, bias in found.items()
+    ]
+    return markdown.table([*header.split(" | "), f"kept tokens by {stretches} equal stretches of the video, %"], lines)
 
 
 def _pair(pair: Pair) -> str:

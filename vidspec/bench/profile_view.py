@@ -13,6 +13,7 @@ from rich.text import Text
 from vidspec.bench.breakdown import OTHER
 from vidspec.bench.passes import MOST_ROWS
 from vidspec.bench.profiled import Profiled, Report
+from vidspec.telling.markdown import bullets, cell, table
 from vidspec.telling.trace import KINDS
 
 __all__ = ["CSV_COLUMNS", "csv_rows", "drawn", "markdown", "svg"]
@@ -53,8 +54,8 @@ def _parts(runs: Sequence[Profiled]) -> _Sheet:
         shares.append((None, *part))
     rows.append(("wall clock", *(_ms(one.breakdown.wall) for one in runs)))
     rows.append(("tokens", *(str(one.tokens) for one in runs)))
-    rows.append(("tokens/s", *("-" if one.tokens_per_s is None else f"{one.tokens_per_s:.1f}" for one in runs)))
-    rows.append(("of bandwidth limit", *("-" if one.limit_share is None else f"{one.limit_share:.0%}" for one in runs)))
+    rows.append(("tokens/s", *(cell(one.tokens_per_s, ".1f") for one in runs)))
+    rows.append(("of bandwidth limit", *(cell(one.limit_share, ".0%") for one in runs)))
     return _Sheet(
         "Time by kind of work, ms and share of the wall clock",
         ("part", *(one.profile for one in runs)),
@@ -108,8 +109,8 @@ def _passes(runs: Sequence[Profiled]) -> _Sheet:
     for alpha in sorted({alpha for one in measured for alpha in one.draft}):
         rows.append((f"T_q({alpha:g})", *(_ms(one.draft[alpha]) if alpha in one.draft else "-" for one in measured)))
     rows.append(("alpha", *(f"{one.alpha:g}" if one.c else "-" for one in runs)))
-    rows.append(("c = T_p(1) / T_q(alpha)", *("-" if one.c is None else f"{one.c:.1f}" for one in runs)))
-    rows.append(("recommended gamma", *("-" if one.gamma is None else str(one.gamma) for one in runs)))
+    rows.append(("c = T_p(1) / T_q(alpha)", *(cell(one.c, ".1f") for one in runs)))
+    rows.append(("recommended gamma", *(cell(one.gamma, "d") for one in runs)))
     return _Sheet("Single passes on the clip's own caches, ms", ("pass", *(one.profile for one in runs)), tuple(rows))
 
 
@@ -133,15 +134,15 @@ def drawn(report: Report, *, ascii_only: bool = False) -> Group:
     """Tables with bars, for a terminal."""
     parts: list[Table | Text] = [Text(f"{report.clip}", style="bold")]
     for sheet in _sheets(report):
-        table = Table(title=Text(sheet.title), title_justify="left", box=None, padding=(0, 2, 0, 0))
+        grid = Table(title=Text(sheet.title), title_justify="left", box=None, padding=(0, 2, 0, 0))
         numbers = sheet.heads[1] not in ("worker", "process")
         for place, head in enumerate(sheet.heads):
-            table.add_column(head, justify="right" if place and numbers and not sheet.shares else "left")
+            grid.add_column(head, justify="right" if place and numbers and not sheet.shares else "left")
         for index, row in enumerate(sheet.rows):
             shares = sheet.shares[index] if index < len(sheet.shares) else (None,) * len(row)
             cells = [_cell(text, share, ascii_only) for text, share in zip(row, shares, strict=True)]
-            table.add_row(*cells, style="bold" if row[0] == "wall clock" else None)
-        parts += [Text(""), table]
+            grid.add_row(*cells, style="bold" if row[0] == "wall clock" else None)
+        parts += [Text(""), grid]
     parts += [Text(""), Text(_facts(report), style="dim"), *(Text(f"- {note}", style="dim") for note in _notes(report))]
     return Group(*parts)
 
@@ -156,12 +157,8 @@ def _cell(text: str, share: float | None, ascii_only: bool) -> Text:
 
 def markdown(report: Report) -> str:
     """The same tables as Markdown, without bars."""
-    lines: list[str] = []
-    for sheet in _sheets(report):
-        lines += [f"**{sheet.title}**", "", f"| {' | '.join(sheet.heads)} |", "|---" * len(sheet.heads) + "|"]
-        lines += [f"| {' | '.join(row)} |" for row in sheet.rows]
-        lines.append("")
-    return "\n".join([*lines, f"{_facts(report)}", "", *(f"- {note}" for note in _notes(report))])
+    sheets = [f"**{sheet.title}**\n\n{table(sheet.heads, sheet.rows)}" for sheet in _sheets(report)]
+    return "\n\n".join([*sheets, f"{_facts(report)}\n{bullets(_notes(report))}"])
 
 
 def csv_rows(report: Report) -> list[tuple[str, str, float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from vidspec.bench.interleaved import machine
 from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.memory import Memory, Peak, resident
 from vidspec.bench.passes import ALPHAS, Passes, measure_passes, prefilled_at
+from vidspec.bench.turns import repeated
 from vidspec.captioner import Captioner
 from vidspec.engine.asks import alone
 from vidspec.engine.forward import Engine
 from vidspec.errors import UsageError
-from vidspec.models.prompt import Question
+from vidspec.models.request import Request
 from vidspec.profile.profiles import Profile
 from vidspec.telling.events import Finished, Prefilled
 from vidspec.telling.record import Caption
@@ -144,13 +146,7 @@ def profile_clip(
     try:
         captioners = {name: loaded.captioner(name, overrides) for name in names}
         beside = {name: _loaded_beside(captioner) for name, captioner in captioners.items()}
-        found: dict[str, list[_Once]] = {name: [] for name in names}
-        for turn in range(repeats + 1):
-            for name, captioner in captioners.items():
-                say(f"{name}: {'warm-up' if not turn else f'{turn}/{repeats}'}")
-                measured = _once(captioner, clip)
-                if turn:
-                    found[name].append(measured)
+        found = repeated({name: partial(_once, one, clip) for name, one in captioners.items()}, repeats, say=say)
         speed = bandwidth.copy_bandwidth(loaded.where.device)
         times: dict[bool, Passes] = {}
         runs = []
@@ -206,7 +202,7 @@ def _taken_apart(
     share = rate / (length or 1.0) * bandwidth.pass_bytes(loaded.target, context) / speed if rate else None
     return Profiled(
         profile=name,
-        breakdown=breakdown(record.trace.spans, record.timings["end_to_end"]),
+        breakdown=breakdown(record.trace.spans if record.trace else (), record.timings["end_to_end"]),
         tokens=len(record.token_ids),
         tokens_per_s=rate,
         limit_share=share,
@@ -214,6 +210,11 @@ def _taken_apart(
         alpha=profile.prune.alpha if profile.prune.method != "none" else 0.0,
         walls=tuple(one.record.timings["end_to_end"] for one in measured),
     )
+
+
+def _passes_of_a_draft(profile: Profile) -> bool:
+    """Whether a model drafts, the target's own weights or others."""
+    return profile.drafts_with_a_model or profile.drafts_with_the_target
 
 
 def _memory(captioner: Captioner, loaded: Loaded, once: _Once, base: tuple[int, int]) -> tuple[Memory, ...]:
@@ -225,7 +226,7 @@ def _memory(captioner: Captioner, loaded: Loaded, once: _Once, base: tuple[int, 
     if draft is not None:
         weights["draft"] = bandwidth.model_weight_bytes(draft)
     kv = {"target": bandwidth.kv_bytes(target) * (counters["visual_tokens"] + room)}
-    drafts = captioner.profile.draft.kind != "none"
+    drafts = _passes_of_a_draft(captioner.profile)
     drafting = draft if captioner.profile.drafts_with_a_model and draft is not None else target
     own = bandwidth.kv_bytes(drafting) * (counters["visual_tokens_kept"] + room)
     before = base[0] if what == "resident" else 0
@@ -254,26 +255,27 @@ def _with_passes(
     profile = captioner.setup.profile
     model = profile.drafts_with_a_model
     before = known.get(model)
-    if before is None or (profile.draft.kind != "none" and one.alpha not in before.draft):
+    if before is None or (_passes_of_a_draft(profile) and one.alpha not in before.draft):
         say(f"passes of {'target and draft' if model else 'the target'}")
         known[model] = _measured(captioner, loaded, profile, clip, one.alpha)
     times = known[model]
-    if profile.draft.kind == "none":
+    if not _passes_of_a_draft(profile):
         return replace(one, passes=replace(times, draft={}, kept={}))
-    rounding = "up" if profile.draft.kind == "self" else "down"
+    rounding = "up" if profile.drafts_with_the_target else "down"
     return replace(one, passes=times, c=times.ratio(one.alpha), gamma=times.gamma(one.alpha, rounding))  # type: ignore[arg-type]
 
 
-def _measured(captioner: Captioner, loaded: Loaded, profile: Profile, clip: str | Path, alpha: float) -> Passes:
-    question = Question(captioner.read(clip), profile.generate.prompt, profile.generate.system)
+def _measured(captioner: Captioner, loaded: Loaded, profile: Profile, path: str | Path, alpha: float) -> Passes:
+    clip = captioner.read(path)
+    request = Request(str(path), clip, profile.generate.prompt, profile.generate.system)
     engine = captioner.target
-    prefix = alone(captioner.setup.read(str(clip), question, Trace()))
+    prefix = alone(captioner.setup.read(request, Trace()))
     state, _ = prefilled_at(engine, prefix, 0.0)
-    if profile.draft.kind == "none":
+    if not _passes_of_a_draft(profile):
         return measure_passes((engine, state), {})
     drafting = Engine(loaded.draft) if profile.drafts_with_a_model and loaded.draft is not None else engine
-    pixels = drafting.model.preprocess(question.clip)
-    own = drafting.model.prefix(drafting.model.see(pixels), question.prompt, question.system)
+    pixels = drafting.model.preprocess(clip)
+    own = drafting.model.prefix(drafting.model.see(pixels), profile.generate.prompt, profile.generate.system)
     drafts, kept = {}, {}
     for share in sorted({*ALPHAS, alpha}):
         read, kept[share] = prefilled_at(drafting, own, share)

@@ -6,9 +6,9 @@ the same whatever they hold. The vision tower is not part of it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,18 @@ from vidspec.bench import bandwidth
 from vidspec.bench.interleaved import machine
 from vidspec.bench.loaded import Source
 from vidspec.bench.memory import Peak
-from vidspec.bench.passes import ALPHAS, MOST_ROWS, at, measure_passes, prefilled_at, recommended
+from vidspec.bench.passes import ALPHAS, MOST_ROWS, Passes, measure_passes, prefilled_at
+from vidspec.bench.turns import repeated, timed
 from vidspec.engine.device import free_memory, synchroniser
 from vidspec.engine.forward import Engine
+from vidspec.engine.slab import KVSpan
 from vidspec.models import loading
 from vidspec.models.base import Prefix, VideoLanguageModel, VisualTokens
 from vidspec.models.random_init import random_model
 from vidspec.pace import speed
+from vidspec.pace.gamma import settled
+from vidspec.pace.passes import pass_times
+from vidspec.telling.markdown import table
 from vidspec.video import Clip, SourceFacts
 
 __all__ = ["ROWS", "Forecast", "Point", "markdown", "measure_scale", "scale", "synthetic"]
@@ -35,7 +40,6 @@ ROWS = (1, 2, 4, 8, 16, MOST_ROWS)
 TEXT = 32
 #: Visual tokens of a frame under LLaVA-OneVision.
 TOKENS_PER_FRAME = 196
-_HIGHEST_GAMMA = 16
 
 
 @dataclass(frozen=True)
@@ -184,95 +188,67 @@ def scale(
         repeats: of everything.
         say: is told what comes next.
     """
-    points: list[Point] = []
+    drafting, points = draft or target, list[Point]()
+
+    def point(count: int, tokens: int) -> Point:
+        peak = Peak(target.device)
+        peak.reset()
+        prefix = synthetic(target, tokens)
+        own = prefix if draft is None else synthetic(draft, tokens)
+        engine, beside = Engine(target), Engine(drafting)
+        prefill, span = _read(engine, prefix, 0.0, repeats)
+        reads = {alpha: _read(beside, own, alpha, repeats) for alpha in alphas}
+        spans = {alpha: (beside, read) for alpha, (_, read) in reads.items()}
+        passes = measure_passes((engine, span), spans, rows=ROWS, repeats=repeats)
+        return Point(
+            count,
+            tokens,
+            prefill,
+            {alpha: seconds for alpha, (seconds, _) in reads.items()},
+            dict(passes.target),
+            dict(passes.draft),
+            bandwidth.kv_bytes(target) * (tokens + TEXT),
+            peak.read(),
+            {alpha: _forecast(passes, alpha, prefill, reads[alpha][0], beta, new_tokens) for alpha in alphas},
+        )
+
     for count in frames:
         tokens = count * tokens_per_frame
         say(f"{count} frames, {tokens} visual tokens")
-        needed = _needed(target, draft or target, tokens, alphas)
+        needed = _needed(target, drafting, tokens, alphas)
         room = free_memory(target.device)
         if room is not None and needed > room:
             say(f"{count} frames need about {needed / 2**30:.1f} GiB; {room / 2**30:.1f} are free")
             break
         try:
-            points.append(
-                _point(
-                    target, draft or target, count, tokens, alphas, beta=beta, new_tokens=new_tokens, repeats=repeats
-                )
-            )
+            points.append(point(count, tokens))
         except torch.OutOfMemoryError:
             say(f"{count} frames do not fit into the device's memory")
             break
     return points
 
 
-def _point(
-    target: VideoLanguageModel,
-    draft: VideoLanguageModel,
-    frames: int,
-    tokens: int,
-    alphas: Sequence[float],
-    *,
-    beta: float,
-    new_tokens: int,
-    repeats: int,
-) -> Point:
-    peak = Peak(target.device)
-    peak.reset()
-    prefix, engine, drafting = synthetic(target, tokens), Engine(target), Engine(draft)
-    own = prefix if draft is target else synthetic(draft, tokens)
-    prefill, state = _read(engine, prefix, 0.0, repeats)
-    reads, states = {}, {}
-    for alpha in alphas:
-        reads[alpha], states[alpha] = _read(drafting, own, alpha, repeats)
-    passes = measure_passes(
-        (engine, state), {alpha: (drafting, one) for alpha, one in states.items()}, rows=ROWS, repeats=repeats
-    )
-    return Point(
-        frames,
-        tokens,
-        prefill,
-        reads,
-        dict(passes.target),
-        dict(passes.draft),
-        bandwidth.kv_bytes(target) * (tokens + TEXT),
-        peak.read(),
-        {
-            alpha: _forecast(passes.target, passes.draft[alpha], prefill, reads[alpha], beta, new_tokens)
-            for alpha in alphas
-        },
-    )
+def _read(engine: Engine, prefix: Prefix, alpha: float, repeats: int) -> tuple[float, KVSpan]:
+    """Seconds of a prefill, the median after a warm-up, and its sequence."""
+    wait, spans = synchroniser(engine.model.device), list[KVSpan]()
+
+    def once() -> float:
+        spans.clear()  # two caches at once might not fit
+        return timed(lambda: spans.append(prefilled_at(engine, prefix, alpha)[0]), wait)
+
+    return median(repeated({alpha: once}, repeats)[alpha]), spans[0]
 
 
-def _read(engine: Engine, prefix: Prefix, alpha: float, repeats: int) -> tuple[float, Any]:
-    """Seconds of a prefill, the median after a warm-up, and its state."""
-    wait, times, state = synchroniser(engine.model.device), [], None
-    for turn in range(repeats + 1):
-        del state  # two caches at once might not fit
-        wait()
-        start = time.perf_counter()
-        state, _ = prefilled_at(engine, prefix, alpha)
-        wait()
-        if turn:
-            times.append(time.perf_counter() - start)
-    return sorted(times)[(len(times) - 1) // 2], state
-
-
-def _forecast(
-    target: Any, tq: float, target_prefill: float, draft_prefill: float, beta: float, new_tokens: int
-) -> Forecast:
-    tp1 = at(target, 1)
-    by_gamma = {
-        gamma: speed.sequential(speed.chain_tokens(beta, gamma), gamma, tp1, at(target, gamma + 1), tq)
-        for gamma in range(1, _HIGHEST_GAMMA + 1)
-    }
-    gamma = max(by_gamma, key=lambda one: by_gamma[one])
-    beside = recommended(target, tq)
+def _forecast(passes: Passes, alpha: float, prefill: float, draft_prefill: float, beta: float, tokens: int) -> Forecast:
+    verify, tq = pass_times(list(passes.target.items())), passes.draft[alpha]
+    gamma, rate = speed.best_window(beta, verify, tq, lowest=1)
+    decode, beside = rate * verify(1), settled(verify, tq)
     return Forecast(
         gamma,
-        by_gamma[gamma],
+        decode,
         beside,
-        speed.parallel(beta, beside, tp1, at(target, beside), tq),
-        speed.end_to_end(by_gamma[gamma], new_tokens * tp1, target_prefill, draft_prefill),
+        speed.parallel(beta, beside, verify(1), verify(beside), tq),
+        speed.end_to_end(decode, tokens * verify(1), prefill, draft_prefill),
     )
 
 
@@ -286,22 +262,22 @@ def markdown(points: Sequence[Point], beta: float, new_tokens: int) -> str:
     """A table with one row for each number of frames and each alpha; times in ms."""
     heads = ["frames", "visual tokens", "target prefill", "T_p(1)", "T_p(8)", "KV MiB", "peak MiB", "alpha"]
     heads += ["draft prefill", "T_q", "c", "in turns (gamma)", "parallel (gamma)", "end to end"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines = []
     for one in points:
         first = [str(one.frames), str(one.visual_tokens), _ms(one.target_prefill), _ms(one.target[1])]
-        first += [_ms(at(one.target, 8)), f"{one.kv / 2**20:.1f}"]
+        first += [_ms(one.target[8]), f"{one.kv / 2**20:.1f}"]
         first.append("?" if one.peak is None else f"{one.peak / 2**20:.0f}")
         for alpha, what in one.forecast.items():
             cells = [*first, f"{alpha:g}", _ms(one.draft_prefill[alpha]), _ms(one.draft[alpha])]
             cells += [f"{one.target[1] / one.draft[alpha]:.1f}", f"{what.sequential:.2f}x ({what.gamma})"]
             cells += [f"{what.parallel:.2f}x ({what.parallel_gamma})", f"{what.end_to_end:.2f}x"]
-            lines.append(f"| {' | '.join(cells)} |")
+            lines.append(cells)
     note = (
         f"Speed-ups are forecasts: the measured times put into the speed model at an acceptance of {beta:g} for every "
         f"alpha, at the best window in turns and at T_p / T_q in parallel; end to end in turns, {new_tokens} tokens. "
         "The vision tower is left out."
     )
-    return "\n".join([*lines, "", note])
+    return f"{table(heads, lines)}\n\n{note}"
 
 
 def _ms(seconds: float) -> str:

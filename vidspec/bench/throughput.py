@@ -13,19 +13,19 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import Any, Protocol, TypeAlias
 
-from vidspec.bench import labels
-from vidspec.bench.answering import Worker, foreign
 from vidspec.bench.loaded import Source
-from vidspec.bench.markdown import heading, table
 from vidspec.bench.memory import Watch
+from vidspec.bench.turns import TakingPart, swung
 from vidspec.bench.vllm_worker import environment
-from vidspec.errors import UsageError, VidspecError
-from vidspec.profile import profiles
+from vidspec.errors import UsageError
+from vidspec.profile import labels, profiles
 from vidspec.profile.profiles import Profile
-from vidspec.registry import rules
+from vidspec.telling.answering import Worker, foreign
+from vidspec.telling.markdown import cell, heading, spread, table
 
 __all__ = ["PEERS", "Asked", "Measured", "Outcome", "Row", "Throughput", "contenders", "markdown", "measure", "turns"]
 
@@ -36,7 +36,7 @@ Key: TypeAlias = tuple[str, int]
 
 
 class Asked(Protocol):
-    """What is needed of a :class:`~vidspec.bench.answering.Worker`."""
+    """What is needed of a :class:`~vidspec.telling.answering.Worker`."""
 
     @property
     def pid(self) -> int: ...
@@ -88,8 +88,7 @@ class Throughput:
 
     def profile(self, label: str) -> Profile:
         """The profile of a label as it is measured."""
-        name, own = labels.parse(label)
-        return profiles.load(name, {**self.overrides, **own})
+        return labels.load(label, self.overrides)
 
 
 @dataclass
@@ -99,7 +98,7 @@ class Measured:
     Attributes:
         seconds: of each run, from the first file opened to the last record written.
         rates: tokens per second of decoding alone, with so many clips at once; see
-            :class:`~vidspec.bench.steady.Steady`.
+            :class:`~vidspec.pace.steady.Steady`.
         ids: token ids by clip, of each run.
         errors: of clips that failed, by clip.
         rows: of a target pass, the mean of each run.
@@ -190,21 +189,15 @@ def contenders(asked: Throughput, say: Callable[[str], None] = lambda _: None) -
     """
     every = {label: asked.profile(label) for label in asked.profiles}  # what is wrong with one is said at once
     loaded = {label: every[label] for label in profiles.same(every)}  # what is the same is measured once
+    taking = TakingPart((*loaded, *asked.peers), lambda name, _: name not in loaded, say)
     with ExitStack() as stack:
         found: dict[str, Worker] = {}
-        for name in (*loaded, *asked.peers):
+        for name in list(taking.names):
             say(f"loading {name}")
-            worker = Worker(name, *_command(asked, name, loaded))
-            stack.callback(worker.close)
-            try:
-                worker.ready()
-            except VidspecError as error:
-                if name in loaded:
-                    raise
-                say(f"left out: {error}")
-                continue
-            found[name] = worker
-        yield found
+            found[name] = Worker(name, *_command(asked, name, loaded))
+            stack.callback(found[name].close)
+            taking.ask(name, found[name].ready)
+        yield {name: found[name] for name in taking.names}
 
 
 def _command(asked: Throughput, name: str, loaded: Mapping[str, Profile]) -> tuple[list[str], dict[str, str]]:
@@ -212,8 +205,9 @@ def _command(asked: Throughput, name: str, loaded: Mapping[str, Profile]) -> tup
     threads = {} if asked.threads is None else {"OMP_NUM_THREADS": str(asked.threads)}
     if name != "vllm":
         label = name if name in loaded else next(iter(loaded))
-        about = {"peer": name not in loaded, "label": label, "overrides": asked.overrides}
-        return [sys.executable, "-m", "vidspec.bench.throughput_worker", json.dumps(about)], threads
+        module = "vidspec.batch.timed" if name in loaded else "vidspec.bench.generate_worker"
+        about = {"label": label, "overrides": asked.overrides}
+        return [sys.executable, "-m", module, json.dumps(about)], threads
     if asked.vllm_python is None:
         raise UsageError("--peer vllm needs --vllm-python", hint="the interpreter of an environment with vllm and av")
     first = next(iter(loaded.values()))
@@ -227,7 +221,7 @@ def _command(asked: Throughput, name: str, loaded: Mapping[str, Profile]) -> tup
         "system": first.generate.system,
         "max_new_tokens": first.generate.max_new_tokens,
     }
-    return foreign(asked.vllm_python, "vllm_worker", wanted), environment(asked.threads)
+    return foreign(asked.vllm_python, "vidspec.bench.vllm_worker", wanted), environment(asked.threads)
 
 
 def measure(
@@ -251,22 +245,12 @@ def measure(
     known = {label: asked.profile(label) for label in asked.profiles}
     also = profiles.same(known)
     known = {label: known[label] for label in also if label in workers}
-    lossless = {name: one for name, one in known.items() if _lossless(one)}
+    exactly = {name: one for name, one in known.items() if one.lossless}
     ones: dict[str, Mapping[str, list[int]]] = {}
-    gone: set[str] = set()
+    taking = TakingPart(workers, lambda name, _: name not in known, say)
 
     def ask(name: str, what: str, **about: Any) -> Any:
-        """None of a peer that fails: it takes no further part."""
-        if name in gone:
-            return None
-        try:
-            return workers[name].ask(what, **about)
-        except VidspecError as error:
-            if name in known:
-                raise
-            say(f"left out: {error}")
-            gone.add(name)
-            return None
+        return taking.ask(name, partial(workers[name].ask, what, **about))
 
     for name, worker in workers.items():
         for batch in (batches := sorted(asked.sizes.get(name, asked.batches))):
@@ -278,28 +262,28 @@ def measure(
         if 1 not in batches:
             say(f"{name} at batch 1, to compare with")
             ones[name] = (ask(name, "run", clips=clips, batch=1) or {"ids": {}})["ids"]
-    plain = next((name for name, one in lossless.items() if one.schedule.kind == "autoregressive"), None)
+    plain = next((name for name, one in exactly.items() if one.schedule.kind == "autoregressive"), None)
     texts: Mapping[str, list[int]] = {}
-    if plain is None and lossless:
+    if plain is None and exactly:
         say("plain decoding, to compare with")
-        texts = ask(next(iter(lossless)), "plain", clips=clips)
+        texts = ask(next(iter(exactly)), "plain", clips=clips)
 
     def outcome() -> Outcome:
         first = {name: one.ids[0] for (name, batch), one in found.items() if batch == 1 and one.ids} | ones
         exact = texts if plain is None else first.get(plain, {})
-        runs = {key: one for key, one in found.items() if key[0] not in gone and one.seconds}
+        runs = {key: one for key, one in found.items() if key[0] in taking.names and one.seconds}
         greedy = all(one.generate.temperature == 0 for one in known.values())
         rows = []
         for (name, batch), one in runs.items():
-            drawn = name in lossless and not known[name].token_for_token
-            comparable = name in lossless and not drawn if name in known else greedy
+            drawn = name in exactly and not known[name].token_for_token
+            comparable = name in exactly and not drawn if name in known else greedy
             row = _row(name, batch, one, first.get(name, one.ids[0]), exact if comparable else {}, drawn=drawn)
             rows.append(replace(row, also=also.get(name, ())))
         return Outcome(rows, runs)
 
     together = clips[: max(asked.batches)]
     for repeat, (name, batch) in turns(list(found), asked.repeats):
-        if name in gone:
+        if name not in taking.names:
             continue
         say(f"{repeat + 1}/{asked.repeats} {name} at batch {batch}")
         told = ask(name, "run", clips=clips, batch=batch)
@@ -315,12 +299,7 @@ def measure(
 
 def turns(keys: Sequence[Key], repeats: int) -> Iterator[tuple[int, Key]]:
     """Each as often as there are repeats: A B C, then C B A, so that none is always the one after another."""
-    for repeat in range(repeats):
-        yield from ((repeat, key) for key in (keys if repeat % 2 == 0 else reversed(keys)))
-
-
-def _lossless(profile: Profile) -> bool:
-    return rules.get(profile.accept.rule).lossless and not profile.prunes_the_target
+    return ((repeat, key) for repeat in range(repeats) for key in swung(keys, repeat))
 
 
 def _row(
@@ -369,11 +348,11 @@ def markdown(rows: Sequence[Row]) -> str:
         (
             " = ".join((row.name, *row.also)),
             str(row.batch),
-            f"{row.clips_per_s:.2f} ({row.spread[0]:.2f}-{row.spread[1]:.2f})",
+            spread((row.clips_per_s, *row.spread), unit=""),
             f"{row.tokens_per_s:.0f}",
-            "-" if row.decode_tokens_per_s is None else f"{row.decode_tokens_per_s:.0f}",
-            "-" if row.peak is None else f"{row.peak / 2**20:.0f} MiB",
-            "-" if row.rows is None else f"{row.rows:.1f}",
+            cell(row.decode_tokens_per_s, ".0f"),
+            cell(None if row.peak is None else row.peak / 2**20, ".0f", " MiB"),
+            cell(row.rows, ".1f"),
             f"{row.same}/{row.clips}",
             "in distribution" if row.drawn else "-" if row.plain is None else f"{row.plain}/{row.clips}",
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 from vidspec.captioner import Captioner
 from vidspec.engine.asks import alone
 from vidspec.engine.rows import Rows
-from vidspec.models.prompt import Question
+from vidspec.models.request import Request
 from vidspec.telling.compare import first_difference
 from vidspec.telling.trace import Trace
 
@@ -35,8 +35,8 @@ def gap(captioner: Captioner, clip: str | Path, one: Sequence[int], other: Seque
     if shared == min(len(one), len(other)):
         return float("inf")
     generate, engine = captioner.profile.generate, captioner.target
-    question = Question(captioner.read(clip), generate.prompt, generate.system)
-    prefix = alone(captioner.setup.read(str(clip), question, Trace()))
+    request = Request(str(clip), captioner.read(clip), generate.prompt, generate.system)
+    prefix = alone(captioner.setup.read(request, Trace()))
     read = engine.prefill(prefix, len(one))
     logits = read.logits
     for token in one[:shared]:

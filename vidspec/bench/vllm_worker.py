@@ -14,13 +14,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from vidspec import video
-from vidspec.bench.answering import answer
-from vidspec.bench.steady import Steady
+from vidspec.bench.recorded import recorded
+from vidspec.pace.steady import Steady
+from vidspec.telling.answering import answer
 
 __all__ = ["environment", "main"]
 
@@ -66,25 +65,23 @@ class Engine:
 
     def run(self, clips: Sequence[str], batch: int) -> dict[str, Any]:
         """Caption a folder of clips: seconds from the first file opened to the last record written, and token ids."""
-        ids: dict[str, list[int]] = {}
         tokenizer = self.llm.get_tokenizer()
         passes = rows = 0
-        with TemporaryDirectory() as place, (Path(place) / "captions.jsonl").open("w", encoding="utf-8") as file:
-            began = time.perf_counter()
+
+        def captions() -> Iterator[tuple[str, str, list[int]]]:
+            nonlocal passes, rows
             for _, outputs in self._steps(self._read(clips), batch):
                 passes, rows = passes + 1, rows + len(outputs)
                 for one in outputs:
                     if one.finished:
-                        ids[one.request_id] = list(one.outputs[0].token_ids)
-                        text = tokenizer.decode(ids[one.request_id], skip_special_tokens=True)
-                        record = {"path": one.request_id, "caption": text, "token_ids": ids[one.request_id]}
-                        print(json.dumps(record), file=file, flush=True)
-            seconds = time.perf_counter() - began
-        rate = rows / passes if passes else None
-        return {"seconds": seconds, "ids": ids, "errors": {}, "rows": rate, "device_bytes": None}
+                        ids = list(one.outputs[0].token_ids)
+                        yield one.request_id, tokenizer.decode(ids, skip_special_tokens=True), ids
+
+        told = recorded(captions())
+        return {**told, "rows": rows / passes if passes else None, "device_bytes": None}
 
     def decode(self, clips: Sequence[str], batch: int) -> dict[str, float]:
-        """Tokens and seconds of decoding alone; see :class:`~vidspec.bench.steady.Steady`."""
+        """Tokens and seconds of decoding alone; see :class:`~vidspec.pace.steady.Steady`."""
         found = []
         for first in range(0, len(clips), batch):
             some = list(self._read(clips[first : first + batch]))

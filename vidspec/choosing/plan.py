@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vidspec.pace import speed
-from vidspec.pace.gamma import window_for
+from vidspec.pace.gamma import settled
 from vidspec.profile.tree import parse_tree
 
 __all__ = [
@@ -355,16 +355,14 @@ def _tree(one: Drafting, found: Conditions, batch: int) -> Way:
 def _parallel(one: Drafting, found: Conditions, beside: Beside, batch: int) -> Way:
     beta = min(speed.loose_beta(one.share(), found.strict), 0.99)
     tq = one.tq * beside.slower_draft
-    gamma = 1
-    while (wider := window_for(beside.verify(gamma), tq)) > gamma:
-        gamma = wider
+    gamma = settled(beside.verify, tq)
     tp1, window = beside.verify(1), beside.verify(gamma)
     if beside.shared:
         decode = speed.parallel(beta, gamma, tp1, window, tq, shared=True)
     else:
         decode = speed.parallel_with_abort(beta, gamma, tp1, window, tq)
     decode *= found.verify(1) / tp1
-    tokens = 1 / (1 - beta) / speed.run_rounds(beta, gamma)
+    tokens = speed.round_tokens(beta, gamma)
     first = max(found.first * beside.slower_read, one.read * beside.slower_draft)
     return _way(one, found, "parallel", "chain", gamma, beta, tokens, decode, first, batch)
 

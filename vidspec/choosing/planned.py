@@ -1,4 +1,9 @@
-"""``schedule: plan``: drafter, pruning, window and schedule are chosen by measurement, among what is lossless.
+"""What profiles leave to measurement: ``schedule: plan`` drafter, pruning, window and schedule, among what is lossless;
+``schedule: auto`` only whether the profile's own drafter takes turns with the target or works beside it.
+
+For ``auto`` the first clip is begun both ways, in turn, and what was faster stays for all clips: two models on one
+memory-bound device gain nothing from working at the same time, two cores may or may not; no table knows. The rest is
+about ``plan``.
 
 A clip that is captioned alone and is the first is decoded in turns with the whole video shown to the draft, for it may
 be the only one. The next, or the first of several at once, begins the same. After a few tokens its own beginning serves
@@ -24,15 +29,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vidspec.choosing.plan import Conditions, Drafting, Plan, Way, decide, decide_folder, favoured, folder, ways
+from vidspec.choosing.plan import PLAIN, Conditions, Drafting, Plan, Way, decide, decide_folder, favoured, folder, ways
 from vidspec.choosing.trial import Trial, candidates
 from vidspec.decoding.run import Choice, InTurns, Run
 from vidspec.decoding.setup import Setup
 from vidspec.decoding.workers.run import SideBySide
 from vidspec.decoding.workers.slot import DraftSlot
-from vidspec.engine.asks import Asks, overheard
+from vidspec.engine.asks import Asks, answered, overheard
 from vidspec.models.base import VideoLanguageModel
-from vidspec.models.prompt import Question
+from vidspec.models.image_captioner import ImageCaptioner
+from vidspec.models.request import Request
 from vidspec.pace.batch import SIZES
 from vidspec.pace.pace import Pace
 from vidspec.profile import profiles
@@ -40,7 +46,7 @@ from vidspec.profile.profiles import Profile
 from vidspec.telling.events import Prefilled, Round
 from vidspec.telling.trace import Trace
 
-__all__ = ["Planner", "beginning"]
+__all__ = ["Planner"]
 
 #: Tokens of the first clip that are emitted before the drafters are judged by them, and how long a text is taken to be.
 BEGINNING, EXPECTED = 32, 128
@@ -54,12 +60,20 @@ CLEARLY = 1.25
 ALIKE = 2.0
 #: Where several clips may be decoded at once: the shortest beginning, and how many may end before theirs does.
 SHORTEST, SHORT = 8, 2
+#: For ``auto``: tokens of each trial, and how often each way has its turn; the first turn warms up.
+TOKENS, TURNS = 32, 2
+
+#: The ways of ``auto``, as they change its profile.
+IN_TURNS: dict[str, object] = {"schedule.kind": "sequential", "schedule.prefill": "sequential"}
+BESIDE: dict[str, object] = {"schedule.kind": "parallel"}
 
 
 def beginning(profile: Profile) -> Profile:
-    """The profile a plan begins with: in turns, the whole video, an adaptive window."""
+    """The profile that clips begin with: in turns; for a plan with the whole video and an adaptive window."""
+    if profile.chooses:
+        return profiles.override(profile, IN_TURNS)
     overrides: dict[str, object] = {"schedule.kind": "sequential", "draft.gamma": "auto"}
-    if not profile.drafts_with_a_model:
+    if not profile.drafts_with_a_model and not profile.drafts_for_free:
         overrides |= {"draft.kind": "self", "prune.method": "uniform", "prune.alpha": 0.9}
     return profiles.override(profile, overrides)
 
@@ -82,22 +96,29 @@ class Planner:
     """What was learned from the clips so far, and the next clip's run.
 
     Args:
-        profile: whose schedule is ``plan``.
+        profile: whose schedule is ``plan`` or ``auto``.
         target, draft: loaded models; the draft is None where the target drafts for itself.
         slot: the draft's process; None where two workers make no sense.
+        describe: captions a frame for an ensemble's context of that kind.
 
     Attributes:
         plan: the last measurement's outcome; None before there is one.
-        pace: chooses the windows of all clips that draft in turns.
+        starting: with what a clip begins of which nothing is known.
+        pace: chooses the windows of all clips that draft in turns, where they are chosen.
         beginning: tokens of a clip that are emitted before the drafters are judged by them.
     """
 
     def __init__(
-        self, profile: Profile, target: VideoLanguageModel, draft: VideoLanguageModel | None, slot: DraftSlot | None
+        self,
+        profile: Profile,
+        target: VideoLanguageModel,
+        draft: VideoLanguageModel | None,
+        slot: DraftSlot | None,
+        describe: ImageCaptioner | None = None,
     ) -> None:
         self.profile, self.target, self.draft, self.slot = profile, target, draft, slot
-        self.starting = Setup.of(beginning(profile), target, draft, None)
-        self.candidates = candidates(self.starting)
+        self.starting = Setup.of(beginning(profile), target, draft, describe)
+        self.candidates = candidates(self.starting) if profile.plans else []
         needs = self.starting.needs.union(*(one.setup.needs for one in self.candidates))
         self.starting = replace(self.starting, needs=needs)
         self.forget()
@@ -117,7 +138,7 @@ class Planner:
         self.worthwhile = False
         self._measuring = False
         self._taught = ""
-        self.pace = Pace()
+        self.pace = Pace() if self.starting.pace else None
         self.starting = replace(self.starting, pace=self.pace)
 
     def most(self, batch: int | None) -> int | None:
@@ -125,38 +146,71 @@ class Planner:
         plan = self._plan(batch)
         if self._measuring or (plan is None and not self._resigned(batch)):
             return 1
-        return batch if batch is not None or plan is None else plan.chosen.batch
+        return batch if batch is not None or plan is None or self.profile.chooses else plan.chosen.batch
 
-    def run(self, path: str, question: Question, trace: Trace, batch: int | None = 1, company: bool = False) -> Run:
-        """The next clip.
+    def run(
+        self, request: Request, trace: Trace, batch: int | None = 1, company: bool = False
+    ) -> tuple[Run, Asks[None]]:
+        """The next clip, and its decoding, of which is learned.
 
         Args:
-            path, question: the clip.
+            request: the clip.
             trace: where everything is timed.
             batch: how many clips at once the run allows, None to choose.
             company: whether others are in flight now.
         """
-        pixels, plan = question.clip.frames.size, self._plan(batch)
-        alike = plan is not None and 1 / ALIKE <= pixels / (self._pixels or pixels) <= ALIKE
+        if self.profile.chooses and self.plan is None:
+            with trace.span("plan"):
+                self.plan = self._raced(request)
+        pixels, plan = request.shown.frames.size, self._plan(batch)
+        alike = self.profile.chooses or (plan is not None and 1 / ALIKE <= pixels / (self._pixels or pixels) <= ALIKE)
         if not (alike or company or (plan is None and self._resigned(batch))):
             if batch == 1 and not self.worthwhile:
                 self.worthwhile = True
-                run = InTurns(self.starting, path, question, trace)
-                run.choice = Choice("sequential", "the first clip, of which nobody knows whether others follow")
-                return run
+                return self._unplanned(request, trace, "the first clip, of which nobody knows whether others follow")
             self._pixels = pixels
-            return _Beginning(self, InTurns(self.starting, path, question, trace, keep=True), batch)
+            run, _ = self._unplanned(request, trace, "measuring")
+            run.keep = True
+            return run, self._measured(run, batch)
         if plan is None:
-            run = InTurns(self.starting, path, question, trace)
-            run.choice = Choice(
-                "sequential", "nothing was measured: the first texts are too short to judge drafters by"
-            )
-            return run
-        way = self._next(plan) if batch == 1 else plan.chosen
+            why = "nothing was measured: the first texts are too short to judge drafters by"
+            return self._unplanned(request, trace, why)
+        way = self._next(plan) if batch == 1 and not self.profile.chooses else plan.chosen
+        chosen = self._in(way, request, trace)
+        chosen.choice = Choice(way.schedule, self.plan.why if self.plan else "")
+        return chosen, self._counted(chosen, way, batch)
+
+    def _unplanned(self, request: Request, trace: Trace, why: str) -> tuple[InTurns, Asks[None]]:
+        run = InTurns(self.starting, request, trace)
+        run.choice = Choice("sequential", why)
+        return run, run.told()
+
+    def _in(self, way: Way, request: Request, trace: Trace, tokens: int | None = None) -> Run:
+        """A clip in this way, of at most so many tokens."""
         setup = self._setup(way)
+        if tokens is not None:
+            setup = setup.shortened(tokens)
         if way.schedule == "parallel" and self.slot is not None:
-            return _Counted(self, way, SideBySide(setup, path, question, trace, self.slot), trace, batch)
-        return _Counted(self, way, InTurns(setup, path, question, trace), trace, batch)
+            return SideBySide(setup, request, trace, self.slot)
+        return InTurns(setup, request, trace)
+
+    def _raced(self, request: Request) -> Plan:
+        """The profile's two ways, both tried on the beginning of a clip, by decoded tokens per second."""
+        turns = replace(PLAIN, name="its own drafter", schedule="sequential", overrides=IN_TURNS)
+        both = turns, replace(turns, schedule="parallel", overrides=BESIDE)
+        best = dict.fromkeys((way.schedule for way in both), 0.0)
+        for _ in range(TURNS):
+            for way in both:
+                events = answered(self._in(way, request, Trace(), TOKENS).events())
+                rounds = [event for event in events if isinstance(event, Round)]
+                emitted, seconds = sum(len(one.token_ids) for one in rounds) - 1, rounds[-1].elapsed
+                best[way.schedule] = max(best[way.schedule], emitted / seconds if seconds > 0 else 0.0)
+        chosen = max(both, key=lambda way: best[way.schedule])  # turns, if they are equal
+        why = (
+            f"{chosen.schedule}: {best['sequential']:.0f} tokens/s in turns, {best['parallel']:.0f} at the same time, "
+            f"over {TOKENS} tokens of the first clip"
+        )
+        return Plan(both, chosen, why)
 
     @property
     def expected(self) -> int:
@@ -176,7 +230,7 @@ class Planner:
 
     def _plan(self, batch: int | None) -> Plan | None:
         """The plan for runs that allow so many clips at once, if what was measured tells."""
-        if self.plan is None or batch == self._batch:
+        if self.plan is None or batch == self._batch or self.profile.chooses:
             return self.plan
         if self._found is None or not self._found.tells(batch):
             return None
@@ -211,21 +265,6 @@ class Planner:
         """Whether clips in company are begun without a plan, as their texts are too short for one."""
         return batch != 1 and self._short >= SHORT
 
-    def finished(self, way: Way, seconds: float, tokens: int, batch: int | None = 1) -> None:
-        """A clip is done; its cost is per token, the prompt counting as what plain decoding would give meanwhile."""
-        self._lengths.append(tokens)
-        if self._found is not None and batch == 1:
-            found = self._found.conditions
-            worth = tokens + found.first / found.verify(1)
-            self._trials.setdefault(way.label, []).append(seconds / worth)
-
-    def ended(self, tokens: int, batch: int | None, *, measured: bool) -> None:
-        """A clip is done that was begun to be measured."""
-        self._lengths.append(tokens)
-        if not measured and batch != 1:
-            self._short += 1
-            self.beginning = max(SHORTEST, min(self.beginning, tokens // 2))
-
     def _next(self, plan: Plan) -> Way:
         """The chosen way, unless the parallel schedule's promise is being tested against the best in turns."""
         turns = favoured([way for way in plan.ways if way.schedule != "parallel"])
@@ -252,7 +291,7 @@ class Planner:
         if way.label not in self._setups:
             profile = profiles.override(self.profile, dict(way.overrides))
             beside = profile.concurrent or not profile.drafts_with_a_model
-            setup = Setup.of(profile, self.target, None if beside else self.draft, None)
+            setup = Setup.of(profile, self.target, None if beside else self.draft, self.starting.describe)
             if setup.pace is not None:
                 setup = replace(setup, pace=self.pace)
                 self.teach(way)
@@ -262,108 +301,80 @@ class Planner:
     def teach(self, way: Way) -> None:
         """Tell the pace what the trial found of another drafter than the one it hears of; what it heard is void."""
         one = next((one for one in self._found.drafts if one.name == way.name), None) if self._found else None
-        if self._found is not None and one is not None and way.beta is not None and way.name != self._taught:
-            self._taught = way.name
-            self.pace.learn(self._found.conditions.verify, one.tq, way.beta)
+        if self.pace is None or self._found is None or one is None or way.beta is None or way.name == self._taught:
+            return
+        self._taught = way.name
+        self.pace.learn(self._found.conditions.verify, one.tq, way.beta)
 
+    def _counted(self, run: Run, way: Way, batch: int | None) -> Asks[None]:
+        """A clip in a way that was chosen; its cost is per token, the prompt counting as what plain decoding would give
+        meanwhile."""
+        yield from run.told()
+        tokens = sum(len(one.token_ids) for one in run.rounds)
+        self._lengths.append(tokens)
+        if self._found is not None and batch == 1:
+            found = self._found.conditions
+            worth = tokens + found.first / found.verify(1)
+            self._trials.setdefault(way.label, []).append(run.trace.elapsed() / worth)
 
-class _Beginning:
-    """The clip that is measured: begun in turns, gone on with in the best way that drafts a chain in turns."""
-
-    def __init__(self, planner: Planner, run: InTurns, batch: int | None) -> None:
-        self.planner, self.inner, self.batch = planner, run, batch
-        self.setup = planner.starting
-
-    @property
-    def choice(self) -> Choice:
-        """In turns, and what the measurement says once it is done."""
-        plan = self.planner.plan
-        return Choice("sequential", plan.why if plan is not None else "measuring")
-
-    @property
-    def draft_forwards(self) -> int:
-        return self.inner.draft_forwards
-
-    def events(self) -> Asks[None]:
-        tokens: list[int] = []
-        spent: list[float] = []
-        over = self.setup.limits.over
+    def _measured(self, run: InTurns, batch: int | None) -> Asks[None]:
+        """A clip that is measured: begun in turns, gone on with in the best way that drafts a chain in turns."""
         measured = False
-        last = 0.0
 
         def hear(event: Prefilled | Round) -> None:
-            nonlocal measured, last
-            if not isinstance(event, Round):
+            nonlocal measured
+            if measured:
                 return
-            tokens.extend(event.token_ids)
-            spent.append(event.elapsed - last - event.draft_s - event.verify_s)
-            last = event.elapsed
-            if not measured and self.planner.beginning <= len(tokens) and not over(tokens):
-                measured, self.planner._measuring = True, False
-                with self.inner.trace.span("plan"):
-                    self._measure(tokens, statistics.median(spent[1:]) if len(spent) > 1 else 0.0)
+            tokens = [token for one in run.rounds for token in one.token_ids]
+            if self.beginning <= len(tokens) and not run.setup.limits.over(tokens):
+                measured, self._measuring = True, False
+                with run.trace.span("plan"):
+                    self._measure(run, tokens, batch)
 
-        self.planner._measuring = True
+        self._measuring = True
         try:
-            yield from overheard(self.inner.events(), hear)
+            yield from overheard(run.told(), hear)
         finally:
             if not measured:
-                self.planner._measuring = False
-        self.planner.ended(len(tokens), self.batch, measured=measured)
+                self._measuring = False
+        tokens = sum(len(one.token_ids) for one in run.rounds)
+        self._lengths.append(tokens)
+        if not measured and batch != 1:
+            self._short += 1
+            self.beginning = max(SHORTEST, min(self.beginning, tokens // 2))
 
-    def _measure(self, tokens: list[int], overhead: float) -> None:
-        run, planner = self.inner, self.planner
+    def _measure(self, run: InTurns, tokens: list[int], batch: int | None) -> None:
         lane = run.trace.by_worker().get("target", {})
-        first = sum(
-            lane.get(kind, 0.0) for kind in ("decode_video", "preprocess", "vision", "target_prefill", "signals")
-        )
-        slot, device = planner.slot, planner.target.device
+        opened = sum(lane.get(kind, 0.0) for kind in ("decode_video", "preprocess"))
+        spent = [
+            one.elapsed - before.elapsed - one.draft_s - one.verify_s
+            for before, one in zip(run.rounds, run.rounds[1:], strict=False)
+        ]
+        slot, device = self.slot, self.target.device
         trial = Trial(
             run,
             tokens,
-            first=first,
-            overhead=max(0.0, overhead),
-            expected=planner.expected,
-            ahead=sum(lane.get(kind, 0.0) for kind in ("decode_video", "preprocess")),
-            batch=SIZES[-1] if self.batch is None else self.batch,
+            first=opened + sum(lane.get(kind, 0.0) for kind in ("vision", "target_prefill", "signals")),
+            overhead=max(0.0, statistics.median(spent)) if spent else 0.0,
+            expected=self.expected,
+            ahead=opened,
+            batch=SIZES[-1] if batch is None else batch,
         )
         threads, shared = None, None
         if slot is not None:
             if device.type == "cpu" and slot.target_threads is not None:
                 threads = slot.target_threads, max(1, torch.get_num_threads() - slot.target_threads)
             shared = device.type != "cpu" and slot.device == device
-        conditions = trial.measure(planner.candidates, threads, shared)
-        plan = planner.settle(trial, conditions, self.batch)
-        alike = [way for way in plan.ways if way.batch == plan.chosen.batch]
-        chains = [way for way in alike if way.schedule == "sequential" and way.topology == "chain"]
+        plan = self.settle(trial, trial.measure(self.candidates, threads, shared), batch)
+        run.choice = Choice("sequential", plan.why)
+        chains = [
+            way
+            for way in plan.ways
+            if way.batch == plan.chosen.batch and way.schedule == "sequential" and way.topology == "chain"
+        ]
         best = favoured(chains) if chains else None
-        job = run.job
-        if best is not None and job is not None and job.window is not None:
-            planner.teach(best)
+        if best is not None and run.job is not None and run.job.window is not None:
+            self.teach(best)
             if best.name in trial.drafters:
                 run.switch(trial.drafters[best.name])
         run.opening = None  # what was observed can be as large as the prompt
-
-
-class _Counted:
-    """A clip in a way that was chosen; what it cost is told to the planner."""
-
-    def __init__(self, planner: Planner, way: Way, run: InTurns | SideBySide, trace: Trace, batch: int | None) -> None:
-        self.planner, self.way, self.inner, self.trace, self.batch = planner, way, run, trace, batch
-        self.setup = run.setup
-        why = planner.plan.why if planner.plan is not None else ""
-        self.choice = Choice(self.setup.profile.schedule.kind, why)
-
-    @property
-    def draft_forwards(self) -> int:
-        return self.inner.draft_forwards
-
-    def events(self) -> Asks[None]:
-        tokens = 0
-
-        def hear(event: Prefilled | Round) -> None:
-            nonlocal tokens
-            tokens += len(event.token_ids) if isinstance(event, Round) else 0
-
-        yield from overheard(self.inner.events(), hear)
-        self.planner.finished(self.way, self.trace.elapsed(), tokens, self.batch)

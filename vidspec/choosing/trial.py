@@ -20,6 +20,7 @@ import torch
 from vidspec.choosing.plan import Beside, Conditions, Drafting
 from vidspec.decoding.run import InTurns
 from vidspec.decoding.setup import Setup
+from vidspec.drafting.base import Drafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.engine.asks import alone, asked
 from vidspec.engine.device import free_memory, synchroniser
@@ -31,7 +32,7 @@ from vidspec.pace.passes import PassTimes, pass_times
 from vidspec.profile import profiles
 from vidspec.profile.sections import TREE
 
-__all__ = ["Candidate", "Trial", "candidates"]
+__all__ = ["Candidate", "Trial", "candidates", "pass_seconds"]
 
 #: Rows of the target passes that are timed, how often each, and of trees the rows of a draft pass.
 ROWS, REPEATS, WIDE = (1, 4, 8, 17, 26), 2, 8
@@ -68,7 +69,8 @@ def candidates(starting: Setup) -> list[Candidate]:
     """Drafters at hand, the most promising first.
 
     With a draft model it sees the whole video, half of it, a tenth, or nothing; without one the target drafts with a
-    tenth of its own cache. What needs the target's attention is left out where that cannot be observed.
+    tenth of its own cache. A drafter without a model that the profile names comes first. What needs the target's
+    attention is left out where that cannot be observed.
 
     Args:
         starting: the setup in which a clip that is measured begins.
@@ -98,6 +100,10 @@ def candidates(starting: Setup) -> list[Candidate]:
             continue
         name = f"{'model' if draft is not None else 'self'}, {sees}"
         found.append(Candidate(name, overrides, setup, beside=draft is not None))
+    if starting.profile.drafts_for_free:
+        wanted = starting.profile.draft
+        overrides = {"draft.kind": wanted.kind, "draft.options": wanted.options}
+        found.insert(0, Candidate(f"{wanted.kind}, from the text", overrides, starting, beside=False))
     return found
 
 
@@ -135,7 +141,8 @@ class Trial:
         self.run, self.tokens = run, list(token_ids)
         self.first, self.overhead, self.expected, self.ahead = first, overhead, expected, ahead
         self.drafts: list[Drafting] = []
-        self.drafters: dict[str, ChainDrafter] = {}
+        self.drafters: dict[str, Drafter] = {}
+        self._sides: dict[str, tuple[Engine, KVSpan]] = {}  # of those that draft with a model
         self._target = (run.setup.target, run.job.target.span)
         self._wait = synchroniser(run.setup.target.model.device)
         self.verify_s: dict[int, float] = {}
@@ -160,13 +167,13 @@ class Trial:
             if found is not None:
                 self.drafts.append(found)
         verify_many = self._packed() if self.most > 1 else None
-        accept = self.run.setup.profile.accept
+        rule = self.run.setup.acceptance
         return Conditions(
             first=self.first,
             verify=pass_times(list(self.verify_s.items())),
             overhead=self.overhead,
             tokens=self.expected,
-            strict=1 - accept.lam if accept.rule == "lvspec" else 1.0,
+            strict=1 - rule.unjudged if rule else 1.0,
             greedy=self.run.setup.sampling.greedy,
             tree=TREE,
             beside=None if shared is None else self._beside(threads, shared),
@@ -210,22 +217,29 @@ class Trial:
         if setup.drafter is not None:
             drafter = alone(asked(setup.drafter.open, replace(opening, profile=profile, kept=kept)))
         read = self._now() - start
-        if profile.draft.kind == "model":  # the clip was looked at once for all drafters
+        if profile.drafts_with_a_model and profile.shows_the_video:  # the clip was looked at once for all drafters
             lane = self.run.trace.by_worker().get("draft", {})
             read += sum(lane.get(kind, 0.0) for kind in ("preprocess", "vision"))
         if any("attention" in need for need in setup.needs):
             read += OBSERVING * self.first
+        alpha = profile.prune.alpha if profile.shows_the_video else 1.0
+        if profile.drafts_for_free and drafter is not None:
+            found, seconds = self._replayed(drafter)
+            self.drafters[option.name] = drafter
+            return Drafting(
+                option.name, option.overrides, alpha, len(self.tokens) - 1, (found,), seconds, read, None, option.beside
+            )
         if not isinstance(drafter, ChainDrafter):
             return None
         best = alone(drafter.follow(self.tokens)).topk(RANKS, dim=-1).indices
         wanted = torch.tensor(self.tokens[1:], device=best.device)
         hits = (best == wanted[:, None]).sum(0).tolist()
         self.drafters[option.name] = drafter
-        side = (drafter.engine, drafter.span)
+        side = self._sides[option.name] = (drafter.engine, drafter.span)
         return Drafting(
             option.name,
             option.overrides,
-            profile.prune.alpha if profile.draft.kind != "text_only" else 1.0,
+            alpha,
             len(self.tokens) - 1,
             tuple(hits),
             median(self._timed(*side, 1) for _ in range(2 * REPEATS + 1)),
@@ -233,6 +247,15 @@ class Trial:
             (WIDE, self._timed(*side, WIDE)),
             option.beside,
         )
+
+    def _replayed(self, drafter: Drafter) -> tuple[int, float]:
+        """How many tokens it would have proposed where they came, and seconds of a proposal of one."""
+        hits, start = 0, time.perf_counter()
+        drafter.begin(self.tokens[0])
+        for token in self.tokens[1:]:
+            hits += alone(asked(drafter.propose, 1)).tokens == (token,)
+            drafter.commit((), token)
+        return hits, (time.perf_counter() - start) / (len(self.tokens) - 1)
 
     def _packed(self) -> Callable[[int, int], float] | None:
         """Seconds of a target pass by clips and by the rows of all; those of drafts go to ``drafts``.
@@ -254,9 +277,11 @@ class Trial:
         clips, many = packs[0][0], packs[-1][0]
         like = clips, max(1.0, self.packed_s[clips, 1] / self.verify_s[1])
         for at, one in enumerate(self.drafts):
-            drafter, found = self.drafters[one.name], {}
+            if one.name not in self._sides:
+                continue
+            found: dict[tuple[int, int], float] = {}
             if not at or time.perf_counter() - begun < limit:
-                found = self._together(drafter.engine, drafter.span, many, (1,))
+                found = self._together(*self._sides[one.name], many, (1,))
             if found:
                 like = many, max(1.0, found[many, 1] / one.tq)
             # Who was not asked is taken to be as the one before, the first as the target.
@@ -271,7 +296,7 @@ class Trial:
 
     def _fits(self, clips: int) -> bool:
         """Whether so many clips like this one find memory, with what the drafters of one read."""
-        sides = [self._target, *((one.engine, one.span) for one in list(self.drafters.values())[:1])]
+        sides = [self._target, *list(self._sides.values())[:1]]
         free = free_memory(self.run.setup.target.model.device)
         return free is None or SHARE * free >= sum(span.slab.wants((clips - 1) * span.room) for _, span in sides)
 
@@ -305,11 +330,11 @@ class Trial:
             rows = (ROWS[0], ROWS[2], ROWS[-1])
             fewer = self._passes(rows)
             torch.set_num_threads(threads[1])
-            drafter = next(iter(self.drafters.values()), None)
             slower = 1.0
-            if drafter is not None:
-                side = (drafter.engine, drafter.span)
-                slower = median(self._timed(*side, 1) for _ in range(2 * REPEATS + 1)) / self.drafts[0].tq
+            for one in self.drafts:
+                if side := self._sides.get(one.name):
+                    slower = median(self._timed(*side, 1) for _ in range(2 * REPEATS + 1)) / one.tq
+                    break
         finally:
             torch.set_num_threads(whole)
         return Beside(
@@ -324,11 +349,31 @@ class Trial:
         return self._pass_s(engine, [span], rows)
 
     def _pass_s(self, engine: Engine, spans: Sequence[KVSpan], rows: int) -> float:
-        """Seconds of a pass of so many rows of each sequence, which then are as they were."""
-        lengths, token = [span.length for span in spans], self.tokens[-1]
-        start = self._now()
-        engine.run([Rows(span, [token] * rows) for span in spans])
-        seconds = self._now() - start
-        for span, length in zip(spans, lengths, strict=True):
-            span.rollback(length)
-        return seconds
+        return pass_seconds(engine, spans, rows, self.tokens[-1])
+
+
+def pass_seconds(
+    engine: Engine,
+    spans: Sequence[KVSpan],
+    rows: int,
+    token: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """Seconds of a pass of so many rows of each sequence, which then are as they were.
+
+    Args:
+        engine: the model's.
+        spans: the sequences, with room for the rows.
+        rows: of each.
+        token: what all rows are.
+        clock: seconds.
+    """
+    wait, lengths = synchroniser(engine.model.device), [span.length for span in spans]
+    wait()
+    start = clock()
+    engine.run([Rows(span, [token] * rows) for span in spans])
+    wait()
+    seconds = clock() - start
+    for span, length in zip(spans, lengths, strict=True):
+        span.rollback(length)
+    return seconds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,10 +9,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from vidspec.cli.printed import print_facts, print_json, say
 from vidspec.errors import UsageError
 from vidspec.profile.bounds import THREADS
 
-__all__ = ["app", "counts", "say"]
+__all__ = ["app", "counts"]
 
 DEFAULT = "ar,vanilla-sd,sd-rand,sd-uniform,sd-attention"
 
@@ -51,10 +51,6 @@ Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or 
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, max=THREADS, help="CPU threads; as torch chooses if left out.")
 ]
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 @app.command("run")
@@ -102,11 +98,11 @@ def run(
     Times are medians over clips, with the least and greatest in brackets. Every record goes to --json at once, and a
     run that was stopped goes on where it was when the same command is given again.
     """
-    from vidspec.bench import paper_tables, suites
-    from vidspec.bench import plots as drawing
     from vidspec.bench.loaded import Source, names_of
     from vidspec.bench.measure import Bench, measure
     from vidspec.bench.position_table import table
+    from vidspec.papers import measured, suites
+    from vidspec.papers import plots as drawing
 
     if suite is not None and profiles is not None:
         raise UsageError("--suite and --profiles exclude each other")
@@ -117,9 +113,9 @@ def run(
     bench = Bench(names, clips or (), repeats, source, threads, not no_peers, position_bias, json, overwrite)
     outcome = measure(bench, say)
     print(outcome.table)
-    print(", ".join(f"{key} {value}" for key, value in outcome.machine.items()))
+    print_facts(outcome.machine)
     if suite is not None and (of_papers := suites.papers_of(suite)):
-        print(f"\n{paper_tables.markdown(of_papers, outcome.rows, names[0])}")
+        print(f"\n{measured.markdown(of_papers, outcome.rows, names[0])}")
     if position_bias:
         print(f"\n{table(outcome.position_bias)}")
     if plots is not None:
@@ -147,9 +143,7 @@ def compare(
         raise UsageError(f"--level must lie between 0.5 and 1, not {level:g}")
     compared = comparing.compare(read_results(before), read_results(after), level=level)
     if form is Form.json:
-        import json
-
-        print(json.dumps(compared.to_dict(), indent=2, ensure_ascii=False))
+        print_json(compared.to_dict())
     else:
         print(comparing.markdown(compared))
     return 0
@@ -209,13 +203,11 @@ def scale(
         say=say,
     )
     if form is Form.json:
-        import json
-
-        content = {"machine": facts, "beta": beta, "tokens": tokens, "points": [one.to_dict() for one in points]}
-        print(json.dumps(content, indent=2))
+        content = [one.to_dict() for one in points]
+        print_json({"machine": facts, "beta": beta, "tokens": tokens, "points": content})
     else:
         print(markdown(points, beta, tokens))
-        print(", ".join(f"{key} {value}" for key, value in facts.items()))
+        print_facts(facts)
     return 0
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json as writing
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vidspec.cli.bench import Device, Draft, Dtype, Form, Pair, PairName, Target, Threads, say
+from vidspec.cli.bench import Device, Draft, Dtype, Form, Pair, PairName, Target, Threads
+from vidspec.cli.printed import print_facts, print_json, say
 from vidspec.errors import OutputError, UsageError
 
 __all__ = ["pareto"]
@@ -72,8 +72,6 @@ def pareto(
     Facts of captions are scored on clips whose truth is known from a truth.json beside them; on others captions are
     held against plain decoding's. Intervals are 95% bootstrap intervals over clips.
     """
-    from vidspec.bench import pareto_plot
-    from vidspec.bench.pareto import markdown, outcome
     from vidspec.bench.results import read_results
 
     if clips and clips_dir is not None:
@@ -81,12 +79,15 @@ def pareto(
     if given is not None and (clips or json or only):
         raise UsageError("--from runs nothing", hint="leave out CLIP..., --json and --only")
     files = [_picture(file, kind) for file, kind in ((svg, "svg"), (png, "png")) if file is not None]
+    from vidspec.papers import pareto_plot
+    from vidspec.papers.pareto import markdown, outcome
+
     if given is not None:
         results = read_results(given)
     else:
         from vidspec.bench.loaded import Source, names_of
-        from vidspec.bench.pareto_run import Pareto, measure
-        from vidspec.bench.suites import suite
+        from vidspec.papers.pareto_run import Pareto, measure
+        from vidspec.papers.suites import suite
 
         results = measure(
             Pareto(
@@ -110,16 +111,16 @@ def pareto(
         for file in files:
             say(f"drew {file}")
     if form is Form.json:
-        print(writing.dumps(found.to_dict(), indent=2, ensure_ascii=False))
+        print_json(found.to_dict())
     else:
         print(markdown(found))
-        print(", ".join(f"{key} {value}" for key, value in found.machine.items()))
+        print_facts(found.machine)
     return 0
 
 
 def _picture(file: Path, kind: str) -> Path:
     """A file that can be drawn into, said before anything runs."""
-    from vidspec.bench import plots
+    from vidspec.papers import plots
 
     plots.check(f"--{kind}")
     if file.suffix != f".{kind}":

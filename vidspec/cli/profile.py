@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vidspec.cli.bench import Device, Draft, Dtype, Pair, PairName, Target, Threads
+from vidspec.cli.printed import Form, print_csv, print_json, say
 from vidspec.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
     from vidspec.bench.profiled import Report
 
 __all__ = ["profile"]
-
-
-class Form(str, Enum):
-    """How the report is written."""
-
-    text = "text"
-    json = "json"
-    csv = "csv"
-    markdown = "markdown"
 
 
 def profile(
@@ -81,7 +71,7 @@ def profile(
         repeats=repeats,
         passes=not no_passes,
         threads=threads,
-        say=lambda text: print(text, file=sys.stderr, flush=True),
+        say=say,
     )
     if svg is not None:
         _picture(report, svg)
@@ -103,16 +93,11 @@ def _print(report: Report, form: Form) -> None:
     from vidspec.bench import profile_view
 
     if form is Form.json:
-        import json
-
-        print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2))
+        print_json(report.to_dict())
     elif form is Form.markdown:
         print(profile_view.markdown(report))
     elif form is Form.csv:
-        import csv
-
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerows([profile_view.CSV_COLUMNS, *profile_view.csv_rows(report)])
+        print_csv(profile_view.CSV_COLUMNS, profile_view.csv_rows(report))
     else:
         console = Console(highlight=False)
         if console.is_terminal:

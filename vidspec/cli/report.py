@@ -66,8 +66,9 @@ def summary(caption: Caption) -> str:
         facts.append("not lossless")
     baseline = caption.speed.get("baseline")
     if baseline:
-        kinds = (("decode", "decode"), ("first token", "time_to_first_token"), ("end to end", "end_to_end"))
-        ratios = [f"{label} {baseline[key]:.2f}x" for label, key in kinds if baseline.get(key) is not None]
+        first, whole = baseline["time_to_first_token"], baseline["end_to_end"]
+        kinds = {"decode": baseline["decode"], "first token": first, "end to end": whole}
+        ratios = [f"{label} {ratio:.2f}x" for label, ratio in kinds.items() if ratio is not None]
         facts.append("against plain decoding: " + ", ".join(ratios))
     elif (estimate := caption.speed.get("estimate")) is not None:
         facts.append(f"decode {estimate:.2f}x est.")

@@ -3,12 +3,12 @@ tokens/s and clips/s of many clips at once on a device."""
 
 from __future__ import annotations
 
-from enum import Enum
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vidspec.cli.printed import Form, print_csv, print_json
 from vidspec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,15 +43,6 @@ BATCH_COLUMNS = (
 OF_BATCH = {"--device", "--pair", "--visual", "--kept", "--weights", "--decode-use", "--prefill-use"}
 BESIDE_BATCH = {"--batch", "--beta", "--gamma", "--tokens", "--format"}
 MOST_CLIPS, MOST_VISUAL = 4096, 1_000_000
-
-
-class Form(str, Enum):
-    """How the result is written."""
-
-    text = "text"
-    json = "json"
-    csv = "csv"
-    markdown = "markdown"
 
 
 def simulate(
@@ -227,17 +218,23 @@ def _many_clips(batch: str, device: str, pair: str, visual: str, assumed: Assume
     found = [throughput(*one, assumed) for one in at]
     rows = [{name: _rounded(getattr(one, name)) for name in BATCH_COLUMNS} for one in found]
     said = notes(devices, assumed)
+    if _print_data(form, rows, said):
+        return
+    for row in rows:
+        row |= {name: f"{row[name]:.0%}" for name in ("plain_memory", "pruned_memory")}
+        if row["plain_tokens_per_s"] is not None:
+            row["plain_tokens_per_s"] = round(row["plain_tokens_per_s"])
+        row |= {name: "does not fit" for name in BATCH_COLUMNS if row[name] is None and "gamma" not in name}
+    _print_table("Many clips at once: plain decoding, and speculation beside it", BATCH_COLUMNS, rows, said, form)
+
+
+def _print_data(form: Form, rows: list[dict[str, Any]], notes: list[str], **about: Any) -> bool:
+    """Print what programs read, JSON or CSV; False where people do."""
     if form is Form.json:
-        _print_json({"rows": rows, "notes": said})
+        print_json({**about, "rows": rows, "notes": notes})
     elif form is Form.csv:
-        _print_csv(BATCH_COLUMNS, rows)
-    else:
-        for row in rows:
-            row |= {name: f"{row[name]:.0%}" for name in ("plain_memory", "pruned_memory")}
-            if row["plain_tokens_per_s"] is not None:
-                row["plain_tokens_per_s"] = round(row["plain_tokens_per_s"])
-            row |= {name: "does not fit" for name in BATCH_COLUMNS if row[name] is None and "gamma" not in name}
-        _print_table("Many clips at once: plain decoding, and speculation beside it", BATCH_COLUMNS, rows, said, form)
+        print_csv(list(rows[0]), [list(row.values()) for row in rows])
+    return form in (Form.json, Form.csv)
 
 
 def _print_replay(replay: Replay, form: Form) -> None:
@@ -249,21 +246,13 @@ def _print_replay(replay: Replay, form: Form) -> None:
         if row.assumed:
             assumed.setdefault(row.assumed, {})[row.method] = None
     notes = [*replay.notes, *(f"Assumed for {'; '.join(methods)}: {text}." for text, methods in assumed.items())]
-    if form is Form.json:
-        about = {"table": replay.name, "paper": replay.paper, "where": replay.where}
-        _print_json({**about, "mean_absolute_deviation": _rounded(mean), "rows": rows, "notes": notes})
-    elif form is Form.csv:
-        _print_csv(TABLE_COLUMNS, rows)
-    else:
-        shown = [
-            {**row, "deviation": _percent(row["deviation"]), "assumed": "*" if row["assumed"] else ""} for row in rows
-        ]
-        columns = TABLE_COLUMNS
-        title = f"{replay.paper}. {replay.where}"
-        closing = (
-            [] if mean is None else [f"Mean absolute deviation {mean:.1%} over {len(deviations)} cells; * assumed."]
-        )
-        _print_table(title, columns, shown, [*closing, *notes], form)
+    about = {"table": replay.name, "paper": replay.paper, "where": replay.where}
+    if _print_data(form, rows, notes, **about, mean_absolute_deviation=_rounded(mean)):
+        return
+    if mean is not None:
+        notes.insert(0, f"Mean absolute deviation {mean:.1%} over {len(deviations)} cells; * assumed.")
+    shown = [{**row, "deviation": _percent(row["deviation"]), "assumed": "*" if row["assumed"] else ""} for row in rows]
+    _print_table(f"{replay.paper}. {replay.where}", TABLE_COLUMNS, shown, notes, form)
 
 
 def _print_estimates(estimates: list[Estimate], times: Times, form: Form) -> None:
@@ -275,11 +264,7 @@ def _print_estimates(estimates: list[Estimate], times: Times, form: Form) -> Non
         "predicted: simulated with the scheduler that runs real models; formula: the renewal formula (parallel) and "
         "Leviathan's (sequential); on one shared memory-bound device a round costs the sum of both workers.",
     ]
-    if form is Form.json:
-        _print_json({"rows": rows, "notes": notes})
-    elif form is Form.csv:
-        _print_csv(columns, rows)
-    else:
+    if not _print_data(form, rows, notes):
         _print_table("Decode speed-up over autoregressive decoding", columns, rows, notes, form)
         if form is Form.text:
             _print_timelines(estimates)
@@ -313,21 +298,6 @@ def _cell(value: Any) -> str:
     return "" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def _print_json(content: dict[str, Any]) -> None:
-    import json
-
-    print(json.dumps(content, ensure_ascii=False, indent=2))
-
-
-def _print_csv(columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
-    import csv
-    import sys
-
-    writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-
-
 def _print_table(
     title: str, columns: tuple[str, ...], rows: list[dict[str, Any]], notes: list[str], form: Form
 ) -> None:
@@ -336,13 +306,14 @@ def _print_table(
     from rich.table import Table
     from rich.text import Text
 
+    from vidspec.telling import markdown
+
     cells = [[_cell(row[name]) for name in columns] for row in rows]
     heads = [name.replace("_", " ") for name in columns]
     console = Console(highlight=False)
     if form is Form.markdown:
-        lines = [f"**{title}**", "", f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
-        lines += [f"| {' | '.join(one)} |".replace("*", r"\*") for one in cells]
-        print("\n".join([*lines, "", *(f"- {note.replace('*', chr(92) + '*')}" for note in notes)]))
+        print(f"**{title}**\n")
+        print(f"{markdown.table(heads, cells)}\n{markdown.bullets(notes)}".replace("*", r"\*"))
         return
     if not console.is_terminal:
         print("\n".join("\t".join(one) for one in [heads, *cells]))

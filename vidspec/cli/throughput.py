@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from vidspec.cli.bench import Device, Draft, Dtype, Pair, PairName, Target, Threads, counts, say
+from vidspec.cli.bench import Device, Draft, Dtype, Pair, PairName, Target, Threads, counts
+from vidspec.cli.printed import print_facts, say
 from vidspec.errors import UsageError
 
 __all__ = ["throughput"]
@@ -104,5 +105,5 @@ def throughput(
         outcome = measure(asked, workers, say, keep)
     keep(outcome)
     print(markdown(outcome.rows))
-    print(", ".join(f"{key} {value}" for key, value in facts.items()))
+    print_facts(facts)
     return 0

@@ -8,7 +8,7 @@ from vidspec.registry import schedules
 from vidspec.telling.events import Round
 
 
-@schedules.register("autoregressive")
+@schedules.register("autoregressive", drafts=False)
 def autoregressive(job: Job) -> Asks[None]:
     """Yields one round per token."""
     trace = job.trace

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-
-from vidspec.acceptance.base import Acceptance, Verdict
 from vidspec.decoding.limits import Limits
 from vidspec.drafting.base import Draft, Drafter
 from vidspec.engine.asks import Asks, Pass
-from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Passed, Prefill, Rows
-from vidspec.engine.sampling import Sampling, draw
 from vidspec.pace.pace import Window
 from vidspec.telling.events import Origin, Round
-from vidspec.telling.trace import Trace
+
+if TYPE_CHECKING:
+    import torch
+
+    from vidspec.acceptance.base import Acceptance, Verdict
+    from vidspec.engine.forward import Engine
+    from vidspec.engine.sampling import Sampling
+    from vidspec.telling.trace import Trace
 
 __all__ = ["NOTHING", "Job", "Schedule", "Target"]
 
@@ -48,6 +50,8 @@ class Target:
 
     def choose(self, logits: torch.Tensor) -> int:
         """A token from logits (V,)."""
+        from vidspec.engine.sampling import draw
+
         if self.sampling.greedy:
             return int(logits.argmax())
         return draw(self.sampling.distribution(logits[None])[0], self.rng)

@@ -25,7 +25,7 @@ goes on alone, one token per pass, and the draft, once it is ready, starts behin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal
 
 from vidspec.decoding.limits import Limits
 from vidspec.decoding.protocol import (
@@ -45,16 +45,12 @@ from vidspec.decoding.protocol import (
 )
 from vidspec.errors import GenerationError
 from vidspec.registry import schedules
+from vidspec.telling.events import Mode, Origin, Round
 
 if TYPE_CHECKING:
     from vidspec.pace.base import WindowSize
-    from vidspec.telling.events import Loosened, Origin
 
-__all__ = ["Mode", "Outcome", "Scheduler", "Settings", "WorkerLost", "WorkerTraceback", "failure"]
-
-#: What a round's target pass was: the prefill, a pass without a draft, one that checked a single proposal, or one that
-#: also checked pending tokens.
-Mode: TypeAlias = Literal["prefill", "alone", "pre", "post"]
+__all__ = ["Scheduler", "Settings", "WorkerLost", "WorkerTraceback", "failure"]
 
 
 @dataclass(frozen=True)
@@ -81,35 +77,6 @@ class Settings(Limits):
             raise ValueError("max_new_tokens, rows and startup must be at least 1")
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """One round: what was emitted, what it cost the draft, what was measured.
-
-    ``start`` is the position of the first of ``token_ids``. Of the draft's tokens whose fate this round settled
-    (``drafted``), ``accepted`` were emitted and ``wasted`` were not; ``aborted`` of those arrived after they had lost
-    their prefix. ``pending`` tokens were in the window and ``rows`` in the target's pass (0: the prefill), for which
-    ``gamma`` was in force. ``epoch`` numbers the draft's restarts. ``verify_s`` is the target's pass and ``draft_s``
-    the sum of the draft's passes whose tokens arrived in this round; they overlap. ``loosened`` are those of the
-    accepted that a lossy rule let pass.
-    """
-
-    mode: Mode
-    token_ids: tuple[int, ...]
-    origins: tuple[Origin, ...]
-    start: int
-    epoch: int
-    pending: int
-    rows: int
-    gamma: int
-    drafted: int
-    accepted: int
-    wasted: int
-    aborted: int
-    draft_s: float
-    verify_s: float
-    loosened: tuple[Loosened, ...] = ()
-
-
 class WorkerLost(GenerationError):
     """A worker died or hangs; another may do the clip again."""
 
@@ -129,9 +96,10 @@ def failure(failed: Failed) -> GenerationError:
     return error
 
 
-@schedules.register("parallel")
+@schedules.register("parallel", beside=True)
 class Scheduler:
-    """Answers every result of a worker with the messages that follow from it, and with the round it completes.
+    """Answers every result of a worker with the messages that follow from it, and with the round it completes, whose
+    ``elapsed`` is left to whoever has a clock.
 
     Attributes:
         emitted: the text so far.
@@ -163,7 +131,7 @@ class Scheduler:
         reads = self._read() if self.settings.overlap and self._kept_known else []
         return [Send("target", PrefillTarget()), *reads]
 
-    def receive(self, result: Result) -> tuple[list[Send], Outcome | None]:
+    def receive(self, result: Result) -> tuple[list[Send], Round | None]:
         """What follows from a worker's answer.
 
         Raises:
@@ -193,13 +161,13 @@ class Scheduler:
             sends += self._propose(min(startup, self.settings.max_new_tokens))
         return sends
 
-    def _target_ready(self, result: Ready) -> tuple[list[Send], Outcome | None]:
+    def _target_ready(self, result: Ready) -> tuple[list[Send], Round | None]:
         if result.token is None or self._mode != "prefill" or not self._open:
             raise RuntimeError(f"unexpected answer {result}")
-        sends, outcome = self._judged(Verdict(0, 0, result.token, 0, 0.0))
+        sends, settled = self._judged(Verdict(0, 0, result.token, 0, 0.0))
         if self._draft == "absent" and self._kept_known and not self.finished:
             sends += self._read()
-        return sends, outcome
+        return sends, settled
 
     def _draft_ready(self) -> list[Send]:
         if self._draft != "reading":
@@ -211,7 +179,7 @@ class Scheduler:
         self._mode = "pre"
         return [*self._restart(0, tuple(self.emitted)), *self._extend()]
 
-    def _proposed(self, result: Proposed) -> tuple[list[Send], Outcome | None]:
+    def _proposed(self, result: Proposed) -> tuple[list[Send], Round | None]:
         self._draft_s += result.seconds
         if result.seconds > 0:
             self.gamma.drafted(result.seconds)
@@ -226,7 +194,7 @@ class Scheduler:
             return self._judged(verdict)
         return ([] if self._open else self._next()), None
 
-    def _judged(self, verdict: Verdict) -> tuple[list[Send], Outcome | None]:
+    def _judged(self, verdict: Verdict) -> tuple[list[Send], Round | None]:
         """The target's answer to the open round; parked until the draft's token for the same position is there."""
         if verdict.round != self._round or not self._open or verdict.accepted > self._pending:
             raise RuntimeError(f"unexpected answer {verdict} in round {self._round} with {self._pending} pending")
@@ -248,17 +216,17 @@ class Scheduler:
         accepted = min(verdict.accepted, len(tokens)) + passed
         lost = 0 if passed and not self.finished else len(self._ahead) - accepted
         wasted = lost + self._aborted
-        outcome = Outcome(
-            "alone" if alone and self._mode != "prefill" else self._mode,
+        settled = Round(
             tuple(tokens),
             tuple(origins[: len(tokens)]),
-            start=start,
-            epoch=epoch,
-            pending=self._pending,
-            rows=verdict.rows,
-            gamma=self._round_gamma,
             drafted=accepted + wasted,
             accepted=accepted,
+            elapsed=0.0,
+            mode="alone" if alone and self._mode != "prefill" else self._mode,
+            start=start,
+            epoch=epoch,
+            rows=verdict.rows,
+            gamma=self._round_gamma,
             wasted=wasted,
             aborted=self._aborted,
             draft_s=self._draft_s,
@@ -266,7 +234,7 @@ class Scheduler:
             loosened=tuple(one for one in verdict.loosened if one.at < len(tokens)),
         )
         self._draft_s, self._aborted = 0.0, 0
-        return self._after(start, verdict, passed=passed, alone=alone), outcome
+        return self._after(start, verdict, passed=passed, alone=alone), settled
 
     def _after(self, start: int, verdict: Verdict, *, passed: bool, alone: bool) -> list[Send]:
         """Stop, go on, or start the draft again behind the target's own token."""

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
 from vidspec.acceptance.base import for_clip
 from vidspec.decoding.base import Job, Target
 from vidspec.decoding.setup import Setup, prefilled
-from vidspec.drafting.base import Drafter
+from vidspec.drafting.base import Drafter, Paced
 from vidspec.drafting.opening import Opening
-from vidspec.engine.asks import Asks, asked, timed
+from vidspec.engine.asks import Asks, asked, overheard, timed
 from vidspec.engine.sampling import Sampling
 from vidspec.lossy.engine import kept_per_layer
-from vidspec.models.prompt import Question
+from vidspec.models.detokenizer import Detokenizer
+from vidspec.models.request import Request
 from vidspec.pruning.base import taps_for
+from vidspec.telling.events import Prefilled, Round
 from vidspec.telling.trace import Trace
 
 __all__ = ["Choice", "InTurns", "Run"]
@@ -32,54 +34,74 @@ class Choice:
     why: str
 
 
-class Run(Protocol):
-    """One clip; to be used once."""
+class Run:
+    """One clip: what captions it, and what it has said so far. To be used once.
+
+    Args:
+        setup: models and parts.
+        request: frames and prompt.
+        trace: where everything is timed.
+
+    Attributes:
+        choice: how its schedule was chosen; None where the profile names it.
+        read, rounds: the events.
+        finished: when the last of them came, in seconds of the trace.
+    """
+
+    choice: Choice | None = None
+    read: Prefilled | None = None
+    finished = 0.0
+
+    def __init__(self, setup: Setup, request: Request, trace: Trace) -> None:
+        self.setup, self.request, self.trace = setup, request, trace
+        self.rounds: list[Round] = []
+
+    @cached_property
+    def text(self) -> Detokenizer:
+        """Of the rounds."""
+        return Detokenizer(self.setup.target.model.tokenizer)
 
     @property
-    def setup(self) -> Setup:
-        """Models and parts."""
-        ...
-
-    @property
-    def choice(self) -> Choice | None:
-        """How its schedule was chosen; None where the profile names it."""
-        ...
+    def kind(self) -> str:
+        """The schedule."""
+        return self.choice.kind if self.choice else self.setup.profile.schedule.kind
 
     @property
     def draft_forwards(self) -> int:
         """Passes of the draft so far, prefill excluded."""
-        ...
+        raise NotImplementedError
 
     def events(self) -> Asks[None]:
         """Yields what is asked for, and ``Prefilled``, then a round per target pass; the first round is the prefill's
         own token."""
-        ...
+        raise NotImplementedError
+
+    def told(self) -> Asks[None]:
+        """:meth:`events`, remembered; rounds with what their tokens add to the text."""
+        return overheard(self.events(), change=self._remembered)
+
+    def _remembered(self, event: Prefilled | Round) -> Prefilled | Round:
+        self.finished = self.trace.elapsed()
+        if isinstance(event, Round):
+            self.rounds.append(event)
+            return replace(event, texts=tuple(self.text.add(token) for token in event.token_ids))
+        self.read = replace(event, schedule=self.kind, why=self.choice.why if self.choice else None)
+        return self.read
 
 
-class InTurns:
+class InTurns(Run):
     """In turns: the target reads, the draft reads, then the schedule alternates between them.
-
-    Args:
-        setup: models and parts.
-        path: for messages.
-        question: frames and prompt.
-        trace: where everything is timed.
-        keep: whether ``opening`` stays, which holds what the target's prefill showed.
 
     Attributes:
         job: what the schedule works with, from ``Prefilled`` on; between two rounds it may be changed.
+        keep: whether ``opening`` stays, which holds what the target's prefill showed.
         opening: what drafters can be made from, if it is kept.
-        choice: how the schedule was chosen; None where the profile names it.
     """
 
-    choice: Choice | None = None
-
-    def __init__(self, setup: Setup, path: str, question: Question, trace: Trace, *, keep: bool = False) -> None:
-        self.setup, self.path, self.question, self.trace = setup, path, question, trace
-        self.job: Job | None = None
-        self.opening: Opening | None = None
-        self._keep = keep
-        self._replaced = 0
+    job: Job | None = None
+    keep = False
+    opening: Opening | None = None
+    _replaced = 0
 
     @property
     def draft_forwards(self) -> int:
@@ -96,12 +118,12 @@ class InTurns:
     def events(self) -> Asks[None]:
         setup, trace = self.setup, self.trace
         generate = setup.profile.generate
-        prefix = yield from setup.read(self.path, self.question, trace)
+        prefix = yield from setup.read(self.request, trace)
         taps = taps_for(setup.needs, prefix)
         description = None
         if setup.describe is not None:
             # Needs nothing of the target: a second worker could do it beside the prefill (TABED 6.2).
-            description, _ = yield from timed(trace, "caption", "draft", setup.describe, self.question.clip)
+            description, _ = yield from timed(trace, "caption", "draft", setup.describe, self.request.shown)
         read, _ = yield from timed(trace, "target_prefill", "target", setup.prefill, prefix, taps)
         rng = torch.Generator().manual_seed(generate.seed)
         kept = setup.kept(prefix, taps, trace)
@@ -110,9 +132,9 @@ class InTurns:
         if setup.drafter is not None:
             opening = Opening(
                 profile=setup.profile,
-                question=self.question,
+                request=self.request,
                 # A window that depends on times must not decide which random numbers a token gets.
-                sampling=GREEDY if gamma == "auto" else setup.sampling,
+                sampling=GREEDY if gamma == "auto" or not setup.drafter.draws else setup.sampling,
                 rng=rng,
                 room=setup.room,
                 trace=trace,
@@ -126,9 +148,13 @@ class InTurns:
                 caption=description,
             )
             drafter = yield from asked(setup.drafter.open, opening)
-            self.opening = opening if self._keep else None
+            self.opening = opening if self.keep else None
             del opening
         del taps  # what was observed can be as large as the prompt
+        window = setup.pace.window() if setup.pace else None
+        paced = isinstance(drafter, Paced)
+        if isinstance(drafter, Paced) and setup.pace and window:
+            drafter.paced(setup.pace, window)
         self.job = Job(
             target=Target(setup.target, read, setup.sampling, rng),
             limits=setup.limits,
@@ -136,12 +162,12 @@ class InTurns:
             rng=rng,
             drafter=drafter,
             acceptance=for_clip(setup.acceptance, read.visual_states) if setup.acceptance else None,
-            gamma=0 if gamma == "auto" else gamma,
-            window=setup.pace.window() if setup.pace else None,
+            gamma=setup.window if gamma == "auto" else gamma,
+            window=None if paced else window,
         )
         yield prefilled(setup.profile, prefix, kept, trace.now(), description, kept_per_layer(read.span))
         try:
             yield from setup.schedule(self.job)
         finally:
-            if self.job.window is not None:
-                self.job.window.close()
+            if window is not None:
+                window.close()

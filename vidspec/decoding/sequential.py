@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vidspec.decoding.base import Job, origins
-from vidspec.drafting.base import Learner
+from vidspec.drafting.base import Learner, Rememberer
 from vidspec.engine.asks import Asks, timed
 from vidspec.registry import schedules
 from vidspec.telling.events import Round
@@ -57,3 +57,5 @@ def sequential(job: Job) -> Asks[None]:
             gamma=gamma if window is not None else 0,
             loosened=tuple(one for one in verdict.loosened if one.at < len(tokens)),
         )
+    if isinstance(job.drafter, Rememberer):
+        job.drafter.finish(emitted)

@@ -23,52 +23,54 @@ from vidspec.telling.events import Again, Load, Round
 from vidspec.telling.trace import Trace
 
 if TYPE_CHECKING:
-    from vidspec.captioner import Asked, Captioner
+    from vidspec.engine.asks import Asks
+    from vidspec.engine.forward import Engine
+    from vidspec.models.base import VideoLanguageModel
+    from vidspec.models.request import Request
+    from vidspec.pace.pace import Pace
 
-__all__ = ["Arrival", "Arrivals", "Serving"]
+__all__ = ["Arrivals", "Serves", "Serving"]
 
 #: Share of the free memory that clips in company may take, and seconds between two tellings of how the whole stands.
 SHARE, EVERY = 0.8, 0.1
 
 
-@dataclass(frozen=True)
-class Arrival:
-    """A clip whose frames are in memory.
-
-    Attributes:
-        key: tells its events from those of others.
-        path: for messages and the record.
-        asked: what differs from the profile; ``clip`` must be in it.
-        timeout: seconds it may take from now on, in which others that are captioned at the same time count; None for no
-            limit.
-        spent: seconds of those that are gone already.
-    """
-
-    key: Hashable
-    path: str
-    asked: Asked
-    timeout: float | None = None
-    spent: float = 0.0
-
-
 class Arrivals(Protocol):
-    """Where clips come from."""
+    """Where clips come from, their frames in memory."""
 
     @property
     def over(self) -> bool:
         """Whether no more will come."""
         ...
 
-    def take(self) -> Arrival | None:
+    def take(self) -> Request | None:
         """The next clip, None if there is none just now; never waits. Whoever adds one rings the bell."""
         ...
+
+
+class Serves(Protocol):
+    """What is needed of a captioner; its methods are described there.
+
+    Attributes:
+        fed: whether clips are looked at by another thread, beside the passes.
+    """
+
+    fed: bool
+
+    @property
+    def target(self) -> Engine[VideoLanguageModel]: ...
+    @property
+    def pace(self) -> Pace | None: ...
+    def most(self, batch: int | None) -> int | None: ...
+    def needs(self, request: Request) -> int: ...
+    def decoding(self, request: Request, trace: Trace, *, batch: int | None, company: bool) -> Asks[None]: ...
 
 
 @dataclass(eq=False)
 class _Flight:
     """A clip that was let in. ``company`` tells whether it ever shared the models."""
 
-    arrival: Arrival
+    request: Request
     until: float | None
     company: bool = False
 
@@ -82,7 +84,7 @@ class Serving:
         bell: rung when something new is to be done.
     """
 
-    def __init__(self, captioner: Captioner, *, batch: int | None = None, bell: Bell | None = None) -> None:
+    def __init__(self, captioner: Serves, *, batch: int | None = None, bell: Bell | None = None) -> None:
         if batch is not None and batch < 1:
             raise ValueError(f"a batch must have at least one clip, not {batch}")
         self.captioner, self.batch = captioner, batch
@@ -95,8 +97,8 @@ class Serving:
 
         self.loop = Loop(now, self._passed, self.bell)
         self._flights: dict[Hashable, _Flight] = {}
-        self._held: deque[Arrival] = deque()  # taken and not let in yet
-        self._again: deque[Arrival] = deque()  # to be done without company
+        self._held: deque[Request] = deque()  # taken and not let in yet
+        self._again: deque[Request] = deque()  # to be done without company
         self._last = Passing("target", 0, 0, 0, 0.0)
         self._passes = self._accepted = 0
         self._told = 0.0
@@ -124,22 +126,22 @@ class Serving:
         while len(self.loop):
             yield from self.turn()
 
-    def begin(self, arrival: Arrival, trace: Trace | None = None) -> Iterator[tuple[Hashable, Any]]:
+    def begin(self, request: Request, trace: Trace | None = None) -> Iterator[tuple[Hashable, Any]]:
         """Let a clip in; what it says at once.
 
         Args:
-            arrival: the clip.
+            request: the clip.
             trace: begun when the clip was opened; a new one if None.
         """
         model = self.captioner.target.model
-        until = None if arrival.timeout is None else time.monotonic() + arrival.timeout - arrival.spent
-        self._flights[arrival.key] = _Flight(arrival, until)
+        until = None if request.timeout is None else time.monotonic() + request.timeout - request.spent
+        self._flights[request.key] = _Flight(request, until)
         company = len(self._flights) > 1
         for flight in self._flights.values():
             flight.company |= company
         trace = trace or Trace(synchroniser(model.device))
-        steps = self.captioner.decoding(arrival.path, arrival.asked, trace, batch=self.batch, company=company)
-        yield from self._said(self.loop.begin(arrival.key, steps))
+        steps = self.captioner.decoding(request, trace, batch=self.batch, company=company)
+        yield from self._said(self.loop.begin(request.key, steps))
 
     def turn(self) -> Iterator[tuple[Hashable, Any]]:
         """One pass, or a wait for other workers."""
@@ -150,11 +152,11 @@ class Serving:
         yield from self._said(self.loop.turn(1.0))
         now = time.monotonic()
         for flight in [one for one in self._flights.values() if one.until is not None and now > one.until]:
-            arrival = flight.arrival
-            self.loop.drop(arrival.key)
-            del self._flights[arrival.key]
-            late = f"{arrival.path}: not captioned within {arrival.timeout:g} s"
-            yield arrival.key, GenerationError(late, kind="timeout", hint="raise --timeout")
+            request = flight.request
+            self.loop.drop(request.key)
+            del self._flights[request.key]
+            late = f"{request.path}: not captioned within {request.timeout:g} s"
+            yield request.key, GenerationError(late, kind="timeout", hint="raise --timeout")
         if now - self._told > EVERY:
             self._told = now
             yield None, self.load()
@@ -193,31 +195,27 @@ class Serving:
                 yield from self.begin(self._again.popleft())
                 return
             if self._held:
-                arrival = self._held.popleft()
+                request = self._held.popleft()
             elif (taken := arrivals.take()) is not None:
-                arrival = taken
+                request = taken
             else:
                 return
-            if len(self.loop) and not self._fits(arrival):
-                self._held.appendleft(arrival)
+            if len(self.loop) and not self._fits(request):
+                self._held.appendleft(request)
                 return
-            yield from self.begin(arrival)
+            yield from self.begin(request)
 
-    def _fits(self, arrival: Arrival) -> bool:
+    def _fits(self, request: Request) -> bool:
         """Whether there is room for its keys and values beside the others'."""
-        clip = arrival.asked.get("clip")
         free = free_memory(self.captioner.target.model.device)
-        if clip is None or free is None:
-            return True
-        frames, height, width, _ = clip.frames.shape
-        return self.captioner.needs(frames, height, width, arrival.asked) <= SHARE * free
+        return free is None or request.clip is None or self.captioner.needs(request) <= SHARE * free
 
     def _passed(self, passing: Passing) -> None:
         if not passing.prompts:
             heard = passing.lane, round(passing.sequences), round(passing.rows), passing.seconds
             self._size.passed(*heard, passing.passes)
             if self.captioner.pace is not None:
-                self.captioner.pace.passed(*heard)
+                self.captioner.pace.passed(*heard, passing.passes)
         if passing.lane == "target":
             self._passes += 1
             self._last = passing
@@ -232,7 +230,7 @@ class Serving:
                 flight = self._flights.pop(key)
                 error = said.error
                 if flight.company and isinstance(error, GenerationError) and error.kind == "memory":
-                    self._again.append(flight.arrival)
+                    self._again.append(flight.request)
                     yield key, Again(error.message)
                     continue
                 yield key, error

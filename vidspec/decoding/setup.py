@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import torch
 
-from vidspec.acceptance import base as acceptances
 from vidspec.acceptance.base import Acceptance, Grounded
 from vidspec.acceptance.protect import protected_ids
 from vidspec.decoding.base import Schedule
 from vidspec.decoding.limits import Limits
-from vidspec.drafting.base import DrafterKind
+from vidspec.drafting.base import DrafterKind, drafter_of
 from vidspec.engine.asks import Asks, Look, Read
 from vidspec.engine.device import free_memory
 from vidspec.engine.forward import Engine
@@ -21,22 +22,23 @@ from vidspec.engine.rows import Prefill
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.taps import Taps
 from vidspec.errors import GenerationError, ProfileError
-from vidspec.lossy.base import configured as lossily
+from vidspec.lossy.base import TargetPruner
 from vidspec.lossy.engine import LossyEngine
 from vidspec.models.base import Prefix, VideoLanguageModel
 from vidspec.models.image_captioner import ImageCaptioner
-from vidspec.models.prompt import Question, read
+from vidspec.models.prompt import read
+from vidspec.models.request import Request
 from vidspec.pace.pace import Pace
 from vidspec.profile import profiles
 from vidspec.profile.profiles import Profile
 from vidspec.profile.tree import parse_tree
-from vidspec.pruning.base import Pruner, configured, signals_of
+from vidspec.pruning.base import Pruner, signals_of
 from vidspec.pruning.placement import placed
-from vidspec.registry import drafters, lossy, pruners, rules, schedules
+from vidspec.registry import configured, lossy, pruners, rules, schedules
 from vidspec.telling.events import Prefilled
 from vidspec.telling.trace import Trace
 
-__all__ = ["ROWS", "Setup", "prefilled"]
+__all__ = ["ROWS", "STATES", "Setup", "prefilled"]
 
 #: The most rows of one target pass in the parallel schedule.
 ROWS = 64
@@ -55,7 +57,8 @@ class Setup:
         schedule: drives them.
         needs: signals of the target's prefill that pruner and drafter read.
         window: the most tokens that are drafted at once.
-        pace: chooses the windows of the sequential schedule, from clip to clip, where ``draft.gamma`` is auto.
+        pace: chooses the windows of the sequential schedule, from clip to clip, where ``draft.gamma`` is auto, and
+            tells drafters that ask what passes cost.
     """
 
     profile: Profile
@@ -91,20 +94,27 @@ class Setup:
         drafter: DrafterKind | None = None
         pruner: Pruner | None = None
         needs: set[str] = set()
+        paces = False
         if profile.draft.kind != "none":
             accept = profile.accept
-            acceptance = acceptances.configured(
-                rules.get(accept.rule),
-                sampling,
-                accept.model_dump(),
-                eos=target.eos,
-                protected=protected_ids(target.tokenizer, accept.protect) if accept.protect else frozenset(),
+            acceptance = cast(
+                Acceptance,
+                configured(
+                    rules.get(accept.rule),
+                    accept,
+                    sampling=sampling,
+                    eos=target.eos,
+                    protected=protected_ids(target.tokenizer, accept.protect) if accept.protect else frozenset(),
+                ),
             )
-            drafter = drafters.get(profile.draft.kind)
+            drafter = drafter_of(profile.draft)
+            drafter.prepare(target)
             needs |= drafter.needs
+            paces = drafter.paces
         if profile.prune.method != "none":
             prune = profile.prune
-            pruner = configured(pruners.get(prune.method), prune.model_dump(), target.layers, target.family)
+            known = {"depth": target.layers, "family": target.family}
+            pruner = cast(Pruner, configured(pruners.get(prune.method), prune, **known))
             needs |= pruner.needs
         return cls(
             profile,
@@ -115,16 +125,16 @@ class Setup:
             acceptance,
             drafter,
             pruner,
-            schedules.get(profile.schedule.kind),
+            cast(Schedule, schedules.get(profile.schedule.kind)),
             frozenset(needs),
             _window(profile),
-            Pace() if profile.draft.gamma == "auto" and not profile.concurrent else None,
+            Pace() if (profile.draft.gamma == "auto" or paces) and not profile.concurrent else None,
         )
 
     @property
     def lossless(self) -> bool:
         """Whether the text is the target's own."""
-        return _lossless(self.profile)
+        return self.profile.lossless
 
     @property
     def limits(self) -> Limits:
@@ -142,14 +152,14 @@ class Setup:
         fewer = min(tokens, self.profile.generate.max_new_tokens)
         return replace(self, profile=profiles.override(self.profile, {"generate.max_new_tokens": fewer}))
 
-    def read(self, path: str, question: Question, trace: Trace) -> Asks[Prefix]:
+    def read(self, request: Request, trace: Trace) -> Asks[Prefix]:
         """The target's prompt.
 
         Raises:
             GenerationError: prompt and text would be longer than the model was made for.
         """
-        prefix = yield from read(self.target.model, question, trace, "target")
-        self.check(path, prefix.length)
+        prefix = yield from read(self.target.model, request, trace, "target")
+        self.check(request.path, prefix.length)
         return prefix
 
     def check(self, path: str, prompt: int) -> None:
@@ -168,7 +178,7 @@ class Setup:
                 hint="fewer --frames, a lower --fps or fewer --max-new-tokens",
                 kind="context",
             )
-        needed = model.decoder.slab.wants(prompt + self.room)
+        needed = model.decoder.slab.wants(prompt + self.room) + model.decoder.state_bytes
         if free is not None and needed > free:
             raise GenerationError(
                 f"{path}: the KV cache of {prompt + tokens} tokens takes {needed / 2**30:.1f} GiB, "
@@ -214,23 +224,18 @@ def prefilled(
         grid=grid,
         cells=cells,
         views=prefix.visual.views,
-        contexts=profile.draft.contexts if profile.draft.kind == "ensemble" else (),
+        contexts=profile.drafter.contexts if profile.drafter else (),
         caption=description,
-        lossless=_lossless(profile),
+        lossless=profile.lossless,
         kept_per_layer=kept_per_layer,
-    )
-
-
-def _lossless(profile: Profile) -> bool:
-    return not profile.prunes_the_target and (
-        profile.draft.kind == "none" or bool(rules.get(profile.accept.rule).lossless)
     )
 
 
 def _engine(profile: Profile, target: VideoLanguageModel) -> Engine[VideoLanguageModel]:
     if not profile.prunes_the_target:
         return Engine(target)
-    return LossyEngine(target, lossily(lossy.get(profile.lossy.method), profile.lossy.model_dump()))
+    method = configured(lossy.get(profile.lossy.method), profile.lossy)
+    return LossyEngine(target, cast(TargetPruner, method))
 
 
 def _window(profile: Profile) -> int:
@@ -256,29 +261,39 @@ def _per_frame(prefix: Prefix, kept: torch.Tensor) -> tuple[int, ...]:
     return tuple(torch.bincount(frame, minlength=prefix.visual.frames).tolist())
 
 
+#: What states of recurrent blocks cannot do: key, why, the nearest valid choice, and whether a profile does it.
+STATES: tuple[tuple[str, str, str, Callable[[Profile], bool]], ...] = (
+    ("draft.topology: tree", "have one past", "chain", lambda p: _drafts(p) and p.draft.topology == "tree"),
+    (
+        "draft.kind: sparse_kv, or self with draft.prefill: gather",
+        "cannot be chosen from",
+        "draft.kind: model, or self with draft.prefill: again",
+        lambda p: p.drafter is not None and p.drafter.gathers and not p.concurrent,
+    ),
+    ("lossy.method", "cannot be pruned", "none", lambda p: p.prunes_the_target),
+    (
+        f"draft.gamma above {REACH // 2}",
+        f"go back by {REACH} tokens",
+        f"at most {REACH // 2}",
+        lambda p: _drafts(p) and p.draft.gamma != "auto" and p.draft.gamma > REACH // 2,
+    ),
+    (
+        "schedule.startup: fit",
+        f"go back by {REACH} tokens",
+        "schedule.startup: window",
+        lambda p: p.schedule.kind == "parallel" and p.schedule.startup == "fit",
+    ),
+)
+
+
+def _drafts(profile: Profile) -> bool:
+    return profile.draft.kind != "none"
+
+
 def _check_states(profile: Profile, target: str) -> None:
     """Refuse what a target with recurrent blocks cannot do: their states have one past and go back a bounded way."""
-    draft, schedule = profile.draft, profile.schedule
-    fits = schedule.kind == "parallel" and schedule.startup == "fit"
-    for broken, key, reason, instead in (
-        (draft.kind != "none" and draft.topology == "tree", "draft.topology: tree", "have one past", "chain"),
-        (draft.kind == "sparse_kv", "draft.kind: sparse_kv", "cannot be chosen from", "draft.kind: model"),
-        (
-            draft.kind == "self" and draft.prefill == "gather",
-            "draft.prefill: gather",
-            "cannot be chosen from",
-            "draft.prefill: again",
-        ),
-        (profile.prunes_the_target, f"lossy.method: {profile.lossy.method}", "cannot be pruned", "none"),
-        (
-            draft.kind != "none" and draft.gamma != "auto" and draft.gamma > REACH // 2,
-            f"draft.gamma: {draft.gamma}",
-            f"go back by {REACH} tokens",
-            f"at most {REACH // 2}",
-        ),
-        (fits, "schedule.startup: fit", f"go back by {REACH} tokens", "schedule.startup: window"),
-    ):
-        if broken:
+    for key, reason, instead, broken in STATES:
+        if broken(profile):
             raise ProfileError(
                 f"{key}: states of recurrent blocks ({target}) {reason}; nearest valid choice: {instead}"
             )

@@ -1,20 +1,40 @@
-"""The drafter's contract: propose a window, then hear what became of it."""
+"""The drafter's contract: propose a window, then hear what became of it.
+
+What is registered is a :class:`DrafterKind`: it opens a :class:`Drafter` for each clip. One that needs no model derives
+from :class:`FreeDrafter`, which is both, and says ``guess``.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
-import torch
+from vidspec.registry import configured, drafters
 
 if TYPE_CHECKING:
+    import torch
+
     from vidspec.drafting.opening import Opening
     from vidspec.engine.asks import Asks
-    from vidspec.models.base import Prefix
+    from vidspec.models.base import Prefix, VideoLanguageModel
+    from vidspec.pace.pace import Pace, Window
+    from vidspec.profile.sections import DraftSection
 
-__all__ = ["Draft", "Drafter", "DrafterKind", "Learner", "RemoteKind"]
+__all__ = [
+    "Draft",
+    "Drafter",
+    "DrafterKind",
+    "FreeDrafter",
+    "Learner",
+    "Paced",
+    "Rememberer",
+    "RemoteKind",
+    "drafter_of",
+]
 
 
 @dataclass(frozen=True)
@@ -92,27 +112,113 @@ class Learner(Protocol):
         ...
 
 
-class DrafterKind(Protocol):
-    """What is registered as a drafter."""
+@runtime_checkable
+class Paced(Protocol):
+    """A drafter that chooses the length of its windows itself, up to the most that it is asked for."""
 
-    #: Signals of the target's prefill that it reads itself, as :class:`vidspec.pruning.base.Pruner` names them.
-    needs: ClassVar[frozenset[str]]
-
-    @classmethod
-    def open(cls, clip: Opening) -> Asks[Drafter] | Drafter:
-        """The drafter of one clip, its prompt read; a generator where that takes passes of a model."""
+    def paced(self, pace: Pace, window: Window) -> None:
+        """Before the text begins: what passes cost, and the clip's window, which hears of every round from it."""
         ...
 
 
-class RemoteKind(DrafterKind, Protocol):
+@runtime_checkable
+class Rememberer(Protocol):
+    """A drafter that learns from whole texts."""
+
+    def finish(self, token_ids: Sequence[int]) -> None:
+        """The text is over, and this is all of it."""
+        ...
+
+
+class DrafterKind(ABC):
+    """What is registered as a drafter, and what is known of it (:class:`vidspec.registry.DrafterFacts`).
+
+    The parameters of its constructor are its options: keys that ``draft.options`` may have, each checked by its type.
+    What is known may depend on them; it is set in the constructor then. One object serves all clips of a profile.
+    """
+
+    needs: frozenset[str] = frozenset()
+    model: Literal["draft", "target"] | None = "draft"
+    sees: Literal["kept", "all", "own", "nothing"] = "kept"
+    trees: bool = False
+    remote: bool = False
+    draws: bool = True
+    paces: bool = False
+    gathers: bool = False
+    contexts: tuple[str, ...] = ()
+
+    @abstractmethod
+    def open(self, clip: Opening) -> Asks[Drafter] | Drafter:
+        """The drafter of one clip, its prompt read; a generator where that takes passes of a model."""
+
+    def prepare(self, target: VideoLanguageModel) -> None:  # noqa: B027
+        """The target is loaded; what is wrong with the options is said now, before any clip."""
+
+    def close(self) -> None:  # noqa: B027
+        """No clip will come any more."""
+
+
+def drafter_of(section: DraftSection) -> DrafterKind:
+    """The drafter that a profile's ``draft`` section names, with its options."""
+    return cast(DrafterKind, configured(drafters.get(section.kind), section))
+
+
+class RemoteKind(DrafterKind):
     """A drafter that can also work in a process of its own, beside the target: it needs nothing of it but ids."""
 
-    @classmethod
-    def look(cls, clip: Opening) -> Asks[Any] | None:
-        """What can be done before it is known which visual tokens may be seen."""
-        ...
+    remote = True
 
-    @classmethod
-    def prompt(cls, clip: Opening) -> Asks[Prefix] | Prefix:
-        """The prompt that the draft model reads."""
-        ...
+    def look(self, clip: Opening) -> Asks[Any] | None:
+        """What can be done before it is known which visual tokens may be seen."""
+        return clip.own()
+
+    def prompt(self, clip: Opening) -> Asks[Prefix] | Prefix:
+        """The prompt that the draft model reads: its own, with the kept visual tokens."""
+        return clip.kept_of_own()
+
+
+class FreeDrafter(DrafterKind):
+    """A drafter that needs no model: it proposes from token ids alone. It is its own kind; each clip has a copy.
+
+    Attributes:
+        prompt: ids of the text of the target's prompt, visual tokens left out.
+        text: ids that have been emitted.
+    """
+
+    model = None
+    sees = "nothing"
+    draws = False
+    forwards = 0
+    prompt: tuple[int, ...]
+    text: list[int]
+    _window: tuple[int, ...] = ()
+
+    def open(self, clip: Opening) -> Drafter:
+        one = copy(self)
+        one.prompt, one.text = clip.prompt_ids, []
+        one.opened(clip)
+        return one
+
+    def opened(self, clip: Opening) -> None:
+        """Prepare for the clip whose drafter this is; no token of it has been emitted."""
+
+    @abstractmethod
+    def guess(self, gamma: int) -> Sequence[int]:
+        """Ids that may follow :attr:`text`: at most ``gamma``, in their order; none where there is no guess."""
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        """These were emitted and are the end of :attr:`text` now."""
+
+    def begin(self, token: int) -> None:
+        self._emitted([token])
+
+    def propose(self, gamma: int) -> Draft:
+        self._window = tuple(self.guess(gamma))[:gamma] if gamma else ()
+        return Draft(self._window, tuple(range(-1, len(self._window) - 1)))
+
+    def commit(self, path: Sequence[int], token: int) -> None:
+        self._emitted([*(self._window[node] for node in path), token])
+
+    def _emitted(self, token_ids: list[int]) -> None:
+        self.text += token_ids
+        self.accept(token_ids)

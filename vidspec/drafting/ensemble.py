@@ -2,142 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-
-from vidspec.drafting.base import Draft, Drafter
-from vidspec.drafting.chain import Chain
-from vidspec.drafting.ensemble_weights import Evidence, equal, mixture
-from vidspec.drafting.opening import Opening
-from vidspec.engine.asks import Asks, Pass
-from vidspec.engine.forward import Engine
-from vidspec.engine.rows import Rows
-from vidspec.engine.sampling import Sampling, draw
-from vidspec.engine.slab import KVSpan
-from vidspec.models.base import Prefix
+from vidspec.drafting.base import Drafter, DrafterKind
 from vidspec.registry import drafters
 
-__all__ = ["AdaptiveEnsemble", "Ensemble", "EnsembleDraft", "prefix_of"]
+if TYPE_CHECKING:
+    from vidspec.drafting.opening import Opening
+    from vidspec.engine.asks import Asks
+    from vidspec.models.base import Prefix
 
-
-class Ensemble(Chain):
-    """A chain drawn from a mixture with equal weights (MT, MTCP).
-
-    The distributions that are mixed have the sampling's temperature (1 if it is greedy) and all tokens; top-p cuts
-    the mixture. Greedy windows take its argmax, sampled ones carry what they were drawn from.
-
-    Args:
-        engine: the draft model, which reads all contexts in one pass.
-        spans: the contexts' prompts, read.
-        sampling: how tokens are chosen.
-        rng: CPU generator.
-    """
-
-    def __init__(self, engine: Engine, spans: Sequence[KVSpan], sampling: Sampling, rng: torch.Generator) -> None:
-        super().__init__(spans)
-        self.engine, self.sampling, self.rng = engine, sampling, rng
-        self.contexts = len(self.spans)
-        self._soften = Sampling(1.0 if sampling.greedy else sampling.temperature)
-
-    def propose(self, gamma: int) -> Asks[Draft]:
-        tokens: list[int] = []
-        probs: list[torch.Tensor] = []
-        weights: tuple[float, ...] = ()
-        fed = self._unread
-        for place in range(gamma):
-            passed = yield Pass(self.engine, [Rows(span, fed) for span in self.spans], "draft")
-            each = self._soften.distribution(torch.stack([one.logits for one in passed], dim=1))  # (n, m, V)
-            self.forwards += 1
-            self._seen(each)
-            if place == 0:
-                weights = self._weights()
-            mixed = mixture(weights, each[-1])
-            if self.sampling.greedy:
-                token = int(mixed.argmax())
-            else:
-                q = self.sampling.nucleus(mixed[None])[0].cpu()
-                probs.append(q)
-                token = draw(q, self.rng)
-            tokens.append(token)
-            fed = [token]
-        self._window = tuple(tokens)
-        draft = Draft(self._window, tuple(range(-1, gamma - 1)), torch.stack(probs) if probs else None)
-        return replace(draft, weights=weights)
-
-    def _seen(self, each: torch.Tensor) -> None:
-        """Distributions (n, m, V) behind n tokens that were just read."""
-
-    def _weights(self) -> tuple[float, ...]:
-        """For the window that begins."""
-        return equal(self.contexts)
-
-
-class AdaptiveEnsemble(Ensemble):
-    """Weights follow how close each context came to the target at the positions verified so far (MT*, MTCP*).
-
-    Args:
-        engine, spans, sampling, rng: as for :class:`Ensemble`.
-        evidence: the rule and what it rests on.
-    """
-
-    learns: ClassVar[Literal[True]] = True
-
-    def __init__(
-        self,
-        engine: Engine,
-        spans: Sequence[KVSpan],
-        sampling: Sampling,
-        rng: torch.Generator,
-        evidence: Evidence,
-    ) -> None:
-        super().__init__(engine, spans, sampling, rng)
-        self.evidence = evidence
-        self._rows: list[torch.Tensor] = []  # (m, V) at each place of the window
-        #: (V,) the target's and the token emitted, at places no context has read up to yet.
-        self._labels: list[tuple[torch.Tensor, int]] = []
-
-    def observe(self, path: Sequence[int], token: int, target_logits: torch.Tensor) -> None:
-        device = self._rows[0].device if self._rows else target_logits.device
-        soft = self._soften.distribution(target_logits[: len(path) + 1]).to(device)
-        labels = list(zip(soft, [*(self._window[node] for node in path), token], strict=True))
-        for (p, emitted), q in zip(labels, self._rows, strict=False):
-            self.evidence.add(p, q, emitted)
-        self._labels += labels[len(self._rows) :]  # behind a window that passed whole
-        self._rows = []
-
-    def _seen(self, each: torch.Tensor) -> None:
-        *late, row = each
-        if late:  # the place of a bonus, judged before any context read that far
-            for (p, emitted), q in zip(self._labels, late, strict=True):
-                self.evidence.add(p.to(q.device), q, emitted)
-            self._labels = []
-        self._rows.append(row)
-
-    def _weights(self) -> tuple[float, ...]:
-        return self.evidence.weights()
+__all__ = ["EnsembleDraft", "prefix_of"]
 
 
 @drafters.register("ensemble")
-class EnsembleDraft:
-    """Contexts M, T, C, P of TABED in one batch of the draft model; each prompt is read on its own first."""
+class EnsembleDraft(DrafterKind):
+    """Contexts M, T, C, P of TABED in one batch of the draft model; each prompt is read on its own first.
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    Args:
+        contexts: what the draft is shown; see :func:`prefix_of`.
+        weights: how the distributions are weighed.
+        divergence: from the target, which the weights follow.
+        history: over how many of the last tokens; None for all.
+    """
 
-    @classmethod
-    def open(cls, clip: Opening) -> Asks[Drafter]:
-        engine, wanted = clip.drafting(), clip.profile.draft
+    def __init__(
+        self,
+        contexts: tuple[Literal["video", "text", "caption", "pooled"], ...] = ("video", "text"),
+        weights: Literal["equal", "grid", "softmax", "inverse"] = "equal",
+        divergence: Literal["kl", "tvd"] = "kl",
+        history: int | None = None,
+    ) -> None:
+        self.contexts: tuple[str, ...] = contexts
+        self.weights, self.divergence, self.history = weights, divergence, history
+        self.sees = "kept" if "video" in contexts else "all" if "pooled" in contexts else "nothing"
+
+    def open(self, clip: Opening) -> Asks[Drafter]:
+        from vidspec.drafting.ensemble_chain import AdaptiveEnsemble, Ensemble
+        from vidspec.drafting.ensemble_weights import Evidence
+
+        engine = clip.drafting()
         prefixes, spans = [], []
-        for context in wanted.contexts:
+        for context in self.contexts:
             prefixes.append((yield from prefix_of(context, clip)))
         for prefix in prefixes:
             read = yield from clip.read(engine, prefix)
             spans.append(read.span)
-        if wanted.weights == "equal":
+        if self.weights == "equal":
             return Ensemble(engine, spans, clip.sampling, clip.rng)
-        evidence = Evidence(wanted.weights, len(prefixes), wanted.divergence, wanted.history)
+        evidence = Evidence(self.weights, len(prefixes), self.divergence, self.history)
         return AdaptiveEnsemble(engine, spans, clip.sampling, clip.rng, evidence)
 
 

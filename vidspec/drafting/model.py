@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING
 
-from vidspec.drafting.base import Drafter
-from vidspec.drafting.opening import Opening
-from vidspec.engine.asks import Asks
-from vidspec.models.base import Prefix
+from vidspec.drafting.base import Drafter, RemoteKind
 from vidspec.registry import drafters
+
+if TYPE_CHECKING:
+    from vidspec.drafting.opening import Opening
+    from vidspec.engine.asks import Asks
 
 
 @drafters.register("model")
-class ModelDraft:
+class ModelDraft(RemoteKind):
     """Its own vision tower, its own prompt with the kept visual tokens, its own cache."""
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    trees = True
 
-    @classmethod
-    def look(cls, clip: Opening) -> Asks[Any]:
-        yield from clip.own()
-
-    @classmethod
-    def prompt(cls, clip: Opening) -> Asks[Prefix]:
-        return clip.pruned((yield from clip.own()))
-
-    @classmethod
-    def open(cls, clip: Opening) -> Asks[Drafter]:
+    def open(self, clip: Opening) -> Asks[Drafter]:
         engine = clip.drafting()
-        read = yield from clip.read(engine, (yield from cls.prompt(clip)))
+        read = yield from clip.read(engine, (yield from clip.kept_of_own()))
         return clip.walker(engine, read.span)

@@ -16,7 +16,8 @@ from vidspec.engine.rows import Prefill
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ModelError
 from vidspec.models.base import Prefix, VideoLanguageModel
-from vidspec.models.prompt import Question, read, read_text
+from vidspec.models.prompt import read, read_text
+from vidspec.models.request import Request
 from vidspec.profile.tree import parse_tree
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Opening:
 
     Attributes:
         profile: the settings.
-        question: the clip and what is asked about it.
+        request: the clip and what is asked about it.
         sampling: how drafted tokens are chosen.
         rng: CPU generator.
         room: cache entries needed behind the prompt: max_new_tokens and one window.
@@ -48,7 +49,7 @@ class Opening:
     """
 
     profile: Profile
-    question: Question
+    request: Request
     sampling: Sampling
     rng: torch.Generator
     room: int
@@ -76,9 +77,9 @@ class Opening:
             ModelError: it sees another number of visual tokens than the target, some of which are to be pruned.
         """
         if pooled:
-            return (yield from read(self.drafting().model, self.question, self.trace, "draft", pooled=True))
+            return (yield from read(self.drafting().model, self.request, self.trace, "draft", pooled=True))
         if self._own is None:
-            self._own = yield from read(self.drafting().model, self.question, self.trace, "draft")
+            self._own = yield from read(self.drafting().model, self.request, self.trace, "draft")
         prefix = self._own
         if self._pruning and len(prefix.visual) != self.tokens:
             raise ModelError(
@@ -87,13 +88,24 @@ class Opening:
             )
         return prefix
 
+    def kept_of_own(self) -> Asks[Prefix]:
+        """The draft model's own prompt with the kept visual tokens."""
+        return self.pruned((yield from self.own()))
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """Ids of the text of the target's prompt, visual tokens left out."""
+        if self.prefix is None:
+            return ()
+        return tuple(self.prefix.token_ids[self.prefix.rows_kept(self.prefix.visual.index[:0])].tolist())
+
     @property
     def _pruning(self) -> bool:
         return self.kept is not None and self.tokens is not None and len(self.kept) < self.tokens
 
     def text(self, instead: str) -> Prefix:
         """The draft model's prompt with a text where the video would be."""
-        return read_text(self.drafting().model, self.question, instead)
+        return read_text(self.drafting().model, self.request, instead)
 
     def pruned(self, prefix: Prefix) -> Prefix:
         """``prefix`` with only the kept visual tokens."""

@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Literal
 
-import torch
-
-from vidspec.drafting.base import Drafter
-from vidspec.drafting.opening import Opening
-from vidspec.engine.asks import Asks
-from vidspec.models.base import Prefix
+from vidspec.drafting.base import Drafter, RemoteKind
 from vidspec.registry import drafters
+
+if TYPE_CHECKING:
+    from vidspec.drafting.opening import Opening
+    from vidspec.engine.asks import Asks
 
 
 @drafters.register("self")
-class SelfDraft:
+class SelfDraft(RemoteKind):
     """The target's weights, not a second copy.
 
     The kept entries are gathered from the target's own prefilled cache, so there is no second prefill; they have seen
-    the whole video through the layers below. ``draft.prefill: again`` reads the pruned prompt afresh instead, and so
-    does a drafter in a process of its own, which holds the same weights a second time.
+    the whole video through the layers below. A drafter in a process of its own holds the same weights a second time and
+    reads the pruned prompt afresh.
+
+    Args:
+        prefill: where its cache comes from: ``again`` reads the pruned prompt afresh in this process too.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    model = "target"
+    trees = True
 
-    @classmethod
-    def look(cls, clip: Opening) -> Asks[Any]:
-        yield from clip.own()
+    def __init__(self, prefill: Literal["gather", "again"] = "gather") -> None:
+        self.prefill, self.gathers = prefill, prefill == "gather"
 
-    @classmethod
-    def prompt(cls, clip: Opening) -> Asks[Prefix]:
-        return clip.pruned((yield from clip.own()))
+    def open(self, clip: Opening) -> Asks[Drafter]:
+        import torch
 
-    @classmethod
-    def open(cls, clip: Opening) -> Asks[Drafter]:
         engine, prefix, read = clip.target, clip.prefix, clip.read_by_target
         if engine is None or prefix is None or read is None:
             raise ValueError("the target's weights are in another worker")
-        if clip.profile.draft.prefill == "again":
+        if self.prefill == "again":
             again = yield from clip.read(engine, clip.pruned(prefix))
             return clip.walker(engine, again.span)
         with clip.trace.span("draft_prefill", "draft"):

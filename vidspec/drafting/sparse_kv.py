@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING
 
-import torch
-
-from vidspec.drafting.base import Drafter
-from vidspec.drafting.opening import Opening
+from vidspec.drafting.base import Drafter, DrafterKind
 from vidspec.registry import drafters
+
+if TYPE_CHECKING:
+    import torch
+
+    from vidspec.drafting.opening import Opening
 
 __all__ = ["SparseKVDraft", "entries_to_keep"]
 
@@ -27,23 +29,34 @@ def entries_to_keep(visual: int, text: int, wanted: int, share: float) -> int:
 
 
 @drafters.register("sparse_kv")
-class SparseKVDraft:
+class SparseKVDraft(DrafterKind):
     """Per layer and KV head the K visual entries with the most text-to-visual attention, and all text entries.
 
     The attention of the text rows behind the video, summed over the query heads of the group, is observed during the
     target's prefill; entries are chosen once. Generated tokens keep their positions.
+
+    Args:
+        entries: how many cache entries it reads.
+        share: of the visual ones, at most.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"head_attention"})
+    needs = frozenset({"head_attention"})
+    model = "target"
+    sees = "own"
+    gathers = True
+    trees = True
 
-    @classmethod
-    def open(cls, clip: Opening) -> Drafter:
+    def __init__(self, entries: int = 1024, share: float = 0.1) -> None:
+        self.entries, self.share = entries, share
+
+    def open(self, clip: Opening) -> Drafter:
+        import torch
+
         engine, prefix, read, taps = clip.target, clip.prefix, clip.read_by_target, clip.taps
         if engine is None or prefix is None or read is None or taps is None:
             raise ValueError("the target's weights are in another worker")
-        wanted = clip.profile.draft
         visual = prefix.visual.index
-        count = entries_to_keep(len(visual), prefix.length - len(visual), wanted.entries, wanted.share)
+        count = entries_to_keep(len(visual), prefix.length - len(visual), self.entries, self.share)
         with clip.trace.span("signals", "draft"):
             is_text = torch.ones(prefix.length, dtype=torch.bool, device=visual.device)
             is_text[visual] = False
@@ -58,5 +71,7 @@ class SparseKVDraft:
 
 def _rows(scores: torch.Tensor, visual: torch.Tensor, text: torch.Tensor, count: int) -> torch.Tensor:
     """(kv_heads, count + text) sorted prompt rows of one layer, of ``scores`` (kv_heads, N)."""
+    import torch
+
     best = visual.to(scores.device)[scores.topk(count, dim=-1).indices]
     return torch.cat([best, text.to(best).expand(len(scores), -1)], dim=-1).sort(dim=-1).values

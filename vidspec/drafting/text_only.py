@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING
 
-from vidspec.drafting.base import Drafter
-from vidspec.drafting.opening import Opening
-from vidspec.engine.asks import Asks
-from vidspec.models.base import Prefix
+from vidspec.drafting.base import Drafter, RemoteKind
 from vidspec.registry import drafters
+
+if TYPE_CHECKING:
+    from vidspec.drafting.opening import Opening
+    from vidspec.engine.asks import Asks
+    from vidspec.models.base import Prefix
 
 
 @drafters.register("text_only")
-class TextOnlyDraft:
+class TextOnlyDraft(RemoteKind):
     """The place of the video in the prompt is taken by a newline; the draft's vision tower is not used."""
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    sees = "nothing"
+    trees = True
 
-    @classmethod
-    def look(cls, clip: Opening) -> None:
+    def look(self, clip: Opening) -> None:
         """No use is made of the video."""
 
-    @classmethod
-    def prompt(cls, clip: Opening) -> Prefix:
+    def prompt(self, clip: Opening) -> Prefix:
         return clip.text("\n")
 
-    @classmethod
-    def open(cls, clip: Opening) -> Asks[Drafter]:
+    def open(self, clip: Opening) -> Asks[Drafter]:
         engine = clip.drafting()
-        read = yield from clip.read(engine, cls.prompt(clip))
+        read = yield from clip.read(engine, self.prompt(clip))
         return clip.walker(engine, read.span)

@@ -106,9 +106,11 @@ def frames(scene: Scene, times: Times, height: int = 240, width: int = 320) -> N
     """
     rng = np.random.default_rng(scene.seed)
     out = np.repeat(_backdrop(scene, height, width, rng)[None], len(times), axis=0)
+    pixels = out.reshape(-1, 3)
     for thing, mask in zip(scene.things, _masks(scene, times, height, width), strict=True):
         colour = np.array(COLOURS[thing.colour], dtype=np.float32) + rng.uniform(-9, 9, 3).astype(np.float32)
-        out += mask[..., None] * (colour - out)
+        covered = np.flatnonzero(mask)  # a small part of the picture
+        pixels[covered] += mask.reshape(-1, 1)[covered] * (colour - pixels[covered])
     drawn: NDArray[np.uint8] = np.clip(out + 0.5, 0, 255).astype(np.uint8)
     return drawn
 

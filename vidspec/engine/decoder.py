@@ -29,6 +29,7 @@ class Decoder(Protocol):
         axes: of rotary positions: 1, or 3 under M-RoPE.
         windows: of each block how many places back its rows see; None where all blocks see everything.
         cached: the blocks that keep keys and values, in order, where others keep a state; None where all do.
+        state_bytes: that a sequence takes at most beside its keys and values: the states of the other blocks.
         packed_bytes: of weights that are held a second time, packed for a CPU.
         graphs: its passes of few tokens as a GPU replays them; None where it cannot.
     """
@@ -41,6 +42,7 @@ class Decoder(Protocol):
     axes: int
     windows: tuple[int | None, ...] | None
     cached: tuple[int, ...] | None
+    state_bytes: int
     packed_bytes: int
     graphs: Graphs | None
 

@@ -10,7 +10,7 @@ import torch
 
 from vidspec import memory
 
-__all__ = ["free_memory", "half_the_cores", "spare", "synchroniser", "take_one_core"]
+__all__ = ["free_memory", "half_the_cores", "peak_bytes", "spare", "synchroniser", "take_one_core"]
 
 #: Of free memory that the keys and values of all sequences may take; a pass needs some too.
 _SHARE = 0.9
@@ -54,6 +54,15 @@ def free_memory(device: torch.device) -> int | None:
         return memory.available()
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, and in no use
     return int(torch.cuda.mem_get_info(device)[0]) + held
+
+
+def peak_bytes() -> int | None:
+    """The most that torch has held on a GPU since it was asked before; None without one."""
+    if not torch.cuda.is_available():
+        return None
+    peak = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    return peak
 
 
 def spare(layers: Mapping[torch.device, int]) -> int | None:

@@ -113,6 +113,7 @@ class FusedDecoder:
 
     name = "fused"
     cached: tuple[int, ...] | None = None
+    state_bytes = 0
     why = "the family's blocks are fused"
 
     def __init__(

@@ -21,12 +21,14 @@ from torch.nn import functional as F
 
 from vidspec.engine.rows import Rows
 
-__all__ = ["REACH", "States", "delta_rule", "linear_attention"]
+__all__ = ["REACH", "States", "delta_rule", "linear_attention", "most_bytes"]
 
 #: How many rows a sequence can go back at most; windows are shorter.
 REACH = 64
 #: States of the last so many rows are kept where passes ended, of older ones one of so many.
 NEAR, SPACING = 8, 32
+#: What a layer keeps of a sequence at most: marks, and rows while a pass of up to :data:`REACH` adds to them.
+MARKS, ROWS = NEAR + 2 * (REACH // SPACING + 1), 3 * REACH
 
 
 @dataclass
@@ -59,6 +61,23 @@ class States:
             for layer in self.layers.values()
             for tensor in (layer.inputs, layer.gates, *(state for _, state in layer.marks))
         )
+
+
+def most_bytes(config: Any, dtype: torch.dtype) -> int:
+    """What the states of one sequence take at most, however long it is.
+
+    Args:
+        config: of a language model, some of whose ``layer_types`` may be ``linear_attention``.
+        dtype: of the model.
+    """
+    layers = list(getattr(config, "layer_types", None) or ()).count("linear_attention")
+    if not layers:
+        return 0
+    heads, width = config.linear_num_value_heads, config.linear_key_head_dim
+    state = 4 * heads * width * config.linear_value_head_dim
+    channels = 2 * config.linear_num_key_heads * width + heads * config.linear_value_head_dim
+    inputs = (config.linear_conv_kernel_dim - 1 + ROWS) * channels * dtype.itemsize
+    return layers * (MARKS * state + inputs + ROWS * 2 * 4 * heads)  # type: ignore[no-any-return]
 
 
 def linear_attention(module: Any, index: int, rows: torch.Tensor, batch: Sequence[Rows]) -> torch.Tensor:

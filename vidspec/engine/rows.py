@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import torch
-
 if TYPE_CHECKING:
+    import torch
+
     from vidspec.engine.slab import KVSpan
     from vidspec.engine.taps import Taps
 
@@ -100,6 +100,8 @@ class Rows:
 
     def sees(self) -> torch.Tensor:
         """(n, m) which nodes of its tree each token sees: its ancestors and itself."""
+        import torch
+
         parents = self.parents or ()
         sees = torch.eye(len(parents), dtype=torch.bool)
         for node, parent in enumerate(parents):

@@ -12,7 +12,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from vidspec.engine.attention import Attention
 from vidspec.engine.decoder import Attending, Rotation, windows_of
 from vidspec.engine.graphs import Graphs
-from vidspec.engine.recurrent import linear_attention
+from vidspec.engine.recurrent import linear_attention, most_bytes
 from vidspec.engine.slab import Slab
 
 __all__ = ["NAME", "StockDecoder"]
@@ -76,6 +76,7 @@ class StockDecoder:
         kinds = getattr(config, "layer_types", None) or ()
         attending = tuple(block for block, kind in enumerate(kinds) if kind != "linear_attention")
         self.cached = attending if len(attending) < len(kinds) else None
+        self.state_bytes = most_bytes(config, language.embed_tokens.weight.dtype)
         self.heads = int(config.num_attention_heads)
         self.width = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
         self.axes = 3 if "mrope_section" in (getattr(config, "rope_parameters", None) or {}) else 1

@@ -94,15 +94,18 @@ class Taps:
     #: Of each block in ``attention_at`` the one that is observed for it.
     _observed: dict[int, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._observed = {block: block for block in self.attention_at}
+
     def begin(self, start: int, last: bool, attending: Sequence[int] | None = None) -> None:
         """A pass over the prompt's rows from ``start`` on begins; ``last`` if the prompt ends with it.
 
         Where not all blocks attend, the next of those ``attending`` is observed for one that does not, or the last.
         """
         self._start, self._last = start, last
-        for block in self.attention_at:
-            later = [other for other in attending or () if other >= block]
-            self._observed[block] = block if attending is None else min(later, default=attending[-1])
+        if attending is not None:
+            for block in self.attention_at:
+                self._observed[block] = min((other for other in attending if other >= block), default=attending[-1])
 
     def entered(self, block: int, rows: torch.Tensor) -> None:
         """Called with the rows (n, hidden) that enter a block, and with what enters the final norm."""

@@ -27,11 +27,13 @@ def check_heatmap(file: Path, profile: Profile, inputs: Iterable[str]) -> None:
     """
     if file.suffix.lower() != ".png":
         raise UsageError(f"--heatmap {file}: must end in .png")
-    why = {"none": "drafts nothing", "sparse_kv": "keeps other tokens in every layer and KV head"}.get(
-        profile.draft.kind
-    )
-    if why is None and not profile.shows_the_video:
+    why = None
+    if profile.drafter is None:
+        why = "drafts nothing"
+    elif profile.drafter.sees == "nothing":
         why = "shows its draft no video"
+    elif profile.drafter.sees == "own":
+        why = "keeps other tokens in every layer and KV head"
     if why is not None:
         hint = "take a profile with a pruner, such as sd-attention"
         raise UsageError(f"--heatmap {file}: the profile {profile.name} {why}", hint=hint)

@@ -92,7 +92,7 @@ class PanelState:
 
     @property
     def tau(self) -> float | None:
-        """Accepted draft tokens per verification (METRICS)."""
+        """Accepted draft tokens per verification (docs/metrics.md)."""
         verifications = sum(1 for one in self.rounds if one.drafted)
         return self.accepted / verifications if verifications else None
 
@@ -111,8 +111,8 @@ class PanelState:
     @property
     def speedup(self) -> tuple[float, bool] | None:
         """The decode speed-up and whether it was measured (against plain decoding) or is an estimate."""
-        measured = (self.caption.speed.get("baseline") or {}).get("decode") if self.caption else None
-        if measured is not None:
-            return float(measured), True
+        baseline = self.caption.speed.get("baseline") if self.caption else None
+        if baseline and baseline["decode"] is not None:
+            return baseline["decode"], True
         estimate = estimate_speedup(self.rounds)
         return (estimate, False) if estimate is not None else None

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-import torch
-
-from vidspec.engine.taps import language_to_video_attention
 from vidspec.errors import ModelError
-from vidspec.models.base import Prefix, VisualTokens
+
+if TYPE_CHECKING:
+    import torch
+
+    from vidspec.models.base import Prefix, VisualTokens
 
 __all__ = [
     "Choice",
@@ -20,7 +20,6 @@ __all__ = [
     "Reading",
     "TargetPruner",
     "best",
-    "configured",
     "last_row_attention",
     "on_average",
     "places",
@@ -53,11 +52,15 @@ class Reading:
     @property
     def text(self) -> torch.Tensor:
         """(r,) rows of the text behind the video; none of them is ever dropped."""
+        import torch
+
         rows = len(self.states)
         return torch.arange(rows - len(self.prompt.text_rows_after_video), rows, device=self.key.device)
 
     def attention(self, rows: torch.Tensor) -> torch.Tensor:
         """(n,) float32: the attention of some rows to each visual token, the mean over rows and heads."""
+        from vidspec.engine.taps import language_to_video_attention
+
         index = self.visual.index.to(self.key.device)
         by_head = language_to_video_attention(self.query, self.key, rows, index, self.scaling)
         return by_head.sum(0) / self.query.shape[1]
@@ -120,12 +123,6 @@ class Dynamic(Protocol):
         ...
 
 
-def configured(method: Callable[..., TargetPruner], options: Mapping[str, object]) -> TargetPruner:
-    """A method with those options of a profile's ``lossy`` section that its constructor takes; None leaves its own."""
-    taken = inspect.signature(method).parameters
-    return method(**{key: value for key, value in options.items() if key in taken and value is not None})
-
-
 def share_of(tokens: int, share: float) -> int:
     """How many of some tokens a share is: the nearest whole number, at least one."""
     return max(1, round(share * tokens))
@@ -144,6 +141,8 @@ def best(scores: torch.Tensor, visual: VisualTokens, wanted: int) -> torch.Tenso
         visual: the tokens; those ``required`` count towards ``wanted``.
         wanted: how many.
     """
+    import torch
+
     order = scores.sort(descending=True, stable=True).indices
     required = visual.required.to(order.device)[order]
     return torch.cat([order[required], order[~required]])[:wanted].sort().values

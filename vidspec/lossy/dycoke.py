@@ -17,15 +17,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-
-import torch
-from torch.nn import functional as F
+from typing import TYPE_CHECKING, ClassVar
 
 from vidspec.errors import ProfileError
 from vidspec.lossy.base import Choice, Reading, whole_blocks
-from vidspec.models.base import Prefix
 from vidspec.pruning.base import token_grid
 from vidspec.registry import lossy
+
+if TYPE_CHECKING:
+    import torch
+
+    from vidspec.models.base import Prefix
 
 __all__ = ["DyCoke", "temporally_merged"]
 
@@ -44,6 +46,9 @@ def temporally_merged(features: torch.Tensor, grid: torch.Tensor, merge: float) 
     Returns:
         (K,) sorted indices; tokens that are not in the grid stay.
     """
+    import torch
+    from torch.nn import functional as F
+
     stays = torch.ones(len(features), dtype=torch.bool, device=features.device)
     cells = grid.flatten(1).to(features.device)
     for frame in range(len(cells)):
@@ -63,6 +68,8 @@ class DyCoke:
     """Args: ``merge``, k; ``retention``, the mean share of the visual tokens that a block reads, or ``keep``, that of
     the visual entries behind ``layer`` blocks, 1 - p; ``layer``, blocks that read all entries; ``similarity``, the
     cosine below which they are chosen anew."""
+
+    shares: ClassVar[int] = 1
 
     def __init__(
         self,

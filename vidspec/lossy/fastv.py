@@ -11,18 +11,23 @@ or fewer the last one is the pruned one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-
-import torch
+from typing import TYPE_CHECKING, ClassVar
 
 from vidspec.lossy.base import Choice, Reading, best, on_average, places, without_overlap
-from vidspec.models.base import Prefix
 from vidspec.registry import lossy
+
+if TYPE_CHECKING:
+    import torch
+
+    from vidspec.models.base import Prefix
 
 
 @lossy.register("fastv")
 class FastV:
     """Args: ``layer``, FastV's K, the blocks that read everything; ``retention``, the mean share of the visual tokens
     that a block reads, or ``keep``, the one share behind K blocks."""
+
+    shares: ClassVar[int] = 1
 
     def __init__(self, layer: int = 2, keep: Sequence[float] | None = None, retention: float = 0.1) -> None:
         self.layer, self.keep, self.retention = layer, keep, retention

@@ -14,12 +14,15 @@ renumbers them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-
-import torch
+from typing import TYPE_CHECKING, ClassVar
 
 from vidspec.lossy.base import Choice, Reading, best, on_average, places, without_overlap
-from vidspec.models.base import Prefix
 from vidspec.registry import lossy
+
+if TYPE_CHECKING:
+    import torch
+
+    from vidspec.models.base import Prefix
 
 #: Of the visual tokens, in the paper's four stages.
 _SHARES = (1.0, 0.5, 0.25, 0.125)
@@ -29,6 +32,8 @@ _SHARES = (1.0, 0.5, 0.25, 0.125)
 class PyramidDrop:
     """Args: ``retention``, the mean share of the visual tokens that a block reads, or ``keep``, the shares behind a
     quarter, a half and three quarters of the blocks."""
+
+    shares: ClassVar[int] = 3
 
     def __init__(self, keep: Sequence[float] | None = None, retention: float = 0.1) -> None:
         self.keep, self.retention = keep, retention

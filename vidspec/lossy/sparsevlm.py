@@ -15,13 +15,15 @@ all of them behind the other visual tokens and renumbers. Stages of models of ot
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-
-import torch
+from typing import TYPE_CHECKING, ClassVar
 
 from vidspec.lossy.base import Choice, Reading, best, on_average, places, without_overlap
-from vidspec.lossy.clustering import clusters
-from vidspec.models.base import Prefix
 from vidspec.registry import lossy
+
+if TYPE_CHECKING:
+    import torch
+
+    from vidspec.models.base import Prefix
 
 __all__ = ["SparseVLM", "raters"]
 
@@ -43,13 +45,15 @@ def raters(visual: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
     """
     relevance = (visual.float() @ text.float().T).softmax(dim=-1).mean(dim=0)
     above = (relevance > relevance.mean()).nonzero()[:, 0]
-    return above if len(above) else torch.arange(len(text), device=text.device)
+    return above if len(above) else above.new_tensor(range(len(text)))
 
 
 @lossy.register("sparsevlm")
 class SparseVLM:
     """Args: ``retention``, the mean share of the visual tokens that a block reads, or ``keep``, that behind each stage;
     ``recycle``, the share of the dropped that is clustered; ``cluster``, tokens per cluster."""
+
+    shares: ClassVar[int] = 3
 
     def __init__(
         self,
@@ -69,6 +73,10 @@ class SparseVLM:
         return on_average(placed, depth, self.retention) if self.keep is None else without_overlap(placed, depth)
 
     def choose(self, reading: Reading, share: float) -> Choice:
+        import torch
+
+        from vidspec.lossy.clustering import clusters
+
         visual, prompt = reading.visual, reading.prompt
         text = reading.text
         if len(text):

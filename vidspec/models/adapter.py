@@ -63,10 +63,15 @@ class Adapter:
 
     # What families differ in.
 
+    @staticmethod
+    def language_of(model: Any) -> Any:
+        """The language model inside the stock model."""
+        return model.model.language_model
+
     def _parts(self) -> None:
         """Find the language model and the token that stands for the video."""
         self.model.set_attn_implementation({"text_config": "sdpa", "vision_config": self.vision_attention})
-        self.language: Any = self.model.model.language_model
+        self.language: Any = self.language_of(self.model)
         self.visual_id = self._visual_id()
         self.placeholder: str = self.tokenizer.convert_ids_to_tokens(self.visual_id)
 

@@ -24,11 +24,13 @@ class Pixels:
         values: float32 in the shape of the family; on the CPU, or on the model's device if that is CUDA.
         grid: frames (temporal steps), rows and columns of the tower's patches or of its images.
         seconds: when each frame (temporal step) begins, counted from the start of the file.
+        duration: of the file, in seconds, of families whose prompt names it.
     """
 
     values: torch.Tensor
     grid: tuple[int, int, int]
     seconds: tuple[float, ...]
+    duration: float | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Seen:
         grid: frames (temporal steps), rows and columns of visual tokens.
         seconds: when each frame (temporal step) begins.
         deepstack, views: as :class:`VisualTokens` has them.
+        duration: as :class:`Pixels` has it.
     """
 
     features: torch.Tensor
@@ -52,6 +55,7 @@ class Seen:
     seconds: tuple[float, ...]
     deepstack: tuple[torch.Tensor, ...] = ()
     views: tuple[tuple[int, int], ...] = ()
+    duration: float | None = None
 
     def __len__(self) -> int:
         return len(self.features)

@@ -30,6 +30,7 @@ class KnownModel:
         family: as configs call it.
         layers, kv_heads, head_dim: of the language model; of a hybrid the layers that keep keys and values.
         parameters: of the whole, tied weights counted once.
+        vocabulary: rows of its head.
         licence: as the hub abbreviates it.
         context: tokens it was made for.
         source: where this is from, if not from its own config on the hub.
@@ -41,6 +42,7 @@ class KnownModel:
     kv_heads: int
     head_dim: int
     parameters: int | None = None
+    vocabulary: int | None = None
     licence: str | None = None
     context: int | None = None
     source: str | None = None
@@ -140,6 +142,8 @@ def visual_tokens(family: str, frames: int, size: Size) -> int:
         rows, columns = _rounded(size, 28, 1, (56**2, 12_845_056))
     elif family == "internvl":
         return frames * 16**2
+    elif family == "smolvlm":
+        return frames * 9**2  # of 2.2B; the smaller ones make 8**2
     elif family in ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"):
         rows, columns = _rounded(size, 32, max(2, frames), (64**2, 25_165_824))  # of the whole clip
     else:

@@ -18,9 +18,20 @@ from vidspec.models.adapter import Adapter
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.hub import is_local, patient, show_downloads
 from vidspec.models.identity import related
+from vidspec.models.unsupported import unsupported
 from vidspec.registry import families
 
-__all__ = ["SAFE", "Placement", "check_kernels", "check_pair", "embedded_folder", "load", "placement", "unloadable"]
+__all__ = [
+    "SAFE",
+    "Placement",
+    "check_kernels",
+    "check_pair",
+    "embedded_folder",
+    "load",
+    "placement",
+    "read_config",
+    "unloadable",
+]
 
 _PAIRS = {"embedded": "pair", "embedded-qwen": "pair_qwen"}
 #: How the library reads weights: none of a repository's code is run, and no pickle is read, which may hold code too.
@@ -113,34 +124,12 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
     """
     import transformers
 
-    from vidspec.models.text_only import TYPES, TextModel
+    from vidspec.models.text_only import TextModel
 
-    transformers.utils.logging.set_verbosity_error()
-    for chatty in ("huggingface_hub", "accelerate"):  # each retry, each offloaded weight would be a line on stderr
-        logging.getLogger(chatty).setLevel(logging.ERROR)
+    config = read_config(name, text=text)
     show_downloads()
-    folder = Path(name).expanduser()
-    looks_local = is_local(name)
-    source = str(folder) if looks_local else name
-    if looks_local and not any((folder / f"{kind}config.json").is_file() for kind in ("", "adapter_")):
-        raise ModelError(f"{name}: no config.json in this folder", hint="name a folder with a saved model, or a hub id")
-    try:
-        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except Exception as error:  # whatever a config makes the library raise, the config is at fault
-        if _file(source, "adapter_config.json"):
-            raise ModelError(
-                f"{name}: is an adapter (LoRA), not a model", hint="merge it into its base model and name the result"
-            ) from error
-        raise unloadable(name, error) from error
-    check_kernels(name, source)
-    family = str(config.model_type)
-    blind = family not in families.names() and family in TYPES
-    if family not in families.names() and not (blind and text):
-        raise ModelError(
-            f"{name}: models of type {family} are not supported; supported: {', '.join(families.names())}",
-            hint="a language model without vision can draft: --profile onsd --draft" if blind else None,
-            kind="family",
-        )
+    source, family = _source(name), str(config.model_type)
+    blind = family not in families.names()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         tokenizer.encode("?")  # some settings of a tokenizer are read with its first text only
@@ -161,6 +150,45 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
         adapter.note = f"{name}: its audio branch is left out; it describes what is seen, not what is heard"
     prepare(adapter, where)
     return adapter  # type: ignore[no-any-return]
+
+
+@patient
+def read_config(name: str, *, text: bool = False) -> Any:
+    """The config of a model that can be loaded, by its family; no weights are read.
+
+    Args:
+        name: hub id, or a folder as ``save_pretrained`` writes it.
+        text: whether it may be a language model without vision.
+
+    Raises:
+        ModelError: not found, unreadable, of another family, or it asks for code that is not run.
+    """
+    import transformers
+
+    from vidspec.models.text_only import TYPES
+
+    transformers.utils.logging.set_verbosity_error()
+    for chatty in ("huggingface_hub", "accelerate"):  # each retry, each offloaded weight would be a line on stderr
+        logging.getLogger(chatty).setLevel(logging.ERROR)
+    folder, source = Path(name).expanduser(), _source(name)
+    if is_local(name) and not any((folder / f"{kind}config.json").is_file() for kind in ("", "adapter_")):
+        raise ModelError(f"{name}: no config.json in this folder", hint="name a folder with a saved model, or a hub id")
+    try:
+        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # whatever a config makes the library raise, the config is at fault
+        if _file(source, "adapter_config.json"):
+            raise ModelError(
+                f"{name}: is an adapter (LoRA), not a model", hint="merge it into its base model and name the result"
+            ) from error
+        if (kind := _type(source)) and kind not in families.names() and kind not in TYPES:
+            raise unsupported(name, kind) from error
+        raise unloadable(name, error) from error
+    check_kernels(name, source)
+    family = str(config.model_type)
+    blind = family not in families.names() and family in TYPES
+    if family not in families.names() and not (blind and text):
+        raise unsupported(name, family, blind=blind)
+    return config
 
 
 def prepare(adapter: Adapter, where: Placement) -> None:
@@ -303,6 +331,20 @@ def unloadable(name: str, error: Exception) -> ModelError:
         hint=f"fetch it where there is a network: hf download {name}",
         kind="missing",
     )
+
+
+def _source(name: str) -> str:
+    """What the library takes for a model's name."""
+    return str(Path(name).expanduser()) if is_local(name) else name
+
+
+def _type(source: str) -> str | None:
+    """The type that a config claims which the library cannot read."""
+    try:
+        found = json.loads(_file(source, "config.json") or "{}")["model_type"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def _first_line(error: Exception) -> str:

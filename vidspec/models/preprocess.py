@@ -18,8 +18,10 @@ from torch.nn import functional as F
 
 __all__ = ["CPU", "MODES", "PixelRules", "channels_first", "halve", "normalised", "resized", "scaled"]
 
+#: Whether torch has Lanczos' filter (for bytes on a CPU); the library's processors take bicubic where it has not.
+_LANCZOS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 12)
 #: PIL's resampling numbers, which processor configs use.
-MODES = {0: "nearest", 2: "bilinear", 3: "bicubic"}
+MODES = {0: "nearest", 1: "lanczos" if _LANCZOS else "bicubic", 2: "bilinear", 3: "bicubic"}
 CPU = torch.device("cpu")
 #: Frames that are resized at once where that takes floats.
 _AT_ONCE = 8
@@ -102,8 +104,9 @@ def _by_floats(pixels: torch.Tensor, height: int, width: int, mode: str) -> torc
     """As :func:`resized`, for devices whose antialiased interpolation does not take bytes.
 
     That of bytes is done along rows and then along columns, with bytes in between: what is beyond black or white
-    after the first is lost to the second.
+    after the first is lost to the second. There Lanczos' filter gives way to the bicubic one, as in the library.
     """
+    mode = "bicubic" if mode == "lanczos" else mode
     parts = []
     for part in pixels.split(_AT_ONCE):
         for size in ((part.shape[-2], width), (height, width)):

@@ -10,6 +10,7 @@ import torch
 from vidspec.errors import DeviceError, ModelError
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.loading import Placement, check_kernels, prepare, unloadable
+from vidspec.models.unsupported import unsupported
 from vidspec.registry import families
 
 __all__ = ["random_model"]
@@ -54,10 +55,7 @@ def random_model(config: str | Path, where: Placement) -> VideoLanguageModel:
     check_kernels(str(config), str(file))
     family = str(read.model_type)
     if family not in families.names():
-        raise ModelError(
-            f"{config}: models of type {family} are not supported; supported: {', '.join(families.names())}",
-            kind="family",
-        )
+        raise unsupported(str(config), family)
     automatic: Any = transformers.AutoModelForImageTextToText
     try:
         with torch.device(where.device):

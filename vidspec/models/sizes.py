@@ -1,4 +1,4 @@
-"""What the configs of published checkpoints say of their sizes, and what follows: numbers only, no torch.
+"""What configs of published checkpoints and data sheets of devices say, and what follows: numbers only, no torch.
 
 Of a vision tower the matrices are counted; norms, biases and position embeddings, about a thousandth, are not.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MODELS", "SIZES", "Model", "Size", "Tower"]
+__all__ = ["DEVICES", "MODELS", "SIZES", "Device", "Model", "Size", "Tower"]
 
 
 @dataclass(frozen=True)
@@ -145,3 +145,16 @@ MODELS = {
     "Qwen/Qwen2.5-VL-7B-Instruct": Model(SIZES["7B"], _qwen(3420, 3584)),
     "Qwen/Qwen2.5-VL-32B-Instruct": Model(SIZES["32B"], _qwen(3456, 5120)),
 }
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a data sheet says: bytes a second, dense bfloat16 operations a second, bytes."""
+
+    name: str
+    bandwidth: float
+    flops: float
+    memory: float
+
+
+DEVICES = {"h100": Device("H100", 3.35e12, 989e12, 80e9), "h200": Device("H200", 4.8e12, 989e12, 141e9)}

@@ -36,8 +36,12 @@ class TextModel(Adapter):
 
     family: ClassVar[str] = TEXT
 
+    @staticmethod
+    def language_of(model: Any) -> Any:
+        return model.model
+
     def _parts(self) -> None:
-        self.language: Any = self.model.model
+        self.language: Any = self.language_of(self.model)
         self.chat, self.placeholder = TYPES[self.language.config.model_type]
 
     def own_template(self) -> str:

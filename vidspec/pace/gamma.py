@@ -1,13 +1,18 @@
-"""The draft window gamma: a given number, or the ratio of measured forward times. Pure: times come in as numbers."""
+"""The window of a draft that works beside its target: a given number, or the ratio of measured forward times.
+
+It fills one target pass, whatever is accepted, and so is not what :mod:`vidspec.pace.pace` chooses for drafts in turns,
+whose passes add up. Pure: times come in as numbers.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from statistics import median
 from typing import Literal
 
-__all__ = ["AutoGamma", "FixedGamma", "window_for"]
+__all__ = ["AutoGamma", "FixedGamma", "settled", "window_for"]
 
 Rounding = Literal["down", "up"]
 
@@ -29,6 +34,20 @@ def window_for(tp: float, tq: float, rounding: Rounding = "down", lowest: int = 
         raise ValueError(f"forward times must be positive, not {tp} and {tq}")
     ratio = tp / tq
     return max(lowest, min(highest, math.ceil(ratio) if rounding == "up" else math.floor(ratio)))
+
+
+def settled(verify: Callable[[int], float], tq: float, rounding: Rounding = "down", highest: int = 32) -> int:
+    """The window that fills a target pass on that window, from below: where :class:`AutoGamma` settles.
+
+    Args:
+        verify: time of a target pass by its rows.
+        tq: time of a draft pass on one token, same unit.
+        rounding, highest: see :func:`window_for`.
+    """
+    gamma = 1
+    while (wider := window_for(verify(gamma), tq, rounding, highest=highest)) > gamma:
+        gamma = wider
+    return gamma
 
 
 class FixedGamma:

@@ -24,6 +24,8 @@ REST, TRIAL = 16, 2
 TRYING = 0.01
 #: Other windows than the chosen ones are measured if no pass of about their width was heard among so many.
 UNSEEN = 128
+#: What rows cost is looked up anew after so many rounds.
+PRICED = 8
 #: The acceptance before any token was judged, as of so many tokens; what is known of other clips counts as so many.
 PRIOR, PRIOR_TOKENS, INHERITED = 0.8, 4.0, 8.0
 
@@ -114,6 +116,8 @@ class Pace:
         self._due: int | None = None
         self._looks = 0
         self._rate = 0.0
+        self._tokens = self._seconds = 0.0
+        self._prices: tuple[tuple[int, int, int], list[float]] | None = None
         self._news = self._heard = self._changed = False
 
     def window(self, start: int = 5) -> Window:
@@ -129,16 +133,18 @@ class Pace:
         self._news = self._changed = True
         return made
 
-    def passed(self, lane: str, sequences: int, rows: int, seconds: float) -> None:
+    def passed(self, lane: str, sequences: int, rows: int, seconds: float, passes: int = 1) -> None:
         """A pass is over that read no prompt.
 
         Args:
             lane: ``target`` or ``draft``.
             sequences: clips in it; one whose drafter reads several contexts at once counts once.
             rows: tokens of all of them.
-            seconds: what it took; of a chain that runs as one piece, the mean of its passes.
+            seconds: what it took; of a chain that runs as one piece, the mean of its ``passes``.
         """
+        self._seconds += seconds * passes
         if lane == "target":
+            self._tokens, self._seconds = self.fade * self._tokens, self.fade * self._seconds
             self._verify.heard(sequences, rows, seconds)
             self._news = self._heard = True
         else:
@@ -168,7 +174,30 @@ class Pace:
             self._windows.remove(window)
             self._news = self._changed = True
 
+    def prices(self, rows: int) -> list[float]:
+        """How many tokens 0, 1, ... ``rows`` drafted rows of each clip cost: those that all would be given meanwhile.
+
+        At the rate of late, whoever drafted. Empty until it is known.
+        """
+        clips = max(1, len(self._windows))
+        if not self._verify or not self._tokens:
+            return []
+        key = clips, rows, self._rounds // PRICED
+        if self._prices is None or self._prices[0] != key:
+            verify, rate = self._verify.by_rows(clips), self._tokens / self._seconds / clips
+            plain = verify(clips)
+            self._prices = key, [rate * (verify(clips * (drafted + 1)) - plain) for drafted in range(rows + 1)]
+        return self._prices[1]
+
+    def price_of_drafting(self, passes: int) -> float:
+        """How many tokens so many passes of the draft model cost each clip; 0 until it is known."""
+        clips = max(1, len(self._windows))
+        if not self._draft or not self._tokens:
+            return 0.0
+        return passes * self._draft.by_clips()(clips) * self._tokens / self._seconds / clips
+
     def _judged(self, drafted: int, accepted: int) -> None:
+        self._tokens += accepted + 1
         if drafted:
             self._seen.judged(drafted, accepted, self.fade)
         self._answers += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median_low
 
@@ -224,7 +224,7 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
     return found
 
 
-def pass_times(points: list[tuple[int, float]]) -> Callable[[int], float]:
+def pass_times(points: list[tuple[int, float]]) -> Curve:
     """T_p(rows) through measured ``(rows, time)`` points: straight lines between them, the last going on.
 
     Raises:
@@ -235,11 +235,7 @@ def pass_times(points: list[tuple[int, float]]) -> Callable[[int], float]:
         raise ValueError("give every number of rows once")
     if ordered[0][0] < 1 or not all(0 < time < float("inf") for _, time in ordered):
         raise ValueError("rows must be at least 1 and times positive")
-
-    def time(rows: int) -> float:
-        for (n0, t0), (n1, t1) in pairwise(ordered):
-            if n0 <= rows <= n1 or (n1 == ordered[-1][0] and rows > n1):
-                return max(t0 + (t1 - t0) * (rows - n0) / (n1 - n0), 1e-12)
-        return ordered[0][1] if rows <= ordered[0][0] else ordered[-1][1]
-
-    return time
+    (n0, t0), (n1, t1) = ordered[-2] if len(ordered) > 1 else (0, ordered[-1][1]), ordered[-1]
+    if ordered[0][0] > 1:  # fewer rows than were measured take as long
+        ordered.insert(0, (1, ordered[0][1]))
+    return Curve([(rows, time, 1.0) for rows, time in ordered], max(0.0, (t1 - t0) / (n1 - n0)))

@@ -19,6 +19,7 @@ __all__ = [
     "loose_beta",
     "parallel",
     "parallel_with_abort",
+    "round_tokens",
     "run_rounds",
     "sequential",
     "tree_tokens",
@@ -70,9 +71,14 @@ def sequential(tokens: float, gamma: int, tp1: float, tp_window: float, tq: floa
 
 
 def best_window(
-    beta: float, verify: Callable[[int], float], tq: float, overhead: float = 0.0, highest: int = 16
+    beta: float,
+    verify: Callable[[int], float],
+    tq: float,
+    overhead: float = 0.0,
+    highest: int = 16,
+    lowest: int = 0,
 ) -> tuple[int, float]:
-    """The window gamma in 0..highest with the most tokens per second, and those; 0 is plain decoding.
+    """The window gamma in lowest..highest with the most tokens per second, and those; 0 is plain decoding.
 
     Tokens of a round are (1 - beta^(gamma+1)) / (1 - beta); it lasts gamma * T_q + T_p(gamma+1) + overhead.
 
@@ -81,11 +87,12 @@ def best_window(
         verify: seconds of a target pass by its rows.
         tq: seconds of a draft pass on one token.
         overhead: seconds that a round with a draft costs besides.
-        highest: the longest window.
+        highest, lowest: the longest window, and the shortest.
     """
-    rates = {0: 1 / verify(1)}
-    for gamma in range(1, highest + 1):
-        rates[gamma] = chain_tokens(beta, gamma) / (gamma * tq + verify(gamma + 1) + overhead)
+    rates = {
+        gamma: chain_tokens(beta, gamma) / (gamma * tq + verify(gamma + 1) + (overhead if gamma else 0.0))
+        for gamma in range(lowest, highest + 1)
+    }
     best = max(rates, key=lambda gamma: rates[gamma])
     return best, rates[best]
 
@@ -96,6 +103,11 @@ def run_rounds(beta: float, gamma: int) -> float:
     One pre-verify, which checks one token, and, if it passes, rounds of gamma tokens until one of them fails.
     """
     return math.inf if _share(beta) == 1 else 1 + beta / (1 - beta**gamma)
+
+
+def round_tokens(beta: float, gamma: int) -> float:
+    """Expected tokens of a round under the parallel schedule: 1 / (1 - beta) over :func:`run_rounds`."""
+    return float(gamma) if _share(beta) == 1 else 1 / (1 - beta) / run_rounds(beta, gamma)
 
 
 def parallel(beta: float, gamma: int, tp1: float, tp_window: float, tq: float, *, shared: bool = False) -> float:
@@ -110,9 +122,7 @@ def parallel(beta: float, gamma: int, tp1: float, tp_window: float, tq: float, *
     proof, and which gives 0.35x at the printed tau of 0.41, where 3.43x is claimed; this one gives 3.50x.
     """
     round_ = gamma * tq + tp_window if shared else max(gamma * tq, tp_window)
-    if _share(beta) == 1:
-        return gamma * _time(tp1) / _time(round_)
-    return 1 / (1 - beta) / run_rounds(beta, gamma) * _time(tp1) / _time(round_)
+    return round_tokens(beta, gamma) * _time(tp1) / _time(round_)
 
 
 def parallel_with_abort(beta: float, gamma: int, tp1: float, tp_window: float, tq: float) -> float:

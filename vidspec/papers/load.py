@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vidspec.models.known_pairs import PROMPT
-from vidspec.models.sizes import MODELS, Model
+from vidspec.models.sizes import DEVICES, MODELS, Device, Model
 from vidspec.pace import speed
 from vidspec.papers.predict import Times
 from vidspec.papers.whatif import best_chain, chain_speedup
@@ -39,18 +39,6 @@ WEIGHTS = {"bfloat16": 2.0, "float8": 1.0, "int4": 0.5}
 #: Of the device's memory; the rest is for activations.
 USABLE = 0.9
 
-
-@dataclass(frozen=True)
-class Device:
-    """What a data sheet says: bytes a second, dense bfloat16 operations a second, bytes."""
-
-    name: str
-    bandwidth: float
-    flops: float
-    memory: float
-
-
-DEVICES = {"h100": Device("H100", 3.35e12, 989e12, 80e9), "h200": Device("H200", 4.8e12, 989e12, 141e9)}
 
 #: Target and draft.
 PAIRS = {

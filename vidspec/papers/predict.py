@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from vidspec.decoding.parallel import Scheduler, Settings
 from vidspec.pace import speed
-from vidspec.pace.gamma import FixedGamma
+from vidspec.pace.base import WindowSize
 from vidspec.papers.simulated import SimulatedWorkers, simulate
 from vidspec.papers.virtual import Costs, Run, Text, simulate_sequential
 
@@ -76,13 +76,11 @@ def even_lengths(mean: float, count: int = 400) -> list[int]:
     return [b - a for a, b in pairwise(marks)]
 
 
-def parallel_run(text: Text, times: Times, gamma: int, tokens: int, startup: int | None = None, rows: int = 64) -> Run:
+def parallel_run(text: Text, times: Times, window: WindowSize, tokens: int, startup: int | None = None) -> Run:
     """``tokens`` tokens by the parallel schedule. ``startup``: see ``Settings``."""
     prefill = times.prefill
-    settings = Settings(
-        tokens, overlap=prefill.overlap, startup=startup, rows=rows, await_kept=prefill.signals is not None
-    )
-    return simulate(Scheduler(settings, FixedGamma(gamma)), SimulatedWorkers(text, times.costs()))
+    settings = Settings(tokens, overlap=prefill.overlap, startup=startup, await_kept=prefill.signals is not None)
+    return simulate(Scheduler(settings, window), SimulatedWorkers(text, times.costs()))
 
 
 def sequential_run(text: Text, times: Times, gamma: int, tokens: int) -> Run:
@@ -90,9 +88,14 @@ def sequential_run(text: Text, times: Times, gamma: int, tokens: int) -> Run:
     return simulate_sequential(text, times.costs(), max_new_tokens=tokens, gamma=gamma, eos=frozenset())
 
 
-def speedup(run: Run, times: Times, *, end_to_end: bool = False) -> float:
-    """Against plain decoding with the same times: of the tokens behind the first round's, or of everything."""
-    if not end_to_end:
-        return run.decoded * times.verify(1) / run.decode_s if run.decode_s else math.nan
-    plain = times.prefill.target + (len(run.tokens) - 1) * times.verify(1)
-    return plain / run.times[-1]
+def speedup(runs: Sequence[Run], times: Times, *, end_to_end: bool = False) -> float | None:
+    """Against plain decoding with the same times: of the tokens behind the first round's, or of everything.
+
+    Of several runs the totals: chance averages out, and a long text does not count less than a short one. None where
+    nothing was decoded.
+    """
+    if end_to_end:
+        plain = sum(times.prefill.target + (len(run.tokens) - 1) * times.verify(1) for run in runs)
+        return plain / sum(run.times[-1] for run in runs)
+    spent = sum(run.decode_s for run in runs)
+    return sum(run.decoded for run in runs) * times.verify(1) / spent if spent else None

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from vidspec.decoding.parallel import Outcome, Scheduler
+from vidspec.decoding.parallel import Scheduler
 from vidspec.decoding.protocol import (
     Abort,
     Kept,
@@ -28,7 +28,8 @@ from vidspec.decoding.protocol import (
     Verify,
     Worker,
 )
-from vidspec.papers.virtual import Block, Costs, Run, Text
+from vidspec.papers.virtual import Block, Costs, Run, Text, verified
+from vidspec.telling.events import Round
 
 __all__ = ["Deadlock", "SimulatedWorkers", "drive", "simulate"]
 
@@ -146,14 +147,8 @@ class SimulatedWorkers:
         self._answer("target", Ready("target", self.costs.target_prefill, token))
 
     def _verified(self, message: Verify, seconds: float) -> None:
-        text = self.target.text
-        accepted = 0
-        token = self.text.choose(text)
-        while accepted < len(message.window) and token == message.window[accepted]:
-            text.append(token)
-            accepted += 1
-            token = self.text.choose(text)
-        text.append(token)
+        accepted, token = verified(self.text, self.target.text, message.window)
+        self.target.text.append(token)
         self.target.busy = False
         self._answer("target", Verdict(message.round, accepted, token, len(message.window) + 1, seconds))
 
@@ -220,7 +215,7 @@ class SimulatedWorkers:
         self._answer("draft", Proposed(state.epoch, len(state.text) - 1, token, seconds))
 
 
-def drive(scheduler: Scheduler, workers: SimulatedWorkers) -> Iterator[Outcome]:
+def drive(scheduler: Scheduler, workers: SimulatedWorkers) -> Iterator[Round]:
     """Carry messages and answers between the two until the text ends; yields every round."""
     for send in scheduler.start():
         workers.submit(*send)
@@ -234,7 +229,7 @@ def drive(scheduler: Scheduler, workers: SimulatedWorkers) -> Iterator[Outcome]:
 
 def simulate(scheduler: Scheduler, workers: SimulatedWorkers) -> Run:
     """Run ``scheduler`` on ``workers`` to the end of the text."""
-    rounds: list[Outcome] = []
+    rounds: list[Round] = []
     times: list[float] = []
     for outcome in drive(scheduler, workers):
         rounds.append(outcome)

@@ -6,6 +6,7 @@ stand in the file.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from vidspec.errors import UsageError
 from vidspec.pace import speed
+from vidspec.pace.gamma import FixedGamma
 from vidspec.papers.predict import (
     Prefill,
     Times,
@@ -202,11 +204,11 @@ def _simulated(times: Times, gamma: int, method: Method, length: float, tokens: 
         if method.schedule == "parallel":
             runs = max(20, round(tokens / (length + 1)))
             pattern = Pattern.of_lengths(geometric_lengths(length, runs, seed))
-            run = parallel_run(pattern, times, gamma, tokens, startup)
+            run = parallel_run(pattern, times, FixedGamma(gamma), tokens, startup)
         else:
             accepted = length - (method.length == "tokens_per_target_pass")
             run = sequential_run(Pattern.of_lengths(even_lengths(accepted)), times, gamma, tokens)
-        speeds.append(speedup(run, times, end_to_end=whole))
+        speeds.append(speedup([run], times, end_to_end=whole) or math.nan)
     return mean(speeds)
 
 

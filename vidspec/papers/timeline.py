@@ -75,9 +75,7 @@ def _scale(run: Run) -> float:
 def _looks(run: Run, block: Block, glyphs: Glyphs) -> tuple[str, str, str]:
     """Label, style and filling of a block."""
     if block.kind == "draft":
-        kept = any(
-            one.epoch == block.epoch and one.start <= block.position < one.start + one.accepted for one in run.rounds
-        )
+        kept = any(one.holds(block.epoch, block.position) for one in run.rounds)
         return (glyphs.accepted, ACCEPTED, glyphs.line) if kept else (glyphs.wasted, WASTED, glyphs.line)
     outcome = next((one for one in run.rounds[1:] if one.start == block.position), None)
     if outcome is None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from vidspec.decoding.parallel import Outcome
 from vidspec.decoding.protocol import Worker
+from vidspec.telling.events import Round
 
 if TYPE_CHECKING:
     from vidspec.telling.events import Origin
 
-__all__ = ["Block", "Costs", "Pattern", "Run", "Text", "simulate_sequential"]
+__all__ = ["Block", "Costs", "Pattern", "Run", "Text", "simulate_sequential", "verified"]
 
 Work: TypeAlias = Literal["prefill", "signals", "draft", "verify"]
 
@@ -32,6 +32,15 @@ class Text(Protocol):
     def propose(self, prefix: Sequence[int]) -> int:
         """The draft's token behind ``prefix``."""
         ...
+
+
+def verified(text: Text, prefix: list[int], window: Sequence[int]) -> tuple[int, int]:
+    """How many tokens of a window the target would say too, which go behind ``prefix``, and what it says then."""
+    accepted = 0
+    while (token := text.choose(prefix)) == (window[accepted] if accepted < len(window) else None):
+        prefix.append(token)
+        accepted += 1
+    return accepted, token
 
 
 class Pattern:
@@ -115,7 +124,7 @@ class Run:
     """
 
     tokens: tuple[int, ...]
-    rounds: tuple[Outcome, ...]
+    rounds: tuple[Round, ...]
     times: tuple[float, ...]
     blocks: tuple[Block, ...]
     draft_forwards: int
@@ -140,7 +149,7 @@ def simulate_sequential(text: Text, costs: Costs, *, max_new_tokens: int, gamma:
     blocks = [Block("target", "prefill", 0.0, now)]
     emitted = [text.choose(())]
     draft = list(emitted)
-    rounds = [Outcome("prefill", (emitted[0],), ("target",), 0, 0, 0, 0, gamma, 0, 0, 0, 0, 0.0, 0.0)]
+    rounds = [Round((emitted[0],), ("target",), 0, 0, 0.0, mode="prefill", gamma=gamma)]
     times = [now]
     if gamma:
         blocks.append(Block("draft", "prefill", now, now + costs.draft_prefill))
@@ -156,10 +165,7 @@ def simulate_sequential(text: Text, costs: Costs, *, max_new_tokens: int, gamma:
         seconds = costs.verify(len(window) + 1)
         blocks.append(Block("target", "verify", now, now + seconds, start, rows=len(window) + 1))
         drafted_s, now = now - begun, now + seconds
-        accepted = 0
-        while (token := text.choose(emitted)) == (window[accepted] if accepted < len(window) else None):
-            emitted.append(token)
-            accepted += 1
+        accepted, token = verified(text, emitted, window)
         if not (accepted and emitted[-1] in eos):
             emitted.append(token)
         draft[start + accepted :] = emitted[start + accepted :]
@@ -167,15 +173,22 @@ def simulate_sequential(text: Text, costs: Costs, *, max_new_tokens: int, gamma:
         origins: list[Origin] = ["draft"] * accepted
         if len(tokens) > accepted:
             origins.append("target" if not window else "bonus" if accepted == len(window) else "correction")
-        sizes: dict[str, Any] = {
-            "drafted": len(window),
-            "accepted": accepted,
-            "wasted": len(window) - accepted,
-            "aborted": 0,
-        }
-        fields: dict[str, Any] = {"start": start, "epoch": len(rounds), "pending": len(window), "rows": len(window) + 1}
         rounds.append(
-            Outcome("post", tokens, tuple(origins), gamma=gamma, draft_s=drafted_s, verify_s=seconds, **fields, **sizes)
+            Round(
+                tokens,
+                tuple(origins),
+                drafted=len(window),
+                accepted=accepted,
+                elapsed=now - times[0],
+                draft_s=drafted_s,
+                verify_s=seconds,
+                mode="post",
+                gamma=gamma,
+                wasted=len(window) - accepted,
+                start=start,
+                epoch=len(rounds),
+                rows=len(window) + 1,
+            )
         )
         times.append(now)
     forwards = sum(one.drafted for one in rounds)

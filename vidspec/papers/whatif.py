@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from vidspec.decoding.parallel import Scheduler, Settings
 from vidspec.pace import speed
 from vidspec.pace.base import WindowSize
-from vidspec.pace.gamma import AutoGamma, FixedGamma, Rounding, window_for
-from vidspec.papers.predict import Times, geometric_lengths, sequential_run
-from vidspec.papers.simulated import SimulatedWorkers, simulate
+from vidspec.pace.gamma import AutoGamma, FixedGamma, Rounding, settled
+from vidspec.papers.predict import Times, geometric_lengths, parallel_run, sequential_run, speedup
 from vidspec.papers.virtual import Pattern, Run, Text
 
-__all__ = ["HIGHEST_GAMMA", "Estimate", "best_chain", "chain_speedup", "settled_window", "what_if"]
+__all__ = ["HIGHEST_GAMMA", "Estimate", "best_chain", "chain_speedup", "what_if"]
 
 HIGHEST_GAMMA = 32
 #: Tokens that are simulated altogether, in texts of the wanted length.
@@ -35,19 +33,9 @@ class Estimate:
     run: Run | None
 
 
-def settled_window(times: Times, rounding: Rounding = "down") -> int:
-    """The window that fills a target pass on that window, from below: where ``AutoGamma`` settles."""
-    gamma = 1
-    while True:
-        wider = window_for(times.verify(gamma), times.draft, rounding, highest=HIGHEST_GAMMA)
-        if wider <= gamma:
-            return gamma
-        gamma = wider
-
-
 def best_chain(beta: float, times: Times, lowest: int = 1) -> int:
     """The chain length with the highest sequential speed-up by formula; ``lowest`` 0 allows for none."""
-    return max(range(lowest, HIGHEST_GAMMA + 1), key=lambda gamma: chain_speedup(beta, gamma, times))
+    return speed.best_window(beta, times.verify, times.draft, highest=HIGHEST_GAMMA, lowest=lowest)[0]
 
 
 def what_if(
@@ -58,7 +46,7 @@ def what_if(
     ``gamma`` None: for the sequential chain the best by formula, for the parallel schedule what it measures itself.
     """
     chain = best_chain(beta, times) if gamma is None else gamma
-    window = settled_window(times, rounding) if gamma is None else gamma
+    window = settled(times.verify, times.draft, rounding, HIGHEST_GAMMA) if gamma is None else gamma
     tp1, tp = times.verify(1), times.verify(window)
     # One after the other: without overlap the sequential schedule reads its prompts in turn.
     apart = replace(times, prefill=replace(times.prefill, overlap=False, signals=None))
@@ -86,7 +74,7 @@ def what_if(
             speed.parallel(beta, window, tp1, tp, times.draft, shared=True),
             None,
             None,
-            _per_round(beta, window),
+            speed.round_tokens(beta, window),
             None,
         ),
     ]
@@ -99,32 +87,22 @@ def _text(beta: float, tokens: int, seed: int) -> Pattern:
 
 
 def _parallel(text: Text, times: Times, size: WindowSize, tokens: int) -> Run:
-    prefill = times.prefill
-    if prefill.target == 0:  # the draft needs some time for its start-up tokens
-        times = replace(times, prefill=replace(prefill, target=times.verify(1)))
-    settings = Settings(tokens, overlap=prefill.overlap, startup=size.gamma, await_kept=prefill.signals is not None)
-    return simulate(Scheduler(settings, size), SimulatedWorkers(text, times.costs()))
+    if times.prefill.target == 0:  # the draft needs some time for its start-up tokens
+        times = replace(times, prefill=replace(times.prefill, target=times.verify(1)))
+    return parallel_run(text, times, size, tokens, size.gamma)
 
 
 def _estimate(method: str, gamma: int, formula: float, runs: list[Run], times: Times) -> Estimate:
-    """Of several runs the totals: chance averages out, and a long text does not count less than a short one."""
-    decoded, passes = sum(run.decoded for run in runs), sum(len(run.rounds) - 1 for run in runs)
-    spent = sum(run.decode_s for run in runs)
-    whole = sum(run.times[-1] for run in runs)
-    plain = sum(times.prefill.target + (len(run.tokens) - 1) * times.verify(1) for run in runs)
+    passes = sum(len(run.rounds) - 1 for run in runs)
     return Estimate(
         method,
         gamma,
         formula,
-        decoded * times.verify(1) / spent if spent else None,
-        plain / whole if times.prefill.target > 0 else None,
-        decoded / passes if passes else 0.0,
+        speedup(runs, times),
+        speedup(runs, times, end_to_end=True) if times.prefill.target > 0 else None,
+        sum(run.decoded for run in runs) / passes if passes else 0.0,
         runs[0],
     )
-
-
-def _per_round(beta: float, gamma: int) -> float:
-    return float(gamma) if beta == 1 else 1 / (1 - beta) / speed.run_rounds(beta, gamma)
 
 
 def chain_speedup(beta: float, gamma: int, times: Times) -> float:

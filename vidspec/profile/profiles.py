@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -18,8 +19,8 @@ from vidspec.errors import ProfileError
 from vidspec.escaping import one_line
 from vidspec.profile.files import Entry, Shelf, named_file
 from vidspec.profile.mistakes import mistake
-from vidspec.profile.schema import LOSSY, Profile
-from vidspec.registry import nearest
+from vidspec.profile.schema import Profile
+from vidspec.registry import nearest, rules
 
 __all__ = [
     "KEYS",
@@ -53,6 +54,12 @@ RIVALS = (
     (("lossy.keep",), ("lossy.retention",)),
     (("models.pair",), ("models.target", "models.draft")),
 )
+
+#: Options belong to the part that a key names: another part takes them back.
+_OWNERS = {
+    f"{key}.options": f"{key}.{name}"
+    for key, name in (("draft", "kind"), ("prune", "method"), ("accept", "rule"), ("lossy", "method"))
+}
 
 #: In which order groups are listed; a profile's file may name others, such as ``ablations``, which come last.
 ORDER = ("recommended", "exact", "parallel", "loose", "lossy")
@@ -99,8 +106,9 @@ def _kind(keys: Mapping[str, object]) -> str:
     """What a profile's keys make of it, whoever wrote it."""
     if keys.get("lossy.method", "none") not in (None, "none"):
         return "lossy"
-    if str(keys.get("accept.rule")) in LOSSY:
-        return "loose"
+    with suppress(ProfileError):  # of a plugin, which is not run for a list
+        if isinstance(rule := keys.get("accept.rule"), str) and not rules.get(rule).lossless:
+            return "loose"
     return "parallel" if keys.get("schedule.kind") == "parallel" else "exact"
 
 
@@ -237,7 +245,18 @@ def _merged(layers: Iterable[Layer]) -> Layer:
         dropped = {key for these, others in pairs if not said.isdisjoint(these) for key in others}
         if "prune.method" in layer and "none" in (layer["prune.method"][0], merged.get("prune.method", ("none",))[0]):
             dropped.add("prune.alpha")  # an alpha belongs to its method: 0 without one
-        merged = {key: one for key, one in merged.items() if key not in dropped} | layer
+        dropped |= {
+            options
+            for options, owner in _OWNERS.items()
+            if owner in layer and layer[owner][0] != merged.get(owner, (None,))[0]
+        }
+        merged = {key: one for key, one in merged.items() if key not in dropped}
+        for key, one in layer.items():
+            options, _, option = key.partition(".options.")
+            if option and (mapping := f"{options}.options") in KEYS:
+                before = merged.get(mapping, ({}, ""))[0]
+                key, one = mapping, ({**(before if isinstance(before, Mapping) else {}), option: one[0]}, one[1])
+            merged[key] = one
     return merged
 
 

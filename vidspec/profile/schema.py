@@ -22,9 +22,19 @@ from vidspec.profile.sections import (
     VideoSection,
     WorkersSection,
 )
-from vidspec.registry import load_plugin, pruners
+from vidspec.registry import (
+    DrafterFacts,
+    RuleFacts,
+    configured,
+    drafters,
+    load_plugin,
+    lossy,
+    pruners,
+    rules,
+    schedules,
+)
 
-__all__ = ["LOSSY", "Profile"]
+__all__ = ["Profile"]
 
 
 def _absolute(files: Any) -> Any:
@@ -81,23 +91,48 @@ class Profile(Section):
         return data
 
     @property
+    def drafter(self) -> DrafterFacts | None:
+        """What is known of the drafter with its options; None if there is none."""
+        if self.draft.kind == "none":
+            return None
+        return configured(drafters.get(self.draft.kind), self.draft)
+
+    @property
+    def rule(self) -> type[RuleFacts]:
+        """What is known of the acceptance rule."""
+        return rules.get(self.accept.rule)
+
+    @property
     def drafts_with_a_model(self) -> bool:
-        """Whether a draft model is needed beside the target."""
+        """Whether a draft model is needed beside the target; a plan also tries the one there is, whatever is named."""
         if self.plans and self.models.target is not None and self.models.draft is None:
             return False
-        return self.draft.kind != "none" and self.draft.kind not in _OWN_WEIGHTS
+        return self.drafter is not None and (self.plans or self.drafter.model == "draft")
+
+    @property
+    def drafts_with_the_target(self) -> bool:
+        """Whether the target drafts for itself."""
+        return self.drafter is not None and self.drafter.model == "target"
+
+    @property
+    def drafts_for_free(self) -> bool:
+        """Whether drafts take no pass of any model."""
+        return self.drafter is not None and self.drafter.model is None
 
     @property
     def describes(self) -> bool:
         """Whether a caption of a frame stands for the video in one of the draft's contexts."""
-        return self.draft.kind == "ensemble" and "caption" in self.draft.contexts
+        return self.drafter is not None and "caption" in self.drafter.contexts
 
     @property
     def shows_the_video(self) -> bool:
         """Whether the draft sees anything of the video."""
-        if self.draft.kind == "ensemble":
-            return "video" in self.draft.contexts or "pooled" in self.draft.contexts
-        return self.draft.kind != "text_only"
+        return self.drafter is None or self.drafter.sees != "nothing"
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the text is the target's own."""
+        return not self.prunes_the_target and (self.draft.kind == "none" or self.rule.lossless)
 
     @property
     def prunes_the_target(self) -> bool:
@@ -117,20 +152,21 @@ class Profile(Section):
     @property
     def concurrent(self) -> bool:
         """Whether target and draft work at the same time, in workers of their own."""
-        return self.schedule.kind == "parallel"
+        return not (self.plans or self.chooses) and getattr(schedules.get(self.schedule.kind), "beside", False)
 
     @property
     def token_for_token(self) -> bool:
         """Whether a lossless text is plain decoding's token for token, and not in distribution alone.
 
         Drawn texts are where every emitted token takes one draw of the same generator: without a draft, and where the
-        draft's own choices are greedy, as they are in trees, beside the target, and with a window that depends on
-        times. A chain that is drawn too is judged by rejection: it takes other draws for the same distribution.
+        draft's own choices are greedy, as they are in trees, beside the target, with a window that depends on times,
+        and of drafters that do not draw. A chain that is drawn too is judged by rejection: it takes other draws for
+        the same distribution.
         """
-        if self.generate.temperature == 0 or self.draft.kind == "none":
+        if self.generate.temperature == 0 or self.drafter is None:
             return True
         greedy = self.draft.topology == "tree" or self.draft.gamma == "auto" or self.concurrent or self.plans
-        return greedy and self.accept.rule == "exact"
+        return (greedy or not self.drafter.draws) and self.rule.lossless
 
     @model_validator(mode="after")
     def _paired(self) -> Profile:
@@ -147,38 +183,32 @@ class Profile(Section):
                 raise PydanticCustomError(
                     "combination", "{text}", {"text": f"{key}: {reason}; nearest valid choice: {instead}"}
                 )
+        # Their constructors say which options exclude each other.
+        if self.prune.method != "none":
+            configured(pruners.get(self.prune.method), self.prune)
+        if self.prunes_the_target:
+            configured(lossy.get(self.lossy.method), self.lossy)
         return self
-
-
-#: Schedules in which the draft may have a worker of its own.
-_BESIDE = frozenset({"parallel", "auto"})
-#: Drafters that look into the target's cache or at its distributions while it works.
-_NEAR = frozenset({"sparse_kv", "ensemble"})
-#: Drafters that run on the target's weights, and those that choose by themselves what they see.
-_OWN_WEIGHTS, _BLIND = frozenset({"self", "sparse_kv"}), frozenset({"sparse_kv", "text_only"})
-
-
-#: Rules that compare greedy choices and change the text.
-LOSSY = frozenset({"lvspec", "fly", "fly_minus", "random_loose"})
-#: How many shares ``lossy.keep`` has.
-_STAGES = {"fastv": 1, "pdrop": 3, "sparsevlm": 3, "dycoke": 1}
 
 
 def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
     """Each as: is it broken, the key to change, the reason, what to do instead."""
-    models, drafts, sequential = p.models, p.draft.kind != "none", p.schedule.kind != "autoregressive"
+    models, drafter, beside = p.models, p.drafter, p.concurrent or p.chooses
+    drafts, contexts = drafter is not None, drafter.contexts if drafter else ()
+    shares = lossy.get(p.lossy.method).shares if p.prunes_the_target else None
+    sequential = p.plans or p.chooses or getattr(schedules.get(p.schedule.kind), "drafts", True)
     return (
         (
-            p.draft.topology == "tree" and p.draft.kind == "ensemble",
+            drafter is not None and p.draft.topology == "tree" and not drafter.trees,
             "draft.topology",
-            "an ensemble drafts a chain",
+            f"{'an' if p.draft.kind[0] in 'aeiou' else 'a'} {p.draft.kind} drafts a chain",
             "draft.topology: chain",
         ),
         (
-            p.draft.kind == "ensemble" and len(set(p.draft.contexts)) < len(p.draft.contexts),
+            len(set(contexts)) < len(contexts),
             "draft.contexts",
             "names a context twice",
-            "draft.contexts: " + str(list(dict.fromkeys(p.draft.contexts))).replace("'", ""),
+            "draft.contexts: " + str(list(dict.fromkeys(contexts))).replace("'", ""),
         ),
         (
             models.captioner is not None and not p.describes,
@@ -187,25 +217,25 @@ def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
             "leave it out, or the profile tabed-mtcp",
         ),
         (
-            p.prune.method != "none" and p.draft.kind == "ensemble" and "video" not in p.draft.contexts,
+            p.prune.method != "none" and len(contexts) > 0 and "video" not in contexts,
             "prune.method",
             f"{p.prune.method} prunes the context video, which draft.contexts lacks",
             "prune.method: none",
         ),
         (
-            p.draft.topology == "tree" and p.schedule.kind in _BESIDE,
+            p.draft.topology == "tree" and beside,
             "draft.topology",
             "the parallel schedule drafts a chain",
             "draft.topology: chain, or schedule.kind: sequential",
         ),
         (
-            p.schedule.kind in _BESIDE and p.draft.kind in _NEAR,
+            beside and drafter is not None and not drafter.remote,
             "draft.kind",
             f"{p.draft.kind} needs more of the target than token ids, and the parallel schedule sends no more",
             "draft.kind: model, or schedule.kind: sequential",
         ),
         (
-            p.draft.gamma == "auto" and p.draft.topology == "tree",
+            p.draft.gamma == "auto" and p.draft.topology == "tree" and not (drafter and drafter.paces),
             "draft.gamma",
             "auto measures chains, and draft.topology is tree",
             "draft.gamma: 5, or draft.topology: chain",
@@ -217,7 +247,7 @@ def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
             "draft.gamma: 5, or draft.kind: model",
         ),
         (
-            p.plans and (p.draft.kind != "model" or p.draft.topology != "chain"),
+            p.plans and ((p.draft.kind != "model" and not p.drafts_for_free) or p.draft.topology != "chain"),
             "draft.kind",
             "the schedule plan chooses drafter and topology itself",
             "draft.kind: model with draft.topology: chain, or schedule.kind: sequential",
@@ -229,19 +259,19 @@ def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
             "prune.method: none, or schedule.kind: sequential",
         ),
         (
-            p.schedule.prefill == "parallel" and p.schedule.kind not in _BESIDE,
+            p.schedule.prefill == "parallel" and not beside,
             "schedule.prefill",
             f"parallel needs two workers, and schedule.kind is {p.schedule.kind}",
             "schedule.prefill: sequential, or schedule.kind: parallel",
         ),
         (
-            p.prune.method != "none" and p.draft.kind in _BLIND,
+            p.prune.method != "none" and drafter is not None and drafter.sees != "kept",
             "prune.method",
             f"{p.prune.method} chooses what a draft sees, and draft.kind {p.draft.kind} chooses itself",
             "prune.method: none",
         ),
         (
-            p.accept.rule in LOSSY and p.generate.temperature > 0,
+            p.generate.temperature > 0 and not p.rule.draws,
             "generate.temperature",
             f"{p.accept.rule} compares greedy choices, and {p.generate.temperature:g} draws tokens",
             "generate.temperature: 0, or accept.rule: exact",
@@ -259,10 +289,10 @@ def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
             f"lossy.retention: {p.lossy.retention} alone",
         ),
         (
-            p.lossy.keep is not None and len(p.lossy.keep) != _STAGES.get(p.lossy.method, len(p.lossy.keep)),
+            p.lossy.keep is not None and shares not in (None, len(p.lossy.keep)),
             "lossy.keep",
-            f"{p.lossy.method} takes {_STAGES.get(p.lossy.method)} shares, not {len(p.lossy.keep or ())}",
-            "lossy.keep: " + str([0.5, 0.25, 0.125][: _STAGES.get(p.lossy.method)]),
+            f"{p.lossy.method} takes {shares} shares, not {len(p.lossy.keep or ())}",
+            "lossy.keep: " + str([0.5, 0.25, 0.125][:shares]),
         ),
         (
             p.video.frames is not None and p.video.fps is not None,
@@ -318,11 +348,5 @@ def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
             f"{p.prune.alpha:g} has no effect with prune.method none",
             "prune.alpha: 0, or prune.method: "
             + next((n for n in ("uniform", *pruners.names()) if n != "none"), "none"),
-        ),
-        (
-            p.prune.method == "hippo" and not (p.prune.attention_term or p.prune.temporal_term or p.prune.spatial_term),
-            "prune.attention_term",
-            "hippo needs one of its three terms, and all are off",
-            "prune.attention_term: true",
         ),
     )

@@ -6,11 +6,20 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from vidspec.profile.bounds import COLDEST, FASTEST, HOTTEST, LAYERS, MANY, SEED, THREADS, WIDEST
-from vidspec.registry import Registry, drafters, lossy, pruners, rules, schedules
+from vidspec.registry import Options, Registry, drafters, lossy, nearest, options_of, pruners, rules, schedules
 
 __all__ = [
     "TREE",
@@ -87,6 +96,31 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
+def _options(registry: Registry[Any]) -> AfterValidator:
+    """What the part that a section names takes beyond the section's keys, whoever wrote it; the keys come first."""
+    section, _, named = registry.key.partition(".")
+
+    def check(given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        name = info.data.get(named)
+        if name is None:  # what is wrong with the name is said elsewhere
+            return given
+        taken = Options if name in registry.always else options_of(registry.get(name), *registry.known)
+        for key in given:
+            text = ""
+            if key not in taken.model_fields:
+                close = nearest(key, taken.model_fields)
+                text = f"{name} takes {', '.join(taken.model_fields) or 'no options'}"
+                text = f"unknown key; did you mean {close}? {text}" if close else f"unknown key; {text}"
+            elif key in info.data and registry.owns(name):
+                text = f"is a key of the section; nearest valid choice: {section}.{key}"
+            if text:
+                wrong = PydanticCustomError("name", "{text}", {"text": text})
+                raise ValidationError.from_exception_data("options", [{"type": wrong, "loc": (key,), "input": key}])
+        return taken.model_validate(given).model_dump(exclude_unset=True)
+
+    return AfterValidator(check)
+
+
 class ModelsSection(Section):
     """Which models, and how they are loaded. ``pair`` names a built-in target and draft at once.
 
@@ -147,7 +181,9 @@ class DraftSection(Section):
     self, where its cache comes from; ``entries`` and ``share`` by sparse_kv, how many cache entries it reads and of the
     visual ones at most which share; ``contexts``, ``weights``, ``divergence`` and ``history`` by ensemble: what the
     draft is shown, how the distributions are weighed, by which divergence from the target, over how many of the last
-    tokens (all if null).
+    tokens (all if null); ``memory`` by suffix and hybrid, a file that keeps captions from run to run. ``options``, here
+    and in the sections of other parts, are what the named part's constructor takes besides, each checked by its type
+    there.
     """
 
     kind: Annotated[str, AfterValidator(_named(drafters))] = "none"
@@ -161,6 +197,8 @@ class DraftSection(Section):
     weights: Literal["equal", "grid", "softmax", "inverse"] = "equal"
     divergence: Literal["kl", "tvd"] = "kl"
     history: int | None = Field(default=None, ge=1, le=MANY)
+    memory: str | None = Field(default=None, min_length=1)
+    options: Annotated[dict[str, Any], _options(drafters)] = Field(default_factory=dict, validate_default=True)
 
 
 class PruneSection(Section):
@@ -171,7 +209,7 @@ class PruneSection(Section):
     others); ``layer`` by uv, uv_similarity and uv_attention (null: 20, and half the depth of a target of fewer
     than 24 blocks); the three ``_term``
     by hippo, whether each counts; ``keys`` by attention and hippo, whether the softmax of attention runs over all keys
-    or the visual ones alone; ``options`` by pruners of plugins, whatever their constructors take.
+    or the visual ones alone.
     """
 
     method: Annotated[str, AfterValidator(_named(pruners))] = "none"
@@ -185,7 +223,7 @@ class PruneSection(Section):
     attention_term: bool = True
     temporal_term: bool = True
     spatial_term: bool = True
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: Annotated[dict[str, Any], _options(pruners)] = Field(default_factory=dict, validate_default=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -244,6 +282,7 @@ class AcceptSection(Section):
     window: int = Field(default=6, ge=1, le=MANY)
     rate: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
     protect: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_words)] = ()
+    options: Annotated[dict[str, Any], _options(rules)] = Field(default_factory=dict, validate_default=True)
 
 
 def _shares(shares: Any) -> Any:
@@ -272,6 +311,7 @@ class LossySection(Section):
     cluster: int = Field(default=10, ge=1, le=MANY)
     merge: float = Field(default=0.7, ge=0, le=1, allow_inf_nan=False)
     similarity: float = Field(default=0.9, ge=-1, le=1, allow_inf_nan=False)
+    options: Annotated[dict[str, Any], _options(lossy)] = Field(default_factory=dict, validate_default=True)
 
 
 class GenerateSection(Section):

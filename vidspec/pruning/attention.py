@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from vidspec.pruning.base import Signals, top_scored
 from vidspec.registry import pruners
+
+if TYPE_CHECKING:
+    import torch
 
 
 @pruners.register("attention")

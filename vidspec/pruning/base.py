@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from vidspec.engine.taps import Taps
-from vidspec.errors import ProfileError
-from vidspec.models.base import Prefix, VisualTokens
+    from vidspec.engine.taps import Taps
+    from vidspec.models.base import Prefix, VisualTokens
 
 __all__ = [
     "Pruner",
     "Signals",
     "Split",
     "budget",
-    "configured",
     "evenly_spaced",
     "signals_of",
     "split",
@@ -92,34 +90,14 @@ class Pruner(Protocol):
         ...
 
 
-def configured(method: Callable[..., Pruner], options: Mapping[str, object], depth: int, family: str = "") -> Pruner:
-    """A pruner with those options that its constructor takes.
-
-    Args:
-        method: what is registered under the pruner's name.
-        options: keys and values of a profile's ``prune`` section.
-        depth: blocks of the target's language model.
-        family: of the target.
-
-    Raises:
-        ProfileError: one of ``prune.options``, which are for this pruner alone, that it does not take.
-    """
-    taken = inspect.signature(method).parameters
-    own = options.get("options")
-    own = own if isinstance(own, Mapping) else {}
-    for key in own:
-        if key not in taken:
-            raise ProfileError(f"prune.options.{key}: this pruner takes {', '.join(taken) or 'no options'}")
-    given = {**options, "depth": depth, "family": family, **own}
-    return method(**{key: value for key, value in given.items() if key in taken})
-
-
 def taps_for(needs: Iterable[str], prefix: Prefix) -> Taps | None:
     """Observers of what a pruner (or drafter) needs of the target's prefill; None if that is nothing.
 
     Raises:
         ValueError: a signal that does not exist.
     """
+    from vidspec.engine.taps import Taps
+
     whole, heads, blocks, layers = set[Literal["all", "visual"]](), False, set(), set()
     for need in needs:
         kind, _, at = need.partition("@")
@@ -182,6 +160,8 @@ class Split:
 
     def kept(self, chosen: torch.Tensor) -> torch.Tensor:
         """(K,) sorted: the required tokens and those ``chosen`` of the free ones."""
+        import torch
+
         return torch.cat([self.required, chosen]).sort().values
 
 
@@ -203,6 +183,8 @@ def with_required(order: torch.Tensor, visual: VisualTokens, alpha: float) -> to
     Returns:
         (K,) sorted indices.
     """
+    import torch
+
     required = visual.required.to(order.device)[order]
     preferred = torch.cat([order[required], order[~required]])
     return preferred[: budget(len(visual), alpha)].sort().values
@@ -218,6 +200,8 @@ def evenly_spaced(count: int, wanted: int, device: torch.device | None = None) -
 
     In integers, so that no two coincide.
     """
+    import torch
+
     return (2 * torch.arange(wanted, device=device) + 1) * count // (2 * max(1, wanted))
 
 
@@ -232,6 +216,8 @@ def whole_frames(order: Iterable[int], visual: VisualTokens, alpha: float) -> to
     Returns:
         (K,) sorted indices.
     """
+    import torch
+
     parts = split(visual, alpha)
     frame, left = visual.frame[parts.free], parts.wanted
     chosen = [parts.free[:0]]

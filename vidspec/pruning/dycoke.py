@@ -9,13 +9,13 @@ averaged. When these frames are used up, the groups' first frames are merged in 
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-import torch
+from typing import TYPE_CHECKING, ClassVar
 
 from vidspec.pruning.base import Signals, evenly_spaced, split, token_grid
-from vidspec.pruning.scores import merge_similarity
 from vidspec.registry import pruners
+
+if TYPE_CHECKING:
+    import torch
 
 
 @pruners.register("dycoke")
@@ -23,6 +23,8 @@ class DyCoke:
     needs: ClassVar[frozenset[str]] = frozenset({"features"})
 
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
+        from vidspec.pruning.scores import merge_similarity
+
         visual = signals.visual
         parts = split(visual, alpha)
         alike, level = merge_similarity(visual.features, token_grid(visual))

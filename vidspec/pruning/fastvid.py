@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-import torch
+from typing import TYPE_CHECKING, ClassVar
 
 from vidspec.pruning.base import Signals, token_grid, whole_frames
-from vidspec.pruning.scores import frame_dissimilarity
 from vidspec.registry import pruners
+
+if TYPE_CHECKING:
+    import torch
 
 
 @pruners.register("fastvid")
@@ -19,6 +19,8 @@ class FastVID:
     needs: ClassVar[frozenset[str]] = frozenset({"features"})
 
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
+        from vidspec.pruning.scores import frame_dissimilarity
+
         visual = signals.visual
         scores = frame_dissimilarity(visual.features, token_grid(visual))
         return whole_frames(scores.sort(descending=True, stable=True).indices.tolist(), visual, alpha)

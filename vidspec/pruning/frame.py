@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-import torch
+from typing import TYPE_CHECKING, ClassVar
 
 from vidspec.pruning.base import Signals, evenly_spaced, split, whole_frames
 from vidspec.registry import pruners
+
+if TYPE_CHECKING:
+    import torch
 
 
 @pruners.register("frame")
@@ -18,6 +19,8 @@ class Frame:
     needs: ClassVar[frozenset[str]] = frozenset()
 
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
+        import torch
+
         visual = signals.visual
         parts = split(visual, alpha)
         sizes = torch.bincount(visual.frame[parts.free], minlength=visual.frames).cpu()

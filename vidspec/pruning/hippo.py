@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-
+from vidspec.errors import ProfileError
 from vidspec.pruning.base import Signals, token_grid, top_scored
-from vidspec.pruning.scores import crop_variance, frame_normalised, temporal_novelty
 from vidspec.registry import pruners
+
+if TYPE_CHECKING:
+    import torch
 
 #: Standard deviations that float32 rounding of cosines, and of variances of cosines, may cause.
 _COSINE, _VARIANCE = 1e-6, 1e-12
@@ -33,7 +34,10 @@ class Hippo:
         keys: Literal["all", "visual"] = "all",
     ) -> None:
         if not (attention_term or temporal_term or spatial_term):
-            raise ValueError("hippo needs one of its terms")
+            raise ProfileError(
+                "prune.attention_term: hippo needs one of its three terms, and all are off; "
+                "nearest valid choice: prune.attention_term: true"
+            )
         self.attention_term, self.temporal_term, self.spatial_term = attention_term, temporal_term, spatial_term
         self.keys = keys
 
@@ -52,6 +56,10 @@ class Hippo:
         **D**: separators lie in no frame's raster: they take no part in a frame's mean and deviation, and score 0, the
         mean.
         """
+        import torch
+
+        from vidspec.pruning.scores import crop_variance, frame_normalised, temporal_novelty
+
         visual = signals.visual
         grid = token_grid(visual)
         placed = grid[grid >= 0]

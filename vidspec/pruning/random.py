@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-import torch
+from typing import TYPE_CHECKING, ClassVar
 
 from vidspec.pruning.base import Signals, with_required
 from vidspec.registry import pruners
+
+if TYPE_CHECKING:
+    import torch
 
 
 @pruners.register("random")
@@ -15,6 +16,8 @@ class Random:
     needs: ClassVar[frozenset[str]] = frozenset()
 
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
+        import torch
+
         rng = torch.Generator().manual_seed(signals.seed)
         order = torch.randperm(len(signals.visual), generator=rng)
         return with_required(order, signals.visual, alpha)

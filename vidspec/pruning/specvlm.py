@@ -7,13 +7,13 @@ first and the last of the remaining tokens among those kept, as the released cod
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-import torch
+from typing import TYPE_CHECKING, ClassVar
 
 from vidspec.pruning.base import Signals, split
-from vidspec.pruning.scores import head_count
 from vidspec.registry import pruners
+
+if TYPE_CHECKING:
+    import torch
 
 
 @pruners.register("specvlm")
@@ -31,6 +31,10 @@ class SpecVLM:
         self.lam_r = (0.5 if family.startswith("qwen") else 0.4) if lam_r is None else lam_r
 
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
+        import torch
+
+        from vidspec.pruning.scores import head_count
+
         attention, visual = signals.require_attention(), signals.visual
         parts = split(visual, alpha)
         ranked = attention.sort(descending=True, stable=True).indices[: head_count(attention, self.lam_r)]
@@ -47,4 +51,6 @@ def _end_to_end(count: int, wanted: int, device: torch.device) -> torch.Tensor:
 
     In integers, so that no two coincide.
     """
+    import torch
+
     return torch.arange(wanted, device=device) * (count - 1) // max(1, wanted - 1)

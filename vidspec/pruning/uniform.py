@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-import torch
+from typing import TYPE_CHECKING, ClassVar
 
 from vidspec.pruning.base import Signals, evenly_spaced, split
 from vidspec.registry import pruners
+
+if TYPE_CHECKING:
+    import torch
 
 
 @pruners.register("uniform")

@@ -6,12 +6,14 @@ video cannot have seen it.
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from vidspec.errors import ProfileError
 from vidspec.pruning.base import Signals, top_scored
-from vidspec.pruning.scores import similarity_variation
 from vidspec.registry import pruners
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["UVPrune", "signal_layer"]
 
@@ -62,6 +64,8 @@ class UVPrune:
         return frozenset({"hidden@0", f"hidden@{self.layer}"})
 
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
+        from vidspec.pruning.scores import similarity_variation
+
         deep, shallow = signals.require_hidden(self.layer), signals.require_hidden(0)
         scores = similarity_variation(deep, shallow, signals.visual.index, signals.require_text())
         return top_scored(scores, signals.visual, alpha)

@@ -7,11 +7,14 @@ block L minus block 0.
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from vidspec.pruning.base import Signals, top_scored
 from vidspec.pruning.uv import signal_layer
 from vidspec.registry import pruners
+
+if TYPE_CHECKING:
+    import torch
 
 
 @pruners.register("uv_attention")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from vidspec.pruning.base import Signals, top_scored
-from vidspec.pruning.scores import text_similarity
 from vidspec.pruning.uv import signal_layer
 from vidspec.registry import pruners
+
+if TYPE_CHECKING:
+    import torch
 
 
 @pruners.register("uv_similarity")
@@ -27,5 +29,7 @@ class UVSimilarity:
         return frozenset({f"hidden@{self.layer}"})
 
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
+        from vidspec.pruning.scores import text_similarity
+
         scores = text_similarity(signals.require_hidden(self.layer), signals.visual.index, signals.require_text())
         return top_scored(scores, signals.visual, alpha)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
-
-import torch
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from vidspec.pruning.base import Signals, split
 from vidspec.registry import pruners
+
+if TYPE_CHECKING:
+    import torch
 
 
 @pruners.register("window")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Any
 
-from vidspec.telling.record import Caption
+from vidspec.telling.record import Baseline, Caption
 
 __all__ = ["decode_rate", "first_difference", "speed_against"]
 
@@ -18,12 +17,12 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
 
 
 def decode_rate(caption: Caption) -> float | None:
-    """Tokens per second of decoding: tokens after the first over the time after the first (METRICS, "Times")."""
+    """Tokens per second of decoding: tokens after the first over the time after the first (docs/metrics.md, Times)."""
     tokens, seconds = len(caption.token_ids) - 1, caption.timings.get("decode", 0.0)
     return tokens / seconds if tokens > 0 and seconds > 0 else None
 
 
-def speed_against(method: Caption, plain: Caption) -> dict[str, Any]:
+def speed_against(method: Caption, plain: Caption) -> Baseline:
     """The ``speed.baseline`` object: plain decoding's own figures and the three speed-ups over it.
 
     Args:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from vidspec.telling.events import Round
+from vidspec.telling.record import Lengths
 
 __all__ = ["Counters", "count", "estimate_speedup", "lengths", "weights_by_context"]
 
@@ -47,8 +48,8 @@ def count(rounds: Iterable[Round], draft_forwards: int) -> Counters:
     )
 
 
-def lengths(counters: Counters) -> dict[str, float | None]:
-    """The length columns of METRICS.
+def lengths(counters: Counters) -> Lengths:
+    """The lengths by name (docs/metrics.md, "Lengths").
 
     ``tau``: accepted draft tokens per verification. ``tokens_per_target_pass``: tokens after the first (which the
     prefill gives) per target forward. ``run_length``: accepted tokens between two corrections, across rounds; the last

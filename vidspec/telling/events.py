@@ -12,13 +12,16 @@ if TYPE_CHECKING:
     from vidspec.telling.record import Caption
     from vidspec.telling.source import SourceFacts
 
-__all__ = ["Again", "Event", "Finished", "Load", "Loosened", "Opened", "Origin", "Prefilled", "Round"]
+__all__ = ["Again", "Event", "Finished", "Load", "Loosened", "Mode", "Opened", "Origin", "Prefilled", "Round"]
 
 #: Where an emitted token came from: ``draft`` proposed and accepted because the acceptance rule's exact test passed,
 #: ``correction`` the target's own token at the first mismatch, ``bonus`` the target's token after a window that
 #: passed whole, ``target`` plain decoding (and the first token, which the target's prefill yields), ``loose`` a draft
 #: token that a lossy rule let pass although the target would have chosen another.
 Origin: TypeAlias = Literal["draft", "correction", "bonus", "target", "loose"]
+#: What a round's target pass was under the parallel schedule: the prefill, a pass without a draft, one that checked a
+#: single proposal, or one that also checked pending tokens. Empty under the others.
+Mode: TypeAlias = Literal["", "prefill", "alone", "pre", "post"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +101,11 @@ class Round:
     contexts for this window, in the order of ``Prefilled.contexts``. ``loosened`` tells of each token whose origin is
     ``loose`` why it passed.
 
-    Of the parallel schedule, whose two halves overlap: ``mode`` tells what the target's pass was (``prefill``,
-    ``alone``, ``pre`` or ``post``), ``gamma`` the window in force, ``wasted`` how many drafted tokens were not emitted
-    and ``aborted`` how many of those came after they had lost their prefix.
+    Of the parallel schedule, whose two halves overlap, ``drafted`` are the tokens whose fate this round settled, and
+    ``draft_s`` is the sum of the passes whose tokens arrived in it. ``mode`` tells what the target's pass was,
+    ``gamma`` the window in force, ``wasted`` how many drafted tokens were not emitted and ``aborted`` how many of those
+    came after they had lost their prefix. ``start`` is the position of the first of ``token_ids``, ``epoch`` numbers
+    the draft's restarts, and ``rows`` were in the target's pass (0: the prefill).
     """
 
     token_ids: tuple[int, ...]
@@ -112,11 +117,23 @@ class Round:
     verify_s: float = 0.0
     texts: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
-    mode: str = ""
+    mode: Mode = ""
     gamma: int = 0
     wasted: int = 0
     aborted: int = 0
     loosened: tuple[Loosened, ...] = ()
+    start: int = 0
+    epoch: int = 0
+    rows: int = 0
+
+    @property
+    def pending(self) -> int:
+        """Tokens that the target's pass checked."""
+        return max(0, self.rows - 1)
+
+    def holds(self, epoch: int, position: int) -> bool:
+        """Whether it emitted what the draft proposed for a position in an epoch."""
+        return self.epoch == epoch and self.start <= position < self.start + self.accepted
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,29 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from vidspec.errors import VidspecError
 
-__all__ = ["RECORD_KEYS", "Caption", "failed"]
+if TYPE_CHECKING:
+    from vidspec.telling.trace import Trace
+
+__all__ = [
+    "RECORD_KEYS",
+    "Baseline",
+    "Caption",
+    "Counts",
+    "Ensemble",
+    "Lengths",
+    "Loose",
+    "LooseToken",
+    "Lossy",
+    "Models",
+    "Schedule",
+    "Speed",
+    "Video",
+    "failed",
+]
 
 #: The keys of a JSON record, in their order.
 RECORD_KEYS = (
@@ -37,6 +55,132 @@ RECORD_KEYS = (
 )
 
 
+class Models(TypedDict, total=False):
+    """``target`` and ``draft`` are names or folders; the draft's is None without one. The rest is the target's."""
+
+    target: str
+    draft: str | None
+    family: str
+    dtype: str
+    device: str
+    decoder: str
+
+
+class Video(TypedDict, total=False):
+    """Source facts, see :class:`~vidspec.telling.source.SourceFacts`, and what was shown to the models.
+
+    ``damage``, a list of what is missing or broken in the file, is empty unless damage was allowed.
+    """
+
+    path: str
+    duration_s: float
+    width: int
+    height: int
+    codec: str
+    container: str
+    fps: float
+    variable_fps: bool
+    rotation: int
+    frame_count: int
+    decoder: str
+    damage: list[str]
+    frames: int
+    timestamps: list[float]
+
+
+class Counts(TypedDict, total=False):
+    """The raw counters (docs/metrics.md), see :class:`~vidspec.telling.counters.Counters`."""
+
+    target_forwards: int
+    draft_forwards: int
+    drafted: int
+    accepted: int
+    loose: int
+    corrections: int
+    bonus: int
+    emitted: int
+    accepted_lengths: list[int]
+    visual_tokens: int
+    visual_tokens_kept: int
+
+
+class Lengths(TypedDict, total=False):
+    """Each None where it is undefined, see :func:`~vidspec.telling.counters.lengths`."""
+
+    tau: float | None
+    tokens_per_target_pass: float | None
+    run_length: float | None
+    acceptance_rate: float | None
+
+
+class Baseline(TypedDict):
+    """Plain decoding's own ``timings`` and ``tokens_per_s``, and the three speed-ups over it."""
+
+    timings: dict[str, float]
+    tokens_per_s: float | None
+    time_to_first_token: float | None
+    decode: float | None
+    end_to_end: float | None
+
+
+class Speed(TypedDict, total=False):
+    """``tokens_per_s`` of decoding and, where plain decoding was measured on the same clip, ``baseline``; otherwise
+    ``estimate``, a decode speed-up computed from this run's own measured passes."""
+
+    tokens_per_s: float | None
+    estimate: float | None
+    baseline: Baseline
+
+
+class Schedule(TypedDict, total=False):
+    """``why`` it was chosen, where the profile left that to measurement; the last window ``gamma`` where windows
+    change, and of the parallel one how many drafted tokens were ``wasted``."""
+
+    kind: str
+    why: str | None
+    gamma: int | None
+    wasted: int | None
+
+
+class Ensemble(TypedDict):
+    """``weights`` by context, one per window; the ``caption`` that stood for the video and the ``captioner`` that
+    wrote it, None without that context."""
+
+    weights: dict[str, list[float]]
+    caption: str | None
+    captioner: str | None
+
+
+class LooseToken(TypedDict):
+    """A token that the target would not have chosen: index in ``token_ids``, what it ``wanted``, ``by`` what the token
+    passed, and the ``relevance`` (mean cosine) and ``entropy`` (nats) that the rule measured."""
+
+    at: int
+    wanted: int
+    by: str
+    relevance: float | None
+    entropy: float | None
+    token: int
+    text: str
+    wanted_text: str
+
+
+class Loose(TypedDict):
+    """``share`` of the emitted tokens that a lossy rule let pass although the target would have chosen another."""
+
+    share: float
+    tokens: list[LooseToken]
+
+
+class Lossy(TypedDict):
+    """The ``method`` that prunes the target; ``kept``, how many visual tokens each of its decoder blocks reads while
+    decoding, and ``retention``, the mean share of all."""
+
+    method: str
+    kept: list[int]
+    retention: float | None
+
+
 @dataclass(frozen=True)
 class Caption:
     """A caption with everything that is known about how it was made.
@@ -50,27 +194,12 @@ class Caption:
         lossless: True if the method guarantees the target's own output, False for lossy rules, None if the clip failed.
         demo: whether the caption is the built-in models', which know drawn shapes only; None if the clip failed.
         profile: the name of the acceleration profile.
-        models: ``target`` and ``draft`` (name or folder; None without one), ``family``, ``dtype``, ``device``.
-        video: source facts plus ``frames`` and ``timestamps`` of what was shown to the models; ``damage``, a list of
-            what is missing or broken in the file, is empty unless damage was allowed.
-        counters: the raw counters of METRICS: ``target_forwards, draft_forwards, drafted, accepted, loose,
-            corrections, bonus, emitted, visual_tokens, visual_tokens_kept``, and ``accepted_lengths`` (one per round).
-        lengths: ``tau, tokens_per_target_pass, run_length, acceptance_rate`` (None where undefined).
+        models, video, counters, lengths, speed, schedule: see their types; empty where they are not known.
         timings: seconds by kind of work, plus ``time_to_first_token, decode, end_to_end``.
-        speed: ``tokens_per_s`` (decode) and, where plain decoding was measured on the same clip, ``baseline`` with
-            its timings and the three speed-ups ``time_to_first_token, decode, end_to_end``; otherwise
-            ``estimate`` (a decode speed-up computed from this run's own measured passes).
-        schedule: ``kind``; ``why`` it was chosen, where the profile left that to measurement; of the parallel one also
-            the last window ``gamma`` and how many drafted tokens were ``wasted``.
         kept_per_frame: visual tokens of each frame that the draft saw; empty without a draft.
-        ensemble: None, or of an ensemble ``weights`` (by context, one per window), the ``caption`` that stood for the
-            video and the ``captioner`` that wrote it (None without that context).
-        loose: None with a lossless method; else ``share``, the share of the emitted tokens that a lossy rule let pass
-            although the target would have chosen another, and ``tokens``, each of them: ``at`` (index in
-            ``token_ids``), ``token`` and ``text``, ``wanted`` and ``wanted_text`` of the target's own token there,
-            ``by`` what it passed, and the ``relevance`` (mean cosine) and ``entropy`` (nats) that the rule measured.
-        lossy: None with a target that sees the whole video; else the ``method`` that prunes it, ``kept``, how many
-            visual tokens each of its decoder blocks reads while decoding, and ``retention``, the mean share of all.
+        ensemble: None without one.
+        loose: None with a lossless method.
+        lossy: None with a target that sees the whole video.
         error: None, or ``{stage, kind, message}``.
         trace: timed events for ``--trace``; not part of the JSON record.
     """
@@ -82,19 +211,19 @@ class Caption:
     lossless: bool | None = None
     demo: bool | None = None
     profile: str | None = None
-    models: dict[str, Any] = field(default_factory=dict)
-    video: dict[str, Any] = field(default_factory=dict)
-    counters: dict[str, Any] = field(default_factory=dict)
-    lengths: dict[str, float | None] = field(default_factory=dict)
+    models: Models = field(default_factory=Models)
+    video: Video = field(default_factory=Video)
+    counters: Counts = field(default_factory=Counts)
+    lengths: Lengths = field(default_factory=Lengths)
     timings: dict[str, float] = field(default_factory=dict)
-    speed: dict[str, Any] = field(default_factory=dict)
-    schedule: dict[str, Any] = field(default_factory=dict)
+    speed: Speed = field(default_factory=Speed)
+    schedule: Schedule = field(default_factory=Schedule)
     kept_per_frame: list[int] = field(default_factory=list)
-    ensemble: dict[str, Any] | None = None
-    loose: dict[str, Any] | None = None
-    lossy: dict[str, Any] | None = None
+    ensemble: Ensemble | None = None
+    loose: Loose | None = None
+    lossy: Lossy | None = None
     error: dict[str, str] | None = None
-    trace: Any = field(default=None, repr=False, compare=False)
+    trace: Trace | None = field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON-ready values, keys as in :data:`RECORD_KEYS`."""

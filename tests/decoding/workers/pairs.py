@@ -7,8 +7,8 @@ from functools import cache
 
 from decoding import checkpoints
 from vidspec.captioner import Captioner
-from vidspec.decoding.serving import Arrival
 from vidspec.embedded.samples import shipped
+from vidspec.models.request import Request
 from vidspec.profile import profiles
 
 CLIPS = {path.stem: path for path in shipped()}
@@ -22,7 +22,7 @@ class Waiting:
     def __init__(self, captioner, clips):
         paths = [CLIPS[clip] for clip in clips]
         self._left = [
-            Arrival(clip, str(path), {"clip": captioner.read(path)}) for clip, path in zip(clips, paths, strict=True)
+            Request(str(path), captioner.read(path), key=clip) for clip, path in zip(clips, paths, strict=True)
         ]
 
     @property

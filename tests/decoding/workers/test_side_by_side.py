@@ -1,8 +1,12 @@
-"""Real workers: the target here and the draft in its process, on small random models, in health."""
+"""Real workers, spawned as they are outside of tests: the target here and the draft in its process, in health.
+
+On small random models.
+"""
 
 import gc
 import multiprocessing
 import os
+import signal
 import threading
 from dataclasses import replace
 
@@ -11,7 +15,7 @@ import torch
 
 from decoding.workers.pairs import CLIP, CLIPS, Pairs, Waiting, gone
 from vidspec.captioner import Captioner
-from vidspec.choosing.schedule import TURNS
+from vidspec.choosing.planned import TURNS
 from vidspec.decoding.protocol import Abort
 from vidspec.decoding.run import InTurns
 from vidspec.decoding.workers import process as processes
@@ -231,6 +235,16 @@ def test_a_forgotten_captioner_leaves_no_process(pairs):
     del slot
     gc.collect()
     assert gone(pid)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="tells which signals are blocked")
+def test_ctrl_c_cannot_reach_the_draft_even_while_it_starts(pairs):
+    """Blocked by who starts it; what the process itself could do would come after its imports."""
+    process = pairs.slot.ready()
+    with open(f"/proc/{process.process.pid}/status", encoding="ascii") as lines:
+        blocked = next(int(line.split()[1], 16) for line in lines if line.startswith("SigBlk"))
+    assert blocked >> (signal.SIGINT - 1) & 1
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 @pytest.mark.parametrize("faster", ["sequential", "parallel"])

@@ -30,6 +30,7 @@ from vidspec.decoding.workers.messages import (
     Unloadable,
 )
 from vidspec.decoding.workers.text import DraftText
+from vidspec.drafting.base import RemoteKind, drafter_of
 from vidspec.drafting.opening import Opening
 from vidspec.engine.asks import Asks, asked, timed
 from vidspec.engine.device import synchroniser
@@ -39,8 +40,7 @@ from vidspec.errors import VidspecError
 from vidspec.models import loading
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.identity import identity
-from vidspec.models.prompt import Question
-from vidspec.registry import drafters
+from vidspec.models.request import Request
 from vidspec.telling.trace import Trace
 
 __all__ = ["DraftClip", "DraftWorker", "serve"]
@@ -59,7 +59,7 @@ class DraftClip:
         self.trace = Trace(synchroniser(engine.model.device))
         self.opening = Opening(
             profile=order.profile,
-            question=_question(order),
+            request=_request(order),
             sampling=Sampling(),  # ids travel, distributions do not: a greedy draft is exact by the one-hot rule
             rng=torch.Generator(),
             room=order.room,
@@ -68,7 +68,10 @@ class DraftClip:
             kept=None,
             draft=engine,
         )
-        self._kind = drafters.get(order.profile.draft.kind)
+        kind = drafter_of(order.profile.draft)
+        if not isinstance(kind, RemoteKind):
+            raise RuntimeError(f"the drafter {order.profile.draft.kind} works beside nobody")
+        self._kind = kind
         self._look = order.eager
         self._text: DraftText | None = None
         self._prefill: PrefillDraft | None = None
@@ -235,8 +238,8 @@ def _failure(error: Exception, *, lost: bool = False) -> Failed:
     return Failed("draft", f"{type(error).__name__}: {error}", told, lost=lost)
 
 
-def _question(order: OpenClip) -> Question:
+def _request(order: OpenClip) -> Request:
     """The clip; its frames are copied out of the shared block, which belongs to the other process."""
     facts = video.SourceFacts("", 0.0, order.shape[2], order.shape[1], "", "", 0.0, False, 0, order.shape[0], "")
     clip = video.Clip(copied(order.memory, order.shape), np.array(order.timestamps), facts)
-    return Question(clip, order.prompt, order.system)
+    return Request("", clip, order.prompt, order.system)

@@ -37,7 +37,7 @@ from vidspec.decoding.workers.messages import (
 from vidspec.decoding.workers.pulse import Pulse
 from vidspec.errors import ModelError
 from vidspec.models.identity import Identity
-from vidspec.models.prompt import Question
+from vidspec.models.request import Request
 from vidspec.profile.profiles import Profile
 
 __all__ = ["DraftProcess"]
@@ -110,14 +110,14 @@ class DraftProcess:
         return self.loaded.identity
 
     def open(
-        self, profile: Profile, question: Question, room: int, listener: Callable[[Heard], None], *, eager: bool
+        self, profile: Profile, request: Request, room: int, listener: Callable[[Heard], None], *, eager: bool
     ) -> int:
         """Begin a clip; what is said of it goes to ``listener``, on another thread. Returns the clip's number.
 
         Raises:
             GenerationError: there is not enough shared memory for its frames.
         """
-        frames = np.ascontiguousarray(question.clip.frames)
+        frames = np.ascontiguousarray(request.shown.frames)
         block = share(frames)
         with self._lock:
             self._clip += 1
@@ -130,9 +130,9 @@ class DraftProcess:
                 profile,
                 block.name,
                 frames.shape,
-                tuple(float(t) for t in question.clip.timestamps),
-                question.prompt,
-                question.system,
+                tuple(float(t) for t in request.shown.timestamps),
+                request.prompt or "",
+                request.system,
                 room,
                 eager,
             )

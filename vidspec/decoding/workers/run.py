@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from vidspec.decoding.base import Target
-from vidspec.decoding.parallel import Outcome, Scheduler, Settings, WorkerLost
+from vidspec.decoding.parallel import Scheduler, Settings, WorkerLost
 from vidspec.decoding.protocol import Kept, PrefillTarget, Send, TargetMessage, Verify
-from vidspec.decoding.run import Choice
+from vidspec.decoding.run import Run
 from vidspec.decoding.setup import ROWS, Setup, prefilled
 from vidspec.decoding.workers.messages import Spans
 from vidspec.decoding.workers.remote import RemoteDraft
@@ -19,7 +20,7 @@ from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.decoding.workers.target import Publish, TargetSide
 from vidspec.engine.asks import Asks, timed
 from vidspec.models.base import Prefix
-from vidspec.models.prompt import Question
+from vidspec.models.request import Request
 from vidspec.pace.base import WindowSize
 from vidspec.pace.gamma import AutoGamma, FixedGamma
 from vidspec.pruning.base import taps_for
@@ -29,25 +30,21 @@ from vidspec.telling.trace import Trace
 __all__ = ["SideBySide", "rounds"]
 
 
-class SideBySide:
+class SideBySide(Run):
     """The target in this process, by passes that it asks for, the draft in its own.
 
     Args:
         setup: models and parts; its draft is unused.
-        path: for messages.
-        question: frames and prompt.
+        request: frames and prompt.
         trace: where everything is timed; the draft's lane is filled in at the end.
         slot: the draft's process.
-
-    Attributes:
-        choice: how the schedule was chosen; None where the profile names it.
     """
 
-    choice: Choice | None = None
+    draft_forwards = 0
 
-    def __init__(self, setup: Setup, path: str, question: Question, trace: Trace, slot: DraftSlot) -> None:
-        self.setup, self.path, self.question, self.trace, self.slot = setup, path, question, trace, slot
-        self.draft_forwards = 0
+    def __init__(self, setup: Setup, request: Request, trace: Trace, slot: DraftSlot) -> None:
+        super().__init__(setup, request, trace)
+        self.slot = slot
         self._prefix: Prefix | None = None
         self._kept: torch.Tensor | None = None
 
@@ -73,21 +70,21 @@ class SideBySide:
         target = TargetSide(partial(self._read, rng), setup.acceptance, rng, trace)
         draft = RemoteDraft(
             process,
-            partial(process.open, setup.profile, self.question, setup.room, eager=overlap),
+            partial(process.open, setup.profile, self.request, setup.room, eager=overlap),
             setup.profile.workers.timeout,
             lambda: len(self._prefix.visual) if self._prefix is not None else None,
             trace,
         )
-        outcomes: list[Outcome] = []
+        said: list[Round] = []
         begun = 0.0
 
-        def told(outcome: Outcome) -> Iterator[Prefilled | Round]:
+        def told(one: Round) -> Iterator[Prefilled | Round]:
             nonlocal begun
-            if not outcomes:
+            if not said:
                 begun = trace.elapsed()
                 yield self._prefilled(begun)
-            outcomes.append(outcome)
-            yield _round(outcome, trace.elapsed() - begun)
+            said.append(one)
+            yield replace(one, elapsed=trace.elapsed() - begun)
 
         try:
             with slot.sharing():
@@ -95,14 +92,14 @@ class SideBySide:
                     draft.begin()
                 yield from rounds(Scheduler(settings, windows), target, draft, told)
             slot.gamma = windows.gamma
-            self._account((yield from draft.account()), outcomes)
+            self._account((yield from draft.account()), said)
         except WorkerLost:
             slot.drop(process)  # and whoever comes next gets a fresh one
             raise
         finally:
             draft.close()
 
-    def _account(self, done: Spans | None, outcomes: Sequence[Outcome]) -> None:
+    def _account(self, done: Spans | None, said: Sequence[Round]) -> None:
         """Fill in the draft's lane."""
         if done is None:
             return
@@ -111,13 +108,13 @@ class SideBySide:
             about = span.about
             if span.kind == "draft":
                 place = dict(about)
-                about += (("emitted", any(_holds(one, place["epoch"], place["position"]) for one in outcomes)),)
+                about += (("emitted", any(one.holds(place["epoch"], place["position"]) for one in said)),)
             self.trace.add(span.kind, "draft", span.start - self.trace.origin, span.end - self.trace.origin, about)
 
     def _read(self, rng: torch.Generator, publish: Publish) -> Asks[Target]:
         """The target's prompt; what the draft may see is published as early as its signals exist."""
         setup, trace = self.setup, self.trace
-        prefix = self._prefix = yield from setup.read(self.path, self.question, trace)
+        prefix = self._prefix = yield from setup.read(self.request, trace)
         taps = taps_for(setup.needs, prefix)
 
         def choose() -> None:
@@ -142,7 +139,7 @@ def rounds(
     scheduler: Scheduler,
     target: TargetSide,
     draft: RemoteDraft,
-    told: Callable[[Outcome], Iterable[Any]],
+    told: Callable[[Round], Iterable[Any]],
 ) -> Asks[None]:
     """Carry messages and answers between the two of one clip until its text ends.
 
@@ -173,10 +170,10 @@ def rounds(
         else:
             answers = yield from draft.hear()
         for result in answers:
-            sends, outcome = scheduler.receive(result)
+            sends, settled = scheduler.receive(result)
             tell(sends)
-            if outcome is not None:
-                yield from told(outcome)
+            if settled is not None:
+                yield from told(settled)
 
 
 def _windows(setup: Setup, start: int) -> WindowSize:
@@ -184,26 +181,4 @@ def _windows(setup: Setup, start: int) -> WindowSize:
     if gamma != "auto":
         return FixedGamma(gamma)
     # With small windows and long accepted runs, rounding up pays (ParallelVLM App. A).
-    return AutoGamma(start, "up" if setup.profile.draft.kind == "self" else "down")
-
-
-def _round(outcome: Outcome, elapsed: float) -> Round:
-    return Round(
-        outcome.token_ids,
-        outcome.origins,
-        drafted=outcome.drafted,
-        accepted=outcome.accepted,
-        elapsed=elapsed,
-        draft_s=outcome.draft_s,
-        verify_s=outcome.verify_s,
-        mode=outcome.mode,
-        gamma=outcome.gamma,
-        wasted=outcome.wasted,
-        aborted=outcome.aborted,
-        loosened=outcome.loosened,
-    )
-
-
-def _holds(outcome: Outcome, epoch: int, position: int) -> bool:
-    """Whether the round emitted what the draft proposed for a position in an epoch."""
-    return outcome.epoch == epoch and outcome.start <= position < outcome.start + outcome.accepted
+    return AutoGamma(start, "up" if setup.profile.drafts_with_the_target else "down")

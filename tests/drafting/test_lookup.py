@@ -1,0 +1,275 @@
+"""Drafts that are looked up: what they propose, that texts stay as they were, and who drafts in a hybrid."""
+
+from copy import copy
+
+import pytest
+import torch
+from acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value
+from decoding.toys import GREEDY, Reciter, ToyEngine, blend, greedy_text, job, random_table, rounds_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vidspec.decoding.autoregressive import autoregressive
+from vidspec.decoding.limits import Limits
+from vidspec.decoding.sequential import sequential
+from vidspec.drafting.chain import ChainDrafter
+from vidspec.drafting.hybrid import Hybrid, HybridDraft
+from vidspec.drafting.lookup import LONGEST, PRIOR, Reliance
+from vidspec.drafting.memory import Memory
+from vidspec.drafting.ngram import NgramDraft
+from vidspec.drafting.suffix import SuffixDraft
+from vidspec.engine.sampling import Sampling
+from vidspec.errors import ProfileError
+from vidspec.pace.pace import Pace
+
+VOCABULARY, EOS = 5, 4
+
+
+class Costs:
+    """Rows at one price."""
+
+    def __init__(self, price):
+        self.price = price
+
+    def prices(self, rows):
+        return [self.price * row for row in range(rows + 1)]
+
+
+def begun(kind, *, prompt=(), nodes=None, price=0.0):
+    one = copy(kind)
+    one.prompt, one.text = tuple(prompt), []
+    one.start(1000, nodes, Costs(price))
+    return one
+
+
+def remembering(*texts):
+    kind = SuffixDraft()
+    kind.memory = Memory(100_000)
+    for text in texts:
+        kind.memory.add(text)
+    return kind
+
+
+def written(one, text):
+    first, *rest = text
+    one.begin(first)
+    one.wrote(rest)
+    return one
+
+
+def test_what_followed_the_longest_match_is_proposed():
+    kind = remembering([1, 2, 3, 4, 5, 6], [9, 3, 7, 7])
+    assert written(begun(kind), [8, 2, 3]).propose(3).tokens == (4, 5, 6)
+    assert written(begun(kind), [9, 3]).propose(9).tokens[:2] == (7, 7)
+    assert written(begun(kind), [8, 8]).propose(0).tokens == ()
+    assert written(begun(kind), [100]).propose(5).tokens == ()
+
+
+def test_the_most_frequent_continuation_is_proposed_and_of_equals_the_newest():
+    kind = remembering([1, 2, 7], [1, 2, 8], [1, 2, 8], [1, 2, 7], [1, 2, 8])
+    assert written(begun(kind), [1, 2]).propose(1).tokens == (8,)
+    kind = remembering([1, 2, 8], [1, 2, 7])
+    assert written(begun(kind), [1, 2]).propose(1).tokens == (7,)
+
+
+def test_ngram_knows_the_prompt_and_its_own_text_alone():
+    one = written(begun(NgramDraft(), prompt=[5, 6, 7, 8]), [1, 6, 7])
+    assert one.propose(1).tokens == (8,)
+    one.commit((0,), 9)
+    assert one.text == [1, 6, 7, 8, 9]
+    one.wrote([6, 7])
+    assert one.propose(2).tokens == (8, 9)  # its own text is newer than the prompt
+    one.finish(one.text)
+    assert written(begun(NgramDraft()), [6, 7]).propose(2).tokens == ()
+
+
+def test_a_finished_text_is_remembered_for_all_clips():
+    kind = remembering()
+    first = written(begun(kind), [1, 2, 3])
+    second = written(begun(kind), [1, 2])
+    assert second.propose(2).tokens == ()
+    second.commit((), 5)
+    first.finish([1, 2, 5, 6, 7])
+    assert second.propose(2).tokens == (6, 7)
+
+
+def test_a_tree_holds_alternatives_and_the_likeliest_come_first():
+    kind = remembering([1, 2, 7, 7], [1, 2, 8, 3], [1, 2, 8, 4], [1, 2, 8, 3])
+    draft = written(begun(kind, nodes=5), [1, 2]).propose(2)
+    assert draft.tokens == (8, 3, 7, 4, 7) or draft.tokens == (8, 3, 7, 7, 4)
+    assert all(parent < node for node, parent in enumerate(draft.parents)) and max(draft.depths) == 2
+    assert draft.children(-1) == [0, 2] and not draft.is_chain
+    assert written(begun(kind, nodes=1), [1, 2]).propose(2).tokens == (8,)
+    assert written(begun(kind, nodes=5), [1, 2]).propose(1).tokens == (8, 7)
+
+
+def test_windows_are_longer_behind_longer_matches_and_shorter_where_rows_are_dear():
+    text = list(range(100, 164))
+    kind = remembering(text)
+
+    def length(match, price):
+        return len(written(begun(kind, price=price), [1, *text[20 - match : 20]]).propose(64).tokens)
+
+    lengths = [length(match, 0.1) for match in (1, 2, 4, 8, 16)]
+    assert lengths == sorted(lengths) and lengths[0] < lengths[-1] <= LONGEST
+    by_price = [length(8, price) for price in (0.0, 0.05, 0.2, 0.5, 1.0)]
+    assert by_price == sorted(by_price, reverse=True) and by_price[-1] == 0 < by_price[-2]
+
+
+def test_reliance_follows_what_came_true():
+    reliance = Reliance()
+    assert [reliance(length) for length in (1, 2, 4, 8, 16, 99)] == pytest.approx([*PRIOR, PRIOR[-1]])
+    for _ in range(2000):
+        reliance.judged(3, 0.5, True)
+        reliance.judged(8, 1.0, False)
+    assert reliance(2) == 0.99 and reliance(9) < 0.05 and reliance(1) == pytest.approx(PRIOR[0])
+
+
+def test_proposals_that_fail_are_made_less_and_less():
+    kind = remembering([1, 2, 3])
+    made = 0
+    for _ in range(60):
+        one = written(begun(kind, price=0.1), [1, 2])
+        if one.propose(1).tokens:
+            made += 1
+            one.commit((), 9)
+    assert 0 < made < 60
+
+
+def tables(seed, repeats=True):
+    """A target of few words whose choice depends on the last two: it repeats itself and other texts."""
+    table = random_table(seed, VOCABULARY, 2.0)
+    return (lambda prefix: table(prefix[-2:])) if repeats else table
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 1000), st.integers(1, 12), st.sampled_from([None, 3, 25]), st.booleans())
+def test_greedy_texts_are_plain_decodings(seed, gamma, nodes, repeats):
+    limits, kind = Limits(40, frozenset({EOS})), remembering()
+    for clip in range(3):
+        table = tables(seed + clip % 2, repeats)
+        one = begun(kind, prompt=[0, 1, 2, 3], nodes=nodes)
+        rounds = rounds_of(sequential(job(table, limits, draft=one, gamma=gamma)))
+        text = [token for step in rounds for token in step.token_ids]
+        assert text == greedy_text(table, limits)
+        assert one.text[: len(text)] == text
+    assert len(kind.memory) == 3 + sum(len(greedy_text(tables(seed + n, repeats), limits)) for n in (0, 1, 0))
+    assert sum(step.accepted for step in rounds) > 0 or len(text) < 10 or not repeats
+
+
+DRAWN = [Sampling(1.0), Sampling(0.7, 0.8)]
+
+
+@pytest.mark.parametrize("sampling", DRAWN, ids=str)
+@pytest.mark.parametrize("nodes", [None, 6])
+def test_drawn_texts_do_not_depend_on_what_is_remembered(sampling, nodes):
+    """Token for token those of plain decoding with the same generator, and so of the target's distribution."""
+    limits, kind, table = Limits(3, frozenset({EOS})), remembering(), random_table(11, VOCABULARY, 1.2)
+    plain, rng = torch.Generator(), torch.Generator()
+    texts, accepted = [], 0
+    for seed in range(400):
+        plain.manual_seed(seed)
+        rng.manual_seed(seed)
+        one = begun(kind, nodes=nodes)
+        rounds = rounds_of(sequential(job(table, limits, draft=one, gamma=3, sampling=sampling, rng=rng)))
+        alone = rounds_of(autoregressive(job(table, limits, sampling=sampling, rng=plain)))
+        texts.append(tuple(token for step in rounds for token in step.token_ids))
+        assert texts[-1] == tuple(token for step in alone for token in step.token_ids)
+        accepted += sum(step.accepted for step in rounds)
+    assert accepted > 100
+    assert p_value(texts, exact_distribution(table, sampling, limits)) > SIGNIFICANCE
+
+
+class Timed:
+    """A pace that has heard passes of given times."""
+
+    def __new__(cls, verify, draft, beta=0.6):
+        pace = Pace()
+        pace.learn(verify, draft, beta)
+        pace.passed("target", 1, 1, verify(1))
+        pace._judged(0, 0)
+        return pace
+
+
+def hybrid(model, kind, pace, gamma=None, nodes=None):
+    one = Hybrid(model, begun(kind, nodes=nodes), gamma)
+    one.paced(pace, pace.window())
+    return one
+
+
+def chain(table):
+    engine = ToyEngine(table)
+    return ChainDrafter(engine, engine.open(), GREEDY, torch.Generator())
+
+
+def test_a_hybrid_takes_what_gains_more():
+    kind = remembering([1, 2, 3, 5, 6, 7, 8])
+    sure = Timed(lambda rows: 1 + 0.01 * rows, 0.3)
+    one = hybrid(Reciter([9]), kind, sure, gamma=3)
+    one.begin(1)
+    one.lookup.wrote([2, 3, 5])
+    assert run(one.propose(8)).tokens == (6, 7, 8)  # nothing to pay for
+    one = hybrid(Reciter([9]), kind, sure, gamma=3)
+    one.begin(4)
+    assert run(one.propose(8)).tokens == (9, 9, 9)  # nothing was found
+    free = Timed(lambda rows: 1 + 0.01 * rows, 1e-6, beta=0.99)
+    one = hybrid(Reciter([9]), kind, free, gamma=8)
+    one.begin(1)
+    assert run(one.propose(8)).tokens == (9,) * 8  # a model that costs nothing and is always right
+
+
+def run(steps):
+    try:
+        next(steps)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("it asked for a pass")
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 1000), st.sampled_from([None, 2, 5]), st.floats(0.01, 0.9))
+def test_greedy_texts_of_a_hybrid_are_plain_decodings(seed, gamma, cost):
+    """The model's cache catches up with what was looked up: it asserts the order of places, and proposes the same."""
+    limits, kind = Limits(40, frozenset({EOS})), remembering()
+    for clip in range(3):
+        table = tables(seed + clip % 2)
+        model = chain(blend(table, random_table(seed, VOCABULARY), 0.4))
+        one = hybrid(model, kind, Timed(lambda rows: 1 + 0.02 * rows, cost), gamma)
+        rounds = rounds_of(sequential(job(table, limits, draft=one, gamma=gamma or 16)))
+        text = [token for step in rounds for token in step.token_ids]
+        assert text == greedy_text(table, limits)
+        read = model.span.tokens  # what was emitted, and at most a window that was not
+        assert read[: min(len(read), len(text))] == one.lookup.text[: min(len(read), len(text))]
+
+
+def test_a_hybrid_mixes_both():
+    """Rounds of each kind, and the same proposals as a model alone would make there."""
+    table = tables(5)
+    limits = Limits(200)
+    both = [0, 0]
+    one = hybrid(chain(table), remembering(greedy_text(table, limits)[30:60]), Timed(lambda rows: 1.0, 0.2), 4)
+    steps = sequential(job(table, limits, draft=one, gamma=4))
+    propose = one.propose
+
+    def counted(gamma):
+        draft = yield from propose(gamma)
+        both[one._looked_up] += 1
+        return draft
+
+    one.propose = counted
+    text = [token for step in rounds_of(steps) for token in step.token_ids]
+    assert text == greedy_text(table, limits) and min(both) > 0
+
+
+@pytest.mark.parametrize("of", ["hybrid", "ngram", "suffix"])
+def test_a_hybrid_is_of_a_drafter_with_a_model(of):
+    with pytest.raises(ProfileError, match=r"draft\.options\.of: "):
+        HybridDraft(of)
+
+
+def test_a_hybrid_is_what_its_drafter_is():
+    assert (HybridDraft().model, HybridDraft("self").model) == ("draft", "target")
+    sparse = HybridDraft("sparse_kv", {"entries": 7})
+    assert sparse.needs == {"head_attention"} and sparse.inner.entries == 7
+    mixed = HybridDraft("ensemble", {"contexts": ["video", "text"], "weights": "grid"})
+    assert mixed.contexts == ("video", "text") and mixed.inner.weights == "grid" and not mixed.trees

@@ -1,0 +1,155 @@
+"""Drafts that are looked up, beside the built-in models: texts of plain decoding, alone and together."""
+
+import pytest
+
+from vidspec.captioner import Captioner
+from vidspec.drafting.memory_file import MemoryFile
+from vidspec.embedded.samples import shipped
+from vidspec.errors import OutputError, ProfileError, UsageError
+from vidspec.models import loading
+from vidspec.models.identity import identity
+from vidspec.models.request import Request
+from vidspec.profile import profiles
+from vidspec.telling.events import Finished
+
+FRAMES, TOKENS, CLIPS = 4, 24, 2
+DRAWN = {"generate.temperature": 0.7, "generate.top_p": 0.95, "generate.seed": 5}
+WAYS = {
+    "ngram": {},
+    "suffix": {},
+    "suffix in trees": {"draft.topology": "tree"},
+    "suffix of given windows": {"draft.gamma": 4, "draft.options.least": 2},
+    "hybrid": {},
+    "hybrid of given windows": {"draft.gamma": 3},
+    "hybrid with a pruned draft": {"prune.method": "uniform", "prune.alpha": 0.8},
+    "hybrid with the target": {"draft.options.of": "self", "prune.method": "attention", "prune.alpha": 0.8},
+    "hybrid with an ensemble": {
+        "draft.options.of": "ensemble",
+        "draft.options.settings": {"contexts": ["video", "text"], "weights": "grid"},
+    },
+}
+
+
+class Given:
+    def __init__(self, arrivals):
+        self.arrivals = list(arrivals)
+
+    @property
+    def over(self):
+        return not self.arrivals
+
+    def take(self):
+        return self.arrivals.pop(0) if self.arrivals else None
+
+
+class Pair:
+    """A loaded pair and shipped clips."""
+
+    def __init__(self, name):
+        place = loading.placement("cpu", "float32")
+        self.name = name
+        self.target, self.draft = (
+            loading.load(str(loading.embedded_folder(name, role)), place) for role in ("target", "draft")
+        )
+        self.clips = {}
+        self.plain = {}
+
+    def captioner(self, profile, **settings):
+        same = {"models.pair": self.name, "video.frames": FRAMES, "generate.max_new_tokens": TOKENS}
+        profile = profiles.load(profile, {**same, **settings}, env={})
+        return Captioner(profile, self.target, self.draft if profile.drafts_with_a_model else None)
+
+    def texts(self, captioner, batch):
+        for path in map(str, shipped()[:CLIPS]):
+            if path not in self.clips:
+                self.clips[path] = captioner.read(path)
+        records = {}
+        source = Given([Request(path, clip, key=path) for path, clip in self.clips.items()])
+        for key, said in captioner.serve(source, batch=batch):
+            assert not isinstance(said, Exception), said
+            if isinstance(said, Finished):
+                records[key] = said.caption
+        captioner.close()
+        return {key: record.token_ids for key, record in records.items()}, list(records.values())
+
+    def alone(self, **settings):
+        """Plain decoding."""
+        key = str(settings)
+        if key not in self.plain:
+            self.plain[key] = self.texts(self.captioner("ar", **settings), 1)[0]
+        return self.plain[key]
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    made = {}
+
+    def pair(name):
+        return made.setdefault(name, None) or made.update({name: Pair(name)}) or made[name]
+
+    return pair
+
+
+@pytest.mark.parametrize(
+    ("pair", "way"), [*(("embedded", way) for way in WAYS), ("embedded-qwen", "suffix"), ("embedded-qwen", "hybrid")]
+)
+def test_texts_are_those_of_plain_decoding(pairs, pair, way):
+    pair, settings = pairs(pair), WAYS[way]
+    for batch in (1, 8):
+        texts, records = pair.texts(pair.captioner(way.split()[0], **settings), batch)
+        assert texts == pair.alone()
+        if way.startswith("hybrid"):
+            assert sum(record.counters["accepted"] for record in records) > 0
+        model = sum(record.counters["draft_forwards"] for record in records)
+        assert (model > 0) == way.startswith("hybrid")
+
+
+@pytest.mark.parametrize("profile", ["suffix", "hybrid"])
+def test_drawn_texts_are_those_of_plain_decoding(pairs, profile):
+    """Whatever neighbours wrote, and whoever proposed."""
+    pair = pairs("embedded")
+    assert pair.captioner(profile, **DRAWN, **{"draft.gamma": 4}).profile.token_for_token
+    for batch in (1, 8):
+        assert pair.texts(pair.captioner(profile, **DRAWN, **{"draft.gamma": 4}), batch)[0] == pair.alone(**DRAWN)
+    assert pair.alone(**DRAWN) != pair.alone()
+
+
+@pytest.mark.parametrize("profile", ["suffix", "hybrid"])
+def test_a_memory_makes_the_next_run_faster(pairs, tmp_path, profile):
+    pair, file = pairs("embedded"), tmp_path / "captions"
+    passes = []
+    for _ in range(2):
+        texts, records = pair.texts(pair.captioner(profile, **{"draft.memory": str(file)}), 1)
+        assert texts == pair.alone()
+        passes.append(sum(record.counters["target_forwards"] for record in records))
+    assert passes[1] < 0.6 * passes[0] or (profile == "hybrid" and passes[1] < passes[0])
+    known = list(MemoryFile(file, identity(pair.target).tokenizer, 1000).read())
+    assert known == 2 * [token for text in texts.values() for token in (-1, *text)]
+
+
+def test_what_is_wrong_with_a_memory_is_said_before_any_clip(pairs, tmp_path):
+    pair = pairs("embedded")
+    (tmp_path / "clip.mp4").write_bytes(b"no memory")
+    with pytest.raises(UsageError, match="is no memory of vidspec's"):
+        pair.captioner("suffix", **{"draft.memory": str(tmp_path / "clip.mp4")})
+    with pytest.raises(OutputError, match=r"draft\.memory: "):
+        pair.captioner("suffix", **{"draft.memory": str(tmp_path / "clip.mp4" / "x")})
+
+
+@pytest.mark.parametrize(
+    ("profile", "settings", "message"),
+    [
+        ("suffix", {"prune.method": "uniform"}, "prune.method: uniform chooses what a draft sees"),
+        ("suffix", {"schedule.kind": "parallel"}, "draft.kind: suffix needs"),
+        ("hybrid", {"schedule.kind": "parallel"}, "draft.kind: hybrid needs"),
+        ("hybrid", {"draft.topology": "tree"}, "draft.topology: a hybrid drafts a chain"),
+        ("hybrid", {"draft.options.of": "ngram"}, "draft.options.of: ngram drafts without a model"),
+        ("suffix", {"draft.options.least": 0}, "draft.options.least: must be greater than or equal to 1, not 0"),
+        ("hybrid", {"draft.options.of": "nobody"}, "unknown drafter 'nobody'"),
+        ("hybrid", {"draft.options.of": "sparse_kv", "draft.options.settings": {"entrys": 3}}, "entrys"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(profile, settings, message):
+    with pytest.raises(ProfileError) as caught:
+        profiles.load(profile, settings, env={})
+    assert message in caught.value.message and "\n" not in caught.value.message

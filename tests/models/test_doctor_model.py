@@ -1,0 +1,126 @@
+"""What ``vidspec doctor --model`` says of a checkpoint, by its config alone."""
+
+import json
+
+import pytest
+import torch
+
+from models import checkpoints_qwen
+from models.checkpoints_qwen import Kind
+from vidspec.cli import main
+from vidspec.models import loading
+
+GIB = 1 << 30
+
+
+class Ran:
+    def __init__(self, code, out, err):
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def vidspec(capsys, monkeypatch):
+    """Runs a command line in this process, on a machine of a known size."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: 40 * GIB)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return lambda *args: Ran(main(args), *capsys.readouterr())
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(config):
+        config.to_json_file(tmp_path / "config.json")
+        return tmp_path
+
+    return write
+
+
+def said(vidspec, folder):
+    ran = vidspec("doctor", "--model", str(folder), "--format", "json")
+    return ran.code, json.loads(ran.out)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl_moe", "qwen3_5"])
+def test_what_is_said_is_what_loading_finds(vidspec, written, family, monkeypatch):
+    kind = Kind(family, tied=False)
+    monkeypatch.setattr(
+        "vidspec.models.loading.placement", lambda: loading.Placement(torch.device("cpu"), torch.float32)
+    )
+    code, found = said(vidspec, written(checkpoints_qwen.config(kind)))
+    model = checkpoints_qwen.adapter(kind)
+    decoder = model.decoder
+    assert code == 0 and found["supported"] and found["fits"] and found["family"] == family
+    assert found["decoder"] == decoder.name and (decoder.name == "fused" or found["why"] == decoder.why)
+    assert found["axes"] == decoder.axes == 3
+    assert found["vocabulary"] == model.model.lm_head.weight.shape[0]
+    assert found["parameters"] == sum(weight.numel() for weight in model.model.parameters())
+    assert found["kv_bytes"] == decoder.slab.entry_bytes and found["state_bytes"] == decoder.state_bytes
+    assert found["states"] == (3 if family == "qwen3_5" else 0)
+    assert ("draft.topology: tree" in found["refused"]) == (family == "qwen3_5")
+    assert found["needed"] == found["weights"] + found["state_bytes"] + found["kv_bytes"] * (
+        found["visual_tokens"] + 64 + 512
+    )
+
+
+def test_drafts_by_memory_and_vocabulary(vidspec, written, monkeypatch):
+    """A model like Qwen2.5-VL-7B in a folder: 3B fits beside it or not, and not where its vocabulary is another."""
+    from transformers import Qwen2_5_VLConfig
+
+    text = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28}
+    text |= {"num_key_value_heads": 4, "vocab_size": 152064, "rope_parameters": {"mrope_section": [16, 24, 24]}}
+    config = Qwen2_5_VLConfig(text_config=text, tie_word_embeddings=False)
+    _, found = said(vidspec, written(config))
+    small = "Qwen/Qwen2.5-VL-3B-Instruct"
+    assert {fit["draft"]: fit["refused"] for fit in found["drafts"]}[small].endswith("too much for this machine")
+    monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: 90 * GIB)
+    code, found = said(vidspec, written(config))
+    fits = {fit["draft"]: fit for fit in found["drafts"]}
+    assert code == 0 and fits[small]["refused"] is None and fits[small]["bytes"] > found["needed"]
+    assert "Qwen/Qwen2.5-VL-32B-Instruct" not in fits and not any("llava" in name for name in fits)
+    assert found["command"].startswith("vidspec caption clip.mp4 --profile specvlm --target /")
+    config.text_config.vocab_size = 32064
+    _, found = said(vidspec, written(config))
+    fits = {fit["draft"]: fit["refused"] for fit in found["drafts"]}
+    assert fits[small] == "another vocabulary, of 151936 ids" and "--draft" not in found["command"]
+
+
+def test_text_and_too_little_memory(vidspec, written, monkeypatch):
+    folder = written(checkpoints_qwen.config(Kind("qwen3_5")))
+    monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: 1000)
+    ran = vidspec("doctor", "--model", str(folder))
+    assert ran.code == 3 and "too little" in ran.out
+    for part in (
+        "qwen3_5, supported",
+        "stock: blocks of qwen3_5_text are not fused",
+        "3 of 4 blocks keep states",
+        "M-RoPE",
+    ):
+        assert part in ran.out
+    assert ran.out.splitlines()[-1] == f"vidspec caption clip.mp4 --profile ar --target {folder}"
+
+
+def test_a_language_model_drafts(vidspec, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", "num_hidden_layers": 2}))
+    _, found = said(vidspec, tmp_path)
+    assert found["text"] and "--profile onsd" in found["command"] and not found["drafts"]
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        ({"model_type": "video_llava"}, "(Video-LLaVA) are not supported; nearest: llava_onevision, such as llava-hf/"),
+        ({"model_type": "gpt2"}, "models of type gpt2 are not supported; supported: internvl"),
+        (None, "no config.json in this folder (name a folder with a saved model, or a hub id)"),
+    ],
+)
+def test_one_line_where_there_is_none(vidspec, tmp_path, config, line):
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    ran = vidspec("doctor", "--model", str(tmp_path))
+    assert ran.code == 3 and ran.out == "" and line in ran.err and ran.err.count("\n") == 1
+
+
+def test_a_hub_id_that_is_not_here(vidspec):
+    ran = vidspec("doctor", "--model", "nobody/nothing")
+    assert ran.code == 3 and "not in the cache" in ran.err and "hf download nobody/nothing" in ran.err

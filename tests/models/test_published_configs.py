@@ -1,0 +1,63 @@
+"""What published configs say, built without numbers: the shapes, sizes and memory that ``vidspec pairs`` lists.
+
+Each fixture holds what of a checkpoint's ``config.json`` decides its shapes, and where that was found.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from vidspec.engine.recurrent import most_bytes
+from vidspec.engine.stock import StockDecoder
+from vidspec.models.known_pairs import known
+from vidspec.registry import families
+
+FOLDER = Path(__file__).parent / "fixtures" / "configs"
+PUBLISHED = {found["name"]: found for found in (json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json")))}
+KNOWN = {model.name: model for pair in known() for model in (pair.target, pair.draft) if model is not None}
+
+
+def built(name, folder):
+    (folder / "config.json").write_text(json.dumps(PUBLISHED[name]["config"]))
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        return transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_listed_is_what_the_config_makes(name, tmp_path):
+    model, listed = built(name, tmp_path), KNOWN[name]
+    assert PUBLISHED[name]["source"] and model.config.model_type == listed.family
+    language = families.get(listed.family).language_of(model)
+    decoder = StockDecoder(language, model.lm_head, "")
+    slab = decoder.slab
+    assert (len(slab), slab.heads, slab.width) == (listed.layers, listed.kv_heads, listed.head_dim)
+    assert slab.entry_bytes == 2 * listed.kv_per_token
+    assert sum(weight.numel() for weight in model.parameters()) == listed.parameters
+    assert model.lm_head.weight.shape[0] == listed.vocabulary
+    assert language.config.max_position_embeddings == listed.context
+    assert decoder.axes == (3 if listed.family.startswith("qwen") else 1)
+
+
+def test_drafts_have_their_targets_vocabulary():
+    """Heads are padded to round numbers; anything else is another tokenizer."""
+    for pair in known():
+        if pair.draft is not None and pair.target.vocabulary and pair.draft.vocabulary:
+            assert abs(pair.target.vocabulary - pair.draft.vocabulary) < 1024, pair
+
+
+def test_states_of_a_clip(tmp_path):
+    """Qwen3.5-9B: a state of 32 x 128 x 128 float32 in 24 blocks, of which at most 14 are kept, and their rows."""
+    language = families.get("qwen3_5").language_of(built("Qwen/Qwen3.5-9B", tmp_path))
+    state = 24 * 32 * 128 * 128 * 4
+    assert 14 * state < most_bytes(language.config, torch.bfloat16) < 16 * state
+
+
+def test_there_are_fixtures_for_most_families():
+    assert len(PUBLISHED) >= 13
+    assert {"qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "smolvlm", "llava"} <= {
+        KNOWN[name].family for name in PUBLISHED
+    }

@@ -1,0 +1,186 @@
+"""SmolVLM2 behind our interface gives what the stock model gives, for the prompt its processor writes."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from engine.passing import forward
+from test_serving import Given
+from transformers.models.smolvlm import processing_smolvlm
+from transformers.video_utils import VideoMetadata
+
+from models import record_preprocess_smolvlm
+from models.checkpoints_smolvlm import IMAGE_SIZE, SIDE, adapter, save, stock
+from vidspec.captioner import Captioner
+from vidspec.embedded.samples import shipped
+from vidspec.engine.forward import Engine
+from vidspec.models import loading
+from vidspec.models.preprocess import _by_floats, resized
+from vidspec.models.request import Request
+from vidspec.models.smolvlm import SmolVLM, in_words
+from vidspec.profile import profiles
+from vidspec.telling.events import Finished
+
+PROMPT = "Describe the video."
+CLOSE = {"rtol": 1e-5, "atol": 1e-4}
+RECORDED = Path(__file__).parent / "fixtures" / "preprocess_smolvlm.npz"
+SEEDS = range(20)
+FRAMES, RATE, DURATION = 3, 0.03, 95.7
+
+
+def clip(height=40, width=60, seed=0):
+    frames = np.random.RandomState(seed).randint(0, 256, (FRAMES, height, width, 3), dtype=np.uint8)
+    facts = SimpleNamespace(duration_s=DURATION)
+    return SimpleNamespace(frames=frames, timestamps=np.arange(FRAMES) / RATE, facts=facts)
+
+
+def made(seed=0):
+    model = adapter(seed=seed)
+    pixels = model.preprocess(clip(seed=seed))
+    prefix = model.prefix(model.see(pixels), PROMPT)
+    inputs = model.stock_inputs(pixels, prefix)
+    return SimpleNamespace(
+        model=model, pixels=pixels, prefix=prefix, inputs=inputs, stock=stock(seed=seed), engine=Engine(model)
+    )
+
+
+@pytest.fixture(scope="module")
+def case():
+    return made()
+
+
+@pytest.mark.parametrize("name", record_preprocess_smolvlm.CASES)
+def test_pixels_are_the_processors(name):
+    config = record_preprocess_smolvlm.CONFIGS[record_preprocess_smolvlm.CASES[name][0]]
+    model = object.__new__(SmolVLM)
+    vision = SimpleNamespace(image_size=24, patch_size=4)
+    model.model = SimpleNamespace(config=SimpleNamespace(vision_config=vision, scale_factor=2))
+    model.tokenizer = None
+    model.set_up(config)
+    frames = record_preprocess_smolvlm.frames(name)
+    shown = SimpleNamespace(frames=frames, timestamps=np.arange(len(frames)), facts=SimpleNamespace(duration_s=1.0))
+    step = record_preprocess_smolvlm.STEP
+    got = model.preprocess(shown).values[..., ::step, ::step].numpy()
+    np.testing.assert_allclose(got, np.load(RECORDED)[name], rtol=0, atol=1e-5)
+
+
+def test_a_device_without_the_filter_takes_the_bicubic_one():
+    """As the library's processors do; bytes of a CPU have it."""
+    bytes_ = torch.randint(0, 256, (1, 3, 30, 40), dtype=torch.uint8)
+    assert torch.equal(_by_floats(bytes_, 12, 16, "lanczos"), _by_floats(bytes_, 12, 16, "bicubic"))
+    assert not torch.equal(resized(bytes_, 12, 16, "lanczos"), resized(bytes_, 12, 16, "bicubic"))
+
+
+@pytest.mark.parametrize("duration", [DURATION, None])
+def test_prompt_is_the_processors(case, monkeypatch, duration):
+    """Its own rule for the place of a video, and its own template, which the checkpoint's gives way to."""
+    monkeypatch.setattr(processing_smolvlm, "num2words", in_words)
+    like = SimpleNamespace(
+        image_token="<image>",
+        image_seq_len=SIDE**2,
+        fake_image_token="<fake_token_around_image>",
+        global_image_token="<global-img>",
+    )
+    about = VideoMetadata(100, fps=RATE, duration=duration, frames_indices=list(range(FRAMES)))
+    shown = {"pixel_values": case.pixels.values[None], "video_metadata": [about]}
+    video = processing_smolvlm.SmolVLMProcessor.replace_video_token(like, shown, 0)
+    contents = [{"type": "video"}, {"type": "text", "text": PROMPT}]
+    text = case.model.tokenizer.apply_chat_template(
+        [{"role": "user", "content": contents}],
+        chat_template=processing_smolvlm.DEFAULT_CHAT_TEMPLATE,
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+    prefix = case.model.prefix(case.model.see(replace(case.pixels, duration=duration)), PROMPT)
+    assert prefix.token_ids.tolist() == case.model.tokenizer.encode(text.replace("<video>", video))
+    assert "three frames from a 0:01:" in text.replace("<video>", video) and "Frame from 00:33:" in video
+    assert len(prefix.visual) == FRAMES * SIDE**2 == case.model.visual_tokens(FRAMES, 40, 60)
+    assert prefix.visual.frame.tolist() == [frame for frame in range(FRAMES) for _ in range(SIDE**2)]
+    assert prefix.visual.row[: SIDE + 1].tolist() == [0] * SIDE + [1]
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (0, "zero"),
+        (8, "eight"),
+        (13, "thirteen"),
+        (20, "twenty"),
+        (64, "sixty-four"),
+        (100, "one hundred"),
+        (128, "one hundred and twenty-eight"),
+        (1001, "one thousand and one"),
+        (2345, "two thousand, three hundred and forty-five"),
+        (70000, "seventy thousand"),
+    ],
+)
+def test_numbers_in_words(count, words):
+    assert in_words(count) == words
+
+
+def test_features_are_the_towers(case):
+    found = case.stock.get_image_features(case.pixels.values[None]).pooler_output[0]
+    torch.testing.assert_close(case.model.see(case.pixels).features, found, **CLOSE)
+    pooled = case.model.see(case.pixels, pooled=True)  # 3 x 3 patches, folded as 4 x 4
+    assert len(pooled) == FRAMES * 4 and pooled.grid == (FRAMES, 2, 2)
+    assert case.pixels.values.shape == (FRAMES, 3, IMAGE_SIZE, IMAGE_SIZE)
+
+
+@torch.inference_mode()
+def test_prefill_and_windows(case):
+    whole = case.stock(**case.inputs).logits[0, :, : case.model.vocabulary]
+    read = case.engine.prefill(case.prefix, 32)
+    torch.testing.assert_close(read.logits, whole[-1], **CLOSE)
+    assert case.model.decoder.name == "fused"
+    new = [300, 41, 317, 77, 260, 123, 338, 9, 41]
+    ids = torch.cat([case.prefix.token_ids, torch.tensor(new)])[None]
+    longer = {**case.inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    expected = case.stock(**longer).logits[0, case.prefix.length :, : case.model.vocabulary]
+    for size in range(1, 10):
+        read.span.rollback(case.prefix.length)
+        torch.testing.assert_close(forward(case.engine, read, new[:size]).logits, expected[:size], **CLOSE)
+
+
+@torch.inference_mode()
+def test_plain_decoding_is_generate():
+    for seed in SEEDS:
+        case = made(seed)
+        padding = list(range(case.model.vocabulary, case.stock.lm_head.out_features))
+        expected = case.stock.generate(**case.inputs, max_new_tokens=12, suppress_tokens=padding)
+        expected = expected[0, case.prefix.length :].tolist()
+        read = case.engine.prefill(case.prefix, 32)
+        text = [int(read.logits.argmax())]
+        while len(text) < len(expected):
+            text.append(int(forward(case.engine, read, text[-1:]).logits[-1].argmax()))
+        assert text == expected, seed
+
+
+PROFILES = ("vanilla-sd", "specvlm", "sd-frame", "uv-sequential", "hippo-sequential", "self-sd", "tabed-mtcp")
+
+
+def test_profiles_are_exact(tmp_path):
+    place = loading.placement("cpu", "float32")
+    target, draft = (
+        loading.load(str(save(tmp_path / role, noise=noise)), place) for role, noise in (("target", 0), ("draft", 0.03))
+    )
+
+    def captioner(name):
+        profile = profiles.load(name, {"generate.max_new_tokens": 40, "video.frames": 8}, env={})
+        return Captioner(profile, target, draft if profile.drafts_with_a_model else None)
+
+    clips = [str(path) for path in shipped()]
+    plain = captioner("ar")
+    texts = {path: plain.caption(path).token_ids for path in clips}
+    for number, name in enumerate(PROFILES):
+        path = clips[number % len(clips)]
+        assert captioner(name).caption(path).token_ids == texts[path], name
+    for name in ("ar", "specvlm"):
+        four = captioner(name)
+        arrivals = Given([Request(path, four.read(path), key=path) for path in clips])
+        together = {
+            key: done.caption.token_ids for key, done in four.serve(arrivals, batch=4) if isinstance(done, Finished)
+        }
+        assert together == texts, name

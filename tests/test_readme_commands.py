@@ -1,0 +1,169 @@
+"""The commands of the README and of every page, run in their order as they stand there.
+
+Each section has a folder of its own with clips in it. ``vidspec`` runs in this process, with the built-in models on few
+frames and tokens, in :data:`FAKED` sections with a captioner that has none; what needs a shell gets one.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import srt
+import webvtt
+from fake_captioner import FakeCaptioner
+from test_readme import PAGES, ROOT, console_lines
+
+from vidspec import cli
+from vidspec.batch.pool import Factory
+from vidspec.embedded.samples import shipped
+
+PROGRAM = """#!{python}
+import sys
+from types import ModuleType
+from fake_captioner import FakeCaptioner
+from vidspec.batch.pool import Factory
+module = ModuleType("vidspec.captioner"); module.Captioner = FakeCaptioner
+sys.modules["vidspec.captioner"] = module
+Factory.__init__.__defaults__ = ("fake_captioner:FakeCaptioner",)
+from vidspec.cli import main
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+#: What is not run here and why; ``test_readme.py`` parses those of ``vidspec``.
+ELSEWHERE = {
+    r"(pip|pipx|uv) ": "installs; from where is everybody's own",
+    r"make caption": "tests/test_readme.py, over an installation that does nothing",
+    r"make (test|lint|gpu)": "is what runs this, a part of it, and what needs a GPU",
+    r"python -m lmms_eval": "another package, and models of the hub: tests/integrations/test_lmms_eval_model.py",
+    r"python (-m pytest )?tests/": "tests, and a survey that takes an hour; that they exist is tested",
+    r".* --target ": "models of the hub",
+    r".*\binner\.yaml": "wants the files above it: tests/test_readme_example.py",
+    r"vidspec caption broken.ts": "a damaged file: tests/video/test_damage.py",
+    r"vidspec bench --profiles all": "an hour: tests/bench/test_measure.py",
+    r"vidspec bench --suite": "hours: tests/papers/test_suites.py",
+    r"vidspec bench pareto": "hours: tests/papers/test_pareto_run.py",
+    r"vidspec bench compare": "results of two benches: tests/cli/test_bench.py",
+    r"vidspec bench throughput": "processes with models of their own: tests/bench/test_throughput.py",
+    r"vidspec bench scale": "a model of gigabytes: tests/bench/test_scale.py",
+}
+#: Makes a command cheaper than it stands there.
+MORE = {"sample": ("--count", "1"), "profile": ("--profiles", "ar,specvlm", "--repeats", "1", "--no-passes")}
+#: Sections about files, not captions.
+FAKED = {"Many clips"}
+#: What only a shell understands; Ray's daemons too are better in a process that ends.
+SHELL = re.compile(r"[|<>$;(]|^(?!vidspec )|--engine ray")
+
+
+def sections():
+    found = defaultdict(list)
+    for page in sorted(PAGES):
+        for title, line in console_lines(page):
+            found[page, title].append(line)
+    return dict(found)
+
+
+def elsewhere(line):
+    return any(re.match(pattern, line) for pattern in ELSEWHERE)
+
+
+RUN = {key: [line for line in lines if not elsewhere(line)] for key, lines in sections().items()}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(("VIDSPEC_", "SLURM_", "RAY_")):
+            monkeypatch.delenv(name)
+    for name in ("clips/one.mp4", "clips/day1/two.mp4", "clips/day2/three.mp4", "clip.mp4"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(shipped()[0], path)
+    (tmp_path / "vidspec").symlink_to(ROOT / "vidspec")
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    program = tmp_path / "bin" / "vidspec"
+    program.parent.mkdir()
+    program.write_text(PROGRAM.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("VIDSPEC_VIDEO__FRAMES", "4")
+    monkeypatch.setenv("VIDSPEC_GENERATE__MAX_NEW_TOKENS", "20")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def faked(monkeypatch):
+    module = ModuleType("vidspec.captioner")
+    module.Captioner = FakeCaptioner
+    monkeypatch.setitem(sys.modules, "vidspec.captioner", module)
+    monkeypatch.setattr(Factory.__init__, "__defaults__", ("fake_captioner:FakeCaptioner",))
+
+
+def run(line, capfd):
+    """What a line prints; it must succeed."""
+    if SHELL.search(line):
+        ran = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, timeout=300, check=False
+        )
+        assert ran.returncode == 0, f"{line}\n{ran.stderr}"
+        return ran.stdout
+    words = shlex.split(line)[1:]
+    code = cli.main([*words, *MORE.get(words[0], ())])
+    out, err = capfd.readouterr()
+    assert code == 0, f"{line}\n{err}"
+    return out
+
+
+@pytest.mark.parametrize(("page", "title"), [key for key, lines in RUN.items() if lines and key[1] not in FAKED])
+def test_the_commands_of_a_section(page, title, folder, capfd):
+    for line in RUN[page, title]:
+        assert run(line, capfd) or re.search(" -o |^cp |> ", line), f"{line}: printed nothing"
+
+
+def test_the_commands_on_many_clips(folder, faked, capfd):
+    pytest.importorskip("ray")
+    pytest.importorskip("scenedetect")
+    if shutil.which("jq") is None:
+        pytest.skip("needs jq")
+    out = {line: run(line, capfd) for line in RUN["usage", "Many clips"]}
+    piped = next(text for line, text in out.items() if "jq" in line)
+    assert piped.splitlines() == ["A red circle", "moves left."] * 4
+    again = records(folder / "captions.jsonl")
+    assert [Path(one["path"]).name for one in again] == ["two.mp4", "three.mp4", "one.mp4"]
+    whole = (folder / "captions.jsonl").read_bytes()
+    assert (folder / "merged.jsonl").read_bytes() == whole
+    for other in ("replicas.jsonl", "ray.jsonl"):
+        assert (folder / other).read_bytes() == whole, other
+    assert [one["start"] for one in records(folder / "jobs.jsonl")] == [0.0]
+    assert len(list(srt.parse((folder / "clips/day1/two.srt").read_text()))) == 1
+    assert len(webvtt.read(str(folder / "subtitles/day1/two.vtt"))) == 5
+    assert (folder / "scenes/day1/two.en.srt").is_file()
+
+
+@pytest.mark.parametrize("page", ["README", "usage"])
+def test_the_library_as_it_is_shown(page, folder, capfd):
+    (code,) = re.findall(r"^```python\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE)
+    exec(compile(code, page, "exec"), {})
+    assert capfd.readouterr().out.strip()
+
+
+def test_what_is_not_run_says_where_it_is():
+    lines = [line for lines in sections().values() for line in lines]
+    for pattern, why in ELSEWHERE.items():
+        assert any(re.match(pattern, line) for line in lines), f"{pattern}: no page has it"
+        assert all((ROOT / name).exists() for name in re.findall(r"tests/\S+\.py", why)), why
+
+
+def records(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,0 +1,161 @@
+"""``generate`` of ``transformers`` on padded batches as a contender of ``vidspec bench throughput``.
+
+``python -m vidspec.bench.generate_worker JSON`` answers what a :class:`~vidspec.telling.answering.Worker` asks.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from vidspec import video
+from vidspec.bench.peers import Clock, PeerFailed
+from vidspec.bench.recorded import recorded
+from vidspec.engine.device import peak_bytes
+from vidspec.models import loading
+from vidspec.models.base import Pixels, Seen
+from vidspec.pace.steady import Steady
+from vidspec.profile import labels
+from vidspec.profile.profiles import Profile
+from vidspec.telling.answering import answer
+
+__all__ = ["Theirs", "main", "padded"]
+
+
+class Theirs:
+    """Prompts padded on the left, every row until the last one ends; the next batch is read meanwhile.
+
+    Args:
+        profile: says which model, which frames and which prompt.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        wanted = profile.models
+        if wanted.threads is not None:
+            torch.set_num_threads(wanted.threads)
+        name = str(loading.embedded_folder(wanted.pair, "target")) if wanted.pair else wanted.target or ""
+        self.profile = profile
+        self.target: Any = loading.load(name, loading.placement(wanted.device, wanted.dtype, "stock"))
+        self._shapes: dict[tuple[int, int, int], Seen] = {}
+
+    def run(self, clips: Sequence[str], batch: int) -> dict[str, Any]:
+        """Caption a folder of clips; see :func:`~vidspec.bench.recorded.recorded`."""
+        return {**recorded(self._ahead(clips, batch)), "rows": float(batch), "device_bytes": peak_bytes()}
+
+    def decode(self, clips: Sequence[str], batch: int) -> dict[str, float]:
+        """Tokens and seconds of decoding alone; see :class:`~vidspec.pace.steady.Steady`."""
+        return Steady.together(self._counted(some) for some in _groups(clips, batch))
+
+    @property
+    def functions(self) -> Mapping[str, Callable[..., Any]]:
+        return {"run": self.run, "decode": self.decode}
+
+    def _ahead(self, clips: Sequence[str], batch: int) -> Iterator[tuple[str, str, list[int]]]:
+        groups = _groups(clips, batch)
+        with ThreadPoolExecutor(1) as thread:
+            coming = thread.submit(self._read, groups[0])
+            for some, after in zip(groups, [*groups[1:], ()], strict=True):
+                read, coming = coming.result(), thread.submit(self._read, after)
+                rows, _ = self._captions(read)
+                for path, row in zip(some, rows, strict=True):
+                    yield path, self.target.tokenizer.decode(row, skip_special_tokens=True).strip(), row
+
+    def _counted(self, clips: Sequence[str]) -> Steady:
+        rows, times = self._captions(self._read(clips))
+        counted = Steady(len(rows))
+        for at, when in enumerate(times):
+            for number, row in enumerate(rows):
+                if at < len(row):
+                    counted.emitted(when, number, 1)
+            if any(at == len(row) - 1 for row in rows):
+                counted.finished(when)
+        return counted
+
+    def _read(self, paths: Sequence[str]) -> list[Pixels]:
+        wanted = self.profile.video
+        read = (video.read(one, frames=wanted.frames, fps=wanted.fps, max_pixels=wanted.max_pixels) for one in paths)
+        return [self.target.preprocess(clip) for clip in read]
+
+    @torch.inference_mode()
+    def _captions(self, clips: Sequence[Pixels]) -> tuple[list[list[int]], list[float]]:
+        """Token ids of each clip, and when each step had its tokens.
+
+        Raises:
+            PeerFailed: ``generate`` raised an error, or the clips cannot be put into one batch.
+        """
+        known = self.target.tokenizer.pad_token_id
+        pad = int(min(self.target.eos) if known is None else known)
+        clock = Clock()
+        try:
+            inputs = padded([self._inputs(pixels) for pixels in clips], pad)
+            out = self.target.model.generate(
+                **inputs,
+                max_new_tokens=self.profile.generate.max_new_tokens,
+                do_sample=False,
+                pad_token_id=pad,
+                streamer=clock,
+            )
+        except (ValueError, RuntimeError, TypeError) as error:
+            raise PeerFailed(f"generate in batches of transformers fails: {error}") from error
+        rows = [self._ended(row) for row in out[:, inputs["input_ids"].shape[1] :].tolist()]
+        return rows, clock.times[1:-1]
+
+    def _inputs(self, pixels: Pixels) -> dict[str, Any]:
+        """What ``generate`` takes for one clip. How many visual tokens there are is learnt once for each shape."""
+        generate = self.profile.generate
+        if pixels.grid not in self._shapes:
+            self._shapes[pixels.grid] = self.target.see(pixels)
+        seen = replace(self._shapes[pixels.grid], seconds=pixels.seconds)
+        found: dict[str, Any] = self.target.stock_inputs(
+            pixels, self.target.prefix(seen, generate.prompt, generate.system)
+        )
+        return found
+
+    def _ended(self, row: list[int]) -> list[int]:
+        """A row up to its own end."""
+        end = next((at for at, token in enumerate(row) if token in self.target.eos), len(row) - 1)
+        return row[: end + 1]
+
+
+def _groups(clips: Sequence[str], count: int) -> list[Sequence[str]]:
+    """``count`` at a time; the last may be fewer."""
+    return [clips[first : first + count] for first in range(0, len(clips), count)]
+
+
+def padded(inputs: Sequence[Mapping[str, torch.Tensor]], pad: int) -> dict[str, torch.Tensor]:
+    """Inputs of several clips as one batch; what has an entry for each token gets more on its left.
+
+    Args:
+        inputs: of each clip: ``input_ids`` (1, L), whatever else has that shape, and pixels with facts about them,
+            clips one after the other.
+        pad: stands in ``input_ids`` where there is nothing; elsewhere it is 0.
+
+    Raises:
+        ValueError: the pixels of the clips do not fit together.
+    """
+    width = max(one["input_ids"].shape[1] for one in inputs)
+    whole = {}
+    for key in inputs[0]:
+        rows = [one[key] for one in inputs]
+        if all(row.shape == one["input_ids"].shape for row, one in zip(rows, inputs, strict=True)):
+            filler = pad if key == "input_ids" else 0
+            rows = [torch.nn.functional.pad(row, (width - row.shape[1], 0), value=filler) for row in rows]
+        if len({row.shape[1:] for row in rows}) > 1:
+            raise ValueError(f"clips with {key} of {' and '.join(str(tuple(row.shape)) for row in rows[:2])}")
+        whole[key] = torch.cat(rows)
+    return whole
+
+
+def main(about: str) -> None:
+    """Answer questions. ``about`` is JSON: the ``label`` of a profile, and ``overrides`` it gives way to."""
+    answer(lambda: Theirs(labels.load(**json.loads(about))).functions)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

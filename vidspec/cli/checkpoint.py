@@ -1,0 +1,249 @@
+"""Looks at a config: whether the checkpoint is supported and how, which drafts fit it and the memory. Reads no weights.
+
+The model is built without numbers (on torch's meta device), so what is said is what loading it would find.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from vidspec.decoding.setup import STATES
+from vidspec.engine.device import free_memory
+from vidspec.engine.fused import uncovered
+from vidspec.engine.stock import StockDecoder
+from vidspec.models import loading
+from vidspec.models.identity import related
+from vidspec.models.known_pairs import BYTES, PROMPT, KnownModel, known, visual_tokens
+from vidspec.models.text_only import TextModel
+from vidspec.profile import profiles
+from vidspec.registry import families
+
+__all__ = ["Checkpoint", "Fit", "inspect"]
+
+#: Of the clip that memory is counted for: frames, rows and columns of their pixels, tokens of the caption.
+FRAMES, SIZE, NEW_TOKENS = 32, (720, 1280), 512
+#: By how many rows two heads of one vocabulary may differ: they are padded to round numbers.
+PADDING = 1024
+#: Profiles to propose, the first that a checkpoint can do: with a draft and without one.
+DRAFTED, UNPRUNED, ALONE = ("specvlm", "specvlm-chain"), ("vanilla-sd",), ("self-specvlm", "ar")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A draft of ``vidspec pairs``.
+
+    Attributes:
+        bytes: of both models together; None if unknown.
+        refused: why it does not fit.
+        alike: whether it sees the target's visual tokens, so that what is pruned for the one is for the other.
+    """
+
+    draft: str
+    bytes: int | None
+    refused: str | None
+    alike: bool
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The findings, plain values only.
+
+    Attributes:
+        decoder, why: what runs its blocks, and why.
+        states: of how many blocks a state is kept instead of keys and values.
+        state_bytes: that these take for each clip at most.
+        refused: keys of a profile that such states exclude.
+        axes: of rotary positions.
+        vocabulary: rows of the head.
+        kv_bytes: of keys and values, for each token.
+        visual_tokens: of the clip that memory is counted for; None if the family's processor is not known.
+        weights, needed, free: bytes of the weights, of weights and such a clip, and what ``device`` has left.
+        text: whether it is a language model without vision, which can only draft.
+    """
+
+    name: str
+    family: str
+    decoder: str
+    why: str
+    blocks: int
+    states: int
+    state_bytes: int
+    refused: tuple[str, ...]
+    axes: int
+    vocabulary: int
+    parameters: int
+    dtype: str
+    device: str
+    kv_bytes: int
+    visual_tokens: int | None
+    weights: int
+    needed: int
+    free: int | None
+    text: bool
+    drafts: tuple[Fit, ...]
+    command: str
+
+    @property
+    def fits(self) -> bool:
+        """Whether weights and a clip fit into the memory that is free."""
+        return self.free is None or self.needed <= self.free
+
+    def to_dict(self) -> dict[str, Any]:
+        """For ``--format json``."""
+        return {**asdict(self), "supported": True, "fits": self.fits}
+
+    def rows(self) -> list[tuple[str, str]]:
+        """For the table: label and value."""
+        kept = "keys and values are cut: any number of tokens, chains and trees"
+        if self.states:
+            kept = (
+                f"{self.states} of {self.blocks} blocks keep states, at most {_gib(self.state_bytes)} for each clip; "
+                f"refused: {', '.join(self.refused)}"
+            )
+        clip = f"a clip of {FRAMES} frames of {SIZE[1]} x {SIZE[0]} and {NEW_TOKENS} new tokens"
+        if self.visual_tokens is None:
+            clip = f"{NEW_TOKENS} tokens"
+        room = "of unknown free" if self.free is None else f"{_gib(self.free)} free"
+        return [
+            ("model", self.name),
+            ("family", f"{self.family}, supported" + (" as a draft only" if self.text else "")),
+            ("decoder", f"{self.decoder}: {self.why}"),
+            ("rollback", kept),
+            ("positions", f"{self.axes} axes (M-RoPE)" if self.axes > 1 else "1 axis"),
+            ("vocabulary", f"{self.vocabulary} rows of the head"),
+            ("size", f"{self.parameters / 1e9:.2f}e9 parameters, {_gib(self.weights)} in {self.dtype}"),
+            (
+                "memory",
+                f"{_gib(self.needed)} with {clip}; {self.device}: {room}" + ("" if self.fits else ", too little"),
+            ),
+            *(("draft", f"{fit.draft}: {fit.refused or _together(fit.bytes)}") for fit in self.drafts),
+            ("run", self.command),
+        ]
+
+
+def inspect(name: str) -> Checkpoint:
+    """Look at a checkpoint.
+
+    Args:
+        name: hub id, or a folder as ``save_pretrained`` writes it.
+
+    Raises:
+        ModelError: not found, unreadable, or of a family that is not supported.
+    """
+    import transformers
+
+    config = loading.read_config(name, text=True)
+    where, family = loading.placement(), str(config.model_type)
+    text = family not in families.names()
+    automatic: Any = transformers.AutoModelForCausalLM if text else transformers.AutoModelForImageTextToText
+    try:
+        with torch.device("meta"):
+            model = automatic.from_config(config, dtype=where.dtype, trust_remote_code=False)
+    except Exception as error:  # whatever a config makes the library raise, the config is at fault
+        raise loading.unloadable(name, error) from error
+    kind: Any = TextModel if text else families.get(family)
+    language = kind.language_of(model)
+    reason = uncovered(language, model.lm_head)
+    decoder = StockDecoder(language, model.lm_head, reason or "")
+    parameters = sum(weight.numel() for weight in model.parameters())
+    dtype = str(where.dtype).removeprefix("torch.")
+    tokens = _visual(family)
+    weights, kv = parameters * where.dtype.itemsize, decoder.slab.entry_bytes
+    needed = weights + kv * ((tokens or 0) + PROMPT + NEW_TOKENS) + decoder.state_bytes
+    free = free_memory(where.device)
+    head = int(model.lm_head.weight.shape[0])
+    smaller = [] if text else _drafts(name, family, parameters)
+    drafts = tuple(_fits(name, family, smaller, head, dtype, needed, free))
+    return Checkpoint(
+        name=name,
+        family=family,
+        decoder="fused" if reason is None else "stock",
+        why=reason or "all its blocks are covered",
+        blocks=decoder.depth,
+        states=0 if decoder.cached is None else decoder.depth - len(decoder.cached),
+        state_bytes=decoder.state_bytes,
+        refused=() if decoder.cached is None else tuple(key for key, *_ in STATES),
+        axes=decoder.axes,
+        vocabulary=head,
+        parameters=parameters,
+        dtype=dtype,
+        device=str(where.device),
+        kv_bytes=kv,
+        visual_tokens=tokens,
+        weights=weights,
+        needed=needed,
+        free=free,
+        text=text,
+        drafts=drafts,
+        command=_command(name, drafts, text=text, states=decoder.cached is not None),
+    )
+
+
+def _visual(family: str) -> int | None:
+    try:
+        return visual_tokens(family, FRAMES, SIZE)
+    except ValueError:
+        return None
+
+
+def _drafts(name: str, family: str, parameters: int) -> list[KnownModel]:
+    """The drafts that are listed with a target, else those of its family that are known to be smaller."""
+    drafts = {pair.draft.name: pair.draft for pair in known() if pair.draft is not None}
+    listed = [pair.draft for pair in known() if pair.draft is not None and pair.target.name == name]
+    return listed or [
+        draft
+        for draft in drafts.values()
+        if related(family, draft.family) and draft.parameters is not None and draft.parameters < parameters
+    ]
+
+
+def _fits(
+    name: str, family: str, drafts: list[KnownModel], head: int, dtype: str, needed: int, free: int | None
+) -> list[Fit]:
+    unlike = {pair.draft for pair in known() if pair.target.name == name and "prune.method: none" in (pair.note or "")}
+    found = []
+    for draft in drafts:
+        alike = draft not in unlike and _visual(draft.family) == _visual(family)
+        total, refused = None, None
+        if draft.parameters is not None:
+            length = (_visual(draft.family) or 0) + PROMPT + NEW_TOKENS
+            total = needed + (draft.parameters + draft.kv_per_token * length) * BYTES[dtype]
+        if _other(draft, head):
+            refused = f"another vocabulary, of {draft.vocabulary} ids"
+        elif free is not None and total is not None and total > free:
+            refused = f"{_gib(total)} together, too much for this machine"
+        found.append(Fit(draft.name, total, refused, alike))
+    return found
+
+
+def _together(count: int | None) -> str:
+    return "its size is not known" if count is None else f"fits, {_gib(count)} together"
+
+
+def _other(draft: KnownModel, head: int) -> bool:
+    return draft.vocabulary is not None and abs(draft.vocabulary - head) >= PADDING
+
+
+def _command(name: str, drafts: tuple[Fit, ...], *, text: bool, states: bool) -> str:
+    named = shlex.quote(name)
+    if text:
+        return f"vidspec caption clip.mp4 --profile onsd --target TARGET --draft {named}"
+    fitting = [fit for fit in sorted(drafts, key=lambda fit: fit.bytes is None) if fit.refused is None]
+    proposed = ALONE if not fitting else DRAFTED if fitting[0].alike else UNPRUNED
+    profile = next(one for one in proposed if not (states and _refused(one)))
+    command = f"vidspec caption clip.mp4 --profile {profile} --target {named}"
+    return f"{command} --draft {fitting[0].draft}" if fitting else command
+
+
+def _refused(name: str) -> bool:
+    """Whether states of recurrent blocks exclude a profile."""
+    profile = profiles.load(name, env={})
+    return any(broken(profile) for *_, broken in STATES)
+
+
+def _gib(count: int | None) -> str:
+    return "?" if count is None else f"{count / 2**30:.1f} GiB"

@@ -1,0 +1,39 @@
+"""How a result goes to stdout, and what is said meanwhile to stderr, for the commands that measure and predict."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+__all__ = ["Form", "print_csv", "print_facts", "print_json", "say"]
+
+
+class Form(str, Enum):
+    """How a report is written."""
+
+    text = "text"
+    json = "json"
+    csv = "csv"
+    markdown = "markdown"
+
+
+def say(text: str) -> None:
+    """What is done next, or was done beside the result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_json(content: Any) -> None:
+    print(json.dumps(content, ensure_ascii=False, indent=2))
+
+
+def print_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    csv.writer(sys.stdout, lineterminator="\n").writerows([columns, *rows])
+
+
+def print_facts(facts: Mapping[str, Any]) -> None:
+    """What the figures depend on, in one line."""
+    print(", ".join(f"{key} {value}" for key, value in facts.items()))

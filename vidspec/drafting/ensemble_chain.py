@@ -1,0 +1,117 @@
+"""Chains drawn from the mean of what one model says in several contexts (TABED 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+
+from vidspec.drafting.base import Draft
+from vidspec.drafting.chain import Chain
+from vidspec.drafting.ensemble_weights import Evidence, equal, mixture
+from vidspec.engine.asks import Asks, Pass
+from vidspec.engine.forward import Engine
+from vidspec.engine.rows import Rows
+from vidspec.engine.sampling import Sampling, draw
+from vidspec.engine.slab import KVSpan
+
+__all__ = ["AdaptiveEnsemble", "Ensemble"]
+
+
+class Ensemble(Chain):
+    """A chain drawn from a mixture with equal weights (MT, MTCP).
+
+    The distributions that are mixed have the sampling's temperature (1 if it is greedy) and all tokens; top-p cuts
+    the mixture. Greedy windows take its argmax, sampled ones carry what they were drawn from.
+
+    Args:
+        engine: the draft model, which reads all contexts in one pass.
+        spans: the contexts' prompts, read.
+        sampling: how tokens are chosen.
+        rng: CPU generator.
+    """
+
+    def __init__(self, engine: Engine, spans: Sequence[KVSpan], sampling: Sampling, rng: torch.Generator) -> None:
+        super().__init__(spans)
+        self.engine, self.sampling, self.rng = engine, sampling, rng
+        self.contexts = len(self.spans)
+        self._soften = Sampling(1.0 if sampling.greedy else sampling.temperature)
+
+    def propose(self, gamma: int) -> Asks[Draft]:
+        tokens: list[int] = []
+        probs: list[torch.Tensor] = []
+        weights: tuple[float, ...] = ()
+        fed = self._unread
+        for place in range(gamma):
+            passed = yield Pass(self.engine, [Rows(span, fed) for span in self.spans], "draft")
+            each = self._soften.distribution(torch.stack([one.logits for one in passed], dim=1))  # (n, m, V)
+            self.forwards += 1
+            self._seen(each)
+            if place == 0:
+                weights = self._weights()
+            mixed = mixture(weights, each[-1])
+            if self.sampling.greedy:
+                token = int(mixed.argmax())
+            else:
+                q = self.sampling.nucleus(mixed[None])[0].cpu()
+                probs.append(q)
+                token = draw(q, self.rng)
+            tokens.append(token)
+            fed = [token]
+        self._window = tuple(tokens)
+        draft = Draft(self._window, tuple(range(-1, gamma - 1)), torch.stack(probs) if probs else None)
+        return replace(draft, weights=weights)
+
+    def _seen(self, each: torch.Tensor) -> None:
+        """Distributions (n, m, V) behind n tokens that were just read."""
+
+    def _weights(self) -> tuple[float, ...]:
+        """For the window that begins."""
+        return equal(self.contexts)
+
+
+class AdaptiveEnsemble(Ensemble):
+    """Weights follow how close each context came to the target at the positions verified so far (MT*, MTCP*).
+
+    Args:
+        engine, spans, sampling, rng: as for :class:`Ensemble`.
+        evidence: the rule and what it rests on.
+    """
+
+    learns: ClassVar[Literal[True]] = True
+
+    def __init__(
+        self,
+        engine: Engine,
+        spans: Sequence[KVSpan],
+        sampling: Sampling,
+        rng: torch.Generator,
+        evidence: Evidence,
+    ) -> None:
+        super().__init__(engine, spans, sampling, rng)
+        self.evidence = evidence
+        self._rows: list[torch.Tensor] = []  # (m, V) at each place of the window
+        #: (V,) the target's and the token emitted, at places no context has read up to yet.
+        self._labels: list[tuple[torch.Tensor, int]] = []
+
+    def observe(self, path: Sequence[int], token: int, target_logits: torch.Tensor) -> None:
+        device = self._rows[0].device if self._rows else target_logits.device
+        soft = self._soften.distribution(target_logits[: len(path) + 1]).to(device)
+        labels = list(zip(soft, [*(self._window[node] for node in path), token], strict=True))
+        for (p, emitted), q in zip(labels, self._rows, strict=False):
+            self.evidence.add(p, q, emitted)
+        self._labels += labels[len(self._rows) :]  # behind a window that passed whole
+        self._rows = []
+
+    def _seen(self, each: torch.Tensor) -> None:
+        *late, row = each
+        if late:  # the place of a bonus, judged before any context read that far
+            for (p, emitted), q in zip(self._labels, late, strict=True):
+                self.evidence.add(p.to(q.device), q, emitted)
+            self._labels = []
+        self._rows.append(row)
+
+    def _weights(self) -> tuple[float, ...]:
+        return self.evidence.weights()

@@ -1,0 +1,152 @@
+"""A model drafts, except where what was written before promises more tokens per second."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+
+from pydantic import Field
+
+from vidspec.drafting.base import Draft, Drafter, DrafterKind, Learner
+from vidspec.drafting.lookup import Lookup
+from vidspec.drafting.suffix import SuffixDraft
+from vidspec.errors import ProfileError
+from vidspec.registry import drafters, options_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from vidspec.drafting.opening import Opening
+    from vidspec.engine.asks import Asks
+    from vidspec.models.base import VideoLanguageModel
+    from vidspec.pace.pace import Pace, Window
+
+
+class Hybrid:
+    """Per round the proposal that is expected to gain more: accepted tokens, less those that its passes cost.
+
+    What is found is judged by its scores, the model by how often its tokens were accepted, both by the measured times
+    of rows and of the draft's passes. The model reads what it did not draft before it drafts again.
+
+    Args:
+        model: drafts a chain, of greedy choices.
+        lookup: looks up.
+        gamma: the model's window; None for the one that pays.
+    """
+
+    pace: Pace
+    window: Window
+
+    def __init__(self, model: Drafter, lookup: Lookup, gamma: int | None) -> None:
+        self.model, self.lookup, self.gamma = model, lookup, gamma
+        self._drafted: Draft | None = None  # by the model
+        self._looked_up = False
+
+    def paced(self, pace: Pace, window: Window) -> None:
+        """Hear what passes cost, and of the model's window."""
+        self.pace, self.window = pace, window
+        self.lookup.paced(pace, window)
+
+    @property
+    def forwards(self) -> int:
+        return self.model.forwards
+
+    def begin(self, token: int) -> None:
+        self.model.begin(token)
+        self.lookup.begin(token)
+
+    def propose(self, gamma: int) -> Asks[Draft]:
+        from vidspec.engine.asks import asked
+        from vidspec.pace.speed import chain_tokens
+
+        found = self.lookup.look(gamma)
+        window = min(self.window.gamma if self.gamma is None else self.gamma, gamma)
+        prices = self.pace.prices(window) or [0.0] * (window + 1)
+        gain = chain_tokens(self.window.beta, window) - 1 - prices[window] - self.pace.price_of_drafting(window)
+        self._looked_up = bool(found.tokens) and found.gain >= gain
+        if self._looked_up:
+            return self.lookup.proposed(found)
+        self._drafted = yield from asked(self.model.propose, window)
+        return self._drafted
+
+    def commit(self, path: Sequence[int], token: int) -> None:
+        if self._looked_up:
+            tokens = [self.lookup.window[node] for node in path]
+            self.lookup.commit(path, token)
+            for one in (*tokens, token):  # as rounds without a proposal
+                self.model.commit((), one)
+            return
+        drafted = cast(Draft, self._drafted)
+        self.window.judged(len(drafted.tokens), len(path))
+        self.lookup.wrote([*(drafted.tokens[node] for node in path), token])
+        self.model.commit(path, token)
+
+    def finish(self, token_ids: Sequence[int]) -> None:
+        """The text is over, and this is all of it."""
+        self.lookup.finish(token_ids)
+
+
+class LearningHybrid(Hybrid):
+    """The same over a model that learns from the target's distributions, whoever drafted."""
+
+    learns: ClassVar[Literal[True]] = True
+
+    def observe(self, path: Sequence[int], token: int, target_logits: torch.Tensor) -> None:
+        learner = cast(Learner, self.model)
+        if not self._looked_up:
+            learner.observe(path, token, target_logits)
+            return
+        window = self.lookup.window
+        for row, one in zip((0, *(node + 1 for node in path)), (*(window[node] for node in path), token), strict=True):
+            learner.observe((), one, target_logits[row : row + 1])
+
+
+@drafters.register("hybrid")
+class HybridDraft(DrafterKind):
+    """``suffix`` beside a drafter with a model, each where it is expected to be faster.
+
+    Args:
+        of: the drafter with a model.
+        settings: its options.
+        least, most, capacity, memory: as of ``suffix``.
+    """
+
+    draws = False
+    paces = True
+
+    def __init__(
+        self,
+        of: str = "model",
+        settings: dict[str, Any] | None = None,
+        least: Annotated[int, Field(ge=1, le=16)] = 1,
+        most: Annotated[int, Field(ge=1, le=256)] = 16,
+        capacity: Annotated[int, Field(ge=1000, le=100_000_000)] = 1_000_000,
+        memory: str | None = None,
+    ) -> None:
+        made = drafters.get(of)
+        if made is HybridDraft:
+            raise ProfileError("draft.options.of: hybrid is no drafter of its own", hint="draft.options.of: model")
+        taken = options_of(made).model_validate(settings or {}).model_dump(exclude_unset=True)
+        self.inner = cast(DrafterKind, made(**taken))
+        if self.inner.model is None:
+            raise ProfileError(f"draft.options.of: {of} drafts without a model", hint="draft.options.of: model")
+        self.needs, self.model, self.sees = self.inner.needs, self.inner.model, self.inner.sees
+        self.contexts, self.gathers = self.inner.contexts, self.inner.gathers
+        self.lookup = SuffixDraft(least, most, capacity, memory)
+
+    def prepare(self, target: VideoLanguageModel) -> None:
+        self.inner.prepare(target)
+        self.lookup.prepare(target)
+
+    def close(self) -> None:
+        self.inner.close()
+        self.lookup.close()
+
+    def open(self, clip: Opening) -> Asks[Drafter]:
+        from vidspec.engine.asks import asked
+
+        model = yield from asked(self.inner.open, clip)
+        lookup = cast(Lookup, self.lookup.open(clip))
+        gamma = clip.profile.draft.gamma
+        kind = LearningHybrid if isinstance(model, Learner) else Hybrid
+        return kind(model, lookup, None if gamma == "auto" else gamma)

@@ -1,0 +1,216 @@
+"""Drafts that are looked up: what followed earlier occurrences of the end of the text, most frequent first. No torch.
+
+A continuation's score is the probability that all of it is accepted: at each step its share of the occurrences, times
+how often, of late, such shares came true behind matches of that length. Tokens are proposed while their score is worth
+what a row of the target's pass costs: long ones behind long matches, and none behind a match that says little.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections.abc import Sequence
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from vidspec.drafting.base import Draft, FreeDrafter
+from vidspec.drafting.memory import BREAK, Match, Memory, Text, longest
+from vidspec.profile.tree import parse_tree
+
+if TYPE_CHECKING:
+    from vidspec.drafting.opening import Opening
+    from vidspec.pace.pace import Pace, Window
+
+__all__ = ["LONGEST", "Found", "Lookup", "Prices", "Reliance"]
+
+#: Tokens of the longest proposal; the score below which none is proposed, and until it is known what rows cost.
+LONGEST, LEAST, UNPRICED = 32, 0.02, 0.15
+#: How often shares come true behind matches of 1, 2-3, 4-7, 8-15 and more tokens, as of so many, and what they count
+#: one window later.
+PRIOR, PRIOR_TOKENS, FADE = (0.2, 0.4, 0.7, 0.9, 0.95), 8.0, 0.998
+
+
+class Reliance:
+    """How often the most frequent continuations were the right ones, by the length of the match; of all clips."""
+
+    def __init__(self) -> None:
+        self._promised = [PRIOR_TOKENS] * len(PRIOR)
+        self._kept = [PRIOR_TOKENS * share for share in PRIOR]
+
+    def __call__(self, length: int) -> float:
+        """The probability that the only continuation of a match of so many tokens is right."""
+        at = min(length.bit_length(), len(PRIOR)) - 1
+        return min(0.99, self._kept[at] / self._promised[at])
+
+    def judged(self, length: int, share: float, right: bool) -> None:
+        """Continuations of such a match were proposed that made up ``share`` of all; was one of them right?"""
+        at = min(length.bit_length(), len(PRIOR)) - 1
+        self._promised[at] = FADE * self._promised[at] + share
+        self._kept[at] = FADE * self._kept[at] + right
+
+
+class Prices(Protocol):
+    """Knows what rows cost."""
+
+    def prices(self, rows: int) -> Sequence[float]:
+        """How many tokens 0, 1, ... ``rows`` drafted rows cost; empty until it is known."""
+        ...
+
+
+class Found(NamedTuple):
+    """A proposal, the best scores first.
+
+    Attributes:
+        tokens, parents: a window.
+        shares: of each token, how many of the occurrences it followed.
+        length: of the match.
+        gain: tokens that are expected to be accepted, less those that their rows cost.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    shares: tuple[float, ...]
+    length: int
+    gain: float
+
+
+NOTHING = Found((), (), (), 0, 0.0)
+
+
+class Lookup(FreeDrafter):
+    """Looks up its own text and prompt, and the texts of a memory if there is one.
+
+    Args:
+        least: the shortest match, in tokens.
+        most: matches are compared no further back.
+    """
+
+    trees = True
+    paces = True
+
+    def __init__(self, least: int = 1, most: int = 16) -> None:
+        self.least, self.most = least, max(least, most)
+        self.reliance = Reliance()
+        self.memory: Memory | None = None
+        self._turns: Window | None = None
+        self._found = NOTHING
+
+    def opened(self, clip: Opening) -> None:
+        draft = clip.profile.draft
+        self.start(clip.room, len(parse_tree(draft.tree)) if draft.topology == "tree" else None)
+
+    def start(self, room: int, nodes: int | None = None, prices: Prices | None = None) -> None:
+        """Begin a text.
+
+        Args:
+            room: tokens that it may have, about.
+            nodes: of the trees that are proposed, the most; chains if None.
+            prices: knows what rows cost.
+        """
+        self._nodes, self._prices = nodes, prices
+        self._own = Text(len(self.prompt) + room, self.least, self.most)
+        self._own.add([*self.prompt, BREAK])
+
+    def paced(self, pace: Pace, window: Window) -> None:
+        self._prices, self._turns = pace, window
+
+    def guess(self, gamma: int) -> Sequence[int]:
+        return self.look(gamma).tokens
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        self._own.add(token_ids)
+
+    @property
+    def window(self) -> tuple[int, ...]:
+        """What was proposed last."""
+        return self._window
+
+    def wrote(self, token_ids: Sequence[int]) -> None:
+        """These were emitted, and another proposed them."""
+        self._emitted(list(token_ids))
+
+    def finish(self, token_ids: Sequence[int]) -> None:
+        """The text is over, and this is all of it."""
+        if self.memory is not None:
+            self.memory.add(token_ids)
+
+    def propose(self, gamma: int) -> Draft:
+        self._found = self.look(gamma)
+        return self.proposed(self._found)
+
+    def proposed(self, found: Found) -> Draft:
+        """What was found, as a window that will be judged."""
+        self._found, self._window = found, found.tokens
+        return Draft(found.tokens, found.parents)
+
+    def commit(self, path: Sequence[int], token: int) -> None:
+        found, self._found = self._found, NOTHING
+        if self._turns is not None:
+            self._turns.judged(0, len(path))  # nothing was drafted by a model
+        node, depth = -1, 0
+        for following in [*path, None]:
+            share = sum(s for s, parent in zip(found.shares, found.parents, strict=True) if parent == node)
+            if share:
+                self.reliance.judged(found.length + depth, share, following is not None)
+            if following is not None:
+                node, depth = following, depth + 1
+        super().commit(path, token)
+
+    def look(self, gamma: int) -> Found:
+        """The proposal, at most ``gamma`` deep."""
+        if gamma <= 0:
+            return NOTHING
+        end = self._own.tokens[-self.most :]
+        found = self._own.find(end)
+        if self.memory is not None:
+            found = longest([*found, *self.memory.find(end)])
+        if not found:
+            return NOTHING
+        most = min(gamma, LONGEST) if self._nodes is None else self._nodes
+        prices = self._prices.prices(most) if self._prices is not None else []
+        return self._grown(found, min(gamma, LONGEST), most, prices)
+
+    def _grown(self, matches: list[Match], depth: int, most: int, prices: Sequence[float]) -> Found:
+        """Continuations of ``matches``, the best first: as many as pay.
+
+        Args:
+            matches: of one length.
+            depth: no token is further behind the last one of the text.
+            most: tokens.
+            prices: by how many tokens are proposed, how many their rows cost; empty where nobody knows.
+        """
+        length, number = matches[0].length, count()
+        heap: list[tuple[float, int, int, int, int, float, list[tuple[array[int], int]]]] = []
+
+        def offer(parent: int, at: int, score: float, places: list[tuple[array[int], int]]) -> None:
+            following: dict[int, list[tuple[array[int], int]]] = {}
+            for tokens, place in places:
+                if place < len(tokens) and tokens[place] != BREAK:
+                    following.setdefault(tokens[place], []).append((tokens, place + 1))
+            known = sum(map(len, following.values()))
+            trust = self.reliance(length + at)
+            ranked = sorted(following.items(), key=lambda one: -len(one[1]))  # of equals the newest first
+            for token, group in ranked if self._nodes is not None else ranked[:1]:
+                share = len(group) / known
+                heapq.heappush(heap, (-score * trust * share, next(number), parent, at + 1, token, share, group))
+
+        offer(-1, 0, 1.0, [(match.tokens, match.at) for match in matches])
+        tokens: list[int] = []
+        parents: list[int] = []
+        shares: list[float] = []
+        gain = best = 0.0
+        pays = 0
+        while heap and len(tokens) < most:
+            below, _, parent, at, token, share, places = heapq.heappop(heap)
+            if -below < (LEAST if prices else UNPRICED):
+                break
+            tokens.append(token)
+            parents.append(parent)
+            shares.append(share)
+            gain -= below
+            net = gain - prices[len(tokens)] if prices else gain
+            if net > best:
+                best, pays = net, len(tokens)
+            if at < depth:
+                offer(len(tokens) - 1, at, -below, places)
+        return Found(tuple(tokens[:pays]), tuple(parents[:pays]), tuple(shares[:pays]), length, best)

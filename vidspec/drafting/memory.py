@@ -1,0 +1,223 @@
+"""Texts that were written before, and where the end of a new one occurs in them. No torch, no models: token ids.
+
+Positions are chained by a hash of their last 1, 2 and 4 tokens (of ``least`` times these), newest first, as
+compressors of the LZ77 family find repetitions: 28 bytes per token and some 30 microseconds to look up the end of a
+text, where a suffix automaton of Python objects takes 450 bytes per token.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from vidspec.errors import OutputError
+
+if TYPE_CHECKING:
+    from vidspec.drafting.memory_file import MemoryFile
+
+__all__ = ["BREAK", "Match", "Memory", "Text", "longest"]
+
+#: Stands before every text, so that none goes on into the next; no token has this id.
+BREAK = -1
+#: Chains by so many times the shortest match, and how far each is followed.
+ORDERS, FOLLOWED = (1, 2, 4), 16
+#: A run of tokens as a number of 64 bits, of which the high ones are well mixed: a polynomial, and what it is times.
+BASE, MIXED, WORD = 0xD6E8FEB86659FD93, 0x9E3779B97F4A7C15, (1 << 64) - 1
+#: From so many tokens on they are added all at once.
+MANY = 64
+#: Seconds between two savings while a run goes on.
+EVERY = 30.0
+
+
+class Match(NamedTuple):
+    """An earlier occurrence of the end of a text.
+
+    Attributes:
+        tokens: where it occurred; only ever longer.
+        at: the index behind the occurrence, where its continuation begins.
+        length: tokens that are the same.
+    """
+
+    tokens: array[int]
+    at: int
+    length: int
+
+
+class Text:
+    """Token ids that are added at the end, and found by what comes before them.
+
+    Args:
+        room: about how many; more only take longer to be found.
+        least: the shortest match.
+        most: matches are compared no further back.
+    """
+
+    def __init__(self, room: int, least: int = 1, most: int = 16) -> None:
+        self.tokens: array[int] = array("i")
+        self.most = most
+        bits = max(6, (room - 1).bit_length())
+        self._shift = 64 - bits
+        # Of each order: by hash the index behind its newest occurrence, and by that index less one the one before it.
+        self._chains = [(least * n, array("i", [0]) * (1 << bits), array("i")) for n in ORDERS if least * n <= most]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes, about."""
+        arrays = [self.tokens, *(one for _, newest, before in self._chains for one in (newest, before))]
+        return sum(len(one) * one.itemsize for one in arrays)
+
+    def add(self, token_ids: Sequence[int]) -> None:
+        """They follow what is there."""
+        if len(token_ids) >= MANY:
+            self._add_many(token_ids)
+            return
+        tokens = self.tokens
+        for token in token_ids:
+            tokens.append(token)
+            end = len(tokens)
+            for n, newest, before in self._chains:
+                if end < n:
+                    before.append(0)
+                    continue
+                place = self._place(tokens[end - n :])
+                before.append(newest[place])
+                newest[place] = end
+
+    def _place(self, run: array[int]) -> int:
+        code = 0
+        for token in run:
+            code = code * BASE + token
+        return (code * MIXED & WORD) >> self._shift
+
+    def _add_many(self, token_ids: Sequence[int]) -> None:
+        """The same, all positions of an order at once."""
+        import numpy as np
+
+        start = len(self.tokens)
+        self.tokens.extend(token_ids)
+        for n, newest, before in self._chains:
+            first = max(0, start + 1 - n)  # where the first new run of n tokens begins
+            new = np.array(self.tokens[first:], dtype=np.int64).astype(np.uint64)
+            ends = np.arange(first + n, len(self.tokens) + 1)
+            codes = np.zeros(len(ends), dtype=np.uint64)
+            for i in range(n):
+                codes = codes * np.uint64(BASE) + new[i : i + len(ends)]
+            places = (codes * np.uint64(MIXED) >> np.uint64(self._shift)).astype(np.int64)
+            order = np.argsort(places, kind="stable")
+            ordered, there = places[order], np.frombuffer(newest, dtype=np.int32)
+            again = np.zeros(len(order), dtype=bool)
+            again[1:] = ordered[1:] == ordered[:-1]
+            earlier = there[ordered]
+            earlier[again] = ends[order][:-1][again[1:]]
+            found = np.empty(len(order), dtype=np.int32)
+            found[order] = earlier
+            there[ordered] = ends[order]  # of equal places the last stays
+            del there
+            before.extend([0] * (len(self.tokens) - len(before) - len(found)))
+            before.frombytes(found.tobytes())
+
+    def find(self, end: array[int]) -> list[Match]:
+        """The newest places where the longest end of ``end`` occurred, of equal length, newest first.
+
+        Longer than four of the shortest matches it is the longest among the newest ``FOLLOWED`` candidates alone. The
+        end of this very text is not found.
+        """
+        tokens, known = self.tokens, len(end)
+        for n, newest, before in reversed(self._chains):
+            if known < n:
+                continue
+            last = end[known - n :]
+            at, left = newest[self._place(last)], FOLLOWED
+            found = []
+            while at and left:
+                left -= 1
+                if at < len(tokens) and tokens[at - n : at] == last:
+                    length, most = n, min(self.most, known, at)
+                    while length < most and tokens[at - length - 1] == end[known - length - 1]:
+                        length += 1
+                    found.append(Match(tokens, at, length))
+                at = before[at - 1]
+            if found:
+                return longest(found)
+        return []
+
+
+class Memory:
+    """Whole texts of a run, for all clips in it; threads may share it. The oldest are dropped, half of all at a time.
+
+    Args:
+        capacity: tokens that are remembered at most, breaks among them.
+        least, most: as of :class:`Text`.
+        file: where texts are kept from run to run; those in it are remembered first.
+    """
+
+    def __init__(self, capacity: int, least: int = 1, most: int = 16, file: MemoryFile | None = None) -> None:
+        self.capacity, self.file = capacity, file
+        self._half, self._lengths = max(1, capacity // 2), (least, most)
+        self.texts = [Text(self._half, least, most)]  # the newer half, then the older
+        self._unsaved: array[int] = array("i")
+        self._saved = time.monotonic()
+        self._lock = threading.Lock()
+        if file is not None:
+            known = file.read()[-2 * self._half :]
+            for half in (known[: -self._half], known[-self._half :]):
+                self._put(half)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.texts))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes, about."""
+        return sum(text.nbytes for text in self.texts)
+
+    def add(self, token_ids: Sequence[int]) -> None:
+        """Remember a text, of one that is longer than half the capacity its end."""
+        text = array("i", [BREAK, *token_ids][-self._half :])
+        with self._lock:
+            self._put(text)
+            if self.file is not None:
+                self._unsaved += text
+                if time.monotonic() - self._saved >= EVERY:
+                    with suppress(OutputError):  # said when all is saved
+                        self._save()
+
+    def find(self, end: array[int]) -> list[Match]:
+        """As :meth:`Text.find` in both halves."""
+        with self._lock:
+            found = [match for text in self.texts for match in text.find(end)]
+        return longest(found)
+
+    def save(self) -> None:
+        """What is not in the file yet is added to it.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        with self._lock:
+            if self._unsaved:
+                self._save()
+
+    def _put(self, text: array[int]) -> None:
+        if len(self.texts[0]) + len(text) > self._half:
+            self.texts = [Text(self._half, *self._lengths), self.texts[0]]
+        self.texts[0].add(text)
+
+    def _save(self) -> None:
+        if self.file is not None:
+            self._saved = time.monotonic()
+            self.file.add(self._unsaved)
+            self._unsaved = array("i")
+
+
+def longest(found: list[Match]) -> list[Match]:
+    """The matches of the greatest length."""
+    length = max((match.length for match in found), default=0)
+    return [match for match in found if match.length == length]

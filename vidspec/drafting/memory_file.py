@@ -1,0 +1,109 @@
+"""A memory of texts in a file, from run to run: read whole, replaced whole, shared by runs that go on at once.
+
+One line, ``vidspec memory 1 TOKENIZER COUNT CRC32``, then COUNT token ids of 32 bits, little-endian, each text behind
+a break. What is damaged is not used and is written anew; speed alone depends on it.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from array import array
+from pathlib import Path
+from typing import Any
+
+from vidspec.drafting.memory import BREAK
+from vidspec.errors import OutputError, UsageError
+
+__all__ = ["MemoryFile"]
+
+#: The format that is read and written; of an unknown one nothing is read, nor is it replaced.
+MAGIC, VERSION = b"vidspec memory ", b"1"
+
+
+class MemoryFile:
+    """One file.
+
+    Args:
+        path: it need not exist; its folder is made.
+        tokenizer: a digest of the tokenizer that the ids are of.
+        capacity: tokens that it holds at most.
+
+    Raises:
+        UsageError: it is something else, or holds ids of another tokenizer, or of another version of vidspec.
+        OutputError: it cannot be read, or its folder not written to.
+    """
+
+    def __init__(self, path: Path, tokenizer: str, capacity: int) -> None:
+        self.path, self.tokenizer, self.capacity = path, tokenizer, capacity
+        #: Whether what was there could not be used.
+        self.damaged = False
+        self.read()
+        with self._locked():  # and is writable
+            pass
+
+    def read(self) -> array[int]:
+        """The ids; none where there is no file, or a damaged one."""
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return array("i")
+        except OSError as error:
+            raise OutputError(f"draft.memory: {self.path}: cannot be read: {error.strerror or error}") from None
+        if content and not content.startswith(MAGIC):
+            raise UsageError(f"draft.memory: {self.path}: is no memory of vidspec's", hint="name another file")
+        line, _, ids = content.partition(b"\n")
+        version, _, said = line.removeprefix(MAGIC).partition(b" ")
+        if content and version != VERSION:
+            raise UsageError(
+                f"draft.memory: {self.path}: is of another version of vidspec", hint="name another file, or remove it"
+            )
+        words = said.decode("ascii", "replace").split()
+        tokens: array[int] = array("i")
+        if len(words) == 3 and words[1:] == [str(len(ids) // 4), f"{zlib.crc32(ids):08x}"] and not len(ids) % 4:
+            if words[0] != self.tokenizer:
+                raise UsageError(
+                    f"draft.memory: {self.path}: holds texts of another tokenizer", hint="name a file for each"
+                )
+            tokens.frombytes(ids)
+            if sys.byteorder == "big":
+                tokens.byteswap()
+            return tokens
+        self.damaged = bool(content)
+        return tokens
+
+    def add(self, tokens: array[int]) -> None:
+        """Texts that follow those in the file, other runs' among them; the oldest are dropped beyond the capacity.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        with self._locked():
+            whole = self.read() + tokens
+            if len(whole) > self.capacity:
+                del whole[: len(whole) - self.capacity]
+                del whole[: whole.index(BREAK) if BREAK in whole else 0]
+            if sys.byteorder == "big":
+                whole.byteswap()
+            ids = whole.tobytes()
+            head = f"{self.tokenizer} {len(whole)} {zlib.crc32(ids):08x}\n"
+            part = self.path.with_name(f".{self.path.name}.part")
+            try:
+                part.write_bytes(MAGIC + VERSION + b" " + head.encode("ascii") + ids)
+                part.replace(self.path)
+            except OSError as error:
+                part.unlink(missing_ok=True)
+                raise self._unwritable(error) from None
+
+    def _locked(self) -> Any:
+        from filelock import FileLock
+
+        lock = FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=60)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return lock.acquire()
+        except OSError as error:  # a timeout too
+            raise self._unwritable(error) from None
+
+    def _unwritable(self, error: OSError) -> OutputError:
+        return OutputError(f"draft.memory: {self.path}: cannot be written: {error.strerror or error}")

@@ -1,0 +1,51 @@
+"""What was written before drafts: this text, the captions of the run so far, and those of earlier runs (SuffixDecoding,
+Oliaro et al. 2024)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from vidspec.drafting.lookup import Lookup
+from vidspec.drafting.memory import Memory
+from vidspec.drafting.memory_file import MemoryFile
+from vidspec.registry import drafters
+
+if TYPE_CHECKING:
+    from vidspec.models.base import VideoLanguageModel
+
+
+@drafters.register("suffix")
+class SuffixDraft(Lookup):
+    """Other clips' captions decide what is proposed, and so how fast a caption is written, never what it says.
+
+    Args:
+        least: the shortest match, in tokens.
+        most: matches are compared no further back.
+        capacity: tokens of captions that are remembered.
+        memory: a file that keeps them from run to run; runs that go on at once may share it.
+    """
+
+    def __init__(
+        self,
+        least: Annotated[int, Field(ge=1, le=16)] = 1,
+        most: Annotated[int, Field(ge=1, le=256)] = 16,
+        capacity: Annotated[int, Field(ge=1000, le=100_000_000)] = 1_000_000,
+        memory: str | None = None,
+    ) -> None:
+        super().__init__(least, most)
+        self.capacity, self.file = capacity, memory
+
+    def prepare(self, target: VideoLanguageModel) -> None:
+        from vidspec.models.identity import identity
+
+        file = None
+        if self.file is not None:
+            file = MemoryFile(Path(self.file).expanduser(), identity(target).tokenizer, self.capacity)
+        self.memory = Memory(self.capacity, self.least, self.most, file)
+
+    def close(self) -> None:
+        if self.memory is not None:
+            self.memory.save()

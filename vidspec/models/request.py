@@ -1,0 +1,55 @@
+"""A clip and what is asked about it, from the one who asks to the models; knows neither a model nor how to read a file.
+
+No torch here: whoever hands clips to a captioner may be without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vidspec.models.base import Pixels, Seen, VideoLanguageModel
+    from vidspec.video.base import Clip
+
+__all__ = ["Request"]
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What is asked about which clip.
+
+    Attributes:
+        path: for messages and the record.
+        clip: its frames; None until they have been read.
+        prompt, system: None for the profile's; where that has no system prompt either, the model's template has.
+        start, end: seconds from the start of the stream, between which frames are taken.
+        key: tells its events from those of others.
+        timeout: seconds it may take from now on, in which others that are captioned at the same time count; None for no
+            limit.
+        spent: seconds of those that are gone already.
+        ahead: what was made of the clip before its turn, by model: pixels, or the visual tokens seen in them.
+    """
+
+    path: str
+    clip: Clip | None = None
+    prompt: str | None = None
+    system: str | None = None
+    start: float | None = None
+    end: float | None = None
+    key: Hashable = None
+    timeout: float | None = None
+    spent: float = 0.0
+    ahead: Mapping[VideoLanguageModel, Pixels | Seen] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> Clip:
+        """The frames.
+
+        Raises:
+            ValueError: they have not been read.
+        """
+        if self.clip is None:
+            raise ValueError(f"{self.path}: the clip has not been read")
+        return self.clip

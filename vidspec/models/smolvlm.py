@@ -1,0 +1,170 @@
+"""SmolVLM2: each frame a square behind its time, patches folded into few tokens, frames counted in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from vidspec.models.adapter import Adapter
+from vidspec.models.base import Pixels, Prefix, Seen
+from vidspec.models.preprocess import PixelRules, channels_first, halve, resized, scaled
+from vidspec.models.vision import chunks
+from vidspec.registry import families
+
+if TYPE_CHECKING:
+    from vidspec.video import Clip
+
+__all__ = ["CHAT_TEMPLATE", "SmolVLM", "fitted", "in_words"]
+
+CHAT_TEMPLATE = (
+    "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize + ': ' }}"
+    "{% for content in message['content'] %}{% if content['type'] == 'video' %}{{ '<video>' }}"
+    "{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}{% endfor %}{{ '<end_of_utterance>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+INTRODUCTION = "You are provided the following series of {frames} frames from a {duration} [H:MM:SS] video.\n"
+#: Of the video processor's defaults: what the longer side becomes first, and the side of the square.
+LONGEST, SQUARE = 4 * 364, 364
+#: The longest side the processor makes, whatever its config says.
+LIMIT = 4096
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_ONES = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+)
+
+
+@families.register("smolvlm")
+class SmolVLM(Adapter):
+    """A ``SmolVLMForConditionalGeneration``; its prompt is ``<|im_start|>User: {introduction}{frames}\\n\\n{prompt}
+    <end_of_utterance>\\nAssistant:``, each frame being ``\\nFrame from {mm:ss}:<fake_token_around_image><global-img>
+    {frame}<fake_token_around_image>``.
+
+    A template that comes with a checkpoint knows no videos, and the library's processor takes its own instead.
+    """
+
+    family = "smolvlm"
+    chat_template: ClassVar[str] = CHAT_TEMPLATE
+
+    @staticmethod
+    def language_of(model: Any) -> Any:
+        return model.model.text_model
+
+    def set_up(self, processor: Mapping[str, Any]) -> None:
+        vision, self.scale = self.model.config.vision_config, int(self.model.config.scale_factor)
+        self.patches = vision.image_size // vision.patch_size
+        #: Tokens per side of a frame.
+        self.side = self.patches // self.scale
+        sampled = (processor.get("video_sampling") or {}).get("video_size") or {}
+        size = processor.get("size") or sampled
+        self.longest = int(size.get("longest_edge", LONGEST))
+        square = int((processor.get("max_image_size") or {}).get("longest_edge", SQUARE))
+        given = {"resample": 1, **processor, "size": {"height": square, "width": square}}
+        self.square = PixelRules.from_config(given, square)
+        self.template = CHAT_TEMPLATE
+        self.around = getattr(self.tokenizer, "fake_image_token", None) or "<fake_token_around_image>"
+        self.whole = getattr(self.tokenizer, "global_image_token", None) or "<global-img>"
+
+    def _visual_id(self) -> int:
+        return int(self.model.config.image_token_id)
+
+    @property
+    def span(self) -> str:
+        return "<video>"
+
+    def pieces(self, seen: Seen) -> list[str | range]:
+        each = self.side**2 if not len(seen) else len(seen) // seen.grid[0]
+        duration = seen.seconds[-1] if seen.duration is None else seen.duration
+        said = INTRODUCTION.format(frames=in_words(seen.grid[0]), duration=timedelta(seconds=int(duration)))
+        pieces: list[str | range] = []
+        for frame, second in enumerate(seen.seconds):
+            time = f"{int(second // 60):02d}:{int(second % 60):02d}"
+            said += f"\nFrame from {time}:{self.around}{self.whole}"
+            pieces += [said, range(frame * each, (frame + 1) * each)]
+            said = self.around
+        return [*pieces, f"{said}\n\n"]
+
+    def visual_tokens(self, frames: int, height: int, width: int) -> int:
+        return frames * int(self.side) ** 2
+
+    def preprocess(self, clip: Clip) -> Pixels:
+        """(T, 3, S, S): resized by its longer side, then to a square. On the CPU, where there is Lanczos' filter."""
+        frames = channels_first(clip.frames)
+        shown = resized(frames, *fitted(frames.shape[-2], frames.shape[-1], self.longest), self.square.mode)
+        shown = scaled(resized(shown, self.square.height, self.square.width, self.square.mode), self.square)
+        seconds = tuple(float(t) for t in clip.timestamps)
+        return Pixels(shown, (len(shown), self.side, self.side), seconds, clip.facts.duration_s)
+
+    @torch.inference_mode()
+    def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
+        """T * side ** 2 tokens, all frames in raster order.
+
+        ``pooled`` averages patches 2 x 2 before they are folded: where a pooled side is no multiple of the folded one,
+        its last patches are repeated.
+        """
+        made = []
+        for chunk in chunks(pixels, self.patches**2, self.model.config.vision_config):
+            with self.looking:
+                made.append(self._chunk(chunk, pooled))
+            yield
+        features = torch.cat(made)
+        side = math.isqrt(len(features) // pixels.grid[0])
+        place = torch.arange(len(features), device=features.device)
+        return Seen(
+            features=features,
+            frame=place // side**2,
+            row=place // side % side,
+            column=place % side,
+            grid=(pixels.grid[0], side, side),
+            seconds=pixels.seconds,
+            duration=pixels.duration,
+        )
+
+    def _chunk(self, pixels: Pixels, pooled: bool) -> torch.Tensor:
+        """(N, hidden) of some frames."""
+        values = pixels.values[None].to(self.device, self.dtype)
+        if not pooled:
+            return self.model.get_image_features(values).pooler_output[0]  # type: ignore[no-any-return]
+        connector = self.model.model.connector
+        caught: list[torch.Tensor] = []  # the tower's features, (T, patches ** 2, d), as the connector is given them
+        handle = connector.register_forward_pre_hook(lambda _module, args: caught.append(args[0]))
+        try:
+            self.model.get_image_features(values)
+        finally:
+            handle.remove()
+        halved = halve(caught[0].unflatten(1, (self.patches, self.patches)))
+        whole = -(-halved.shape[1] // self.scale) * self.scale
+        index = torch.arange(whole, device=halved.device).clamp(max=halved.shape[1] - 1)
+        return connector(halved[:, index][:, :, index].flatten(1, 2)).flatten(0, 1)  # type: ignore[no-any-return]
+
+    def stock_inputs(self, pixels: Pixels, prefix: Prefix) -> dict[str, Any]:
+        ids = prefix.token_ids[None]
+        shown = pixels.values[None].to(self.device, self.dtype)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": shown}
+
+
+def fitted(height: int, width: int, longest: int) -> tuple[int, int]:
+    """Height and width of a frame whose longer side becomes ``longest``; the other one is made even."""
+    longest, ratio = min(LIMIT, longest), width / height
+    shorter = int(longest / ratio) if width >= height else int(longest * ratio)
+    shorter = max(1, shorter + shorter % 2)
+    return (shorter, longest) if width >= height else (longest, shorter)
+
+
+def in_words(count: int) -> str:
+    """A number below a million as num2words has it, which the library's processor counts frames with."""
+    if count < 20:
+        return _ONES[count]
+    if count < 100:
+        tens, ones = divmod(count, 10)
+        return _TENS[tens - 2] + (f"-{_ONES[ones]}" if ones else "")
+    if count < 1000:
+        hundreds, rest = divmod(count, 100)
+        return f"{_ONES[hundreds]} hundred" + (f" and {in_words(rest)}" if rest else "")
+    thousands, rest = divmod(count, 1000)
+    join = " and " if rest < 100 else ", "
+    return f"{in_words(thousands)} thousand" + (f"{join}{in_words(rest)}" if rest else "")

@@ -1,0 +1,120 @@
+"""A bench's rows as the papers' tables, with the figures that the papers print beside them. It measures nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from vidspec.bench.interleaved import Row
+from vidspec.papers import tables
+from vidspec.papers.suites import TABLES
+from vidspec.telling.markdown import cell, spread, table
+
+__all__ = ["Claim", "claims", "markdown"]
+
+_LENGTHS = {"tau": "tau", "tokens_per_target_pass": "tokens / target pass", "run_length": "run length"}
+
+
+class Claim(NamedTuple):
+    """What a paper prints for a row on one pair: the accepted length, what it means, and the speed-up if there is one.
+
+    ``length`` is a field of :class:`~vidspec.bench.interleaved.Row`.
+    """
+
+    accepted: float
+    length: str
+    speedup: float | None
+
+    def __str__(self) -> str:
+        return f"{self.accepted:g}" + (f", {self.speedup:.2f}x" if self.speedup is not None else "")
+
+
+def claims(name: str) -> dict[tuple[str, bool], dict[str, Claim]]:
+    """The printed figures of a table on the benchmark that is shown of it.
+
+    Args:
+        name: a key of :data:`~vidspec.papers.suites.TABLES`.
+
+    Returns:
+        claims by the paper's pair of models, by the row's name and whether its target drafts for itself; empty where
+        ``papers/tables`` has no file of this table.
+    """
+    suite = TABLES[name]
+    if suite.claims is None:
+        return {}
+    printed = tables.load(suite.claims)
+    column = printed.benchmarks.index(suite.benchmark)
+    found: dict[tuple[str, bool], dict[str, Claim]] = {}
+    for row in printed.rows:
+        if suite.pairs is not None and row.models not in suite.pairs:
+            continue
+        claim = Claim(row.lengths[column], printed.methods[row.method].length, row.claimed[column])
+        found.setdefault((row.method, _of_itself(row.models)), {})[row.models] = claim
+    return found
+
+
+def markdown(names: Sequence[str], rows: Sequence[Row], baseline: str) -> str:
+    """A table for each of the papers'.
+
+    Args:
+        names: keys of :data:`~vidspec.papers.suites.TABLES`.
+        rows: of a bench, by label; a row that it has not is left out.
+        baseline: the label that the bench's ratios are to.
+    """
+    by_label = {name: row for row in rows for name in (row.name, *row.also)}
+    return "\n\n".join(_table(name, by_label, baseline) for name in names)
+
+
+def _table(name: str, rows: dict[str, Row], baseline: str) -> str:
+    suite, printed = TABLES[name], claims(name)
+    shown = [(*row, own) for own, part in ((False, suite.rows), (True, suite.own)) for row in part if row[0] in rows]
+    pairs = list(dict.fromkeys(pair for _, method, own in shown for pair in printed.get((method, own), {})))
+    pruned = any(rows[label].retention is not None for label, _, _ in shown)
+    columns = ["the paper's row", "profile", f"same tokens as {baseline}", "length", "decode", "end to end"]
+    lines = []
+    for label, method, own in shown:
+        of_pairs = printed.get((method, own), {})
+        length = next((claim.length for claim in of_pairs.values()), suite.length)
+        row = rows[label]
+        lines.append(
+            (
+                f"{method}, Self-SD" if own else method,
+                f"`{label}`",
+                row.equality,
+                _length(row, length),
+                spread(row.decode),
+                spread(row.end_to_end),
+                *((_share(row.retention, row), _share(row.accepted_by_target, row)) if pruned else ()),
+                *(str(of_pairs.get(pair, "-")) for pair in pairs),
+            )
+        )
+    columns += [*(["target reads", "accepted by target (A)"] if pruned else ()), *pairs]
+    parts = [f"### {suite.where} (`{name}`)", table(columns, lines)]
+    if pruned:
+        parts.append(
+            "Target reads: share of the visual tokens, on average over its blocks and the clips. Accepted by target: "
+            "share of the tokens that the target with its whole prompt would choose (ParallelVLM 5.1)."
+        )
+    if pairs:
+        parts.append(
+            "In the columns of the paper's pairs: its accepted length, meant as ours is, and its speed-up, "
+            f"{suite.benchmark}."
+        )
+    return "\n\n".join(parts)
+
+
+def _length(row: Row, field: str) -> str:
+    value = getattr(row, field)
+    return "-" if value is None else f"{_LENGTHS[field]} {value:.2f}"
+
+
+def _share(value: float | None, row: Row) -> str:
+    """Of a row whose text is plain decoding's, all."""
+    same = row.retention is None and row.accepted_by_target is None and row.equal == row.clips
+    return "100%" if same else cell(value, ".1%")
+
+
+def _of_itself(models: str) -> bool:
+    """Whether a pair as the papers write it, ``Qwen2.5-VL 7B/7B``, is one model."""
+    draft, _, target = models.rpartition(" ")[2].partition("/")
+    return draft == target

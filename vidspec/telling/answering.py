@@ -1,0 +1,159 @@
+"""Two ends of a pipe: a process that answers questions, a line of JSON each. Knows neither models nor what is asked.
+
+Standard library alone, so that another interpreter, which has nothing of vidspec installed, can answer too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from vidspec import errors
+from vidspec.errors import VidspecError
+
+__all__ = ["Worker", "answer", "foreign"]
+
+#: Lets an interpreter without vidspec import this one, and nothing else of the environment it lies in.
+_LENDING = """\
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("vidspec", sys.argv[1] + "/__init__.py",
+                                              submodule_search_locations=[sys.argv[1]])
+sys.modules["vidspec"] = module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+from {module} import main
+main(sys.argv[2])
+"""
+
+
+def answer(prepare: Callable[[], Mapping[str, Callable[..., Any]]]) -> None:
+    """Answer the questions of standard input by the functions of these names, until it ends.
+
+    What libraries print goes to standard error. A first answer says that ``prepare`` has made the functions; an
+    exception is an answer too.
+    """
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def told(call: Callable[[], Any]) -> Any:
+        said: dict[str, Any]
+        try:
+            said = {"value": (value := call())}
+        except Exception as error:
+            traceback.print_exc()
+            value, known = None, isinstance(error, VidspecError)
+            said = {
+                "error": type(error).__name__ if known else None,
+                "message": error.message if isinstance(error, VidspecError) else f"{type(error).__name__}: {error}",
+                "hint": error.hint if isinstance(error, VidspecError) else None,
+            }
+        print(json.dumps(said), file=answers, flush=True)
+        return value
+
+    functions: Mapping[str, Callable[..., Any]] | None = None
+
+    def begin() -> bool:
+        nonlocal functions
+        functions = prepare()
+        return True
+
+    if told(begin) and functions is not None:
+        for line in sys.stdin:
+            question = json.loads(line)
+            told(lambda: functions[question.pop("what")](**question))  # noqa: B023  called at once
+
+
+def foreign(python: str, module: str, about: Any) -> list[str]:
+    """The command by which another interpreter runs a module's ``main`` with ``about`` as JSON."""
+    folder = Path(__file__).resolve().parents[1]
+    return [python, "-c", _LENDING.format(module=module), str(folder), json.dumps(about)]
+
+
+class Worker:
+    """The asking end. The process starts at once; :meth:`ready` waits until it has loaded what it needs.
+
+    Args:
+        name: for messages.
+        command: the process.
+        env: variables that it gets beside this one's.
+        cwd: where it runs, if elsewhere: Python looks there for modules before all others.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None, cwd: str | None = None
+    ) -> None:
+        self.name = name
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._said,
+                text=True,
+                encoding="utf-8",
+                env={**os.environ, **(env or {})},
+                cwd=cwd,
+            )
+        except OSError as error:
+            raise errors.UsageError(f"{name}: {command[0]} cannot be run: {error.strerror}") from None
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def ready(self) -> None:
+        """Wait until it has loaded; raises what that raised."""
+        self._answer()
+
+    def ask(self, what: str, **about: Any) -> Any:
+        """What it answers.
+
+        Raises:
+            VidspecError: it says so, or has ended.
+        """
+        assert self._process.stdin is not None
+        try:
+            print(json.dumps({"what": what, **about}), file=self._process.stdin, flush=True)
+        except OSError:
+            raise self._ended() from None
+        return self._answer()
+
+    def close(self) -> None:
+        """Let it end, or end it."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):  # what it was asked last and has not read
+                    pipe.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._said.close()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise self._ended()
+        said = json.loads(line)
+        if "value" in said:
+            return said["value"]
+        kind: type[VidspecError] = getattr(errors, said["error"]) if said["error"] else VidspecError
+        raise kind(f"{self.name}: {said['message']}", hint=said["hint"])
+
+    def _ended(self) -> VidspecError:
+        code = self._process.wait()
+        self._said.seek(0)
+        lines = [line for line in self._said.read().decode(errors="replace").splitlines() if line.strip()]
+        why = f": {lines[-1].strip()}" if lines else ""
+        return VidspecError(f"{self.name}: its process ended with exit code {code}{why}")

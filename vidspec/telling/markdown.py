@@ -1,0 +1,36 @@
+"""Markdown: the one writer of tables, and how figures stand in their cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+__all__ = ["bullets", "cell", "heading", "spread", "table"]
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; of each row as many cells as the header has."""
+    first, *others = (f"| {' | '.join(cells)} |" for cells in (header, *rows))
+    return "\n".join([first, "|---" * len(header) + "|", *others])
+
+
+def heading(others: Iterable[Sequence[str]]) -> str:
+    """Over names of methods; it explains those that have others."""
+    return "method (= its other names: measured once)" if any(others) else "method"
+
+
+def bullets(notes: Iterable[str]) -> str:
+    """Notes below a table, with the empty line that parts them from it."""
+    return "\n".join(["", *(f"- {note}" for note in notes)])
+
+
+def cell(value: float | None, form: str = ".2f", unit: str = "") -> str:
+    """A figure by its format; a dash where there is none."""
+    return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def spread(values: Sequence[float] | None, form: str = ".2f", unit: str = "x") -> str:
+    """``2.00x (1.50-2.50)`` of a figure, the least and the greatest; a dash where there are none."""
+    if values is None:
+        return "-"
+    middle, least, greatest = values
+    return f"{middle:{form}}{unit} ({least:{form}}-{greatest:{form}})"

@@ -24,7 +24,7 @@ ORDER = (
     ("decoding",),
     ("choosing",),
     ("captioner",),
-    ("integrations", "live", "batch", "bench"),
+    ("integrations", "live", "batch", "bench", "report"),
     ("papers",),
     ("cli",),
     ("__init__", "__main__"),

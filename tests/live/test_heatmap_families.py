@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from models import checkpoints, checkpoints_internvl, checkpoints_llava, checkpoints_qwen
+from models import checkpoints, checkpoints_internvl, checkpoints_llava, checkpoints_qwen, checkpoints_smolvlm
 
 from vidspec import video
 from vidspec.decoding.setup import prefilled
@@ -21,6 +21,7 @@ MODELS = {
     "llava": lambda: checkpoints_llava.adapter(checkpoints_llava.Kind("llava")),
     "llava_next": lambda: checkpoints_llava.adapter(checkpoints_llava.Kind("llava_next")),
     "internvl": checkpoints_internvl.adapter,
+    "smolvlm": checkpoints_smolvlm.adapter,
     **{family: partial(checkpoints_qwen.adapter, checkpoints_qwen.Kind(family)) for family in checkpoints_qwen.EVERY},
 }
 

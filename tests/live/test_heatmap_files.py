@@ -11,7 +11,7 @@ from vidspec.errors import UsageError, VideoError
 from vidspec.live.heatmap_files import HeatmapFiles, check_heatmap
 from vidspec.profile import profiles
 from vidspec.telling.events import Finished, Load, Opened, Prefilled
-from vidspec.telling.observer import Observer
+from vidspec.telling.observer import Observer, Several
 
 
 def profile(name="sd-attention", **settings):
@@ -137,7 +137,7 @@ def test_another_observer_sees_everything(tmp_path):
             self.calls.append(("end", number, caption.path))
 
     seen, path = Seen(), shipped()[0]
-    files = HeatmapFiles(tmp_path / "heat.png", profile(), seen)
+    files = Several([HeatmapFiles(tmp_path / "heat.png", profile()), seen])
     load = Load(1, 0, 1, 4, 0, 1, 0, 0, 8)
     files.load(load)
     observed(files, path, number=3)

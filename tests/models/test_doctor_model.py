@@ -1,6 +1,7 @@
 """What ``vidspec doctor --model`` says of a checkpoint, by its config alone."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from vidspec.cli import main
 from vidspec.models import loading
 
 GIB = 1 << 30
+FIXTURES = Path(__file__).parent / "fixtures" / "configs"
 
 
 class Ran:
@@ -124,3 +126,23 @@ def test_one_line_where_there_is_none(vidspec, tmp_path, config, line):
 def test_a_hub_id_that_is_not_here(vidspec):
     ran = vidspec("doctor", "--model", "nobody/nothing")
     assert ran.code == 3 and "not in the cache" in ran.err and "hf download nobody/nothing" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("name", "fixture", "command"),
+    [
+        ("HuggingFaceTB/SmolVLM2-2.2B-Instruct", "SmolVLM2-500M-Video-Instruct", "vanilla-sd"),
+        ("Qwen/Qwen3.5-27B", "Qwen3.5-27B", "specvlm-chain"),
+        ("Qwen/Qwen3-VL-32B-Instruct", "Qwen3-VL-32B-Instruct", "specvlm"),
+    ],
+)
+def test_the_command_is_one_that_the_listed_pair_can_do(vidspec, monkeypatch, tmp_path, name, fixture, command):
+    """No pruning where the draft sees other visual tokens, no trees where the target keeps states."""
+    config = json.loads((FIXTURES / f"{fixture}.json").read_text())["config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    read = loading.read_config(str(tmp_path))
+    monkeypatch.setattr("vidspec.models.loading.read_config", lambda named, text: read)
+    monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: 400 * GIB)
+    _, found = said(vidspec, name)
+    draft = next(fit["draft"] for fit in found["drafts"])
+    assert found["command"] == f"vidspec caption clip.mp4 --profile {command} --target {name} --draft {draft}"

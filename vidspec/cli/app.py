@@ -23,6 +23,7 @@ from vidspec.cli import (
     plan,
     profile,
     profiles,
+    report_page,
     sample,
     simulate,
     throughput,
@@ -52,6 +53,7 @@ app.command("pairs")(pairs.pairs)
 app.command("doctor")(doctor.doctor)
 app.command("sample")(sample.sample)
 app.command("merge")(merge.merge)
+app.command("report")(report_page.report)
 app.add_typer(config.app, name="config")
 app.command("simulate")(simulate.simulate)
 app.command("profile")(profile.profile)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,6 +56,7 @@ Threads = Annotated[
 
 @app.command("run")
 def run(
+    context: typer.Context,
     clips: Annotated[
         list[Path] | None, typer.Argument(metavar="CLIP...", help="Video files; the shipped samples if none are named.")
     ] = None,
@@ -92,6 +94,9 @@ def run(
     plots: Annotated[
         Path | None, typer.Option("--plots", metavar="DIR", help="Draw SVG pictures; needs matplotlib.")
     ] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE.html", help="One page: the table to sort, spreads as bars.")
+    ] = None,
 ) -> int:
     """Run profiles and peers in turn on the same clips; a Markdown table on stdout.
 
@@ -103,12 +108,16 @@ def run(
     from vidspec.bench.position_table import table
     from vidspec.papers import measured, suites
     from vidspec.papers import plots as drawing
+    from vidspec.report.bench import write_bench
+    from vidspec.report.page import check_page
 
     if suite is not None and profiles is not None:
         raise UsageError("--suite and --profiles exclude each other")
     names = names_of(profiles or DEFAULT) if suite is None else suites.contenders(suite)
     if plots is not None:
         drawing.check()
+    if report is not None:
+        check_page(report, map(str, clips or ()))
     source = Source(pair.value, target, draft, device, dtype)
     bench = Bench(names, clips or (), repeats, source, threads, not no_peers, position_bias, json, overwrite)
     outcome = measure(bench, say)
@@ -121,7 +130,24 @@ def run(
     if plots is not None:
         for file in drawing.draw(outcome.rows, outcome.records, plots):
             say(f"drew {file}")
+    if report is not None:
+        demo = any(one.demo for by_clip in outcome.records.values() for runs in by_clip.values() for one in runs)
+        write_bench(report, outcome.rows, names[0], _command(context), outcome.machine, demo=demo)
     return 0
+
+
+def _command(context: typer.Context) -> str:
+    """The command line as it was given, its options in the order of the help page."""
+    words = context.command_path.split()
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        value = context.params.get(parameter.name or "")
+        if source is None or source.name != "COMMANDLINE" or value is None or value is False:
+            continue
+        values = value if isinstance(value, list | tuple) else [value]
+        words += [parameter.opts[0]] if parameter.opts[0].startswith("-") else []
+        words += [str(getattr(one, "value", one)) for one in values if one is not True]
+    return shlex.join(words)
 
 
 @app.command("compare")

@@ -18,6 +18,7 @@ from vidspec.cli.report import left_out, loaded, note, totals
 from vidspec.cli.request import check, forms_of, how_of, overrides_of, parameters, part_of, sources_of
 from vidspec.errors import UsageError
 from vidspec.files import check_output
+from vidspec.telling.observer import Observer, Several
 from vidspec.telling.tally import Tally
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from vidspec.batch.work import Entry, How, Outcome, Task
     from vidspec.live.heatmap_files import HeatmapFiles
     from vidspec.profile.schema import Profile
-    from vidspec.telling.observer import Observer
+    from vidspec.report.watching import ReportFile
 
 __all__ = ["caption_all"]
 
@@ -46,6 +47,7 @@ class Run:
     settings: Settings
     output: Output
     pictures: HeatmapFiles | None = None
+    page: ReportFile | None = None
 
     @property
     def debug(self) -> bool:
@@ -105,6 +107,10 @@ def caption_all(request: Request) -> int:
         from vidspec.live.heatmap_files import check_heatmap
 
         check_heatmap(request.heatmap, profile, [entry.path for entry in entries])
+    if request.report is not None:
+        from vidspec.report.page import check_page
+
+        check_page(request.report, [entry.path for entry in entries])
     how = how_of(request, profile, len(entries))
     destinations = destinations_of(request, forms, found, entries, profile.name, shard)
     settings = Settings(profile.model_dump(), how)
@@ -138,6 +144,8 @@ def _run(run: Run) -> int:
                 limit = 1 if request.fail_fast else request.max_failures
                 code = execute(planned, engine, run.output, run.settings, tally, listeners, max_failures=limit)
         except KeyboardInterrupt as stop:
+            if run.page is not None:
+                run.page.interrupted = True
             stack.close()
             ending = ending_of(stop)
             note(f"{ending.word}: {tally.done} of {tally.total} clips were done, and are kept")
@@ -152,7 +160,12 @@ def _run(run: Run) -> int:
     unseen = run.pictures.errors if run.pictures else []
     for error in unseen:
         note(f"error: --heatmap: {error}")
-    return max(code, exit_code(unseen)) or int(bool(tally.earlier_failed or run.found.unreadable))
+    undrawn = run.page.errors if run.page else []
+    for error in undrawn:
+        note(f"error: --report: {error}")
+    if request.report is not None and run.page is None:
+        note(f"note: --report: nothing was left to caption; `vidspec report` draws the records, -o {request.report}")
+    return max(code, exit_code([*unseen, *undrawn])) or int(bool(tally.earlier_failed or run.found.unreadable))
 
 
 def _close(run: Run, tally: Tally, *, complete: bool) -> None:
@@ -223,11 +236,9 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
             note(line)
         for line in captioner.notes:
             note(f"note: {line}")
+        drawing = list(_drawing(stack, run))  # before the panel, which is gone when a page is written
         observer, drawn = _observer(stack, run, tally)
-        if request.heatmap is not None:
-            from vidspec.live.heatmap_files import HeatmapFiles
-
-            observer = run.pictures = HeatmapFiles(request.heatmap, run.profile, observer)
+        observer = Several([*drawing, observer])
 
         def engine(tasks: Iterable[Task]) -> Iterator[Outcome]:
             return outcomes(captioner, tasks, run.how, observer, readers)
@@ -239,6 +250,22 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
     listeners.append(OutcomeLines(several=run.several, quiet=request.quiet, debug=run.debug, verbose=request.verbose))
     listeners.append(Notifier(request.notify_every, several=run.several and not drawn, quiet=request.quiet))
     return engine, listeners
+
+
+def _drawing(stack: ExitStack, run: Run) -> Iterator[Observer]:
+    """Who draws pictures and pages of what happens."""
+    request = run.request
+    if request.heatmap is not None:
+        from vidspec.live.heatmap_files import HeatmapFiles
+
+        run.pictures = HeatmapFiles(request.heatmap, run.profile)
+        yield run.pictures
+    if request.report is not None:
+        from vidspec.report.watching import ReportFile
+
+        run.page = ReportFile(request.report, run.profile)
+        stack.callback(run.page.write)
+        yield run.page
 
 
 def _elsewhere(run: Run) -> Executor:
@@ -261,7 +288,6 @@ def _observer(stack: ExitStack, run: Run, tally: Tally) -> tuple[Observer, bool]
     """Who watches the clips in flight, and whether that always shows how far the whole run is."""
     from vidspec.batch.outputs import Stream
     from vidspec.cli.listeners import Restarts
-    from vidspec.telling.observer import Observer
 
     request = run.request
     if request.quiet:

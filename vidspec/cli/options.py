@@ -342,6 +342,15 @@ class Request:
             "--heatmap", metavar="FILE.png", help="Draw what the draft sees of the frames.", rich_help_panel=CHECKS
         ),
     ] = None
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="FILE.html",
+            help="One page to look at: what the draft saw, who wrote each token, where the time went.",
+            rich_help_panel=CHECKS,
+        ),
+    ] = None
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of every error.", rich_help_panel=CHECKS)
     ] = False

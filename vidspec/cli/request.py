@@ -62,7 +62,7 @@ def check(request: Request) -> None:
     if request.address is not None and request.engine is not EngineName.ray:
         raise UsageError("--address needs --engine ray")
     elsewhere = request.replicas is not None or request.engine is EngineName.ray
-    for option, file in (("--trace", request.trace), ("--heatmap", request.heatmap)):
+    for option, file in (("--trace", request.trace), ("--heatmap", request.heatmap), ("--report", request.report)):
         if file is not None and elsewhere:
             raise UsageError(f"{option} needs a single captioner", hint="leave --replicas and --engine out")
 

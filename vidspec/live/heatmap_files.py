@@ -1,4 +1,4 @@
-"""Writes the picture of what a draft saw, one file a clip; reads the shown frames again and passes all events on."""
+"""Writes the picture of what a draft saw, one file a clip; reads the shown frames again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from vidspec.errors import OutputError, UsageError, VidspecError
 from vidspec.files import check_output, write_whole
 from vidspec.profile.schema import Profile
-from vidspec.telling.events import Event, Load, Opened, Prefilled
+from vidspec.telling.events import Event, Opened, Prefilled
 from vidspec.telling.observer import Observer
 from vidspec.telling.record import Caption
 
@@ -47,15 +47,14 @@ class HeatmapFiles(Observer):
         file: of a single clip; of several each has its own beside it, ``STEM-CLIP.png``. No picture of a run replaces
             another of it: equal names are numbered.
         profile: how clips are captioned.
-        inner: the observer that sees the run too.
 
     Attributes:
         written: the files, in order.
         errors: what kept a picture from being drawn; the caption is not touched by it.
     """
 
-    def __init__(self, file: Path, profile: Profile, inner: Observer | None = None) -> None:
-        self.file, self.profile, self.inner = file, profile, inner or Observer()
+    def __init__(self, file: Path, profile: Profile) -> None:
+        self.file, self.profile = file, profile
         self.written: list[Path] = []
         self.errors: list[VidspecError] = []
         self._several = False
@@ -64,20 +63,14 @@ class HeatmapFiles(Observer):
 
     def begin(self, number: int, path: str, total: int) -> None:
         self._several = total > 1
-        self.inner.begin(number, path, total)
 
     def event(self, number: int, event: Event) -> None:
         if isinstance(event, Opened):
             self._opened[number] = event
         elif isinstance(event, Prefilled):
             self._prefilled[number] = event
-        self.inner.event(number, event)
-
-    def load(self, load: Load) -> None:
-        self.inner.load(load)
 
     def end(self, number: int, caption: Caption) -> None:
-        self.inner.end(number, caption)
         opened, prefilled = self._opened.pop(number, None), self._prefilled.pop(number, None)
         if opened is None or prefilled is None or caption.error is not None:
             return
@@ -89,11 +82,10 @@ class HeatmapFiles(Observer):
     def _write(self, opened: Opened, seen: Prefilled) -> None:
         from vidspec import video
         from vidspec.live.heatmap_image import heatmap_image
+        from vidspec.video.sample import first_of_steps
 
-        steps = seen.grid[0]
-        # A temporal step of the Qwen models is two frames (of an odd number the last alone); show the first of each.
-        times = opened.timestamps[:: -(-len(opened.timestamps) // max(1, steps))]
-        if len(times) != steps or 0 in seen.grid:
+        times = first_of_steps(opened.timestamps, seen.grid[0])
+        if not times or 0 in seen.grid:
             raise OutputError(f"{opened.path}: its visual tokens lie in no grid of frames, so there is no heatmap")
         wanted = self.profile.video
         clip = video.read_at(

@@ -18,7 +18,7 @@ from vidspec.models.adapter import Adapter
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.hub import is_local, patient, show_downloads
 from vidspec.models.identity import related
-from vidspec.models.unsupported import unsupported
+from vidspec.models.unsupported import KIN, unsupported
 from vidspec.registry import families
 
 __all__ = [
@@ -180,7 +180,9 @@ def read_config(name: str, *, text: bool = False) -> Any:
             raise ModelError(
                 f"{name}: is an adapter (LoRA), not a model", hint="merge it into its base model and name the result"
             ) from error
-        if (kind := _type(source)) and kind not in families.names() and kind not in TYPES:
+        kind = _type(source)
+        own = "trust_remote_code" in str(error) and kind not in KIN
+        if kind and not own and kind not in families.names() and kind not in TYPES:
             raise unsupported(name, kind) from error
         raise unloadable(name, error) from error
     check_kernels(name, source)
@@ -342,7 +344,7 @@ def _type(source: str) -> str | None:
     """The type that a config claims which the library cannot read."""
     try:
         found = json.loads(_file(source, "config.json") or "{}")["model_type"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return found if isinstance(found, str) else None
 

@@ -6,10 +6,10 @@ from vidspec.errors import ModelError
 from vidspec.models.known_pairs import known
 from vidspec.registry import families, nearest
 
-__all__ = ["unsupported"]
+__all__ = ["KIN", "unsupported"]
 
 #: By a config's ``model_type``: what the models are called, and the supported family that is used for the same.
-_KIN = {
+KIN = {
     "gemma3": ("Gemma 3", "qwen2_5_vl"),
     "gemma3n": ("Gemma 3n", "qwen2_5_vl"),
     "gemma4": ("Gemma 4", "qwen3_vl"),
@@ -35,7 +35,7 @@ _KIN = {
 def unsupported(name: str, family: str, *, blind: bool = False) -> ModelError:
     """The error for a model of such a family; ``blind`` if it is a language model that may draft."""
     valid = families.names()
-    title, near = _KIN.get(family, (None, nearest(family, valid)))
+    title, near = KIN.get(family, (None, nearest(family, valid)))
     called = f"{family} ({title})" if title else family
     example = next((pair.target.name for pair in reversed(known()) if pair.target.family == near), None)
     meant = f"; nearest: {near}{f', such as {example}' if example else ''}" if near in valid else ""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vidspec.telling.events import Event, Load
 from vidspec.telling.record import Caption
 
-__all__ = ["Observer"]
+__all__ = ["Observer", "Several"]
 
 
 class Observer:
@@ -25,3 +27,26 @@ class Observer:
 
     def end(self, number: int, caption: Caption) -> None:
         """An open clip is done, captioned or failed."""
+
+
+class Several(Observer):
+    """Each of several sees everything, in their order."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self.observers = observers
+
+    def begin(self, number: int, path: str, total: int) -> None:
+        for one in self.observers:
+            one.begin(number, path, total)
+
+    def event(self, number: int, event: Event) -> None:
+        for one in self.observers:
+            one.event(number, event)
+
+    def load(self, load: Load) -> None:
+        for one in self.observers:
+            one.load(load)
+
+    def end(self, number: int, caption: Caption) -> None:
+        for one in self.observers:
+            one.end(number, caption)

@@ -6,10 +6,12 @@ rounding of timestamps to the container's clock, so that frame 2 of 30 fps, stor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DEFAULT_FRAMES", "shown_at", "ticks", "uniform", "within"]
+__all__ = ["DEFAULT_FRAMES", "first_of_steps", "shown_at", "ticks", "uniform", "within"]
 
 DEFAULT_FRAMES = 32
 
@@ -25,6 +27,13 @@ def uniform(count: int, frames: int) -> NDArray[np.int64]:
     if frames >= count:
         return np.arange(count, dtype=np.int64)
     return np.asarray(np.linspace(0, count - 1, frames).round(), np.int64)
+
+
+def first_of_steps(times: Sequence[float], steps: int) -> Sequence[float]:
+    """When each of a model's temporal steps begins: a step of the Qwen models is two frames (of an odd number the last
+    one alone). Empty where so many frames do not make so many steps."""
+    begins = times[:: -(-len(times) // max(1, steps)) or 1]
+    return begins if len(begins) == steps else ()
 
 
 def within(

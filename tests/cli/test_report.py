@@ -1,0 +1,142 @@
+"""``vidspec caption --report`` and ``vidspec report``."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vidspec.cli import main
+from vidspec.embedded.samples import shipped
+from vidspec.report.watching import ReportFile
+from vidspec.telling.record import Caption
+
+FEW = ("--frames", "4", "--max-new-tokens", "6", "--profile", "sd-attention")
+
+
+@pytest.fixture
+def real(monkeypatch, tmp_path):
+    """The true captioner and registries in place of those that the other tests of commands use."""
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+def test_a_run_gives_its_page_and_its_records_another(real, capsys):
+    asked = ("--format", "json", "-o", "run.json", "--trace", "trace.json", "--baseline")
+    assert main(["caption", str(shipped()[0]), *FEW, *asked, "--report", "page.html"]) == 0
+    page = Path("page.html").read_text(encoding="utf-8")
+    (record,) = map(json.loads, Path("run.json").read_text().splitlines())
+    assert page.count('class="t ') == record["counters"]["emitted"] == 6
+    assert page.count('class="veil"') == 4 and page.count('class="lane"') == 2 and 'class="demo-bar"' in page
+    assert f"{record['speed']['baseline']['decode']:.2f}x as fast" in page
+    capsys.readouterr()
+
+    assert main(["report", "run.json", "--trace", "trace.json", "-o", "again.html"]) == 0
+    again = Path("again.html").read_text(encoding="utf-8")
+    assert capsys.readouterr().err == "again.html: 1 records, 0 failed\n"
+    assert again.count('class="lane"') == 2 and again.count("<figure>") == 4 and 'class="demo-bar"' in again
+    assert 'class="t ' not in again and "Who wrote which token: only a run that is watched tells" in again
+
+
+def test_several_clips_give_one_page_and_the_heatmaps(real):
+    clips = [str(path) for path in shipped()[:2]]
+    broken = Path("broken.mp4")
+    broken.write_text("no video")
+    assert main(["caption", *clips, "broken.mp4", *FEW, "--report", "page.html", "--heatmap", "heat.png"]) == 1
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert "3 records, one for each clip or part of one: 2 captioned, 1 failed" in page
+    assert page.count("<details class=") == 2 and page.count('data-failed="1"') == 1
+    assert page.index("broken.mp4") < min(page.index(Path(clip).name) for clip in clips)
+    assert len(list(Path().glob("heat-*.png"))) == 2
+
+
+def test_what_was_captioned_before_ctrl_c_is_on_the_page(vidspec, monkeypatch):
+    written = []
+    monkeypatch.setattr(ReportFile, "write", lambda self: written.append((self.folder.clips, self.interrupted)))
+    for name in ("good.mp4", "stop.mp4"):
+        Path(name).touch()
+    assert vidspec("caption", "good.mp4", "stop.mp4", "--batch", "1", "--report", "x.html").code == 130
+    assert vidspec("caption", "good.mp4", "--report", "x.html").code == 0
+    assert written == [(1, True), (1, False)]
+
+
+def lean(number, **changes):
+    job = {"clip": f"{number:016x}", "settings": "0" * 12}
+    base = {"path": f"{number}.mp4", "caption": f"Words {number}.", "token_ids": [1, 2], "ended": "eos", "error": None}
+    return {**base, "lossless": True, "profile": "ar", "models": {}, "video": {}, "demo": False, "job": job, **changes}
+
+
+def test_lean_records_of_a_folder_are_shown_once_each(real, vidspec):
+    Path("runs/deep").mkdir(parents=True)
+    Path("runs/a.jsonl").write_text("".join(json.dumps(lean(number)) + "\n" for number in (1, 2)))
+    Path("runs/deep/.vidspec.jsonl").write_text(json.dumps(lean(2)) + "\n" + json.dumps(lean(3)) + "\n")
+    Path("runs/deep/3.json").write_text(json.dumps(lean(3), indent=1))
+    Path("runs/deep/4.json").write_text(json.dumps([lean(4)], indent=1))
+    Path("runs/deep/other.json").write_text("{}")
+    ran = vidspec("report", "runs", "-o", "page.html")
+    assert (ran.code, ran.out, ran.err) == (0, "", "page.html: 4 records, 0 failed\n")
+    page = Path("page.html").read_text()
+    assert all(page.count(f"<summary>{number}.mp4</summary>") == 1 for number in (1, 2, 3, 4))
+    assert "nothing that was measured" in page and "demo-bar" not in page.partition("</style>")[2]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("run.jsonl", "-o", "x.pdf"), "--output x.pdf: must end in .html"),
+        (("run.jsonl", "-o", "no/x.html"), "--output no/x.html: there is no folder no"),
+        (("gone.jsonl", "-o", "x.html"), "gone.jsonl: cannot be read: No such file"),
+        (("empty", "-o", "x.html"), "there are no records to report on"),
+        (("text.jsonl", "-o", "x.html"), "text.jsonl, line 1: is no record of vidspec"),
+        (("torn.jsonl", "-o", "x.html"), "a record is not as vidspec 0.1.0 writes them: KeyError: 'token_ids'"),
+        (("run.jsonl", "-o", "x.html", "--trace", "text.jsonl"), "--trace text.jsonl: is no trace of vidspec"),
+        (("run.jsonl", "-o", "x.html", "--trace", "gone"), "--trace gone: cannot be read: No such file"),
+    ],
+)
+def test_what_cannot_be_reported_on_is_one_line(real, vidspec, args, message):
+    Path("run.jsonl").write_text(json.dumps(lean(1)) + "\n")
+    Path("torn.jsonl").write_text(json.dumps({"path": "x.mp4", "job": lean(1)["job"]}) + "\n")
+    Path("text.jsonl").write_text("words\n")
+    Path("empty").mkdir()
+    ran = vidspec("report", *args)
+    assert (ran.code, ran.out) == (2, "") and ran.err.startswith(f"error: {message}") and ran.err.count("\n") == 1
+    assert not Path("x.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--report", "x.txt"), "--report x.txt: must end in .html"),
+        (("--report", "no/x.html"), "--report no/x.html: there is no folder no"),
+        (("--report", "x.html", "--replicas", "2"), "--report needs a single captioner"),
+    ],
+)
+def test_refused_before_any_model_is_loaded(vidspec, args, message):
+    Path("good.mp4").touch()
+    ran = vidspec("caption", "good.mp4", *args)
+    assert (ran.code, ran.out) == (2, "") and ran.err.startswith(f"error: {message}") and ran.err.count("\n") == 1
+
+
+def test_nothing_left_to_caption_says_how_to_see_the_records(vidspec, monkeypatch):
+    Path("good.mp4").touch()
+    assert vidspec("caption", "good.mp4", "-o", "run.jsonl").code == 0
+    ran = vidspec("caption", "good.mp4", "-o", "run.jsonl", "--report", "x.html")
+    assert ran.code == 0 and "`vidspec report` draws the records" in ran.err and not Path("x.html").exists()
+
+
+def test_a_bench_gives_its_page_with_the_command(real, monkeypatch, capsys):
+    from report.clips_of_reports import MEASURED
+
+    from vidspec.bench import measure
+    from vidspec.bench.measure import Outcome
+
+    record = Caption("a.mp4", "words", demo=True)
+    outcome = Outcome(MEASURED, "the table", {"cores": 2}, {"ar": {"a.mp4": [record]}}, {})
+    monkeypatch.setattr(measure, "measure", lambda bench, say: outcome)
+    asked = ["a b.mp4", "--profiles", "ar,sd-uniform", "--pair", "embedded-qwen", "--no-peers", "--report", "x.html"]
+    assert main(["bench", *asked]) == 0
+    page = Path("x.html").read_text(encoding="utf-8")
+    command = "bench run &#39;a b.mp4&#39; --profiles ar,sd-uniform --pair embedded-qwen --no-peers --report x.html"
+    assert command in page and 'class="demo-bar"' in page and "fast = quick" in page
+    assert main(["bench", "--report", "x.txt"]) == 2
+    assert capsys.readouterr().err == "error: --report x.txt: must end in .html\n"

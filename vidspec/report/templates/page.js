@@ -1,0 +1,88 @@
+"use strict";
+// Tokens: one stop of the tab key, arrows inside; hover and focus tell what is known.
+for (const caption of document.querySelectorAll(".caption[data-tokens]")) {
+  const tokens = [...caption.querySelectorAll(".t")];
+  const about = document.getElementById(caption.dataset.tokens);
+  const tell = (token) => {
+    for (const one of tokens) one.classList.toggle("same", one.dataset.r === token.dataset.r);
+    about.textContent = JSON.stringify(token.textContent) + ": " + token.dataset.about;
+  };
+  const go = (token) => {
+    for (const one of tokens) one.tabIndex = -1;
+    token.tabIndex = 0;
+    token.focus();
+  };
+  caption.addEventListener("mouseover", (event) => { if (event.target.matches(".t")) tell(event.target); });
+  caption.addEventListener("click", (event) => { if (event.target.matches(".t")) go(event.target); });
+  caption.addEventListener("focusin", (event) => { if (event.target.matches(".t")) tell(event.target); });
+  caption.addEventListener("keydown", (event) => {
+    const at = tokens.indexOf(event.target);
+    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: tokens.length - 1 }[event.key];
+    if (at < 0 || to === undefined || !tokens[to]) return;
+    event.preventDefault();
+    go(tokens[to]);
+  });
+}
+// Frames: a button each makes it large.
+for (const button of document.querySelectorAll(".frames button")) {
+  button.addEventListener("click", () => {
+    const large = button.closest("figure").classList.toggle("large");
+    button.setAttribute("aria-pressed", String(large));
+  });
+}
+// Timelines: wider, narrower, and to where decoding begins.
+for (const box of document.querySelectorAll(".timeline")) {
+  const scroll = box.querySelector(".scroll"), lanes = box.querySelector(".lanes");
+  let zoom = 1;
+  const to = (wanted, left) => {
+    const middle = left ?? (scroll.scrollLeft + scroll.clientWidth / 2) / lanes.clientWidth;
+    zoom = Math.min(64, Math.max(1, wanted));
+    lanes.style.width = 100 * zoom + "%";
+    scroll.scrollLeft = left === undefined ? middle * lanes.clientWidth - scroll.clientWidth / 2 : middle * lanes.clientWidth;
+  };
+  box.querySelector("[data-zoom=in]").addEventListener("click", () => to(zoom * 2));
+  box.querySelector("[data-zoom=out]").addEventListener("click", () => to(zoom / 2));
+  box.querySelector("[data-zoom=all]").addEventListener("click", () => to(1));
+  box.querySelector("[data-zoom=decoding]").addEventListener("click", () => {
+    const begun = Number(scroll.dataset.decoding) / 100;
+    to(Math.max(4, 1 / Math.max(1 - begun, 0.02)), begun);
+  });
+}
+// Tables: a button in each head sorts, a field searches, a box shows failures alone.
+for (const table of document.querySelectorAll("table.sortable")) {
+  const body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
+  const value = (row, at) => row.cells[at].dataset.v ?? row.cells[at].textContent.trim();
+  heads.forEach((head, at) => head.querySelector("button")?.addEventListener("click", () => {
+    const down = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+    for (const one of heads) one.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", down > 0 ? "ascending" : "descending");
+    const numeric = head.classList.contains("n");
+    const rows = [...body.rows].sort((a, b) => {
+      const left = value(a, at), right = value(b, at);
+      if (left === "" || right === "") return (left === "") - (right === "");
+      return down * (numeric ? left - right : left.localeCompare(right));
+    });
+    body.append(...rows);
+  }));
+  const search = document.getElementById(table.dataset.search), only = document.getElementById(table.dataset.failed ?? "");
+  const count = document.getElementById(table.dataset.count);
+  const filter = () => {
+    const wanted = search.value.toLocaleLowerCase().split(/\s+/).filter(Boolean);
+    let shown = 0;
+    for (const row of body.rows) {
+      const text = row.textContent.toLocaleLowerCase();
+      row.hidden = (only?.checked && !row.dataset.failed) || !wanted.every((word) => text.includes(word));
+      shown += !row.hidden;
+    }
+    count.textContent = shown + " of " + body.rows.length + " rows";
+  };
+  search?.addEventListener("input", filter);
+  only?.addEventListener("change", filter);
+}
+// A link to a clip opens it.
+const open = () => {
+  const wanted = location.hash && document.getElementById(location.hash.slice(1));
+  if (wanted && wanted.matches("details")) { wanted.open = true; wanted.scrollIntoView(); }
+};
+addEventListener("hashchange", open);
+open();

@@ -247,8 +247,8 @@ class Captioner:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know of the loaded models, a line each."""
-        engines = (self.target, self.draft)
-        found = [getattr(engine.model, "note", None) for engine in engines if engine is not None]
+        told = [engine.model for engine in (self.target, self.draft) if engine is not None]
+        found = [getattr(one, "note", None) for one in (*told, self.setup.drafter)]
         return tuple(dict.fromkeys(line for line in found if line))
 
     def _draft_name(self) -> str | None:
@@ -294,10 +294,12 @@ class Captioner:
                     return self.chooser.plan
         raise GenerationError(f"{path}: a caption of fewer than {wanted} tokens says nothing about drafters")
 
-    def forget(self) -> None:
-        """Drop what was measured on earlier clips to choose how to decode."""
-        if self.chooser is not None:
+    def forget(self, *, plan: bool = True) -> None:
+        """Drop what earlier clips said, for drafters that look it up, and with ``plan`` how they were decoded best."""
+        if self.chooser is not None and plan:
             self.chooser.forget()
+        if self.setup.drafter is not None:
+            self.setup.drafter.forget()
 
     def warm_up(self) -> None:
         """Run everything once on a few grey frames, so that a clip that is timed next pays for no first use."""

@@ -1,7 +1,10 @@
 """Drafts that are looked up, beside the built-in models: texts of plain decoding, alone and together."""
 
+from pathlib import Path
+
 import pytest
 
+from vidspec.bench.interleaved import run
 from vidspec.captioner import Captioner
 from vidspec.drafting.memory_file import MemoryFile
 from vidspec.embedded.samples import shipped
@@ -125,6 +128,26 @@ def test_a_memory_makes_the_next_run_faster(pairs, tmp_path, profile):
     assert passes[1] < 0.6 * passes[0] or (profile == "hybrid" and passes[1] < passes[0])
     known = list(MemoryFile(file, identity(pair.target).tokenizer, 1000).read())
     assert known == 2 * [token for text in texts.values() for token in (-1, *text)]
+
+
+@pytest.mark.parametrize("profile", ["suffix", "hybrid"])
+def test_a_damaged_memory_is_told(pairs, tmp_path, profile):
+    pair, file = pairs("embedded"), tmp_path / "captions"
+    assert pair.captioner(profile, **{"draft.memory": str(file)}).notes == ()
+    file.write_bytes(b"vidspec memory 1 cut")
+    assert pair.captioner(profile, **{"draft.memory": str(file)}).notes == (
+        f"draft.memory: {file}: was damaged, and begins anew",
+    )
+
+
+@pytest.mark.parametrize("profile", ["suffix", "hybrid"])
+def test_no_repeat_of_a_bench_knows_the_captions_of_the_one_before(pairs, profile):
+    captioner = pairs("embedded").captioner(profile, **{"draft.gamma": 3})
+    (repeats,) = run({profile: captioner}, [Path(shipped()[0])], 3)[profile].values()
+    assert len({one.counters["target_forwards"] for one in repeats}) == 1
+    known = captioner.caption(shipped()[0])
+    assert known.token_ids == repeats[0].token_ids
+    assert known.counters["target_forwards"] < repeats[0].counters["target_forwards"]
 
 
 def test_what_is_wrong_with_a_memory_is_said_before_any_clip(pairs, tmp_path):

@@ -116,10 +116,14 @@ def run(
         progress(f"warm-up {name}")
         taking.ask(name, partial(contender.caption, clips[0]))
         if isinstance(contender, Captioner):
-            contender.forget()  # a plan that was made in the warm-up would cost nothing
+            contender.forget()  # a plan, or this very clip's caption, from the warm-up would cost nothing
     records: dict[str, dict[str, list[Caption]]] = {name: {str(clip): [] for clip in clips} for name in contenders}
     for turn, (repeat, clip) in enumerate(product(range(repeats), clips)):
         progress(f"{repeat + 1}/{repeats} {clip.name}")
+        if turn and clip == clips[0]:
+            for contender in contenders.values():
+                if isinstance(contender, Captioner):
+                    contender.forget(plan=False)  # its own caption would be a clip's draft
         for name in rotated(taking.names, turn):
             key = name, str(clip), repeat
             if key not in done:

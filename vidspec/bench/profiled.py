@@ -167,6 +167,7 @@ def _loaded_beside(captioner: Captioner) -> int:
 
 
 def _once(captioner: Captioner, clip: str | Path) -> _Once:
+    captioner.forget(plan=False)  # its own caption of the time before
     process = captioner.slot.process if captioner.slot else None
     device = captioner.target.model.device
     peaks = [Peak(device)]

@@ -146,6 +146,8 @@ class DrafterKind(ABC):
     paces: bool = False
     gathers: bool = False
     contexts: tuple[str, ...] = ()
+    #: What a user should know before the first clip, in a line.
+    note: str | None = None
 
     @abstractmethod
     def open(self, clip: Opening) -> Asks[Drafter] | Drafter:
@@ -153,6 +155,9 @@ class DrafterKind(ABC):
 
     def prepare(self, target: VideoLanguageModel) -> None:  # noqa: B027
         """The target is loaded; what is wrong with the options is said now, before any clip."""
+
+    def forget(self) -> None:  # noqa: B027
+        """What earlier clips said is not to help the next one: a measurement begins, or begins again."""
 
     def close(self) -> None:  # noqa: B027
         """No clip will come any more."""

@@ -137,6 +137,11 @@ class HybridDraft(DrafterKind):
     def prepare(self, target: VideoLanguageModel) -> None:
         self.inner.prepare(target)
         self.lookup.prepare(target)
+        self.note = self.lookup.note
+
+    def forget(self) -> None:
+        self.inner.forget()
+        self.lookup.forget()
 
     def close(self) -> None:
         self.inner.close()

@@ -41,10 +41,15 @@ class SuffixDraft(Lookup):
     def prepare(self, target: VideoLanguageModel) -> None:
         from vidspec.models.identity import identity
 
-        file = None
+        self._kept: MemoryFile | None = None
         if self.file is not None:
-            file = MemoryFile(Path(self.file).expanduser(), identity(target).tokenizer, self.capacity)
-        self.memory = Memory(self.capacity, self.least, self.most, file)
+            self._kept = MemoryFile(Path(self.file).expanduser(), identity(target).tokenizer, self.capacity)
+            if self._kept.damaged:
+                self.note = f"draft.memory: {self.file}: was damaged, and begins anew"
+        self.forget()
+
+    def forget(self) -> None:
+        self.memory = Memory(self.capacity, self.least, self.most, self._kept)
 
     def close(self) -> None:
         if self.memory is not None:

@@ -30,8 +30,9 @@ from vidspec.engine.asks import Asks
 from vidspec.engine.device import synchroniser, take_one_core
 from vidspec.engine.forward import Engine
 from vidspec.errors import GenerationError, ModelError, UsageError
-from vidspec.models import image_captioner, loading
+from vidspec.models import eagle3, image_captioner, loading, mtp
 from vidspec.models.base import Pixels, Seen, VideoLanguageModel
+from vidspec.models.head import Head
 from vidspec.models.identity import check_sight
 from vidspec.models.image_captioner import DraftCaptioner, ImageCaptioner
 from vidspec.models.onlooker import Onlooker, possible
@@ -80,6 +81,7 @@ class Captioner:
         embedded: whether these are the built-in models.
         describe: captions a frame for an ensemble's context of that kind; the draft does it if None.
         slot: the draft's process for the parallel schedule; a new one, which loads ``draft`` again, if None.
+        head: the loaded head, if the profile drafts with one.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Captioner:
         embedded: bool = False,
         describe: ImageCaptioner | None = None,
         slot: DraftSlot | None = None,
+        head: Head | None = None,
     ) -> None:
         if draft is not None:
             loading.check_pair(target, draft)
@@ -115,7 +118,7 @@ class Captioner:
             self.chooser = Planner(profile, target, draft, self.slot, describe)
             self.setup = self.chooser.starting
         else:
-            self.setup = Setup.of(profile, target, None if profile.concurrent else draft, describe)
+            self.setup = Setup.of(profile, target, None if profile.concurrent else draft, describe, head)
 
     @property
     def target(self) -> Engine[VideoLanguageModel]:
@@ -176,7 +179,12 @@ class Captioner:
                 target.name = "embedded/target"
                 if draft is not None:
                     draft.name = "embedded/draft"
-            captioner = cls(profile, target, draft, embedded=embedded, describe=describe, slot=slot)
+            head: Head | None = None
+            if profile.names_a_head and not embedded:
+                head = eagle3.load(names[1], target, beside)
+            elif profile.drafts_with_a_head and not profile.names_a_head:
+                head = mtp.load(target)
+            captioner = cls(profile, target, draft, embedded=embedded, describe=describe, slot=slot, head=head)
             if slot is not None and not profile.plans:
                 slot.ready()  # it was loading meanwhile; what is wrong with it is said now
             undo.pop_all()
@@ -237,7 +245,7 @@ class Captioner:
         generate, total = self.profile.generate, 0
         frames, height, width, _ = request.shown.frames.shape
         text = request.prompt or generate.prompt, request.system or generate.system
-        for engine in (self.target, self.draft):
+        for engine in (self.target, self.draft, self.setup.head):
             if engine is not None and (engine is self.target or self.profile.shows_the_video):
                 tokens = self.target.model.visual_tokens(frames, height, width) + self.target.model.text_tokens(*text)
                 decoder = engine.model.decoder
@@ -254,6 +262,8 @@ class Captioner:
     def _draft_name(self) -> str | None:
         if self.draft is not None:
             return self.draft.model.name
+        if self.setup.head is not None:
+            return self.setup.head.model.name
         if self.slot is None or not self.profile.drafts_with_a_model:
             return None
         return "embedded/draft" if self.embedded else self.slot.model
@@ -311,7 +321,16 @@ class Captioner:
             draft = self.draft.model if self.draft and profile.drafts_with_a_model else None
             slot = self.slot if profile.concurrent else None
             describe = self.setup.describe
-            once = Captioner(profile, self.target.model, draft, embedded=self.embedded, describe=describe, slot=slot)
+            head = self.setup.head.model if self.setup.head and profile.drafts_with_a_head else None
+            once = Captioner(
+                profile,
+                self.target.model,
+                draft,
+                embedded=self.embedded,
+                describe=describe,
+                slot=slot,
+                head=head,
+            )
             once.caption("", clip=clip)
 
     def stream(self, path: str | Path, **asked: Unpack[Asked]) -> Iterator[Event]:

@@ -61,8 +61,9 @@ class DrafterFacts(Protocol):
 
     Attributes:
         needs: signals of the target's prefill that it reads itself, as :class:`vidspec.pruning.base.Pruner` names them.
-        model: whose weights it drafts with: those of a ``draft`` model, the ``target``'s own, or None: it needs no
-            pass of any model, and its proposals cost next to nothing.
+        model: whose weights it drafts with: those of a ``draft`` model, the ``target``'s own, those of a ``head`` that
+            reads the target's states, of such a ``layer`` in the target's own checkpoint, or None: it needs no pass of
+            any model, and its proposals cost next to nothing.
         sees: of the video: the visual tokens that a pruner ``kept``, ``all`` in a way of its own, entries that it
             chooses by its ``own`` lights, or ``nothing``.
         trees: whether it can draft the trees of ``draft.topology``.
@@ -76,7 +77,7 @@ class DrafterFacts(Protocol):
     """
 
     needs: frozenset[str]
-    model: Literal["draft", "target"] | None
+    model: Literal["draft", "target", "head", "layer"] | None
     sees: Literal["kept", "all", "own", "nothing"]
     trees: bool
     remote: bool

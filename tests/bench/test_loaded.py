@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from models import checkpoints_eagle3, checkpoints_mtp, checkpoints_qwen
 
-from vidspec.bench.loaded import Source, names_of
+from vidspec.bench.loaded import Loaded, Source, names_of
 from vidspec.errors import UsageError
 
 
@@ -12,6 +13,7 @@ def test_all_means_every_lossless_profile_with_plain_decoding_first():
     names = names_of("all")
     assert names[0] == "ar" and len(names) == len(set(names)) > 10
     assert {"parallelvlm", "specvlm", "self-sd"} <= set(names)
+    assert not {"eagle3", "mtp"} & set(names)  # a head is no model that other profiles could draft with
     assert not any(name.startswith(("lvspec", "fly", "random-loose")) for name in names)
 
 
@@ -25,3 +27,29 @@ def test_a_draft_needs_a_target():
     with pytest.raises(UsageError, match="--draft needs --target"):
         Source(draft="x").names  # noqa: B018
     assert Source(target="x").names == ("x", None)
+
+
+def test_a_head_stands_where_a_draft_is_named(tmp_path):
+    kind = checkpoints_qwen.Kind()
+    target = str(checkpoints_qwen.save(kind, tmp_path / "target"))
+    settings, weights = checkpoints_eagle3.config(kind), checkpoints_eagle3.tensors(kind)
+    head = str(checkpoints_eagle3.save(tmp_path / "head", settings, weights))
+    loaded = Loaded(Source(target=target, draft=head, device="cpu"))
+    models = {"models.target": target, "models.draft": head}
+    assert loaded.captioner("eagle3", models).models["draft"] == head
+    assert loaded.captioner("ar", models).models["draft"] is None
+    with pytest.raises(UsageError, match="profile vanilla-sd drafts with a model"):
+        loaded.captioner("vanilla-sd", models)
+    with pytest.raises(UsageError, match="the peers from transformers need a draft"):
+        loaded.peers()
+    with pytest.raises(UsageError, match="profile eagle3 drafts with a head of the target"):
+        Loaded(Source(target=target, device="cpu")).captioner("eagle3", models)
+
+
+def test_a_layer_of_the_target_is_read_once(tmp_path):
+    kind = checkpoints_qwen.Kind(checkpoints_mtp.FAMILY)
+    target = str(checkpoints_mtp.save(kind, tmp_path, checkpoints_mtp.tensors(kind)))
+    loaded = Loaded(Source(target=target, device="cpu"))
+    made = [loaded.captioner("mtp", {"models.target": target}) for _ in range(2)]
+    assert made[0].setup.head.model is made[1].setup.head.model
+    assert loaded.captioner("ar", {"models.target": target}).setup.head is None

@@ -23,7 +23,19 @@ NAMES = {
         "uv_similarity",
         "window",
     ),
-    "drafting": ("ensemble", "hybrid", "model", "ngram", "none", "self", "sparse_kv", "suffix", "text_only"),
+    "drafting": (
+        "eagle3",
+        "ensemble",
+        "hybrid",
+        "model",
+        "mtp",
+        "ngram",
+        "none",
+        "self",
+        "sparse_kv",
+        "suffix",
+        "text_only",
+    ),
     "acceptance": ("exact", "fly", "fly_minus", "lvspec", "random_loose"),
     "schedules": ("auto", "autoregressive", "parallel", "plan", "sequential"),
     "lossy": ("dycoke", "fastv", "none", "pdrop", "sparsevlm"),
@@ -48,7 +60,7 @@ def problem(name="vanilla-sd", overrides=None, env=None):
 
 
 def test_packaged_profiles_load_and_say_what_they_are():
-    assert len(PACKAGED) == len({info.name for info in available()}) == 69 and set(FILES) < set(PACKAGED)
+    assert len(PACKAGED) == len({info.name for info in available()}) == 71 and set(FILES) < set(PACKAGED)
     for info in available():
         profile = load(info.name, env={})
         assert profile.name == info.name and profile.about == info.about
@@ -240,8 +252,8 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
         ),
         (
             {"draft.kind": "x"},
-            "draft.kind: unknown drafter 'x'; valid: ensemble, hybrid, model, ngram, none, self, sparse_kv, suffix, "
-            "text_only",
+            "draft.kind: unknown drafter 'x'; valid: eagle3, ensemble, hybrid, model, mtp, ngram, none, self, "
+            "sparse_kv, suffix, text_only",
         ),
         (
             {"accept.rule": "x"},

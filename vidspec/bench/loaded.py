@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from vidspec.bench.peers import PEERS, Peer
 from vidspec.captioner import Captioner
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.errors import UsageError
-from vidspec.models import loading
+from vidspec.models import eagle3, loading, mtp
 from vidspec.models.base import VideoLanguageModel
+from vidspec.models.head import Head
 from vidspec.profile import labels, profiles
 
 __all__ = ["Loaded", "Source", "lossless_profiles", "names_of"]
@@ -55,9 +57,17 @@ class Loaded:
         first, second = source.names
         self.target = loading.load(first, self.where)
         self.draft: VideoLanguageModel | None = None
-        if second is not None:
+        self.head: Head | None = None
+        if second is not None and loading.is_head(second):
+            self.head = eagle3.load(second, self.target, self.where)
+        elif second is not None:
             self.draft = loading.load(second, self.where, text=True)
         self._slots: dict[str, DraftSlot] = {}
+
+    @cached_property
+    def layer(self) -> Head:
+        """The MTP layer in the target's checkpoint."""
+        return mtp.load(self.target)
 
     def captioner(self, label: str, overrides: Mapping[str, object] | None = None) -> Captioner:
         """A captioner of a label's profile (:mod:`~vidspec.profile.labels`), which wins over ``overrides``.
@@ -69,11 +79,16 @@ class Loaded:
         profile = labels.load(label, overrides)
         if profile.drafts_with_a_model and self.draft is None:
             raise UsageError(f"profile {profile.name} drafts with a model", hint="name one with --draft")
+        if profile.names_a_head and self.head is None:
+            raise UsageError(
+                f"profile {profile.name} drafts with a head of the target", hint="name both with --target and --draft"
+            )
         made = Captioner(
             profile,
             self.target,
             self.draft if profile.drafts_with_a_model else None,
             slot=self._slots.get(profile.draft.kind),
+            head=self.head if profile.names_a_head else self.layer if profile.drafts_with_a_head else None,
         )
         if made.slot is not None:
             self._slots[profile.draft.kind] = made.slot
@@ -82,7 +97,7 @@ class Loaded:
     def peers(self) -> dict[str, Peer]:
         """``transformers``' own ways to generate with the same weights, loaded again with its own attention."""
         first, second = self.source.names
-        if second is None:
+        if second is None or self.head is not None:
             raise UsageError("the peers from transformers need a draft", hint="--draft, or --no-peers")
         stock = loading.Placement(self.where.device, self.where.dtype, "stock")
         pair = loading.load(first, stock), loading.load(second, stock)
@@ -95,10 +110,10 @@ class Loaded:
 
 
 def lossless_profiles() -> list[str]:
-    """Every packaged lossless profile, plain decoding first."""
+    """Every packaged lossless profile, plain decoding first; not those that draft with a head, beside no model."""
     names = sorted(info.name for info in profiles.available() if info.source == "packaged")
     loaded = [profiles.load(name) for name in names if name != "ar"]
-    return ["ar", *(one.name for one in loaded if one.lossless)]
+    return ["ar", *(one.name for one in loaded if one.lossless and not one.drafts_with_a_head)]
 
 
 def names_of(text: str) -> list[str]:

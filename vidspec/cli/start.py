@@ -38,7 +38,8 @@ def announce(profile: Profile, *, here: bool = True) -> None:
     if models.pair is not None:
         note(f"loading the built-in models ({models.pair})")
         return
-    wanted = (models.target, models.draft if profile.drafts_with_a_model else None, models.captioner)
+    drafts = profile.drafts_with_a_model or profile.names_a_head
+    wanted = (models.target, models.draft if drafts else None, models.captioner)
     names = list(dict.fromkeys(name for name in wanted if name))
     note(f"loading {' and '.join(names)}")
     for name in names if here else ():

@@ -35,10 +35,18 @@ class Target:
         prefill: the prompt it has read.
         sampling: how its own tokens are chosen.
         rng: CPU generator.
+        tapped: blocks of which a drafter watches what enters them, where windows are verified.
     """
 
-    def __init__(self, engine: Engine, prefill: Prefill, sampling: Sampling, rng: torch.Generator) -> None:
-        self.engine, self.prefill, self.sampling, self.rng = engine, prefill, sampling, rng
+    def __init__(
+        self,
+        engine: Engine,
+        prefill: Prefill,
+        sampling: Sampling,
+        rng: torch.Generator,
+        tapped: tuple[int, ...] = (),
+    ) -> None:
+        self.engine, self.prefill, self.sampling, self.rng, self.tapped = engine, prefill, sampling, rng, tapped
         self.span = prefill.span
         self._last = -1
         self._base = self.span.length
@@ -68,7 +76,7 @@ class Target:
         self._base = self.span.length
         tokens = [self._last, *draft.tokens]
         parents = None if draft.is_chain else [-1, *(parent + 1 for parent in draft.parents)]
-        (passed,) = yield Pass(self.engine, [Rows(self.span, tokens, parents)])
+        (passed,) = yield Pass(self.engine, [Rows(self.span, tokens, parents, tapped=self.tapped)])
         return passed  # type: ignore[no-any-return]
 
     def commit(self, path: Sequence[int], token: int) -> None:

@@ -10,7 +10,7 @@ import torch
 from vidspec.acceptance.base import for_clip
 from vidspec.decoding.base import Job, Target
 from vidspec.decoding.setup import Setup, prefilled
-from vidspec.drafting.base import Drafter, Paced
+from vidspec.drafting.base import Drafter, Paced, Watcher
 from vidspec.drafting.opening import Opening
 from vidspec.engine.asks import Asks, asked, overheard, timed
 from vidspec.engine.sampling import Sampling
@@ -141,6 +141,7 @@ class InTurns(Run):
                 tokens=len(prefix.visual),
                 kept=kept,
                 draft=setup.draft,
+                head=setup.head,
                 target=setup.target,
                 prefix=prefix,
                 read_by_target=read,
@@ -152,11 +153,12 @@ class InTurns(Run):
             del opening
         del taps  # what was observed can be as large as the prompt
         window = setup.pace.window() if setup.pace else None
+        tapped = drafter.tapped if isinstance(drafter, Watcher) else ()
         paced = isinstance(drafter, Paced)
         if isinstance(drafter, Paced) and setup.pace and window:
             drafter.paced(setup.pace, window)
         self.job = Job(
-            target=Target(setup.target, read, setup.sampling, rng),
+            target=Target(setup.target, read, setup.sampling, rng, tapped),
             limits=setup.limits,
             trace=trace,
             rng=rng,

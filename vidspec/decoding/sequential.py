@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vidspec.decoding.base import Job, origins
-from vidspec.drafting.base import Learner, Rememberer
+from vidspec.drafting.base import Learner, Rememberer, Watcher
 from vidspec.engine.asks import Asks, timed
 from vidspec.registry import schedules
 from vidspec.telling.events import Round
@@ -38,6 +38,8 @@ def sequential(job: Job) -> Asks[None]:
             with trace.span("draft", "draft"):
                 drafter.observe(verdict.path, verdict.token, passed.logits)
             draft_s += trace.now() - learned_at
+        if isinstance(drafter, Watcher):
+            drafter.watched(passed.tapped)
         tokens, over = job.limits.cut([*(draft.tokens[node] for node in verdict.path), verdict.token], emitted)
         with trace.span("rollback"):
             target.commit(verdict.path, verdict.token)

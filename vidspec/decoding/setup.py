@@ -21,10 +21,11 @@ from vidspec.engine.recurrent import REACH
 from vidspec.engine.rows import Prefill
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.taps import Taps
-from vidspec.errors import GenerationError, ProfileError
+from vidspec.errors import GenerationError, ModelError, ProfileError
 from vidspec.lossy.base import TargetPruner
 from vidspec.lossy.engine import LossyEngine
 from vidspec.models.base import Prefix, VideoLanguageModel
+from vidspec.models.head import Head
 from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.prompt import read
 from vidspec.models.request import Request
@@ -51,6 +52,7 @@ class Setup:
     Attributes:
         profile: the settings.
         target, draft: the models' engines; the draft is None where the target drafts, nobody does, or another process.
+        head: the engine of a head over the target's states, where one drafts.
         describe: captions a frame for an ensemble's context of that kind.
         sampling: how tokens are chosen.
         acceptance, drafter, pruner: None where the profile has none.
@@ -73,6 +75,7 @@ class Setup:
     needs: frozenset[str]
     window: int
     pace: Pace | None = None
+    head: Engine[Head] | None = None
 
     @classmethod
     def of(
@@ -81,10 +84,12 @@ class Setup:
         target: VideoLanguageModel,
         draft: VideoLanguageModel | None,
         describe: ImageCaptioner | None,
+        head: Head | None = None,
     ) -> Setup:
         """Find the parts a profile names.
 
         Raises:
+            ModelError: it drafts with a head, and there is none.
             ProfileError: the target keeps states, and a part cannot go back to them.
         """
         if target.decoder.cached is not None:
@@ -110,6 +115,13 @@ class Setup:
             drafter = drafter_of(profile.draft)
             drafter.prepare(target)
             needs |= drafter.needs
+            if profile.drafts_with_a_head:
+                if head is None:
+                    raise ModelError(
+                        f"draft.kind {profile.draft.kind} needs a head of {target.name}, which has none here",
+                        hint="--target MODEL --draft HEAD",
+                    )
+                needs |= head.needs
             paces = drafter.paces
         if profile.prune.method != "none":
             prune = profile.prune
@@ -129,6 +141,7 @@ class Setup:
             frozenset(needs),
             _window(profile),
             Pace() if (profile.draft.gamma == "auto" or paces) and not profile.concurrent else None,
+            Engine(head) if head is not None else None,
         )
 
     @property

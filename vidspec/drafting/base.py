@@ -33,6 +33,7 @@ __all__ = [
     "Paced",
     "Rememberer",
     "RemoteKind",
+    "Watcher",
     "drafter_of",
 ]
 
@@ -113,6 +114,27 @@ class Learner(Protocol):
 
 
 @runtime_checkable
+class Watcher(Protocol):
+    """A drafter that drafts from the target's states. A schedule that passes token ids alone refuses it.
+
+    Attributes:
+        tapped: blocks of the target of which it reads what enters them.
+    """
+
+    @property
+    def tapped(self) -> tuple[int, ...]: ...
+
+    def watched(self, states: torch.Tensor) -> None:
+        """The target has judged the last window; comes before its :meth:`Drafter.commit`.
+
+        Args:
+            states: (gamma + 1, blocks * hidden) what entered the ``tapped`` blocks, side by side; row 0 is that of the
+                last committed token, row i + 1 that of the i-th drafted one.
+        """
+        ...
+
+
+@runtime_checkable
 class Paced(Protocol):
     """A drafter that chooses the length of its windows itself, up to the most that it is asked for."""
 
@@ -138,7 +160,7 @@ class DrafterKind(ABC):
     """
 
     needs: frozenset[str] = frozenset()
-    model: Literal["draft", "target"] | None = "draft"
+    model: Literal["draft", "target", "head", "layer"] | None = "draft"
     sees: Literal["kept", "all", "own", "nothing"] = "kept"
     trees: bool = False
     remote: bool = False

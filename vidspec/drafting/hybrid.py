@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
-from vidspec.drafting.base import Draft, Drafter, DrafterKind, Learner
+from vidspec.drafting.base import Draft, Drafter, DrafterKind, Learner, Watcher
 from vidspec.drafting.lookup import Lookup
 from vidspec.drafting.suffix import SuffixDraft
 from vidspec.errors import ProfileError
@@ -73,13 +73,20 @@ class Hybrid:
         if self._looked_up:
             tokens = [self.lookup.window[node] for node in path]
             self.lookup.commit(path, token)
-            for one in (*tokens, token):  # as rounds without a proposal
-                self.model.commit((), one)
+            for row, one in zip((0, *(node + 1 for node in path)), (*tokens, token), strict=True):
+                self.follow(row, one)
             return
         drafted = cast(Draft, self._drafted)
         self.window.judged(len(drafted.tokens), len(path))
         self.lookup.wrote([*(drafted.tokens[node] for node in path), token])
         self.model.commit(path, token)
+
+    def follow(self, row: int, token: int) -> None:
+        """The model hears of a token that it did not draft, as of a round without a proposal.
+
+        ``row`` is that of the window which it follows.
+        """
+        self.model.commit((), token)
 
     def finish(self, token_ids: Sequence[int]) -> None:
         """The text is over, and this is all of it."""
@@ -99,6 +106,25 @@ class LearningHybrid(Hybrid):
         window = self.lookup.window
         for row, one in zip((0, *(node + 1 for node in path)), (*(window[node] for node in path), token), strict=True):
             learner.observe((), one, target_logits[row : row + 1])
+
+
+class WatchingHybrid(Hybrid):
+    """The same over a head, which reads the target's states of every token, whoever drafted it."""
+
+    _states: torch.Tensor
+
+    @property
+    def tapped(self) -> tuple[int, ...]:
+        return cast(Watcher, self.model).tapped
+
+    def watched(self, states: torch.Tensor) -> None:
+        self._states = states
+        if not self._looked_up:
+            cast(Watcher, self.model).watched(states)
+
+    def follow(self, row: int, token: int) -> None:
+        cast(Watcher, self.model).watched(self._states[row : row + 1])
+        super().follow(row, token)
 
 
 @drafters.register("hybrid")
@@ -153,5 +179,7 @@ class HybridDraft(DrafterKind):
         model = yield from asked(self.inner.open, clip)
         lookup = cast(Lookup, self.lookup.open(clip))
         gamma = clip.profile.draft.gamma
-        kind = LearningHybrid if isinstance(model, Learner) else Hybrid
+        kind = (
+            LearningHybrid if isinstance(model, Learner) else WatchingHybrid if isinstance(model, Watcher) else Hybrid
+        )
         return kind(model, lookup, None if gamma == "auto" else gamma)

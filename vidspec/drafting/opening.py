@@ -21,8 +21,10 @@ from vidspec.models.request import Request
 from vidspec.profile.tree import parse_tree
 
 if TYPE_CHECKING:
+    from vidspec.engine.rows import Prompt
     from vidspec.engine.slab import KVSpan
     from vidspec.engine.taps import Taps
+    from vidspec.models.head import Head
     from vidspec.profile.profiles import Profile
     from vidspec.telling.trace import Trace
 
@@ -43,6 +45,7 @@ class Opening:
         tokens: N, the target's visual tokens; None if that is not known (yet).
         kept: (K,) sorted indices of those the drafter may see; all if None.
         draft: the draft model's engine, if the profile has one.
+        head: the engine of a head over the target's states, if it has that.
         target, prefix, read_by_target, taps: the target's engine, its prompt, that prompt as it was read, and what was
             observed meanwhile, for drafters that share its weights; they may copy from the span and never write to it.
         caption: a short caption of the video by another model, for TABED's context C.
@@ -57,6 +60,7 @@ class Opening:
     tokens: int | None
     kept: torch.Tensor | None
     draft: Engine[VideoLanguageModel] | None = None
+    head: Engine[Head] | None = None
     target: Engine[VideoLanguageModel] | None = None
     prefix: Prefix | None = None
     read_by_target: Prefill | None = None
@@ -113,12 +117,12 @@ class Opening:
             return prefix
         return prefix.keep(self.kept.to(prefix.embeds.device), compact=self.profile.prune.positions == "compact")
 
-    def read(self, engine: Engine, prefix: Prefix) -> Asks[Prefill]:
+    def read(self, engine: Engine, prefix: Prompt) -> Asks[Prefill]:
         """Prefill, timed as the draft's."""
         found, _ = yield from timed(self.trace, "draft_prefill", "draft", self._prefill, engine, prefix)
         return found  # type: ignore[no-any-return]
 
-    def _prefill(self, engine: Engine, prefix: Prefix) -> Asks[Prefill]:
+    def _prefill(self, engine: Engine, prefix: Prompt) -> Asks[Prefill]:
         return (yield Read(engine, prefix, self.room, lane="draft"))  # type: ignore[no-any-return]
 
     def walker(self, engine: Engine, span: KVSpan) -> Drafter:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Generic
 
 import torch
@@ -72,7 +72,11 @@ class Engine(Generic[M]):
             if part.taps is not None:
                 part.taps.begin(part.span.length, part.ends, decoder.cached)
                 watched.append((part.taps, slice(start, start + len(part))))
+        tapped = {block for part in batch for block in part.tapped}
+        entering: dict[int, torch.Tensor] = {}
         for index in range(decoder.depth):
+            if index in tapped:
+                entering[index] = rows  # no block writes into what it is given
             for taps, inner in watched:
                 taps.entered(index, rows[inner])
             rows = decoder.block(index, rows, rotation, attention)
@@ -81,7 +85,8 @@ class Engine(Generic[M]):
         for taps, inner in watched:
             taps.entered(decoder.depth, rows[inner])
             taps.end()
-        return self._passed(batch, rows)
+        passed = self._passed(batch, rows)
+        return passed if not tapped else self._tapped(batch, passed, {**entering, decoder.depth: rows})
 
     @torch.inference_mode()
     def greedy(self, batch: Sequence[tuple[KVSpan, Sequence[int], int]]) -> list[list[int]]:
@@ -171,6 +176,16 @@ class Engine(Generic[M]):
         normed = decoder.norm(_last(rows, list(map(len, batch)), shown))
         logits = decoder.logits(_last(normed, shown, judged))[:, : model.vocabulary].to(model.device)
         return [Passed(*both) for both in zip(logits.split(judged), normed.split(shown), strict=True)]
+
+    def _tapped(
+        self, batch: Sequence[Rows], passed: Sequence[Passed], entering: Mapping[int, torch.Tensor]
+    ) -> list[Passed]:
+        """What the pass gave, with the rows that entered the blocks each sequence taps."""
+        device, found = self.model.device, []
+        for part, one, start in zip(batch, passed, _starts(batch), strict=True):
+            states = [entering[block][start : start + len(part)].to(device) for block in part.tapped]
+            found.append(one._replace(tapped=torch.cat(states, dim=1)) if states else one)
+        return found
 
 
 class Prefilling:

@@ -112,9 +112,17 @@ class Graphs:
         return self._steps.keys()
 
     def take(self, batch: Sequence[Rows]) -> bool:
-        """Whether a pass is of few tokens that nobody observes, and each sequence alike in all layers."""
+        """Whether a pass is of few tokens that nobody observes, and each sequence alike in all layers.
+
+        What enters a block inside a replayed pass is written over by the blocks behind it: one that is tapped is not
+        replayed.
+        """
         return sum(map(len, batch)) <= MOST and all(
-            rows.prompt is None and rows.taps is None and len(rows.parents or ()) <= MOST and type(rows.span) is KVSpan
+            rows.prompt is None
+            and rows.taps is None
+            and not rows.tapped
+            and len(rows.parents or ()) <= MOST
+            and type(rows.span) is KVSpan
             for rows in batch
         )
 

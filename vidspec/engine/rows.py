@@ -61,6 +61,8 @@ class Rows:
         stretch: first row of the prompt and the one behind the last; its rows must be the next the sequence needs.
         taps: observers of a prompt's rows.
         states: whether the hidden states of all rows are wanted, also of a prompt.
+        tapped: blocks of which the rows that enter are wanted; the number of blocks stands for what enters the final
+            norm.
     """
 
     span: KVSpan
@@ -70,6 +72,7 @@ class Rows:
     stretch: tuple[int, int] = (0, 0)
     taps: Taps | None = None
     states: bool = False
+    tapped: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids) if self.prompt is None else self.stretch[1] - self.stretch[0]
@@ -117,10 +120,13 @@ class Passed(NamedTuple):
         logits: (n, vocabulary) of n tokens; of a prompt's stretch (1, vocabulary) behind its last row if the prompt
             ends with it, else (0, vocabulary).
         hidden: behind the final norm, (n, hidden); of a prompt whose states nobody wants as many rows as ``logits``.
+        tapped: (n, blocks * hidden) what entered the ``tapped`` blocks, side by side in their order; None if there are
+            none.
     """
 
     logits: torch.Tensor
     hidden: torch.Tensor
+    tapped: torch.Tensor | None = None
 
 
 class Prefill(NamedTuple):

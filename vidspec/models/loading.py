@@ -27,6 +27,7 @@ __all__ = [
     "check_kernels",
     "check_pair",
     "embedded_folder",
+    "is_head",
     "load",
     "placement",
     "read_config",
@@ -173,6 +174,12 @@ def read_config(name: str, *, text: bool = False) -> Any:
     folder, source = Path(name).expanduser(), _source(name)
     if is_local(name) and not any((folder / f"{kind}config.json").is_file() for kind in ("", "adapter_")):
         raise ModelError(f"{name}: no config.json in this folder", hint="name a folder with a saved model, or a hub id")
+    if is_head(name):
+        raise ModelError(
+            f"{name}: is a head of another model (EAGLE-3), no model",
+            hint=f"--profile eagle3 --draft {name}",
+            kind="family",
+        )
     try:
         config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # whatever a config makes the library raise, the config is at fault
@@ -338,6 +345,15 @@ def unloadable(name: str, error: Exception) -> ModelError:
 def _source(name: str) -> str:
     """What the library takes for a model's name."""
     return str(Path(name).expanduser()) if is_local(name) else name
+
+
+def is_head(name: str) -> bool:
+    """Whether the config of a hub id or folder says that it is an EAGLE-3 head; not whether it can be loaded."""
+    try:
+        claimed = json.loads(_file(_source(name), "config.json") or "{}")["architectures"]
+        return any("eagle3" in str(one).lower() for one in claimed)
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def _type(source: str) -> str | None:

@@ -110,6 +110,16 @@ class Profile(Section):
         return self.drafter is not None and (self.plans or self.drafter.model == "draft")
 
     @property
+    def drafts_with_a_head(self) -> bool:
+        """Whether a head over the target's states is needed beside it, of its own or from the target's checkpoint."""
+        return self.drafter is not None and self.drafter.model in ("head", "layer")
+
+    @property
+    def names_a_head(self) -> bool:
+        """Whether ``models.draft`` is that head."""
+        return self.drafter is not None and self.drafter.model == "head"
+
+    @property
     def drafts_with_the_target(self) -> bool:
         """Whether the target drafts for itself."""
         return self.drafter is not None and self.drafter.model == "target"
@@ -323,6 +333,12 @@ def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
             "models.draft",
             f"is needed with draft.kind {p.draft.kind}",
             "name a draft of the target's family (`vidspec pairs` lists some), or take the profile ar",
+        ),
+        (
+            p.names_a_head and models.target is not None and models.draft is None,
+            "models.draft",
+            f"is needed with draft.kind {p.draft.kind}",
+            "name the head that was trained for the target, or take the profile ar",
         ),
         (
             sequential and not drafts,

@@ -1,0 +1,321 @@
+"""Heads beside small random targets: what they draft whatever was accepted, and texts of plain decoding."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from models import checkpoints_eagle3 as heads
+from models import checkpoints_mtp, checkpoints_qwen
+from models.checkpoints_mtp import FAMILY as HYBRID
+from models.checkpoints_qwen import LAYERS, QWEN3, QWEN25, Kind, adapter
+
+from vidspec.captioner import Captioner
+from vidspec.drafting.head import HeadChain
+from vidspec.drafting.hybrid import Hybrid
+from vidspec.engine.forward import Engine
+from vidspec.engine.taps import Taps
+from vidspec.errors import ModelError, ProfileError
+from vidspec.models import eagle3, loading, mtp
+from vidspec.models.head import Fed
+from vidspec.models.request import Request
+from vidspec.profile import profiles
+from vidspec.telling.events import Finished, Prefilled
+from vidspec.video import Clip, SourceFacts
+
+GAMMA, TOKENS = 4, 30
+PLACE = loading.placement("cpu", "float32")
+FACTS = SourceFacts("", 4.0, 40, 24, "none", "none", 1.0, False, 0, 6, "none")
+
+
+def clip(seed):
+    frames = np.random.default_rng(seed).integers(0, 255, (6, 24, 40, 3), dtype=np.uint8)
+    return Clip(frames, np.arange(6) * 0.7, FACTS)
+
+
+class Given:
+    def __init__(self, arrivals):
+        self.arrivals = list(arrivals)
+
+    @property
+    def over(self):
+        return not self.arrivals
+
+    def take(self):
+        return self.arrivals.pop(0) if self.arrivals else None
+
+
+class Pair:
+    """A target and a head of it, by the profile that drafts with such heads."""
+
+    def __init__(self, profile, target, head):
+        self.profile, self.target, self.head = profile, target, head
+
+    def captioner(self, name=None, head=None, **settings):
+        name = name or self.profile
+        same = {"models.target": "target", "models.draft": self.head.name, "generate.max_new_tokens": TOKENS}
+        same |= {} if name == "ar" else {"draft.gamma": GAMMA}
+        profile = profiles.load(name, {**same, **settings}, env={})
+        return Captioner(profile, self.target, None, head=None if name == "ar" else head or self.head)
+
+    def texts(self, captioner, batch, count=4):
+        records = {}
+        arrivals = Given([Request(str(seed), clip(seed), key=str(seed)) for seed in range(count)])
+        for key, said in captioner.serve(arrivals, batch=batch):
+            assert not isinstance(said, Exception), said
+            if isinstance(said, Finished):
+                records[key] = said.caption
+        return {key: record.token_ids for key, record in records.items()}
+
+
+class Drawn(Pair):
+    """The same of a random target."""
+
+    def __init__(self, family, folder):
+        self.kind = Kind(family, tied=False)
+        if family == HYBRID:
+            self.weights = checkpoints_mtp.tensors(self.kind)
+            target = loading.load(str(checkpoints_mtp.save(self.kind, folder, self.weights)), PLACE)
+            super().__init__("mtp", target, mtp.load(target))
+        else:
+            target, self.weights = adapter(self.kind), heads.tensors(self.kind)
+            heads.save(folder, heads.config(self.kind), self.weights)
+            super().__init__("eagle3", target, eagle3.load(str(folder), target, PLACE))
+        target.eos = frozenset()
+
+    def expected(self, text, count, kept=None, axis=None, one_axis=False, **options):
+        """What the head drafts behind a clip's prompt and ``text``, and the least distance of its choices."""
+        target, generate = self.target, profiles.load("eagle3", env={}).generate
+        prefix = target.prefix(target.see(target.preprocess(clip(0))), generate.prompt, generate.system)
+        behind = torch.tensor(text[:-1], dtype=torch.long)
+        after = prefix.next_position + torch.arange(len(behind))
+        whole = Fed(
+            torch.cat([prefix.embeds, target.embed(behind)[None]], dim=1),
+            torch.cat([prefix.positions, after.expand(3, 1, -1)], dim=-1),
+        )
+        watch = Taps(rows=torch.arange(1), visual=prefix.visual.index, hidden=range(LAYERS + 1))
+        # Deepstack features are added to the rows they belong to.
+        Engine(target).prefill(_Shown(whole, prefix.visual), room=1, taps=watch)
+        places = torch.arange(len(whole.positions[0, 0]))[None] if one_axis else whole.positions[:, 0]
+        rows = (
+            torch.arange(whole.length)
+            if kept is None
+            else torch.cat([prefix.rows_kept(kept), torch.arange(prefix.length, whole.length)])
+        )
+        table = target.embed(torch.arange(target.vocabulary))
+        pairs = [table, torch.cat([whole.embeds[0, rows[1:]], table[text[-1:]]])]
+        if self.profile == "mtp":
+            states = checkpoints_mtp.normed(watch.states[LAYERS], target.language.norm.weight.detach())
+            judge = target.model.lm_head.weight.detach()[: target.vocabulary]
+            return checkpoints_mtp.drafts(self.weights, judge, *pairs, states[rows], places[:, rows], count)
+        states = torch.cat([watch.states[block] for block in (1, 2, 3)], dim=1)
+        axis = axis or heads.SECTIONS[self.kind.family][1]
+        return heads.drafts(self.weights, axis, *pairs, states[rows], places[:, rows], count, **options)
+
+
+class _Shown:
+    """A prompt with the visual tokens of another that it begins with."""
+
+    def __init__(self, fed, visual):
+        self.embeds, self.positions, self.length, self.visual = fed.embeds, fed.positions, fed.length, visual
+        self.next_position = fed.length
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    made = {}
+
+    def pair(family):
+        if family not in made:
+            made[family] = Drawn(family, tmp_path_factory.mktemp(family))
+        return made[family]
+
+    return pair
+
+
+def watched(monkeypatch, change=lambda chain, tokens: tokens):
+    """Windows in their order: what had been emitted, what the head drafted; the target gets what ``change`` says."""
+    rounds, emitted = [], []
+    begin, propose, commit = HeadChain.begin, HeadChain.propose, HeadChain.commit
+
+    def begins(self, token):
+        emitted[:] = [token]
+        begin(self, token)
+
+    def proposes(self, gamma):
+        draft = yield from propose(self, gamma)
+        rounds.append((list(emitted), draft.tokens))
+        self._window = tuple(change(list(emitted), draft.tokens))
+        return type(draft)(self._window, draft.parents)
+
+    def commits(self, path, token):
+        emitted.extend([*(self._window[node] for node in path), token])
+        commit(self, path, token)
+
+    monkeypatch.setattr(HeadChain, "begin", begins)
+    monkeypatch.setattr(HeadChain, "propose", proposes)
+    monkeypatch.setattr(HeadChain, "commit", commits)
+    return rounds
+
+
+def right_for_a_while(plain):
+    """Of the n-th window the first n (modulo its length and one) tokens are the target's, the others are not."""
+    counter = iter(range(10**6))
+
+    def change(emitted, tokens):
+        right = next(counter) % (len(tokens) + 1)
+        truth = plain[len(emitted) : len(emitted) + len(tokens)]
+        wrong = [token + 1 if token == true else token for token, true in zip(tokens, truth, strict=True)]
+        return [*truth[:right], *wrong[right:]]
+
+    return change
+
+
+@pytest.mark.parametrize("family", [QWEN25, QWEN3, HYBRID])
+@pytest.mark.parametrize("visual", ["all", "none", "pruned"])
+def test_a_head_drafts_what_a_plain_pass_over_all_pairs_gives(pairs, monkeypatch, family, visual):
+    """Behind every outcome of a window: nothing, some or all of it accepted."""
+    pair = pairs(family)
+    plain = list(pair.captioner("ar").caption("", clip=clip(0)).token_ids)
+    rounds = watched(monkeypatch, right_for_a_while(plain))
+    settings = {"draft.options.visual": "none"} if visual == "none" else {}
+    settings |= {"prune.method": "uniform", "prune.alpha": 0.5} if visual == "pruned" else {}
+    captioner = pair.captioner(**settings)
+    events = list(captioner.stream("", clip=clip(0)))
+    assert list(events[-1].caption.token_ids) == plain
+    kept = torch.tensor(next(event for event in events if isinstance(event, Prefilled)).kept, dtype=torch.long)
+    assert len(kept) == {"all": 45, "none": 0, "pruned": 22}[visual]
+    lengths = [len(emitted) for emitted, _ in rounds]
+    assert {after - before - 1 for before, after in pairwise(lengths)} == set(range(GAMMA + 1))
+    for emitted, tokens in rounds:
+        found, margin = pair.expected(emitted, len(tokens), kept)
+        assert margin > 1e-4
+        assert list(tokens) == found
+
+
+@pytest.mark.parametrize("family", [QWEN25, QWEN3, HYBRID])
+def test_texts_are_those_of_plain_decoding(pairs, family):
+    pair = pairs(family)
+    plain = pair.texts(pair.captioner("ar"), 1)
+    assert len(plain) == 4 and len(set(map(tuple, plain.values()))) > 1
+    for batch in (1, 4):
+        assert pair.texts(pair.captioner(), batch) == plain
+    assert pair.texts(pair.captioner(**{"draft.gamma": "auto"}), 4) == plain
+    hybrid = {"draft.kind": "hybrid", "draft.options.of": pair.profile, "draft.options.settings": {"visual": "none"}}
+    assert pair.texts(pair.captioner(**hybrid), 4) == plain
+
+
+@pytest.mark.parametrize("name", ["embedded", "embedded-qwen"])
+def test_texts_of_the_built_in_targets_are_those_of_plain_decoding(name, tmp_path, monkeypatch):
+    """Also of one whose positions have one axis; and where some of every window is accepted."""
+    target = loading.load(str(loading.embedded_folder(name, "target")), PLACE)
+    hidden = target.embed(torch.zeros(1, dtype=torch.long)).shape[1]
+    settings = heads.config(Kind(QWEN25), hidden_size=hidden, vocab_size=target.vocabulary)
+    settings |= {"rope_scaling": None, "eagle_config": None}
+    folder = heads.save(tmp_path, settings, heads.layout(hidden, target.vocabulary))
+    pair = Pair("eagle3", target, eagle3.load(str(folder), target, PLACE))
+    assert pair.head.blocks == (2, 6, 9)
+    plain = pair.texts(pair.captioner("ar"), 1)
+    for batch in (1, 4):
+        assert pair.texts(pair.captioner(), batch) == plain
+    rounds = watched(monkeypatch, right_for_a_while(list(plain["0"])))
+    assert pair.captioner().caption("", clip=clip(0)).token_ids == plain["0"]
+    assert len(rounds) < len(plain["0"]) * 2 / 3
+
+
+@pytest.mark.parametrize("family", [QWEN25, HYBRID])
+def test_drawn_texts_are_those_of_plain_decoding(pairs, family):
+    pair = pairs(family)
+    drawn = {"generate.temperature": 0.7, "generate.seed": 5}
+    assert pair.captioner(**drawn).profile.token_for_token
+    plain = pair.texts(pair.captioner("ar", **drawn), 1)
+    assert plain != pair.texts(pair.captioner("ar"), 1)
+    for batch in (1, 4):
+        assert pair.texts(pair.captioner(**drawn), batch) == plain
+
+
+@pytest.mark.parametrize("family", [QWEN25, HYBRID])
+def test_the_record_names_the_head(pairs, family):
+    pair = pairs(family)
+    record = pair.captioner().caption("", clip=clip(0))
+    assert record.models["draft"] == pair.head.name
+    assert record.counters["draft_forwards"] > 0
+
+
+def test_beside_what_is_looked_up_a_head_hears_of_every_token(pairs, monkeypatch):
+    """What it drafts behind windows of another is what it would draft had it followed from the first token on."""
+    pair = pairs(QWEN25)
+    monkeypatch.setattr(Hybrid, "propose", in_turns)
+    rounds = watched(monkeypatch)
+    settings = {"draft.kind": "hybrid", "draft.options.of": pair.profile, "draft.options.least": 1}
+    record = pair.captioner(**settings).caption("", clip=clip(0))
+    assert list(record.token_ids) == list(pair.captioner("ar").caption("", clip=clip(0)).token_ids)
+    skipped = [len(after) - len(before) for (before, _), (after, _) in pairwise(rounds)]
+    assert len(rounds) > 4 and max(skipped) > 1
+    for emitted, tokens in rounds:
+        found, _ = pair.expected(emitted, len(tokens))
+        assert list(tokens) == found
+
+
+def in_turns(self, gamma):
+    """Two windows of what is looked up, of tokens that the target takes or not, then one of the model."""
+    self.turn = getattr(self, "turn", 0) + 1
+    found = self.lookup.look(gamma)
+    self._looked_up = bool(found.tokens) and self.turn % 3 != 0
+    if self._looked_up:
+        return self.lookup.proposed(found)
+    self._drafted = yield from self.model.propose(min(gamma, GAMMA))
+    return self._drafted
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"models.draft": None}, "models.draft: is needed with draft.kind eagle3; nearest valid choice: name the head"),
+        ({"draft.topology": "tree"}, "draft.topology: an eagle3 drafts a chain"),
+        ({"schedule.kind": "parallel"}, "eagle3 needs more of the target than token ids"),
+        ({"draft.options.visual": "some"}, r"draft.options.visual: .*'all' or 'none'"),
+        ({"draft.options.visual": "none", "prune.method": "uniform", "prune.alpha": 0.5}, "eagle3 chooses itself"),
+    ],
+)
+def test_what_does_not_go_together(settings, message):
+    with pytest.raises(ProfileError, match=message):
+        profiles.load("eagle3", {"models.target": "target", "models.draft": "head", **settings}, env={})
+
+
+def test_heads_and_models_are_not_taken_for_each_other(pairs, tmp_path):
+    pair, model = pairs(QWEN25), checkpoints_qwen.save(Kind(QWEN25), tmp_path / "model")
+    with pytest.raises(ModelError, match=r"is a head of another model \(EAGLE-3\), no model"):
+        loading.load(pair.head.name, PLACE, text=True)
+    with pytest.raises(ModelError, match=r"is no EAGLE-3 head: fc\.weight is not in its files"):
+        eagle3.load(str(model), pair.target, PLACE)
+    with pytest.raises(ModelError, match=r"draft\.kind eagle3 needs a head of embedded/target, which has none here"):
+        Captioner.from_profile("eagle3")
+    with pytest.raises(ModelError, match=r"^embedded/target: has no MTP layer: no tensor's name begins with mtp\."):
+        Captioner.from_profile("mtp")
+
+
+@pytest.mark.parametrize("family", [QWEN25, HYBRID])
+def test_a_profile_loads_its_head(pairs, tmp_path, family):
+    """By folders, as the command line names them; a layer lies in its target's."""
+    pair = pairs(family)
+    named = {"models.target": pair.head.name, "generate.max_new_tokens": 8}
+    if family == QWEN25:
+        model = checkpoints_qwen.save(Kind(QWEN25, tied=False), tmp_path / "model")
+        named |= {"models.target": str(model), "models.draft": pair.head.name}
+    with Captioner.from_profile(profiles.load(pair.profile, named, env={})) as captioner:
+        captioner.warm_up()
+        record = captioner.caption("", clip=clip(0))
+        assert record.token_ids == captioner.baseline("", clip=clip(0)).token_ids
+    assert record.models["draft"] == pair.head.name
+    assert record.counters["draft_forwards"] > 0
+
+
+def test_a_head_with_one_axis_counts_the_tokens_of_the_prompt(pairs, monkeypatch, tmp_path):
+    pair = pairs(QWEN3)
+    folder = heads.save(tmp_path, heads.config(pair.kind, rope_scaling=None, norm_before_residual=True), pair.weights)
+    rounds = watched(monkeypatch)
+    pair.captioner(head=eagle3.load(str(folder), pair.target, PLACE)).caption("", clip=clip(0))
+    for emitted, tokens in rounds[:5]:
+        found, _ = pair.expected(emitted, len(tokens), axis=[0] * (heads.WIDTH // 2), one_axis=True, norm_first=True)
+        assert list(tokens) == found

@@ -1,0 +1,13 @@
+"""A published EAGLE-3 head of the target drafts (Li et al. 2025), ``models.draft``."""
+
+from __future__ import annotations
+
+from vidspec.drafting.head import HeadDraft
+from vidspec.registry import drafters
+
+
+@drafters.register("eagle3")
+class Eagle3Draft(HeadDraft):
+    """A block that was trained for the target, from states of three of its blocks."""
+
+    model = "head"

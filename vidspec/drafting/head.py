@@ -1,0 +1,140 @@
+"""A head drafts from the target's own states: a chain of greedy choices. Which head that is, its drafter's kind says.
+
+The head reads pairs: the target's states at a token, and the embedding of the token that follows. Of text that the
+target has judged the states are the target's; behind it the head goes on with the state that it made itself. A pair is
+at the rotary position of the token whose states they are, on the axes that the head's config has: three (M-RoPE), as
+the target numbers them, or one, which counts the prompt's tokens.
+
+Of the prompt it reads what the paper's heads read, all of it, the video's rows as the target embeds them; or what is
+left by pruning, from nought to all of the visual tokens (HiViS: a head needs none), each pair then being of two rows
+that follow each other in what is left. States are always those of the target's full prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from vidspec.drafting.base import Draft, Drafter, DrafterKind
+
+if TYPE_CHECKING:
+    import torch
+
+    from vidspec.drafting.opening import Opening
+    from vidspec.engine.asks import Asks
+    from vidspec.engine.forward import Engine
+    from vidspec.engine.slab import KVSpan
+    from vidspec.models.head import Head
+
+__all__ = ["HeadChain", "HeadDraft"]
+
+
+class HeadChain:
+    """The chain of one clip.
+
+    Args:
+        engine: the head's.
+        span: its entries for all pairs of the prompt but the last, which waits for the target's first token.
+        states: (1, hidden) of the prompt's last row, joined.
+        position: (axes, 1) of that row.
+        following: the position of the target's first token.
+    """
+
+    def __init__(
+        self, engine: Engine[Head], span: KVSpan, states: torch.Tensor, position: torch.Tensor, following: int
+    ) -> None:
+        self.engine, self.span = engine, span
+        self.forwards = 0
+        self.tapped = engine.model.blocks
+        self._kept = span.length  # entries of pairs of the prompt and of emitted text
+        self._positions = position  # of the pairs that were not read yet
+        self._states = states
+        self._tokens: list[int] = []
+        self._following = following
+        self._window: tuple[int, ...] = ()
+        self._read = 0  # pairs that the last window was drafted behind
+        self._seen: torch.Tensor | None = None  # the target's states in the pass over the last window
+
+    def begin(self, token: int) -> None:
+        self._tokens = [token]
+
+    def propose(self, gamma: int) -> Asks[Draft]:
+        import torch
+
+        from vidspec.engine.asks import Pass
+        from vidspec.engine.rows import Rows
+
+        head, tokens = self.engine.model, list[int]()
+        fed, states, positions = self._tokens, self._states, self._positions
+        for _ in range(gamma):
+            embeddings = head.embed(torch.tensor(fed))
+            asked = Rows(self.span, prompt=head.fed(embeddings, states, positions), stretch=(0, len(fed)), tapped=(1,))
+            (passed,) = yield Pass(self.engine, [asked], "draft")
+            fed = [int(head.tokens[int(passed.logits[-1].argmax())])]
+            states, positions = passed.tapped[-1:], positions[:, -1:] + 1
+            tokens += fed
+        self.forwards += gamma
+        self._window, self._read = tuple(tokens), len(self._tokens) if gamma else 0
+        return Draft(self._window, tuple(range(-1, gamma - 1)))
+
+    def watched(self, states: torch.Tensor) -> None:
+        self._seen = states
+
+    def commit(self, path: Sequence[int], token: int) -> None:
+        import torch
+
+        if self._seen is None:
+            raise ValueError("the target's states of the last window are needed")
+        rows = [0, *(node + 1 for node in path)]
+        states = self.engine.model.joined(self._seen[rows])
+        tokens = [*(self._window[node] for node in path), token]
+        places = torch.arange(self._following, self._following + len(tokens), device=self._positions.device)
+        positions = places.expand(len(self._positions), -1)
+        self._following += len(tokens)
+        self._kept += self._read
+        self.span.rollback(self._kept)
+        if self._read:
+            self._tokens, self._states, self._positions = tokens, states, positions
+        else:  # nothing was drafted: what waits goes on waiting
+            self._tokens = [*self._tokens, *tokens]
+            self._states = torch.cat([self._states, states])
+            self._positions = torch.cat([self._positions, positions], dim=1)
+        self._window, self._read, self._seen = (), 0, None
+
+
+class HeadDraft(DrafterKind):
+    """A head of the target.
+
+    Args:
+        visual: which visual tokens it reads: ``all`` that ``prune`` keeps, or ``none``.
+    """
+
+    draws = False
+
+    def __init__(self, visual: Literal["all", "none"] = "all") -> None:
+        self.sees = "kept" if visual == "all" else "nothing"
+
+    def open(self, clip: Opening) -> Asks[Drafter]:
+        import torch
+
+        engine, prefix, taps = clip.head, clip.prefix, clip.taps
+        if engine is None or prefix is None or taps is None:
+            raise ValueError("a head reads states of the target's prompt")
+        head = engine.model
+        kept = torch.arange(len(prefix.visual)) if clip.kept is None else clip.kept
+        rows = prefix.rows_kept(kept.to(prefix.embeds.device))
+        compact = clip.profile.prune.positions == "compact" and len(rows) < prefix.length
+        following = len(rows) if compact else prefix.next_position
+        if compact:
+            positions = torch.arange(len(rows), device=rows.device)[None]
+        elif head.decoder.axes == 3:
+            positions = prefix.positions.reshape(-1, prefix.length)[:, rows]
+        else:
+            positions, following = rows[None], prefix.length
+        with clip.trace.span("draft_prefill", "draft"):
+            every = head.embed_prompt(prefix.token_ids, prefix.visual.index, prefix.visual.features)
+            embeddings = every[rows.to(every.device)][1:]
+            states = head.joined(torch.cat([taps.states[block][rows] for block in head.blocks], dim=1))
+            fed = head.fed(embeddings, states[:-1], positions[:, :-1])
+        read = yield from clip.read(engine, fed)
+        return HeadChain(engine, read.span, states[-1:].clone(), positions[:, -1:].to(states.device), following)

@@ -1,0 +1,13 @@
+"""The layer for multi-token prediction in the target's own checkpoint drafts (DeepSeek-V3, Sec. 2.2; Qwen3.5)."""
+
+from __future__ import annotations
+
+from vidspec.drafting.head import HeadDraft
+from vidspec.registry import drafters
+
+
+@drafters.register("mtp")
+class MtpDraft(HeadDraft):
+    """The layer goes on with its own state, as often as there are tokens in a window."""
+
+    model = "layer"

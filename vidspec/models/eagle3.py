@@ -1,0 +1,238 @@
+"""An EAGLE-3 head (Li et al. 2025), one block that drafts from states of its target: how it is loaded and checked.
+
+The layout is that of published checkpoints (``LlamaForCausalLMEagle3``, and the ``speculators`` package's): config.json
+with ``draft_vocab_size``, and in safetensors ``fc`` over the states of several blocks of the target side by side,
+``midlayer.*`` (a Llama block whose queries, keys and values read an embedding and a state, each behind a norm of its
+own, ``input_layernorm`` and ``hidden_norm``, side by side), ``norm``, ``lm_head`` over the draft's vocabulary, ``d2t``
+(what to add to a draft's id for the target's), ``t2d`` (which ids of the target it knows; not needed), and sometimes
+``embed_tokens``; without, the embeddings are the target's.
+
+The states are those that enter blocks 2, n // 2 and n - 3 of the target's n, unless the config names others:
+``eagle_aux_hidden_state_layer_ids`` on its first level are blocks whose input is read, as vLLM has it; within
+``eagle_config`` those whose output is, as SGLang has it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from vidspec.errors import ModelError
+from vidspec.models.base import VideoLanguageModel
+from vidspec.models.eagle3_block import PROJECTIONS, Eagle3Decoder
+from vidspec.models.head import Head, file, tensors
+from vidspec.models.hub import is_local, patient
+from vidspec.models.loading import Placement, check_kernels, unloadable
+
+__all__ = ["Eagle3Head", "head_config", "load", "usual_blocks"]
+
+#: What a head has to have, but for the biases that some have.
+_TENSORS = (
+    "fc.weight",
+    "norm.weight",
+    "lm_head.weight",
+    "midlayer.input_layernorm.weight",
+    "midlayer.hidden_norm.weight",
+    "midlayer.post_attention_layernorm.weight",
+    *(f"midlayer.self_attn.{name}.weight" for name in PROJECTIONS),
+    *(f"midlayer.mlp.{name}.weight" for name in ("gate_proj", "up_proj", "down_proj")),
+)
+_MORE = (
+    *("embed_tokens.weight", "d2t", "t2d", "fc.bias"),
+    *(f"midlayer.self_attn.{name}.bias" for name in PROJECTIONS),
+)
+#: Rotary frequencies that do not depend on the length of the text.
+_STATIC = ("default", "linear", "llama3", "yarn")
+
+
+class Eagle3Head(Head):
+    """A loaded head.
+
+    Args:
+        name: what the user called it.
+        config: a ``LlamaConfig`` with what its own has.
+        tensors: by name, on their device and in their dtype.
+        target: whose states and, unless it has its own, whose embeddings it reads.
+    """
+
+    decoder: Eagle3Decoder
+
+    def __init__(
+        self, name: str, config: Any, tensors: dict[str, torch.Tensor], target: VideoLanguageModel, device: torch.device
+    ) -> None:
+        self.name, self.target, self.device = name, target, device
+        self.blocks = _blocks(name, config, target.layers)
+        self._embedding = tensors.pop("embed_tokens.weight", None)
+        _check(name, config, tensors, self._embedding, target, len(self.blocks))
+        ids = torch.arange(len(tensors["lm_head.weight"]))
+        if "d2t" in tensors:
+            ids = ids + tensors.pop("d2t").long()
+        tensors.pop("t2d", None)
+        known = ids < target.vocabulary
+        if not known.all():  # rows that only fill the head up
+            tensors["lm_head.weight"] = tensors["lm_head.weight"][known]
+        self.tokens = ids[known]
+        self.vocabulary = len(self.tokens)
+        placed = {key: tensor.to(device, target.dtype).contiguous() for key, tensor in tensors.items()}
+        if self._embedding is not None:
+            self._embedding = self._embedding.to(device, target.dtype)
+        self.decoder = Eagle3Decoder(config, placed)
+
+    @torch.inference_mode()
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        if self._embedding is None:
+            return super().embed(ids)
+        return F.embedding(ids.to(self.device), self._embedding)
+
+    @torch.inference_mode()
+    def joined(self, states: torch.Tensor) -> torch.Tensor:
+        return self.decoder.joined(states.to(self.device))
+
+
+@patient
+def load(name: str, target: VideoLanguageModel, where: Placement) -> Eagle3Head:
+    """Load a head for a target; no code that lies beside its weights is run, and no pickle is read.
+
+    Args:
+        name: hub id or folder.
+        target: what it was trained for, of any family.
+        where: its device; the dtype is the target's.
+
+    Raises:
+        ModelError: not found, no head, of a layout that is not known, or for another target.
+    """
+    source = str(Path(name).expanduser()) if is_local(name) else name
+    if is_local(name) and not (Path(source) / "config.json").is_file():
+        raise ModelError(f"{name}: no config.json in this folder", hint="name a folder with an EAGLE-3 head")
+    try:
+        check_kernels(name, source)
+        config = head_config(json.loads(file(source, "config.json").read_text(encoding="utf-8")))
+        weights = {_plain(key): tensor for key, tensor in tensors(source).items()}
+    except ModelError:
+        raise
+    except Exception as error:  # of the hub, of files that are no JSON or no safetensors, of what a config holds
+        raise unloadable(name, error) from error
+    return Eagle3Head(name, config, weights, target, where.device)
+
+
+def _plain(key: str) -> str:
+    """A tensor's name as EAGLE has it: others put ``model.`` before it, or call the block the first of several."""
+    key = key.removeprefix("model.")
+    return f"midlayer.{key.removeprefix('layers.0.')}" if key.startswith("layers.0.") else key
+
+
+def head_config(given: dict[str, Any]) -> Any:
+    """A ``LlamaConfig`` of a head's own, whose rotary sections its type of positions may be named for."""
+    import transformers
+
+    inner = given.pop("transformer_layer_config", {})
+    settings = {**inner, **{key: value for key, value in given.items() if key not in inner}}
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = settings.get(key)
+        if isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type")) == "mrope":
+            settings[key] = {**{k: v for k, v in rope.items() if k != "type"}, "rope_type": "default"}
+    for key in ("model_type", "architectures", "auto_map", "torch_dtype", "dtype"):
+        settings.pop(key, None)
+    return transformers.LlamaConfig(**settings)
+
+
+def usual_blocks(layers: int) -> tuple[int, ...]:
+    """Of a target of so many blocks those whose input a head reads whose config names none."""
+    return 2, layers // 2, layers - 3
+
+
+def _blocks(name: str, config: Any, layers: int) -> tuple[int, ...]:
+    """Of the target whose input the head reads."""
+    outputs = (getattr(config, "eagle_config", None) or {}).get("eagle_aux_hidden_state_layer_ids")
+    inputs = getattr(config, "eagle_aux_hidden_state_layer_ids", None)
+    if outputs:
+        blocks = tuple(int(block) + 1 for block in outputs)
+    else:
+        blocks = tuple(map(int, inputs)) if inputs else usual_blocks(layers)
+    if not all(0 <= block <= layers for block in blocks):
+        raise ModelError(f"{name}: reads states of blocks {', '.join(map(str, blocks))} of a target that has {layers}")
+    return blocks
+
+
+def _check(
+    name: str,
+    config: Any,
+    tensors: Mapping[str, torch.Tensor],
+    embedding: torch.Tensor | None,
+    target: VideoLanguageModel,
+    blocks: int,
+) -> None:
+    """Refuse what is no head, one of another layout, and one that was made for another target.
+
+    Raises:
+        ModelError: the first difference.
+    """
+    if absent := next((key for key in _TENSORS if key not in tensors), None):
+        raise ModelError(
+            f"{name}: is no EAGLE-3 head: {absent} is not in its files",
+            hint="--draft takes the head of the target, in safetensors, with draft.kind: eagle3",
+            kind="unreadable",
+        )
+    strange = sorted(set(tensors) - {*_TENSORS, *_MORE})
+    rope = getattr(config, "rope_parameters", None) or {}
+    hidden, width = int(config.hidden_size), int(config.head_dim)
+    heads, kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
+    for broken, what in (
+        (bool(strange), f"has the tensor {strange[0] if strange else ''}, which is not known"),
+        (int(config.num_hidden_layers) != 1, f"has {config.num_hidden_layers} blocks, and heads of one are read"),
+        (config.hidden_act != "silu", f"has the activation {config.hidden_act}, and silu is what is computed"),
+        (rope.get("rope_type", "default") not in _STATIC, f"has rotary positions of type {rope.get('rope_type')}"),
+    ):
+        if broken:
+            raise ModelError(f"{name}: {what}", kind="unreadable")
+    sections = rope.get("mrope_section")
+    if sections is not None and sum(sections) != width // 2:
+        raise ModelError(f"{name}: mrope_section {sections} divides {sum(sections)} of {width // 2} frequencies")
+    seen = int(target.embed(torch.zeros(1, dtype=torch.long, device=target.device)).shape[-1])
+    joined = tensors["fc.weight"].shape[1]
+    if joined != blocks * seen:
+        raise ModelError(
+            f"{name}: joins {joined} numbers, and {blocks} states of {target.name} have {blocks * seen}",
+            hint="name the head that was trained for this target",
+        )
+    if embedding is None and hidden != seen:
+        raise ModelError(f"{name}: is {hidden} wide, has no embeddings of its own, and {target.name}'s are {seen} wide")
+    known = int(config.vocab_size)
+    if known < target.vocabulary or (embedding is not None and len(embedding) < target.vocabulary):
+        raise ModelError(
+            f"{name}: was made for a vocabulary of {known}, and {target.name} has {target.vocabulary} ids",
+            hint="name the head that was trained for this target",
+            kind="tokenizer",
+        )
+    drafted = getattr(config, "draft_vocab_size", None) or known
+    expected = {
+        "fc.weight": (hidden, joined),
+        "norm.weight": (hidden,),
+        "lm_head.weight": (drafted, hidden),
+        "midlayer.hidden_norm.weight": (hidden,),
+        "midlayer.input_layernorm.weight": (hidden,),
+        "midlayer.post_attention_layernorm.weight": (hidden,),
+        "midlayer.self_attn.q_proj.weight": (heads * width, 2 * hidden),
+        "midlayer.self_attn.k_proj.weight": (kv_heads * width, 2 * hidden),
+        "midlayer.self_attn.v_proj.weight": (kv_heads * width, 2 * hidden),
+        "midlayer.self_attn.o_proj.weight": (hidden, heads * width),
+        "midlayer.mlp.gate_proj.weight": (int(config.intermediate_size), hidden),
+        "midlayer.mlp.up_proj.weight": (int(config.intermediate_size), hidden),
+        "midlayer.mlp.down_proj.weight": (hidden, int(config.intermediate_size)),
+        "d2t": (drafted,),
+    }
+    for key, shape in expected.items():
+        if key in tensors and tuple(tensors[key].shape) != shape:
+            found = tuple(tensors[key].shape)
+            raise ModelError(f"{name}: {key} has the shape {found}, and its config says {shape}", kind="unreadable")
+    if "d2t" in tensors:
+        ids = torch.arange(drafted) + tensors["d2t"].long()
+        if int(ids.min()) < 0 or int(ids.max()) >= known or len(ids.unique()) < drafted:
+            raise ModelError(f"{name}: its d2t leads out of the vocabulary, or twice to one id", kind="unreadable")
+    elif drafted != known:
+        raise ModelError(f"{name}: proposes {drafted} of {known} ids, and no d2t says which", kind="unreadable")

@@ -1,0 +1,147 @@
+"""What heads share: a block that drafts from states of its target, its rows, and how its tensors are read."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from vidspec.engine.decoder import Decoder
+from vidspec.engine.graphs import Graphs
+from vidspec.models.base import VideoLanguageModel
+
+__all__ = ["Fed", "Head", "HeadDecoder", "file", "tensors"]
+
+
+@dataclass(frozen=True)
+class _NoVisual:
+    """Of rows that add nothing behind a block."""
+
+    index: torch.Tensor
+    deepstack: Sequence[torch.Tensor] = ()
+
+
+@dataclass(frozen=True)
+class Fed:
+    """Rows for a head, as the engine takes a prompt (:class:`~vidspec.engine.rows.Prompt`).
+
+    Attributes:
+        embeds: (1, n, 2 * hidden), of each row an embedding and a state.
+        positions: (axes, 1, n).
+    """
+
+    embeds: torch.Tensor
+    positions: torch.Tensor
+
+    @property
+    def visual(self) -> _NoVisual:
+        return _NoVisual(torch.empty(0, dtype=torch.long))
+
+    @property
+    def length(self) -> int:
+        return int(self.embeds.shape[1])
+
+    @property
+    def next_position(self) -> int:
+        return self.length  # of no use: all rows of a head come with their positions
+
+
+class HeadDecoder:
+    """What is alike in all that run a head's one block (:class:`~vidspec.engine.decoder.Decoder`)."""
+
+    name = "head"
+    why = "one block of its own"
+    depth = 1
+    cached: tuple[int, ...] | None = None
+    packed_bytes = state_bytes = 0
+    graphs: Graphs | None = None  # its rows are no token ids
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        raise TypeError("the rows of a head are embeddings and states, not ids")
+
+
+class Head(ABC):
+    """A loaded head, bound to the target that it was checked against.
+
+    What its block gives, before the decoder's norm, is the state that it goes on with.
+
+    Attributes:
+        name: what the user called it.
+        target: whose states and, unless it has its own, whose embeddings it reads.
+        vocabulary: ids that it can propose; those the target cannot emit are left out.
+        tokens: (vocabulary,) the target's id of each.
+        blocks: of the target whose input it reads; their number stands for what enters the final norm.
+    """
+
+    name: str
+    target: VideoLanguageModel
+    device: torch.device
+    decoder: Decoder
+    vocabulary: int
+    tokens: torch.Tensor
+    blocks: tuple[int, ...]
+
+    @abstractmethod
+    def joined(self, states: torch.Tensor) -> torch.Tensor:
+        """(n, hidden) of the target's states side by side, (n, blocks * target's hidden)."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Signals of the target's prefill."""
+        return frozenset(f"hidden@{block}" for block in self.blocks)
+
+    @torch.inference_mode()
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """(n, hidden) of the target's ids (n,)."""
+        return self.target.embed(ids.to(self.target.device)).to(self.device)
+
+    @torch.inference_mode()
+    def embed_prompt(self, token_ids: torch.Tensor, visual: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        """(n, hidden) of a prompt: at its ``visual`` rows the features that the target reads there.
+
+        Where the head is not as wide as the target, the embedding of the token that stands for the video.
+        """
+        embeds = self.embed(token_ids)
+        if len(visual) and features.shape[1] == embeds.shape[1]:
+            embeds = embeds.clone()
+            embeds[visual.to(self.device)] = features.to(embeds)
+        return embeds
+
+    @torch.inference_mode()
+    def fed(self, embeddings: torch.Tensor, states: torch.Tensor, positions: torch.Tensor) -> Fed:
+        """Rows of embeddings and states, both (n, hidden), at positions (axes, n)."""
+        rows = torch.cat([embeddings, states], dim=1)[None]
+        return Fed(rows, positions.to(self.device).expand(self.decoder.axes, -1)[:, None])
+
+
+def file(source: str, name: str) -> Path:
+    """Of a hub id or folder; fetched if it has to be."""
+    from transformers.utils.hub import cached_file
+
+    return Path(str(cached_file(source, name)))
+
+
+def tensors(source: str, prefix: str = "") -> dict[str, torch.Tensor]:
+    """Those in a hub id's or folder's safetensors whose names begin so, by the rest of the name; no others are read."""
+    from safetensors import safe_open
+    from transformers.utils.hub import cached_file
+
+    index = cached_file(
+        source,
+        "model.safetensors.index.json",
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    names = ["model.safetensors"]
+    if index is not None:
+        places = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
+        names = sorted({place for key, place in places.items() if key.startswith(prefix)})
+    found: dict[str, torch.Tensor] = {}
+    for name in names:
+        with safe_open(file(source, name), "pt") as shard:
+            found |= {key[len(prefix) :]: shard.get_tensor(key) for key in shard.keys() if key.startswith(prefix)}  # noqa: SIM118
+    return found

@@ -1,0 +1,167 @@
+"""The layer for multi-token prediction that lies in a checkpoint beside the model's own blocks: a head to draft with.
+
+The layout is Qwen3.5's: tensors ``mtp.*``, which ``transformers`` leaves out. ``fc`` joins the next token's embedding
+and a state, each behind a norm of its own (``pre_fc_norm_embedding``, ``pre_fc_norm_hidden``), side by side in that
+order; ``layers.0.*`` is a block like those of the model that attend; ``norm`` follows. Embeddings and head are the
+model's. The state is the model's behind its final norm, then the layer's own behind ``norm``. Experts are one tensor
+for all, or tensors for each.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from vidspec.engine.decoder import Attending, Decoder, Rotation
+from vidspec.engine.slab import Slab
+from vidspec.engine.stock import NAME
+from vidspec.errors import ModelError
+from vidspec.models.adapter import Adapter
+from vidspec.models.base import VideoLanguageModel
+from vidspec.models.head import Head, HeadDecoder, tensors
+from vidspec.models.hub import patient
+from vidspec.models.loading import unloadable
+
+__all__ = ["MtpHead", "load"]
+
+_EXPERTS = "layers.0.mlp.experts."
+
+
+class _Layer(nn.Module):
+    """The stock modules, by the names of their tensors.
+
+    Args:
+        config: of the language model.
+        like: one of its blocks that attend.
+        norm: its final one.
+    """
+
+    def __init__(self, config: Any, like: nn.Module, norm: nn.Module) -> None:
+        super().__init__()
+        self.config = config = copy.deepcopy(config)
+        config.num_hidden_layers, config.layer_types, config._attn_implementation = 1, ["full_attention"], NAME
+        width, made, block = int(config.hidden_size), cast(Any, type(norm)), cast(Any, type(like))
+        self.fc = nn.Linear(2 * width, width, bias=False)
+        self.pre_fc_norm_embedding = made(width, eps=config.rms_norm_eps)
+        self.pre_fc_norm_hidden = made(width, eps=config.rms_norm_eps)
+        self.layers = nn.ModuleList([block(config, 0)])
+        self.norm = made(width, eps=config.rms_norm_eps)
+
+
+class MtpDecoder(HeadDecoder):
+    """The layer behind :class:`~vidspec.engine.decoder.Decoder`; what enters it is twice as wide, and it gives states
+    behind their norm.
+
+    Args:
+        layer: with its weights, on its device.
+        target: the model's decoder, whose positions and head it has.
+        budget: bytes of the slab.
+    """
+
+    windows: tuple[int | None, ...] | None = None
+
+    def __init__(self, layer: _Layer, target: Decoder, budget: int | None = None) -> None:
+        self.layer, self._target, self._budget = layer, target, budget
+        self.heads, self.width, self.axes = target.heads, target.width, target.axes
+
+    @cached_property
+    def slab(self) -> Slab:
+        weight = self.layer.fc.weight
+        return Slab(int(self.layer.config.num_key_value_heads), self.width, weight.dtype, [weight.device], self._budget)
+
+    def rotation(self, positions: torch.Tensor) -> Rotation:
+        return self._target.rotation(positions)
+
+    def block(self, index: int, rows: torch.Tensor, rotation: Rotation, attention: Attending) -> torch.Tensor:
+        """(R, hidden) of (R, 2 * hidden): an embedding and a state."""
+        layer = self.layer
+        embedding, state = rows.chunk(2, dim=1)
+        both = torch.cat([layer.pre_fc_norm_embedding(embedding), layer.pre_fc_norm_hidden(state)], dim=1)
+        out: Any = layer.layers[index](
+            layer.fc(both)[None],
+            attention_mask=None,
+            position_ids=None,
+            past_key_values=None,
+            use_cache=False,
+            position_embeddings=rotation,
+            attention=attention,
+        )
+        return layer.norm(out[0] if isinstance(out, tuple) else out)[0]  # type: ignore[no-any-return]
+
+    def norm(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._target.logits(hidden)
+
+
+class MtpHead(Head):
+    """A model's own layer.
+
+    Args:
+        layer: with its weights.
+        target: in whose checkpoint it is.
+    """
+
+    def __init__(self, layer: _Layer, target: VideoLanguageModel) -> None:
+        self.name, self.target, self.device = target.name, target, target.device
+        self.vocabulary, self.tokens = target.vocabulary, torch.arange(target.vocabulary)
+        self.blocks = (target.layers,)
+        self.decoder = MtpDecoder(layer, target.decoder)
+
+    @torch.inference_mode()
+    def joined(self, states: torch.Tensor) -> torch.Tensor:
+        return self.target.decoder.norm(states).to(self.device)
+
+
+def load(target: VideoLanguageModel) -> MtpHead:
+    """The layer in the checkpoint of a loaded model.
+
+    Raises:
+        ModelError: there is none, or it is of a layout that is not known.
+    """
+    weights = _weights(target.source)
+    if not weights:
+        raise ModelError(
+            f"{target.name}: has no MTP layer: no tensor's name begins with mtp.",
+            hint="a checkpoint of Qwen3.5 that was saved with it, or draft.kind: model",
+            kind="unreadable",
+        )
+    language, attending = cast(Adapter, target).language, target.decoder.cached or range(target.layers)
+    with torch.device("meta"):
+        layer = _Layer(language.config, language.layers[attending[-1]], language.norm).eval()
+    wanted = {key: tensor.shape for key, tensor in layer.state_dict().items()}
+    found = {key: tensor.shape for key, tensor in weights.items()}
+    for key in sorted({*wanted, *found}):
+        if wanted.get(key) != found.get(key):
+            what = "is not known" if key not in wanted else "is missing" if key not in found else "has another shape"
+            raise ModelError(f"{target.name}: its MTP layer cannot be read: mtp.{key} {what}", kind="unreadable")
+    placed = {key: weight.to(target.device, target.dtype) for key, weight in weights.items()}
+    layer.load_state_dict(placed, assign=True)
+    return MtpHead(layer, target)
+
+
+@patient
+def _weights(source: str) -> dict[str, torch.Tensor]:
+    """By their names without ``mtp.``; those of the experts joined."""
+    try:
+        found = tensors(source, "mtp.")
+    except Exception as error:  # of the hub, or of files that are no safetensors
+        raise unloadable(source, error) from error
+    count = sum(key.startswith(_EXPERTS) and key.endswith(".gate_proj.weight") for key in found)
+    if not count:
+        return found
+    parts = {
+        name: [found.pop(f"{_EXPERTS}{one}.{name}.weight", torch.empty(0)) for one in range(count)]
+        for name in ("gate_proj", "up_proj", "down_proj")
+    }
+    try:
+        both = [torch.cat(pair) for pair in zip(parts["gate_proj"], parts["up_proj"], strict=True)]
+        joined = {"gate_up_proj": torch.stack(both), "down_proj": torch.stack(parts["down_proj"])}
+    except RuntimeError as error:
+        raise ModelError(f"{source}: the experts of its MTP layer are not alike", kind="unreadable") from error
+    return found | {f"{_EXPERTS}{name}": weight for name, weight in joined.items()}

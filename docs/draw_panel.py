@@ -74,12 +74,12 @@ class Read:
 
 def main(source: str, out: str) -> None:
     folder = Path(source).is_dir()
-    with Captioner.from_profile("sd-attention") as captioner:
+    with Captioner.from_profile("sd-attention-chain") as captioner:
         captioner.warm_up()
         drawn = (many if folder else one)(captioner, source)
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     asked = " --format jsonl -o captions.jsonl" if folder else ""
-    console.print(f"$ vidspec caption {source}{asked} --profile sd-attention", highlight=False)
+    console.print(f"$ vidspec caption {source}{asked} --profile sd-attention-chain", highlight=False)
     console.print(drawn)
     console.save_svg(out, title="vidspec")
 

@@ -192,7 +192,7 @@ def turns(number):
 @pytest.mark.parametrize("gamma", [1, 3, 8])
 @pytest.mark.parametrize("alpha", [0, 0.5, 0.99])
 def test_any_window_and_any_share(random_pair, gamma, alpha):
-    captioner = random_pair.captioner("sd-attention", {"draft.gamma": gamma, "prune.alpha": alpha})
+    captioner = random_pair.captioner("sd-attention-chain", {"draft.gamma": gamma, "prune.alpha": alpha})
     lengths = set()
     for clip in CLIPS.values():
         lengths |= set(check(random_pair, captioner, clip).counters["accepted_lengths"])

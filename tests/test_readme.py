@@ -48,7 +48,7 @@ def test_keys_of_the_record():
 
 
 def test_packaged_profiles():
-    named = [cell.strip(" `") for cell in first_cells(PAGES["profiles"])]
+    named = [name for cell in first_cells(PAGES["profiles"]) for name in re.findall("`([^`]+)`", cell)]
     assert sorted(named) == sorted(info.name for info in available() if info.source == "packaged")
 
 

@@ -95,7 +95,7 @@ PROFILES = {
     "specvlm": {},
     "fastv": {"lossy.retention": 0.5},
     "lvspec": {},
-    "sd-attention": {"generate.temperature": 0.9, "generate.top_p": 0.9},
+    "sd-attention-chain": {"generate.temperature": 0.9, "generate.top_p": 0.9},
 }
 
 

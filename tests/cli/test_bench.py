@@ -49,7 +49,10 @@ def test_without_a_command_it_runs(vidspec, monkeypatch):
     for args in ((), ("run",), ("--repeats", "2"), ("clip.mp4", "--no-peers", "--pair", "embedded-qwen")):
         assert vidspec("bench", *args).err == "error: enough\n"
     assert [one.repeats for one in asked] == [3, 3, 2, 3]
-    assert asked[0].profiles == ["ar", "vanilla-sd", "sd-rand", "sd-uniform", "sd-attention"] and asked[0].peers
+    assert (
+        asked[0].profiles == ["ar", "vanilla-sd", "sd-rand-chain", "sd-uniform-chain", "sd-attention-chain"]
+        and asked[0].peers
+    )
     assert str(asked[3].clips[0]) == "clip.mp4" and not asked[3].peers and asked[3].source.pair == "embedded-qwen"
 
 

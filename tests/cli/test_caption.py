@@ -295,7 +295,7 @@ HOT = ("--temperature", "0.7")
     ("args", "code"),
     [
         (("--profile", "vanilla-sd", *HOT), 2),
-        (("--profile", "sd-attention", *HOT), 2),
+        (("--profile", "sd-attention-chain", *HOT), 2),
         (("--profile", "vanilla-sd", "--set", "draft.gamma=auto", *HOT), 0),
         (("--profile", "sd-tree", *HOT), 0),
         (("--profile", "ar", *HOT), 0),

@@ -51,7 +51,7 @@ def test_one_profile_is_read_and_not_all(vidspec, config, monkeypatch):
     """Reading all takes a while, before anything is shown."""
     read, real = [], files.read_yaml
     monkeypatch.setattr(files, "read_yaml", lambda path, error: read.append(path.stem) or real(path, error))
-    assert vidspec("caption", "good.mp4").code == 0 and set(read) == {"sd-rand", "vanilla-sd"}
+    assert vidspec("caption", "good.mp4").code == 0 and set(read) == {"sd-rand", "sd-tree", "vanilla-sd"}
 
 
 def test_where_each_value_comes_from(vidspec, config, monkeypatch):

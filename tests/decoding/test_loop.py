@@ -299,6 +299,26 @@ def test_chains_of_several_clips_are_continued_together():
         assert said[key] == Done(expected[1:])
 
 
+def test_a_chain_goes_on_where_a_pass_of_another_kind_has_left_it():
+    """As where the prompt of a clip that joins is read beside the first tokens of a chain."""
+    engine, loop, table = Shared(), Loop(), random_table(3, VOCABULARY)
+    span, other = engine.start_of(table), engine.start_of(table)
+
+    def chain():
+        return (yield Continue(engine, span, [0], 4))
+
+    def single():
+        yield Pass(engine, [Rows(other, [1])], "draft")
+
+    list(loop.begin("chain", chain()))
+    list(loop.begin("single", single()))
+    said = dict(run(loop))
+    expected = [0]
+    for _ in range(4):
+        expected.append(int(table(tuple(expected)).argmax()))
+    assert said["chain"] == Done(expected[1:]) and span.tokens == expected[:-1]
+
+
 def test_engines_that_take_one_sequence_serve_all_in_turn():
     class Single(Shared):
         alone = True

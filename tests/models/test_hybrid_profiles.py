@@ -36,7 +36,7 @@ def captioner(pair, name, **overrides):
 
 
 #: Chains of every kind of drafter and of a pruner for each kind of signal.
-CHAINS = ("vanilla-sd", "specvlm-chain", "sd-frame", "uv-sequential", "hippo-sequential", "onsd", "tabed-mt-star")
+CHAINS = ("vanilla-sd", "specvlm-chain", "sd-frame-chain", "uv-sequential", "hippo-sequential", "onsd", "tabed-mt-star")
 
 
 def test_chains(pair):

@@ -51,7 +51,7 @@ LOOSE = {**TENTH, "draft.gamma": 10, "prune.method": "uniform"}
     [
         ("vanilla-sd", IN_TURNS),
         ("auto", {**IN_TURNS, "draft.gamma": "auto", "schedule.kind": "plan"}),
-        ("sd-window-end", {**TENTH, "prune.method": "window", "prune.place": "end"}),
+        ("sd-window-end-chain", {**TENTH, "prune.method": "window", "prune.place": "end"}),
         ("self-specvlm", {**TENTH, "draft.kind": "self", "draft.topology": "tree", "prune.method": "specvlm"}),
         (
             "hippo-no-attn",
@@ -231,7 +231,7 @@ def test_a_base_is_named_as_the_source_of_its_values(folder):
         "models.draft": "config.yaml",
         "video.frames": "low.yaml",
         "draft.kind": "vanilla-sd.yaml",
-        "draft.topology": "vanilla-sd.yaml",
+        "draft.topology": "sd-tree.yaml",
         "draft.gamma": "vanilla-sd.yaml",
         "prune.method": "sd-rand.yaml",
         "prune.alpha": "VIDSPEC_PRUNE__ALPHA",

@@ -60,7 +60,7 @@ def problem(name="vanilla-sd", overrides=None, env=None):
 
 
 def test_packaged_profiles_load_and_say_what_they_are():
-    assert len(PACKAGED) == len({info.name for info in available()}) == 71 and set(FILES) < set(PACKAGED)
+    assert len(PACKAGED) == len({info.name for info in available()}) == 81 and set(FILES) < set(PACKAGED)
     for info in available():
         profile = load(info.name, env={})
         assert profile.name == info.name and profile.about == info.about
@@ -96,15 +96,14 @@ def test_packaged_profiles_are_what_their_names_say():
 
     assert facts("ar") == ("autoregressive", "none", 5, "none", 0.0)
     assert facts("vanilla-sd") == ("sequential", "model", 5, "none", 0.0)
-    assert facts("sd-rand") == ("sequential", "model", 5, "random", 0.9)
-    assert facts("sd-uniform") == ("sequential", "model", 5, "uniform", 0.9)
-    assert facts("sd-attention") == ("sequential", "model", 5, "attention", 0.9)
-    assert facts("sd-frame") == ("sequential", "model", 5, "frame", 0.9)
-    assert facts("sd-fastvid") == ("sequential", "model", 5, "fastvid", 0.9)
-    assert facts("sd-dycoke") == ("sequential", "model", 5, "dycoke", 0.9)
-    for place in ("front", "middle", "end"):
-        assert facts(f"sd-window-{place}") == ("sequential", "model", 5, "window", 0.9)
-        assert load(f"sd-window-{place}", env={}).prune.place == place
+    # SpecVLM's tables have a tree under every pruner.
+    pruned = {"rand": "random", **{name: name for name in ("uniform", "attention", "frame", "fastvid", "dycoke")}}
+    for name, method in {**pruned, **{f"window-{place}": "window" for place in ("front", "middle", "end")}}.items():
+        tree, chain = load(f"sd-{name}", env={}), load(f"sd-{name}-chain", env={})
+        assert facts(f"sd-{name}") == facts(f"sd-{name}-chain") == ("sequential", "model", 5, method, 0.9)
+        assert (tree.draft.topology, chain.draft.topology) == ("tree", "chain")
+        assert tree.prune == chain.prune and (method != "window" or name == f"window-{tree.prune.place}")
+    assert {load(name, env={}).draft.topology for name in ("vanilla-sd", "self-sd", "lvspec", "fly")} == {"chain"}
     assert facts("specvlm-chain") == ("sequential", "model", 5, "specvlm", 0.9)
     assert load("specvlm-chain", env={}).prune.lam_r is None
     assert facts("specvlm") == ("sequential", "model", 5, "specvlm", 0.9)
@@ -211,7 +210,7 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
             "draft.kind: the schedule plan chooses drafter and topology itself; "
             "nearest valid choice: draft.kind: model with draft.topology: chain, or schedule.kind: sequential",
         ),
-        ({"draft.topology": "star"}, "draft.topology: must be 'chain' or 'tree', not 'star'"),
+        ({"draft.topology": "star"}, "draft.topology: must be 'chain', 'tree' or 'adaptive', not 'star'"),
         (
             {"draft.topology": "tree", "draft.tree": "0 11"},
             "draft.tree: node 11 has no parent 1; nearest valid choice: name both, not '0 11'",
@@ -435,6 +434,7 @@ HOT = {"generate.temperature": 0.7}
         ("vanilla-sd", {**HOT, "schedule.kind": "auto"}, False),
         ("parallelvlm", {**HOT, "draft.gamma": 4}, True),
         ("sd-tree", HOT, True),
+        ("sd-adaptive-tree", {**HOT, "draft.gamma": 4}, True),
         ("auto", {**HOT, "draft.gamma": 5}, True),
         ("ar", HOT, True),
     ],

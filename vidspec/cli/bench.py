@@ -16,7 +16,7 @@ from vidspec.profile.bounds import THREADS
 
 __all__ = ["app", "counts"]
 
-DEFAULT = "ar,vanilla-sd,sd-rand,sd-uniform,sd-attention"
+DEFAULT = "ar,vanilla-sd,sd-rand-chain,sd-uniform-chain,sd-attention-chain"
 
 
 class PairName(str, Enum):

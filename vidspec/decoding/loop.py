@@ -37,7 +37,7 @@ class Failed(NamedTuple):
 class Passing(NamedTuple):
     """One pass: rows of how many clips, how many of them of prompts, and what it took.
 
-    A chain that is continued in one go counts as the mean of its ``passes``.
+    A chain that is continued in one go counts as the mean of its ``passes``; ``grows``: a tree grows with it.
     """
 
     lane: str
@@ -46,6 +46,7 @@ class Passing(NamedTuple):
     prompts: int
     seconds: float
     passes: int = 1
+    grows: bool = False
 
 
 @dataclass(eq=False)
@@ -202,7 +203,8 @@ class Loop:
         seconds = self.now() - begun
         for clip, _ in parts:
             clip.ask.seconds += seconds
-        self.told(Passing(parts[0][0].ask.lane, len(parts), sum(map(len, batch)), prompts, seconds))
+        rows, grows = sum(map(len, batch)), any(clip.ask.grows for clip, _ in parts)
+        self.told(Passing(parts[0][0].ask.lane, len(parts), rows, prompts, seconds, grows=grows))
         return answered
 
     def _chains(self, engine: Any, clips: list[_Clip]) -> list[tuple[_Clip, Any]]:
@@ -219,7 +221,7 @@ class Loop:
             clip.ask.seconds = seconds
         share = sum(clip.ask.gamma for clip in clips) / steps
         self.told(Passing(clips[0].ask.lane, share, share, 0, seconds / steps, steps))
-        return list(zip(clips, found, strict=True))
+        return [(clip, [*clip.ask.answer, *more]) for clip, more in zip(clips, found, strict=True)]
 
     def _resumed(self, clip: _Clip, answer: Any, *, throw: bool = False) -> Iterator[tuple[Hashable, Any]]:
         """Go on with a clip until it asks again; what it says meanwhile."""

@@ -215,7 +215,7 @@ class Serving:
             heard = passing.lane, round(passing.sequences), round(passing.rows), passing.seconds
             self._size.passed(*heard, passing.passes)
             if self.captioner.pace is not None:
-                self.captioner.pace.passed(*heard, passing.passes)
+                self.captioner.pace.passed(*heard, passing.passes, passing.grows)
         if passing.lane == "target":
             self._passes += 1
             self._last = passing

@@ -30,6 +30,7 @@ from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.prompt import read
 from vidspec.models.request import Request
 from vidspec.pace.pace import Pace
+from vidspec.pace.trees import MOST
 from vidspec.profile import profiles
 from vidspec.profile.profiles import Profile
 from vidspec.profile.tree import parse_tree
@@ -41,8 +42,8 @@ from vidspec.telling.trace import Trace
 
 __all__ = ["ROWS", "STATES", "Setup", "prefilled"]
 
-#: The most rows of one target pass in the parallel schedule.
-ROWS = 64
+#: The most rows of one target pass in the parallel schedule, and nodes of a tree that grows.
+ROWS = MOST
 
 
 @dataclass
@@ -122,7 +123,7 @@ class Setup:
                         hint="--target MODEL --draft HEAD",
                     )
                 needs |= head.needs
-            paces = drafter.paces
+            paces = drafter.paces or profile.draft.topology == "adaptive"
         if profile.prune.method != "none":
             prune = profile.prune
             known = {"depth": target.layers, "family": target.family}
@@ -259,7 +260,7 @@ def _window(profile: Profile) -> int:
         return ROWS
     if draft.topology == "tree":
         return len(parse_tree(draft.tree))
-    return ROWS if draft.gamma == "auto" else draft.gamma
+    return ROWS if draft.gamma == "auto" or draft.topology == "adaptive" else draft.gamma
 
 
 def _context(model: VideoLanguageModel) -> int | None:
@@ -276,7 +277,12 @@ def _per_frame(prefix: Prefix, kept: torch.Tensor) -> tuple[int, ...]:
 
 #: What states of recurrent blocks cannot do: key, why, the nearest valid choice, and whether a profile does it.
 STATES: tuple[tuple[str, str, str, Callable[[Profile], bool]], ...] = (
-    ("draft.topology: tree", "have one past", "chain", lambda p: _drafts(p) and p.draft.topology == "tree"),
+    (
+        "draft.topology: tree or adaptive",
+        "have one past",
+        "chain",
+        lambda p: _drafts(p) and p.draft.topology != "chain",
+    ),
     (
         "draft.kind: sparse_kv, or self with draft.prefill: gather",
         "cannot be chosen from",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.base import Drafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.tree import TreeDrafter
@@ -130,4 +131,6 @@ class Opening:
         wanted = self.profile.draft
         if wanted.topology == "tree":
             return TreeDrafter(engine, span, parse_tree(wanted.tree))
+        if wanted.topology == "adaptive":
+            return AdaptiveDrafter(engine, span)
         return ChainDrafter(engine, span, self.sampling, self.rng)

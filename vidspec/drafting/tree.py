@@ -64,14 +64,15 @@ class TreeDrafter:
         """Logits (len(frontier), V) behind each node of the frontier; -1 is the last emitted token."""
         self.forwards += 1
         if frontier == [-1]:
-            (passed,) = yield Pass(self.engine, [Rows(self.span, self._unread)], "draft")
+            (passed,) = yield Pass(self.engine, [Rows(self.span, self._unread)], "draft", grows=True)
             self._base = self.span.length
             return passed.logits[-1:]  # type: ignore[no-any-return]
         for node in frontier:
             self._entry[node] = len(read)
             read.append(node)
         above = [self._entry[parents[node]] if parents[node] >= 0 else -1 for node in read]
-        (passed,) = yield Pass(self.engine, [Rows(self.span, [tokens[node] for node in frontier], above)], "draft")
+        rows = Rows(self.span, [tokens[node] for node in frontier], above)
+        (passed,) = yield Pass(self.engine, [rows], "draft", grows=True)
         return passed.logits  # type: ignore[no-any-return]
 
     def commit(self, path: Sequence[int], token: int) -> None:
@@ -79,7 +80,10 @@ class TreeDrafter:
             self._unread = [*self._unread, token]
             return
         kept = [self._entry[node] for node in path if node in self._entry]
-        self.span.gather(self._base, kept)
+        if kept == list(range(len(kept))):
+            self.span.rollback(self._base + len(kept))
+        else:
+            self.span.gather(self._base, kept)
         self._base += len(kept)
         self._unread = [*(self._draft.tokens[node] for node in path[len(kept) :]), token]
         self._draft = Draft((), ())

@@ -68,13 +68,14 @@ class Pass(Ask):
         engine: the model's.
         rows: what each sequence adds.
         lane: whose work it is.
+        grows: whether a tree grows with it.
     """
 
     #: Whether it can be given any number of rows, more passes then following.
     divisible = False
 
-    def __init__(self, engine: Engine, rows: Sequence[Rows], lane: Lane = "target") -> None:
-        self.engine, self.rows, self.lane = engine, rows, lane
+    def __init__(self, engine: Engine, rows: Sequence[Rows], lane: Lane = "target", *, grows: bool = False) -> None:
+        self.engine, self.rows, self.lane, self.grows = engine, rows, lane, grows
 
     def parts(self, most: int) -> Sequence[Rows]:
         """What it adds to the next pass, which may have ``most`` rows of a prompt."""
@@ -88,6 +89,8 @@ class Pass(Ask):
 
 class Continue(Pass):
     """Tokens are read and continued greedily, one pass for each new token; the answer is the ``gamma`` new token ids.
+
+    ``token_ids`` and ``gamma`` are what is left to do, as passes may be taken one by one.
 
     Args:
         engine: the model's.
@@ -107,8 +110,9 @@ class Continue(Pass):
     def took(self, passed: Sequence[Passed]) -> bool:
         token = int(passed[0].logits[-1].argmax())
         self.answer.append(token)
-        self.rows = [Rows(self.span, [token])]
-        return len(self.answer) == self.gamma
+        self.token_ids, self.gamma = [token], self.gamma - 1
+        self.rows = [Rows(self.span, self.token_ids)]
+        return self.gamma == 0
 
 
 class Read(Pass):

@@ -15,6 +15,7 @@ from operator import sub
 
 from vidspec.pace.passes import Curve, PassTimes
 from vidspec.pace.speed import chain_tokens
+from vidspec.pace.trees import Trees
 
 __all__ = ["REST", "TRIAL", "Pace", "Window", "allot"]
 
@@ -67,12 +68,24 @@ class Window:
         return self._next
 
     @property
+    def chosen(self) -> int:
+        """The window that pays best, whatever the next round tries."""
+        self._pace._settle()
+        return self._chosen
+
+    @property
     def beta(self) -> float:
         """Acceptance as seen so far."""
         return self._seen.beta
 
-    def judged(self, drafted: int, accepted: int) -> None:
-        """A round of this clip is over: how many tokens its window had, and how many of them were accepted."""
+    def judged(self, drafted: int, accepted: int, beside: int = 0) -> None:
+        """A round of this clip is over.
+
+        Args:
+            drafted, accepted: how many tokens its window had, and how many of them were accepted; of a tree those of
+                its best path.
+            beside: further tokens that were accepted.
+        """
         pace = self._pace
         if drafted:
             # What was seen before a rest is old by the rounds of the rest.
@@ -80,7 +93,7 @@ class Window:
             self._idle = 0
         else:
             self._idle += 1
-        pace._judged(drafted, accepted)
+        pace._judged(drafted, accepted, beside)
 
     def close(self) -> None:
         """The clip is over, however it ended."""
@@ -103,13 +116,16 @@ class Pace:
         highest: the longest window.
         slack: hysteresis, as a share of the tokens per second.
         fade: what a round's outcome still counts one round later.
+
+    Attributes:
+        trees: how those grow that are drafted in place of chains.
     """
 
     def __init__(self, *, highest: int = 16, slack: float = 0.02, fade: float = 0.98) -> None:
         self.highest, self.slack, self.fade = highest, slack, fade
         self._windows: list[Window] = []
         self._seen = _Acceptance(PRIOR, PRIOR_TOKENS)
-        self._verify, self._draft = PassTimes(), PassTimes()
+        self._verify, self._draft, self._grow = PassTimes(), PassTimes(), PassTimes()
         self._told = False
         self._rounds = 0
         self._answers = 0
@@ -117,8 +133,9 @@ class Pace:
         self._looks = 0
         self._rate = 0.0
         self._tokens = self._seconds = 0.0
-        self._prices: tuple[tuple[int, int, int], list[float]] | None = None
+        self._prices: tuple[tuple[int, int, int, int], list[float]] | None = None
         self._news = self._heard = self._changed = False
+        self.trees = Trees(self)
 
     def window(self, start: int = 5) -> Window:
         """The window of a clip whose prompt has been read; it counts until it is closed.
@@ -133,7 +150,9 @@ class Pace:
         self._news = self._changed = True
         return made
 
-    def passed(self, lane: str, sequences: int, rows: int, seconds: float, passes: int = 1) -> None:
+    def passed(
+        self, lane: str, sequences: int, rows: int, seconds: float, passes: int = 1, grows: bool = False
+    ) -> None:
         """A pass is over that read no prompt.
 
         Args:
@@ -141,6 +160,7 @@ class Pace:
             sequences: clips in it; one whose drafter reads several contexts at once counts once.
             rows: tokens of all of them.
             seconds: what it took; of a chain that runs as one piece, the mean of its ``passes``.
+            grows: whether the draft grows a tree with it, and reads what it says before the next.
         """
         self._seconds += seconds * passes
         if lane == "target":
@@ -148,7 +168,7 @@ class Pace:
             self._verify.heard(sequences, rows, seconds)
             self._news = self._heard = True
         else:
-            self._draft.heard(sequences, rows, seconds)
+            (self._grow if grows else self._draft).heard(sequences, rows, seconds)
 
     def learn(self, verify: Callable[[int], float], tq: float, beta: float, weight: float = 16.0) -> None:
         """What a measurement with one clip found, instead of all that was heard before.
@@ -158,7 +178,7 @@ class Pace:
             tq: seconds of a draft pass on one token.
             beta: an acceptance; it counts as ``weight`` tokens.
         """
-        self._verify, self._draft = PassTimes(), PassTimes()
+        self._verify, self._draft, self._grow = PassTimes(), PassTimes(), PassTimes()
         for rows in range(1, self.highest + 2):
             for _ in range(3):
                 self._verify.heard(1, rows, verify(rows))
@@ -177,27 +197,59 @@ class Pace:
     def prices(self, rows: int) -> list[float]:
         """How many tokens 0, 1, ... ``rows`` drafted rows of each clip cost: those that all would be given meanwhile.
 
-        At the rate of late, whoever drafted. Empty until it is known.
+        At the rate of late, whoever drafted, or that of chains if it is higher. Empty until it is known.
         """
-        clips = max(1, len(self._windows))
+        clips = self.clips
         if not self._verify or not self._tokens:
             return []
-        key = clips, rows, self._rounds // PRICED
+        key = clips, rows, self._rounds // PRICED, self.widest
         if self._prices is None or self._prices[0] != key:
-            verify, rate = self._verify.by_rows(clips), self._tokens / self._seconds / clips
+            verify, rate = self._verify.by_rows(clips), self._at_least / clips
             plain = verify(clips)
             self._prices = key, [rate * (verify(clips * (drafted + 1)) - plain) for drafted in range(rows + 1)]
         return self._prices[1]
 
     def price_of_drafting(self, passes: int) -> float:
         """How many tokens so many passes of the draft model cost each clip; 0 until it is known."""
-        clips = max(1, len(self._windows))
         if not self._draft or not self._tokens:
             return 0.0
-        return passes * self._draft.by_clips()(clips) * self._tokens / self._seconds / clips
+        return passes * self._draft.by_clips()(self.clips) * self._at_least / self.clips
 
-    def _judged(self, drafted: int, accepted: int) -> None:
-        self._tokens += accepted + 1
+    def prices_of_levels(self, rows: int, own: float = 0.0) -> list[float]:
+        """How many tokens a pass that grows trees costs each clip, with 0, 1, ... ``rows`` rows of each.
+
+        Args:
+            rows: the most.
+            own: seconds that each clip takes beside the pass.
+        """
+        times = self._grow or self._draft
+        if not times or not self._tokens:
+            return [0.0] * (rows + 1)
+        clips, seconds = self.clips, times.by_rows(self.clips)
+        return [0.0, *(self._at_least * (seconds(clips * count) / clips + own) for count in range(1, rows + 1))]
+
+    @property
+    def _at_least(self) -> float:
+        """Tokens per second of all clips; something must have been emitted."""
+        return max(self._rate, self._tokens / self._seconds)
+
+    @property
+    def widest(self) -> int:
+        """Rows of each clip, up to which it is known what they cost."""
+        return self._verify.widest(self.clips)
+
+    @property
+    def clips(self) -> int:
+        """In flight, at least 1."""
+        return max(1, len(self._windows))
+
+    @property
+    def rounds(self) -> int:
+        """So far; one of each clip in flight is a round."""
+        return self._rounds
+
+    def _judged(self, drafted: int, accepted: int, beside: int = 0) -> None:
+        self._tokens += accepted + beside + 1
         if drafted:
             self._seen.judged(drafted, accepted, self.fade)
         self._answers += 1

@@ -135,6 +135,11 @@ class PassTimes:
         last = max((w.last for w in about if abs(w.rows / w.clips - width) <= 0.15 * width), default=-math.inf)
         return self._heard - last
 
+    def widest(self, clips: int) -> int:
+        """Rows of each clip in the widest passes of about so many clips that were seen more than once, of late."""
+        near = (w for w in self._widths.values() if 4 * abs(w.clips - clips) <= clips and w.weight(self._heard) > 1)
+        return int(max((w.rows / w.clips for w in near), default=1))
+
     def by_rows(self, clips: int) -> Curve:
         """Seconds by rows, with so many clips in the pass."""
         base, row, clip = self._fit()

@@ -45,10 +45,7 @@ class Suite(NamedTuple):
 
 
 _AR = ("ar", "Autoregressive")
-_TREE = "+draft.topology=tree"
 _SELF = "+draft.kind=self"
-#: SpecVLM as LVSpec runs it: "the visual tokens are uniformly pruned" (LVSpec App. C), on SpecVLM's tree.
-_UNIFORM_TREE, _SELF_UNIFORM_TREE = f"sd-uniform{_TREE}", f"self-sd{_TREE}"
 _ALPHAS = (
     ("parallelvlm-alpha-0", "ParallelVLM, alpha 0.0"),
     ("parallelvlm-alpha-0.5", "ParallelVLM, alpha 0.5"),
@@ -64,11 +61,10 @@ _TABED = (
     ("tabed-mtcp", "MTCP"),
     ("tabed-mtcp-star", "MTCP*"),
 )
-#: SD-Rand is SD-Tree with a draft that sees a random tenth (SpecVLM 4).
-_SPECVLM = (("ar", "Vanilla"), ("sd-tree", "SD-Tree"), (f"sd-rand{_TREE}", "SD-Rand"), ("specvlm", "SpecVLM"))
+_SPECVLM = (("ar", "Vanilla"), ("sd-tree", "SD-Tree"), ("sd-rand", "SD-Rand"), ("specvlm", "SpecVLM"))
 _SELF_SPECVLM = (
     (f"sd-tree{_SELF}", "SD-Tree"),
-    (f"sd-rand{_TREE}{_SELF}", "SD-Rand"),
+    (f"sd-rand{_SELF}", "SD-Rand"),
     ("self-specvlm", "SpecVLM"),
 )
 
@@ -96,15 +92,15 @@ TABLES: dict[str, Suite] = {
         "SpecVLM Figure 7",
         (
             _AR,
-            (f"sd-window-front{_TREE}", "Window, front"),
-            (f"sd-window-middle{_TREE}", "Window, middle"),
-            (f"sd-window-end{_TREE}", "Window, end"),
-            (f"sd-attention{_TREE}", "SD-Attention"),
-            (f"sd-rand{_TREE}", "SD-Rand"),
-            (_UNIFORM_TREE, "SD-Uniform"),
-            (f"sd-frame{_TREE}", "SD-Frame"),
-            (f"sd-fastvid{_TREE}", "SD-FastVID"),
-            (f"sd-dycoke{_TREE}", "SD-DyCoke"),
+            ("sd-window-front", "Window, front"),
+            ("sd-window-middle", "Window, middle"),
+            ("sd-window-end", "Window, end"),
+            ("sd-attention", "SD-Attention"),
+            ("sd-rand", "SD-Rand"),
+            ("sd-uniform", "SD-Uniform"),
+            ("sd-frame", "SD-Frame"),
+            ("sd-fastvid", "SD-FastVID"),
+            ("sd-dycoke", "SD-DyCoke"),
             ("specvlm", "SpecVLM"),
         ),
     ),
@@ -113,29 +109,29 @@ TABLES: dict[str, Suite] = {
         (
             _AR,
             ("specvlm", "SpecVLM"),
-            (_UNIFORM_TREE, "without attention"),
-            (f"sd-attention{_TREE}", "without uniform reduction"),
+            ("sd-uniform", "without attention"),
+            ("sd-attention", "without uniform reduction"),
         ),
         (
             ("self-specvlm", "SpecVLM"),
-            (_SELF_UNIFORM_TREE, "without attention"),
-            (f"sd-attention{_TREE}{_SELF}", "without uniform reduction"),
+            (f"sd-uniform{_SELF}", "without attention"),
+            (f"sd-attention{_SELF}", "without uniform reduction"),
         ),
     ),
-    # Naive SD and SpecVLM draft on SpecVLM's tree (LVSpec 4).
+    # Naive SD and SpecVLM draft on SpecVLM's tree (LVSpec 4), and LVSpec's SpecVLM keeps evenly spaced tokens (App. C).
     "lvspec-1": Suite(
         "LVSpec Table 1",
         (
             _AR,
             ("sd-tree", "Naive SD"),
-            (_UNIFORM_TREE, "SpecVLM"),
+            ("sd-uniform", "SpecVLM"),
             ("fly-minus", "FLy-"),
             ("fly", "FLy"),
             ("lvspec", "LVSpec"),
         ),
         (
             (f"sd-tree{_SELF}", "Naive SD"),
-            (_SELF_UNIFORM_TREE, "SpecVLM"),
+            (f"sd-uniform{_SELF}", "SpecVLM"),
             (f"fly-minus{_SELF}", "FLy-"),
             (f"fly{_SELF}", "FLy"),
             ("self-lvspec", "LVSpec"),
@@ -161,10 +157,10 @@ TABLES: dict[str, Suite] = {
     "lvspec-5": Suite("LVSpec Table 5", (_AR, ("lvspec", "without draft tree"), ("lvspec-tree", "with draft tree"))),
     "lvspec-8": Suite(
         "LVSpec Table 8",
-        (_AR, ("sd-uniform+draft.gamma=10", "SpecVLM (K = 10)"), (_UNIFORM_TREE, "SpecVLM"), ("lvspec", "LVSpec")),
+        (_AR, ("sd-uniform-chain+draft.gamma=10", "SpecVLM (K = 10)"), ("sd-uniform", "SpecVLM"), ("lvspec", "LVSpec")),
         (
             ("self-sd+draft.gamma=10", "SpecVLM (K = 10)"),
-            (_SELF_UNIFORM_TREE, "SpecVLM"),
+            (f"sd-uniform{_SELF}", "SpecVLM"),
             ("self-lvspec", "LVSpec"),
         ),
         "lvspec-1",

@@ -175,7 +175,7 @@ class Profile(Section):
         """
         if self.generate.temperature == 0 or self.drafter is None:
             return True
-        greedy = self.draft.topology == "tree" or self.draft.gamma == "auto" or self.concurrent or self.plans
+        greedy = self.draft.topology != "chain" or self.draft.gamma == "auto" or self.concurrent or self.plans
         return (greedy or not self.drafter.draws) and self.rule.lossless
 
     @model_validator(mode="after")
@@ -209,7 +209,7 @@ def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
     sequential = p.plans or p.chooses or getattr(schedules.get(p.schedule.kind), "drafts", True)
     return (
         (
-            drafter is not None and p.draft.topology == "tree" and not drafter.trees,
+            drafter is not None and p.draft.topology != "chain" and not drafter.trees,
             "draft.topology",
             f"{'an' if p.draft.kind[0] in 'aeiou' else 'a'} {p.draft.kind} drafts a chain",
             "draft.topology: chain",
@@ -219,6 +219,12 @@ def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
             "draft.contexts",
             "names a context twice",
             "draft.contexts: " + str(list(dict.fromkeys(contexts))).replace("'", ""),
+        ),
+        (
+            p.draft.topology == "adaptive" and p.drafts_for_free,
+            "draft.topology",
+            f"adaptive trees grow by the probabilities of a model, and those of {p.draft.kind} by what it finds anyway",
+            "draft.topology: tree",
         ),
         (
             models.captioner is not None and not p.describes,
@@ -233,7 +239,7 @@ def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
             "prune.method: none",
         ),
         (
-            p.draft.topology == "tree" and beside,
+            p.draft.topology != "chain" and beside,
             "draft.topology",
             "the parallel schedule drafts a chain",
             "draft.topology: chain, or schedule.kind: sequential",

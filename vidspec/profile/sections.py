@@ -176,18 +176,19 @@ class VideoSection(Section):
 class DraftSection(Section):
     """What proposes tokens, in which shape and how many at a time.
 
-    ``gamma`` is the length of a chain and the depth of a tree; ``auto`` measures which length pays. The rest is read by
-    the drafters it is named for: ``tree`` by the topology tree, its nodes by the ranks of children; ``prefill`` by
-    self, where its cache comes from; ``entries`` and ``share`` by sparse_kv, how many cache entries it reads and of the
-    visual ones at most which share; ``contexts``, ``weights``, ``divergence`` and ``history`` by ensemble: what the
-    draft is shown, how the distributions are weighed, by which divergence from the target, over how many of the last
-    tokens (all if null); ``memory`` by suffix and hybrid, a file that keeps captions from run to run. ``options``, here
-    and in the sections of other parts, are what the named part's constructor takes besides, each checked by its type
-    there.
+    ``gamma`` is the length of a chain and the depth of a tree; ``auto`` measures which length pays. ``topology``
+    adaptive is a tree that grows by the draft's probabilities, as far as rows and passes are worth their measured time,
+    or a chain. The rest is read by the drafters it is named for: ``tree`` by the topology tree, its nodes by the ranks
+    of children; ``prefill`` by self, where its cache comes from; ``entries`` and ``share`` by sparse_kv, how many cache
+    entries it reads and of the visual ones at most which share; ``contexts``, ``weights``, ``divergence`` and
+    ``history`` by ensemble: what the draft is shown, how the distributions are weighed, by which divergence from the
+    target, over how many of the last tokens (all if null); ``memory`` by suffix and hybrid, a file that keeps captions
+    from run to run. ``options``, here and in the sections of other parts, are what the named part's constructor takes
+    besides, each checked by its type there.
     """
 
     kind: Annotated[str, AfterValidator(_named(drafters))] = "none"
-    topology: Literal["chain", "tree"] = "chain"
+    topology: Literal["chain", "tree", "adaptive"] = "chain"
     gamma: Annotated[int | Literal["auto"], BeforeValidator(_gamma)] = 5
     tree: Annotated[str, AfterValidator(_tree)] = TREE
     prefill: Literal["gather", "again"] = "gather"

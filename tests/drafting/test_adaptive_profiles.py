@@ -1,0 +1,86 @@
+"""Adaptive trees beside the built-in models: texts of plain decoding, alone and together."""
+
+import pytest
+
+from drafting.test_lookup_profiles import DRAWN, Pair
+from vidspec.errors import ProfileError
+from vidspec.pace import trees
+from vidspec.profile import profiles
+
+WAYS = {
+    "as it comes": {},
+    "of a given depth": {"draft.gamma": 3},
+    "with a pruned draft": {"prune.method": "uniform", "prune.alpha": 0.8},
+    "with the target": {"draft.kind": "self", "prune.method": "attention", "prune.alpha": 0.8},
+    "with entries of the target's cache": {"draft.kind": "sparse_kv"},
+}
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    made = {}
+
+    def pair(name):
+        return made.setdefault(name, None) or made.update({name: Pair(name)}) or made[name]
+
+    return pair
+
+
+@pytest.fixture
+def shapes(monkeypatch):
+    """Trees always where there is a choice, so that they are grown; the number of levels of each window that was one.
+
+    With the built-in models on a processor a chain may be faster.
+    """
+    found = []
+
+    def budget(self, window, gamma):
+        found.append(wide := self.affordable(gamma))
+        return wide
+
+    monkeypatch.setattr(trees.Trees, "budget", budget)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [*(("embedded", way) for way in WAYS), ("embedded-qwen", "as it comes"), ("embedded-qwen", "with the target")],
+)
+def test_texts_are_those_of_plain_decoding(pairs, shapes, name, way):
+    pair = pairs(name)
+    for batch in (1, 4):
+        captioner = pair.captioner("sd-adaptive-tree", **WAYS[way])
+        texts, records = pair.texts(captioner, batch)
+        assert texts == pair.alone()
+        assert sum(record.counters["accepted"] for record in records) > 0
+        assert sum(record.counters["draft_forwards"] for record in records) > 0
+    assert any(one.width > 1 for one in shapes)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_drawn_texts_are_those_of_plain_decoding(pairs, shapes, batch):
+    pair = pairs("embedded")
+    captioner = pair.captioner("sd-adaptive-tree", **DRAWN)
+    assert captioner.profile.token_for_token
+    assert pair.texts(captioner, batch)[0] == pair.alone(**DRAWN) != pair.alone()
+    assert any(one.width > 1 for one in shapes)
+
+
+def test_it_chooses_for_itself(pairs):
+    pair = pairs("embedded")
+    assert pair.texts(pair.captioner("sd-adaptive-tree"), 1)[0] == pair.alone()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"schedule.kind": "parallel"}, "draft.topology: the parallel schedule drafts a chain"),
+        ({"schedule.kind": "plan"}, "draft.kind: the schedule plan chooses drafter and topology itself"),
+        ({"draft.kind": "ensemble"}, "draft.topology: an ensemble drafts a chain"),
+        ({"draft.kind": "suffix"}, "draft.topology: adaptive trees grow by the probabilities of a model"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(settings, message):
+    with pytest.raises(ProfileError) as caught:
+        profiles.load("sd-adaptive-tree", settings, env={})
+    assert message in caught.value.message and "nearest valid choice" in caught.value.message

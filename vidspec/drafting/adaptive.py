@@ -1,0 +1,100 @@
+"""A tree, wide where the draft is unsure and deep where it is sure (as EAGLE-2's), or a chain where that pays more.
+
+What grows, and when, is chosen by :mod:`vidspec.pace.trees`, from measured times and the draft's own probabilities.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import takewhile
+
+import torch
+
+from vidspec.drafting.base import Draft
+from vidspec.drafting.tree import TreeDrafter
+from vidspec.engine.asks import Asks, Continue
+from vidspec.engine.forward import Engine
+from vidspec.engine.slab import KVSpan
+from vidspec.pace.pace import Pace, Window
+from vidspec.pace.trees import Budget, Growth
+
+__all__ = ["AdaptiveDrafter"]
+
+
+class AdaptiveDrafter(TreeDrafter):
+    """Greedy choices. Nodes are proposed in the order of their scores, so that parents come before their children.
+
+    Args:
+        engine: the drafting model.
+        span: the prompt it has read.
+    """
+
+    def __init__(self, engine: Engine, span: KVSpan) -> None:
+        super().__init__(engine, span, ())
+        self.paced(pace := Pace(), pace.window())  # until another is known
+        self._growth: Growth | None = None
+        self._tokens: list[int] = []  # of all nodes that were offered
+        self._kept: list[int] = []  # of those, the window
+
+    def paced(self, pace: Pace, window: Window) -> None:
+        """Hear what passes cost, and of the window of chains."""
+        self.trees, self.window = pace.trees, window
+
+    def propose(self, gamma: int) -> Asks[Draft]:
+        self._growth, self._draft = None, Draft((), ())
+        if gamma > 0 and (budget := self.trees.budget(self.window, gamma)).width > 1:
+            yield from self._grown(budget)
+        elif (length := min(self.window.gamma, gamma)) > 0:
+            tokens = yield Continue(self.engine, self.span, self._unread, length)
+            self.forwards += length
+            self._base = self.span.length - (length - 1)
+            self._entry = {node: node for node in range(length - 1)}
+            self._draft = Draft(tuple(tokens), tuple(range(-1, length - 1)))
+        return self._draft
+
+    def _grown(self, budget: Budget) -> Asks[None]:
+        growth = self._growth = self.trees.growth(self.window, budget)
+        self._tokens, self._entry = [], {}
+        read: list[int] = []
+        frontier = [-1]
+        while frontier:
+            logits = yield from self._forward(frontier, read, self._tokens, growth.parents)
+            begun = time.perf_counter()
+            best = logits.float().softmax(-1).topk(min(budget.width, logits.shape[-1]))
+            both = torch.stack([best.values.double(), best.indices.double()]).tolist()  # one wait for the device
+            for node, probabilities, tokens in zip(frontier, *both, strict=True):
+                growth.expanded(node, probabilities)
+                self._tokens += map(int, tokens)
+            frontier = growth.following()
+            self.trees.took(time.perf_counter() - begun)
+        self.trees.grown(self.window, growth)
+        self._kept = growth.kept()
+        number = {-1: -1, **{node: index for index, node in enumerate(self._kept)}}
+        self._entry = {number[node]: entry for node, entry in self._entry.items() if node in number}
+        self._draft = Draft(
+            tuple(self._tokens[node] for node in self._kept),
+            tuple(number[growth.parents[node]] for node in self._kept),
+        )
+
+    def commit(self, path: Sequence[int], token: int) -> None:
+        if self._growth is None:
+            self.window.judged(len(self._draft.tokens), len(path))
+        else:
+            self._judged(self._growth, [self._kept[node] for node in path], token)
+        super().commit(path, token)
+
+    def _judged(self, growth: Growth, path: Sequence[int], token: int) -> None:
+        """The target followed ``path``, nodes as they were offered, and went on with ``token``."""
+        reached = (-1, *path)
+        wanted = (*(self._tokens[node] for node in path), token)
+        for node, right in zip(reached, wanted, strict=True):
+            for child in growth.children.get(node, ()):
+                self.trees.calibration.judged(growth.probabilities[child], self._tokens[child] == right)
+        best: list[int] = []  # the chain in the tree
+        kept, node = set(self._kept), -1
+        while node in growth.children and growth.children[node][0] in kept:
+            node = growth.children[node][0]
+            best.append(node)
+        along = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(best, path, strict=False)))
+        self.window.judged(len(best), along, len(path) - along)

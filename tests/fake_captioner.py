@@ -10,11 +10,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Hashable, Iterator
+from dataclasses import replace
 from pathlib import PurePath
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+from vidspec.decoding.dialogue import Dialogue
 from vidspec.errors import DeviceError, GenerationError, ModelError, VideoError
+from vidspec.models.request import Request
 from vidspec.telling.bell import Bell
 from vidspec.telling.events import Event, Finished, Load, Opened, Prefilled, Round
 from vidspec.telling.record import Caption
@@ -83,9 +86,16 @@ def events(path: str = "good.mp4") -> list[Event]:
     ]
 
 
+def question(kind: str, index: int, prompt: str) -> dict[str, object]:
+    """What a record says of one of several."""
+    counts = {"reused": 0, "reused_by_draft": None, "saved_s": 0.0}
+    return {"kind": kind, "index": index, "prompt": prompt, **counts}
+
+
 def asked(one: Any) -> dict[str, object]:
     """What of a request differs from the profile."""
-    return {key: value for key in ("prompt", "clip") if (value := getattr(one, key)) is not None}
+    keys = ("prompt", "clip", "earlier")
+    return {key: value for key in keys if (value := getattr(one, key, None)) is not None and value != ()}
 
 
 class FakeCaptioner:
@@ -168,6 +178,14 @@ class FakeCaptioner:
                 if said is not None:
                     yield key, said
             yield None, Load(len(flights), 0, 0, 0, 0, 0, 0, 0, batch or MOST)
+
+    def dialogue(self, path: str, **asked_for: object) -> Dialogue:
+        def stream(request: Request) -> Iterator[Event]:
+            turn = question("turn", len(request.earlier), request.prompt or "")
+            for event in self.stream(request.path, **asked(request)):
+                yield Finished(replace(event.caption, question=turn)) if isinstance(event, Finished) else event
+
+        return Dialogue(stream, Request(path))
 
     def warm_up(self) -> None:
         self.warm = True

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,9 @@ from typing_extensions import Unpack
 from vidspec import video
 from vidspec.choosing.plan import Plan
 from vidspec.choosing.planned import Planner
+from vidspec.decoding.dialogue import Dialogue
 from vidspec.decoding.parallel import WorkerLost
+from vidspec.decoding.prompts import Prompts
 from vidspec.decoding.report import report
 from vidspec.decoding.run import InTurns
 from vidspec.decoding.serving import Arrivals, Serving
@@ -36,12 +38,12 @@ from vidspec.models.head import Head
 from vidspec.models.identity import check_sight
 from vidspec.models.image_captioner import DraftCaptioner, ImageCaptioner
 from vidspec.models.onlooker import Onlooker, possible
-from vidspec.models.request import Request
+from vidspec.models.request import Exchange, Question, Request
 from vidspec.pace.pace import Pace
 from vidspec.profile import profiles
 from vidspec.profile.profiles import Profile
 from vidspec.telling.bell import Bell
-from vidspec.telling.events import Again, Event, Finished, Load, Opened
+from vidspec.telling.events import Again, Event, Finished, Load, Opened, Prefilled
 from vidspec.telling.record import Caption, Models
 from vidspec.telling.trace import Trace
 
@@ -61,7 +63,8 @@ _PLAIN = {
 class Asked(TypedDict, total=False):
     """What a clip is asked differently from the profile; a missing or None entry leaves the profile's.
 
-    ``start`` and ``end`` are seconds from the start of the stream; ``clip`` holds frames that were read before.
+    ``start`` and ``end`` are seconds from the start of the stream; ``clip`` holds frames that were read before,
+    ``earlier`` what was asked and answered about them before.
     """
 
     start: float | None
@@ -69,6 +72,7 @@ class Asked(TypedDict, total=False):
     prompt: str | None
     system: str | None
     clip: video.Clip | None
+    earlier: tuple[Exchange, ...]
 
 
 class Captioner:
@@ -244,7 +248,7 @@ class Captioner:
         """
         generate, total = self.profile.generate, 0
         frames, height, width, _ = request.shown.frames.shape
-        text = request.prompt or generate.prompt, request.system or generate.system
+        text = request.prompt or generate.prompt, request.system or generate.system, request.earlier
         for engine in (self.target, self.draft, self.setup.head):
             if engine is not None and (engine is self.target or self.profile.shows_the_video):
                 tokens = self.target.model.visual_tokens(frames, height, width) + self.target.model.text_tokens(*text)
@@ -350,7 +354,55 @@ class Captioner:
         """
         yield from self._alone(Request(str(path), **asked))
 
-    def _alone(self, request: Request, batch: int | None = 1) -> Iterator[Event]:
+    def dialogue(self, path: str | Path, **asked: Unpack[Asked]) -> Dialogue:
+        """Read a clip, to ask about it again and again: each turn is read behind the caches of those before.
+
+        Args:
+            path: a video file.
+            asked: see :class:`Asked`; ``prompt`` means nothing here.
+
+        Raises:
+            VideoError: the file gives no frames.
+        """
+        return Dialogue(self._alone, self._opened(path, asked))
+
+    def captions(self, path: str | Path, prompts: Sequence[str], **asked: Unpack[Asked]) -> list[Caption]:
+        """What a clip is answered to each of several prompts; it is read once, and they are decoded together.
+
+        Args:
+            path: a video file.
+            prompts: one after the other.
+            asked: see :class:`Asked`; ``prompt`` means nothing here.
+
+        Raises:
+            VideoError, GenerationError: as :meth:`stream`, of the first prompt that fails.
+        """
+        request = self._opened(path, asked)
+        waiting = Prompts(
+            [
+                replace(request, key=number, prompt=prompt, question=Question("prompt", number))
+                for number, prompt in enumerate(prompts)
+            ]
+        )
+        answers: dict[Hashable, Caption] = {}
+        with closing(self.serve(waiting)) as events:
+            for key, said in events:
+                if isinstance(said, Exception):
+                    raise said
+                if isinstance(said, Prefilled) and isinstance(key, int):
+                    waiting.read(key)
+                elif isinstance(said, Finished):
+                    waiting.ended()
+                    answers[key] = said.caption
+        return [answers[number] for number in range(len(prompts))]
+
+    def _opened(self, path: str | Path, asked: Asked) -> Request:
+        request = Request(str(path), **asked)
+        if request.clip is not None:
+            return request
+        return replace(request, clip=self.read(request.path, start=request.start, end=request.end))
+
+    def _alone(self, request: Request, batch: int | None = 1) -> Generator[Event, None, None]:
         """One clip of a run that allows so many at once; what a feed would do beside others is done before."""
         trace = Trace(synchroniser(self.target.model.device))
         if request.clip is None:
@@ -376,7 +428,7 @@ class Captioner:
 
     def serve(
         self, arrivals: Arrivals, *, batch: int | None = None, bell: Bell | None = None
-    ) -> Iterator[tuple[Hashable, Event | Load | Exception]]:
+    ) -> Generator[tuple[Hashable, Event | Load | Exception], None, None]:
         """Caption clips as they come, several at a time: each pass of a model serves all that wait for it.
 
         What a clip is answered does not depend on the others.

@@ -124,7 +124,7 @@ def test_csv_manifest(name):
         ('{"path": "a", "start": "x"}', "m, line 1: start 'x': must be seconds"),
         ('{"path": "a", "start": -1}', "must be zero or more"),
         ('{"path": "a", "start": 5, "end": 5}', "end 5 must be after start 5"),
-        ('{"path": "a", "prompt": 3}', "the prompt must be text"),
+        ('{"path": "a", "prompt": 3}', "prompt must be text or a list of texts"),
         ('{"path": "a", "id": 1.5}', "the id must be text or a whole number"),
         ('{"path": "a", "score": NaN}', "m, line 1: not JSON: a number must be finite"),
         ("name,start\nx,1", "first line must name the columns"),

@@ -6,6 +6,8 @@ import pytest
 
 from vidspec.choosing import planned
 from vidspec.choosing.planned import Planner
+from vidspec.models.held import Held
+from vidspec.models.request import Request
 from vidspec.profile import profiles
 from vidspec.telling.events import Round
 
@@ -18,14 +20,14 @@ def test_the_faster_one_is_kept(monkeypatch, turns, beside, kind):
     seconds, begun = {"sequential": turns, "parallel": beside}, []
 
     def run(self, way, request, trace, tokens):
-        assert request == "clip" and tokens == planned.TOKENS
+        assert (request.path, request.held) == ("clip", None) and tokens == planned.TOKENS
         elapsed = seconds[way.schedule] * (1 if way.schedule in begun else 10)
         begun.append(way.schedule)
         rounds = [Round((1,), ("target",), 0, 0, 0.0), Round((2,) * 32, ("draft",) * 32, 32, 32, elapsed)]
         return SimpleNamespace(events=lambda: (one for one in rounds))
 
     monkeypatch.setattr(Planner, "_in", run)
-    plan = Planner.__new__(Planner)._raced("clip")
+    plan = Planner.__new__(Planner)._raced(Request("clip", held=Held()))
     assert plan.chosen.schedule == kind
     assert plan.why.startswith(f"{kind}: {32 / turns:.0f} tokens/s in turns, {32 / beside:.0f} at the same time")
     assert begun == ["sequential", "parallel", "sequential", "parallel"]

@@ -212,8 +212,8 @@ def prompt_note(err):
         (("--system", "You are a poet."), "You are a poet."),
     ],
 )
-def test_prompts_that_the_built_in_models_were_not_trained_for(vidspec, options, prompt):
-    told = vidspec("caption", "good.mp4", *options).err
+def test_prompts_that_the_built_in_models_were_not_trained_for(vidspec, prompt):
+    told = vidspec("caption", "good.mp4").err
     assert len(prompt_note(told)) == 1 and repr(prompt)[:-1] in prompt_note(told)[0]
     assert told.index("not trained for") < told.index("a library prints this")
 

@@ -26,6 +26,7 @@ from vidspec.decoding.workers import slot as slots
 from vidspec.engine.asks import Look, Pass, Read
 from vidspec.engine.rows import Rows
 from vidspec.models.loading import Placement
+from vidspec.models.request import Request
 from vidspec.profile import profiles
 from vidspec.telling.bell import Bell
 from vidspec.telling.events import Round
@@ -140,7 +141,7 @@ class Engine:
         self.took, self.passes = took, 0
         self.model = Model()
 
-    def reading(self, prompt, room, taps=None, *, states=False):
+    def reading(self, prompt, room, taps=None, *, states=False, held=None):
         return Reading(prompt)
 
     def run(self, batch):
@@ -360,7 +361,7 @@ class Case:
         )
         length, looks = rng.randint(1, self.prompts), rng.randrange(3)
         frames = SimpleNamespace(frames=np.zeros((1, 1, 1, 3), np.uint8), timestamps=(0.0,))
-        request = SimpleNamespace(shown=frames, prompt=(text, rng.randint(1, self.prompts), looks), system=None)
+        request = Request("clip", frames, (text, rng.randint(1, self.prompts), looks))
 
         def steps():
             for last in (False, True):

@@ -195,7 +195,7 @@ class Prompted(Shared):
         super().__init__()
         self.reads = []
 
-    def reading(self, prompt, room, taps, *, states):
+    def reading(self, prompt, room, taps, *, states, held):
         at = 0
 
         def rows(most):

@@ -62,6 +62,7 @@ CSV_COLUMNS = (
     "error_kind",
     "error_message",
     "settings",
+    "prompt",
 )
 
 #: Of a subtitle, what is read at a glance: lines, and characters of a line.
@@ -87,9 +88,9 @@ def line(record: Record, form: Format, *, several: bool, raw_csv: bool = False) 
     """One record of several as it is written, without the final newline; None if nothing is (a failed clip as text).
 
     As text one clip gives its bare caption; each of several gives one line, the path, a tab and the caption, whose
-    line breaks become spaces; a segment's times come before its caption. As JSON every clip, failed or not, gives one
-    object on one line, and as CSV one row, whose cells are kept from being formulas unless ``raw_csv``. What a terminal
-    would obey becomes escapes (``vidspec.escaping``).
+    line breaks become spaces; a segment's times come before its caption, and each of several answers is a line. As JSON
+    every clip, failed or not, gives one object on one line, and as CSV one row, whose cells are kept from being
+    formulas unless ``raw_csv``. What a terminal would obey becomes escapes (``vidspec.escaping``).
     """
     if form in ("json", "jsonl"):
         return json_text(record)
@@ -99,10 +100,11 @@ def line(record: Record, form: Format, *, several: bool, raw_csv: bool = False) 
         return None
     if form == "webdataset-txt":
         return _flat(record["caption"])
-    timed = f"{_interval(record)}\t" if _segment(record) is not None else ""
+    part = _segment(record) is not None
+    timed = f"{_interval(record)}\t" if part and not record.get("question") else ""
     if several:
         return f"{one_line(record['path'])}\t{timed}{_flat(record['caption'])}"
-    return f"{timed}{_flat(record['caption'])}" if timed else shown(record["caption"])
+    return f"{timed}{_flat(record['caption'])}" if part else shown(record["caption"])
 
 
 def document(records: Sequence[Record], form: Format) -> str | None:
@@ -181,6 +183,7 @@ def _row(record: Record, raw: bool) -> str:
         "tokens": len(record["token_ids"]) if record["caption"] is not None else None,
         "ended": record.get("ended"),
         "settings": (record.get("job") or {}).get("settings"),
+        "prompt": _said(record).get("prompt"),
         **{f"error_{key}": error.get(key) for key in ("stage", "kind", "message")},
     }
     buffer = io.StringIO()

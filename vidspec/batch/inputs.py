@@ -76,7 +76,7 @@ def collect(sources: Sources) -> Found:
     for entry in _entries(sources, found):
         # Links that lead nowhere are mistakes of their own, wherever they were meant to lead.
         file = os.path.realpath(entry.path) if os.path.exists(entry.path) else os.path.abspath(entry.path)
-        key = (file, entry.start, entry.end, entry.prompt, type(entry.id), entry.id)
+        key = (file, entry.start, entry.end, entry.prompt, entry.questions, type(entry.id), entry.id)
         if key in seen:
             found.duplicates += 1
         else:

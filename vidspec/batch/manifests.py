@@ -11,14 +11,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vidspec.batch.work import Entry
+from vidspec.batch.work import Entry, Questions
 from vidspec.errors import UsageError
 
 __all__ = ["SUFFIXES", "moment", "parse_manifest", "seconds"]
 
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv")
 PATH_KEYS = ("path", "video", "file", "filename")
-OWN_KEYS = ("prompt", "start", "end", "id")
+OWN_KEYS = ("prompt", "turns", "start", "end", "id")
 
 
 def parse_manifest(text: str, name: str, folder: str) -> Iterator[Entry]:
@@ -30,7 +30,9 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Entry]:
         folder: what its relative paths are relative to.
 
     Each row has ``path`` (or ``video``, ``file``, ``filename``) and may have ``prompt``, ``start`` and ``end``
-    (seconds, or ``[hh:]mm:ss``) and ``id`` (text or a whole number); other keys are kept as the entry's ``columns``.
+    (seconds, or ``[hh:]mm:ss``) and ``id`` (text or a whole number). In JSONL the prompt may be a list, of texts that
+    are asked at once, or there are ``turns`` instead, which are asked one after the other. Other keys are kept as the
+    entry's ``columns``.
 
     Raises:
         UsageError: naming the line.
@@ -43,10 +45,9 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Entry]:
         path = row.get(named)
         if not isinstance(path, str):
             raise UsageError(f"{where}: has no path", hint="a key or column path names the clip")
-        prompt = row.get("prompt")
-        if prompt is not None and not isinstance(prompt, str):
-            raise UsageError(f"{where}: the prompt must be text")
-        if not (_encodes(path, "surrogateescape") and _encodes(prompt or "")):
+        prompt, questions = _asked(row, where)
+        asked = questions.texts if questions else ()
+        if not (_encodes(path, "surrogateescape") and all(map(_encodes, (prompt or "", *asked)))):
             raise UsageError(f"{where}: holds a character that no text has", hint="a NUL, or half of a surrogate pair")
         start, end = (moment(row.get(key), f"{where}: {key}") for key in ("start", "end"))
         if end is not None and end <= (start or 0.0):
@@ -67,6 +68,7 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Entry]:
             start,
             end,
             prompt or None,
+            questions,
             None if called == "" else called,
             columns,
         )
@@ -93,6 +95,24 @@ def _encodes(text: str, errors: str = "strict") -> bool:
         return b"\0" not in text.encode("utf-8", errors)
     except UnicodeEncodeError:
         return False
+
+
+def _asked(row: Mapping[str, Any], where: str) -> tuple[str | None, Questions | None]:
+    """What a row asks: one thing, or several."""
+    prompt, turns = row.get("prompt"), row.get("turns")
+    if turns is not None and prompt:
+        raise UsageError(f"{where}: prompt and turns exclude each other")
+    if turns is None and (prompt is None or isinstance(prompt, str)):
+        return prompt or None, None
+    name, asked = ("prompt", prompt) if turns is None else ("turns", turns)
+    if not (isinstance(asked, list) and asked and all(isinstance(one, str) and one.strip() for one in asked)):
+        kind = "text or a list of texts" if turns is None else "a list of texts"
+        raise UsageError(f"{where}: {name} must be {kind}", hint=f'{{"path": "a.mp4", "{name}": ["...", "..."]}}')
+    if turns is None and len(set(asked)) < len(asked):
+        raise UsageError(f"{where}: prompt: the same is asked twice")
+    if turns is None and len(asked) == 1:
+        return asked[0], None
+    return None, Questions(tuple(asked), turns is not None)
 
 
 def moment(value: Any, where: str) -> float | None:

@@ -42,7 +42,7 @@ def left(parts: Mapping[int | None, Stored], content: Content, *, segmented: boo
     Args:
         parts: its records under the same settings, by segment.
         content: of the file now; records of another content do not count.
-        segmented: whether the clip is captioned in segments.
+        segmented: whether the clip is captioned in segments, or asked several things.
         retry: whether error records count as not done.
     """
     parts = {key: one for key, one in parts.items() if one.content.same(content) and not (retry and one.failed)}
@@ -84,7 +84,8 @@ def _planned(made: Remaining, task: Task, output: Output, settings: Settings, *,
     content = content_of(entry.path, checksum=checksum)
     name = settings.of(entry)
     parts = output.parts(entry, name)
-    done = left(parts, content, segmented=settings.how.segment is not None, retry=retry)
+    segmented = settings.how.segment is not None or settings.how.questions_of(entry) is not None
+    done = left(parts, content, segmented=segmented, retry=retry)
     if done is None:
         output.earlier(entry, name)
         of_these = any(stored.failed for stored in parts.values())

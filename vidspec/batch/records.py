@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vidspec.batch.identity import Content, clip_id, settings_id
-from vidspec.batch.work import Entry, How, Outcome
+from vidspec.batch.work import Entry, How, Outcome, Questions, Work
 
 __all__ = ["LEAN_KEYS", "LIFTED", "Settings", "lean", "record_of"]
 
@@ -17,6 +17,7 @@ LEAN_KEYS = (
     "start",
     "end",
     "prompt",
+    "question",
     "caption",
     "token_ids",
     "ended",
@@ -38,19 +39,23 @@ class Settings:
 
     def __init__(self, profile: Mapping[str, Any], how: How) -> None:
         self.profile, self.how = profile, how
-        self._known: dict[str | None, str] = {}
+        self._known: dict[tuple[str | None, Questions | None], str] = {}
 
     def of(self, entry: Entry) -> str:
         """12 hex digits."""
-        if entry.prompt not in self._known:
-            how = self.how
-            self._known[entry.prompt] = settings_id(
+        how = self.how
+        questions = how.questions_of(entry)
+        asked = entry.prompt, questions
+        if asked not in self._known:
+            kind = {} if questions is None else {"turns" if questions.in_turns else "prompts": questions.texts}
+            self._known[asked] = settings_id(
                 self.profile,
                 prompt=entry.prompt or how.prompt,
+                **kind,
                 segment=how.segment,
                 context=how.context and how.segment is not None,
             )
-        return self._known[entry.prompt]
+        return self._known[asked]
 
 
 def record_of(outcome: Outcome, settings: Settings, content: Content) -> dict[str, Any]:
@@ -65,7 +70,7 @@ def record_of(outcome: Outcome, settings: Settings, content: Content) -> dict[st
         "id": entry.id,
         "start": work.start,
         "end": work.end,
-        "prompt": entry.prompt or settings.how.prompt or None,
+        "prompt": _prompt(work, entry, settings.how) or None,
         "segment": work.segment,
         "segments": work.segments,
         "columns": dict(entry.columns) or None,
@@ -73,9 +78,16 @@ def record_of(outcome: Outcome, settings: Settings, content: Content) -> dict[st
     return {**outcome.caption.to_dict(), "job": {key: value for key, value in job.items() if value is not None}}
 
 
+def _prompt(work: Work, entry: Entry, how: How) -> str:
+    questions = how.questions_of(entry)
+    return questions.texts[work.segment or 0] if questions else entry.prompt or how.prompt
+
+
 def lean(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record without what was measured, as ``--format jsonl`` writes it; an older one may lack some keys."""
     job = record["job"]
     flat = {**record, **{key: job.get(key, record.get(key)) for key in LIFTED}}
+    if question := record.get("question"):
+        flat["question"] = {key: value for key, value in question.items() if key != "saved_s"}
     kept = {key: value for key, value in job.items() if key not in LIFTED}
     return {key: kept if key == "job" else flat.get(key) for key in LEAN_KEYS}

@@ -6,12 +6,13 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, S
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from vidspec.batch.work import How, Outcome, Work
+from vidspec.batch.work import How, Outcome, Questions, Work
+from vidspec.decoding.prompts import Prompts
 from vidspec.errors import GenerationError, VidspecError
-from vidspec.models.request import Request
+from vidspec.models.request import Exchange, Question, Request
 from vidspec.telling.bell import Bell
 from vidspec.telling.compare import first_difference, speed_against
-from vidspec.telling.events import Event, Finished, Load
+from vidspec.telling.events import Event, Finished, Load, Prefilled
 from vidspec.telling.observer import Observer
 from vidspec.telling.record import Caption, failed
 
@@ -70,7 +71,7 @@ def run(
     if how.baseline:
         captioner.warm_up()  # or the first clip's speed-up would count what only the first use costs
     flights = _Flights(captioner, source, how, observer, begun)
-    while not source.over:
+    while not flights.done:
         before = flights.begun
         events = captioner.serve(flights, batch=how.batch, bell=source.bell)
         try:
@@ -82,7 +83,7 @@ def run(
                 events.close()
         yield from flights.unread()
         yield from flights.lost()
-        if flights.begun == before and not source.over:
+        if flights.begun == before and not flights.done:
             raise RuntimeError("the captioner ended before it had taken a clip")
 
 
@@ -94,10 +95,17 @@ def exit_code(errors: Iterable[Exception | None]) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _Flight(Request):
-    """A clip that the captioner has."""
+    """A clip that the captioner has.
+
+    Attributes:
+        whole: of one of several questions, the clip as it was taken.
+        turns: of a turn of a dialogue, all of them.
+    """
 
     key: int = 0
     work: Work = field(kw_only=True)
+    whole: Work | None = None
+    turns: tuple[str, ...] = ()
 
 
 class _Flights:
@@ -111,30 +119,27 @@ class _Flights:
         self.begun = 0
         self._flights: dict[int, _Flight] = {}
         self._unread: list[_Flight] = []
+        self._following: list[_Flight] = []  # turns of clips whose turn before is answered
+        self._prompts: dict[int, Prompts[_Flight]] = {}  # by clip
         self._early: dict[int, dict[int | None, Outcome]] = {}  # by clip and what must come before
         self._told: dict[int, int | None] = {}  # the last segment that came, by clip
 
     @property
+    def done(self) -> bool:
+        """Whether nothing more will come at all."""
+        return self._source.over and not self._following and all(one.over for one in self._prompts.values())
+
+    @property
     def over(self) -> bool:
         """Whether nothing comes: either at all, or until the run has heard of what could not be read."""
-        return bool(self._unread) or self._source.over
+        return bool(self._unread) or self.done
 
     def take(self) -> _Flight | None:
-        while (work := self._source.take()) is not None:
+        while (flight := self._next()) is not None:
             self.begun += 1
-            how = self._how
-            flight = _Flight(
-                work.path,
-                work.clip,
-                _prompt(work, how),
-                start=work.start,
-                end=work.end,
-                key=self.begun,
-                timeout=how.timeout,
-                spent=work.read_s,
-                work=work,
-            )
-            self._observer.begin(flight.key, flight.path, how.total)
+            flight = replace(flight, key=self.begun)
+            work = flight.work
+            self._observer.begin(flight.key, flight.path, self._how.total)
             if work.error is None:
                 self._flights[flight.key] = flight
                 self._tell(work)
@@ -142,6 +147,35 @@ class _Flights:
             self._unread.append(flight)
             self._source.bell.ring()  # where nothing is in flight the captioner waits, and must see that this is over
         return None
+
+    def _next(self) -> _Flight | None:
+        if self._following:
+            return self._following.pop(0)
+        for prompts in self._prompts.values():
+            if (ready := prompts.take()) is not None:
+                return ready
+        work = self._source.take()
+        if work is None:
+            return None
+        how = self._how
+        flight = _Flight(
+            work.path,
+            work.clip,
+            _prompt(work, how),
+            start=work.start,
+            end=work.end,
+            timeout=how.timeout,
+            spent=work.read_s,
+            work=work,
+        )
+        questions = how.questions_of(work.entry)
+        if questions is None or work.error is not None:
+            return flight
+        flight = replace(flight, whole=work)
+        if questions.in_turns:
+            return _first_turn(replace(flight, turns=questions.texts))
+        self._prompts[work.number] = _beside(flight, questions)
+        return self._next()
 
     def unread(self) -> Iterator[Outcome]:
         """What could not be read."""
@@ -166,12 +200,22 @@ class _Flights:
         self._observer.event(key, said)
         if isinstance(said, Finished):
             yield from self._ended(self._flights.pop(key), said.caption, None)
+        elif isinstance(said, Prefilled) and (work := self._flights[key].work).number in self._prompts:
+            self._prompts[work.number].read(work.segment or 0)
 
     def _ended(self, flight: _Flight, caption: Caption | None, error: Exception | None) -> Iterator[Outcome]:
         outcome = self._outcome(flight, caption, error)
         work = outcome.work
         self._observer.end(flight.key, outcome.caption)
-        self._source.finished(work, outcome.caption.caption)
+        prompts = self._prompts.get(work.number)
+        if prompts is not None:
+            prompts.ended()
+            if prompts.done:
+                del self._prompts[work.number]
+        if flight.turns and not work.last:
+            self._following.append(_next_turn(flight, outcome.caption.caption))
+        elif prompts is None or prompts.done:
+            self._source.finished(flight.whole or work, outcome.caption.caption)
         if work.segment is None:
             yield outcome
             return
@@ -200,6 +244,56 @@ class _Flights:
             return Outcome(record, error, work)
 
 
+def _first_turn(flight: _Flight) -> _Flight:
+    """The first turn of a dialogue that is not done yet; an error if one before it has failed."""
+    from vidspec.models.held import Held
+
+    done, turns = flight.work.done, flight.turns
+    number = next(turn for turn in range(len(turns)) if turn not in done)
+    answers = [done[turn] for turn in range(number)]
+    said = tuple(Exchange(question, answer or "") for question, answer in zip(turns, answers, strict=False))
+    return _turn(replace(flight, earlier=said, held=Held()), None, failed=None in answers)
+
+
+def _next_turn(flight: _Flight, answer: str | None) -> _Flight:
+    """What is asked behind an answer; an error if there is none."""
+    assert flight.held is not None
+    flight.held.end()
+    said = (*flight.earlier, Exchange(flight.prompt or "", answer or ""))
+    return _turn(replace(flight, earlier=said, spent=0.0), flight.work.segment, failed=answer is None)
+
+
+def _turn(flight: _Flight, after: int | None, *, failed: bool) -> _Flight:
+    number, turns = len(flight.earlier), flight.turns
+    assert flight.held is not None
+    flight.held.begin()
+    work = replace(
+        flight.work,
+        segment=number,
+        segments=len(turns),
+        after=after,
+        last=number == len(turns) - 1,
+        error=GenerationError(f"{flight.path}: the turn before it failed", kind="turn") if failed else None,
+        read_s=flight.work.read_s if after is None else 0.0,
+    )
+    return replace(flight, prompt=turns[number], question=Question("turn", number), work=work)
+
+
+def _beside(flight: _Flight, questions: Questions) -> Prompts[_Flight]:
+    """The prompts about a clip that are not done yet."""
+    numbers = [number for number in range(len(questions.texts)) if number not in flight.work.done]
+    flights = []
+    for before, number in zip([None, *numbers], numbers, strict=False):
+        part = replace(
+            flight.work, segment=number, segments=len(questions.texts), after=before, last=number == numbers[-1]
+        )
+        if before is not None:
+            part = replace(part, read_s=0.0)
+        prompt, question = questions.texts[number], Question("prompt", number)
+        flights.append(replace(flight, prompt=prompt, question=question, spent=part.read_s, work=part))
+    return Prompts(flights, apart=flight.work.alone)
+
+
 def _prompt(work: Work, how: How) -> str | None:
     if how.context and work.previous:
         return CONTEXT.format(prompt=work.prompt or how.prompt, previous=work.previous)
@@ -210,7 +304,10 @@ def _compared(captioner: Captions, caption: Caption, asked: Request, how: How) -
     if not (how.baseline or how.verify):
         return caption
     path = asked.path
-    plain = captioner.baseline(path, start=asked.start, end=asked.end, prompt=asked.prompt, clip=asked.clip)
+    same: Asked = {"start": asked.start, "end": asked.end, "prompt": asked.prompt, "clip": asked.clip}
+    if asked.earlier:
+        same["earlier"] = asked.earlier
+    plain = captioner.baseline(path, **same)
     if how.verify:
         at = first_difference(caption.token_ids, plain.token_ids)
         if at is not None:

@@ -12,7 +12,14 @@ from vidspec.telling.record import Caption
 if TYPE_CHECKING:
     from vidspec.video.base import Clip
 
-__all__ = ["Entry", "How", "Outcome", "Task", "Work"]
+__all__ = ["Entry", "How", "Outcome", "Questions", "Task", "Work"]
+
+
+class Questions(NamedTuple):
+    """Several things that are asked about one clip: in turns, each behind the answers before, or all at once."""
+
+    texts: tuple[str, ...]
+    in_turns: bool
 
 
 @dataclass(frozen=True)
@@ -23,7 +30,8 @@ class Entry:
         path: as the user named it; what a record shows.
         root: the folder that ``--output-dir`` mirrors from; the clip lies below it, or its name alone is used.
         start, end: seconds; None for the beginning and the end.
-        prompt: asked instead of the run's.
+        prompt: asked instead of the run's, and of the run's questions.
+        questions: asked instead of these.
         id: what the manifest calls it; two of the same part are two inputs.
         columns: what else the manifest says of it; kept in the record and otherwise without meaning.
     """
@@ -33,6 +41,7 @@ class Entry:
     start: float | None = None
     end: float | None = None
     prompt: str | None = None
+    questions: Questions | None = None
     id: str | int | None = None
     columns: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
@@ -51,7 +60,7 @@ class Task:
     Attributes:
         entry: the input.
         number: its place in the run, from 1.
-        done: segments that are finished already, by number, with their captions (None for failed ones).
+        done: segments, or questions, that are finished already, by number, with their captions (None for failed ones).
         alone: whether its segments are captioned one after the other, as where one of them ended a process.
     """
 
@@ -64,7 +73,16 @@ class Task:
     def whole(self) -> Work:
         """The entry as one piece."""
         entry = self.entry
-        return Work(entry.path, entry.start, entry.end, entry.prompt, entry=entry, number=self.number, alone=self.alone)
+        return Work(
+            entry.path,
+            entry.start,
+            entry.end,
+            entry.prompt,
+            entry=entry,
+            number=self.number,
+            alone=self.alone,
+            done=self.done,
+        )
 
 
 @dataclass(frozen=True)
@@ -74,6 +92,7 @@ class How:
     Attributes:
         video: ``frames, fps, max_pixels, decoder, allow_damaged`` as ``vidspec.video.read`` takes them.
         prompt: the run's prompt; context is added to it, an entry's own prompt replaces it.
+        questions: asked about each clip instead of the prompt.
         segment: None for whole clips, ``scenes``, or the length of a segment in seconds.
         context: whether a segment's prompt quotes the caption of the one before.
         baseline, verify: also decode plainly, to report the true speed-up or to fail on a difference.
@@ -85,6 +104,7 @@ class How:
 
     video: Mapping[str, Any] = field(default_factory=dict)
     prompt: str = ""
+    questions: Questions | None = None
     segment: float | str | None = None
     context: bool = False
     baseline: bool = False
@@ -94,6 +114,12 @@ class How:
     ahead: int = 8
     total: int = 1
 
+    def questions_of(self, entry: Entry | None) -> Questions | None:
+        """What is asked about an input; None where that is one thing."""
+        if entry is None or not (entry.questions or entry.prompt):
+            return self.questions
+        return entry.questions
+
 
 @dataclass(frozen=True)
 class Work:
@@ -102,12 +128,13 @@ class Work:
     Attributes:
         path, start, end, prompt: as in :class:`Entry`.
         entry: the input it is (a part of); None where there is only a path.
-        segment, segments: which of how many segments, from 0; None for a whole clip.
+        segment, segments: which of how many segments, or questions, from 0; None for a whole clip.
         clip: the frames, or None to let the captioner read them.
         error: why there are no frames.
         read_s: seconds that reading took.
         number: the entry's place in the run, from 1.
         previous: the caption of the segment before, where it is known already.
+        done: of several questions, the answers that are there already.
         after: the segment of the same run before it, None for the first; outcomes come in this order.
         last: whether nothing more of this entry follows.
         alone: as in :class:`Task`.
@@ -126,6 +153,7 @@ class Work:
     read_s: float = 0.0
     number: int = 0
     previous: str | None = None
+    done: Mapping[int, str | None] = field(default_factory=dict)
     after: int | None = None
     last: bool = True
     alone: bool = False

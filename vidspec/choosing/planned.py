@@ -199,6 +199,7 @@ class Planner:
         turns = replace(PLAIN, name="its own drafter", schedule="sequential", overrides=IN_TURNS)
         both = turns, replace(turns, schedule="parallel", overrides=BESIDE)
         best = dict.fromkeys((way.schedule for way in both), 0.0)
+        request = replace(request, held=None)  # nobody goes on from a trial
         for _ in range(TURNS):
             for way in both:
                 events = answered(self._in(way, request, Trace(), TOKENS).events())

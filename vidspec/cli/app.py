@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from vidspec.cli import (
+    ask,
     bench,
     caption,
     config,
@@ -48,6 +49,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("caption")(caption.caption)
+app.command("ask")(ask.ask)
 app.command("profiles")(profiles.profiles)
 app.command("pairs")(pairs.pairs)
 app.command("doctor")(doctor.doctor)

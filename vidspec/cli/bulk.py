@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ from vidspec.telling.tally import Tally
 
 if TYPE_CHECKING:
     from vidspec.batch.bulk import Executor, Listener
+    from vidspec.batch.formats import Format
     from vidspec.batch.inputs import Found
     from vidspec.batch.outputs import Output
     from vidspec.batch.plan import Remaining
@@ -62,7 +63,12 @@ class Run:
         """All that are asked, the system prompt and what ``--context`` makes of a prompt included."""
         from vidspec.batch.run import CONTEXT
 
-        asked = {entry.prompt or self.how.prompt for entry in self.entries}
+        several = [self.how.questions_of(entry) for entry in self.entries]
+        asked = {
+            text
+            for entry, questions in zip(self.entries, several, strict=True)
+            for text in (questions.texts if questions else (entry.prompt or self.how.prompt,))
+        }
         if self.how.context:
             asked.add(CONTEXT.format(prompt=self.how.prompt, previous="..."))
         system = self.profile.generate.system
@@ -112,6 +118,7 @@ def caption_all(request: Request) -> int:
 
         check_page(request.report, [entry.path for entry in entries])
     how = how_of(request, profile, len(entries))
+    _check_questions(how, forms, entries)
     destinations = destinations_of(request, forms, found, entries, profile.name, shard)
     settings = Settings(profile.model_dump(), how)
     if request.dry_run:
@@ -122,6 +129,16 @@ def caption_all(request: Request) -> int:
     # Libraries that print must not mix with captions; only the output still holds the true stdout.
     with redirect_stdout(sys.stderr):
         return _run(run)
+
+
+def _check_questions(how: How, forms: Sequence[Format], entries: Sequence[Entry]) -> None:
+    """Refuse what makes no sense where a clip is asked several things, those of a manifest among them."""
+    if not any(how.questions_of(entry) for entry in entries):
+        return
+    if how.segment is not None:
+        raise UsageError("--segment and several questions of a manifest exclude each other")
+    if one := [form for form in forms if form in ("srt", "vtt", "webdataset-txt")]:
+        raise UsageError(f"--format {one[0]}: has one caption of a clip, and several are asked", hint="--format jsonl")
 
 
 def _run(run: Run) -> int:

@@ -34,7 +34,9 @@ class OutcomeLines(Listener):
             failure(outcome.caption, outcome.error, debug=self.debug)
         elif not self.quiet:
             work = outcome.work
-            part = f" segment {work.segment + 1}/{work.segments}" if work.segment is not None else ""
+            question = outcome.caption.question
+            kind = question["kind"] if question else "segment"
+            part = f" {kind} {work.segment + 1}/{work.segments}" if work.segment is not None else ""
             place = f"[{tally.done}/{tally.total}]{part} " if self.several else part.strip() + " " if part else ""
             note(place + summary(outcome.caption))
             if self.verbose:

@@ -205,7 +205,22 @@ class Request:
         bool, typer.Option("--context", help="Show each segment the caption before it.", rich_help_panel=VIDEO)
     ] = False
 
-    prompt: Annotated[str | None, typer.Option(help="What to ask about the video.", rich_help_panel=TEXT)] = None
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="What to ask about the video; given again, several things at once: a record for each.",
+            rich_help_panel=TEXT,
+        ),
+    ] = None
+    turn: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Talk about the video: each --turn is asked behind the answer before; a record for each.",
+            rich_help_panel=TEXT,
+        ),
+    ] = None
     prompt_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Read the prompt from a file.", rich_help_panel=TEXT)
     ] = None

@@ -52,7 +52,18 @@ def check(request: Request) -> None:
         raise UsageError(f"--timeout {request.timeout:g}: must be more than 0 seconds, and at most {MANY}")
     if request.context and request.segment is None:
         raise UsageError("--context needs --segment", hint="--segment 30s --context")
-    _alone(request, prompt="--prompt", prompt_file="--prompt-file", style="--style")
+    _alone(request, prompt="--prompt", prompt_file="--prompt-file", style="--style", turn="--turn")
+    _alone(request, turn="--turn", segment="--segment")
+    prompts = request.prompt or []
+    if len(prompts) > 1:
+        if request.segment is not None:
+            raise UsageError("several --prompt and --segment exclude each other")
+        if any(not prompt.strip() for prompt in prompts):
+            raise UsageError("--prompt: is empty", hint="--prompt 'What moves?'")
+        if len(set(prompts)) < len(prompts):
+            raise UsageError("--prompt: the same is asked twice")
+    if any(not turn.strip() for turn in request.turn or ()):
+        raise UsageError("--turn: is empty", hint="--turn 'What happens then?'")
     batch_of(request.batch)
     _alone(request, quiet="--quiet", verbose="--verbose")
     _alone(request, output="--output", output_dir="--output-dir")
@@ -141,7 +152,7 @@ def _prompt(request: Request) -> str | None:
 
         return style(request.style)
     if request.prompt_file is None:
-        return request.prompt
+        return request.prompt[0] if request.prompt and len(request.prompt) == 1 else None
     try:
         text = Path(request.prompt_file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -186,7 +197,7 @@ def how_of(request: Request, profile: Profile, total: int) -> How:
             decoding's.
     """
     from vidspec.batch.segments import parse_segment
-    from vidspec.batch.work import How
+    from vidspec.batch.work import How, Questions
 
     if request.verify and not profile.token_for_token:
         raise UsageError(
@@ -206,9 +217,11 @@ def how_of(request: Request, profile: Profile, total: int) -> How:
         NvdecDecoder()  # says so where there is none
     if request.engine is EngineName.ray:
         _installed("--engine ray", "Ray", ("ray",), "pip install 'vidspec[ray]'")
+    several = request.turn or (request.prompt if request.prompt and len(request.prompt) > 1 else None)
     return How(
         video=video,
         prompt=profile.generate.prompt,
+        questions=Questions(tuple(several), bool(request.turn)) if several else None,
         segment=parse_segment(request.segment),
         context=request.context,
         baseline=request.baseline,

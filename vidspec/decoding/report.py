@@ -18,6 +18,7 @@ from vidspec.telling.record import (
     LooseToken,
     Lossy,
     Models,
+    Question,
     Schedule,
     Video,
 )
@@ -85,8 +86,23 @@ def report(run: Run, models: Models) -> Caption:
         ensemble=_ensemble(setup, read, rounds),
         loose=None if setup.acceptance is None or setup.acceptance.lossless else _loose(setup, rounds),
         lossy=_lossy(setup, read),
+        question=_question(run),
         trace=run.trace,
     )
+
+
+def _question(run: Run) -> Question | None:
+    request, setup, held = run.request, run.setup, run.request.held
+    if request.question is None or held is None:
+        return None
+    return {
+        "kind": request.question.kind,
+        "index": request.question.index,
+        "prompt": request.prompt or "",
+        "reused": held.reused.get(setup.target.model, 0),
+        "reused_by_draft": held.reused.get(setup.draft.model, 0) if setup.draft is not None else None,
+        "saved_s": max(0.0, (held.reading_s or 0.0) - run.reading_s),
+    }
 
 
 def _schedule(run: Run) -> Schedule:

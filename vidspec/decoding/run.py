@@ -10,7 +10,7 @@ import torch
 from vidspec.acceptance.base import for_clip
 from vidspec.decoding.base import Job, Target
 from vidspec.decoding.setup import Setup, prefilled
-from vidspec.drafting.base import Drafter, Paced, Watcher
+from vidspec.drafting.base import Drafter, Holder, Paced, Watcher
 from vidspec.drafting.opening import Opening
 from vidspec.engine.asks import Asks, asked, overheard, timed
 from vidspec.engine.sampling import Sampling
@@ -24,6 +24,8 @@ from vidspec.telling.trace import Trace
 __all__ = ["Choice", "InTurns", "Run"]
 
 GREEDY = Sampling(0.0, 1.0)
+#: What is timed before a text begins.
+READING = ("decode_video", "preprocess", "vision", "caption", "target_prefill", "prune", "draft_prefill")
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,13 @@ class Run:
         """Passes of the draft so far, prefill excluded."""
         raise NotImplementedError
 
+    @property
+    def reading_s(self) -> float:
+        """Seconds from the clip's file to prompts that have been read."""
+        totals = self.trace.totals()
+        spent = 0.0 if "decode_video" in totals else self.request.spent
+        return spent + sum(totals.get(kind, 0.0) for kind in READING)
+
     def events(self) -> Asks[None]:
         """Yields what is asked for, and ``Prefilled``, then a round per target pass; the first round is the prefill's
         own token."""
@@ -85,6 +94,9 @@ class Run:
         if isinstance(event, Round):
             self.rounds.append(event)
             return replace(event, texts=tuple(self.text.add(token) for token in event.token_ids))
+        held = self.request.held
+        if held is not None and held.reading_s is None:
+            held.reading_s = self.reading_s
         self.read = replace(event, schedule=self.kind, why=self.choice.why if self.choice else None)
         return self.read
 
@@ -119,14 +131,20 @@ class InTurns(Run):
         setup, trace = self.setup, self.trace
         generate = setup.profile.generate
         prefix = yield from setup.read(self.request, trace)
-        taps = taps_for(setup.needs, prefix)
+        held = self.request.held
+        start = setup.start(held, prefix)
+        taps = taps_for(setup.needs, prefix) if start is None else None
         description = None
-        if setup.describe is not None:
+        if held is not None and held.description is not None:
+            description = held.description
+        elif setup.describe is not None:
             # Needs nothing of the target: a second worker could do it beside the prefill (TABED 6.2).
             description, _ = yield from timed(trace, "caption", "draft", setup.describe, self.request.shown)
-        read, _ = yield from timed(trace, "target_prefill", "target", setup.prefill, prefix, taps)
-        rng = torch.Generator().manual_seed(generate.seed)
-        kept = setup.kept(prefix, taps, trace)
+        if held is not None:
+            held.description = description
+        read, _ = yield from timed(trace, "target_prefill", "target", setup.prefill, prefix, taps, held, start)
+        rng = torch.Generator().manual_seed(generate.seed + self.request.attempt)
+        kept = setup.kept(prefix, taps, trace, held=held, start=start)
         gamma = setup.profile.draft.gamma
         drafter: Drafter | None = None
         if setup.drafter is not None:
@@ -168,8 +186,13 @@ class InTurns(Run):
             window=None if paced else window,
         )
         yield prefilled(setup.profile, prefix, kept, trace.now(), description, kept_per_layer(read.span))
+        del start
         try:
             yield from setup.schedule(self.job)
         finally:
             if window is not None:
                 window.close()
+        if held is not None:
+            drafter = self.job.drafter
+            spans = drafter.spans if isinstance(drafter, Holder) else ()
+            held.wrote([read.span, *spans], [token for step in self.rounds for token in step.token_ids])

@@ -26,6 +26,7 @@ from vidspec.lossy.base import TargetPruner
 from vidspec.lossy.engine import LossyEngine
 from vidspec.models.base import Prefix, VideoLanguageModel
 from vidspec.models.head import Head
+from vidspec.models.held import Held, Start
 from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.prompt import read
 from vidspec.models.request import Request
@@ -201,20 +202,69 @@ class Setup:
                 kind="memory",
             )
 
-    def prefill(self, prefix: Prefix, taps: Taps | None) -> Asks[Prefill]:
-        """The target's passes over its prompt; what the acceptance rule needs of them is kept."""
+    def start(self, held: Held | None, prefix: Prefix) -> Start | None:
+        """What earlier turns of a dialogue left of the target's prompt; None where all of it is to be read again.
+
+        That is so where somebody has to see the target read the video once more: a drafter that looks at its prefill, a
+        pruner that has not chosen yet; and where the target is itself pruned.
+        """
+        if held is None or self.target.alone:
+            return None
+        pruner, chosen = self.pruner, held.kept[0] if held.kept is not None else None
+        if self.needs - (pruner.needs if pruner is not None else frozenset()) or chosen is not pruner:
+            return None
+        if isinstance(self.acceptance, Grounded) and held.states is None:
+            return None
+        start = held.find(self.target.model, prefix)
+        whole = not len(prefix.visual) or (start is not None and start.rows > int(prefix.visual.index[-1]))
+        return start if whole else None
+
+    def prefill(
+        self, prefix: Prefix, taps: Taps | None, held: Held | None = None, start: Start | None = None
+    ) -> Asks[Prefill]:
+        """The target's passes over its prompt; what the acceptance rule needs of them is kept.
+
+        Args:
+            prefix: the prompt.
+            taps: observers of the passes.
+            held: of a dialogue: where the sequence is kept for the turns that follow.
+            start: what need not be read.
+        """
         states = isinstance(self.acceptance, Grounded)
         if self.target.alone:
             return (yield Look(partial(self.target.prefill, prefix, self.room, taps, states=states)))  # type: ignore[no-any-return]
-        return (yield Read(self.target, prefix, self.room, taps, states=states))  # type: ignore[no-any-return]
+        read = yield Read(self.target, prefix, self.room, taps, states=states and start is None, held=start)
+        if held is not None:
+            held.read(self.target.model, prefix, read.span, start)
+            if start is None:
+                held.states = read.visual_states
+            read = read._replace(visual_states=held.states)
+        return read  # type: ignore[no-any-return]
 
-    def kept(self, prefix: Prefix, taps: Taps | None, trace: Trace, worker: str = "draft") -> torch.Tensor:
-        """Indices of the visual tokens the drafter may see; timed in the lane of the one who chooses."""
+    def kept(
+        self,
+        prefix: Prefix,
+        taps: Taps | None,
+        trace: Trace,
+        worker: str = "draft",
+        held: Held | None = None,
+        start: Start | None = None,
+    ) -> torch.Tensor:
+        """Indices of the visual tokens the drafter may see; timed in the lane of the one who chooses.
+
+        In a dialogue they stay those of the turn that read the video, until it is read again: ``start`` is None.
+        """
+        if held is not None and held.kept is not None and start is not None:
+            return held.kept[1]
         if self.pruner is None:
-            return torch.arange(len(prefix.visual) if self.profile.shows_the_video else 0)
-        prune = self.profile.prune
-        with trace.span("prune", worker):
-            return self.pruner(signals_of(prefix, taps, prune.seed), prune.alpha)
+            kept = torch.arange(len(prefix.visual) if self.profile.shows_the_video else 0)
+        else:
+            prune = self.profile.prune
+            with trace.span("prune", worker):
+                kept = self.pruner(signals_of(prefix, taps, prune.seed), prune.alpha)
+        if held is not None:
+            held.kept = self.pruner, kept
+        return kept
 
 
 def prefilled(

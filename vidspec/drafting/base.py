@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from vidspec.drafting.opening import Opening
     from vidspec.engine.asks import Asks
+    from vidspec.engine.slab import KVSpan
     from vidspec.models.base import Prefix, VideoLanguageModel
     from vidspec.pace.pace import Pace, Window
     from vidspec.profile.sections import DraftSection
@@ -29,6 +30,7 @@ __all__ = [
     "Drafter",
     "DrafterKind",
     "FreeDrafter",
+    "Holder",
     "Learner",
     "Paced",
     "Rememberer",
@@ -141,6 +143,14 @@ class Paced(Protocol):
     def paced(self, pace: Pace, window: Window) -> None:
         """Before the text begins: what passes cost, and the clip's window, which hears of every round from it."""
         ...
+
+
+@runtime_checkable
+class Holder(Protocol):
+    """A drafter whose sequences hold, behind their prompts, the text that was emitted or its beginning."""
+
+    @property
+    def spans(self) -> Sequence[KVSpan]: ...
 
 
 @runtime_checkable

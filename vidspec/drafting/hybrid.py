@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
-from vidspec.drafting.base import Draft, Drafter, DrafterKind, Learner, Watcher
+from vidspec.drafting.base import Draft, Drafter, DrafterKind, Holder, Learner, Watcher
 from vidspec.drafting.lookup import Lookup
 from vidspec.drafting.suffix import SuffixDraft
 from vidspec.errors import ProfileError
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from vidspec.drafting.opening import Opening
     from vidspec.engine.asks import Asks
+    from vidspec.engine.slab import KVSpan
     from vidspec.models.base import VideoLanguageModel
     from vidspec.pace.pace import Pace, Window
 
@@ -50,6 +51,11 @@ class Hybrid:
     @property
     def forwards(self) -> int:
         return self.model.forwards
+
+    @property
+    def spans(self) -> Sequence[KVSpan]:
+        """The model's sequences."""
+        return self.model.spans if isinstance(self.model, Holder) else ()
 
     def begin(self, token: int) -> None:
         self.model.begin(token)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vidspec.engine.slab import KVSpan
     from vidspec.engine.taps import Taps
     from vidspec.models.head import Head
+    from vidspec.models.held import Start
     from vidspec.profile.profiles import Profile
     from vidspec.telling.trace import Trace
 
@@ -119,12 +120,19 @@ class Opening:
         return prefix.keep(self.kept.to(prefix.embeds.device), compact=self.profile.prune.positions == "compact")
 
     def read(self, engine: Engine, prefix: Prompt) -> Asks[Prefill]:
-        """Prefill, timed as the draft's."""
-        found, _ = yield from timed(self.trace, "draft_prefill", "draft", self._prefill, engine, prefix)
+        """Prefill, timed as the draft's; what earlier turns of a dialogue left of the prompt is not read again.
+
+        A head's prompt is made of the target's states, and read whole.
+        """
+        held = None if engine.alone or not isinstance(prefix, Prefix) else self.request.held
+        start = held.find(engine.model, cast(Prefix, prefix)) if held is not None else None
+        found, _ = yield from timed(self.trace, "draft_prefill", "draft", self._prefill, engine, prefix, start)
+        if held is not None:
+            held.read(engine.model, cast(Prefix, prefix), found.span, start)
         return found  # type: ignore[no-any-return]
 
-    def _prefill(self, engine: Engine, prefix: Prompt) -> Asks[Prefill]:
-        return (yield Read(engine, prefix, self.room, lane="draft"))  # type: ignore[no-any-return]
+    def _prefill(self, engine: Engine, prefix: Prompt, start: Start | None) -> Asks[Prefill]:
+        return (yield Read(engine, prefix, self.room, lane="draft", held=start))  # type: ignore[no-any-return]
 
     def walker(self, engine: Engine, span: KVSpan) -> Drafter:
         """A drafter of the profile's topology over a prompt that has been read."""

@@ -34,6 +34,11 @@ class TreeDrafter:
         self._draft = Draft((), ())
         self._entry: dict[int, int] = {}  # per read node, how far behind the base its cache entry is
 
+    @property
+    def spans(self) -> tuple[KVSpan]:
+        """Its sequence."""
+        return (self.span,)
+
     def begin(self, token: int) -> None:
         self._unread = [token]
 

@@ -125,6 +125,7 @@ class Read(Pass):
         taps: observers of the passes.
         states: whether to keep the last states of the N visual tokens.
         lane: whose work it is.
+        held: a sequence that begins with as many rows of the prompt, which are not read again.
     """
 
     divisible = True
@@ -138,9 +139,10 @@ class Read(Pass):
         *,
         states: bool = False,
         lane: Lane = "target",
+        held: tuple[KVSpan, int] | None = None,
     ) -> None:
         super().__init__(engine, (), lane)
-        self.reading = engine.reading(prompt, room, taps, states=states)
+        self.reading = engine.reading(prompt, room, taps, states=states, held=held)
 
     def parts(self, most: int) -> Sequence[Rows]:
         return [self.reading.rows(most)]

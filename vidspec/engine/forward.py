@@ -112,9 +112,22 @@ class Engine(Generic[M]):
                 made[i].append(token)
         return made
 
-    def reading(self, prompt: Prompt, room: int, taps: Taps | None = None, *, states: bool = False) -> Prefilling:
-        """A prompt that is to be read into a new sequence, in stretches; see :meth:`prefill`."""
-        return Prefilling(self, prompt, room, taps, states)
+    def reading(
+        self,
+        prompt: Prompt,
+        room: int,
+        taps: Taps | None = None,
+        *,
+        states: bool = False,
+        held: tuple[KVSpan, int] | None = None,
+    ) -> Prefilling:
+        """A prompt that is to be read into a new sequence, in stretches; see :meth:`prefill`.
+
+        Args:
+            prompt, room, taps, states: as there.
+            held: a sequence that begins with as many rows of the prompt: they are copied, and not read or observed.
+        """
+        return Prefilling(self, prompt, room, taps, states, held)
 
     def prefill(self, prompt: Prompt, room: int, taps: Taps | None = None, *, states: bool = False) -> Prefill:
         """Read a prompt into a new sequence, in passes of at most :data:`CHUNK` rows.
@@ -192,11 +205,20 @@ class Prefilling:
     """A prompt on its way into a new sequence, which is opened with its first rows.
 
     Args:
-        engine, prompt, room, taps, states: as :meth:`Engine.prefill` takes them.
+        engine, prompt, room, taps, states, held: as :meth:`Engine.reading` takes them.
     """
 
-    def __init__(self, engine: Engine, prompt: Prompt, room: int, taps: Taps | None, states: bool) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        prompt: Prompt,
+        room: int,
+        taps: Taps | None,
+        states: bool,
+        held: tuple[KVSpan, int] | None = None,
+    ) -> None:
         self.engine, self.prompt, self.room, self.taps, self.states = engine, prompt, room, taps, states
+        self.held = held
         self.span: KVSpan | None = None
         self._stretch = (0, 0)
         self._kept: list[torch.Tensor] = []
@@ -209,10 +231,19 @@ class Prefilling:
         """
         length = self.prompt.length
         if self.span is None:
-            self.span = self.engine.open(length + self.room, self.prompt.next_position - length)
+            self.span = self._opened(length + self.room, self.prompt.next_position - length)
         start = self.span.length
         self._stretch = start, min(start + most, length)
         return Rows(self.span, prompt=self.prompt, stretch=self._stretch, taps=self.taps, states=self.states)
+
+    def _opened(self, room: int, offset: int) -> KVSpan:
+        if self.held is None:
+            return self.engine.open(room, offset)
+        span, rows = self.held
+        self.held = None
+        chosen = span.select(torch.arange(rows), room)
+        chosen.offset = offset
+        return chosen
 
     @torch.inference_mode()
     def took(self, passed: Passed) -> Prefill | None:

@@ -89,7 +89,15 @@ class LossyEngine(Engine[VideoLanguageModel]):
         self.method = method
         method.stages(model.layers)  # whether its blocks suffice is said now
 
-    def reading(self, prompt: Prompt, room: int, taps: Taps | None = None, *, states: bool = False) -> Prefilling:
+    def reading(
+        self,
+        prompt: Prompt,
+        room: int,
+        taps: Taps | None = None,
+        *,
+        states: bool = False,
+        held: tuple[KVSpan, int] | None = None,
+    ) -> Prefilling:
         """Refused: what the method drops it drops of a whole prompt."""
         raise ValueError("a pruned target reads its prompt in one go")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
@@ -14,6 +14,9 @@ from vidspec.engine.fused import uncovered
 from vidspec.errors import GenerationError, ModelError
 from vidspec.models.base import Pixels, Prefix, Seen, VisualTokens
 from vidspec.models.chat_template import rendered
+
+if TYPE_CHECKING:
+    from vidspec.models.request import Exchange
 
 __all__ = ["Adapter"]
 
@@ -169,9 +172,9 @@ class Adapter:
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
 
-    def prefix(self, seen: Seen, prompt: str, system: str | None = None) -> Prefix:
+    def prefix(self, seen: Seen, prompt: str, system: str | None = None, earlier: Sequence[Exchange] = ()) -> Prefix:
         """The prompt as the family's template renders it, with the video's features in it."""
-        before, after = self._around(prompt, system)
+        before, after = self._around(prompt, system, earlier)
         pieces = self.pieces(seen)
         stretches = iter([piece for piece in pieces if isinstance(piece, range)])
         between = "".join(self.placeholder if isinstance(piece, range) else piece for piece in pieces)
@@ -187,9 +190,11 @@ class Adapter:
             ids += [self.visual_id] * len(stretch)
         return self._embedded(ids, rows.to(self.device), seen)
 
-    def text_prefix(self, instead: str, prompt: str, system: str | None = None) -> Prefix:
+    def text_prefix(
+        self, instead: str, prompt: str, system: str | None = None, earlier: Sequence[Exchange] = ()
+    ) -> Prefix:
         """The prompt with the text ``instead`` where the video would be."""
-        before, after = self._around(prompt, system)
+        before, after = self._around(prompt, system, earlier)
         ids = self.opening() + self.tokenizer.encode(before + instead + after, add_special_tokens=False)
         return self._embedded(ids, torch.empty(0, dtype=torch.long, device=self.device), None)
 
@@ -209,15 +214,18 @@ class Adapter:
             self._rendered = messages, text
         return text
 
-    def text_tokens(self, prompt: str, system: str | None = None) -> int:
+    def text_tokens(self, prompt: str, system: str | None = None, earlier: Sequence[Exchange] = ()) -> int:
         """How many tokens of the prompt are no visual tokens; a few more may come between frames."""
-        before, after = self._around(prompt, system)
+        before, after = self._around(prompt, system, earlier)
         return len(self.opening()) + len(self.tokenizer.encode(before + after, add_special_tokens=False))
 
-    def _around(self, prompt: str, system: str | None) -> tuple[str, str]:
+    def _around(self, prompt: str, system: str | None, earlier: Sequence[Exchange]) -> tuple[str, str]:
+        said = [text for exchange in earlier for text in exchange] + [prompt]
         messages: list[dict[str, Any]] = [
-            {"role": "user", "content": [{"type": self.content}, {"type": "text", "text": prompt}]}
+            {"role": "assistant" if number % 2 else "user", "content": [{"type": "text", "text": text}]}
+            for number, text in enumerate(said)
         ]
+        messages[0]["content"].insert(0, {"type": self.content})
         if system:
             if self.placeholder in system:
                 raise GenerationError(f"the system prompt holds {self.placeholder}, which stands for the video")

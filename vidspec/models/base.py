@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,6 +11,7 @@ import torch
 from vidspec.engine.decoder import LanguageModel
 
 if TYPE_CHECKING:
+    from vidspec.models.request import Exchange
     from vidspec.video import Clip
 
 __all__ = ["Pixels", "Prefix", "Seen", "VideoLanguageModel", "VisualTokens"]
@@ -180,7 +181,7 @@ class VideoLanguageModel(LanguageModel, Protocol):
         """At least how many visual tokens a clip of so many frames makes."""
         ...
 
-    def text_tokens(self, prompt: str, system: str | None = None) -> int:
+    def text_tokens(self, prompt: str, system: str | None = None, earlier: Sequence[Exchange] = ()) -> int:
         """At least how many further tokens its prompt has."""
         ...
 
@@ -201,11 +202,14 @@ class VideoLanguageModel(LanguageModel, Protocol):
         """:meth:`see` in steps of bounded work and memory: goes on with each ``next``."""
         ...
 
-    def prefix(self, seen: Seen, prompt: str, system: str | None = None) -> Prefix:
-        """The whole prompt with the video in it, embedded."""
+    def prefix(self, seen: Seen, prompt: str, system: str | None = None, earlier: Sequence[Exchange] = ()) -> Prefix:
+        """The whole prompt with the video in it, embedded; of a dialogue with the turns before, the first of which
+        shows the video."""
         ...
 
-    def text_prefix(self, instead: str, prompt: str, system: str | None = None) -> Prefix:
+    def text_prefix(
+        self, instead: str, prompt: str, system: str | None = None, earlier: Sequence[Exchange] = ()
+    ) -> Prefix:
         """The prompt with the text ``instead`` where the video would be; it has no visual tokens."""
         ...
 

@@ -27,15 +27,20 @@ def read(
         worker: the lane they are timed in.
         pooled: average the tower's features 2 x 2 before the projector.
     """
+    held = request.held
     made = request.ahead.get(model)
-    if isinstance(made, Seen) and not pooled:
+    if held is not None and (model, pooled) in held.seen:
+        seen = held.seen[model, pooled]
+    elif isinstance(made, Seen) and not pooled:
         seen = made
     else:
         with trace.span("preprocess", worker):
             pixels = made if isinstance(made, Pixels) else model.preprocess(request.shown)
         seen, _ = yield from timed(trace, "vision", worker, _seen, model.seeing(pixels, pooled=pooled), worker)
+    if held is not None:
+        held.seen[model, pooled] = seen
     with trace.span("vision", worker):
-        return model.prefix(seen, request.prompt or "", request.system)
+        return model.prefix(seen, request.prompt or "", request.system, request.earlier)
 
 
 def _seen(steps: Generator[None, None, Seen], worker: Lane) -> Asks[Seen]:
@@ -55,4 +60,4 @@ def _seen(steps: Generator[None, None, Seen], worker: Lane) -> Asks[Seen]:
 
 def read_text(model: VideoLanguageModel, request: Request, instead: str) -> Prefix:
     """The prompt with a text where the video would be."""
-    return model.text_prefix(instead, request.prompt or "", request.system)
+    return model.text_prefix(instead, request.prompt or "", request.system, request.earlier)

@@ -7,13 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from vidspec.models.base import Pixels, Seen, VideoLanguageModel
+    from vidspec.models.held import Held
     from vidspec.video.base import Clip
 
-__all__ = ["Request"]
+__all__ = ["Exchange", "Question", "Request"]
+
+
+class Exchange(NamedTuple):
+    """One turn of a dialogue about a clip."""
+
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """Of a clip that is asked several things: which of them this is, from 0, and whether those before it were answered
+    when it is asked (``turn``) or all are asked at once (``prompt``)."""
+
+    kind: Literal["turn", "prompt"]
+    index: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +47,10 @@ class Request:
             limit.
         spent: seconds of those that are gone already.
         ahead: what was made of the clip before its turn, by model: pixels, or the visual tokens seen in them.
+        earlier: what was asked and answered about it before; the prompt is the next question.
+        attempt: how often the same was asked before; where tokens are drawn, they are drawn with another seed.
+        question: which of several this is.
+        held: what the others left in caches; None to read all of the prompt.
     """
 
     path: str
@@ -42,6 +63,10 @@ class Request:
     timeout: float | None = None
     spent: float = 0.0
     ahead: Mapping[VideoLanguageModel, Pixels | Seen] = field(default_factory=dict)
+    earlier: tuple[Exchange, ...] = ()
+    attempt: int = 0
+    question: Question | None = None
+    held: Held | None = None
 
     @property
     def shown(self) -> Clip:

@@ -25,6 +25,7 @@ __all__ = [
     "LooseToken",
     "Lossy",
     "Models",
+    "Question",
     "Schedule",
     "Speed",
     "Video",
@@ -51,6 +52,7 @@ RECORD_KEYS = (
     "ensemble",
     "loose",
     "lossy",
+    "question",
     "error",
 )
 
@@ -181,6 +183,20 @@ class Lossy(TypedDict):
     retention: float | None
 
 
+class Question(TypedDict):
+    """Of a clip that is asked several things: whether this is a ``turn`` of a dialogue or one prompt of several asked
+    at once (``kind``), and which, from 0; what was asked (``prompt``); of the prompts that target and draft read, all
+    earlier turns among them, how many tokens were in a cache already, ``reused_by_draft`` None without a draft model in
+    this process; and ``saved_s``, how many seconds fewer than for the first question it took until they were read."""
+
+    kind: str
+    index: int
+    prompt: str
+    reused: int
+    reused_by_draft: int | None
+    saved_s: float
+
+
 @dataclass(frozen=True)
 class Caption:
     """A caption with everything that is known about how it was made.
@@ -200,6 +216,7 @@ class Caption:
         ensemble: None without one.
         loose: None with a lossless method.
         lossy: None with a target that sees the whole video.
+        question: None for a clip that is asked one thing.
         error: None, or ``{stage, kind, message}``.
         trace: timed events for ``--trace``; not part of the JSON record.
     """
@@ -222,6 +239,7 @@ class Caption:
     ensemble: Ensemble | None = None
     loose: Loose | None = None
     lossy: Lossy | None = None
+    question: Question | None = None
     error: dict[str, str] | None = None
     trace: Trace | None = field(default=None, repr=False, compare=False)
 

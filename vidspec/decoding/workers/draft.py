@@ -242,4 +242,4 @@ def _request(order: OpenClip) -> Request:
     """The clip; its frames are copied out of the shared block, which belongs to the other process."""
     facts = video.SourceFacts("", 0.0, order.shape[2], order.shape[1], "", "", 0.0, False, 0, order.shape[0], "")
     clip = video.Clip(copied(order.memory, order.shape), np.array(order.timestamps), facts)
-    return Request("", clip, order.prompt, order.system)
+    return Request("", clip, order.prompt, order.system, earlier=order.earlier)

@@ -10,6 +10,7 @@ from vidspec.decoding.protocol import DraftMessage, Result
 if TYPE_CHECKING:
     from vidspec.models.identity import Identity
     from vidspec.models.loading import Placement
+    from vidspec.models.request import Exchange
     from vidspec.profile.profiles import Profile
     from vidspec.telling.trace import Span
 
@@ -56,6 +57,7 @@ class OpenClip:
     timestamps: tuple[float, ...]
     prompt: str
     system: str | None
+    earlier: tuple[Exchange, ...]
     room: int
     eager: bool
 

@@ -133,6 +133,7 @@ class DraftProcess:
                 tuple(float(t) for t in request.shown.timestamps),
                 request.prompt or "",
                 request.system,
+                request.earlier,
                 room,
                 eager,
             )

@@ -66,7 +66,7 @@ class SideBySide(Run):
             rows=ROWS,
             await_kept=setup.pruner is not None,
         )
-        rng = torch.Generator().manual_seed(setup.profile.generate.seed)
+        rng = torch.Generator().manual_seed(setup.profile.generate.seed + self.request.attempt)
         target = TargetSide(partial(self._read, rng), setup.acceptance, rng, trace)
         draft = RemoteDraft(
             process,

@@ -1,0 +1,175 @@
+"""``vidspec ask`` and ``vidspec caption --turn``, with a captioner without models."""
+
+import io
+import json
+import os
+import signal
+
+import pytest
+from fake_captioner import TEXT, FakeCaptioner
+
+from vidspec.cli.ask import Form, Session
+from vidspec.cli.interrupts import Terminated
+from vidspec.telling.events import Round
+
+SAID = " ".join(TEXT.split())
+TURNS = ("What is there?", "What moves?")
+
+
+@pytest.fixture
+def piped(vidspec, monkeypatch):
+    def ask(text, *args):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        return vidspec("ask", *args)
+
+    return ask
+
+
+@pytest.fixture
+def session():
+    fake = FakeCaptioner(None)
+    fake.profile = type("Profile", (), {"name": "vanilla-sd"})
+    return Session("good.mp4", fake.dialogue("good.mp4"), io.StringIO(), Form.text, "vanilla-sd")
+
+
+def said(*lines):
+    """What a user types; exceptions are raised, and the end of the lines is Ctrl-D."""
+    left = iter(lines)
+
+    def line():
+        one = next(left, EOFError())
+        if isinstance(one, BaseException):
+            raise one
+        return one
+
+    return line
+
+
+def test_a_record_for_each_turn(vidspec):
+    ran = vidspec("caption", "good.mp4", "--turn", TURNS[0], "--turn", TURNS[1], "--format", "jsonl")
+    assert ran.code == 0 and [one["prompt"] for one in ran.records] == list(TURNS)
+    assert len({one["job"]["settings"] for one in ran.records}) == 1
+
+
+def test_turns_are_resumed(vidspec):
+    line = ("caption", "good.mp4", "--format", "jsonl", "-o", "talk.jsonl")
+    turns = [word for turn in TURNS for word in ("--turn", turn)]
+    assert vidspec(*line, *turns).code == 0
+    with open("talk.jsonl") as file:
+        first, second = file.read().splitlines()
+    with open("talk.jsonl", "w") as file:
+        file.write(first + "\n")
+    made = len(FakeCaptioner.made)
+    assert vidspec(*line, *turns).code == 0
+    with open("talk.jsonl") as file:
+        assert file.read().splitlines() == [first, second]
+    assert [one["prompt"] for one in FakeCaptioner.made[made].asked] == [TURNS[1]]
+    assert vidspec(*line, *turns).code == 0 and len(FakeCaptioner.made) == made + 1
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (("--prompt", "x"), "--prompt and --turn exclude each other"),
+        (("--segment", "2s"), "--turn and --segment exclude each other"),
+        (("--turn", " "), "--turn: is empty"),
+        (("--format", "srt"), "--format srt: has one caption of a clip, and several are asked"),
+    ],
+)
+def test_what_makes_no_sense(vidspec, more, why):
+    ran = vidspec("caption", "good.mp4", "--turn", "y", *more)
+    assert ran.code == 2 and why in ran.err and len(ran.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (("--prompt", "y"), "asked twice"),
+        (("--prompt", " "), "--prompt: is empty"),
+        (("--prompt", "z", "--segment", "2s"), "several --prompt and --segment exclude each other"),
+        (("--prompt", "z", "--turn", "x"), "--prompt and --turn exclude each other"),
+        (("--prompt", "z", "--format", "vtt"), "--format vtt: has one caption of a clip, and several are asked"),
+    ],
+)
+def test_prompts_that_make_no_sense(vidspec, more, why):
+    ran = vidspec("caption", "good.mp4", "--prompt", "y", *more)
+    assert ran.code == 2 and why in ran.err and len(ran.err.splitlines()) == 1
+
+
+def test_several_prompts(vidspec):
+    ran = vidspec("caption", "good.mp4", *(word for text in TURNS for word in ("--prompt", text)), "--format", "jsonl")
+    assert ran.code == 0 and [one["prompt"] for one in ran.records] == list(TURNS)
+    one = vidspec("caption", "good.mp4", "--prompt", TURNS[0], "--format", "jsonl").records[0]
+    assert one["prompt"] == TURNS[0] and "segment" not in one["job"]
+    assert one["job"]["settings"] != ran.records[0]["job"]["settings"]
+
+
+def test_prompts_are_resumed(vidspec):
+    line = ("caption", "good.mp4", "--format", "csv", "-o", "all.csv")
+    asked = [word for text in TURNS for word in ("--prompt", text)]
+    assert vidspec(*line, *asked).code == 0
+    made = len(FakeCaptioner.made)
+    assert vidspec(*line, *asked).code == 0 and len(FakeCaptioner.made) == made
+    assert vidspec(*line, *asked, "--prompt", "And then?").code == 0
+    assert [one["prompt"] for one in FakeCaptioner.made[made].asked] == [*TURNS, "And then?"]
+
+
+def test_a_line_for_each_line(piped):
+    ran = piped("What is there?\n\nWhat moves?\n", "good.mp4")
+    assert (ran.code, ran.out) == (0, f"{SAID}\n{SAID}\n")
+
+
+@pytest.mark.parametrize("form", ["json", "jsonl"])
+def test_records_in_a_pipe(piped, form):
+    ran = piped("\n".join(TURNS), "good.mp4", "--format", form)
+    assert ran.code == 0 and [one["question"]["index"] for one in ran.records] == [0, 1]
+    assert [one["question"]["prompt"] for one in ran.records] == list(TURNS)
+    assert ("timings" in ran.records[0]) == (form == "json")
+
+
+def test_a_question_that_fails_gets_its_line(piped):
+    ran = piped("One?\nTwo?\n", "missing.mp4", "--format", "jsonl")
+    assert ran.code == 1 and [one["error"]["kind"] for one in ran.records] == ["missing", "missing"]
+    assert ran.err.count("error: ") == 2 and "Traceback" not in ran.err
+
+
+def test_on_a_terminal(session, capsys):
+    assert session.terminal(said("What is there?", "/again", "  ", "What moves?")) == 0
+    assert session.out.getvalue() == 3 * f"{TEXT}\n" + "\n"
+    assert [one.question for one in session.dialogue.exchanges] == ["What is there?", "What moves?"]
+    assert capsys.readouterr().err.count("5 tokens") == 3
+
+
+def test_commands_of_a_terminal(session, capsys, tmp_path):
+    text, records = tmp_path / "talk.txt", tmp_path / "talk.jsonl"
+    lines = ("/again", "/save", f"/save {text}", "/what", "Hm?", f"/save {text}", f"/save {records}", f"/save {text}")
+    assert session.terminal(said(*lines, "/save no/such/talk.txt", "/quit", "never asked"), quiet=True) == 0
+    assert text.read_text() == f"? Hm?\n{TEXT}\n\n"
+    assert json.loads(records.read_text())["question"]["prompt"] == "Hm?"
+    errors = capsys.readouterr().err
+    for why in ("nothing was asked", "needs the name", "nothing was said", "/again asks", "there already", "no folder"):
+        assert why in errors
+
+
+def test_ctrl_c_at_the_prompt_only_ends_the_line(session):
+    assert session.terminal(said(KeyboardInterrupt(), "Hm?"), quiet=True) == 0
+    assert session.out.getvalue() == f"\n{TEXT}\n\n"
+    with pytest.raises(Terminated):
+        session.terminal(said(Terminated()))
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_session(session, monkeypatch):
+    whole = session.dialogue._stream
+
+    def pressed(request):
+        for event in whole(request):
+            if isinstance(event, Round) and request.prompt == "Stop?":
+                os.kill(os.getpid(), signal.SIGINT)
+            yield event
+
+    session.dialogue._stream = pressed
+    before = signal.getsignal(signal.SIGINT)
+    assert session.terminal(said("Stop?", "Hm?"), quiet=True) == 0
+    assert session.out.getvalue() == f"A [stopped]\n{TEXT}\n\n"
+    assert [one.question for one in session.dialogue.exchanges] == ["Hm?"]
+    assert signal.getsignal(signal.SIGINT) is before

@@ -1,0 +1,309 @@
+"""Several questions about a clip: each answer is what a fresh prefill gives, though caches are gone on with."""
+
+import gc
+import json
+from contextlib import closing
+
+import jsonschema
+import pytest
+from decoding import checkpoints
+from models import checkpoints_internvl, checkpoints_llava, checkpoints_qwen
+
+from vidspec.batch.feed import Feed
+from vidspec.batch.run import run
+from vidspec.batch.schema import record_schema
+from vidspec.batch.work import Entry, How, Questions, Task
+from vidspec.captioner import Captioner
+from vidspec.embedded.samples import shipped
+from vidspec.errors import GenerationError, UsageError
+from vidspec.models import loading
+from vidspec.models.request import Exchange
+from vidspec.profile import profiles
+from vidspec.telling.events import Prefilled
+
+CLIP = str(shipped()[1])
+QUESTIONS = ("Describe the video.", "Where does the circle go?", "And then?")
+FEW = {"generate.max_new_tokens": 14, "video.frames": 4}
+
+
+def qwen(folder, family, **more):
+    return checkpoints_qwen.save(checkpoints_qwen.Kind(family, tied=False, **more), folder)
+
+
+def llava(folder, family, **more):
+    return checkpoints_llava.save(checkpoints_llava.Kind(family=family, **more), folder)
+
+
+FAMILIES = {
+    "llava_onevision": lambda folder, **more: checkpoints.save(folder, **more),
+    "llava": lambda folder, **more: llava(folder, "llava", **more),
+    "llava_next": lambda folder, **more: llava(folder, "llava_next", **more),
+    "internvl": lambda folder, **more: checkpoints_internvl.save(folder, **more),
+    **{family: lambda folder, f=family, **more: qwen(folder, f, **more) for family in ("qwen2_5_vl", "qwen3_vl")},
+    "qwen3_5": lambda folder, **more: qwen(folder, "qwen3_5", **more),
+}
+
+
+@pytest.fixture(scope="module")
+def pair_of(tmp_path_factory):
+    made = {}
+
+    def pair(family):
+        if family not in made:
+            folder, place = tmp_path_factory.mktemp(family), loading.placement("cpu", "float32")
+            save = FAMILIES[family]
+            made[family] = [
+                loading.load(str(save(folder / "target")), place),
+                loading.load(str(save(folder / "draft", noise=0.05)), place),
+            ]
+        return made[family]
+
+    return pair
+
+
+def captioner(pair, name="vanilla-sd", **settings):
+    profile = profiles.load(name, {**FEW, **settings}, env={})
+    return Captioner(profile, pair[0], pair[1] if profile.drafts_with_a_model else None)
+
+
+def talked(captioner, clip=CLIP, questions=QUESTIONS):
+    dialogue = captioner.dialogue(clip)
+    return [dialogue.ask(question) for question in questions]
+
+
+def told_anew(captioner, answers, clip=CLIP):
+    """Each turn's tokens from a fresh prefill of all that was said before it."""
+    said, tokens = (), []
+    for one in answers:
+        tokens.append(captioner.caption(clip, prompt=one.question["prompt"], earlier=said).token_ids)
+        said = (*said, Exchange(one.question["prompt"], one.caption))
+    return tokens
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_answer_is_that_of_a_fresh_prefill(pair_of, family):
+    fast, plain = captioner(pair_of(family)), captioner(pair_of(family), "ar")
+    answers = talked(fast)
+    assert [one.token_ids for one in answers] == told_anew(plain, answers)
+    assert [one.question["index"] for one in answers] == [0, 1, 2]
+    for one in answers[1:]:
+        visual = one.counters["visual_tokens"]
+        if family == "qwen3_5":  # its states cannot be gone on with from the middle
+            assert one.question["reused"] == 0
+        else:
+            assert one.question["reused"] > visual and one.question["reused_by_draft"] > visual
+
+
+@pytest.mark.parametrize("family", ["llava_onevision", "qwen2_5_vl"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "specvlm-chain",
+        "sd-tree",
+        "self-sd",
+        "tabed-mtcp",
+        "tabed-mt-star",
+        "std",
+        "onsd",
+        "suffix",
+        "hybrid",
+        "ar",
+        "lvspec",
+    ],
+)
+def test_drafters(pair_of, family, name):
+    fast = captioner(pair_of(family), name)
+    answers = talked(fast)
+    if fast.profile.lossless:
+        assert [one.token_ids for one in answers] == told_anew(captioner(pair_of(family), "ar"), answers)
+    assert (answers[1].question["reused"] == 0) == (name == "std")  # which looks at the target's prefill
+
+
+@pytest.mark.parametrize("name", ["parallelvlm", "hippo"])
+def test_beside_each_other(pair_of, forked_drafts, name):
+    with captioner(pair_of("llava_onevision"), name, **{"models.dtype": "float32"}) as fast:
+        answers = talked(fast, questions=QUESTIONS[:2])
+    assert [one.token_ids for one in answers] == told_anew(captioner(pair_of("llava_onevision"), "ar"), answers)
+
+
+@pytest.mark.parametrize("name", ["ar", "vanilla-sd", "sd-tree", "tabed-mtcp-star", "suffix", "self-sd"])
+def test_sampled(pair_of, name):
+    """The same draws from the same distributions, of the draft too; a pruner would choose anew for each question."""
+    heated = {"generate.temperature": 0.8}
+    answers = talked(captioner(pair_of("llava_onevision"), name, **heated))
+    anew = captioner(pair_of("llava_onevision"), name, **heated)  # as little remembered as of the talk
+    assert [one.token_ids for one in answers] == told_anew(anew, answers)
+
+
+class Reading:
+    """Reads in this process."""
+
+    def __init__(self, captioner):
+        self.captioner = captioner
+
+    def read(self, path, start, end, video, check=None):
+        return self.captioner.read(path)
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(("name", "temperature"), [("vanilla-sd", 0.8), ("specvlm-chain", 0.0), ("tabed-mt-star", 0.0)])
+def test_in_company(pair_of, name, temperature):
+    heated, how = {"generate.temperature": temperature}, How(questions=Questions(QUESTIONS[:2], True), batch=4)
+    fast = captioner(pair_of("llava_onevision"), name, **heated)
+    clips = [str(clip) for clip in shipped()[:4]]
+    with closing(Feed([Task(Entry(clip), at) for at, clip in enumerate(clips)], how, [Reading(fast)])) as feed:
+        found = list(run(fast, feed, how))
+    for clip in clips:
+        answers = [one.caption for one in found if one.work.path == clip]
+        assert [one.token_ids for one in answers] == told_anew(
+            captioner(pair_of("llava_onevision"), name, **heated), answers, clip
+        )
+
+
+def asked_at_once(captioner, clip=CLIP):
+    """Each prompt alone, and all together."""
+    return [captioner.caption(clip, prompt=one).token_ids for one in QUESTIONS], captioner.captions(clip, QUESTIONS)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_prompts_at_once(pair_of, family):
+    alone, together = asked_at_once(captioner(pair_of(family)))
+    assert [one.token_ids for one in together] == alone
+    assert [(one.question["kind"], one.question["index"]) for one in together] == [("prompt", at) for at in range(3)]
+    assert together[0].question["reused"] == together[0].question["reused_by_draft"] == 0
+    for one in together[1:]:
+        visual = one.counters["visual_tokens"]
+        if family == "qwen3_5":  # its states cannot be gone on with from the middle
+            assert one.question["reused"] == 0
+        else:
+            assert one.question["reused"] > visual and one.question["reused_by_draft"] > visual
+
+
+@pytest.mark.parametrize("name", ["specvlm-chain", "tabed-mtcp-star", "self-sd", "std", "hybrid", "ar", "auto"])
+def test_prompts_at_once_by(pair_of, name):
+    fast = captioner(pair_of("llava_onevision"), name)
+    alone, together = asked_at_once(fast)
+    assert [one.token_ids for one in together] == alone
+    whole = name == "std"  # which looks at the target's prefill
+    if name != "auto":  # which looks at that of a clip that it measures
+        assert [one.question["reused"] == 0 for one in together] == [True, whole, whole]
+
+
+def test_prompts_drawn_at_once(pair_of):
+    fast = captioner(pair_of("llava_onevision"), **{"generate.temperature": 0.8})
+    alone, together = asked_at_once(fast)
+    assert [one.token_ids for one in together] == alone
+
+
+def test_prompts_at_once_beside_each_other(pair_of, forked_drafts):
+    with captioner(pair_of("llava_onevision"), "parallelvlm", **{"models.dtype": "float32"}) as fast:
+        alone, together = asked_at_once(fast)
+    assert [one.token_ids for one in together] == alone
+
+
+def test_what_prompts_held_is_given_back(pair_of):
+    fast = captioner(pair_of("llava_onevision"))
+    before = fast.target.model.decoder.slab.used
+    fast.captions(CLIP, QUESTIONS)
+    assert fast.target.model.decoder.slab.used == before
+    with pytest.raises(GenerationError, match="exceed"):
+        fast.captions(CLIP, [QUESTIONS[0], 40_000 * "word "])
+    gc.collect()  # the error
+    assert fast.target.model.decoder.slab.used == before
+
+
+def test_what_is_pruned_stays(pair_of):
+    dialogue = captioner(pair_of("llava_onevision"), "sd-attention", **{"prune.alpha": 0.5}).dialogue(CLIP)
+    kept = [[one.kept for one in dialogue.stream(text) if isinstance(one, Prefilled)] for text in QUESTIONS]
+    assert kept[0] == kept[1] == kept[2] and kept[0][0]
+
+
+@pytest.mark.parametrize("pair", ["embedded", "embedded-qwen"])
+def test_the_built_in_pairs(pair):
+    with Captioner.from_profile("vanilla-sd", overrides={"models.pair": pair, "models.dtype": "float32"}) as fast:
+        answers = talked(fast, questions=("Describe the video.", "Describe the video."))
+        assert [one.token_ids for one in answers] == told_anew(fast, answers)
+        first, second = answers
+        prompt = second.counters["visual_tokens"]
+        if pair == "embedded-qwen":  # OneVision's template writes an answer otherwise than it asks for one: read again
+            prompt += len(first.token_ids)
+        assert second.question["reused"] > prompt and second.question["reused_by_draft"] > prompt
+        assert first.question == {
+            "kind": "turn",
+            "index": 0,
+            "prompt": "Describe the video.",
+            "reused": 0,
+            "reused_by_draft": 0,
+            "saved_s": 0.0,
+        }
+        assert second.question["saved_s"] > 0
+        for one in answers:
+            jsonschema.Draft202012Validator(record_schema()).validate(json.loads(one.to_json()))
+
+
+def test_a_turn_that_is_given_up_was_not_asked(pair_of):
+    fast = captioner(pair_of("llava_onevision"))
+    dialogue = fast.dialogue(CLIP)
+    first = dialogue.ask(QUESTIONS[0])
+    events = dialogue.stream("Never mind.")
+    assert any(isinstance(one, Prefilled) for one in events)  # and no further
+    events.close()
+    assert dialogue.exchanges == (Exchange(QUESTIONS[0], first.caption),)
+    second = dialogue.ask(QUESTIONS[1])
+    assert second.question["index"] == 1 and second.question["reused"] > second.counters["visual_tokens"]
+    anew = fast.caption(CLIP, prompt=QUESTIONS[1], earlier=dialogue.exchanges[:1])
+    assert second.token_ids == anew.token_ids
+
+
+def test_the_last_question_again(pair_of):
+    dialogue = captioner(pair_of("llava_onevision"), **{"generate.temperature": 1.0}).dialogue(CLIP)
+    with pytest.raises(UsageError, match="nothing was asked"):
+        next(dialogue.again())
+    first, second = (dialogue.ask(question) for question in QUESTIONS[:2])
+    again = list(dialogue.again())[-1].caption
+    assert again.question["index"] == 1 and again.token_ids != second.token_ids
+    assert [one.answer for one in dialogue.exchanges] == [first.caption, again.caption]
+    next(dialogue.again())  # given up: what was answered stays
+    assert [one.answer for one in dialogue.exchanges] == [first.caption, again.caption]
+
+
+def test_a_template_that_rewrites_what_was_said(pair_of):
+    target, draft = pair_of("llava_onevision")
+    fast = captioner((target, draft))
+    before = target.template
+    rewrites = "{{ messages | length }}" + before  # the very first token changes with each turn
+    try:
+        target.template = draft.template = rewrites
+        target._rendered = draft._rendered = [], ""
+        answers = talked(fast)
+        assert [one.token_ids for one in answers] == told_anew(fast, answers)
+        assert [one.question["reused"] for one in answers] == [0, 0, 0]
+    finally:
+        target.template = draft.template = before
+        target._rendered = draft._rendered = [], ""
+
+
+def test_a_dialogue_that_has_become_too_long(tmp_path):
+    place = loading.placement("cpu", "float32")
+    target = loading.load(str(checkpoints.save(tmp_path / "target", context=100)), place)
+    dialogue = captioner((target, None), "ar").dialogue(CLIP)
+    with pytest.raises(GenerationError, match="exceed the model's 100"):
+        for _ in range(20):
+            dialogue.ask("Describe the video.")
+    assert len(dialogue.exchanges) >= 1
+
+
+def test_caches_of_turns_that_are_over_are_given_back(pair_of):
+    fast = captioner(pair_of("llava_onevision"))
+    slab = fast.target.model.decoder.slab
+    before = slab.used
+    dialogue = fast.dialogue(CLIP)
+    used = []
+    for question in QUESTIONS:
+        read = next(one for one in list(dialogue.stream(question)) if isinstance(one, Prefilled))
+        used.append(slab.used - before == read.prompt_tokens + fast.setup.room)
+    assert used == [True, True, True]
+    del dialogue
+    assert slab.used == before

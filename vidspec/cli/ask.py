@@ -1,0 +1,290 @@
+"""``vidspec ask``: a talk about one clip, on a terminal or line by line in a pipe."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, redirect_stdout, suppress
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from vidspec.cli.options import Profile, Request, Settings, pair_names, target_names
+from vidspec.errors import OutputError, UsageError, VidspecError
+
+if TYPE_CHECKING:
+    from vidspec.captioner import Captioner
+    from vidspec.decoding.dialogue import Dialogue
+    from vidspec.profile.schema import Profile as Loaded
+    from vidspec.telling.events import Event
+    from vidspec.telling.record import Caption
+
+__all__ = ["Form", "Session", "ask"]
+
+HELP = "/again asks the last question again, /save FILE keeps the talk, /quit ends it; Ctrl-C stops an answer"
+
+
+class Form(str, Enum):
+    """How answers are written."""
+
+    text = "text"
+    json = "json"
+    jsonl = "jsonl"
+
+
+def ask(
+    clip: Annotated[str, typer.Argument(metavar="CLIP", help="A video file.")],
+    profile: Profile = None,
+    settings: Settings = None,
+    pair: Annotated[str | None, typer.Option(help="A built-in target and draft.", autocompletion=pair_names)] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The target: a hub id or a folder.", autocompletion=target_names)
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help="The draft: a hub id or a folder.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
+    frames: Annotated[int | None, typer.Option(help="Frames to show.")] = None,
+    fps: Annotated[float | None, typer.Option(help="Frames to show per second.")] = None,
+    start: Annotated[str | None, typer.Option(metavar="TIME", help="Begin here: 90, 1:30 or 1m.")] = None,
+    end: Annotated[str | None, typer.Option(metavar="TIME", help="End here.")] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    form: Annotated[
+        Form, typer.Option("--format", help="Of answers in a pipe; json: with all that was measured.")
+    ] = Form.text,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say only what failed.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of every error.")] = False,
+) -> int:
+    """Talk about a clip: each question is asked behind the answers before, without reading the video again.
+
+    In a pipe each line is a question and gives a line; on a terminal there are /again, /save FILE and /quit.
+    """
+    from vidspec.cli import start as beginning
+    from vidspec.cli.report import note
+    from vidspec.cli.request import how_of, overrides_of, part_of
+    from vidspec.profile.user_config import read_config, resolve
+
+    request = Request(
+        paths=[clip],
+        settings=settings,
+        pair=pair,
+        target=target,
+        draft=draft,
+        device=device,
+        dtype=dtype,
+        frames=frames,
+        fps=fps,
+        start=start,
+        end=end,
+        system=system,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+    )
+    part = part_of(request)
+    resolved = resolve(profile, overrides_of(request), read_config()).profile
+    how = how_of(request, resolved, 1)
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    out = sys.stdout
+    with redirect_stdout(sys.stderr):  # libraries that print must not mix with answers
+        for line in beginning.demo_notes(resolved, ()):
+            note(line)
+        if not quiet:
+            beginning.announce(resolved)
+        with _opened(clip, part, resolved, how.video) as (captioner, dialogue):
+            for line in captioner.notes:
+                note(f"note: {line}")
+            session = Session(clip, dialogue, out, form, resolved.name)
+            if not terminal:
+                return session.lines(sys.stdin)
+            if not quiet:
+                note(HELP)
+            return session.terminal(_prompted(out), quiet=quiet)
+
+
+@contextmanager
+def _opened(
+    path: str, part: tuple[float | None, float | None], profile: Loaded, frames: Any
+) -> Iterator[tuple[Captioner, Dialogue]]:
+    """The models, and the clip read by a process of its own."""
+    from vidspec.batch.local import readers_for
+    from vidspec.batch.work import How
+    from vidspec.cli import start as beginning
+
+    (reader,) = readers_for(How(batch=1), 1)
+    with closing(reader):
+        reader.start()
+        with beginning.uncollected():
+            from vidspec.captioner import Captioner
+
+            captioner = Captioner.from_profile(profile)
+        with captioner:
+            refuse = getattr(captioner, "refuse", None)
+            clip = reader.read(path, *part, frames, partial(refuse, path, None) if refuse is not None else None)
+            reader.close()
+            yield captioner, captioner.dialogue(path, clip=clip)
+
+
+def _prompted(out: TextIO) -> Callable[[], str]:
+    """Asks for a line; with the keys and the history of a shell where there is ``readline``."""
+    with suppress(ImportError):
+        import readline  # noqa: F401
+
+    def line() -> str:
+        with redirect_stdout(out):
+            return input("? ")
+
+    return line
+
+
+class Session:
+    """A talk, as it is led and shown.
+
+    Args:
+        path: the clip.
+        dialogue: about it.
+        out: where answers go.
+        form: of answers in a pipe.
+        profile: its name, for records of what failed.
+    """
+
+    def __init__(self, path: str, dialogue: Dialogue, out: TextIO, form: Form, profile: str) -> None:
+        self.path, self.dialogue, self.out, self.form, self.profile = path, dialogue, out, form, profile
+        self._records: dict[int, Caption] = {}  # by turn
+
+    def lines(self, questions: TextIO) -> int:
+        """Answer each line with a line, also where an answer failed; the exit code."""
+        from vidspec.cli.report import failure
+        from vidspec.telling.record import failed
+
+        code = 0
+        for line in questions:
+            if not (text := line.strip()):
+                continue
+            try:
+                caption = self.dialogue.ask(text)
+            except VidspecError as error:
+                caption, code = failed(self.path, error, profile=self.profile), max(code, error.exit_code)
+                failure(caption, error, debug=False)
+            print(self._line(caption, text), file=self.out, flush=True)
+        return code
+
+    def terminal(self, line: Callable[[], str], *, quiet: bool = False) -> int:
+        """Ask for lines until there are no more; the exit code."""
+        from vidspec.cli.interrupts import Terminated
+        from vidspec.cli.report import complain, note
+
+        while True:
+            try:
+                text = line().strip()
+            except EOFError:
+                print(file=self.out)
+                return 0
+            except KeyboardInterrupt as stop:
+                if isinstance(stop, Terminated):
+                    raise
+                print(file=self.out)
+                continue
+            word, _, rest = text.partition(" ")
+            try:
+                if word in ("/quit", "/exit"):
+                    return 0
+                if word == "/save":
+                    self._save(rest.strip())
+                elif word == "/again":
+                    self._show(self.dialogue.again(), quiet=quiet)
+                elif word.startswith("/"):
+                    note(HELP)
+                elif text:
+                    self._show(self.dialogue.stream(text), quiet=quiet)
+            except VidspecError as error:
+                complain(str(error))
+
+    def _show(self, events: Iterator[Event], *, quiet: bool) -> None:
+        """An answer as it is written. Ctrl-C stops it between two of its rounds, a second one the session."""
+        from vidspec.cli.report import note, summary
+        from vidspec.escaping import shown
+        from vidspec.telling.events import Finished, Round
+
+        begun, caption = False, None
+        with _stoppable() as stopped:
+            for event in events:
+                if isinstance(event, Round):
+                    piece = "".join(event.texts)
+                    piece = piece if begun else piece.lstrip()
+                    begun = begun or bool(piece)
+                    print(shown(piece), end="", file=self.out, flush=True)
+                elif isinstance(event, Finished):
+                    caption = event.caption
+                    self._records[caption.question["index"] if caption.question else 0] = caption
+                if stopped() and caption is None:
+                    events.close()  # type: ignore[attr-defined]
+                    print(" [stopped]", end="", file=self.out)
+                    break
+        print(file=self.out, flush=True)
+        if caption is not None and not quiet:
+            note(summary(caption))
+
+    def _line(self, caption: Caption, text: str) -> str:
+        from vidspec.batch.records import lean
+        from vidspec.escaping import json_text, one_line
+
+        record = caption.to_dict()
+        if self.form is Form.json:
+            return json_text(record)
+        if self.form is Form.jsonl:
+            return json_text(
+                {key: value for key, value in lean({**record, "job": {"prompt": text}}).items() if key != "job"}
+            )
+        return one_line(" ".join((caption.caption or "").split()))
+
+    def _save(self, name: str) -> None:
+        """What was said, in a file: records where it ends in .json or .jsonl, else as text.
+
+        Raises:
+            UsageError, OutputError: it cannot be written, or there is one of that name.
+        """
+        from vidspec.escaping import json_text
+        from vidspec.files import check_output, write_whole
+
+        said = self.dialogue.exchanges
+        if not name:
+            raise UsageError("/save needs the name of a file")
+        if not said:
+            raise UsageError("nothing was said yet")
+        path = Path(name).expanduser()
+        check_output(path, [self.path], "/save")
+        if path.exists():
+            raise OutputError(f"{path}: is there already")
+        if path.suffix in (".json", ".jsonl"):
+            lines = [json_text(self._records[turn].to_dict()) for turn in range(len(said))]
+        else:
+            lines = [line for one in said for line in (f"? {one.question}", one.answer, "")]
+        write_whole(path, "".join(f"{line}\n" for line in lines))
+
+
+@contextmanager
+def _stoppable() -> Iterator[Callable[[], bool]]:
+    """In here Ctrl-C is only noted, once, so that no cache is left half written; outside the main thread it is not."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    pressed = False
+    before = signal.getsignal(signal.SIGINT)
+
+    def press(_number: int, _frame: object) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)

@@ -1,0 +1,83 @@
+"""A talk about one clip: each turn goes on from the caches of the turns before. Knows neither models nor files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vidspec.errors import UsageError
+from vidspec.models.held import Held
+from vidspec.models.request import Exchange, Question, Request
+from vidspec.telling.events import Finished
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from vidspec.telling.events import Event
+    from vidspec.telling.record import Caption
+
+__all__ = ["Dialogue"]
+
+
+class Dialogue:
+    """Questions about a clip, one after the other; each is answered as if all before it were read anew.
+
+    Args:
+        stream: captions a request, event by event.
+        request: the clip; what it asks is not used.
+
+    Attributes:
+        exchanges: what was asked and answered. A turn that failed or was given up is not among them.
+    """
+
+    def __init__(self, stream: Callable[[Request], Generator[Event, None, None]], request: Request) -> None:
+        self._stream, self._request = stream, request
+        self._held = Held()
+        self._last: tuple[str, tuple[Exchange, ...]] | None = None  # what was asked, behind what
+        self._attempt = 0
+        self.exchanges: tuple[Exchange, ...] = request.earlier
+
+    def ask(self, text: str) -> Caption:
+        """The answer; see :meth:`stream`."""
+        for event in self.stream(text):
+            if isinstance(event, Finished):
+                return event.caption
+        raise AssertionError("a stream ends with Finished")
+
+    def stream(self, text: str) -> Iterator[Event]:
+        """Ask, and hear the answer event by event, as ``Captioner.stream`` has them.
+
+        Whoever closes the iterator before ``Finished`` gives the turn up: it is as if it had not been asked.
+
+        Raises:
+            GenerationError: the dialogue has become too long for the model, or memory does not suffice.
+        """
+        self._last, self._attempt = (text, self.exchanges), 0
+        yield from self._asked(text, self.exchanges)
+
+    def again(self) -> Iterator[Event]:
+        """Ask the last question again, whether it was answered or given up; an answer takes the place of the last one.
+
+        Where tokens are drawn, they are drawn with the next seed.
+
+        Raises:
+            UsageError: nothing was asked.
+        """
+        if self._last is None:
+            raise UsageError("nothing was asked yet")
+        self._attempt += 1
+        yield from self._asked(*self._last)
+
+    def _asked(self, text: str, earlier: tuple[Exchange, ...]) -> Iterator[Event]:
+        question = Question("turn", len(earlier))
+        request = replace(self._request, prompt=text, earlier=earlier, question=question, held=self._held)
+        request = replace(request, attempt=self._attempt)
+        self._held.begin()
+        with closing(self._stream(request)) as events:
+            for event in events:
+                if isinstance(event, Finished):
+                    self._held.end()
+                    self.exchanges = (*earlier, Exchange(text, event.caption.caption or ""))
+                yield event

@@ -1,0 +1,72 @@
+"""Several prompts about one clip: one reads it, the others go on from its caches. Knows neither models nor files."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Generic, TypeVar
+
+from vidspec.models.held import Held
+from vidspec.models.request import Request
+
+__all__ = ["Prompts"]
+
+R = TypeVar("R", bound=Request)
+
+
+class Prompts(Generic[R]):
+    """Requests that differ in their prompts, in the order in which they can be begun.
+
+    The first is alone until its prompts are read; then all others can be. If it fails before, the next one reads.
+
+    Args:
+        requests: of the same clip, each with its question.
+        apart: begin each when the one before has ended.
+    """
+
+    def __init__(self, requests: Sequence[R], *, apart: bool = False) -> None:
+        self._waiting, self._apart = deque(requests), apart
+        self._held = Held()
+        self._ready: deque[R] = deque()
+        self._begun: dict[int, Held] = {}  # of those whose prompts are not read, by question
+        self._left = len(requests)
+        self._release(1)
+
+    @property
+    def over(self) -> bool:
+        """Whether none is left to be begun."""
+        return not (self._ready or self._waiting)
+
+    @property
+    def done(self) -> bool:
+        """Whether all have ended."""
+        return not self._left
+
+    def take(self) -> R | None:
+        """The next that can be begun; None if there is none now."""
+        if not self._ready:
+            return None
+        request = self._ready.popleft()
+        assert request.question is not None and request.held is not None
+        self._begun[request.question.index] = request.held
+        return request
+
+    def read(self, index: int) -> None:
+        """One of them has read its prompts."""
+        if (held := self._begun.pop(index, None)) is not None:
+            held.end()  # what it went on from
+            self._held = held
+            self._release(0 if self._apart else len(self._waiting))
+
+    def ended(self) -> None:
+        """One of them is answered, or has failed."""
+        self._left -= 1
+        if not self._ready:
+            self._release(1)
+
+    def _release(self, count: int) -> None:
+        for _ in range(min(count, len(self._waiting))):
+            self._ready.append(replace(self._waiting.popleft(), held=self._held.fork()))
+        if not self._waiting:
+            self._held = Held()  # so that what is held ends with those that go on from it

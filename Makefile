@@ -3,6 +3,7 @@
 #   make caption [CLIP=path] [ARGS="--profile ar ..."]   caption a shipped clip, or another
 #   make test [ARGS="-k caption ..."]                    ruff, mypy, pytest on all cores
 #   make bench [ARGS=...]                                measure
+#   make peers                                           environments with OpenVINO and vLLM for vidspec bench --peer
 #   make gpu [ARGS=...]                                  test and measure on an NVIDIA GPU; without one, say so
 #
 # PYTHON=python3.12 makes .venv with another Python. pip's own configuration and PIP_* variables are honoured.
@@ -10,6 +11,7 @@
 PYTHON ?= python3
 CLIP ?= vidspec/embedded/clips/three-objects.mp4
 ARGS ?=
+PEERS ?= openvino vllm
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,7 +21,7 @@ HAS_GPU = nvidia-smi -L >/dev/null 2>&1
 PIP_INSTALL = if $(HAS_GPU); then set --; else set -- -c constraints/cpu.txt; fi; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"
 
-.PHONY: caption test lint bench gpu on-gpu clean
+.PHONY: caption test lint bench peers gpu on-gpu clean
 
 caption: $(VENV)/installed
 	@$(BIN)/vidspec caption "$(CLIP)" $(ARGS)
@@ -37,6 +39,19 @@ lint: $(VENV)/installed-test
 
 bench: $(VENV)/installed
 	@$(BIN)/vidspec bench $(ARGS)
+
+peers: $(foreach name,$(PEERS),$(VENV)/peers/$(name)/installed)
+	@echo "vidspec bench$(foreach name,$(PEERS), --peer $(name)=$(VENV)/peers/$(name)/bin/python)"
+
+# vLLM fails where torchaudio or torchcodec was built for another torch, and needs neither.
+$(VENV)/peers/%/installed: constraints/peers/%.txt constraints/peers/sitecustomize.py
+	@echo "installing $< into $(@D); this takes minutes, once" >&2
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@$(@D)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec 2>/dev/null
+	@$(@D)/bin/python -c 'import torchvision' 2>/dev/null || cp constraints/peers/sitecustomize.py \
+		"$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	@touch $@
 
 gpu:
 	@if ! $(HAS_GPU); then echo "no NVIDIA GPU here: nothing was run"; else $(MAKE) --no-print-directory on-gpu; fi

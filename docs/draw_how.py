@@ -30,8 +30,8 @@ ALONE = """<script>addEventListener("load", () => {
 def captioned(clip: Path, folder: Path, heatmap: Path) -> Path:
     """The page about a clip."""
     page = folder / f"{clip.stem}.html"
-    command = [sys.executable, "-m", "vidspec", "caption", clip, "--pair", "embedded-qwen", "--profile", "sd-attention"]
-    command += ["--frames", "16", "--baseline", "--heatmap", heatmap, "--report", page]
+    command = [sys.executable, "-m", "vidspec", "caption", clip, "--pair", "embedded-qwen", "--frames", "16"]
+    command += ["--profile", "sd-attention-chain", "--baseline", "--heatmap", heatmap, "--report", page]
     subprocess.run(list(map(str, command)), check=True)
     return page
 

@@ -1,10 +1,9 @@
-"""Measures the engine beside its peers: ``python docs/measure_engine.py CLIP.mp4 ... [--earlier DIR] [--json FILE]``.
+"""Measures the engine beside an earlier one: ``python docs/measure_engine.py CLIP.mp4 ... [--earlier DIR]``.
 
 All contenders take turns on every clip, each in a process of its own with one thread, float32 and 8 frames: plain
-decoding and ``vanilla-sd`` of this checkout, the same of an ``--earlier`` checkout of vidspec, ``generate`` of
-``transformers``, and with ``--openvino PYTHON`` and ``--openvino-model DIR`` (see the end of this file) OpenVINO GenAI.
-Then the forward times of this checkout and the earlier one, in turns too, and of this one eight sequences in a pass.
-Prints Markdown; ``--json`` keeps the raw times.
+decoding and ``vanilla-sd`` of this checkout, and the same of an ``--earlier`` checkout of vidspec; ``vidspec bench``
+measures beside other programs. Then the forward times of this checkout and the earlier one, in turns too, and of this
+one eight sequences in a pass. Prints Markdown; ``--json`` keeps the raw times.
 """
 
 from __future__ import annotations
@@ -14,13 +13,10 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
-
-import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 FRAMES = 8
@@ -31,12 +27,9 @@ import json, sys, time
 import torch
 torch.set_num_threads(1)
 from vidspec import Captioner
-from vidspec.profile import profiles
 from vidspec.bench.passes import measure_passes, prefilled_at
-from vidspec.bench.peers import Peer
 from vidspec.telling.trace import Trace
 from vidspec.engine.forward import Engine
-from vidspec.models import loading
 pair = sys.argv[1]
 fixed = {"models.pair": pair, "models.threads": 1, "video.frames": int(sys.argv[2]), "models.dtype": "float32"}
 captioners, known = {}, {}
@@ -46,15 +39,6 @@ def captioner(name):
     return captioners[name]
 def caption(profile, clip):
     record = captioner(profile).caption(clip)
-    return record.token_ids, record.timings["decode"] / (len(record.token_ids) - 1)
-def generate(_, clip):
-    if "peer" not in known:
-        names = [str(loading.embedded_folder(pair, role)) for role in ("target", "draft")]
-        from vidspec.bench.loaded import Loaded
-        where = loading.placement("cpu", "float32", sys.argv[3])
-        loaded = profiles.override(profiles.load("vanilla-sd"), fixed)
-        known["peer"] = Peer("generate", loaded, *(loading.load(name, where) for name in names))
-    record = known["peer"].caption(clip)
     return record.token_ids, record.timings["decode"] / (len(record.token_ids) - 1)
 def prompts(clip):
     if clip not in known:
@@ -92,30 +76,11 @@ def together(rows, clip):
                     times[count].append(seconds)
         found[name] = {count: median(each) for count, each in times.items()}
     return found
-def facts(_, clip):
-    (target, whole), _ = prompts(clip)
-    before, after = target.model._around(profiles.load("ar").generate.prompt, None)
-    frames = captioner("vanilla-sd").read(clip).frames
-    return {"text": before + target.model.span + after, "frames": frames.tolist(), "prompt": whole.length}
 print("ready", flush=True)
 for line in sys.stdin:
     kind, about, clip = json.loads(line)
     print(json.dumps(globals()[kind](about, clip)), flush=True)
 '''
-
-OPENVINO = r"""
-import json, sys
-import numpy as np, openvino, openvino_genai
-pipe = openvino_genai.VLMPipeline(sys.argv[1], "CPU", INFERENCE_PRECISION_HINT="f32", INFERENCE_NUM_THREADS=1)
-config = openvino_genai.GenerationConfig()
-config.max_new_tokens, config.apply_chat_template, config.do_sample = 512, False, False
-print("ready", flush=True)
-for line in sys.stdin:
-    text, file = json.loads(line)
-    out = pipe.generate(text, videos=[openvino.Tensor(np.load(file))], generation_config=config)
-    facts = out.perf_metrics
-    print(json.dumps([facts.get_num_generated_tokens(), facts.get_tpot().mean / 1e3]), flush=True)
-"""
 
 
 class Worker:
@@ -156,47 +121,31 @@ def main() -> None:
     parser.add_argument("--pair", default="embedded-qwen")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--earlier", type=Path, help="a checkout of an earlier version")
-    parser.add_argument("--openvino", help="the interpreter of an environment with openvino-genai")
-    parser.add_argument("--openvino-model", type=Path, help="the exported target")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     clips = [str(clip.resolve()) for clip in args.clips]
-    here = Worker(sys.executable, WORKER, args.pair, str(FRAMES), "stock", path=ROOT)
+    here = Worker(sys.executable, WORKER, args.pair, str(FRAMES), path=ROOT)
     versions = {"": here}
     contenders = {"ar": (here, "caption", "ar"), "vanilla-sd": (here, "caption", "vanilla-sd")}
-    contenders["transformers generate"] = (here, "generate", None)
     if args.earlier:
-        old = versions["earlier "] = Worker(sys.executable, WORKER, args.pair, str(FRAMES), "sdpa", path=args.earlier)
+        old = versions["earlier "] = Worker(sys.executable, WORKER, args.pair, str(FRAMES), path=args.earlier)
         contenders |= {f"earlier {name}": (old, "caption", name) for name in ("ar", "vanilla-sd")}
-    shown = {clip: here.ask(["facts", None, clip]) for clip in clips}
     times: dict[str, dict[str, list[float]]] = {}
     texts: dict[str, dict[str, list[int]]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        if args.openvino:
-            ov = Worker(args.openvino, OPENVINO, str(args.openvino_model))
-            for number, clip in enumerate(clips):
-                file = Path(folder) / f"{number}.npy"
-                np.save(file, np.array(shown[clip]["frames"], dtype=np.uint8))
-                shown[clip]["file"] = str(file)
-        for turn in range(args.repeats + 1):
-            for clip in clips:
-                for name, (worker, kind, about) in contenders.items():
-                    ids, seconds = worker.ask([kind, about, clip])
-                    texts.setdefault(name, {})[clip] = ids
-                    if turn:
-                        times.setdefault(name, {}).setdefault(clip, []).append(seconds)
-                if args.openvino:
-                    _, seconds = ov.ask([shown[clip]["text"], shown[clip]["file"]])
-                    if turn:
-                        times.setdefault("OpenVINO GenAI", {}).setdefault(clip, []).append(seconds)
+    for turn in range(args.repeats + 1):
+        for clip in clips:
+            for name, (worker, kind, about) in contenders.items():
+                ids, seconds = worker.ask([kind, about, clip])
+                texts.setdefault(name, {})[clip] = ids
+                if turn:
+                    times.setdefault(name, {}).setdefault(clip, []).append(seconds)
     each = {name: {clip: median(some) for clip, some in by.items()} for name, by in times.items()}
     print(f"{args.pair}, {len(clips)} clips of {FRAMES} frames, {args.repeats} turns, one thread, float32\n")
     print("| decoding | ms a token | speed beside ar | same tokens |\n|---|---|---|---|")
     for name, by in sorted(each.items(), key=lambda one: median(one[1].values())):
         ratios = [each["ar"][clip] / by[clip] for clip in clips]
-        same = sum(texts[name][clip] == texts["ar"][clip] for clip in clips) if name in texts else None
-        told = "-" if same is None else f"{same}/{len(clips)}"
-        print(f"| {name} | {spread([1e3 * one for one in by.values()])} | {spread(ratios, unit='x')} | {told} |")
+        same = f"{sum(texts[name][clip] == texts['ar'][clip] for clip in clips)}/{len(clips)}"
+        print(f"| {name} | {spread([1e3 * one for one in by.values()])} | {spread(ratios, unit='x')} | {same} |")
     rows = [1, 2, 3, 4, 6, 11, 26]
     found: dict[str, list[Any]] = {name: [] for name in versions}
     for _ in range(args.repeats):
@@ -220,11 +169,6 @@ def main() -> None:
         args.json.write_text(json.dumps({"times": times, "passes": found, "together": together}, indent=1) + "\n")
 
 
-# OpenVINO's environment: pip install torch==2.13.0, then optimum-intel openvino-genai openvino-tokenizers nncf av
-# transformers==5.0.0, then --no-deps torchvision==0.28.0 with the operators torchvision::nms and torchvision::qnms
-# defined before it is imported; in optimum/exporters/openvino/input_generators.py 420 becomes 432, a multiple of the
-# built-in models' patches; then: optimum-cli export openvino -m vidspec/embedded/pair_qwen/target
-# --task image-text-to-text --weight-format fp32 DIR
 if __name__ == "__main__":
     began = time.perf_counter()
     main()

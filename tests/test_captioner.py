@@ -86,6 +86,10 @@ def test_prefilled(events):
     per_frame = [sum(min(i // 4, FRAMES - 1) == frame for i in prefilled.kept) for frame in range(FRAMES)]
     assert list(prefilled.kept_per_frame) == per_frame
     assert prefilled.elapsed > 0
+    ((name, ranks),) = prefilled.signals  # what the pruner went by
+    assert name == "attention" and len(ranks) == VISUAL
+    highest = sorted(range(VISUAL - 1), key=ranks.__getitem__)[-(len(prefilled.kept) - 1) :]  # the newline stays anyway
+    assert set(highest) == set(prefilled.kept[:-1])
 
 
 def test_the_rounds_are_the_record(events, record, captioner):

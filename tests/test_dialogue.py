@@ -62,7 +62,8 @@ def pair_of(tmp_path_factory):
 
 
 def captioner(pair, name="vanilla-sd", **settings):
-    profile = profiles.load(name, {**FEW, **settings}, env={})
+    name, *more = name.split("+")
+    profile = profiles.load(name, {**FEW, **settings, **dict(one.split("=") for one in more)}, env={})
     return Captioner(profile, pair[0], pair[1] if profile.drafts_with_a_model else None)
 
 
@@ -100,6 +101,7 @@ def test_every_answer_is_that_of_a_fresh_prefill(pair_of, family):
     [
         "specvlm-chain",
         "sd-tree",
+        "sd-tree+draft.topology=adaptive",
         "self-sd",
         "tabed-mtcp",
         "tabed-mt-star",

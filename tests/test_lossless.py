@@ -9,6 +9,7 @@ from functools import cache
 
 import pytest
 from decoding import checkpoints
+from decoding.workers.pairs import Waiting
 from models import checkpoints_llava, checkpoints_qwen
 
 from vidspec import video
@@ -19,6 +20,7 @@ from vidspec.models import loading
 from vidspec.profile import profiles
 from vidspec.registry import families, pruners, rules
 from vidspec.telling.compare import first_difference
+from vidspec.telling.events import Finished
 
 PACKAGED = sorted(info.name for info in profiles.available() if info.source == "packaged")
 
@@ -48,7 +50,7 @@ def goes_back(name):
 
 LOSSLESS = different(PACKAGED)
 #: Families of the same blocks and prompts as one of these have their own, shorter tests in ``tests/models``.
-DENSE = sorted({*families.names()} - {"internvl", "smolvlm", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
+DENSE = sorted({*families.names()} - {"gemma4", "internvl", "smolvlm", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
 HYBRID = "qwen3_5"
 FAMILIES = [*DENSE, HYBRID]
 CLIPS = {path.stem: path for path in shipped()}
@@ -221,6 +223,18 @@ def test_lvspec_without_anything_loose(random_pairs, family, profile):
 @pytest.mark.parametrize(("profile", "overrides"), [("specvlm", NOTHING_LOOSE), ("lvspec", BESIDE)])
 def test_lvspec_without_anything_loose_on_a_tree_and_in_parallel(random_pairs, number, family, profile, overrides):
     check_nothing_loose(random_pairs(family), profile, overrides, turns(number))
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_hippo_of_four_clips_at_once_on_the_built_in_pairs(built_in_pairs, name):
+    pair = built_in_pairs(name)
+    captioner = pair.captioner("hippo")
+    texts = {
+        clip: event.caption.token_ids
+        for clip, event in captioner.serve(Waiting(captioner, list(CLIPS)), batch=4)
+        if isinstance(event, Finished)
+    }
+    assert texts == {clip: pair.plain(path) for clip, path in CLIPS.items()}
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

@@ -12,6 +12,7 @@ import pytest
 import typer
 from test_rooms import ORDER
 
+from vidspec.bench.outside import OUTSIDE
 from vidspec.cli.app import app
 from vidspec.profile.profiles import available, load
 from vidspec.telling.record import RECORD_KEYS
@@ -183,3 +184,19 @@ def test_make_caption_ends_with_how_to_get_the_command(checkout, activated):
     assert ("source .venv/bin/activate" in ran.stderr) is not activated
     if not activated:
         assert "pipx install" in ran.stderr.splitlines()[-1] and "uv tool install" in ran.stderr.splitlines()[-1]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_peers_ends_with_the_command_that_measures_them(checkout):
+    peers = ["openvino", "vllm"]
+    made = ["constraints/peers/sitecustomize.py", *(f"constraints/peers/{name}.txt" for name in peers)]
+    for name in (*made, *(f".venv/peers/{name}/installed" for name in peers)):
+        assert name.endswith("installed") or (ROOT / name).is_file()
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).touch()
+    ran = subprocess.run(["make", "--silent", "peers"], cwd=checkout, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (0, "")  # nothing is installed again
+    words = shlex.split(ran.stdout)
+    assert words[:2] == ["vidspec", "bench"]
+    COMMANDS["bench"].commands["run"].make_context("vidspec", words[2:])
+    assert words[3::2] == [f"{name}=.venv/peers/{name}/bin/python" for name in peers] and set(peers) < set(OUTSIDE)

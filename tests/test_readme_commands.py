@@ -51,6 +51,7 @@ ELSEWHERE = {
     r"vidspec bench --profiles all": "an hour: tests/bench/test_measure.py",
     r"vidspec bench --suite": "hours: tests/papers/test_suites.py",
     r"vidspec bench pareto": "hours: tests/papers/test_pareto_run.py",
+    r"make peers|vidspec bench .*--peer vllm": "gigabytes from a registry: tests/bench/test_outside.py",
     r"vidspec bench compare": "results of two benches: tests/cli/test_bench.py",
     r"vidspec bench throughput": "processes with models of their own: tests/bench/test_throughput.py",
     r"vidspec bench scale": "a model of gigabytes: tests/bench/test_scale.py",

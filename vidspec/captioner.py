@@ -28,6 +28,7 @@ from vidspec.decoding.setup import Setup
 from vidspec.decoding.workers.places import beside_target, two_workers
 from vidspec.decoding.workers.run import SideBySide
 from vidspec.decoding.workers.slot import DraftSlot
+from vidspec.drafting.base import DrafterKind
 from vidspec.engine.asks import Asks
 from vidspec.engine.device import synchroniser, take_one_core
 from vidspec.engine.forward import Engine
@@ -209,11 +210,11 @@ class Captioner:
         if self.slot is not None:
             self.slot.drop()
         device = self.target.model.device
-        drafter = self.setup.drafter
+        drafters = self._drafters
         del self.setup, self.slot, self.chooser
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        if drafter is not None:
+        for drafter in drafters:
             drafter.close()
 
     @property
@@ -251,17 +252,30 @@ class Captioner:
         text = request.prompt or generate.prompt, request.system or generate.system, request.earlier
         for engine in (self.target, self.draft, self.setup.head):
             if engine is not None and (engine is self.target or self.profile.shows_the_video):
-                tokens = self.target.model.visual_tokens(frames, height, width) + self.target.model.text_tokens(*text)
+                model, sound = self.target.model, request.shown.sound
+                tokens = model.visual_tokens(frames, height, width) + model.text_tokens(*text)
+                tokens += 0 if sound is None else model.audio_tokens(len(sound))
                 decoder = engine.model.decoder
                 total += decoder.slab.wants(tokens + self.setup.room) + decoder.state_bytes
         return total
 
     @property
+    def hears(self) -> float | None:
+        """Seconds of a clip's sound that are listened to at most; None where the target, or the profile, does not."""
+        return self.target.model.hears if self.profile.video.audio else None
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know of the loaded models, a line each."""
         told = [engine.model for engine in (self.target, self.draft) if engine is not None]
-        found = [getattr(one, "note", None) for one in (*told, self.setup.drafter)]
+        found = [getattr(one, "note", None) for one in (*told, *self._drafters)]
         return tuple(dict.fromkeys(line for line in found if line))
+
+    @property
+    def _drafters(self) -> list[DrafterKind]:
+        """All that may draft a clip."""
+        setups = [self.setup, *(one.setup for one in self.chooser.candidates)] if self.chooser else [self.setup]
+        return list(dict.fromkeys(one.drafter for one in setups if one.drafter is not None))
 
     def _draft_name(self) -> str | None:
         if self.draft is not None:
@@ -312,8 +326,8 @@ class Captioner:
         """Drop what earlier clips said, for drafters that look it up, and with ``plan`` how they were decoded best."""
         if self.chooser is not None and plan:
             self.chooser.forget()
-        if self.setup.drafter is not None:
-            self.setup.drafter.forget()
+        for drafter in self._drafters:
+            drafter.forget()
 
     def warm_up(self) -> None:
         """Run everything once on a few grey frames, so that a clip that is timed next pays for no first use."""
@@ -473,6 +487,7 @@ class Captioner:
             max_pixels=wanted.max_pixels,
             decoder=wanted.decoder,
             allow_damaged=wanted.allow_damaged,
+            sound=self.hears,
             most_bytes=MOST_BYTES,
             check=partial(self.refuse, str(path), prompt),
         )
@@ -575,6 +590,6 @@ class Captioner:
 
 def _bytes_of(made: Pixels | Seen) -> int:
     """Bytes of what was made of a clip before its turn."""
-    if isinstance(made, Seen):
-        return sum(level.nbytes for level in (made.features, *made.deepstack))
-    return made.values.nbytes
+    heard = made.heard if isinstance(made, Seen) else made.sound
+    levels = (made.features, *made.deepstack) if isinstance(made, Seen) else (made.values,)
+    return sum(level.nbytes for level in levels) + (0 if heard is None else heard.nbytes)

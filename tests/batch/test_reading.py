@@ -26,7 +26,7 @@ from vidspec.batch.work import Entry, How, Task
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, UsageError, VideoError
 from vidspec.telling.tally import Tally
-from vidspec.video import read
+from vidspec.video import Clip, read
 
 CLIP = str(shipped()[0])
 VIDEO = {"frames": 3, "max_pixels": 64}
@@ -66,6 +66,17 @@ def test_single_clips_are_read_by_it_too(monkeypatch):
     monkeypatch.setattr("vidspec.batch.local.Reader", lambda timeout: slow)
     (outcome,) = outcomes(FakeCaptioner(SimpleNamespace(name="x")), tasks("good.mp4"), How())
     assert slow.asked == ["good.mp4"] and slow.closed and outcome.error is None
+
+
+@pytest.mark.parametrize("hears", [None, 12.0])
+def test_sound_is_read_for_a_captioner_that_hears(monkeypatch, hears):
+    """And for no other: damage to what nobody hears is no error."""
+    asked, slow = [], Slow()
+    monkeypatch.setattr(slow, "read", lambda path, start, end, video, check=None: asked.append(video))
+    captioner = FakeCaptioner(SimpleNamespace(name="x"))
+    captioner.hears = hears
+    list(outcomes(captioner, tasks("good.mp4"), How(video={"frames": 3}), readers=[slow]))
+    assert asked == [{"frames": 3, "sound": hears}]
 
 
 def test_a_captioners_objection_is_the_clips_error(reader):
@@ -134,7 +145,7 @@ class Slow:
         if path.endswith("hang"):
             self.ended.wait(10)
             raise VideoError("ended")
-        return SimpleNamespace(frames=np.zeros(self.size, np.uint8))
+        return Clip(np.zeros(self.size, np.uint8), np.zeros(0), None)
 
     def segments(self, path, segment, start, end):
         if path.endswith("uncut"):

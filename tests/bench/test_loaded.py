@@ -7,6 +7,7 @@ from models import checkpoints_eagle3, checkpoints_mtp, checkpoints_qwen
 
 from vidspec.bench.loaded import Loaded, Source, names_of
 from vidspec.errors import UsageError
+from vidspec.profile import profiles
 
 
 def test_all_means_every_lossless_profile_with_plain_decoding_first():
@@ -41,7 +42,7 @@ def test_a_head_stands_where_a_draft_is_named(tmp_path):
     with pytest.raises(UsageError, match="profile vanilla-sd drafts with a model"):
         loaded.captioner("vanilla-sd", models)
     with pytest.raises(UsageError, match="the peers from transformers need a draft"):
-        loaded.peers()
+        loaded.peers(profiles.load("ar", env={}))
     with pytest.raises(UsageError, match="profile eagle3 drafts with a head of the target"):
         Loaded(Source(target=target, device="cpu")).captioner("eagle3", models)
 

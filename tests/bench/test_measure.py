@@ -1,11 +1,13 @@
 """A whole bench with the built-in pair: one contender for each way of captioning, and what a pruned target did."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from vidspec.bench.measure import Bench, measure
 from vidspec.embedded.samples import shipped
+from vidspec.errors import UsageError
 from vidspec.profile.files import packaged_folder
 
 SMALL = "+video.frames=4+generate.max_new_tokens=12"
@@ -43,3 +45,21 @@ def test_lossy_rows_and_names_of_one_thing(twin, tmp_path):
     again = measure(bench, said.append)
     assert again.rows[1].accepted_by_target == pruned.accepted_by_target
     assert len(judged) == 1 == len([line for line in said if line.startswith("accepted by target")])
+
+
+def test_turns_are_measured_apart(tmp_path):
+    names, file = [f"ar{SMALL}", f"tabed-mt{SMALL}"], tmp_path / "r.json"
+    turns = ("Describe the video.", "Where does it end?")
+    bench = Bench(names, shipped()[:1], repeats=1, json=file, peers=False, turns=turns)
+    found = measure(bench)
+    assert [row.name for row in found.rows] == [*names, *(f"{name}, turn 2" for name in names)]
+    assert all(row.equal == row.clips == 1 for row in found.rows) and found.rows[2].decode == (1.0, 1.0, 1.0)
+    first, second = (table.splitlines()[0] for table in found.table.split("\n\n"))
+    assert f"same tokens as {names[0]} |" in first and f"same tokens as {names[0]}, turn 2 |" in second
+    (asked,) = (one.question for one in found.records[f"{names[1]}, turn 2"][str(shipped()[0])])
+    assert (asked["index"], asked["prompt"]) == (1, turns[1]) and asked["reused"] > 0
+    said = []
+    assert measure(bench, said.append).records.keys() == found.records.keys()
+    assert "continuing behind 4 records" in said[0]
+    with pytest.raises(UsageError, match="other profiles, turns"):
+        measure(replace(bench, turns=turns[:1]))

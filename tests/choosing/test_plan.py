@@ -12,6 +12,7 @@ from vidspec.choosing.plan import (
     Beside,
     Conditions,
     Drafting,
+    Replay,
     decide,
     decide_folder,
     favoured,
@@ -32,7 +33,7 @@ def drafting(name="model", right=90, tq=1.0, read=10.0, second=5, **more):
 
 
 def conditions(**more):
-    given = {"first": 100.0, "verify": passes, "overhead": 0.5, "tokens": 128, "tree": "0 1 00 01 000"}
+    given = {"first": 100.0, "verify": passes, "overhead": 0.5, "tokens": 128}
     return Conditions(**{**given, **more})
 
 
@@ -52,12 +53,41 @@ def test_a_chain_is_predicted_by_the_formula():
 
 
 def test_a_tree_counts_its_levels_and_its_ranks():
-    found = find(ways([drafting(right=60, second=20)], conditions()), "sequential", "tree")
+    """Rows beyond the sixth are as good as forbidden: of six rows the best five nodes are proposed."""
+
+    def six(rows):
+        return passes(rows) if rows <= 6 else 1e6
+
+    found = find(ways([drafting(right=60, second=20)], conditions(verify=six)), "sequential", "adaptive")
     first, second = (60 + 1.4) / 102, 20 / 102
-    assert found.tokens_per_pass == pytest.approx(1 + first + second + first * first + first * second + first**3)
-    assert found.gamma == 3
-    # Of the five nodes one has children at the first level and one at the second: three draft passes of one row.
-    assert found.decode == pytest.approx(found.tokens_per_pass * passes(1) / (3 * 1.0 + passes(6) + 0.5))
+    # The chain of four, and the second choice at its beginning.
+    assert found.tokens_per_pass == pytest.approx(1 + sum(first**n for n in range(1, 5)) + second)
+    assert found.gamma == 4
+    assert found.decode == pytest.approx(found.tokens_per_pass * passes(1) / (4 * 1.0 + passes(6) + 0.5))
+
+
+def test_a_level_of_several_rows_costs_what_they_cost():
+    """The second choice is as good as the first, and rows of the target are nearly free."""
+    even = conditions(verify=lambda rows: 20.0 + 0.01 * rows)
+    cheap = replace(drafting(right=50, second=48), tq_wide=(8, 1.0))
+    dear = replace(cheap, tq_wide=(8, 15.0))
+    cheap, dear = (find(ways([one], even), "sequential", "adaptive") for one in (cheap, dear))
+    chain = find(ways([drafting(right=50)], even), "sequential")
+    assert cheap.decode > dear.decode > 0 and cheap.decode > 1.2 * chain.decode
+    assert cheap.tokens_per_pass > dear.tokens_per_pass
+
+
+def test_a_replayed_draft_is_taken_at_its_windows():
+    again = Replay(windows=(4, 0, 2), accepted=5, seconds=3.0)
+    one = replace(drafting(), tq_wide=None, replay=again)
+    found = find(ways([one], conditions()), "sequential")
+    rounds = sum(passes(1 + window) for window in again.windows) + 3.0 + 3 * 0.5
+    assert found.decode == pytest.approx((5 + 3) * passes(1) / rounds)
+    assert found.tokens_per_pass == pytest.approx(8 / 3) and found.gamma == 2
+    # Four at once take four times the seconds, and their passes what passes of four take.
+    four = find(ways([one], many(), 4), "sequential")
+    rounds = sum(loaded(4, 4 * (1 + window)) for window in again.windows) + 4 * (3.0 + 3 * 0.5)
+    assert four.decode == pytest.approx((5 + 3) * loaded(4, 4) / rounds)
 
 
 def test_side_by_side_pays_for_its_share_of_the_machine():
@@ -76,8 +106,9 @@ def test_what_needs_the_target_has_no_worker_of_its_own():
     assert {way.schedule for way in found} == {"autoregressive", "sequential"}
 
 
-def test_drawn_tokens_have_no_trees():
-    assert all(way.topology == "chain" for way in ways([drafting()], conditions(greedy=False)))
+def test_trees_need_a_target_that_verifies_them_and_a_draft_that_grows_them():
+    for one, found in [(drafting(), conditions(nodes=0)), (replace(drafting(), tq_wide=None), conditions())]:
+        assert all(way.topology == "chain" for way in ways([one], found))
 
 
 def test_the_fastest_comes_first_and_plain_decoding_is_among_them():
@@ -111,7 +142,7 @@ def test_hiding_the_video_has_to_be_worth_it():
     pruned = replace(PLAIN, name="pruned", schedule="sequential", alpha=0.9, end_to_end=2.0, decode=2.5, beta=0.9)
     half = replace(pruned, name="half", alpha=0.5, end_to_end=2.0 * (1 - WORTH) + 0.01)
     whole = replace(pruned, name="whole", alpha=0.0, end_to_end=2.0 * (1 - WORTH) - 0.01)
-    tree = replace(pruned, name="tree", topology="tree", alpha=0.0, end_to_end=1.99)
+    tree = replace(pruned, name="tree", topology="adaptive", alpha=0.0, end_to_end=1.99)
     assert favoured([pruned, tree, half, whole]) is half
     assert favoured([pruned, tree, whole]) is pruned, "another topology is another matter"
     assert decide([pruned, half, whole, PLAIN])[0] is half
@@ -127,7 +158,7 @@ def test_settings_make_a_profile():
     for way in ways([drafting()], conditions(beside=Beside(passes))):
         made = profiles.override(base, dict(way.overrides))
         assert (made.schedule.kind, made.draft.topology) == (way.schedule, way.topology)
-        assert made.draft.gamma == (way.gamma if way.topology == "tree" else 5 if way.name == PLAIN.name else "auto")
+        assert made.draft.gamma == (5 if way.name == PLAIN.name else "auto")
 
 
 def test_loose_rules_accept_more_only_where_they_were_asked_for():
@@ -184,7 +215,7 @@ def test_windows_shrink_with_the_clips_and_trees_and_workers_follow():
     given = [pruned(right=70, second=20)], many(beside=Beside(lambda rows: 1.5 * loaded(1, rows)))
     one, all_ = ways(*given, 1), ways(*given, 32)
     assert find(all_, "sequential").gamma < find(one, "sequential").gamma
-    for schedule, topology in [("sequential", "tree"), ("parallel", "chain")]:
+    for schedule, topology in [("sequential", "adaptive"), ("parallel", "chain")]:
         assert find(all_, schedule, topology).decode < find(one, schedule, topology).decode
         assert find(all_, schedule, topology).tokens_per_s > find(one, schedule, topology).tokens_per_s
 
@@ -193,7 +224,7 @@ def test_a_draft_that_sees_everything_stops_paying_and_a_pruned_one_does_not():
     def reads(clips, rows):
         return 10.0 + 2.0 * clips + 0.01 * rows
 
-    found = conditions(verify=lambda rows: reads(1, rows), verify_many=reads, overhead=0.0, first=20.0, tree="")
+    found = conditions(verify=lambda rows: reads(1, rows), verify_many=reads, overhead=0.0, first=20.0, nodes=0)
     whole = drafting("whole", tq=2.0, tq_many=lambda clips: 0.5 + 1.5 * clips, right=70, read=2.0)
     tenth = drafting("tenth", tq=0.65, tq_many=lambda clips: 0.5 + 0.15 * clips, right=70, read=1.0)
     gains = {batch: {way.name: way.decode for way in ways([whole, tenth], found, batch)} for batch in (1, 32)}

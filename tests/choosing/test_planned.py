@@ -2,6 +2,7 @@
 
 import gc
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -11,13 +12,17 @@ from vidspec.captioner import Captioner
 from vidspec.choosing import planned
 from vidspec.choosing.plan import PLAIN, Plan
 from vidspec.choosing.planned import CLEARLY, SAMPLES, SHORT, Planner
+from vidspec.drafting.base import FreeDrafter
+from vidspec.drafting.memory_file import MemoryFile
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, UsageError
 from vidspec.models import loading
+from vidspec.models.identity import identity
 from vidspec.models.request import Request
 from vidspec.pace.batch import SIZES
 from vidspec.pace.pace import Pace
 from vidspec.profile import profiles
+from vidspec.registry import drafters
 from vidspec.telling.events import Finished, Load, Round
 
 PLACE = loading.placement("cpu", "float32")
@@ -62,7 +67,79 @@ def test_every_clip_has_the_text_of_plain_decoding(models, plain, draft):
     plan = captioner.chooser.plan
     assert plan is not None and record.schedule["why"] == plan.why
     kinds = {way.overrides["draft.kind"] for way in plan.ways if way.schedule != "autoregressive"}
-    assert kinds <= ({"model", "text_only"} if draft else {"self", "sparse_kv"}) and kinds
+    with_a_model = {"model", "text_only", "hybrid"} if draft else {"self", "sparse_kv"}
+    assert kinds & with_a_model and kinds <= {"ngram", "suffix", *with_a_model}
+
+
+@pytest.mark.parametrize(
+    ("draft", "names"),
+    [
+        (
+            True,
+            [
+                "model, whole video",
+                "ngram, from the text",
+                "suffix, from the text",
+                "hybrid, whole video",
+                "model, a tenth by attention",
+                "model, half evenly",
+                "model, a tenth evenly",
+                "text_only, no video",
+            ],
+        ),
+        (
+            False,
+            [
+                "self, a tenth by attention",
+                "ngram, from the text",
+                "suffix, from the text",
+                "self, half evenly",
+                "self, a tenth evenly",
+                "sparse_kv, entries of its own choice",
+            ],
+        ),
+    ],
+    ids=["a draft", "the target alone"],
+)
+def test_all_drafters_that_make_sense_are_candidates(models, draft, names, monkeypatch):
+    monkeypatch.setattr("vidspec.choosing.trial.BUDGET", 1e9)
+    captioner = auto(models, draft)
+    assert [one.name for one in captioner.chooser.candidates] == names
+    plan = captioner.plan(LONG, tokens=32)
+    assert [one["name"] for one in plan.measured["drafts"]] == names
+    trees = {way.name for way in plan.ways if way.topology == "adaptive"}
+    assert trees == {name for name in names if name.split(",")[0] in ("model", "self", "sparse_kv", "text_only")}
+    assert {way.name for way in plan.ways if way.topology == "chain"} == {*names, PLAIN.name}
+
+
+class Knowing(FreeDrafter):
+    """Knows a text; no part of the package, as one from a plugin."""
+
+    text_of_all: ClassVar[list[int]] = []
+
+    def guess(self, gamma):
+        return self.text_of_all[len(self.text) :][:gamma]
+
+
+@pytest.fixture
+def knowing(monkeypatch, plain):
+    monkeypatch.setattr(Knowing, "text_of_all", plain[LONG])
+    drafters.register("knowing")(Knowing)
+    yield "knowing, from the text"
+    del drafters._entries["knowing"]
+
+
+def test_a_drafter_of_others_is_considered_and_costs_no_pass(models, plain, knowing):
+    captioner = auto(models)
+    plan = captioner.plan(LONG, tokens=32)
+    (measured,) = [one for one in plan.measured["drafts"] if one["name"] == knowing]
+    assert measured["matched"] > 0.7 * plan.measured["judged"] and measured["tq"] < plan.measured["tp"]["1"]
+    assert plan.chosen.name == knowing, "nobody else knows the text"
+    record = captioner.caption(LONG)
+    assert record.token_ids == plain[LONG]
+    assert record.counters["draft_forwards"] == 0 and record.counters["target_forwards"] < len(plain[LONG]) / 4
+    profile = profiles.override(captioner.profile, dict(plan.chosen.overrides))
+    assert profile.drafts_for_free and profile.draft.gamma == "auto"
 
 
 def test_a_first_clip_that_may_be_the_only_one_is_not_measured(models, plain):
@@ -85,7 +162,7 @@ def test_measuring_counts_as_time_of_the_first_clip_alone(models):
     assert "plan" in captioner.caption(LONG).timings
 
 
-@pytest.mark.parametrize("at", range(5))
+@pytest.mark.parametrize("at", range(8))
 def test_a_clip_goes_on_with_any_drafter_that_was_tried(models, plain, at, monkeypatch):
     """Whichever drafter is judged best, it knows the text as if it had drafted from the start."""
     captioner = auto(models)
@@ -100,6 +177,29 @@ def test_a_clip_goes_on_with_any_drafter_that_was_tried(models, plain, at, monke
     assert again.counters["visual_tokens_kept"] == _kept(option, again.counters["visual_tokens"])
 
 
+def test_what_is_written_on_the_way_is_remembered(models, plain, tmp_path, monkeypatch):
+    """By the clip that was measured, from where it goes on with the chosen drafter, and by those behind it."""
+    monkeypatch.setattr(planned.Planner, "settle", _only(planned.Planner.settle, "suffix, from the text"))
+    file = tmp_path / "captions"
+    captioner = auto(models, **{"draft.memory": str(file)})
+    records = [captioner.caption(LONG) for _ in range(3)]
+    assert all(record.token_ids == plain[LONG] for record in records)
+    passes = [record.counters["target_forwards"] for record in records]
+    assert passes[2] <= passes[1] < 0.4 * len(plain[LONG]), "the first one's text is known"
+    captioner.close()
+    known = MemoryFile(file, identity(models["target"]).tokenizer, 1000).read()
+    assert list(known) == 3 * [-1, *plain[LONG]]
+
+
+def test_what_is_to_be_forgotten_is_so_by_all_that_may_draft(models, monkeypatch):
+    monkeypatch.setattr(planned.Planner, "settle", _only(planned.Planner.settle, "suffix, from the text"))
+    captioner = auto(models)
+    passes = [captioner.caption(LONG).counters["target_forwards"] for _ in range(2)]
+    captioner.forget(plan=False)
+    passes.append(captioner.caption(LONG).counters["target_forwards"])
+    assert captioner.chooser.plan is not None and passes[2] > 1.5 * passes[1]
+
+
 def _only(settle, name):
     def alone(self, trial, conditions, batch=1):
         plan = settle(self, trial, conditions, batch)
@@ -111,7 +211,7 @@ def _only(settle, name):
 
 
 def _kept(option, tokens):
-    if option.overrides["draft.kind"] == "text_only":
+    if option.overrides["draft.kind"] in ("text_only", "ngram", "suffix"):
         return 0
     return max(1, round((1 - option.overrides["prune.alpha"]) * tokens))
 
@@ -313,7 +413,8 @@ def test_what_passes_of_several_clips_take_is_measured_on_copies(models, monkeyp
         for rows in (1, 4):
             expected = 1 + 0.1 * clips + 0.01 * clips * rows
             assert conditions.verify_many(clips, clips * rows) == pytest.approx(expected, rel=0.1)
-        for one in trial.drafts:
+        assert all(one.tq_many is None for one in trial.drafts if one.name.endswith("from the text")), "no pass"
+        for one in (one for one in trial.drafts if one.tq_many is not None):
             assert one.tq_many(clips) == pytest.approx(0.2 * (1 + 0.11 * clips)) and one.tq_many(1) == one.tq
     assert 0 < conditions.ahead < conditions.first and trial.most == SIZES[-1]
     assert plan.chosen.batch == 32, "on such a machine more clips always gain"
@@ -366,7 +467,7 @@ def test_a_measurement_serves_runs_that_it_tells_of(models, told_of_all):
 def test_in_company_nobody_is_measured_anew_and_windows_keep_what_they_heard(models, plain, monkeypatch, told_of_all):
     learned = []
     learn = Pace.learn
-    monkeypatch.setattr(Pace, "learn", lambda self, *args: (learned.append(len(self._windows)), learn(self, *args))[1])
+    monkeypatch.setattr(Pace, "learn", lambda self, *args: (learned.append(self), learn(self, *args))[1])
     captioner = auto(models, **SHORTER)
     source = Given(captioner, 5 * [LONG])
     small = profiles.load("auto", asked(**{"models.target": "t", "models.draft": "d", "video.frames": 2}), env={})
@@ -375,7 +476,7 @@ def test_in_company_nobody_is_measured_anew_and_windows_keep_what_they_heard(mod
     source.left.insert(3, Request(str(LONG), read, key="other"))
     ended, _ = folder(captioner, source, 4)
     assert [key for key, caption in ended.items() if "plan" in caption.timings] == [(0, LONG)]
-    assert learned in ([], [1]), "once, when nobody else was in flight"
+    assert sum(pace is captioner.pace for pace in learned) <= 1, "once, by the clip that was measured"
     again, _ = folder(captioner, Given(other, [LONG]), 4)
     assert all("plan" in caption.timings for caption in again.values()), "without company it is"
 

@@ -10,6 +10,7 @@ from fake_captioner import TEXT, FakeCaptioner
 
 from vidspec.cli.ask import Form, Session
 from vidspec.cli.interrupts import Terminated
+from vidspec.report.watching import ReportFile
 from vidspec.telling.events import Round
 
 SAID = " ".join(TEXT.split())
@@ -173,3 +174,30 @@ def test_ctrl_c_stops_an_answer_and_not_the_session(session, monkeypatch):
     assert session.out.getvalue() == f"A [stopped]\n{TEXT}\n\n"
     assert [one.question for one in session.dialogue.exchanges] == ["Hm?"]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("text, shown", [("\n".join(TURNS), TURNS), (TURNS[0], TURNS[:1])])
+def test_a_page_of_a_talk(piped, text, shown):
+    assert piped(text, "good.mp4", "--report", "talk.html").code == 0
+    with open("talk.html") as file:
+        page = file.read()
+    assert all(f"good.mp4: {one}" in page for one in shown) and 'class="t ' in page
+
+
+def test_a_page_shows_what_failed_and_not_what_was_given_up(piped, session, tmp_path, monkeypatch):
+    assert piped("One?\nTwo?\n", "missing.mp4", "--report", "talk.html").code == 1
+    with open("talk.html") as file:
+        assert "decode_video/missing" in file.read()
+    session.page = ReportFile(tmp_path / "page.html", session.dialogue)
+    events = session._told(session.dialogue.stream("Never answered?"))
+    next(events)
+    events.close()
+    assert session.terminal(said("What moves?"), quiet=True) == 0
+    assert [one.record["question"]["prompt"] for one in session.page._clips] == ["What moves?"]
+
+
+def test_a_page_that_cannot_be_written_is_told_before_anything_is_loaded(piped):
+    made = len(FakeCaptioner.made)
+    ran = piped("One?", "good.mp4", "--report", "talk.txt")
+    assert (ran.code, ran.err) == (2, "error: --report talk.txt: must end in .html\n")
+    assert len(FakeCaptioner.made) == made

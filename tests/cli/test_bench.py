@@ -1,4 +1,5 @@
 import json
+import sys
 
 import pytest
 
@@ -106,8 +107,11 @@ def test_compare(vidspec, results):
         (("throughput", "a.mp4", "--batch", "0"), "--batch 0: must be increasing numbers"),
         (("throughput", "a.mp4", "--profile", "ar", "--profile", "ar"), "--profile names ar twice"),
         (("throughput", "a.mp4", "--profile", "no-such"), "no-such"),
-        (("throughput", "a.mp4", "--peer", "vllm"), "--peer vllm needs --vllm-python"),
-        (("throughput", "a.mp4", "--peer", "mlx"), "--peer"),
+        (("throughput", "a.mp4", "--peer", "vllm"), "--peer vllm: must be one of generate-batched, vllm=PYTHON"),
+        (("throughput", "a.mp4", "--peer", "openvino=python"), "must be one of generate-batched, vllm=PYTHON"),
+        (("--peer", "vllm"), "--peer vllm: must be one of openvino=PYTHON, vllm=PYTHON, vllm-draft"),
+        (("--peer", "vllm=no/python"), "--peer vllm=no/python: no/python cannot be run"),
+        (("--peer", f"vllm={sys.executable}", "--peer", f"vllm={sys.executable}"), "--peer names vllm twice"),
         (("throughput", "a.mp4", "--output", "no/x.json"), "--output no/x.json: there is no folder no"),
         (("throughput", "a.mp4", "--profile", "ar", "--draft", "x"), "--draft needs --target"),
     ],

@@ -25,7 +25,7 @@ class ToyText:
         self.asked = []
 
     def _hash(self, salt, prefix):
-        return random.Random(hash((self.seed, salt, tuple(prefix))))
+        return random.Random(repr((self.seed, salt, tuple(prefix))))  # a hash of text is another in every process
 
     def greedy(self, prefix, salt="target"):
         rng = self._hash(salt, prefix)
@@ -96,15 +96,16 @@ class Case:
             eos_rate=rng.choice([0.0, 0.0, 0.05, 0.3]),
             sampled=self.sampled,
         )
-        await_kept = rng.random() < 0.5
+        await_kept, overlap = rng.random() < 0.5, rng.random() < 0.6
         self.settings = Settings(
             max_new_tokens=rng.choice([1, 2, 3, 7, 16, 24]),
             eos=frozenset({EOS}),
-            overlap=rng.random() < 0.6,
+            overlap=overlap,
             startup=rng.choice([None, 1, 2, 5, 40]),
             rows=rng.choice([1, 2, 3, 6, 64]),
             kept=None,
             await_kept=await_kept,
+            late=await_kept and overlap and rng.random() < 0.5,
         )
         whole = rng.random() < 0.4  # whole numbers: many events at the same instant
 

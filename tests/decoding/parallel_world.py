@@ -78,6 +78,8 @@ class World(Bell):
 class Span:
     """A cache: how long the prompt in it is, and the tokens behind it."""
 
+    offset = 0
+
     def __init__(self, text):
         self.text, self.prompt, self.tokens = text, 0, []
 
@@ -88,6 +90,13 @@ class Span:
     def rollback(self, length):
         assert self.prompt <= length <= self.length
         del self.tokens[length - self.prompt :]
+
+    def gather(self, start, kept):
+        """Of a prompt it keeps the first half, and all tokens behind it."""
+        half = self.prompt // 2
+        assert start == 0 and kept.tolist() == [*range(half), *range(self.prompt, self.length)]
+        assert self.offset == self.prompt - half, "positions move, or it is pruned twice"
+        self.prompt = half
 
 
 class Stretch:
@@ -194,9 +203,9 @@ class DraftClip(drafts.DraftClip):
     def __init__(self, order, engine):
         self.number, self.engine, self.trace = order.clip, engine, Trace()
         self._kind = self
-        self.opening = SimpleNamespace(read=self.prefill)
+        self.opening = SimpleNamespace(read=self.prefill, rows=lambda prefix: torch.arange(prefix.length // 2))
         self.text, self.length, self.steps_of_look = order.prompt
-        self._look, self._text, self._prefill = order.eager, None, None
+        self._look, self._text, self._prefill, self._prune, self._prefix = order.eager, None, None, None, None
         self._eos, self._epoch, self._until = frozenset(), 0, 0
 
     def look(self, opening):
@@ -357,6 +366,7 @@ class Case:
             ),
             limits=Limits(rng.choice([1, 3, 8, 16]), frozenset({EOS})),
             pruner="attention" if kept else None,
+            late=kept and schedule.prefill == "parallel" and rng.random() < 0.5,
             room=9,
         )
         length, looks = rng.randint(1, self.prompts), rng.randrange(3)
@@ -429,4 +439,6 @@ def check(text, limits, rounds):
     for one in rounds:
         assert len(one.origins) == len(one.token_ids) >= 1
         assert one.origins.count("draft") == one.accepted
+        assert [other.at for other in one.rejected] == [one.accepted] * one.origins.count("correction")
+        assert all(one.token_ids[other.at] != other.token for other in one.rejected)
         assert one.drafted == one.accepted + one.wasted and 0 <= one.aborted <= one.wasted

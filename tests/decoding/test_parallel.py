@@ -17,6 +17,7 @@ from vidspec.decoding.protocol import (
     PrefillTarget,
     Propose,
     Proposed,
+    Prune,
     Ready,
     Rollback,
     Send,
@@ -85,6 +86,17 @@ def test_the_draft_starts_when_the_kept_tokens_are_known():
     sends, outcome = one.receive(Kept((1, 5)))
     assert outcome is None
     assert sends == [Send("draft", PrefillDraft((1, 5), frozenset({EOS}))), Send("draft", Propose(0, 4))]
+
+
+def test_a_draft_that_prunes_late_reads_everything_and_is_told_once():
+    one = scheduler(await_kept=True, late=True)
+    whole = PrefillDraft(None, frozenset({EOS}))
+    assert one.start() == [Send("target", PrefillTarget()), Send("draft", whole), Send("draft", Propose(0, 20))]
+    one.receive(Ready("draft", 0.1))
+    one.receive(Proposed(0, 0, 7, 0.0))
+    assert one.receive(Kept((1, 5))) == ([Send("draft", Prune((1, 5)))], None)
+    sends, outcome = one.receive(Ready("target", 1.0, 7))
+    assert outcome.accepted == 1 and not [send for send in sends if isinstance(send.message, Rollback | PrefillDraft)]
 
 
 def ready(*startup, **options):

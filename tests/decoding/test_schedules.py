@@ -50,6 +50,9 @@ def check_counters(rounds, one, gamma):
         assert len(step.origins) == len(step.token_ids) >= 1
         assert step.drafted >= step.accepted == step.origins.count("draft")
         assert step.drafted <= gamma
+        wrong = [(other.at, other.token) for other in step.rejected]
+        assert [at for at, _ in wrong] == [step.accepted] * step.origins.count("correction")  # of a chain
+        assert all(step.token_ids[at] != token for at, token in wrong)
     for step in rounds[:-1]:
         assert len(step.token_ids) == step.accepted + 1
     assert counters.drafted == sum(step.drafted for step in rounds) >= counters.accepted
@@ -100,6 +103,10 @@ def test_a_tree_changes_nothing(seed, share, tree, gamma, limits):
         step.origins.count("target") for step in rounds
     )
     assert all(step.accepted <= min(gamma, max(map(len, tree.split()))) for step in rounds)
+    for step in rounds:
+        others = {other.at: other.token for other in step.rejected}
+        assert all(step.token_ids[at] != token for at, token in others.items())
+        assert ("correction" in step.origins) <= (step.accepted in others)
     if share == 0 and tree != "1 10":  # the best child is always right
         depth = min(gamma, max(len(word) for word in tree.split() if set(word) == {"0"}))
         assert all(step.accepted == depth for step in rounds[1:-2])

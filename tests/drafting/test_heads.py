@@ -319,3 +319,19 @@ def test_a_head_with_one_axis_counts_the_tokens_of_the_prompt(pairs, monkeypatch
     for emitted, tokens in rounds[:5]:
         found, _ = pair.expected(emitted, len(tokens), axis=[0] * (heads.WIDTH // 2), one_axis=True, norm_first=True)
         assert list(tokens) == found
+
+
+@pytest.mark.parametrize("family", [QWEN3, HYBRID])
+def test_several_questions_about_a_clip(pairs, family):
+    """Heads look at the target's prefill, which reads the whole prompt of each."""
+    pair, questions = pairs(family), ("What is there?", "What moves?")
+    fast, plain = pair.captioner(), pair.captioner("ar")
+    dialogue = fast.dialogue("0", clip=clip(0))
+    for question in questions:
+        said = dialogue.exchanges
+        answer = dialogue.ask(question)
+        assert answer.token_ids == plain.caption("0", clip=clip(0), prompt=question, earlier=said).token_ids
+        assert (answer.question["reused"], answer.question["reused_by_draft"]) == (0, None)
+    together = fast.captions("0", questions, clip=clip(0))
+    alone = [plain.caption("0", clip=clip(0), prompt=question) for question in questions]
+    assert [one.token_ids for one in together] == [one.token_ids for one in alone]

@@ -5,7 +5,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from models import checkpoints, checkpoints_internvl, checkpoints_llava, checkpoints_qwen, checkpoints_smolvlm
+from models import (
+    checkpoints,
+    checkpoints_gemma4,
+    checkpoints_internvl,
+    checkpoints_llava,
+    checkpoints_omni,
+    checkpoints_qwen,
+    checkpoints_smolvlm,
+)
 
 from vidspec import video
 from vidspec.decoding.setup import prefilled
@@ -20,7 +28,9 @@ MODELS = {
     "llava_onevision": lambda: checkpoints.adapter(checkpoints.TIED),
     "llava": lambda: checkpoints_llava.adapter(checkpoints_llava.Kind("llava")),
     "llava_next": lambda: checkpoints_llava.adapter(checkpoints_llava.Kind("llava_next")),
+    "gemma4": checkpoints_gemma4.adapter,
     "internvl": checkpoints_internvl.adapter,
+    "qwen2_5_omni": checkpoints_omni.adapter,
     "smolvlm": checkpoints_smolvlm.adapter,
     **{family: partial(checkpoints_qwen.adapter, checkpoints_qwen.Kind(family)) for family in checkpoints_qwen.EVERY},
 }

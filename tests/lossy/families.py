@@ -11,7 +11,7 @@ from vidspec.registry import families
 
 PROMPT = "Describe the video."
 #: Without those whose blocks keep states, and those of another's blocks.
-FAMILIES = sorted({*families.names()} - {"internvl", "smolvlm", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
+FAMILIES = sorted({*families.names()} - {"gemma4", "internvl", "smolvlm", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
 ROOM = 16
 
 

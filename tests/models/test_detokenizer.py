@@ -62,6 +62,13 @@ def test_a_character_comes_whole():
     assert pieces(ids)[0] == ["", "", "", "🚲"]
 
 
+def test_what_another_token_would_add():
+    one, two = WORDS.encode("a cat", add_special_tokens=False)[:2]
+    text = Detokenizer(WORDS)
+    assert [text.instead(two), text.add(one), text.instead(SPECIALS[0])] == [full([two]), "a", ""]
+    assert text.instead(two) == text.add(two) == full([one, two])[1:]
+
+
 def test_special_tokens_add_nothing():
     ids = WORDS.encode("a cat", add_special_tokens=False)
     for special in SPECIALS:

@@ -88,6 +88,7 @@ REFUSED = [
     ("fastv", {}, "cannot be pruned"),
     ("vanilla-sd", {"draft.gamma": 33}, "at most 32"),
     ("hippo", {}, "schedule.startup: window"),
+    ("hippo", {"schedule.startup": "window"}, "prune.when: wait"),
 ]
 
 

@@ -7,6 +7,7 @@ from transformers import LlavaNextProcessor
 from vidspec.models.identity import related
 from vidspec.models.known_pairs import RESOLUTIONS, known, visual_tokens
 from vidspec.models.preprocess_qwen import GridRules
+from vidspec.models.qwen2_5_omni import MAX_PIXELS, MIN_PIXELS
 from vidspec.registry import families
 
 MODELS = {model.name: model for pair in known() for model in (pair.target, pair.draft) if model is not None}
@@ -24,6 +25,7 @@ def rules(**settings):
 
 QWEN = {
     "qwen2_5_vl": rules(patch=14, min_pixels=3136, max_pixels=12845056, whole_clip=False),
+    "qwen2_5_omni": rules(patch=14, min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS, whole_clip=False),
     "qwen3_vl": rules(patch=16, min_pixels=4096, max_pixels=25165824, whole_clip=True),
 }
 

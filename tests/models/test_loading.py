@@ -95,7 +95,10 @@ def test_unknown_family(tmp_path):
             "video_llava",
             "type video_llava (Video-LLaVA) are not supported; nearest: llava_onevision, such as llava-hf/",
         ),
-        ("qwen3_6", "type qwen3_6 are not supported; nearest: qwen3_5, such as Qwen/Qwen3.5-9B; supported: internvl,"),
+        (
+            "qwen3_6",
+            "type qwen3_6 are not supported; nearest: qwen3_5, such as Qwen/Qwen3.5-9B; supported: gemma4, internvl,",
+        ),
         ("internvl_chat", "take the checkpoint whose name ends in -HF) are not supported; nearest: internvl;"),
         ("gpt2", "type gpt2 are not supported; supported:"),
     ],

@@ -8,6 +8,8 @@ from engine.passing import forward
 
 from models.checkpoints import as_masks, causal
 from models.checkpoints_qwen import CLASSES, QWEN3, QWEN25, Kind, adapter, pixels, save, stock, tokenizer
+from vidspec.decoding.workers.text import DraftText
+from vidspec.engine.asks import alone
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.errors import GenerationError, ModelError
@@ -159,6 +161,24 @@ def test_pruned_prompt_is_the_prompt_with_hidden_rows(case):
     mask[..., dropped, dropped] = 0  # a row that sees nothing would be NaN
     torch.testing.assert_close(got, case.expected(NEW[:6], mask)[-7:], **CLOSE)
     assert state.span.length == len(rows) + 6
+
+
+def test_a_cache_pruned_behind_drafted_tokens_is_the_whole_with_hidden_rows(case):
+    """Prompt and first tokens saw everything; the later ones do not see the dropped rows. All positions stay."""
+    _, rows = pruned(case)
+    text = DraftText(case.engine, case.prefill())
+    text.cut(0, NEW[:4])
+    alone(text.extend())  # four are read now
+    text.cut(3, NEW[3:4])  # and one is given back
+    text.prune(rows)
+    assert text.span.length == len(rows) + 3
+    text.cut(2, NEW[2:])
+    got = forward(case.engine, text.span, NEW[2:]).logits
+    length = case.prefix.length
+    mask = causal(length + len(NEW))
+    dropped = sorted(set(range(length)) - set(rows.tolist()))
+    mask[..., length + 2 :, dropped] = float("-inf")
+    torch.testing.assert_close(got, case.expected(NEW, mask)[-6:], **CLOSE)
 
 
 def test_keep_moves_what_belongs_to_a_token(case):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vidspec.bench.interleaved import Row
+from vidspec.bench.talk import of_turn
 from vidspec.errors import UsageError
 from vidspec.papers import measured as paper_tables
 from vidspec.papers import suites, tables
@@ -117,11 +118,14 @@ UNPRINTED = {
 
 @pytest.mark.parametrize("name", [name for name in TABLES if TABLES[name].claims])
 def test_every_row_of_a_replayed_table_has_its_figures(name):
+    def rows_of(table):
+        return [(method, own) for own, part in ((False, table.rows), (True, table.own)) for _, method in part]
+
     table, found = TABLES[name], paper_tables.claims(name)
-    rows = [(method, own) for own, part in ((False, table.rows), (True, table.own)) for _, method in part]
-    assert {method for method, own in rows[1:] if (method, own) not in found} == UNPRINTED.get(name, set())
+    assert {method for method, own in rows_of(table)[1:] if (method, own) not in found} == UNPRINTED.get(name, set())
     if name == table.claims:  # its own file: nothing of it is left out but what the suite says cannot be run
-        assert set(found) - set(rows) <= {("OnSD", True)}
+        shown = {row for one in TABLES.values() if one.claims == name for row in rows_of(one)}
+        assert set(found) - shown <= {("OnSD", True)}
 
 
 def test_a_papers_table_holds_ours_beside_theirs_in_their_order():
@@ -174,6 +178,21 @@ def test_single_questions_stand_beside_the_papers_first_turn_and_not_beside_both
     printed = {line.split("`")[1]: line.rsplit("|", 2)[1].strip() for line in text.splitlines() if " | `" in line}
     assert printed == {"ar": "-", "tabed-m": "2.24", "tabed-t": "2.23", "tabed-mt": "2.31", "tabed-mt-star": "2.31"}
     assert text.splitlines()[-1].endswith("its speed-up, average of the first turn.")
+
+
+def test_turns_stand_apart_beside_the_papers_own():
+    rows = [
+        row(of_turn(label, turn), tokens_per_target_pass=2.0 + turn) for turn in range(3) for label in suite("tabed-1")
+    ]
+    first, second, third = paper_tables.markdown(["tabed-1"], rows, "ar").split("### ")[1:]
+    for text, paper, length in ((first, "2.24", 2), (second, "2", 3)):
+        (shown,) = (line for line in text.splitlines() if "`tabed-m`" in line)
+        assert shown.rsplit("|", 2)[1].strip() == paper and f"tokens / target pass {length:.2f}" in shown
+    assert "average of the first turn." in first and "average of the second turn." in second
+    assert "(`tabed-1`), turn 2\n" in second and "same tokens as ar, turn 2" in second
+    assert "(`tabed-1`), turn 3\n" in third and "LLaVA-1.5" not in third  # of which the paper says nothing
+    for name in ("tabed-1", "tabed-10"):
+        assert "both" not in TABLES[name].benchmark + TABLES[name].second
 
 
 def test_a_table_without_printed_figures_and_a_row_that_was_left_out():

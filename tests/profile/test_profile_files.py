@@ -43,6 +43,7 @@ def said(name):
 IN_TURNS = {"draft.kind": "model", "schedule.kind": "sequential"}
 TENTH = {**IN_TURNS, "prune.alpha": 0.9}
 BESIDE = {**TENTH, "draft.gamma": "auto", "schedule.kind": "parallel", "schedule.prefill": "parallel"}
+LATE = {**BESIDE, "prune.when": "late", "schedule.startup": "fit"}
 LOOSE = {**TENTH, "draft.gamma": 10, "prune.method": "uniform"}
 
 
@@ -55,9 +56,9 @@ LOOSE = {**TENTH, "draft.gamma": 10, "prune.method": "uniform"}
         ("self-specvlm", {**TENTH, "draft.kind": "self", "draft.topology": "tree", "prune.method": "specvlm"}),
         (
             "hippo-no-attn",
-            {**BESIDE, "prune.method": "hippo", "prune.attention_term": False, "schedule.startup": "fit"},
+            {**LATE, "prune.method": "hippo", "prune.attention_term": False},
         ),
-        ("hippo-frame", {**BESIDE, "prune.method": "frame", "schedule.startup": "fit"}),
+        ("hippo-frame", {**LATE, "prune.method": "frame"}),
         ("hippo-no-vpsd", {**TENTH, "prune.method": "hippo", "prune.keys": "visual"}),
         ("parallelvlm-alpha-0.5", {**BESIDE, "prune.method": "uv", "prune.alpha": 0.5}),
         ("lvspec-0.2", {**LOOSE, "accept.rule": "lvspec", "accept.lam": 0.2, "accept.tolerance": False}),

@@ -286,6 +286,14 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
             "models.pair: excludes models.target and models.draft; nearest valid choice: models.pair: embedded alone",
         ),
         (
+            {
+                **{"schedule.kind": "parallel", "schedule.prefill": "parallel"},
+                **{"prune.method": "uniform", "prune.when": "late", "prune.positions": "compact"},
+            },
+            "prune.when: late prunes what has been read at its positions, and prune.positions is compact; "
+            "nearest valid choice: prune.when: wait, or prune.positions: original",
+        ),
+        (
             {"models.draft": "x"},
             "models.target: is needed with models.draft; nearest valid choice: name a target, or models.pair: embedded",
         ),

@@ -1,5 +1,7 @@
 """The attention signal and its pruner on trained weights, against the library's own eager attention."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import AutoModelForImageTextToText
@@ -7,6 +9,7 @@ from transformers import AutoModelForImageTextToText
 from pruning.given import best
 from vidspec.models import loading
 from vidspec.pruning.attention import Attention
+from vidspec.pruning.base import ranked
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +33,18 @@ def literal(weights, rows, visual):
             for at in visual
         ]
     )
+
+
+def test_ranks_say_what_any_budget_would_keep(prefill):
+    """A page shows other budgets by them alone."""
+    taps = SimpleNamespace(attention=True, keys="all", attention_scores=prefill.signals.attention, block_scores={})
+    ((name, ranks),) = ranked(taps)
+    count = len(prefill.prefix.visual)
+    assert name == "attention" and (min(ranks), max(ranks), len(ranks)) == (0, 255, count)
+    order = prefill.signals.attention.argsort().tolist()
+    assert [ranks[token] for token in order] == sorted(ranks) == [255 * at // (count - 1) for at in range(count)]
+    taps = SimpleNamespace(attention=False, keys="all", block_scores={3: torch.tensor([0.5, 0.1, 0.2])})
+    assert ranked(taps) == (("attention@3", bytes((255, 0, 127))),) and ranked(None) == ()
 
 
 def test_scores_equal_the_eager_weights(prefill, eager):

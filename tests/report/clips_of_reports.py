@@ -10,12 +10,13 @@ from vidspec.bench.interleaved import Row
 from vidspec.embedded.samples import shipped
 from vidspec.report.clip import Clip
 from vidspec.report.pictures import Picture
-from vidspec.telling.events import Loosened, Prefilled, Round
+from vidspec.telling.events import Loosened, Prefilled, Rejected, Round
 from vidspec.telling.trace import Span
 
 PATH = str(shipped()[0])
 #: Two frames of 2 x 2 tokens; the draft sees one of the first and two of the second.
-SEEN = Prefilled(20, 8, (0, 4, 5), (1, 2), (4, 4), 0.5, (2, 2, 2), tuple(range(8)))
+SIGNALS = (("attention", bytes((255, 109, 0, 36, 218, 182, 72, 145))), ("attention@2", bytes(8)))
+SEEN = Prefilled(20, 8, (0, 4, 5), (1, 2), (4, 4), 0.5, (2, 2, 2), tuple(range(8)), signals=SIGNALS)
 ROUNDS = (
     Round((7,), ("target",), 0, 0, 0.0, texts=("A",)),
     Round(
@@ -28,6 +29,7 @@ ROUNDS = (
         0.3,
         (" red", " <b>circle</b>", "\nmoves"),
         loosened=(Loosened(1, 5, "relevance", relevance=0.25),),
+        rejected=(Rejected(2, 8, " stays"), Rejected(2, 9)),
     ),
     Round((4, 9), ("draft", "bonus"), 1, 1, 1.0, 0.1, 0.3, (" left.", "")),
 )

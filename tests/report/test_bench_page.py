@@ -21,6 +21,13 @@ def test_a_page_says_what_was_run_where_and_by_which_models(tmp_path, demo):
     file = tmp_path / "page.html"
     write_bench(file, MEASURED, "ar", "vidspec bench run 'a <b>.mp4'", {"cores": 2}, demo=demo)
     page = file.read_text(encoding="utf-8")
+    assert page.count('<svg class="plane"') == 1 and "Left out" not in page
     assert "vidspec bench run &#39;a &lt;b&gt;.mp4&#39;" in page and "<dt>cores</dt><dd>2</dd>" in page
     assert page.count('<div class="bar">') == 9 and "in distribution" in page and "2.50x, from 2.00x to 4.00x" in page
     assert ('class="demo-bar"' in page, "know drawn shapes only: the figures" in page) == (demo, demo)
+
+
+def test_a_page_says_why_a_peer_has_no_row(tmp_path):
+    file = tmp_path / "page.html"
+    write_bench(file, MEASURED, "ar", "vidspec bench", {}, demo=False, left={"vllm": "knows no <family>"})
+    assert "<dt>vllm</dt><dd>knows no &lt;family&gt;</dd>" in file.read_text(encoding="utf-8")

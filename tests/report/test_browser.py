@@ -133,6 +133,34 @@ def test_what_the_draft_saw_is_uncovered_and_frames_grow(pages):
     assert visit(pages / "one.html", script).found == ["block", "none", True, "true"]
 
 
+def test_a_slider_covers_all_but_the_highest(pages):
+    script = """
+    const canvases = [...document.querySelectorAll(".frames canvas")], range = document.querySelector(".sift input");
+    const covered = () => canvases.map((one) => one.hidden ? null :
+      [0, 1, 2, 3].filter((at) => one.getContext("2d").getImageData(at % 2, at >> 1, 1, 1).data[3]).length);
+    const to = (value) => { range.value = value; range.dispatchEvent(new Event("input")); return covered(); };
+    const veil = document.querySelector(".unveil"), select = document.querySelector(".sift select");
+    const found = [range.value, covered(), to(0), to(50), to(100), veil.checked];
+    select.selectedIndex = 1;
+    select.dispatchEvent(new Event("change"));
+    found.push(to(50), document.querySelector(".sift output").textContent, select.value);
+    veil.click();
+    return [...found, covered()];
+    """
+    assert visit(pages / "one.html", script).found == [
+        "38",
+        [None, None],
+        [3, 4],
+        [3, 1],
+        [0, 0],
+        False,
+        [4, 4],
+        "50% by",
+        "the target's attention in block 2",
+        [None, None],
+    ]
+
+
 def test_the_timeline_grows_and_shows_decoding(pages):
     script = """
     const lanes = document.querySelector(".lanes"), scroll = lanes.parentElement;

@@ -11,6 +11,8 @@ def test_every_token_says_who_wrote_it_and_when():
     assert [one.round for one in tokens] == [0, 1, 1, 1, 2, 2]
     assert "given by the target's prefill" in tokens[0].about
     assert "round 1: 4 drafted, 2 accepted; 500 ms after the prefill" in tokens[1].about
+    assert "2 accepted; the draft proposed “ stays”, “∎” here; 500 ms" in tokens[3].about
+    assert sum("the draft proposed" in one.about for one in tokens) == 1
     assert tokens[2].about.endswith("let pass by relevance, the target wanted “ square”; visual relevance 0.250")
     assert clip().origins == {"draft": 2, "correction": 1, "bonus": 1, "loose": 1, "target": 1}
 
@@ -24,9 +26,14 @@ def test_a_record_alone_tells_the_counts_and_what_it_lacks():
         "Who wrote which token",
         "Where in a frame the draft saw",
         "The timeline",
-        "Rejected proposals and the target's probabilities",
+        "The target's probabilities",
     ]
-    assert [said.partition(":")[0] for said in clip().missing] == ["Rejected proposals and the target's probabilities"]
+    assert [said.partition(":")[0] for said in clip().missing] == ["The target's probabilities"]
+
+
+def test_a_clip_that_is_asked_several_things_is_named_by_what_it_was_asked():
+    assert Clip(told(question={"prompt": "What\nmoves?"})).name.endswith(".mp4: What\\nmoves?")
+    assert Clip(told(question=None)).name.endswith(".mp4")
 
 
 def test_windows_hold_what_was_drafted_and_the_targets_own():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from report.clips_of_reports import PATH, SEEN, clip, told
+from report.clips_of_reports import PATH, SEEN, SIGNALS, clip, told
 from vidspec import video
 from vidspec.errors import OutputError, UsageError, VideoError
 from vidspec.report import folder as folders
@@ -60,6 +60,15 @@ def test_the_veil_covers_what_the_draft_did_not_see(times):
         32,
     )  # below and right of the one that is seen
     assert line.all(-1).sum() == 63 and line[31].all() and line[:, 31].all()
+
+
+def test_signals_are_laid_out_frame_by_frame(times):
+    """Of tokens in another order than their cells, the last of them a separator."""
+    seen = replace(SEEN, cells=(4, 5, 6, 7, 0, 1, 2, -1), signals=SIGNALS[:1])
+    found = pictures(told(video={"timestamps": times}), seen, 10**6)
+    assert [one.sides for one in found] == [(2, 2), (2, 2)]
+    levels = [[list(base64.b64decode(level)) for level in one.levels] for one in found]
+    assert levels == [[[218, 182, 72, 0]], [[255, 109, 0, 36]]]
 
 
 def test_a_frame_that_the_draft_saw_whole_has_no_veil(times):

@@ -47,9 +47,9 @@ class Reads(Protocol):
     def close(self) -> None: ...
 
 
-def helping(captioner: object) -> tuple[Prepare | None, Refuse | None]:
-    """What a captioner may have for a :class:`Feed`: its ``prepare`` and its ``refuse``."""
-    return getattr(captioner, "prepare", None), getattr(captioner, "refuse", None)
+def helping(captioner: object) -> tuple[Prepare | None, Refuse | None, float | None]:
+    """What a captioner may have for a :class:`Feed`: its ``prepare``, its ``refuse``, and how much it ``hears``."""
+    return getattr(captioner, "prepare", None), getattr(captioner, "refuse", None), getattr(captioner, "hears", None)
 
 
 def reader_count(how: How, clips: int | None = None) -> int:
@@ -79,6 +79,7 @@ class Feed:
         prepare: the captioner's preprocessing, done here so that it need not be done later; what goes wrong in it will
             go wrong again there, and is reported then.
         refuse: the captioner's objections to a clip, heard before it is decoded.
+        hears: seconds of sound that are read with the frames at most; None for none.
         most_bytes: of frames and what was prepared from them.
 
     Attributes:
@@ -92,10 +93,12 @@ class Feed:
         readers: Sequence[Reads],
         prepare: Prepare | None = None,
         refuse: Refuse | None = None,
+        hears: float | None = None,
         *,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self.how, self.bell = how, Bell()
+        self._video = {**how.video, "sound": hears}
         self._tasks, self._prepare, self._refuse, self._most = iter(tasks), prepare, refuse, most_bytes
         self._readers, self._in_turn = readers, len(readers) == 1
         self._changed = threading.Condition()
@@ -275,11 +278,11 @@ class Feed:
         check = partial(self._refuse, work.path, work.prompt) if self._refuse is not None else None
         began = time.monotonic()
         try:
-            clip = reader.read(work.path, work.start, work.end, self.how.video, check)
+            clip = reader.read(work.path, work.start, work.end, self._video, check)
         except Exception as error:
             return replace(work, error=error, read_s=time.monotonic() - began)
         read_s = time.monotonic() - began
-        held = 0 if clip is None else clip.frames.nbytes
+        held = 0 if clip is None else clip.nbytes
         if clip is not None and self._prepare is not None:
             with suppress(Exception):
                 held += self._prepare(clip)

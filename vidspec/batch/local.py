@@ -31,10 +31,10 @@ def outcomes(
     ``readers`` may have been started before; they are closed in the end.
     """
     tasks = list(tasks)
-    prepare, refuse = helping(captioner)
+    prepare, refuse, hears = helping(captioner)
     if how.baseline or (len(tasks) < 2 and how.segment is None):
         prepare = None  # it would be missing from times that are compared, and there is nothing to do it beside
     elif (beside := getattr(captioner, "look_beside", None)) is not None:
         beside()
-    with closing(Feed(tasks, how, readers or readers_for(how, len(tasks)), prepare, refuse)) as feed:
+    with closing(Feed(tasks, how, readers or readers_for(how, len(tasks)), prepare, refuse, hears)) as feed:
         yield from run(captioner, feed, how, observer)

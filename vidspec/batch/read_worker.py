@@ -1,10 +1,10 @@
 """The process that reads clips for another: ``python -m vidspec.batch.read_worker``. Loads no model.
 
 It says that it is ready with one byte. Requests are lines of JSON on standard input. An answer is the length of a
-header (8 bytes, big endian), the header as JSON, and for frames their bytes and those of their timestamps. Where a
-request says ``check``, a header ``planned`` comes first, how many frames of what height and width there will be, and
-``go`` or ``stop`` is waited for. The process ends when its standard input does, whatever it is doing then, so that it
-never outlives the run it belongs to.
+header (8 bytes, big endian), the header as JSON, and for frames their bytes, those of their timestamps and of their
+sound. Where a request says ``check``, a header ``planned`` comes first, how many frames of what height and width there
+will be, and ``go`` or ``stop`` is waited for. The process ends when its standard input does, whatever it is doing then,
+so that it never outlives the run it belongs to.
 
 What a file makes a decoder take is not known before: the process limits itself to :data:`MOST_MEMORY` above what it
 has when it is ready. A file that needs more is an error, or the end of this process, and never of the machine.
@@ -78,8 +78,11 @@ def _answer(request: dict[str, Any], requests: queue.SimpleQueue[bytes], answers
         else:
             check = planned if request.pop("check") else None
             clip = video.read(**request, most_bytes=MOST_BYTES, check=check)
-            header = {"shape": clip.frames.shape, "facts": asdict(clip.facts)}
+            samples = None if clip.sound is None else len(clip.sound)
+            header = {"shape": clip.frames.shape, "samples": samples, "facts": asdict(clip.facts)}
             payload = (np.ascontiguousarray(clip.frames), np.ascontiguousarray(clip.timestamps))
+            if clip.sound is not None:
+                payload += (clip.sound,)
     except VidspecError as error:
         known = {"message": error.message, "hint": error.hint, "kind": error.kind, "stage": error.stage}
         header = {"error": known, "class": type(error).__name__}

@@ -69,11 +69,12 @@ class Reader:
                 header = self._ask({"op": "go"}, limit)
             frames = np.empty(header["shape"], np.uint8)
             timestamps = np.empty(len(frames), np.float64)
-            arrays: tuple[Any, ...] = (frames, timestamps)
+            sound = None if header["samples"] is None else np.empty(header["samples"], np.float32)
+            arrays: tuple[Any, ...] = (frames, timestamps) if sound is None else (frames, timestamps, sound)
             for array in arrays:
                 self._fill(memoryview(array).cast("B"), limit)
         facts = {**header["facts"], "damage": tuple(header["facts"]["damage"])}  # JSON has no tuples
-        return Clip(frames, timestamps, SourceFacts(**facts))
+        return Clip(frames, timestamps, SourceFacts(**facts), sound)
 
     def segments(
         self, path: str, segment: float | str, start: float | None, end: float | None

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from vidspec import video
-from vidspec.bench.peers import Clock, PeerFailed
+from vidspec.bench.peers import Clock, PeerFailed, frames_of
 from vidspec.bench.recorded import recorded
 from vidspec.engine.device import peak_bytes
 from vidspec.models import loading
@@ -78,9 +77,9 @@ class Theirs:
         return counted
 
     def _read(self, paths: Sequence[str]) -> list[Pixels]:
-        wanted = self.profile.video
-        read = (video.read(one, frames=wanted.frames, fps=wanted.fps, max_pixels=wanted.max_pixels) for one in paths)
-        return [self.target.preprocess(clip) for clip in read]
+        if self.profile.video.audio and self.target.hears is not None:
+            raise PeerFailed("generate in batches takes no sound here: --no-audio compares what is seen alone")
+        return [self.target.preprocess(frames_of(path, self.profile)) for path in paths]
 
     @torch.inference_mode()
     def _captions(self, clips: Sequence[Pixels]) -> tuple[list[list[int]], list[float]]:

@@ -18,6 +18,7 @@ from vidspec._version import __version__
 from vidspec.bench.peers import PeerFailed
 from vidspec.bench.places import places
 from vidspec.bench.predicted import predicted
+from vidspec.bench.talk import Talk
 from vidspec.bench.turns import TakingPart, rotated
 from vidspec.captioner import Captioner
 from vidspec.profile.profiles import Profile
@@ -94,6 +95,7 @@ def run(
     *,
     done: Mapping[tuple[str, str, int], Caption] | None = None,
     keep: Callable[[tuple[str, str, int], Caption], None] = lambda _key, _record: None,
+    leave: Callable[[str, str], None] = lambda _name, _why: None,
 ) -> dict[str, dict[str, list[Caption]]]:
     """Caption every clip ``repeats`` times with every contender.
 
@@ -104,9 +106,10 @@ def run(
         progress: is told what comes next.
         done: records of an earlier run by contender, clip and repeat; they are not measured again.
         keep: is given every new record at once.
+        leave: is given each peer that was left out because it failed on a clip, and why.
 
     Returns:
-        records by contender and clip. A peer that fails on any clip is left out, and ``progress`` told why.
+        records by contender and clip, of those that were not left out.
     """
     done = dict(done or {})
     taking = TakingPart(contenders, lambda _, error: isinstance(error, PeerFailed), progress)
@@ -115,14 +118,14 @@ def run(
             continue
         progress(f"warm-up {name}")
         taking.ask(name, partial(contender.caption, clips[0]))
-        if isinstance(contender, Captioner):
+        if isinstance(contender, Captioner | Talk):
             contender.forget()  # a plan, or this very clip's caption, from the warm-up would cost nothing
     records: dict[str, dict[str, list[Caption]]] = {name: {str(clip): [] for clip in clips} for name in contenders}
     for turn, (repeat, clip) in enumerate(product(range(repeats), clips)):
         progress(f"{repeat + 1}/{repeats} {clip.name}")
         if turn and clip == clips[0]:
             for contender in contenders.values():
-                if isinstance(contender, Captioner):
+                if isinstance(contender, Captioner | Talk):
                     contender.forget(plan=False)  # its own caption would be a clip's draft
         for name in rotated(taking.names, turn):
             key = name, str(clip), repeat
@@ -133,6 +136,8 @@ def run(
                 done[key] = made
                 keep(key, made)
             records[name][str(clip)].append(done[key])
+    for name, why in taking.left.items():
+        leave(name, why)
     return {name: records[name] for name in taking.names}
 
 

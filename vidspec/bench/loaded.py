@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
+
+from vidspec.bench.outside import Outside
 from vidspec.bench.peers import PEERS, Peer
 from vidspec.captioner import Captioner
 from vidspec.decoding.workers.slot import DraftSlot
@@ -14,6 +17,7 @@ from vidspec.models import eagle3, loading, mtp
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.head import Head
 from vidspec.profile import labels, profiles
+from vidspec.profile.profiles import Profile
 
 __all__ = ["Loaded", "Source", "lossless_profiles", "names_of"]
 
@@ -94,14 +98,23 @@ class Loaded:
             self._slots[profile.draft.kind] = made.slot
         return made
 
-    def peers(self) -> dict[str, Peer]:
-        """``transformers``' own ways to generate with the same weights, loaded again with its own attention."""
+    def peers(self, profile: Profile) -> dict[str, Peer]:
+        """``transformers``' own ways to generate with the same weights, loaded again with its own attention.
+
+        They are shown the frames and asked the prompt of ``profile``.
+        """
         first, second = self.source.names
         if second is None or self.head is not None:
             raise UsageError("the peers from transformers need a draft", hint="--draft, or --no-peers")
         stock = loading.Placement(self.where.device, self.where.dtype, "stock")
         pair = loading.load(first, stock), loading.load(second, stock)
-        return {name: Peer(name, profiles.load("vanilla-sd"), *pair) for name in PEERS}
+        return {name: Peer(name, profile, *pair) for name in PEERS}
+
+    def outside(self, pythons: Mapping[str, str], profile: Profile) -> dict[str, Outside]:
+        """Peers under other interpreters, with as many threads as this process; likewise."""
+        target, draft = self.source.names
+        names, threads = (target, None if self.head is not None else draft), torch.get_num_threads()
+        return {name: Outside(name, python, profile, self.target, names, threads) for name, python in pythons.items()}
 
     def close(self) -> None:
         """End the draft processes."""

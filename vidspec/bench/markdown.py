@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from textwrap import shorten
 
 from vidspec.bench.interleaved import Row
 from vidspec.telling.markdown import cell, heading, spread, table
@@ -10,7 +11,12 @@ from vidspec.telling.markdown import cell, heading, spread, table
 __all__ = ["markdown"]
 
 
-def markdown(rows: Sequence[Row], baseline: str, limit: Callable[[float], float]) -> str:
+def markdown(
+    rows: Sequence[Row],
+    baseline: str,
+    limit: Callable[[float], float],
+    left: Mapping[str, str] | None = None,
+) -> str:
     """One line for each row; the share of what a pruned target reads, and of its tokens that it would have written
     unpruned, where there is such a row.
 
@@ -18,6 +24,7 @@ def markdown(rows: Sequence[Row], baseline: str, limit: Callable[[float], float]
         rows: as ``summary`` gives them.
         baseline: the name of the first.
         limit: how many plain passes a second the memory bandwidth allows over a cache of so many entries.
+        left: by name why there is nothing of it; each has a line that says so.
     """
     header = (
         f"{heading(row.also for row in rows)} | "
@@ -49,4 +56,7 @@ def markdown(rows: Sequence[Row], baseline: str, limit: Callable[[float], float]
                 *((cell(row.retention, ".1%"), cell(row.accepted_by_target, ".1%")) if lossy else ()),
             ]
         )
+    for name, why in (left or {}).items():
+        why = why.removeprefix(f"{name}: ").replace("|", "\\|")
+        lines.append([name, shorten(f"left out: {why}", 160, placeholder=" ..."), *"-" * (len(header) - 2)])
     return table(header, lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ from vidspec.bench.interleaved import Contender, Row, by_other_draws, machine, r
 from vidspec.bench.judging import judge
 from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.markdown import markdown
+from vidspec.bench.outside import Outside
 from vidspec.bench.position_table import biases, block
 from vidspec.bench.results import Results, accepted_shares
+from vidspec.bench.talk import Talk, of_turn
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
@@ -39,9 +41,11 @@ class Bench:
         source: the models.
         threads: of torch on a CPU; as it chooses if None.
         peers: whether ``transformers``' own ways to generate take part.
+        outside: interpreters of peers of :data:`~vidspec.bench.outside.OUTSIDE`, by name.
         position_bias: whether it is measured where kept tokens lie.
         json: where records go, one by one.
         overwrite: begin that file anew.
+        turns: of a dialogue about each clip; the profiles' own prompt if empty. Each turn is measured by itself.
     """
 
     profiles: Sequence[str]
@@ -50,20 +54,26 @@ class Bench:
     source: Source = field(default_factory=Source)
     threads: int | None = None
     peers: bool = True
+    outside: Mapping[str, str] = field(default_factory=dict)
     position_bias: bool = False
     json: Path | None = None
     overwrite: bool = False
+    turns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was measured: rows of the table, the table, facts of the machine, records by contender and clip."""
+    """What was measured: rows of the tables, the tables, facts of the machine, records by contender and clip.
+
+    ``left`` says of each peer that was left out why.
+    """
 
     rows: list[Row]
     table: str
     machine: dict[str, Any]
     records: dict[str, dict[str, list[Caption]]]
     position_bias: dict[str, PositionBias]
+    left: dict[str, str] = field(default_factory=dict)
 
 
 def measure(bench: Bench, say: Callable[[str], None] = lambda _: None) -> Outcome:
@@ -78,39 +88,64 @@ def measure(bench: Bench, say: Callable[[str], None] = lambda _: None) -> Outcom
     if missing := [clip for clip in clips if not clip.is_file()]:
         raise UsageError(f"{missing[0]}: there is no such file")
     loaded = Loaded(bench.source)
+    outside: dict[str, Outside] = {}
     try:
         named = {name: loaded.captioner(name) for name in bench.profiles}
         also = same({name: one.profile for name, one in named.items()})
         named = {name: named[name] for name in also}  # what is the same is measured once
         contenders: dict[str, Contender] = dict(named)
+        if bench.turns:
+            contenders = {
+                of_turn(name, turn): Talk(one, bench.turns[: turn + 1])
+                for turn in range(len(bench.turns))
+                for name, one in named.items()
+            }
         baseline = next(iter(contenders))
         settings = _settings(bench, clips, contenders)
         facts = machine(loaded.where.device)
         results = Results(bench.json, settings, facts, overwrite=bench.overwrite) if bench.json else None
         if results is not None and results.done:
             say(f"{bench.json}: continuing behind {len(results.done)} records; --overwrite begins anew")
+        first = named[baseline].profile
         if bench.peers:
-            contenders |= loaded.peers()
+            contenders |= loaded.peers(first)
+        outside = loaded.outside(bench.outside, first)
+        contenders |= outside
+        left: dict[str, str] = {}
+        leave = left.__setitem__
         if results is None:
-            records = run(contenders, clips, bench.repeats, say)
+            records = run(contenders, clips, bench.repeats, say, leave=leave)
         else:
-            records = run(contenders, clips, bench.repeats, say, done=results.done, keep=results.add)
+            records = run(contenders, clips, bench.repeats, say, done=results.done, keep=results.add, leave=leave)
+        facts |= {f"peer {name}": one.facts for name, one in outside.items() if one.facts}
         stored = _stored(records) if results is None else results.stored
-        judge(named, {str(clip): clip for clip in clips}, stored, say, results.rewrite if results else lambda: None)
-        profiles = {name: one.profile for name, one in contenders.items() if isinstance(one, Captioner)}
-        drawn = by_other_draws(profiles, baseline)
-        rows = summary(records, baseline, drawn, also=also, judged=accepted_shares(stored))
+        if not bench.turns:
+            judge(named, {str(clip): clip for clip in clips}, stored, say, results.rewrite if results else lambda: None)
+        drawn = by_other_draws({name: one.profile for name, one in named.items()}, baseline)
+        shares = accepted_shares(stored)
+        by_turn = [summary(records, baseline, drawn, also=also, judged=shares)] if not bench.turns else []
+        for turn in range(len(bench.turns)):
+            part = {of_turn(name, turn): records[of_turn(name, turn)] for name in named}
+            others = {of_turn(name, turn): [of_turn(one, turn) for one in more] for name, more in also.items()}
+            by_turn.append(summary(part, of_turn(baseline, turn), [of_turn(one, turn) for one in drawn], also=others))
+        rows = [row for one in by_turn for row in one]
         speed = bandwidth.copy_bandwidth(loaded.where.device)
         weights = bandwidth.pass_bytes(loaded.target)
         facts |= {"copy_GB_per_s": round(speed / 1e9, 2), "target_pass_MB": round(weights / 1e6, 2)}
-        table = markdown(rows, baseline, lambda context: speed / bandwidth.pass_bytes(loaded.target, context))
+
+        def limit(context: float) -> float:
+            return speed / bandwidth.pass_bytes(loaded.target, context)
+
+        table = "\n\n".join(markdown(one, one[0].name, limit, left) for one in by_turn)
         found = biases(contenders, clips, say) if bench.position_bias else {}
         if results is not None:
             results.machine |= facts
             bias = {"position_bias": block(found)} if bench.position_bias else {}
-            results.finish(rows=[asdict(row) for row in rows], **bias)
-        return Outcome(rows, table, facts, records, found)
+            results.finish(rows=[asdict(row) for row in rows], left_out=left, **bias)
+        return Outcome(rows, table, facts, records, found, left)
     finally:
+        for peer in outside.values():
+            peer.close()
         loaded.close()
 
 
@@ -131,12 +166,14 @@ def _stored(records: dict[str, dict[str, list[Caption]]]) -> list[dict[str, Any]
 
 def _settings(bench: Bench, clips: Sequence[Path], contenders: dict[str, Contender]) -> dict[str, Any]:
     """What two runs must share for their records to be one run's; more repeats may follow."""
-    profiles = {name: fingerprint(one.profile) for name, one in contenders.items() if isinstance(one, Captioner)}
+    profiles = {name: fingerprint(one.profile) for name, one in contenders.items() if isinstance(one, Captioner | Talk)}
     return {
         "vidspec": __version__,
         **asdict(bench.source),
         "threads": bench.threads,
         "peers": bench.peers,
+        "outside": sorted(bench.outside),
         "profiles": profiles,
         "clips": [[str(clip), clip.stat().st_size] for clip in clips],
+        **({"turns": list(bench.turns)} if bench.turns else {}),
     }

@@ -15,14 +15,37 @@ from vidspec.models.base import VideoLanguageModel
 from vidspec.profile.profiles import Profile
 from vidspec.telling.record import Caption
 
-__all__ = ["PEERS", "Clock", "Peer", "PeerFailed"]
+__all__ = ["PEERS", "Clock", "Peer", "PeerFailed", "frames_of", "must_be_greedy", "window"]
 
 #: Name in the table, and what ``generate`` is called with.
 PEERS = ("generate", "generate-assisted", "generate-prompt-lookup")
 
 
 class PeerFailed(GenerationError):
-    """``generate`` cannot caption this clip in this way."""
+    """A peer cannot caption this clip in this way."""
+
+
+def must_be_greedy(name: str, profile: Profile) -> None:
+    """Peers take the likeliest token: where a profile draws, their texts and times are not to be held against its.
+
+    Raises:
+        PeerFailed: it draws.
+    """
+    if profile.generate.temperature > 0:
+        raise PeerFailed(f"{name} is asked for the likeliest tokens, and {profile.name} draws")
+
+
+def window(profile: Profile) -> int:
+    """Tokens that a peer is to draft at once."""
+    gamma = profile.draft.gamma
+    return gamma if isinstance(gamma, int) and gamma > 0 else 5
+
+
+def frames_of(path: str | Path, profile: Profile, hears: float | None = None) -> video.Clip:
+    """What a profile shows of a file, to a model that ``hears`` so many seconds with their sound."""
+    wanted = profile.video
+    keys = ("frames", "fps", "max_pixels", "decoder", "allow_damaged")
+    return video.read(path, **{key: getattr(wanted, key) for key in keys}, sound=hears if wanted.audio else None)
 
 
 class Clock:
@@ -60,10 +83,10 @@ class Peer:
         Raises:
             PeerFailed: ``generate`` raised an error.
         """
-        begun = time.perf_counter()
-        wanted, generate = self.profile.video, self.profile.generate
-        clip = video.read(path, frames=wanted.frames, fps=wanted.fps, max_pixels=wanted.max_pixels)
+        must_be_greedy(self.name, self.profile)
+        begun, generate = time.perf_counter(), self.profile.generate
         adapter: Any = self.target
+        clip = frames_of(path, self.profile, adapter.hears)
         model = adapter.model
         pixels = adapter.preprocess(clip)
         paused = time.perf_counter()
@@ -75,7 +98,7 @@ class Peer:
         if self.name == "generate-assisted":
             options = {"assistant_model": self.draft.model, **options}  # type: ignore[attr-defined]
         elif self.name == "generate-prompt-lookup":
-            options = {"prompt_lookup_num_tokens": self.profile.draft.gamma or 5, **options}
+            options = {"prompt_lookup_num_tokens": window(self.profile), **options}
         try:
             out = model.generate(**inputs, max_new_tokens=generate.max_new_tokens, do_sample=False, **options)
         except (ValueError, RuntimeError, TypeError) as error:

@@ -71,6 +71,7 @@ class Results:
                 hint="name another file, or --overwrite",
             )
         self.stored = content["records"]
+        self.machine = content.get("machine", {}) | self.machine  # what was found out later is not found out again
         self.done = {_key(one): restored(one) for one in self.stored}
 
     def _begin(self) -> None:

@@ -19,18 +19,18 @@ from typing import Any, Protocol, TypeAlias
 
 from vidspec.bench.loaded import Source
 from vidspec.bench.memory import Watch
+from vidspec.bench.outside import OUTSIDE
 from vidspec.bench.turns import TakingPart, swung
 from vidspec.bench.vllm_worker import environment
-from vidspec.errors import UsageError
 from vidspec.profile import labels, profiles
 from vidspec.profile.profiles import Profile
 from vidspec.telling.answering import Worker, foreign
 from vidspec.telling.markdown import cell, heading, spread, table
 
-__all__ = ["PEERS", "Asked", "Measured", "Outcome", "Row", "Throughput", "contenders", "markdown", "measure", "turns"]
+__all__ = ["BATCHED", "Asked", "Measured", "Outcome", "Row", "Throughput", "contenders", "markdown", "measure", "turns"]
 
-#: ``generate`` of ``transformers`` on padded batches, and vLLM under another interpreter.
-PEERS = ("generate-batched", "vllm")
+#: ``generate`` of ``transformers`` on padded batches; the other peer is vLLM under another interpreter.
+BATCHED = "generate-batched"
 
 Key: TypeAlias = tuple[str, int]
 
@@ -51,14 +51,14 @@ class Throughput:
     Attributes:
         clips: video files, in their order.
         profiles: labels of a bench; peers are shown the frames and asked the prompt of the first.
-        peers: of :data:`PEERS`.
+        peers: :data:`BATCHED`, and those of ``pythons``.
         batches: sizes, increasing.
         sizes: of contenders that take others than these.
         repeats: runs of each contender at each size.
         source: the models.
         frames: of every clip; as the profiles have it if None.
         threads: of each process on a CPU.
-        vllm_python: the interpreter that has vLLM.
+        pythons: the interpreter that has vLLM.
     """
 
     clips: Sequence[str]
@@ -69,7 +69,7 @@ class Throughput:
     source: Source = field(default_factory=Source)
     frames: int | None = None
     threads: int | None = None
-    vllm_python: str | None = None
+    pythons: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
@@ -203,13 +203,11 @@ def contenders(asked: Throughput, say: Callable[[str], None] = lambda _: None) -
 def _command(asked: Throughput, name: str, loaded: Mapping[str, Profile]) -> tuple[list[str], dict[str, str]]:
     """How a contender's process is started, and variables for it."""
     threads = {} if asked.threads is None else {"OMP_NUM_THREADS": str(asked.threads)}
-    if name != "vllm":
+    if name not in asked.pythons:
         label = name if name in loaded else next(iter(loaded))
         module = "vidspec.batch.timed" if name in loaded else "vidspec.bench.generate_worker"
         about = {"label": label, "overrides": asked.overrides}
         return [sys.executable, "-m", module, json.dumps(about)], threads
-    if asked.vllm_python is None:
-        raise UsageError("--peer vllm needs --vllm-python", hint="the interpreter of an environment with vllm and av")
     first = next(iter(loaded.values()))
     keys = ("frames", "fps", "max_pixels", "decoder", "allow_damaged")
     wanted = {
@@ -221,7 +219,7 @@ def _command(asked: Throughput, name: str, loaded: Mapping[str, Profile]) -> tup
         "system": first.generate.system,
         "max_new_tokens": first.generate.max_new_tokens,
     }
-    return foreign(asked.vllm_python, "vidspec.bench.vllm_worker", wanted), environment(asked.threads)
+    return foreign(asked.pythons[name], OUTSIDE[name], wanted), environment(asked.threads)
 
 
 def measure(

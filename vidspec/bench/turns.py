@@ -69,7 +69,8 @@ class TakingPart:
         say: is told who was left out, and why.
 
     Attributes:
-        names: those that are left.
+        names: those that still do.
+        left: why each of the others does not.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class TakingPart:
         say: Callable[[str], None],
     ) -> None:
         self.names, self._dispensable, self._say = list(names), dispensable, say
+        self.left: dict[str, str] = {}
 
     def ask(self, name: str, call: Callable[[], T]) -> T | None:
         """What the call gives; None of who takes no part any more."""
@@ -90,5 +92,6 @@ class TakingPart:
             if not self._dispensable(name, error):
                 raise
             self._say(f"left out: {error}")
+            self.left[name] = str(error)
             self.names.remove(name)
             return None

@@ -1,23 +1,28 @@
-"""vLLM as a contender of ``vidspec bench throughput``, under an interpreter that has it, PyAV and nothing of vidspec.
+"""vLLM as a peer of ``vidspec bench`` and of ``bench throughput``, under an interpreter that has it and no vidspec.
 
-The same files are opened and the same frames taken by ``vidspec.video``, in a thread beside the engine; every clip is
-given to the engine as soon as it is read, and a line is written and flushed for each one that ends. ``--vllm-python``
-names the interpreter; see ``docs/usage.md`` for how such an environment is made. The engine runs eagerly and in its own
-process, without a cache of prompts, so that no run knows the clips of the one before.
+``bench`` hands over frames and prompt ids of a clip. In ``bench throughput`` the same files are opened and the same
+frames taken by ``vidspec.video``, for which the interpreter needs PyAV, in a thread beside the engine; every clip is
+given to the engine as soon as it is read, and a line is written and flushed for each one that ends. ``make peers``
+makes such an environment. The engine runs eagerly and in its own process, without a cache of prompts, so that no run
+knows the clips of the one before.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from vidspec import video
 from vidspec.bench.recorded import recorded
+from vidspec.errors import GenerationError
 from vidspec.pace.steady import Steady
 from vidspec.telling.answering import answer
 
@@ -52,6 +57,7 @@ class Engine:
             limit_mm_per_prompt={"video": 1, "image": 0},
             enable_prefix_caching=False,
             mm_processor_cache_gb=0,
+            speculative_config={"method": "draft_model", **about["draft"]} if about.get("draft") else None,
         )
         self.sampling = vllm.SamplingParams(temperature=0.0, max_tokens=about["max_new_tokens"])
         self.family = self.llm.llm_engine.model_config.hf_config.model_type
@@ -80,6 +86,45 @@ class Engine:
         told = recorded(captions())
         return {**told, "rows": rows / passes if passes else None, "device_bytes": None}
 
+    def facts(self) -> dict[str, Any]:
+        import torch
+        import transformers
+        import vllm
+
+        return {
+            "vllm": vllm.__version__,
+            "transformers": transformers.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "device": vllm.platforms.current_platform.device_type,
+            "threads": torch.get_num_threads(),
+        }
+
+    def caption(
+        self, frames: str, seconds: Sequence[float], text: str, ids: list[int], prompt: list[int], ends: list[int]
+    ) -> dict[str, Any]:
+        """Token ids of one clip, seconds to the first of them and from there to the last.
+
+        Args:
+            frames: a file with (N, H, W, 3) uint8.
+            seconds: of each frame.
+            text: the rendered template; its ids are taken instead.
+            ids: of the template, with the family's mark for a video in it.
+            prompt: ids that these must have become once the video is in.
+            ends: ids that end a caption.
+        """
+        import vllm
+
+        sampling = vllm.SamplingParams(temperature=0.0, max_tokens=self.about["max_new_tokens"], stop_token_ids=ends)
+        asked = {**self._asked(np.load(frames), seconds), "prompt_token_ids": ids}
+        del asked["prompt"]
+        began = time.perf_counter()
+        heard = [(when, one) for when, some in self._steps(iter([("clip", asked)]), 1, sampling) for one in some]
+        (first, _), (end, last) = heard[0], heard[-1]
+        if list(last.prompt_token_ids) != prompt:
+            raise GenerationError(f"its prompt of {len(last.prompt_token_ids)} tokens is not ours of {len(prompt)}")
+        return {"token_ids": list(last.outputs[0].token_ids), "first": first - began, "decode": end - first}
+
     def decode(self, clips: Sequence[str], batch: int) -> dict[str, float]:
         """Tokens and seconds of decoding alone; see :class:`~vidspec.pace.steady.Steady`."""
         found = []
@@ -96,7 +141,9 @@ class Engine:
             found.append(counted)
         return Steady.together(found)
 
-    def _steps(self, clips: Iterator[tuple[str, Any]], batch: int) -> Iterator[tuple[float, list[Any]]]:
+    def _steps(
+        self, clips: Iterator[tuple[str, Any]], batch: int, sampling: Any = None
+    ) -> Iterator[tuple[float, list[Any]]]:
         """Every pass of the engine, when it ended and what it gave, with at most ``batch`` clips in flight."""
         engine, flying, more = self.llm.llm_engine, 0, True
         while more or flying:
@@ -106,7 +153,7 @@ class Engine:
                     more = False
                     break
                 path, asked = found
-                engine.add_request(path, asked, self.sampling)
+                engine.add_request(path, asked, sampling or self.sampling)
                 flying += 1
             if flying:
                 outputs = engine.step()
@@ -122,7 +169,8 @@ class Engine:
             os.sched_setaffinity(threading.get_native_id(), self._everywhere)
             try:
                 for path in clips:
-                    coming.put((path, self._asked(video.read(path, **self.about["video"]))))
+                    clip = video.read(path, **self.about["video"])
+                    coming.put((path, self._asked(clip.frames, clip.timestamps)))
                 coming.put(None)
             except BaseException as error:
                 coming.put(error)
@@ -133,13 +181,13 @@ class Engine:
                 raise found
             yield found
 
-    def _asked(self, clip: video.Clip) -> dict[str, Any]:
+    def _asked(self, frames: Any, seconds: Any) -> dict[str, Any]:
         if not self.family.startswith("qwen"):
-            return {"prompt": self.prompt, "multi_modal_data": {"video": clip.frames}}
+            return {"prompt": self.prompt, "multi_modal_data": {"video": frames}}
         # The processors tell the time of a temporal step, two frames, from the frames per second.
-        steps = clip.timestamps[::2]
+        steps = seconds[::2]
         fps = 2.0 * (len(steps) - 1) / float(steps[-1] - steps[0]) if len(steps) > 1 else 2.0
-        count = len(clip.frames)
+        count = len(frames)
         facts = {
             "fps": fps,
             "frames_indices": list(range(count)),
@@ -150,13 +198,13 @@ class Engine:
         }
         return {
             "prompt": self.prompt,
-            "multi_modal_data": {"video": (clip.frames, facts)},
+            "multi_modal_data": {"video": (frames, facts)},
             "mm_processor_kwargs": {"fps": fps, "do_sample_frames": False},
         }
 
     @property
     def functions(self) -> Mapping[str, Callable[..., Any]]:
-        return {"run": self.run, "decode": self.decode}
+        return {"facts": self.facts, "caption": self.caption, "run": self.run, "decode": self.decode}
 
 
 def _number_as_transformers() -> None:
@@ -164,7 +212,6 @@ def _number_as_transformers() -> None:
 
     vLLM 0.32 goes on behind the largest position of any axis, as transformers 4.57 did; the texts differ from there.
     """
-    import numpy as np
     import torch
     from vllm.model_executor.models import qwen2_5_vl  # type: ignore[import-not-found]
 
@@ -189,7 +236,7 @@ def main(about: str) -> None:
     """Answer questions.
 
     Args:
-        about: JSON: ``model, dtype, most`` (clips at once), ``video`` (as ``video.read`` takes it), ``prompt``,
-            ``system`` and ``max_new_tokens``.
+        about: JSON: ``model, dtype, most`` (clips at once), ``prompt``, ``system``, ``max_new_tokens``; to read files
+            ``video`` (as ``video.read`` takes it), to draft ``draft`` (``model`` and ``num_speculative_tokens``).
     """
     answer(lambda: Engine(json.loads(about)).functions)

@@ -11,13 +11,16 @@ the B-th part of passes of B rows; S is the speed-up in decoding with B clips.
 
 from __future__ import annotations
 
+import heapq
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 from vidspec.pace import speed
 from vidspec.pace.gamma import settled
-from vidspec.profile.tree import parse_tree
+from vidspec.pace.trees import DEEPEST
 
 __all__ = [
     "FEWER",
@@ -26,6 +29,7 @@ __all__ = [
     "Conditions",
     "Drafting",
     "Plan",
+    "Replay",
     "Way",
     "decide",
     "decide_folder",
@@ -46,6 +50,21 @@ PRIOR_TOKENS, PRIOR = 2.0, 0.7
 
 
 @dataclass(frozen=True)
+class Replay:
+    """The beginning of a text once more, in a drafter's own windows.
+
+    Attributes:
+        windows: tokens proposed in each round.
+        accepted: of all of them.
+        seconds: that the proposals took.
+    """
+
+    windows: tuple[int, ...]
+    accepted: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Drafting:
     """One drafter on the beginning of a text, with what it sees of the video.
 
@@ -54,12 +73,13 @@ class Drafting:
         overrides: dotted keys of a profile.
         alpha: share of the visual tokens it does not see.
         judged: tokens of the text it was asked for.
-        ranks: how often the text's token was its first, second, ... choice.
+        ranks: how often the text's token was its first, second, ... choice; that of the model in it, if it is replayed.
         tq: seconds of a pass on one token.
         tq_wide: (rows, seconds) of a pass on several, for trees; None if it drafts no tree.
         read: seconds until it has read its prompt, its own vision tower and observing the target included.
         beside: whether the parallel schedule can have it.
         tq_many: seconds of a pass on one token of each of so many clips; None where each clip takes a pass of its own.
+        replay: of those that do not draft a token with each pass of a model, in place of what ranks foretell.
     """
 
     name: str
@@ -72,6 +92,7 @@ class Drafting:
     tq_wide: tuple[int, float] | None = None
     beside: bool = True
     tq_many: Callable[[int], float] | None = None
+    replay: Replay | None = None
 
     def share(self, rank: int = 0) -> float:
         """Probability that the text's token is the choice of this rank; the first one's is drawn towards ``PRIOR``."""
@@ -108,8 +129,7 @@ class Conditions:
         overhead: seconds that a round with a draft costs besides.
         tokens: expected length of a text.
         strict: share of the drafted tokens that the acceptance rule judges strictly; 1 for lossless rules.
-        greedy: whether tokens are chosen greedily; trees are drafted only then.
-        tree: nodes of the tree that is considered.
+        nodes: the most of a tree, as no more rows were timed; 0 where trees cannot be verified.
         beside: the parallel schedule's conditions; None where there is one worker only.
         ahead: seconds of ``first`` that a folder's feed spends on coming clips while others are decoded.
         verify_many: seconds of a target pass by clips and by the rows of all of them; None: one clip at a time.
@@ -120,8 +140,7 @@ class Conditions:
     overhead: float
     tokens: int
     strict: float = 1.0
-    greedy: bool = True
-    tree: str = ""
+    nodes: int = 25
     beside: Beside | None = None
     ahead: float = 0.0
     verify_many: Callable[[int, int], float] | None = None
@@ -134,7 +153,7 @@ class Way:
     Attributes:
         name, schedule, topology: of the drafter and how it works; ``plain`` without a draft.
         overrides: what makes a profile of it.
-        alpha, gamma, beta: share not seen, window (depth of a tree), acceptance.
+        alpha, gamma, beta: share not seen, window (depth of a tree), acceptance of a model's tokens.
         tokens_per_pass: tokens per target pass.
         tq: seconds of a draft pass.
         decode, end_to_end: speed-ups over plain decoding of as many clips at once.
@@ -163,7 +182,7 @@ class Way:
         if self.schedule == "autoregressive":
             return self.name
         how = "at the same time" if self.schedule == "parallel" else "in turns"
-        return f"{self.name}, {'tree, ' if self.topology == 'tree' else ''}{how}"
+        return f"{self.name}, {'' if self.topology == 'chain' else 'tree, '}{how}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -215,8 +234,8 @@ def ways(drafts: Sequence[Drafting], found: Conditions, batch: int = 1) -> list[
         drafts, found = [_lockstep(one, batch) for one in drafts], _loaded(found, batch)
     made = [_timed(PLAIN, found.first, found, batch)]
     for one in drafts:
-        made.append(_chain(one, found, batch))
-        if found.tree and found.greedy and one.tq_wide is not None:
+        made.append(_chain(one, found, batch) if one.replay is None else _replayed(one, one.replay, found, batch))
+        if found.nodes and one.tq_wide is not None:
             made.append(_tree(one, found, batch))
         if found.beside is not None and one.beside:
             made.append(_parallel(one, found, found.beside, batch))
@@ -322,8 +341,13 @@ def _loaded(found: Conditions, batch: int) -> Conditions:
 def _lockstep(one: Drafting, batch: int) -> Drafting:
     """A drafter of so many clips, one row of each in a pass."""
     tq = one.tq_many(batch) if one.tq_many is not None else batch * one.tq
-    wide = one.tq_wide
-    return replace(one, tq=tq, tq_wide=None if wide is None else (wide[0], tq + batch * max(0.0, wide[1] - one.tq)))
+    wide, again = one.tq_wide, one.replay
+    return replace(
+        one,
+        tq=tq,
+        tq_wide=None if wide is None else (wide[0], tq + batch * max(0.0, wide[1] - one.tq)),
+        replay=None if again is None else replace(again, seconds=again.seconds * tq / one.tq),
+    )
 
 
 def _chain(one: Drafting, found: Conditions, batch: int) -> Way:
@@ -335,21 +359,41 @@ def _chain(one: Drafting, found: Conditions, batch: int) -> Way:
     return _way(one, found, "sequential", "chain", gamma, beta, tokens, decode, found.first + one.read, batch)
 
 
+def _replayed(one: Drafting, again: Replay, found: Conditions, batch: int) -> Way:
+    rounds = len(again.windows)
+    tokens, seconds = 1 + again.accepted / rounds, again.seconds / rounds
+    verify = fmean(found.verify(window + 1) for window in again.windows)
+    decode = speed.sequential(tokens, 1, found.verify(1), verify, seconds, found.overhead)
+    gamma, beta = max(1, round(fmean(again.windows))), speed.loose_beta(one.share(), found.strict)
+    return _way(one, found, "sequential", "chain", gamma, beta, tokens, decode, found.first + one.read, batch)
+
+
 def _tree(one: Drafting, found: Conditions, batch: int) -> Way:
-    nodes = parse_tree(found.tree)
-    at = {node: index for index, node in enumerate(nodes)}
-    parents = [at[node[:-1]] if len(node) > 1 else -1 for node in nodes]
-    betas = [speed.loose_beta(one.share(), found.strict) if not node[-1] else one.share(node[-1]) for node in nodes]
-    tokens = speed.tree_tokens(parents, betas)
-    depth = max(map(len, nodes))
-    rows, wide = one.tq_wide or (1, one.tq)
-    level = [
-        sum(len(node) == d and any(n[:d] == node and len(n) > d for n in nodes) for node in nodes)
-        for d in range(1, depth)
-    ]
-    tq = [one.tq, *(one.tq + (wide - one.tq) * min(1.0, (n - 1) / max(1, rows - 1)) for n in level)]
-    decode = speed.sequential(tokens, 1, found.verify(1), found.verify(len(nodes) + 1), sum(tq), found.overhead)
-    return _way(one, found, "sequential", "tree", depth, one.share(), tokens, decode, found.first + one.read, batch)
+    """The tree that pays best if a choice of each rank is right as often everywhere as it was."""
+    shares = [speed.loose_beta(one.share(), found.strict), *(one.share(rank) for rank in range(1, len(one.ranks)))]
+    rows, wide = one.tq_wide or (2, one.tq)
+    row = max(0.0, wide - one.tq) / (rows - 1)
+    open_ = [(-share, 1, -1) for share in shares]  # by what they promise: depth, and whose children they are
+    heapq.heapify(open_)
+    levels: Counter[int] = Counter()  # rows of each pass of the draft
+    parents: set[int] = set()
+    best, chosen, tokens, depth = 0.0, (1, 1.0), 1.0, 1
+    for node in range(found.nodes):
+        if not open_:
+            break
+        score, level, parent = heapq.heappop(open_)
+        tokens, depth = tokens - score, max(depth, level)
+        levels[level] += parent not in parents
+        parents.add(parent)
+        draft = sum(one.tq + row * (count - 1) for count in levels.values())
+        decode = speed.sequential(tokens, 1, found.verify(1), found.verify(node + 2), draft, found.overhead)
+        if decode > best:
+            best, chosen = decode, (depth, tokens)
+        if level < DEEPEST:
+            for share in shares:
+                heapq.heappush(open_, (score * share, level + 1, node))
+    depth, tokens = chosen
+    return _way(one, found, "sequential", "adaptive", depth, one.share(), tokens, best, found.first + one.read, batch)
 
 
 def _parallel(one: Drafting, found: Conditions, beside: Beside, batch: int) -> Way:
@@ -380,7 +424,7 @@ def _way(
     batch: int,
 ) -> Way:
     settings: dict[str, object] = {**one.overrides, "schedule.kind": schedule, "draft.topology": topology}
-    settings["draft.gamma"] = gamma if topology == "tree" else "auto"
+    settings["draft.gamma"] = "auto"
     settings["schedule.prefill"] = "parallel" if schedule == "parallel" else "sequential"
     way = Way(one.name, schedule, topology, settings, one.alpha, gamma, beta, tokens, one.tq, decode, 1.0)
     return _timed(way, first, found, batch)

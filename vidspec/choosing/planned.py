@@ -293,6 +293,9 @@ class Planner:
             profile = profiles.override(self.profile, dict(way.overrides))
             beside = profile.concurrent or not profile.drafts_with_a_model
             setup = Setup.of(profile, self.target, None if beside else self.draft, self.starting.describe)
+            # One for all clips: it may remember their texts.
+            known = next((one.setup.drafter for one in self.candidates if one.name == way.name), None)
+            setup = replace(setup, drafter=known or setup.drafter)
             if setup.pace is not None:
                 setup = replace(setup, pace=self.pace)
                 self.teach(way)
@@ -374,7 +377,7 @@ class Planner:
             if way.batch == plan.chosen.batch and way.schedule == "sequential" and way.topology == "chain"
         ]
         best = favoured(chains) if chains else None
-        if best is not None and run.job is not None and run.job.window is not None:
+        if best is not None and run.window is not None:
             self.teach(best)
             if best.name in trial.drafters:
                 run.switch(trial.drafters[best.name])

@@ -1,8 +1,9 @@
 """Measures on a clip's own beginning what a plan needs: forward times, and what each drafter would have proposed.
 
 The text that has been emitted is read by each drafter in one pass: its choice behind every token, held against the
-token that came, is its acceptance. What passes of several clips take is told by copies of this one. Nothing here
-changes what the target's cache holds.
+token that came, is its acceptance. A drafter that is not a chain of a model's choices drafts the text once more, window
+by window, each accepted as far as it came true. What passes of several clips take is told by copies of this one.
+Nothing here changes what the target's cache holds.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from typing import Any
 
 import torch
 
-from vidspec.choosing.plan import Beside, Conditions, Drafting
+from vidspec.choosing.plan import PRIOR, Beside, Conditions, Drafting, Replay
 from vidspec.decoding.run import InTurns
 from vidspec.decoding.setup import Setup
-from vidspec.drafting.base import Drafter
+from vidspec.drafting.base import Draft, Drafter, Learner, Paced, Watcher
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.engine.asks import alone, asked
 from vidspec.engine.device import free_memory, synchroniser
@@ -28,9 +29,10 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.errors import GenerationError, ProfileError
+from vidspec.pace.pace import Pace
 from vidspec.pace.passes import PassTimes, pass_times
 from vidspec.profile import profiles
-from vidspec.profile.sections import TREE
+from vidspec.registry import drafters
 
 __all__ = ["Candidate", "Trial", "candidates", "pass_seconds"]
 
@@ -39,8 +41,18 @@ ROWS, REPEATS, WIDE = (1, 4, 8, 17, 26), 2, 8
 #: What observing the target is taken to cost, as a share of its prefill: on the first clip it is observed for all.
 OBSERVING = 0.04
 RANKS = 8
-#: Drafters beyond the first are measured as long as that has taken less than this share of a plain caption's time.
+#: Drafters with a model beyond the first are measured as long as that has taken less than this share of a plain
+#: caption's time.
 BUDGET = 0.25
+#: What a draft model is shown of the video where a pruner decides: in words, the pruner and its share, the most
+#: promising first. What another sees.
+SHOWN = (
+    ("whole video", "none", 0.0),
+    ("a tenth by attention", "attention", 0.9),
+    ("half evenly", "uniform", 0.5),
+    ("a tenth evenly", "uniform", 0.9),
+)
+SEEN = {"nothing": "no video", "own": "entries of its own choice", "all": "the video in its own way"}
 #: Clips, and rows of each, in the packed passes that are timed where several clips may be decoded at once, ...
 PACKS = ((4, (1, 5)), (16, (3,)))
 #: ... those beyond the first as long as that has taken less than this share of a plain caption's time; their copies of
@@ -66,45 +78,52 @@ class Candidate:
 
 
 def candidates(starting: Setup) -> list[Candidate]:
-    """Drafters at hand, the most promising first.
+    """Drafters at hand, of all that are registered, the most promising first.
 
-    With a draft model it sees the whole video, half of it, a tenth, or nothing; without one the target drafts with a
-    tenth of its own cache. A drafter without a model that the profile names comes first. What needs the target's
-    attention is left out where that cannot be observed.
+    Those without a model cost no pass; one that the profile names comes first. The others draft with the draft model if
+    there is one, else on the target's weights. What the loaded models cannot do is left out.
 
     Args:
         starting: the setup in which a clip that is measured begins.
     """
-    target, draft = starting.target.model, starting.draft.model if starting.draft else None
-    kind = "model" if draft is not None else "self"
-    named: list[tuple[str, str, str, float]] = [
-        (kind, "whole video", "none", 0.0),
-        (kind, "a tenth by attention", "attention", 0.9),
-        (kind, "half evenly", "uniform", 0.5),
-        (kind, "a tenth evenly", "uniform", 0.9),
-        (
-            "text_only" if draft is not None else "sparse_kv",
-            "no video" if draft is not None else "a tenth by head",
-            "none",
-            0.0,
-        ),
-    ]
-    found = []
-    for drafter, sees, method, alpha in named:
-        if draft is None and method == "none" and drafter == "self":
-            continue  # a copy of the target costs what it saves
-        overrides: dict[str, object] = {"draft.kind": drafter, "prune.method": method, "prune.alpha": alpha}
-        try:
-            setup = Setup.of(profiles.override(starting.profile, overrides), target, draft, None)
-        except ProfileError:
-            continue
-        name = f"{'model' if draft is not None else 'self'}, {sees}"
-        found.append(Candidate(name, overrides, setup, beside=draft is not None))
-    if starting.profile.drafts_for_free:
-        wanted = starting.profile.draft
-        overrides = {"draft.kind": wanted.kind, "draft.options": wanted.options}
-        found.insert(0, Candidate(f"{wanted.kind}, from the text", overrides, starting, beside=False))
-    return found
+    target, draft, wanted = starting.target.model, starting.draft, starting.profile.draft
+    found: list[tuple[int, Candidate]] = []
+    for kind in drafters.names():
+        own = kind == wanted.kind and starting.profile.drafts_for_free
+        for rank, sees, method, alpha in _views(starting, kind):
+            overrides: dict[str, object] = {"draft.kind": kind, "prune.method": method, "prune.alpha": alpha}
+            overrides |= {"draft.options": wanted.options} if own else {}
+            try:
+                profile = profiles.override(starting.profile, overrides)
+                setup = starting if own else Setup.of(profile, target, draft.model if draft else None, None)
+            except ProfileError:
+                continue
+            remote = setup.drafter is not None and setup.drafter.remote
+            one = Candidate(f"{kind}, {sees}", overrides, setup, beside=remote and draft is not None)
+            found.append((0 if own else rank, one))
+    return [one for _, one in sorted(found, key=lambda ranked: ranked[0])]
+
+
+def _views(starting: Setup, kind: str) -> list[tuple[int, str, str, float]]:
+    """What a drafter might be shown: how soon it is tried, in words, and the pruner with its share.
+
+    Several contexts at once take more passes than they save, and a target that sees everything costs as a draft what it
+    saves. One that chooses by itself when its model drafts has that see as much as may be.
+    """
+    try:
+        facts = profiles.override(starting.profile, {"draft.kind": kind, "prune.method": "none"}).drafter
+    except ProfileError:
+        return []
+    if facts is None or facts.contexts:
+        return []
+    if facts.model is None:
+        return [(2, "from the text", "none", 0.0)]
+    if facts.model != ("draft" if starting.draft else "target"):
+        return []
+    if facts.sees != "kept":
+        return [(5, SEEN[facts.sees], "none", 0.0)]
+    first, *others = SHOWN if starting.draft else SHOWN[1:]
+    return [(3, *first)] if facts.paces else [(1, *first), *((4, *one) for one in others)]
 
 
 class Trial:
@@ -161,8 +180,8 @@ class Trial:
         self.verify_s = self._passes(ROWS)
         limit = BUDGET * (self.first + self.expected * self.verify_s[1])
         for option in options:
-            if self.drafts and time.perf_counter() - begun > limit:
-                break
+            if self.drafts and time.perf_counter() - begun > limit and not option.setup.profile.drafts_for_free:
+                continue
             found = self._drafting(option)
             if found is not None:
                 self.drafts.append(found)
@@ -174,8 +193,7 @@ class Trial:
             overhead=self.overhead,
             tokens=self.expected,
             strict=1 - rule.unjudged if rule else 1.0,
-            greedy=self.run.setup.sampling.greedy,
-            tree=TREE,
+            nodes=ROWS[-1] - 1 if self._target[0].model.decoder.cached is None else 0,
             beside=None if shared is None else self._beside(threads, shared),
             ahead=self.ahead,
             verify_many=verify_many,
@@ -189,7 +207,13 @@ class Trial:
             "first": self.first,
             "tp": {str(rows): seconds for rows, seconds in self.verify_s.items()},
             "drafts": [
-                {"name": one.name, "alpha": one.alpha, "tq": one.tq, "read": one.read, "matched": one.ranks[0]}
+                {
+                    "name": one.name,
+                    "alpha": one.alpha,
+                    "tq": one.tq,
+                    "read": one.read,
+                    "matched": one.replay.accepted if one.replay else one.ranks[0],
+                }
                 for one in self.drafts
             ],
             **({"tp_packed": packed, "ahead": self.ahead} if packed else {}),
@@ -223,14 +247,10 @@ class Trial:
         if any("attention" in need for need in setup.needs):
             read += OBSERVING * self.first
         alpha = profile.prune.alpha if profile.shows_the_video else 1.0
-        if profile.drafts_for_free and drafter is not None:
-            found, seconds = self._replayed(drafter)
-            self.drafters[option.name] = drafter
-            return Drafting(
-                option.name, option.overrides, alpha, len(self.tokens) - 1, (found,), seconds, read, None, option.beside
-            )
-        if not isinstance(drafter, ChainDrafter):
+        if drafter is None or isinstance(drafter, Learner | Watcher):  # nobody verifies its windows again
             return None
+        if not isinstance(drafter, ChainDrafter):
+            return self._replayed(option, drafter, alpha, read)
         best = alone(drafter.follow(self.tokens)).topk(RANKS, dim=-1).indices
         wanted = torch.tensor(self.tokens[1:], device=best.device)
         hits = (best == wanted[:, None]).sum(0).tolist()
@@ -244,18 +264,47 @@ class Trial:
             tuple(hits),
             median(self._timed(*side, 1) for _ in range(2 * REPEATS + 1)),
             read,
-            (WIDE, self._timed(*side, WIDE)),
+            (WIDE, self._timed(*side, WIDE)) if setup.drafter and setup.drafter.trees else None,
             option.beside,
         )
 
-    def _replayed(self, drafter: Drafter) -> tuple[int, float]:
-        """How many tokens it would have proposed where they came, and seconds of a proposal of one."""
-        hits, start = 0, time.perf_counter()
+    def _replayed(self, option: Candidate, drafter: Drafter, alpha: float, read: float) -> Drafting:
+        """The text once more, in windows of the drafter's own or of those that pay by what was measured so far."""
+        model = option.setup.drafter is not None and option.setup.drafter.model is not None
+        like = next((one for one in self.drafts if one.replay is None), None) if model else None
+        verify, pace = pass_times(list(self.verify_s.items())), Pace()
+        window = pace.window()
+        pace.learn(verify, like.tq if like else 0.0, like.share() if like else PRIOR)
+        paced = isinstance(drafter, Paced)
+        if isinstance(drafter, Paced):
+            drafter.paced(pace, window)
         drafter.begin(self.tokens[0])
-        for token in self.tokens[1:]:
-            hits += alone(asked(drafter.propose, 1)).tokens == (token,)
-            drafter.commit((), token)
-        return hits, (time.perf_counter() - start) / (len(self.tokens) - 1)
+        at, windows, accepted, seconds = 1, [], 0, 0.0
+        while at < len(self.tokens):
+            longest = option.setup.window if paced else max(1, window.gamma)  # one that rests would say nothing
+            gamma = min(longest, len(self.tokens) - at - 1)
+            before, start = drafter.forwards, self._now()
+            draft = alone(asked(drafter.propose, gamma))
+            taken = self._now() - start
+            path = _followed(draft, self.tokens[at:])
+            at += len(path) + 1
+            drafter.commit(path, self.tokens[at - 1])
+            windows.append(len(draft.tokens))
+            accepted, seconds = accepted + len(path), seconds + taken
+            if passes := drafter.forwards - before:
+                pace.passed("draft", 1, 1, taken / passes, passes)
+            pace.passed("target", 1, len(draft.tokens) + 1, verify(len(draft.tokens) + 1))
+            if not paced:
+                window.judged(len(draft.tokens), len(path))
+        self.drafters[option.name] = drafter
+        again, judged = Replay(tuple(windows), accepted, seconds), len(self.tokens) - 1
+        if like is None:
+            tq = seconds / max(1, drafter.forwards if model else len(windows))
+            like = Drafting("", {}, 0.0, judged, (accepted,), tq, 0.0)
+        elif like.name in self._sides:
+            self._sides[option.name] = self._sides[like.name]
+        own: dict[str, Any] = {"name": option.name, "overrides": option.overrides, "alpha": alpha, "read": read}
+        return replace(like, **own, tq_wide=None, beside=False, replay=again)
 
     def _packed(self) -> Callable[[int, int], float] | None:
         """Seconds of a target pass by clips and by the rows of all; those of drafts go to ``drafts``.
@@ -280,7 +329,7 @@ class Trial:
             if one.name not in self._sides:
                 continue
             found: dict[tuple[int, int], float] = {}
-            if not at or time.perf_counter() - begun < limit:
+            if not at or (one.replay is None and time.perf_counter() - begun < limit):
                 found = self._together(*self._sides[one.name], many, (1,))
             if found:
                 like = many, max(1.0, found[many, 1] / one.tq)
@@ -350,6 +399,17 @@ class Trial:
 
     def _pass_s(self, engine: Engine, spans: Sequence[KVSpan], rows: int) -> float:
         return pass_seconds(engine, spans, rows, self.tokens[-1])
+
+
+def _followed(draft: Draft, token_ids: Sequence[int]) -> list[int]:
+    """The nodes of a window that are the text, of which one token is known behind them."""
+    path: list[int] = []
+    for token in token_ids[:-1]:
+        here = [node for node in draft.children(path[-1] if path else -1) if draft.tokens[node] == token]
+        if not here:
+            break
+        path += here[:1]
+    return path
 
 
 def pass_seconds(

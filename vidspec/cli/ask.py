@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vidspec.captioner import Captioner
     from vidspec.decoding.dialogue import Dialogue
     from vidspec.profile.schema import Profile as Loaded
+    from vidspec.report.watching import ReportFile
     from vidspec.telling.events import Event
     from vidspec.telling.record import Caption
 
@@ -58,6 +59,9 @@ def ask(
     form: Annotated[
         Form, typer.Option("--format", help="Of answers in a pipe; json: with all that was measured.")
     ] = Form.text,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE.html", help="One page to look at the talk with.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say only what failed.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of every error.")] = False,
 ) -> int:
@@ -86,6 +90,10 @@ def ask(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
     )
+    if report is not None:
+        from vidspec.report.page import check_page
+
+        check_page(report, [clip])
     part = part_of(request)
     resolved = resolve(profile, overrides_of(request), read_config()).profile
     how = how_of(request, resolved, 1)
@@ -96,10 +104,13 @@ def ask(
             note(line)
         if not quiet:
             beginning.announce(resolved)
-        with _opened(clip, part, resolved, how.video) as (captioner, dialogue):
+        with (
+            _opened(clip, part, resolved, how.video) as (captioner, dialogue),
+            _page(report, resolved) as page,
+        ):
             for line in captioner.notes:
                 note(f"note: {line}")
-            session = Session(clip, dialogue, out, form, resolved.name)
+            session = Session(clip, dialogue, out, form, resolved.name, page)
             if not terminal:
                 return session.lines(sys.stdin)
             if not quiet:
@@ -130,6 +141,28 @@ def _opened(
             yield captioner, captioner.dialogue(path, clip=clip)
 
 
+@contextmanager
+def _page(file: Path | None, profile: Loaded) -> Iterator[ReportFile | None]:
+    """Where turns are told to; it is written in the end, however that comes."""
+    from vidspec.cli.report import note
+
+    if file is None:
+        yield None
+        return
+    from vidspec.report.watching import ReportFile
+
+    page = ReportFile(file, profile)
+    try:
+        yield page
+    except KeyboardInterrupt:
+        page.interrupted = True
+        raise
+    finally:
+        page.write()
+        for error in page.errors:
+            note(f"error: --report: {error}")
+
+
 def _prompted(out: TextIO) -> Callable[[], str]:
     """Asks for a line; with the keys and the history of a shell where there is ``readline``."""
     with suppress(ImportError):
@@ -151,15 +184,20 @@ class Session:
         out: where answers go.
         form: of answers in a pipe.
         profile: its name, for records of what failed.
+        page: is told of each turn.
     """
 
-    def __init__(self, path: str, dialogue: Dialogue, out: TextIO, form: Form, profile: str) -> None:
+    def __init__(
+        self, path: str, dialogue: Dialogue, out: TextIO, form: Form, profile: str, page: ReportFile | None = None
+    ) -> None:
         self.path, self.dialogue, self.out, self.form, self.profile = path, dialogue, out, form, profile
+        self.page, self._turn = page, 0
         self._records: dict[int, Caption] = {}  # by turn
 
     def lines(self, questions: TextIO) -> int:
         """Answer each line with a line, also where an answer failed; the exit code."""
         from vidspec.cli.report import failure
+        from vidspec.telling.events import Finished
         from vidspec.telling.record import failed
 
         code = 0
@@ -167,10 +205,14 @@ class Session:
             if not (text := line.strip()):
                 continue
             try:
-                caption = self.dialogue.ask(text)
+                *_, last = self._told(self.dialogue.stream(text))
+                assert isinstance(last, Finished)
+                caption = last.caption
             except VidspecError as error:
                 caption, code = failed(self.path, error, profile=self.profile), max(code, error.exit_code)
                 failure(caption, error, debug=False)
+                if self.page is not None:
+                    self.page.end(self._turn, caption)
             print(self._line(caption, text), file=self.out, flush=True)
         return code
 
@@ -205,13 +247,28 @@ class Session:
             except VidspecError as error:
                 complain(str(error))
 
+    def _told(self, events: Iterator[Event]) -> Iterator[Event]:
+        """A turn's events, which the page hears too; of a turn that is given up it shows nothing."""
+        from vidspec.telling.events import Finished
+
+        self._turn += 1
+        if self.page is not None:
+            self.page.begin(self._turn, self.path, 2)  # more turns may follow
+        with closing(events) as heard:  # type: ignore[type-var]
+            for event in heard:
+                if self.page is not None and isinstance(event, Finished):
+                    self.page.end(self._turn, event.caption)
+                elif self.page is not None:
+                    self.page.event(self._turn, event)
+                yield event
+
     def _show(self, events: Iterator[Event], *, quiet: bool) -> None:
         """An answer as it is written. Ctrl-C stops it between two of its rounds, a second one the session."""
         from vidspec.cli.report import note, summary
         from vidspec.escaping import shown
         from vidspec.telling.events import Finished, Round
 
-        begun, caption = False, None
+        begun, caption, events = False, None, self._told(events)
         with _stoppable() as stopped:
             for event in events:
                 if isinstance(event, Round):

@@ -83,6 +83,14 @@ def run(
     dtype: Dtype = "auto",
     threads: Threads = None,
     no_peers: Annotated[bool, typer.Option("--no-peers", help="Leave out transformers' own generate.")] = False,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--peer",
+            metavar="NAME=PYTHON",
+            help="openvino, vllm or vllm-draft, and an interpreter that has it; any number of times.",
+        ),
+    ] = None,
     position_bias: Annotated[
         bool, typer.Option("--position-bias", help="Also say where in the video and its frames kept tokens lie.")
     ] = False,
@@ -97,6 +105,10 @@ def run(
     report: Annotated[
         Path | None, typer.Option("--report", metavar="FILE.html", help="One page: the table to sort, spreads as bars.")
     ] = None,
+    turn: Annotated[
+        list[str] | None,
+        typer.Option("--turn", metavar="TEXT", help="Ask this behind the answer before; a table for each turn."),
+    ] = None,
 ) -> int:
     """Run profiles and peers in turn on the same clips; a Markdown table on stdout.
 
@@ -105,6 +117,7 @@ def run(
     """
     from vidspec.bench.loaded import Source, names_of
     from vidspec.bench.measure import Bench, measure
+    from vidspec.bench.outside import pythons
     from vidspec.bench.position_table import table
     from vidspec.papers import measured, suites
     from vidspec.papers import plots as drawing
@@ -118,8 +131,14 @@ def run(
         drawing.check()
     if report is not None:
         check_page(report, map(str, clips or ()))
+    if turn and (peer or position_bias):
+        raise UsageError(f"--turn and {'--peer' if peer else '--position-bias'} exclude each other")
+    if turn and not all(one.strip() for one in turn):
+        raise UsageError("--turn: is empty", hint="--turn 'Describe the video.' --turn 'Where does it end?'")
     source = Source(pair.value, target, draft, device, dtype)
-    bench = Bench(names, clips or (), repeats, source, threads, not no_peers, position_bias, json, overwrite)
+    outside = pythons(peer or ())
+    peers, turns = not (no_peers or turn), tuple(turn or ())  # peers know no dialogues
+    bench = Bench(names, clips or (), repeats, source, threads, peers, outside, position_bias, json, overwrite, turns)
     outcome = measure(bench, say)
     print(outcome.table)
     print_facts(outcome.machine)
@@ -132,7 +151,7 @@ def run(
             say(f"drew {file}")
     if report is not None:
         demo = any(one.demo for by_clip in outcome.records.values() for runs in by_clip.values() for one in runs)
-        write_bench(report, outcome.rows, names[0], _command(context), outcome.machine, demo=demo)
+        write_bench(report, outcome.rows, names[0], _command(context), outcome.machine, demo=demo, left=outcome.left)
     return 0
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from vidspec.decoding.setup import STATES
+from vidspec.engine.decoder import decoder_of
 from vidspec.engine.device import free_memory
 from vidspec.engine.fused import uncovered
-from vidspec.engine.stock import StockDecoder
 from vidspec.models import loading
 from vidspec.models.identity import related
 from vidspec.models.known_pairs import BYTES, PROMPT, KnownModel, known, visual_tokens
@@ -140,15 +140,15 @@ def inspect(name: str) -> Checkpoint:
     where, family = loading.placement(), str(config.model_type)
     text = family not in families.names()
     automatic: Any = transformers.AutoModelForCausalLM if text else transformers.AutoModelForImageTextToText
+    kind: Any = TextModel if text else families.get(family)
     try:
         with torch.device("meta"):
-            model = automatic.from_config(config, dtype=where.dtype, trust_remote_code=False)
+            model = automatic.from_config(kind.config_of(config), dtype=where.dtype, trust_remote_code=False)
     except Exception as error:  # whatever a config makes the library raise, the config is at fault
         raise loading.unloadable(name, error) from error
-    kind: Any = TextModel if text else families.get(family)
     language = kind.language_of(model)
     reason = uncovered(language, model.lm_head)
-    decoder = StockDecoder(language, model.lm_head, reason or "")
+    decoder = decoder_of(language, model.lm_head, "stock")
     parameters = sum(weight.numel() for weight in model.parameters())
     dtype = str(where.dtype).removeprefix("torch.")
     tokens = _visual(family)

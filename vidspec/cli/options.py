@@ -193,6 +193,14 @@ class Request:
             rich_help_panel=VIDEO,
         ),
     ] = None
+    audio: Annotated[
+        bool | None,
+        typer.Option(
+            "--audio/--no-audio",
+            help="Whether models that hear do.",
+            rich_help_panel=VIDEO,
+        ),
+    ] = None
     segment: Annotated[
         str | None,
         typer.Option(

@@ -33,6 +33,7 @@ KEYS = {
     "max_pixels": "video.max_pixels",
     "decoder": "video.decoder",
     "allow_damaged": "video.allow_damaged",
+    "audio": "video.audio",
     "system": "generate.system",
     "max_new_tokens": "generate.max_new_tokens",
     "stop_loops": "generate.stop_loops",

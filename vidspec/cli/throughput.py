@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -16,13 +15,6 @@ from vidspec.errors import UsageError
 __all__ = ["throughput"]
 
 DEFAULT = ("ar", "vanilla-sd", "auto")
-
-
-class PeerName(str, Enum):
-    """Others than vidspec."""
-
-    generate = "generate-batched"
-    vllm = "vllm"
 
 
 def throughput(
@@ -38,11 +30,13 @@ def throughput(
         ),
     ] = None,
     peer: Annotated[
-        list[PeerName] | None,
-        typer.Option("--peer", help="transformers' generate on padded batches, or vLLM; any number of times."),
-    ] = None,
-    vllm_python: Annotated[
-        str | None, typer.Option("--vllm-python", metavar="PYTHON", help="The interpreter that has vLLM and PyAV.")
+        list[str] | None,
+        typer.Option(
+            "--peer",
+            metavar="NAME",
+            help="generate-batched, transformers' generate on padded batches; vllm=PYTHON, with the interpreter of an "
+            "environment that has vLLM and PyAV; any number of times.",
+        ),
     ] = None,
     pair: Pair = PairName.embedded,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs over all clips; medians.")] = 3,
@@ -69,7 +63,8 @@ def throughput(
     from vidspec.batch.inputs import Sources, collect, leave_out_missing
     from vidspec.bench.interleaved import machine
     from vidspec.bench.loaded import Source
-    from vidspec.bench.throughput import Outcome, Throughput, contenders, markdown, measure
+    from vidspec.bench.outside import pythons
+    from vidspec.bench.throughput import BATCHED, Outcome, Throughput, contenders, markdown, measure
     from vidspec.files import check_output, write_whole
 
     named = tuple(str(clip) for clip in clips)
@@ -80,19 +75,19 @@ def throughput(
     paths = [entry.path for entry in found.entries]
     if not paths:
         raise UsageError("there is no video to caption")
-    labels, peers = list(profile or DEFAULT), [one.value for one in peer or ()]
-    for option, names in (("--profile", labels), ("--peer", peers)):
+    labels, others = list(profile or DEFAULT), list(peer or ())
+    for option, names in (("--profile", labels), ("--peer", others)):
         if twice := [name for name in names if names.count(name) > 1]:
             raise UsageError(f"{option} names {twice[0]} twice")
-    if PeerName.vllm.value in peers and vllm_python is None:
-        raise UsageError("--peer vllm needs --vllm-python", hint="the interpreter of an environment with vllm and av")
+    outside = pythons([one for one in others if one != BATCHED], ("vllm",), (BATCHED,))
+    peers = [one.partition("=")[0] for one in others]
     if output is not None:
         check_output(output, paths, "--output")
         if output.exists() and not overwrite:
             raise UsageError(f"--output {output}: exists already", hint="name another file, or --overwrite")
     source = Source(pair.value, target, draft, device, dtype)
     asked = Throughput(
-        paths, labels, peers, counts(batch, "--batch", "1,4,8,16"), repeats, source, frames, threads, vllm_python
+        paths, labels, peers, counts(batch, "--batch", "1,4,8,16"), repeats, source, frames, threads, outside
     )
     facts = machine(source.placement().device) | ({"threads": threads} if threads else {})
 

@@ -11,7 +11,7 @@ from vidspec.drafting.base import Draft, Drafter
 from vidspec.engine.asks import Asks, Pass
 from vidspec.engine.rows import Passed, Prefill, Rows
 from vidspec.pace.pace import Window
-from vidspec.telling.events import Origin, Round
+from vidspec.telling.events import Origin, Rejected, Round
 
 if TYPE_CHECKING:
     import torch
@@ -127,3 +127,18 @@ def origins(verdict: Verdict, draft: Draft, emitted: int) -> tuple[Origin, ...]:
     end = verdict.path[-1] if verdict.path else -1
     names.append("target" if not draft.tokens else "correction" if draft.children(end) else "bonus")
     return tuple(names[:emitted])
+
+
+def rejected(verdict: Verdict, draft: Draft, emitted: int) -> tuple[Rejected, ...]:
+    """What a window had in the places of the first ``emitted`` tokens of its outcome, and does not stand there."""
+    path = verdict.path
+    if draft.is_chain:
+        at = len(path)
+        return (Rejected(at, draft.tokens[at]),) if at < min(emitted, len(draft.tokens)) else ()
+    before = (-1, *path)[:emitted]
+    return tuple(
+        Rejected(at, draft.tokens[node])
+        for at, parent in enumerate(before)
+        for node in draft.children(parent)
+        if node not in path
+    )

@@ -20,6 +20,9 @@ that never lets a mismatch pass leaves this schedule lossless.
 Parallel prefill is the round before the first: the target's prefill is a pass over nothing pending, and its first
 token is held against the draft's first start-up token. A draft that has read no prompt yet holds nobody up: the target
 goes on alone, one token per pass, and the draft, once it is ready, starts behind what was emitted.
+
+What the draft may see of the video the target may say during or behind its prefill. The draft waits for it, or
+(``late``, HIPPO) reads everything at once and drafts from it, and prunes its cache when it is told.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from vidspec.decoding.protocol import (
     PrefillTarget,
     Propose,
     Proposed,
+    Prune,
     Ready,
     Result,
     Rollback,
@@ -45,7 +49,7 @@ from vidspec.decoding.protocol import (
 )
 from vidspec.errors import GenerationError
 from vidspec.registry import schedules
-from vidspec.telling.events import Mode, Origin, Round
+from vidspec.telling.events import Mode, Origin, Rejected, Round
 
 if TYPE_CHECKING:
     from vidspec.pace.base import WindowSize
@@ -64,6 +68,7 @@ class Settings(Limits):
         rows: the most rows of one target pass; more pending tokens than that wait.
         kept: the visual tokens the draft may see, None for all; without meaning if the target is to say.
         await_kept: the target says so, at some time during or after its prefill.
+        late: until then the draft, which overlaps, sees all of them; else it waits.
     """
 
     overlap: bool = True
@@ -71,6 +76,7 @@ class Settings(Limits):
     rows: int = 64
     kept: tuple[int, ...] | None = None
     await_kept: bool = False
+    late: bool = False
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1 or self.rows < 1 or (self.startup is not None and self.startup < 1):
@@ -114,7 +120,7 @@ class Scheduler:
         self._epoch = 0
         self._draft: Literal["absent", "reading", "ready"] = "absent"
         self._kept = settings.kept
-        self._kept_known = not settings.await_kept
+        self._kept_known = settings.late or not settings.await_kept
         self._round = 0
         self._mode: Mode = "prefill"
         self._open = True  # the target is at work; its prefill counts as a pass over nothing pending
@@ -148,6 +154,8 @@ class Scheduler:
             self.gamma.verified(result.rows, result.seconds)
             return self._judged(result)
         if isinstance(result, Kept):
+            if self.settings.late:
+                return [Send("draft", Prune(result.indices))], None
             self._kept, self._kept_known = result.indices, True
             return (self._read() if self.settings.overlap or self._mode != "prefill" else []), None
         return self._target_ready(result) if result.worker == "target" else (self._draft_ready(), None)
@@ -214,6 +222,7 @@ class Scheduler:
         start, epoch = len(self.emitted), self._epoch
         self.emitted += tokens
         accepted = min(verdict.accepted, len(tokens)) + passed
+        missed = not passed and not alone and verdict.accepted < len(tokens)
         lost = 0 if passed and not self.finished else len(self._ahead) - accepted
         wasted = lost + self._aborted
         settled = Round(
@@ -232,6 +241,7 @@ class Scheduler:
             draft_s=self._draft_s,
             verify_s=verdict.seconds,
             loosened=tuple(one for one in verdict.loosened if one.at < len(tokens)),
+            rejected=(Rejected(verdict.accepted, self._ahead[verdict.accepted]),) if missed else (),
         )
         self._draft_s, self._aborted = 0.0, 0
         return self._after(start, verdict, passed=passed, alone=alone), settled

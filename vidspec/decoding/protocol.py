@@ -32,6 +32,7 @@ __all__ = [
     "PrefillTarget",
     "Propose",
     "Proposed",
+    "Prune",
     "Ready",
     "Result",
     "Rollback",
@@ -74,6 +75,16 @@ class PrefillDraft:
 
     kept: tuple[int, ...] | None
     eos: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Prune:
+    """To the draft: of the prompt's visual tokens, all of which you were to read, keep those in ``kept`` from now on.
+
+    The text stays as it is.
+    """
+
+    kept: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +170,7 @@ class Failed:
 
 
 TargetMessage: TypeAlias = PrefillTarget | Verify
-DraftMessage: TypeAlias = PrefillDraft | Propose | Rollback | Abort
+DraftMessage: TypeAlias = PrefillDraft | Prune | Propose | Rollback | Abort
 Message: TypeAlias = TargetMessage | DraftMessage
 Result: TypeAlias = Kept | Ready | Verdict | Proposed | Failed
 

@@ -68,6 +68,7 @@ def report(run: Run, models: Models) -> Caption:
                 "accepted_lengths": list(counters.accepted_lengths),
                 "visual_tokens": read.visual_tokens,
                 "visual_tokens_kept": len(read.kept),
+                "audio_tokens": read.audio_tokens,
             },
         ),
         lengths=lengths(counters),

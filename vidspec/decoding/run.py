@@ -17,8 +17,9 @@ from vidspec.engine.sampling import Sampling
 from vidspec.lossy.engine import kept_per_layer
 from vidspec.models.detokenizer import Detokenizer
 from vidspec.models.request import Request
-from vidspec.pruning.base import taps_for
-from vidspec.telling.events import Prefilled, Round
+from vidspec.pace.pace import Window
+from vidspec.pruning.base import ranked, taps_for
+from vidspec.telling.events import Prefilled, Rejected, Round
 from vidspec.telling.trace import Trace
 
 __all__ = ["Choice", "InTurns", "Run"]
@@ -93,7 +94,11 @@ class Run:
         self.finished = self.trace.elapsed()
         if isinstance(event, Round):
             self.rounds.append(event)
-            return replace(event, texts=tuple(self.text.add(token) for token in event.token_ids))
+            texts, others = list[str](), list[Rejected]()
+            for at, token in enumerate(event.token_ids):
+                others += [replace(one, text=self.text.instead(one.token)) for one in event.rejected if one.at == at]
+                texts.append(self.text.add(token))
+            return replace(event, texts=tuple(texts), rejected=tuple(others))
         held = self.request.held
         if held is not None and held.reading_s is None:
             held.reading_s = self.reading_s
@@ -106,11 +111,13 @@ class InTurns(Run):
 
     Attributes:
         job: what the schedule works with, from ``Prefilled`` on; between two rounds it may be changed.
+        window: of its chains, where it is chosen; from then on too.
         keep: whether ``opening`` stays, which holds what the target's prefill showed.
         opening: what drafters can be made from, if it is kept.
     """
 
     job: Job | None = None
+    window: Window | None = None
     keep = False
     opening: Opening | None = None
     _replaced = 0
@@ -124,8 +131,16 @@ class InTurns(Run):
         if self.job is None:
             raise ValueError("nothing has been read yet")
         self._replaced = self.draft_forwards
-        self.job.drafter = drafter
+        self._led_by(self.job, drafter)
         self._replaced -= drafter.forwards
+
+    def _led_by(self, job: Job, drafter: Drafter | None) -> None:
+        """Who drafts from now on, and chooses the windows."""
+        job.drafter, job.window = drafter, self.window
+        job.target.tapped = drafter.tapped if isinstance(drafter, Watcher) else ()
+        if isinstance(drafter, Paced) and self.setup.pace and self.window:
+            drafter.paced(self.setup.pace, self.window)
+            job.window = None
 
     def events(self) -> Asks[None]:
         setup, trace = self.setup, self.trace
@@ -169,23 +184,19 @@ class InTurns(Run):
             drafter = yield from asked(setup.drafter.open, opening)
             self.opening = opening if self.keep else None
             del opening
+        signals = ranked(taps)
         del taps  # what was observed can be as large as the prompt
-        window = setup.pace.window() if setup.pace else None
-        tapped = drafter.tapped if isinstance(drafter, Watcher) else ()
-        paced = isinstance(drafter, Paced)
-        if isinstance(drafter, Paced) and setup.pace and window:
-            drafter.paced(setup.pace, window)
+        window = self.window = setup.pace.window() if setup.pace else None
         self.job = Job(
-            target=Target(setup.target, read, setup.sampling, rng, tapped),
+            target=Target(setup.target, read, setup.sampling, rng),
             limits=setup.limits,
             trace=trace,
             rng=rng,
-            drafter=drafter,
             acceptance=for_clip(setup.acceptance, read.visual_states) if setup.acceptance else None,
             gamma=setup.window if gamma == "auto" else gamma,
-            window=None if paced else window,
         )
-        yield prefilled(setup.profile, prefix, kept, trace.now(), description, kept_per_layer(read.span))
+        self._led_by(self.job, drafter)
+        yield prefilled(setup.profile, prefix, kept, trace.now(), description, kept_per_layer(read.span), signals)
         del start
         try:
             yield from setup.schedule(self.job)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vidspec.decoding.base import Job, origins
+from vidspec.decoding.base import Job, origins, rejected
 from vidspec.drafting.base import Learner, Rememberer, Watcher
 from vidspec.engine.asks import Asks, timed
 from vidspec.registry import schedules
@@ -58,6 +58,7 @@ def sequential(job: Job) -> Asks[None]:
             weights=draft.weights,
             gamma=gamma if window is not None else 0,
             loosened=tuple(one for one in verdict.loosened if one.at < len(tokens)),
+            rejected=rejected(verdict, draft, len(tokens)),
         )
     if isinstance(job.drafter, Rememberer):
         job.drafter.finish(emitted)

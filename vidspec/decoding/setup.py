@@ -96,6 +96,10 @@ class Setup:
         """
         if target.decoder.cached is not None:
             _check_states(profile, target.name)
+        if profile.prunes_the_target and not target.decoder.prunable:
+            raise ProfileError(
+                f"lossy.method: blocks of {target.family} cannot go on with fewer rows; nearest valid choice: none"
+            )
         sampling = Sampling(profile.generate.temperature, profile.generate.top_p)
         acceptance: Acceptance | None = None
         drafter: DrafterKind | None = None
@@ -161,6 +165,20 @@ class Setup:
     def room(self) -> int:
         """Cache entries needed behind a prompt: every row of the last window may be written before the text is cut."""
         return self.profile.generate.max_new_tokens + self.window + 1
+
+    @property
+    def late(self) -> bool:
+        """Whether a draft beside the target's prefill reads the whole video and has its cache pruned afterwards.
+
+        States of recurrent blocks cannot be pruned, nor positions be compacted that were rotated into the keys.
+        """
+        prune, pruner = self.profile.prune, self.pruner
+        if pruner is None or self.profile.schedule.prefill == "sequential":
+            return False
+        if prune.when is not None:
+            return prune.when == "late"
+        able = prune.positions == "original" and self.target.model.decoder.cached is None
+        return able and not pruner.needs.isdisjoint(("attention", "visual_attention"))
 
     def shortened(self, tokens: int) -> Setup:
         """The same parts for a text of at most so many tokens."""
@@ -274,6 +292,7 @@ def prefilled(
     elapsed: float,
     description: str | None = None,
     kept_per_layer: tuple[int, ...] = (),
+    signals: tuple[tuple[str, bytes], ...] = (),
 ) -> Prefilled:
     """The event of two prompts that have been read."""
     grid, cells = placed(prefix.visual)
@@ -292,6 +311,8 @@ def prefilled(
         caption=description,
         lossless=profile.lossless,
         kept_per_layer=kept_per_layer,
+        audio_tokens=len(prefix.heard),
+        signals=signals,
     )
 
 
@@ -351,6 +372,12 @@ STATES: tuple[tuple[str, str, str, Callable[[Profile], bool]], ...] = (
         f"go back by {REACH} tokens",
         "schedule.startup: window",
         lambda p: p.schedule.kind == "parallel" and p.schedule.startup == "fit",
+    ),
+    (
+        "prune.when: late",
+        "cannot be chosen from",
+        "prune.when: wait",
+        lambda p: p.prune.when == "late" and p.schedule.prefill == "parallel",
     ),
 )
 

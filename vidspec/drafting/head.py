@@ -132,7 +132,8 @@ class HeadDraft(DrafterKind):
         else:
             positions, following = rows[None], prefix.length
         with clip.trace.span("draft_prefill", "draft"):
-            every = head.embed_prompt(prefix.token_ids, prefix.visual.index, prefix.visual.features)
+            given = torch.cat([prefix.visual.index, prefix.heard.to(prefix.visual.index)])
+            every = head.embed_prompt(prefix.token_ids, given, prefix.embeds[0, given])
             embeddings = every[rows.to(every.device)][1:]
             states = head.joined(torch.cat([taps.states[block][rows] for block in head.blocks], dim=1))
             fed = head.fed(embeddings, states[:-1], positions[:, :-1])

@@ -77,22 +77,12 @@ class Opening:
         return self.draft
 
     def own(self, *, pooled: bool = False) -> Asks[Prefix]:
-        """The draft model's own prompt with all visual tokens, through its own vision tower; looked at once.
-
-        Raises:
-            ModelError: it sees another number of visual tokens than the target, some of which are to be pruned.
-        """
+        """The draft model's own prompt with all visual tokens, through its own vision tower; looked at once."""
         if pooled:
             return (yield from read(self.drafting().model, self.request, self.trace, "draft", pooled=True))
         if self._own is None:
             self._own = yield from read(self.drafting().model, self.request, self.trace, "draft")
-        prefix = self._own
-        if self._pruning and len(prefix.visual) != self.tokens:
-            raise ModelError(
-                f"target and draft see a frame differently: {self.tokens} and {len(prefix.visual)} visual tokens",
-                hint="take both from one family and generation, or prune.method: none",
-            )
-        return prefix
+        return self._own
 
     def kept_of_own(self) -> Asks[Prefix]:
         """The draft model's own prompt with the kept visual tokens."""
@@ -100,24 +90,37 @@ class Opening:
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """Ids of the text of the target's prompt, visual tokens left out."""
-        if self.prefix is None:
-            return ()
-        return tuple(self.prefix.token_ids[self.prefix.rows_kept(self.prefix.visual.index[:0])].tolist())
-
-    @property
-    def _pruning(self) -> bool:
-        return self.kept is not None and self.tokens is not None and len(self.kept) < self.tokens
+        """Ids of the text of the target's prompt, visual and audio tokens left out."""
+        return () if self.prefix is None else self.prefix.text_ids
 
     def text(self, instead: str) -> Prefix:
         """The draft model's prompt with a text where the video would be."""
         return read_text(self.drafting().model, self.request, instead)
 
     def pruned(self, prefix: Prefix) -> Prefix:
-        """``prefix`` with only the kept visual tokens."""
-        if self.kept is None or len(self.kept) in (self.tokens, len(prefix.visual)):
+        """``prefix`` with only the kept visual tokens.
+
+        Raises:
+            ModelError: see :meth:`rows`.
+        """
+        if self.kept is None or len(self.rows(prefix)) == prefix.length:
             return prefix
         return prefix.keep(self.kept.to(prefix.embeds.device), compact=self.profile.prune.positions == "compact")
+
+    def rows(self, prefix: Prefix) -> torch.Tensor:
+        """Rows of ``prefix``, sorted, without the visual tokens that the drafter may not see.
+
+        Raises:
+            ModelError: it has another number of visual tokens than the target, some of which are to be pruned.
+        """
+        if self.kept is None or len(self.kept) == self.tokens:
+            return torch.arange(prefix.length, device=prefix.embeds.device)
+        if self.tokens not in (None, len(prefix.visual)):
+            raise ModelError(
+                f"target and draft see a frame differently: {self.tokens} and {len(prefix.visual)} visual tokens",
+                hint="take both from one family and generation, or prune.method: none",
+            )
+        return prefix.rows_kept(self.kept.to(prefix.embeds.device))
 
     def read(self, engine: Engine, prefix: Prompt) -> Asks[Prefill]:
         """Prefill, timed as the draft's; what earlier turns of a dialogue left of the prompt is not read again.

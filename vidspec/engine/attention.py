@@ -51,7 +51,7 @@ def attend(
     rows, heads, width = query.shape
     kv_heads, length = key.shape[1], key.shape[2]
     groups = heads // kv_heads
-    if window is not None and length > window.size:
+    if window is not None and (length > window.size or window.runs is not None):
         return _in_window(query, key, value, scaling, sees, window)
     if rows == 1 and sees is None:
         # The heads of a group are rows over the same keys.
@@ -86,9 +86,13 @@ def _in_window(
         some = query[start : start + _MASKED]
         own = window.rows[start : start + _MASKED].to(key.device)
         first = max(0, min(before, int(own.min()) - window.size + 1))
-        last = length if sees is not None else before + start + len(some)
+        last = before + start + len(some) if sees is None and window.runs is None else length
         near = places[first:last]
         visible = own[:, None] >= near
+        if window.runs is not None:
+            runs = window.runs.to(key.device)
+            some_runs = runs[start : start + _MASKED, None]
+            visible[:, before - first :] |= (some_runs == runs) & (some_runs >= 0)
         if sees is not None:
             visible[:, before - first :] = sees[start : start + _MASKED]
         visible &= own[:, None] - near < window.size
@@ -189,8 +193,8 @@ def _with_weight(
 
 
 def _flash(query: torch.Tensor) -> bool:
-    """Whether CUDA's flash attention takes it; older GPUs and float32 have the memory-efficient kernel alone."""
-    half = query.is_cuda and query.dtype is not torch.float32
+    """Whether CUDA's flash attention takes it; old GPUs, float32 and wide heads have the memory-efficient kernel."""
+    half = query.is_cuda and query.dtype is not torch.float32 and query.shape[-1] <= 256
     return half and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
 
@@ -199,11 +203,13 @@ class Window:
     """Sliding attention: rows see ``size`` places back, their own among them. Places are counted in the cache.
 
     ``rows`` (n,) are the places of the rows, ``own`` (m,) those of the last m entries, all others being in order.
+    ``runs`` (n,): rows of one of these numbers see each other in both directions, -1 being none.
     """
 
     size: int
     rows: torch.Tensor
     own: torch.Tensor
+    runs: torch.Tensor | None = None
 
 
 @dataclass
@@ -214,9 +220,11 @@ class _Part:
     keys: Reads
     values: Reads
     sees: torch.Tensor | None
-    mask: torch.Tensor | None
+    masked: torch.Tensor | None
+    masks: dict[int, torch.Tensor]
     taps: Taps | None
     places: tuple[torch.Tensor, torch.Tensor] | None
+    runs: torch.Tensor | None
 
 
 class Attention:
@@ -224,19 +232,19 @@ class Attention:
 
     Args:
         batch: what the sequences add.
-        heads: query heads of each layer.
         scaling: of the scores.
         windows: of each layer how many places its rows see; None for layers that see everything.
         cached: the layers that attend, in order; None where all do.
+        mutual: whether visual tokens next to each other see each other in layers with such a limit.
     """
 
     def __init__(
         self,
         batch: Sequence[Rows],
-        heads: int,
         scaling: float,
         windows: Sequence[int | None] | None = None,
         cached: Sequence[int] | None = None,
+        mutual: bool = False,
     ) -> None:
         self.batch, self.scaling, self._windows = batch, scaling, windows
         self._at = None if cached is None else {layer: at for at, layer in enumerate(cached)}
@@ -246,16 +254,16 @@ class Attention:
             keys, values = rows.span.reads(count)
             writes = rows.span.writes(count)
             sees = None if rows.parents is None else rows.sees().to(writes[0].device)
-            slab = rows.span.slab
             mask = None
             if (
                 writes[0].device.type == "cpu"
                 and 1 < count <= _MASKED
                 and (count < keys[0].shape[2] or sees is not None)
             ):
-                mask = _mask(count, keys[0].shape[2], sees, heads // slab.heads, slab.dtype)
+                mask = _mask(count, keys[0].shape[2], sees, rows.span.slab.dtype)
             places = None if windows is None else _places(rows, count)
-            self._parts.append(_Part(writes, keys, values, sees, mask, rows.taps, places))
+            runs = _runs(rows) if mutual and rows.prompt is not None else None
+            self._parts.append(_Part(writes, keys, values, sees, mask, {}, rows.taps, places, runs))
 
     def __call__(self, layer: int, query: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
         """Keep the rows' keys and values and attend.
@@ -282,8 +290,22 @@ class Attention:
             part.taps.attended(layer, query, keys, self.scaling)
         window = None
         if self._windows is not None and part.places is not None and (size := self._windows[layer]) is not None:
-            window = Window(size, *part.places)
-        return attend(query, keys, values, self.scaling, sees=part.sees, mask=part.mask, window=window)
+            window = Window(size, *part.places, part.runs)
+        mask, groups = None, query.shape[1] // keys.shape[1]
+        if part.masked is not None and (mask := part.masks.get(groups)) is None:
+            mask = part.masks[groups] = part.masked.repeat(groups, 1)[None, None]
+        return attend(query, keys, values, self.scaling, sees=part.sees, mask=mask, window=window)
+
+
+def _runs(rows: Rows) -> torch.Tensor:
+    """(n,) of a prompt's stretch: by number the runs of visual tokens, -1 for text."""
+    prompt, (start, end) = rows.prompt, rows.stretch
+    assert prompt is not None
+    index = prompt.visual.index.cpu()
+    shown = torch.zeros(end - start, dtype=torch.long)
+    shown[index[(index >= start) & (index < end)] - start] = 1
+    begins = shown.diff(prepend=shown.new_zeros(1)) > 0
+    return torch.where(shown > 0, begins.cumsum(0), -1)
 
 
 def _places(rows: Rows, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -296,9 +318,9 @@ def _places(rows: Rows, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return every[len(every) - count :], every
 
 
-def _mask(rows: int, length: int, sees: torch.Tensor | None, groups: int, dtype: torch.dtype) -> torch.Tensor:
-    """(1, 1, groups * rows, length) additive."""
+def _mask(rows: int, length: int, sees: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """(rows, length) additive."""
     visible = torch.ones(rows, rows, dtype=torch.bool).tril_() if sees is None else sees
     mask = torch.zeros(rows, length, dtype=dtype)
     mask[:, length - visible.shape[1] :].masked_fill_(~visible, float("-inf"))
-    return mask.repeat(groups, 1)[None, None]
+    return mask

@@ -12,8 +12,8 @@ from vidspec.engine.slab import Slab
 
 __all__ = ["Attending", "Decoder", "LanguageModel", "Rotation", "decoder_of", "windows_of"]
 
-#: Cosines and sines of a pass, as the decoder that made them takes them.
-Rotation = tuple[torch.Tensor, torch.Tensor]
+#: Cosines and sines of a pass, as the decoder that made them takes them; a pair for each kind of block.
+Rotation = tuple[torch.Tensor, ...]
 #: Keeps a layer's rotated keys and values and attends, see :class:`~vidspec.engine.attention.Attention`.
 Attending = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -25,9 +25,11 @@ class Decoder(Protocol):
         name: ``fused`` or ``stock``.
         why: why it is this one, in a few words.
         depth: number of blocks.
-        heads, width: query heads of each block, and numbers of each.
+        scaling: of attention scores.
         axes: of rotary positions: 1, or 3 under M-RoPE.
         windows: of each block how many places back its rows see; None where all blocks see everything.
+        mutual: whether visual tokens next to each other see each other, both ways, in blocks with such a limit.
+        prunable: whether rows of a prompt can be dropped between two blocks.
         cached: the blocks that keep keys and values, in order, where others keep a state; None where all do.
         state_bytes: that a sequence takes at most beside its keys and values: the states of the other blocks.
         packed_bytes: of weights that are held a second time, packed for a CPU.
@@ -37,10 +39,10 @@ class Decoder(Protocol):
     name: str
     why: str
     depth: int
-    heads: int
-    width: int
     axes: int
     windows: tuple[int | None, ...] | None
+    mutual: bool
+    prunable: bool
     cached: tuple[int, ...] | None
     state_bytes: int
     packed_bytes: int
@@ -48,6 +50,9 @@ class Decoder(Protocol):
 
     @property
     def slab(self) -> Slab: ...
+
+    @property
+    def scaling(self) -> float: ...
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """(R, hidden) of token ids (R,)."""
@@ -118,11 +123,15 @@ def decoder_of(
     from vidspec.engine.fused import FusedDecoder, uncovered
     from vidspec.engine.stock import StockDecoder
 
+    stock = StockDecoder
+    if language.config.model_type == "gemma4_text":
+        from vidspec.engine.gemma4 import Gemma4Decoder as stock  # older versions of transformers lack its parts
+
     if kind == "stock":
-        return StockDecoder(language, head, "as told", budget)
+        return stock(language, head, "as told", budget)
     reason = uncovered(language, head)
     if reason is None:
         return FusedDecoder(language, head, packed, budget)
     if kind == "fused":
         raise ValueError(reason)
-    return StockDecoder(language, head, reason, budget)
+    return stock(language, head, reason, budget)

@@ -65,7 +65,7 @@ class Engine(Generic[M]):
         if decoder.graphs is not None and decoder.graphs.take(batch):
             return decoder.graphs.run(batch, self.model.vocabulary)
         rows, rotation = self._embedded(batch), decoder.rotation(self._positions(batch))
-        attention = Attention(batch, decoder.heads, decoder.width**-0.5, decoder.windows, decoder.cached)
+        attention = Attention(batch, decoder.scaling, decoder.windows, decoder.cached, decoder.mutual)
         added = _deepstack(batch)
         watched: list[tuple[Taps, slice]] = []
         for part, start in zip(batch, _starts(batch), strict=True):
@@ -233,8 +233,19 @@ class Prefilling:
         if self.span is None:
             self.span = self._opened(length + self.room, self.prompt.next_position - length)
         start = self.span.length
-        self._stretch = start, min(start + most, length)
+        self._stretch = start, self._end(start, min(start + most, length))
         return Rows(self.span, prompt=self.prompt, stretch=self._stretch, taps=self.taps, states=self.states)
+
+    def _end(self, start: int, end: int) -> int:
+        """Where a stretch ends that cuts no run of visual tokens which see each other."""
+        index = self.prompt.visual.index
+        if not self.engine.model.decoder.mutual or end == self.prompt.length or not len(index):
+            return end
+        shown = torch.zeros(self.prompt.length + 1, dtype=torch.bool)
+        shown[index.cpu()] = True
+        uncut = (~(shown[:-1] & shown[1:])).nonzero()[:, 0] + 1  # ends behind which no run goes on
+        fitting = uncut[(uncut > start) & (uncut <= end)]
+        return int(fitting[-1] if len(fitting) else uncut[uncut > end][0])
 
     def _opened(self, room: int, offset: int) -> KVSpan:
         if self.held is None:

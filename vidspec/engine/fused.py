@@ -21,7 +21,7 @@ from vidspec.engine.slab import Slab
 __all__ = ["FAMILIES", "FusedDecoder", "uncovered"]
 
 #: Model types of language models whose blocks are these.
-FAMILIES = ("qwen2", "qwen2_5_vl_text", "qwen3", "qwen3_vl_text", "llama", "mistral")
+FAMILIES = ("qwen2", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3", "qwen3_vl_text", "llama", "mistral")
 #: Rotary frequencies that do not depend on the length of the text.
 _STATIC = ("default", "linear", "llama3", "yarn")
 
@@ -112,6 +112,8 @@ class FusedDecoder:
     """
 
     name = "fused"
+    mutual = False
+    prunable = True
     cached: tuple[int, ...] | None = None
     state_bytes = 0
     why = "the family's blocks are fused"
@@ -124,7 +126,7 @@ class FusedDecoder:
         self.embedding: torch.Tensor = language.embed_tokens.weight
         self.heads, self.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
         self.width = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
-        self.windows = windows_of(config)
+        self.scaling, self.windows = self.width**-0.5, windows_of(config)
         self.depth, self._inner = len(language.layers), int(config.intermediate_size)
         weight = self.embedding
         large = sum(

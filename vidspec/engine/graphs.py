@@ -85,7 +85,7 @@ class Step:
     def _attention(self, layer: int, query: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
         both, keys, values = self._layers[layer]
         both.index_copy_(2, self.table[self._slot], entries.permute(1, 2, 0, 3))
-        return self._attend(query, keys, values, self.table[self._slot + 1 :], self.decoder.width**-0.5)
+        return self._attend(query, keys, values, self.table[self._slot + 1 :], self.decoder.scaling)
 
 
 class Graphs:

@@ -27,25 +27,31 @@ Reads = Sequence[torch.Tensor]
 
 
 class Slab:
-    """Keys and values of each layer, of shape (kv_heads, capacity, d).
+    """Keys and values of each layer, of shape (kv_heads, capacity, d); heads and d may differ from layer to layer.
 
     It grows when no gap is long enough, which copies what is in use; a sequence never notices. Entries that are not in
     use mean nothing and are overwritten.
 
     Args:
-        heads: KV heads of every layer.
-        width: d, numbers of a key and of a value.
+        heads: KV heads of every layer, or of each.
+        width: d, numbers of a key and of a value; of every layer, or of each.
         dtype: of both.
         devices: of each layer.
         budget: bytes that all layers may take together; if None by what is free on a GPU, and no limit on a CPU.
     """
 
     def __init__(
-        self, heads: int, width: int, dtype: torch.dtype, devices: Sequence[torch.device], budget: int | None = None
+        self,
+        heads: int | Sequence[int],
+        width: int | Sequence[int],
+        dtype: torch.dtype,
+        devices: Sequence[torch.device],
+        budget: int | None = None,
     ) -> None:
-        self.heads, self.width, self.dtype = heads, width, dtype
+        self.dtype = dtype
         self.budget = spare(Counter(devices)) if budget is None else budget
-        self._places = [(device, len(list(run))) for device, run in groupby(devices)]
+        each = [[one] * len(devices) if isinstance(one, int) else one for one in (heads, width)]
+        self._places = [(*place, len(list(run))) for place, run in groupby(zip(devices, *each, strict=True))]
         self.capacity = 0
         self._blocks = self._allocated(0)
         self._used: dict[int, int] = {}  # start -> end of each span
@@ -55,12 +61,13 @@ class Slab:
 
     def __len__(self) -> int:
         """Layers."""
-        return sum(count for _, count in self._places)
+        return sum(count for *_, count in self._places)
 
     @property
     def entry_bytes(self) -> int:
         """Bytes of one entry in all layers, keys and values."""
-        return 2 * len(self) * self.heads * self.width * self.dtype.itemsize
+        numbers = sum(2 * count * heads * width for _, heads, width, count in self._places)
+        return int(numbers * self.dtype.itemsize)
 
     @property
     def nbytes(self) -> int:
@@ -115,7 +122,7 @@ class Slab:
 
     @torch.inference_mode()
     def _grow(self, used: int, wanted: int) -> None:
-        on_device = any(device.type != "cpu" for device, _ in self._places)
+        on_device = any(device.type != "cpu" for device, *_ in self._places)
         capacity = -(-wanted // _STEP) * _STEP if on_device else wanted
         if self.budget is not None and capacity * self.entry_bytes > self.budget:
             capacity = wanted
@@ -137,8 +144,11 @@ class Slab:
 
     @torch.inference_mode()
     def _allocated(self, capacity: int) -> list[torch.Tensor]:
-        shape = (2, self.heads, capacity + 1, self.width)  # the last is nobody's: padding of a pass is written there
-        return [torch.empty(count, *shape, dtype=self.dtype, device=device) for device, count in self._places]
+        rows = capacity + 1  # the last is nobody's: padding of a pass is written there
+        return [
+            torch.empty(count, 2, heads, rows, width, dtype=self.dtype, device=device)
+            for device, heads, width, count in self._places
+        ]
 
     def _release(self, start: int) -> None:
         with self._lock:

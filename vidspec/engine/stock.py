@@ -15,7 +15,7 @@ from vidspec.engine.graphs import Graphs
 from vidspec.engine.recurrent import linear_attention, most_bytes
 from vidspec.engine.slab import Slab
 
-__all__ = ["NAME", "StockDecoder"]
+__all__ = ["NAME", "StockDecoder", "device_of"]
 
 #: Under which the models' own attention modules find the engine's.
 NAME = "vidspec"
@@ -65,6 +65,8 @@ class StockDecoder:
     """
 
     name = "stock"
+    mutual = False
+    prunable = True
     packed_bytes = 0
     graphs: Graphs | None = None
 
@@ -77,17 +79,24 @@ class StockDecoder:
         attending = tuple(block for block, kind in enumerate(kinds) if kind != "linear_attention")
         self.cached = attending if len(attending) < len(kinds) else None
         self.state_bytes = most_bytes(config, language.embed_tokens.weight.dtype)
-        self.heads = int(config.num_attention_heads)
-        self.width = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
         self.axes = 3 if "mrope_section" in (getattr(config, "rope_parameters", None) or {}) else 1
+
+    @property
+    def scaling(self) -> float:
+        return float(self._width**-0.5)
+
+    @property
+    def _width(self) -> int:
+        config = self.language.config
+        return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
     @cached_property
     def slab(self) -> Slab:
         config = self.language.config
         layers = self.language.layers
-        devices = [_device(layers[block]) for block in self.cached or range(len(layers))]
+        devices = [device_of(layers[block]) for block in self.cached or range(len(layers))]
         weight = self.language.embed_tokens.weight
-        return Slab(int(config.num_key_value_heads), self.width, weight.dtype, devices, self._budget)
+        return Slab(int(config.num_key_value_heads), self._width, weight.dtype, devices, self._budget)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         return self.language.embed_tokens(ids)  # type: ignore[no-any-return]
@@ -127,7 +136,7 @@ def _mixed(out: Any) -> torch.Tensor:
     return first
 
 
-def _device(block: torch.nn.Module) -> torch.device:
+def device_of(block: torch.nn.Module) -> torch.device:
     """Where a block computes; of one whose weights wait elsewhere accelerate's hook knows it."""
     place = getattr(getattr(block, "_hf_hook", None), "execution_device", None)
     return next(block.parameters()).device if place is None else torch.device(place)

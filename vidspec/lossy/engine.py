@@ -153,7 +153,7 @@ class LossyEngine(Engine[VideoLanguageModel]):
                 look = _Look(index) if index + 1 in stages else None
                 passing = Rows(span, prompt=prefix, stretch=(0, len(rows)), taps=look)
                 rotation = decoder.rotation(positions[:, rows])
-                attention = Attention([passing], decoder.heads, decoder.width**-0.5, decoder.windows)
+                attention = Attention([passing], decoder.scaling, decoder.windows)
             counts.append(len(rows))
             hidden = decoder.block(index, hidden, rotation, attention)
             if index < len(visual.deepstack):

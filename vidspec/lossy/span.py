@@ -70,7 +70,9 @@ class PrunedSpan(KVSpan):
         wanted = len(kept) + end - self._prompt
         packed, done = self._packed.get(layer, (None, 0))
         if packed is None:
-            packed = everything.new_empty(*everything.shape[:2], len(kept) + self.room - self._prompt, self.slab.width)
+            packed = everything.new_empty(
+                *everything.shape[:2], len(kept) + self.room - self._prompt, everything.shape[-1]
+            )
             packed[:, :, : len(kept)] = everything[:, :, kept]
             done = len(kept)
         start = min(done, wanted - rows)  # what was rolled back is read again

@@ -39,6 +39,8 @@ class Adapter:
     content: ClassVar[str] = "video"
     #: The attention of the vision tower, by a name ``transformers`` knows.
     vision_attention: ClassVar[str] = "sdpa"
+    #: Seconds of a clip's sound that are heard at most; None of families that do not hear.
+    hears: float | None = None
     #: What users of this checkpoint should know, in one line.
     note: str | None = None
 
@@ -65,6 +67,11 @@ class Adapter:
         self.set_up(processor)
 
     # What families differ in.
+
+    @staticmethod
+    def config_of(config: Any) -> Any:
+        """What of a checkpoint's config the stock model is made from."""
+        return config
 
     @staticmethod
     def language_of(model: Any) -> Any:
@@ -97,6 +104,10 @@ class Adapter:
     def visual_tokens(self, frames: int, height: int, width: int) -> int:
         """How many visual tokens a clip makes, without class tokens that a tower may keep; by arithmetic alone."""
         raise NotImplementedError
+
+    def audio_tokens(self, samples: int) -> int:
+        """How many tokens so many samples of a clip's sound make."""
+        return 0
 
     def pieces(self, seen: Seen) -> Sequence[str | range]:
         """What stands in the place of :attr:`span`: texts, and ranges of visual tokens, in their order."""
@@ -189,6 +200,10 @@ class Adapter:
             rows[stretch.start : stretch.stop] = torch.arange(len(ids), len(ids) + len(stretch))
             ids += [self.visual_id] * len(stretch)
         return self._embedded(ids, rows.to(self.device), seen)
+
+    def template_text(self, prompt: str, system: str | None = None) -> str:
+        """What the template renders, with :attr:`span` in the place of the video."""
+        return self.span.join(self._around(prompt, system, ()))
 
     def text_prefix(
         self, instead: str, prompt: str, system: str | None = None, earlier: Sequence[Exchange] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -26,12 +26,14 @@ class Pixels:
         grid: frames (temporal steps), rows and columns of the tower's patches or of its images.
         seconds: when each frame (temporal step) begins, counted from the start of the file.
         duration: of the file, in seconds, of families whose prompt names it.
+        sound: (bins, F) float32 of families that hear, on the CPU; None where there is nothing to hear.
     """
 
     values: torch.Tensor
     grid: tuple[int, int, int]
     seconds: tuple[float, ...]
     duration: float | None = None
+    sound: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Seen:
         seconds: when each frame (temporal step) begins.
         deepstack, views: as :class:`VisualTokens` has them.
         duration: as :class:`Pixels` has it.
+        heard: (A, hidden) the audio tokens, projected; None if there are none.
     """
 
     features: torch.Tensor
@@ -57,6 +60,7 @@ class Seen:
     deepstack: tuple[torch.Tensor, ...] = ()
     views: tuple[tuple[int, int], ...] = ()
     duration: float | None = None
+    heard: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.features)
@@ -103,6 +107,7 @@ class Prefix:
         positions: (1, L), or (3, 1, L) under M-RoPE.
         visual: where the visual tokens are.
         next_position: rotary position of the first generated token.
+        heard: (A,) rows of the audio tokens, sorted; whatever is dropped of what is seen, these stay.
     """
 
     token_ids: torch.Tensor
@@ -110,6 +115,7 @@ class Prefix:
     positions: torch.Tensor
     visual: VisualTokens
     next_position: int
+    heard: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
 
     @property
     def length(self) -> int:
@@ -117,9 +123,16 @@ class Prefix:
 
     @property
     def text_rows_after_video(self) -> torch.Tensor:
-        """(r,) rows of the prompt behind the last visual token; all rows when there is none."""
-        first = int(self.visual.index[-1]) + 1 if len(self.visual) else 0
+        """(r,) rows of the prompt behind the last visual or audio token; all rows when there is none."""
+        first = max((int(rows[-1]) + 1 for rows in (self.visual.index, self.heard) if len(rows)), default=0)
         return torch.arange(first, self.length, device=self.embeds.device)
+
+    @property
+    def text_ids(self) -> tuple[int, ...]:
+        """Token ids without those that stand for something seen or heard."""
+        text = torch.ones(self.length, dtype=torch.bool, device=self.token_ids.device)
+        text[self.visual.index] = text[self.heard] = False
+        return tuple(self.token_ids[text].tolist())
 
     def rows_kept(self, kept: torch.Tensor) -> torch.Tensor:
         """Rows of the prompt, sorted, without the visual tokens not in ``kept``."""
@@ -159,6 +172,7 @@ class Prefix:
             positions=positions,
             visual=visual,
             next_position=following,
+            heard=moved[self.heard],
         )
 
 
@@ -170,6 +184,7 @@ class VideoLanguageModel(LanguageModel, Protocol):
     family: str
     tokenizer: Any
     eos: frozenset[int]
+    hears: float | None  # seconds of sound at most; None of families that do not hear
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -185,8 +200,12 @@ class VideoLanguageModel(LanguageModel, Protocol):
         """At least how many further tokens its prompt has."""
         ...
 
+    def audio_tokens(self, samples: int) -> int:
+        """How many tokens so many samples of a clip's sound make; 0 of families that do not hear."""
+        ...
+
     def preprocess(self, clip: Clip) -> Pixels:
-        """Pixels for the vision tower."""
+        """Pixels for the vision tower, and what the audio tower takes."""
         ...
 
     def see(self, pixels: Pixels, *, pooled: bool = False) -> Seen:

@@ -37,6 +37,11 @@ class Detokenizer:
         self._settled = len(self._ids)
         return now[len(before) :]
 
+    def instead(self, token: int) -> str:
+        """What ``token`` would add, which is not taken in."""
+        before = self._decode(self._ids[self._window : self._settled])
+        return self._decode([*self._ids[self._window :], token])[len(before) :]
+
     def finish(self) -> str:
         """The whole text."""
         return self._decode(self._ids).strip()

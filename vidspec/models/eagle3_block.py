@@ -35,7 +35,7 @@ class Eagle3Decoder(HeadDecoder):
         self.hidden, self._eps = int(config.hidden_size), float(config.rms_norm_eps)
         self.heads, self.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
         self.width = int(config.head_dim)
-        self.windows = windows_of(config)
+        self.scaling, self.windows = self.width**-0.5, windows_of(config)
         #: Whether what is added to the block's output is the state behind its norm.
         self._norm_first = bool(getattr(config, "norm_before_residual", False))
         rope = config.rope_parameters

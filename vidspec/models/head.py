@@ -56,6 +56,8 @@ class HeadDecoder:
     name = "head"
     why = "one block of its own"
     depth = 1
+    mutual = False
+    prunable = True
     cached: tuple[int, ...] | None = None
     packed_bytes = state_bytes = 0
     graphs: Graphs | None = None  # its rows are no token ids

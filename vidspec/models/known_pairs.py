@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from vidspec.models.tiles import Size, best_resolution, unpadded
+from vidspec.models.tiles import Size, best_resolution, unpadded, within
 
 __all__ = ["BYTES", "KnownModel", "Memory", "Pair", "cached_models", "draft_of", "known", "memory", "visual_tokens"]
 
@@ -140,8 +140,12 @@ def visual_tokens(family: str, frames: int, size: Size) -> int:
         return frames * (24**2 + rows * (columns + 1))
     if family == "qwen2_5_vl":
         rows, columns = _rounded(size, 28, 1, (56**2, 12_845_056))
+    elif family == "qwen2_5_omni":
+        rows, columns = _rounded(size, 28, 1, (128 * 28**2, 768 * 28**2))
     elif family == "internvl":
         return frames * 16**2
+    elif family == "gemma4":
+        return frames * math.prod(within(size, 48, 70))
     elif family == "smolvlm":
         return frames * 9**2  # of 2.2B; the smaller ones make 8**2
     elif family in ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"):

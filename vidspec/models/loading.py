@@ -131,17 +131,17 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
     show_downloads()
     source, family = _source(name), str(config.model_type)
     blind = family not in families.names()
+    kind: Any = TextModel if blind else families.get(family)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         tokenizer.encode("?")  # some settings of a tokenizer are read with its first text only
-        model = _weights(name, source, where, text=blind)
+        model = _weights(name, source, where, kind.config_of(config), text=blind)
         processor, template = ({}, None) if blind else (_processor(source), _template(source))
     except VidspecError:
         raise
     except Exception as error:
         raise unloadable(name, error) from error
     try:
-        kind: Any = TextModel if blind else families.get(family)
         adapter = kind(name, model, tokenizer, processor, template)
     except VidspecError:
         raise
@@ -240,8 +240,8 @@ def check_kernels(name: str, source: str) -> None:
             parts += [value]
 
 
-def _weights(name: str, source: str, where: Placement, *, text: bool = False) -> Any:
-    """The stock model with its weights, on its devices; of a language model (``text``) that one."""
+def _weights(name: str, source: str, where: Placement, config: Any, *, text: bool = False) -> Any:
+    """The stock model of a config with its weights, on its devices; of a language model (``text``) that one."""
     import transformers
 
     options: dict[str, Any] = {}
@@ -261,7 +261,7 @@ def _weights(name: str, source: str, where: Placement, *, text: bool = False) ->
         )
     automatic: Any = transformers.AutoModelForCausalLM if text else transformers.AutoModelForImageTextToText
     try:
-        model, found = automatic.from_pretrained(source, dtype=where.dtype, **SAFE, **options)
+        model, found = automatic.from_pretrained(source, config=config, dtype=where.dtype, **SAFE, **options)
         if absent := sorted(found["missing_keys"]):
             # transformers fills them with random numbers and only logs it
             raise ModelError(
@@ -388,14 +388,13 @@ def _file(source: str, name: str) -> str | None:
 
 def _processor(source: str) -> dict[str, Any]:
     """The config of the video processor, else the image processor's, searched in transformers 5's order: its part of
-    the processor's, else its own file."""
-    whole = json.loads(_file(source, "processor_config.json") or "{}")
-    if nested := whole.get("video_processor") or whole.get("image_processor"):
-        return dict(nested)
-    for name in ("video_preprocessor_config.json", "preprocessor_config.json"):
-        if text := _file(source, name):
-            return dict(json.loads(text))
-    return {}
+    the processor's, else its own file. With it, as ``feature_extractor``, what sound is made into, if there is one."""
+    whole, shared = (json.loads(_file(source, f"{name}_config.json") or "{}") for name in ("processor", "preprocessor"))
+    found = whole.get("video_processor") or whole.get("image_processor")
+    if not found:
+        found = json.loads(_file(source, "video_preprocessor_config.json") or "{}") or shared
+    sound = whole.get("feature_extractor") or (shared if "feature_extractor_type" in shared else None)
+    return {**found, "feature_extractor": sound} if sound else dict(found)
 
 
 def _template(source: str) -> str | None:

@@ -66,12 +66,13 @@ class MtpDecoder(HeadDecoder):
 
     def __init__(self, layer: _Layer, target: Decoder, budget: int | None = None) -> None:
         self.layer, self._target, self._budget = layer, target, budget
-        self.heads, self.width, self.axes = target.heads, target.width, target.axes
+        self.scaling, self.axes = target.scaling, target.axes
 
     @cached_property
     def slab(self) -> Slab:
-        weight = self.layer.fc.weight
-        return Slab(int(self.layer.config.num_key_value_heads), self.width, weight.dtype, [weight.device], self._budget)
+        weight, attending = self.layer.fc.weight, cast(Any, self.layer.layers[0]).self_attn
+        heads = int(self.layer.config.num_key_value_heads)
+        return Slab(heads, int(attending.head_dim), weight.dtype, [weight.device], self._budget)
 
     def rotation(self, positions: torch.Tensor) -> Rotation:
         return self._target.rotation(positions)

@@ -57,13 +57,14 @@ def random_model(config: str | Path, where: Placement) -> VideoLanguageModel:
     if family not in families.names():
         raise unsupported(str(config), family)
     automatic: Any = transformers.AutoModelForImageTextToText
+    kind: Any = families.get(family)
     try:
         with torch.device(where.device):
-            model = automatic.from_config(read, dtype=where.dtype, trust_remote_code=False)
+            model = automatic.from_config(kind.config_of(read), dtype=where.dtype, trust_remote_code=False)
         model = model.to(where.device)
     except torch.OutOfMemoryError as error:
         raise DeviceError(f"{config} does not fit on {where.device}", hint="--dtype bfloat16", kind="memory") from error
     tokenizer = _NoTokenizer(int(model.lm_head.weight.shape[0]))
-    made: Any = families.get(family)(str(config), model, tokenizer, {})
+    made = kind(str(config), model, tokenizer, {})
     prepare(made, where)
     return made  # type: ignore[no-any-return]

@@ -1,11 +1,11 @@
-"""Which tiles LLaVA-NeXT shows of a frame, and which of them are padding; numbers only, no torch."""
+"""Which tiles LLaVA-NeXT shows of a frame, which of them are padding, Gemma 4's budget; numbers only, no torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-__all__ = ["Size", "best_resolution", "fitted", "unpadded"]
+__all__ = ["Size", "best_resolution", "fitted", "unpadded", "within"]
 
 #: Rows and columns, of pixels or of tokens.
 Size = tuple[int, int]
@@ -39,3 +39,17 @@ def unpadded(size: Size, cells: Size) -> tuple[slice, slice]:
     seen = int(round(size[1] * (cells[0] / size[0]), 7))
     margin = (cells[1] - seen) // 2
     return slice(0, cells[0]), slice(margin, cells[1] - margin)
+
+
+def within(size: Size, side: int, most: int) -> Size:
+    """Rows and columns of tokens of ``side`` pixels into which an image is resized: at most ``most``, in its ratio.
+
+    Rounded down, so that there may be far fewer.
+    """
+    factor = math.sqrt(most * side**2 / (size[0] * size[1]))
+    rows, columns = (math.floor(factor * length / side) for length in size)
+    if not rows:
+        return 1, min(size[1] // size[0], most)
+    if not columns:
+        return min(size[0] // size[1], most), 1
+    return rows, columns

@@ -10,9 +10,8 @@ __all__ = ["KIN", "unsupported"]
 
 #: By a config's ``model_type``: what the models are called, and the supported family that is used for the same.
 KIN = {
-    "gemma3": ("Gemma 3", "qwen2_5_vl"),
-    "gemma3n": ("Gemma 3n", "qwen2_5_vl"),
-    "gemma4": ("Gemma 4", "qwen3_vl"),
+    "gemma3": ("Gemma 3", "gemma4"),
+    "gemma3n": ("Gemma 3n", "gemma4"),
     "glm4v": ("GLM-4.1V", "qwen2_5_vl"),
     "glm46v": ("GLM-4.6V", "qwen3_vl"),
     "idefics2": ("Idefics2", "smolvlm"),
@@ -23,9 +22,9 @@ KIN = {
     "minicpmv": ("MiniCPM-V with code of its own", "qwen2_5_vl"),
     "mllama": ("Llama 3.2 Vision", "llava_next"),
     "molmo2": ("Molmo 2", "qwen3_vl"),
-    "qwen2_5_omni": ("Qwen2.5-Omni", "qwen2_5_vl"),
+    "qwen2_5_omni_thinker": ("Qwen2.5-Omni's thinker alone", "qwen2_5_omni"),
     "qwen2_vl": ("Qwen2-VL", "qwen2_5_vl"),
-    "qwen3_omni_moe": ("Qwen3-Omni", "qwen3_vl_moe"),
+    "qwen3_omni_moe": ("Qwen3-Omni", "qwen2_5_omni"),
     "video_llama_3": ("VideoLLaMA 3", "qwen2_5_vl"),
     "video_llava": ("Video-LLaVA", "llava_onevision"),
     "vipllava": ("ViP-LLaVA", "llava"),

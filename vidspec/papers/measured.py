@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from vidspec.bench.interleaved import Row
+from vidspec.bench.talk import of_turn
 from vidspec.papers import tables
 from vidspec.papers.suites import TABLES
 from vidspec.telling.markdown import cell, spread, table
@@ -29,11 +30,12 @@ class Claim(NamedTuple):
         return f"{self.accepted:g}" + (f", {self.speedup:.2f}x" if self.speedup is not None else "")
 
 
-def claims(name: str) -> dict[tuple[str, bool], dict[str, Claim]]:
-    """The printed figures of a table on the benchmark that is shown of it.
+def claims(name: str, benchmark: str = "") -> dict[tuple[str, bool], dict[str, Claim]]:
+    """The printed figures of a table on a benchmark.
 
     Args:
         name: a key of :data:`~vidspec.papers.suites.TABLES`.
+        benchmark: one of its columns; that which is shown of it if empty.
 
     Returns:
         claims by the paper's pair of models, by the row's name and whether its target drafts for itself; empty where
@@ -43,7 +45,7 @@ def claims(name: str) -> dict[tuple[str, bool], dict[str, Claim]]:
     if suite.claims is None:
         return {}
     printed = tables.load(suite.claims)
-    column = printed.benchmarks.index(suite.benchmark)
+    column = printed.benchmarks.index(benchmark or suite.benchmark)
     found: dict[tuple[str, bool], dict[str, Claim]] = {}
     for row in printed.rows:
         if suite.pairs is not None and row.models not in suite.pairs:
@@ -58,15 +60,27 @@ def markdown(names: Sequence[str], rows: Sequence[Row], baseline: str) -> str:
 
     Args:
         names: keys of :data:`~vidspec.papers.suites.TABLES`.
-        rows: of a bench, by label; a row that it has not is left out.
+        rows: of a bench, by label; a row that it has not is left out. Where it talked about the clips a turn behind the
+            first has a table of its own, with what the paper prints of second turns.
         baseline: the label that the bench's ratios are to.
     """
     by_label = {name: row for row in rows for name in (row.name, *row.also)}
-    return "\n\n".join(_table(name, by_label, baseline) for name in names)
+    parts = []
+    for name in names:
+        turn = 0
+        while of_turn(baseline, turn) in by_label:
+            labels = {label for label, _ in (*TABLES[name].rows, *TABLES[name].own)}
+            of_this = {label: by_label[one] for label in labels if (one := of_turn(label, turn)) in by_label}
+            parts.append(_table(name, of_this, of_turn(baseline, turn), turn))
+            turn += 1
+    return "\n\n".join(parts)
 
 
-def _table(name: str, rows: dict[str, Row], baseline: str) -> str:
-    suite, printed = TABLES[name], claims(name)
+def _table(name: str, rows: dict[str, Row], baseline: str, turn: int) -> str:
+    """One of the paper's tables; of a turn whose figures the paper does not print, without any."""
+    suite = TABLES[name]
+    benchmark = (suite.benchmark, suite.second)[turn] if turn < 2 else ""
+    printed = claims(name, benchmark) if benchmark else {}
     shown = [(*row, own) for own, part in ((False, suite.rows), (True, suite.own)) for row in part if row[0] in rows]
     pairs = list(dict.fromkeys(pair for _, method, own in shown for pair in printed.get((method, own), {})))
     pruned = any(rows[label].retention is not None for label, _, _ in shown)
@@ -89,7 +103,8 @@ def _table(name: str, rows: dict[str, Row], baseline: str) -> str:
             )
         )
     columns += [*(["target reads", "accepted by target (A)"] if pruned else ()), *pairs]
-    parts = [f"### {suite.where} (`{name}`)", table(columns, lines)]
+    behind = f", turn {turn + 1}" if turn else ""
+    parts = [f"### {suite.where} (`{name}`){behind}", table(columns, lines)]
     if pruned:
         parts.append(
             "Target reads: share of the visual tokens, on average over its blocks and the clips. Accepted by target: "
@@ -98,7 +113,7 @@ def _table(name: str, rows: dict[str, Row], baseline: str) -> str:
     if pairs:
         parts.append(
             "In the columns of the paper's pairs: its accepted length, meant as ours is, and its speed-up, "
-            f"{suite.benchmark}."
+            f"{benchmark}."
         )
     return "\n\n".join(parts)
 

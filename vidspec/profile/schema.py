@@ -281,6 +281,12 @@ def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
             "schedule.prefill: sequential, or schedule.kind: parallel",
         ),
         (
+            p.prune.when == "late" and p.prune.positions == "compact" and p.schedule.prefill == "parallel",
+            "prune.when",
+            "late prunes what has been read at its positions, and prune.positions is compact",
+            "prune.when: wait, or prune.positions: original",
+        ),
+        (
             p.prune.method != "none" and drafter is not None and drafter.sees != "kept",
             "prune.method",
             f"{p.prune.method} chooses what a draft sees, and draft.kind {p.draft.kind} chooses itself",

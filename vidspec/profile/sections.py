@@ -154,9 +154,10 @@ class ModelsSection(Section):
 
 
 class VideoSection(Section):
-    """Which frames are shown to the models: a number of ``frames`` or a rate ``fps``.
+    """Which frames are shown to the models: a number of ``frames`` or a rate ``fps``; and whether they hear the sound.
 
-    ``allow_damaged``: of a file with damage, those that are whole; otherwise it is an error.
+    ``allow_damaged``: of a file with damage, those that are whole; otherwise it is an error. ``audio``: with the sound
+    of the same time, by models that hear.
     """
 
     frames: int | None = Field(default=None, ge=1, le=100_000)
@@ -164,6 +165,7 @@ class VideoSection(Section):
     max_pixels: int | None = Field(default=None, ge=1, le=2**31 - 1)
     decoder: Literal["auto", "decord", "av", "nvdec"] = "auto"
     allow_damaged: bool = False
+    audio: bool = True
 
     @model_validator(mode="before")
     @classmethod
@@ -211,12 +213,18 @@ class PruneSection(Section):
     than 24 blocks); the three ``_term``
     by hippo, whether each counts; ``keys`` by attention and hippo, whether the softmax of attention runs over all keys
     or the visual ones alone.
+
+    ``when`` is read by the schedule parallel where both prompts are read at the same time: ``wait``, the draft reads
+    its prompt once it is known what it may see; ``late``, it reads the whole video at once and drafts from it, and its
+    cache is pruned when the target has read its prompt (HIPPO). Null: late for pruners that need attention over all
+    blocks, where a cache can be pruned, and wait for others.
     """
 
     method: Annotated[str, AfterValidator(_named(pruners))] = "none"
     alpha: float = Field(default=0.9, ge=0, le=0.99, allow_inf_nan=False)
     seed: int = Field(default=0, ge=0, le=SEED)
     positions: Literal["original", "compact"] = "original"
+    when: Literal["wait", "late"] | None = None
     place: Literal["front", "middle", "end"] = "middle"
     lam_r: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
     layer: int | None = Field(default=None, ge=1, le=LAYERS)

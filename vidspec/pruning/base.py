@@ -18,6 +18,7 @@ __all__ = [
     "Split",
     "budget",
     "evenly_spaced",
+    "ranked",
     "signals_of",
     "split",
     "taps_for",
@@ -143,6 +144,22 @@ def signals_of(prefix: Prefix, taps: Taps | None, seed: int = 0) -> Signals:
         hidden=taps.states,
         block_attention=taps.block_scores,
     )
+
+
+def ranked(taps: Taps | None) -> tuple[tuple[str, bytes], ...]:
+    """The attention that was observed, as :class:`~vidspec.telling.events.Prefilled` has it."""
+    if taps is None:
+        return ()
+    whole = (
+        {"visual_attention" if taps.keys == "visual" else "attention": taps.attention_scores} if taps.attention else {}
+    )
+    scores = whole | {f"attention@{block}": some for block, some in taps.block_scores.items()}
+    return tuple((name, bytes(_ranks(one).tolist())) for name, one in scores.items())
+
+
+def _ranks(scores: torch.Tensor) -> torch.Tensor:
+    """(N,) places in increasing order, from 0 to 255."""
+    return scores.argsort(stable=True).argsort() * 255 // max(1, len(scores) - 1)
 
 
 def budget(n: int, alpha: float) -> int:

@@ -1,4 +1,4 @@
-"""The page of what ``vidspec bench`` measured: a table that sorts, and each speed-up as a bar with its spread."""
+"""The page of what ``vidspec bench`` measured: a table that sorts, speed-ups as bars, speed against other figures."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from vidspec.escaping import one_line
 from vidspec.files import write_whole
 from vidspec.report import words
 from vidspec.report.page import rendered
+from vidspec.report.pareto import Measured as Placed
+from vidspec.report.pareto import planes
 
 __all__ = ["Bars", "Measured", "bars", "write_bench"]
 
@@ -18,11 +20,9 @@ __all__ = ["Bars", "Measured", "bars", "write_bench"]
 Spread = tuple[float, float, float]
 
 
-class Measured(Protocol):
+class Measured(Placed, Protocol):
     """What a row of a bench says of one method."""
 
-    @property
-    def names(self) -> str: ...
     @property
     def equality(self) -> str: ...
     @property
@@ -34,15 +34,11 @@ class Measured(Protocol):
     @property
     def acceptance_rate(self) -> float | None: ...
     @property
-    def kept(self) -> float | None: ...
-    @property
     def tokens_per_s(self) -> float: ...
     @property
     def model(self) -> float | None: ...
     @property
     def first(self) -> Spread: ...
-    @property
-    def decode(self) -> Spread: ...
     @property
     def end_to_end(self) -> Spread: ...
 
@@ -89,6 +85,7 @@ def write_bench(
     machine: Mapping[str, Any],
     *,
     demo: bool,
+    left: Mapping[str, str] | None = None,
 ) -> None:
     """Write the page.
 
@@ -99,6 +96,7 @@ def write_bench(
         command: the command line that measured this.
         machine: facts about where it ran.
         demo: whether the built-in models were measured.
+        left: by name why there is nothing of it.
 
     Raises:
         OutputError: it cannot be written.
@@ -109,7 +107,9 @@ def write_bench(
         demo=words.MEASURED if demo else "",
         rows=rows,
         baseline=baseline,
+        left=left or {},
         charts=bars(rows, baseline),
+        planes=planes(rows, baseline),
         command=one_line(command),
         machine={name: one_line(str(value)) for name, value in machine.items()},
     )

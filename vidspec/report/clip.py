@@ -75,9 +75,10 @@ class Clip:
 
     @property
     def name(self) -> str:
-        """The path, and which part of the file it is."""
-        path = one_line(self.record["path"])
-        return path if self._part is None else f"{path}, {words.span(*self._part)}"
+        """The path, which part of the file it is, and what was asked of a clip that is asked several things."""
+        path, asked = one_line(self.record["path"]), (self.record.get("question") or {}).get("prompt")
+        name = path if self._part is None else f"{path}, {words.span(*self._part)}"
+        return f"{name}: {one_line(asked)}" if asked else name
 
     @property
     def _part(self) -> tuple[float, float] | None:
@@ -197,6 +198,12 @@ class Clip:
         return [f"The target itself was pruned by {lossy['method']}: {read}."]
 
     @property
+    def signals(self) -> list[str]:
+        """What the slider over the frames goes by; empty where nothing was observed or there are no frames."""
+        drawn = self.seen is not None and any(one.levels for one in self.pictures)
+        return [words.signal(name) for name, _ in self.seen.signals] if self.seen and drawn else []
+
+    @property
     def sight(self) -> str:
         """How much of the frames the target saw."""
         return next(iter(self._pruned), "The target saw every frame whole.")
@@ -239,6 +246,8 @@ class Clip:
                     facts.append(f"round {number}: {one.drafted} drafted, {one.accepted} accepted")
                 else:
                     facts.append(f"pass {number}")
+                others = [f"“{one_line(other.text) or _SILENT}”" for other in one.rejected if other.at == at]
+                facts += [f"the draft proposed {', '.join(others)} here"] if others else []
                 facts.append(f"{words.time(one.elapsed)} after the prefill")
                 facts += [f"window {one.gamma}"] if one.gamma else []
                 if (loose := loosened.get(at)) is not None:
@@ -355,5 +364,5 @@ class Clip:
                 "The timeline: no trace was given; caption --trace FILE writes one, report --trace FILE reads it."
             )
         if not self.plain:
-            said.append("Rejected proposals and the target's probabilities: a run does not record them.")
+            said.append("The target's probabilities: a run does not record them.")
         return said

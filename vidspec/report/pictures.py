@@ -27,7 +27,8 @@ class Picture:
     """A frame as a page has it; the pictures are ``data:`` addresses.
 
     ``kept`` of the frame's ``tokens`` were shown to the draft, ``veil`` covers the others; None where that is not
-    known. ``view`` names one of several rasters of tokens over the same frame.
+    known. ``view`` names one of several rasters of tokens over the same frame, of so many ``sides``, rows and columns;
+    ``levels`` has of each signal its ranks in it, in base64.
     """
 
     seconds: float
@@ -37,6 +38,8 @@ class Picture:
     kept: int | None = None
     tokens: int | None = None
     view: str = ""
+    sides: tuple[int, int] = (0, 0)
+    levels: tuple[str, ...] = ()
 
     @property
     def share(self) -> float | None:
@@ -86,7 +89,7 @@ def pictures(
             for time, image, kept in zip(moments, images, counts, strict=True)
         ]
     return [
-        Picture(moments[at], images[at], width / height, *veiled, view)
+        Picture(moments[at], images[at], width / height, *veiled, view, layer[1:], _levels(seen, grid, index, layer))
         for (at, index), (view, layer) in product(enumerate(chosen), _layers(grid, seen.views))
         for veiled in [_veiled(seen, grid, index, layer)]
     ]
@@ -139,6 +142,18 @@ def _veiled(
     veil = Image.fromarray(np.where(inside, np.where(beside, 0, 2), 1).astype(np.uint8), "P")
     veil.putpalette([0, 0, 0, 0, *_VEIL, *_EDGE], "RGBA")
     return _address(veil, "png"), int(shown.sum()), rows * columns
+
+
+def _levels(seen: Prefilled, grid: tuple[int, int, int], frame: int, layer: tuple[int, int, int]) -> tuple[str, ...]:
+    """Of each signal the ranks over one frame, row by row; 0 where there is no token."""
+    import numpy as np
+
+    (first, rows, columns), cells, found = layer, np.asarray(seen.cells, np.int64), list[str]()
+    for _, ranks in seen.signals:
+        placed = np.zeros(grid, np.uint8)
+        placed.reshape(-1)[cells[cells >= 0]] = np.frombuffer(ranks, np.uint8)[cells >= 0]
+        found.append(base64.b64encode(placed[frame, first : first + rows, :columns].tobytes()).decode("ascii"))
+    return tuple(found)
 
 
 def _within(budget: int, frames: Sequence[Any]) -> list[str]:

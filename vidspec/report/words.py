@@ -6,7 +6,20 @@ from collections.abc import Mapping
 
 from vidspec.telling.tally import duration
 
-__all__ = ["COUNTERS", "KINDS", "LENGTHS", "MEASURED", "ORIGINS", "demo", "number", "ratio", "share", "span", "time"]
+__all__ = [
+    "COUNTERS",
+    "KINDS",
+    "LENGTHS",
+    "MEASURED",
+    "ORIGINS",
+    "demo",
+    "number",
+    "ratio",
+    "share",
+    "signal",
+    "span",
+    "time",
+]
 
 #: What is said of figures that were measured with the models that come with vidspec.
 MEASURED = (
@@ -26,6 +39,7 @@ ORIGINS: Mapping[str, str] = {
 COUNTERS: Mapping[str, str] = {
     "visual_tokens": "tokens that stand for the video in the target's prompt",
     "visual_tokens_kept": "how many of these the draft was shown",
+    "audio_tokens": "tokens that stand for the sound; target and draft hear all of it",
     "emitted": "tokens of the caption, the one that ends it included",
     "target_forwards": "passes of the target after it had read its prompt; each verifies a window or writes one token",
     "draft_forwards": "passes of the draft while it proposed; reading its prompt is not counted",
@@ -73,6 +87,12 @@ def demo(of: int, captions: int) -> str:
         f"{whose} by vidspec's built-in models, which know drawn shapes only. What they write shows how the method "
         "works; it says nothing about real video, nor about how well or how fast real models caption it."
     )
+
+
+def signal(name: str) -> str:
+    """What a pruning signal is."""
+    block = name.partition("@")[2]
+    return f"the target's attention in block {block}" if block else "the target's attention in all blocks"
 
 
 def number(value: float | int | None) -> str:

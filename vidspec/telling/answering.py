@@ -10,9 +10,10 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +85,19 @@ class Worker:
         command: the process.
         env: variables that it gets beside this one's.
         cwd: where it runs, if elsewhere: Python looks there for modules before all others.
+        limit: seconds that an answer may take; a process that takes longer is ended.
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None, cwd: str | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        *,
+        limit: float | None = None,
     ) -> None:
-        self.name = name
+        self.name, self._limit, self._late = name, limit, False
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
         try:
             self._process = subprocess.Popen(
@@ -112,20 +120,22 @@ class Worker:
 
     def ready(self) -> None:
         """Wait until it has loaded; raises what that raised."""
-        self._answer()
+        with self._in_time():
+            self._answer()
 
     def ask(self, what: str, **about: Any) -> Any:
         """What it answers.
 
         Raises:
-            VidspecError: it says so, or has ended.
+            VidspecError: it says so, has ended, took too long, or what it wrote is no answer.
         """
         assert self._process.stdin is not None
-        try:
-            print(json.dumps({"what": what, **about}), file=self._process.stdin, flush=True)
-        except OSError:
-            raise self._ended() from None
-        return self._answer()
+        with self._in_time():
+            try:
+                print(json.dumps({"what": what, **about}), file=self._process.stdin, flush=True)
+            except OSError:
+                raise self._ended() from None
+            return self._answer()
 
     def close(self) -> None:
         """Let it end, or end it."""
@@ -145,14 +155,36 @@ class Worker:
         line = self._process.stdout.readline()
         if not line:
             raise self._ended()
-        said = json.loads(line)
-        if "value" in said:
-            return said["value"]
-        kind: type[VidspecError] = getattr(errors, said["error"]) if said["error"] else VidspecError
-        raise kind(f"{self.name}: {said['message']}", hint=said["hint"])
+        try:
+            said = json.loads(line)
+            if "value" in said:
+                return said["value"]
+            kind: type[VidspecError] = getattr(errors, said["error"]) if said["error"] else VidspecError
+            error = kind(f"{self.name}: {said['message']}", hint=said["hint"])
+        except (ValueError, TypeError, LookupError, AttributeError):
+            error = VidspecError(f"{self.name}: its process wrote what is no answer: {line.strip()[:80]}")
+        raise error
+
+    @contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """End the process if this takes longer than the limit; whoever waits for it then sees it end."""
+
+        def end() -> None:
+            self._late = True
+            self._process.kill()
+
+        timer = threading.Timer(self._limit or 0.0, end)
+        if self._limit is not None:
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _ended(self) -> VidspecError:
         code = self._process.wait()
+        if self._late:
+            return VidspecError(f"{self.name}: its process did not answer within {self._limit:g} s")
         self._said.seek(0)
         lines = [line for line in self._said.read().decode(errors="replace").splitlines() if line.strip()]
         why = f": {lines[-1].strip()}" if lines else ""

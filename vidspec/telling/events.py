@@ -12,7 +12,19 @@ if TYPE_CHECKING:
     from vidspec.telling.record import Caption
     from vidspec.telling.source import SourceFacts
 
-__all__ = ["Again", "Event", "Finished", "Load", "Loosened", "Mode", "Opened", "Origin", "Prefilled", "Round"]
+__all__ = [
+    "Again",
+    "Event",
+    "Finished",
+    "Load",
+    "Loosened",
+    "Mode",
+    "Opened",
+    "Origin",
+    "Prefilled",
+    "Rejected",
+    "Round",
+]
 
 #: Where an emitted token came from: ``draft`` proposed and accepted because the acceptance rule's exact test passed,
 #: ``correction`` the target's own token at the first mismatch, ``bonus`` the target's token after a window that
@@ -39,6 +51,19 @@ class Loosened:
     by: str
     relevance: float | None = None
     entropy: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """What the draft proposed where another token was emitted.
+
+    ``at`` is the place among the tokens that the window emitted, and ``text`` what the token would have added there. In
+    a tree a place may have several.
+    """
+
+    at: int
+    token: int
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +96,9 @@ class Prefilled:
     stands for the video in its context of that name. ``lossless`` is False if the acceptance rule may change the text.
     ``schedule`` is how draft and target work, and ``why`` it was chosen, where the profile left that to measurement.
     ``kept_per_layer`` counts, of a target that is pruned itself, the visual tokens that each of its blocks reads.
+    ``signals`` are the target's attention to the visual tokens where it was observed for a pruner: by its name there a
+    byte for each token, its rank among all from 0, the least, to 255. ``audio_tokens`` counts those that stand for what
+    is heard.
     """
 
     prompt_tokens: int
@@ -88,6 +116,8 @@ class Prefilled:
     schedule: str = ""
     why: str | None = None
     kept_per_layer: tuple[int, ...] = ()
+    signals: tuple[tuple[str, bytes], ...] = ()
+    audio_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +129,7 @@ class Round:
     ``accepted`` those of them that were emitted. ``elapsed`` is the time in seconds since the prefill ended, and
     ``draft_s``/``verify_s`` are what this round spent in its two halves. ``weights`` are those of an ensemble's
     contexts for this window, in the order of ``Prefilled.contexts``. ``loosened`` tells of each token whose origin is
-    ``loose`` why it passed.
+    ``loose`` why it passed, and ``rejected`` of what was proposed in the place of others.
 
     Of the parallel schedule, whose two halves overlap, ``drafted`` are the tokens whose fate this round settled, and
     ``draft_s`` is the sum of the passes whose tokens arrived in it. ``mode`` tells what the target's pass was,
@@ -122,6 +152,7 @@ class Round:
     wasted: int = 0
     aborted: int = 0
     loosened: tuple[Loosened, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
     start: int = 0
     epoch: int = 0
     rows: int = 0

@@ -104,6 +104,7 @@ class Counts(TypedDict, total=False):
     accepted_lengths: list[int]
     visual_tokens: int
     visual_tokens_kept: int
+    audio_tokens: int
 
 
 class Lengths(TypedDict, total=False):

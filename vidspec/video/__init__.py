@@ -6,6 +6,7 @@ opening    a file opened, or the one error that says what is wrong with it
 probing    the index of a file's frames, and which decoder may be trusted with it
 sample     which frames to take: pure arithmetic
 resize     smaller frames
+sound      what is heard while the frames are seen
 decode_av, decode_decord, decode_nvdec   the decoders behind ``base.Decoder``
 """
 

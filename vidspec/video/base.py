@@ -55,18 +55,24 @@ class Damage:
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """Frames of one video, exact, in the order they are shown.
+    """Frames of one video, exact, in the order they are shown, and what is heard meanwhile.
 
     ``frames``: (N, H, W, 3) uint8 RGB, upright. ``timestamps``: (N,) float64, seconds since the first frame of the
-    stream. A frame occurs twice only where ``fps`` asks for more frames than the video has.
+    stream. A frame occurs twice only where ``fps`` asks for more frames than the video has. ``sound``: (S,) float32,
+    mono, 16 kHz, from the first frame on; None where there is none, or it was not asked for.
     """
 
     frames: NDArray[np.uint8]
     timestamps: NDArray[np.float64]
     facts: SourceFacts
+    sound: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.frames)
+
+    @property
+    def nbytes(self) -> int:
+        return self.frames.nbytes + (0 if self.sound is None else self.sound.nbytes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from vidspec import memory
 from vidspec.errors import UsageError, VideoError
 from vidspec.telling.source import SourceFacts
-from vidspec.video import decode_decord, sample
+from vidspec.video import decode_decord, sample, sound
 from vidspec.video.base import Clip, Decoder, Index, NotDelivered, check_seconds, format_seconds
 from vidspec.video.decode_av import AvDecoder
 from vidspec.video.decode_nvdec import NvdecDecoder
@@ -53,6 +53,7 @@ def read(
     max_pixels: int | None = None,
     decoder: str = "auto",
     allow_damaged: bool = False,
+    sound: float | None = None,
     most_bytes: int | None = None,
     check: Check | None = None,
 ) -> Clip:
@@ -67,6 +68,8 @@ def read(
     be trusted, else PyAV in software.
     ``allow_damaged``: of a file with damage, the frames that are whole, in their places in time, by PyAV; the clip's
     ``facts.damage`` says what is wrong.
+    ``sound``: also what is heard from the first frame to the end of the part that is asked for, of so many seconds at
+    most. A file without is silent; damage to it counts as damage to frames does, but is only found on the way.
     ``most_bytes``: frames that would take more are scaled down to it as by ``max_pixels``, though to no fewer pixels
     than 336 x 336; what full-size pictures take while they are scaled counts. By default nothing is scaled for it.
     ``check``: see ``Check``.
@@ -76,7 +79,15 @@ def read(
     leave the damage out.
     """
     wanted = _Wanted(
-        frames, fps, start, end, max_pixels, allow_damaged=allow_damaged, most_bytes=most_bytes, check=check
+        frames,
+        fps,
+        start,
+        end,
+        max_pixels,
+        allow_damaged=allow_damaged,
+        sound=sound,
+        most_bytes=most_bytes,
+        check=check,
     )
     return _read_wanted(path, wanted, decoder)
 
@@ -112,16 +123,26 @@ def _read_wanted(path: str | os.PathLike[str], wanted: _Wanted, decoder: str) ->
 def _read_probed(path: str | os.PathLike[str], wanted: _Wanted, decoders: list[Decoder], decoder: str) -> Clip:
     index = probe(path)
     try:
-        return _read(index, wanted, _trusted(decoders, index))
+        return _with_sound(index, _read(index, wanted, _trusted(decoders, index)), wanted)
     except NotDelivered as failure:
         if index.order == "count" or failure.damaged or decoder == "decord":
             raise _undeliverable(index, failure) from None
     # Undamaged, yet a packet gave no frame: packets are not frames here, so count what the decoder gives.
     index = index_by_decoding(path)
     try:
-        return _read(index, wanted, [AvDecoder(allow_damaged=wanted.allow_damaged)])
+        return _with_sound(index, _read(index, wanted, [AvDecoder(allow_damaged=wanted.allow_damaged)]), wanted)
     except NotDelivered as failure:
         raise _undeliverable(index, failure) from None
+
+
+def _with_sound(index: Index, clip: Clip, wanted: _Wanted) -> Clip:
+    if wanted.sound is None:
+        return clip
+    begin = max(wanted.start or 0.0, float(clip.timestamps[0]))
+    end = min(index.duration_s, index.duration_s if wanted.end is None else wanted.end, begin + wanted.sound)
+    heard, damage = sound.heard(index, begin, end, allow_damaged=wanted.allow_damaged)
+    facts = replace(clip.facts, damage=(*clip.facts.damage, damage)) if damage else clip.facts
+    return replace(clip, facts=facts, sound=heard)
 
 
 @dataclass(frozen=True)
@@ -133,6 +154,7 @@ class _Wanted:
     max_pixels: int | None
     allow_damaged: bool = False
     times: tuple[float, ...] = ()
+    sound: float | None = None
     most_bytes: int | None = None
     check: Check | None = None
 

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -16,14 +17,15 @@ import torch
 from decoding.workers.pairs import CLIP, CLIPS, Pairs, Waiting, gone
 from vidspec.captioner import Captioner
 from vidspec.choosing.planned import TURNS
-from vidspec.decoding.protocol import Abort
+from vidspec.decoding.protocol import Abort, Proposed
 from vidspec.decoding.run import InTurns
+from vidspec.decoding.setup import Setup
 from vidspec.decoding.workers import process as processes
 from vidspec.decoding.workers import remote
 from vidspec.decoding.workers.messages import Order
 from vidspec.decoding.workers.run import SideBySide
 from vidspec.decoding.workers.slot import DraftSlot
-from vidspec.engine.asks import overheard
+from vidspec.engine.asks import Look, overheard
 from vidspec.models import loading
 from vidspec.profile import profiles
 from vidspec.telling.events import Finished, Prefilled, Round
@@ -105,10 +107,73 @@ def test_rounds_tell_what_they_were(pairs):
     assert counters["bonus"] == 0
 
 
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("name", ["hippo", "hippo-random"])
+def test_hippo_drafts_before_the_targets_prefill_ends(pairs, same_process, monkeypatch, name, batch):
+    """A target whose prefill takes as long as the drafts of all clips take to say three tokens."""
+    captioner, clips = pairs.sharing(name), list(CLIPS)[:batch]
+    said, prefill, heard = {}, Setup.prefill, processes.DraftProcess.heard
+
+    def counted(process, message):
+        if isinstance(getattr(message, "result", None), Proposed):
+            said[message.clip] = said.get(message.clip, 0) + 1
+        heard(process, message)
+
+    def late(setup, prefix, taps):
+        read = yield from prefill(setup, prefix, taps)
+        until = time.monotonic() + 60
+        while sum(count >= 3 for count in said.values()) < batch and time.monotonic() < until:
+            yield Look(lambda: time.sleep(0.01))
+        return read
+
+    monkeypatch.setattr(processes.DraftProcess, "heard", counted)
+    monkeypatch.setattr(Setup, "prefill", late)
+    records = {
+        clip: event.caption
+        for clip, event in captioner.serve(Waiting(captioner, clips), batch=batch)
+        if isinstance(event, Finished)
+    }
+    assert {clip: record.token_ids for clip, record in records.items()} == {clip: pairs.plain(clip) for clip in clips}
+    for record in records.values():
+        spans = record.trace.spans
+        (read,) = (span for span in spans if span.kind == "target_prefill")
+        early = [dict(span.about)["position"] for span in spans if span.kind == "draft" and span.end < read.end]
+        assert early[:3] == [0, 1, 2]
+        (pruned,) = (span for span in spans if (span.kind, span.worker) == ("prune", "draft"))
+        assert pruned.start > read.end
+        assert record.counters["visual_tokens_kept"] == round(0.1 * record.counters["visual_tokens"])
+
+
+WHEN = [
+    ("hippo-random", {}, True),
+    ("pearl-specvlm", {}, False),
+    ("parallelvlm", {}, False),
+    ("parallelvlm", {"prune.method": "attention"}, True),
+    ("parallelvlm", {"prune.method": "hippo", "prune.attention_term": False}, False),
+    ("parallelvlm", {"prune.method": "attention", "prune.positions": "compact"}, False),
+    ("hippo", {"schedule.prefill": "sequential"}, False),
+]
+
+
+@pytest.mark.parametrize(("name", "overrides", "late"), WHEN)
+def test_which_drafts_read_everything_at_first(pairs, name, overrides, late):
+    assert pairs.sharing(name, **overrides).setup.late == late
+
+
+def test_hippo_that_waits_drafts_behind_the_targets_prefill(pairs, same_process):
+    record = pairs.sharing("hippo", **{"prune.when": "wait"}).caption(CLIP)
+    assert record.token_ids == pairs.plain("one-object")
+    spans = record.trace.spans
+    (read,) = (span for span in spans if span.kind == "target_prefill")
+    assert all(span.start > read.end - 0.1 for span in spans if span.kind in ("draft", "draft_prefill"))
+    assert not [span for span in spans if (span.kind, span.worker) == ("prune", "draft")]
+
+
 VARIANTS = {
     "PEARL": {"prune.method": "none", "schedule.prefill": "sequential", "draft.gamma": 4},
     "parallel prefill": {"prune.method": "none"},
     "attention": {"prune.method": "attention"},
+    "attention, waiting": {"prune.method": "attention", "prune.when": "wait"},
     "as many start-up tokens as fit": {"schedule.startup": "fit", "prune.method": "uniform"},
     "text only": {"draft.kind": "text_only", "prune.method": "none"},
 }
@@ -141,10 +206,10 @@ def test_seeded_sampling_gives_the_text_of_plain_decoding(pairs, same_process):
     """One draw for each emitted token, wherever the windows end: what the workers' timing decides does not show."""
     drawn = {"generate.temperature": 1.0, "generate.top_p": 0.95}
     texts = {}
-    for seed in (1, 2):
+    for seed, name in ((1, "parallelvlm"), (2, "hippo")):
         settings = {**drawn, "generate.seed": seed}
         texts[seed] = pairs.sharing("ar", **settings).caption(CLIP).token_ids
-        captioner = pairs.sharing(**settings, **{"draft.gamma": 4})  # of one alone no token would ever be pending
+        captioner = pairs.sharing(name, **settings, **{"draft.gamma": 4})  # of one alone none would ever be pending
         assert captioner.caption(CLIP).token_ids == captioner.caption(CLIP).token_ids == texts[seed]
     assert texts[1] != texts[2]
 

@@ -183,14 +183,15 @@ def test_closing_ends_a_clip_that_is_under_way(pairs):
         list(stream)
 
 
-def test_an_error_in_the_draft_carries_its_traceback(pairs, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["parallelvlm", "hippo"])
+def test_an_error_in_the_draft_carries_its_traceback(pairs, name, tmp_path, monkeypatch):
     """Eight patches per side for the target, four for the draft: they see a frame differently."""
     verify = Target.verify  # so slow that the target does not write the whole text before the draft fails
     monkeypatch.setattr(Target, "verify", lambda target, draft: (time.sleep(0.2), verify(target, draft))[1])
     other = loading.load(str(checkpoints.save(tmp_path, image_size=64)), pairs.slot._start.where)
     with pytest.raises(GenerationError, match=r"draft worker failed: ModelError.*see a frame differently") as caught:
-        pairs.sharing(target=other).caption(CLIP)
-    assert "Traceback" in str(caught.value.__cause__) and "in own" in str(caught.value.__cause__)
+        pairs.sharing(name, target=other).caption(CLIP)
+    assert "Traceback" in str(caught.value.__cause__) and "in rows" in str(caught.value.__cause__)
     pairs.slot.target = pairs.model
 
 

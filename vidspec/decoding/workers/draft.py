@@ -16,7 +16,17 @@ import torch
 
 from vidspec import video
 from vidspec.decoding import loop
-from vidspec.decoding.protocol import Abort, DraftMessage, Failed, PrefillDraft, Propose, Proposed, Ready, Rollback
+from vidspec.decoding.protocol import (
+    Abort,
+    DraftMessage,
+    Failed,
+    PrefillDraft,
+    Propose,
+    Proposed,
+    Prune,
+    Ready,
+    Rollback,
+)
 from vidspec.decoding.workers.frames import copied
 from vidspec.decoding.workers.messages import (
     Answer,
@@ -38,7 +48,7 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import VidspecError
 from vidspec.models import loading
-from vidspec.models.base import VideoLanguageModel
+from vidspec.models.base import Prefix, VideoLanguageModel
 from vidspec.models.identity import identity
 from vidspec.models.request import Request
 from vidspec.telling.trace import Trace
@@ -75,6 +85,8 @@ class DraftClip:
         self._look = order.eager
         self._text: DraftText | None = None
         self._prefill: PrefillDraft | None = None
+        self._prune: Prune | None = None
+        self._prefix: Prefix | None = None
         self._eos: frozenset[int] = frozenset()
         self._epoch, self._until = 0, 0
 
@@ -91,6 +103,8 @@ class DraftClip:
         """Remember what is to be done; nothing is computed here but a rollback."""
         if isinstance(message, PrefillDraft):
             self._prefill, self.opening.tokens = message, visual
+        elif isinstance(message, Prune):
+            self._prune, self.opening.tokens = message, visual
         elif isinstance(message, Propose):
             if message.epoch == self._epoch:
                 self._until = message.until
@@ -125,10 +139,14 @@ class DraftClip:
             begun = self.trace.elapsed()
             if order.kept is not None:
                 self.opening.kept = torch.tensor(order.kept, dtype=torch.long)
-            prefix = yield from asked(self._kind.prompt, self.opening)
-            read = yield from asked(self.opening.read, self.engine, prefix)
+            self._prefix = yield from asked(self._kind.prompt, self.opening)
+            read = yield from asked(self.opening.read, self.engine, self._prefix)
             self._text, self._eos = DraftText(self.engine, read), order.eos
             yield Ready("draft", self.trace.elapsed() - begun)
+        if self._text is not None and self._prefix is not None and self._prune is not None:
+            self.opening.kept, self._prune = torch.tensor(self._prune.kept, dtype=torch.long), None
+            with self.trace.span("prune", "draft"):
+                self._text.prune(self.opening.rows(self._prefix))
         while (text := self._text) is not None and self._proposes:
             position = len(text.tokens)
             about = (("epoch", self._epoch), ("position", position))
@@ -239,7 +257,8 @@ def _failure(error: Exception, *, lost: bool = False) -> Failed:
 
 
 def _request(order: OpenClip) -> Request:
-    """The clip; its frames are copied out of the shared block, which belongs to the other process."""
+    """The clip; its frames and sound are copied out of the shared block, which belongs to the other process."""
     facts = video.SourceFacts("", 0.0, order.shape[2], order.shape[1], "", "", 0.0, False, 0, order.shape[0], "")
-    clip = video.Clip(copied(order.memory, order.shape), np.array(order.timestamps), facts)
+    frames, sound = copied(order.memory, order.shape, order.samples)
+    clip = video.Clip(frames, np.array(order.timestamps), facts, sound)
     return Request("", clip, order.prompt, order.system, earlier=order.earlier)

@@ -1,8 +1,9 @@
-"""A clip's frames in shared memory: written by the main process, copied out by the draft's, and gone."""
+"""A clip's frames and its sound in shared memory: written by the main process, copied out by the draft's, and gone."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from multiprocessing.shared_memory import SharedMemory
 
@@ -16,13 +17,15 @@ __all__ = ["copied", "drop", "share"]
 FOLDER = "/dev/shm"
 
 
-def share(frames: np.ndarray) -> SharedMemory:
-    """A block that holds ``frames``, (T, H, W, 3) uint8; to be given to :func:`drop` in the end.
+def share(frames: np.ndarray, sound: np.ndarray | None = None) -> SharedMemory:
+    """A block that holds ``frames``, (T, H, W, 3) uint8, and behind them ``sound``, (S,) float32.
+
+    To be given to :func:`drop` in the end.
 
     Raises:
         GenerationError: there is not enough shared memory (kind ``memory``).
     """
-    size = max(1, frames.nbytes)
+    size = max(1, _ahead(frames.shape) + (0 if sound is None else sound.nbytes))
     if os.path.isdir(FOLDER):
         state = os.statvfs(FOLDER)
         if size > state.f_bavail * state.f_frsize:
@@ -34,6 +37,8 @@ def share(frames: np.ndarray) -> SharedMemory:
             )
     block = SharedMemory(create=True, size=size)
     np.ndarray(frames.shape, dtype=np.uint8, buffer=block.buf)[:] = frames
+    if sound is not None:
+        np.ndarray(sound.shape, dtype=np.float32, buffer=block.buf, offset=_ahead(frames.shape))[:] = sound
     return block
 
 
@@ -44,13 +49,19 @@ def drop(block: SharedMemory) -> None:
         block.unlink()
 
 
-def copied(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The frames in the block ``name`` of another process; that process drops it."""
+def copied(name: str, shape: tuple[int, ...], samples: int | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+    """The frames in the block ``name`` of another process, and so many samples of sound; that process drops it."""
     block = SharedMemory(name)
     try:
-        shared: np.ndarray = np.ndarray(shape, dtype=np.uint8, buffer=block.buf)
-        frames: np.ndarray = np.array(shared)
-        del shared
+        frames: np.ndarray = np.ndarray(shape, dtype=np.uint8, buffer=block.buf).copy()
+        if samples is None:
+            return frames, None
+        sound: np.ndarray = np.ndarray((samples,), dtype=np.float32, buffer=block.buf, offset=_ahead(shape)).copy()
+        return frames, sound
     finally:
         block.close()
-    return frames
+
+
+def _ahead(shape: tuple[int, ...]) -> int:
+    """Bytes of the frames, up to where a float32 may begin."""
+    return -(-math.prod(shape) // 4) * 4

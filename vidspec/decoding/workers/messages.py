@@ -45,7 +45,8 @@ class Unloadable:
 
 @dataclass(frozen=True)
 class OpenClip:
-    """A clip begins, under ``profile``. Its frames are in the shared memory block ``memory``, (T, H, W, 3) uint8.
+    """A clip begins, under ``profile``. Its frames are in the shared memory block ``memory``, (T, H, W, 3) uint8, and
+    behind them ``samples`` of sound, if not None.
 
     ``eager``: look at them at once, before anything is asked. ``room``: cache entries needed behind the prompt.
     """
@@ -54,6 +55,7 @@ class OpenClip:
     profile: Profile
     memory: str
     shape: tuple[int, ...]
+    samples: int | None
     timestamps: tuple[float, ...]
     prompt: str
     system: str | None

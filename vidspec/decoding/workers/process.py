@@ -118,7 +118,8 @@ class DraftProcess:
             GenerationError: there is not enough shared memory for its frames.
         """
         frames = np.ascontiguousarray(request.shown.frames)
-        block = share(frames)
+        sound = request.shown.sound
+        block = share(frames, sound)
         with self._lock:
             self._clip += 1
             number = self._clip
@@ -130,6 +131,7 @@ class DraftProcess:
                 profile,
                 block.name,
                 frames.shape,
+                None if sound is None else len(sound),
                 tuple(float(t) for t in request.shown.timestamps),
                 request.prompt or "",
                 request.system,

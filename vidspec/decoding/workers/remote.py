@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from vidspec.decoding.protocol import DraftMessage, Failed, PrefillDraft, Result
+from vidspec.decoding.protocol import DraftMessage, Failed, PrefillDraft, Prune, Result
 from vidspec.decoding.workers.ear import Ear, Heard
 from vidspec.decoding.workers.messages import Spans
 from vidspec.decoding.workers.process import DraftProcess
@@ -54,7 +54,8 @@ class RemoteDraft:
 
     def send(self, message: DraftMessage) -> None:
         """Tell it something; returns at once."""
-        self.process.send(self.begin(), message, self._visual() if isinstance(message, PrefillDraft) else None)
+        sees = isinstance(message, (PrefillDraft, Prune))
+        self.process.send(self.begin(), message, self._visual() if sees else None)
 
     def hear(self) -> Asks[list[Result]]:
         """What it has answered since the last time, at least one answer, or that it is lost."""

@@ -23,7 +23,7 @@ from vidspec.models.base import Prefix
 from vidspec.models.request import Request
 from vidspec.pace.base import WindowSize
 from vidspec.pace.gamma import AutoGamma, FixedGamma
-from vidspec.pruning.base import taps_for
+from vidspec.pruning.base import ranked, taps_for
 from vidspec.telling.events import Prefilled, Round
 from vidspec.telling.trace import Trace
 
@@ -47,6 +47,7 @@ class SideBySide(Run):
         self.slot = slot
         self._prefix: Prefix | None = None
         self._kept: torch.Tensor | None = None
+        self._signals: tuple[tuple[str, bytes], ...] = ()
 
     def events(self) -> Asks[None]:
         setup, trace, slot = self.setup, self.trace, self.slot
@@ -65,6 +66,7 @@ class SideBySide(Run):
             startup=None if schedule.startup == "fit" else windows.gamma,
             rows=ROWS,
             await_kept=setup.pruner is not None,
+            late=setup.late,
         )
         rng = torch.Generator().manual_seed(setup.profile.generate.seed + self.request.attempt)
         target = TargetSide(partial(self._read, rng), setup.acceptance, rng, trace)
@@ -112,7 +114,7 @@ class SideBySide(Run):
             self.trace.add(span.kind, "draft", span.start - self.trace.origin, span.end - self.trace.origin, about)
 
     def _read(self, rng: torch.Generator, publish: Publish) -> Asks[Target]:
-        """The target's prompt; what the draft may see is published as early as its signals exist."""
+        """The target's prompt; what the draft may see is published as early as its signals exist, or behind it."""
         setup, trace = self.setup, self.trace
         prefix = self._prefix = yield from setup.read(self.request, trace)
         taps = taps_for(setup.needs, prefix)
@@ -121,18 +123,23 @@ class SideBySide(Run):
             self._kept = setup.kept(prefix, taps, trace, "target")
             publish(tuple(self._kept.tolist()))
 
-        if setup.pruner is not None and taps is None:
-            choose()
-        elif setup.pruner is not None and taps is not None:
-            taps.ready = choose
+        if setup.pruner is not None and not setup.late:
+            if taps is None:
+                choose()
+            else:
+                taps.ready = choose
         read, _ = yield from timed(trace, "target_prefill", "target", setup.prefill, prefix, taps)
+        self._signals = ranked(taps)
+        if setup.late:
+            choose()
         return Target(setup.target, read, setup.sampling, rng)
 
     def _prefilled(self, elapsed: float) -> Prefilled:
         if self._prefix is None:
             raise RuntimeError("a round came before the prompt was read")
         everything = torch.arange(len(self._prefix.visual) if self.setup.profile.shows_the_video else 0)
-        return prefilled(self.setup.profile, self._prefix, everything if self._kept is None else self._kept, elapsed)
+        kept = everything if self._kept is None else self._kept
+        return prefilled(self.setup.profile, self._prefix, kept, elapsed, signals=self._signals)
 
 
 def rounds(

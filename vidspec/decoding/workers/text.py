@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from vidspec.engine.asks import Asks, Continue
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Prefill
@@ -37,6 +39,17 @@ class DraftText:
         else:
             self.tokens.append(int(self.prefill.logits.argmax()))
         return self.tokens[-1]
+
+    def prune(self, rows: torch.Tensor) -> None:
+        """Drop the prompt's entries but those at ``rows`` (K,), sorted, for good.
+
+        They, what was read behind them and what will be keep their positions. Tokens that were drafted stay, and their
+        entries as they were computed, from the whole prompt.
+        """
+        read = torch.arange(self._prompt, self.span.length, device=rows.device)
+        self.span.offset += self._prompt - len(rows)
+        self.span.gather(0, torch.cat([rows, read]))
+        self._prompt = len(rows)
 
     def cut(self, keep: int, tokens: Sequence[int]) -> None:
         """Make the text its first ``keep`` tokens and then ``tokens``.

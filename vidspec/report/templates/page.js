@@ -30,6 +30,28 @@ for (const button of document.querySelectorAll(".frames button")) {
     button.setAttribute("aria-pressed", String(large));
   });
 }
+// Signals: a slider covers all places but so many percent that rank highest; the box shows what the draft saw again.
+for (const box of document.querySelectorAll(".sift")) {
+  const range = box.querySelector("input"), signal = box.querySelector("select"), told = box.querySelector("output");
+  const veil = document.getElementById(box.dataset.veil);
+  const canvases = [...box.nextElementSibling.querySelectorAll("canvas")];
+  const sift = () => {
+    if (veil) veil.checked = false;
+    for (const canvas of canvases) {
+      const levels = atob(canvas.dataset.levels.split(" ")[signal.selectedIndex]), paint = canvas.getContext("2d");
+      const image = paint.createImageData(canvas.width, canvas.height);
+      for (let at = 0; at < levels.length; at++) {
+        if (levels.charCodeAt(at) < 255 * (1 - range.value / 100)) image.data.set([96, 100, 112, 205], 4 * at);
+      }
+      paint.putImageData(image, 0, 0);
+      canvas.hidden = false;
+    }
+    told.textContent = range.value + "% by";
+  };
+  range.addEventListener("input", sift);
+  signal.addEventListener("change", sift);
+  veil?.addEventListener("change", () => { for (const canvas of canvases) canvas.hidden = veil.checked; });
+}
 // Timelines: wider, narrower, and to where decoding begins.
 for (const box of document.querySelectorAll(".timeline")) {
   const scroll = box.querySelector(".scroll"), lanes = box.querySelector(".lanes");

@@ -1,0 +1,154 @@
+"""Peers under other interpreters: what they are handed, what is made of their answers, and what a bad one costs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from vidspec.bench import outside
+from vidspec.bench.loaded import Loaded, Source
+from vidspec.bench.measure import Bench, measure
+from vidspec.bench.outside import Outside, pythons
+from vidspec.bench.peers import Peer, PeerFailed, frames_of
+from vidspec.embedded.samples import shipped
+from vidspec.errors import UsageError
+from vidspec.profile import labels
+
+SMALL = "+video.frames=4+generate.max_new_tokens=6"
+CLIP = shipped()[0]
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return Loaded(Source("embedded-qwen"))
+
+
+@pytest.fixture
+def peer(loaded, monkeypatch, tmp_path):
+    """Makes a peer with a fault; all of them are closed."""
+    monkeypatch.setitem(outside.OUTSIDE, "vllm", "fake_peer")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("FAKE_ASKED", str(tmp_path / "asked.jsonl"))
+    monkeypatch.setenv("FAKE_TOKENS", "[5, 2]")
+    made = []
+
+    def make(wrong="", label=f"ar{SMALL}", name="vllm", models=("big", "small")):
+        monkeypatch.setenv("FAKE_PEER", wrong)
+        monkeypatch.setitem(outside.OUTSIDE, name, "fake_peer")
+        made.append(Outside(name, sys.executable, labels.load(label), loaded.target, models, threads=1))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_a_peer_is_handed_our_frames_and_our_prompt(peer, loaded, tmp_path):
+    one = peer()
+    caption = one.caption(CLIP)
+    (asked,) = map(json.loads, (tmp_path / "asked.jsonl").read_text().splitlines())
+    clip = frames_of(CLIP, one.profile)
+    assert asked["frames"] == clip.frames.tolist() and asked["seconds"] == clip.timestamps.tolist()
+    model, prompt = loaded.target, one.profile.generate.prompt
+    whole = model.prefix(model.see(model.preprocess(clip)), prompt).token_ids.tolist()
+    assert asked["prompt"] == whole and prompt in asked["text"] and asked["ends"] == sorted(model.eos)
+    collapsed = [token for token, before in zip(whole, [None, *whole], strict=False) if token != before or token != 4]
+    assert model.visual_id == 4 and asked["ids"] == collapsed  # one place for all the visual tokens
+    assert (caption.token_ids, caption.profile) == ([5, 2], "vllm")
+    times = caption.timings
+    assert times["time_to_first_token"] > 1e-6 == times["decode"]
+    assert times["end_to_end"] == times["time_to_first_token"] + times["decode"]
+    assert one.facts == "(fake 1.0, device cpu, threads 1)"
+
+
+@pytest.mark.parametrize(
+    "wrong, reason",
+    [
+        ("dead", "vllm: its process ended with exit code 1: cannot open shared object file"),
+        ("no pair", r"vllm: llava_onevision \| is not supported \(another pair\)"),
+        ("silent", "vllm: its process did not answer within 1 s"),
+        ("hanging", "vllm: its process did not answer within 1 s"),
+        ("babbling", "vllm: its process wrote what is no answer: loading"),
+        ("dying", "vllm: its process ended with exit code 7"),
+        ("elsewhere", "vllm: runs on cuda, the models on cpu"),
+        ("no tokens", 'vllm: answered what is no caption: {"token_ids": '),
+        ("no numbers", "no caption"),
+        ("unknown token", "no caption"),
+        ("no time", "no caption"),
+        ("no number of seconds", "no caption"),
+        ("nothing", "vllm: answered what is no caption: null"),
+        ("another clock", r"vllm: answered within .* s that it took 1e\+06 s"),
+    ],
+)
+def test_a_bad_peer_fails_with_a_reason_and_is_ended(peer, wrong, reason, monkeypatch):
+    if wrong in ("silent", "hanging"):
+        monkeypatch.setattr(outside, "PATIENCE", 1.0)
+    one = peer(wrong)
+    with pytest.raises(PeerFailed, match=reason):
+        one.caption(CLIP)
+    assert one._worker is None and not Path(one._place.name).exists()
+
+
+@pytest.mark.parametrize(
+    "name, draft", [("vllm", None), ("vllm-draft", {"model": "small", "num_speculative_tokens": 5})]
+)
+def test_a_peer_drafts_with_our_draft_or_not_at_all(peer, monkeypatch, name, draft):
+    told = []
+    start = outside.foreign
+    monkeypatch.setattr(outside, "foreign", lambda *about: told.append(about) or start(*about))
+    assert peer(name=name).caption(CLIP).profile == name
+    assert told[0][2]["model"] == "big" and told[0][2]["draft"] == draft
+
+
+def test_a_peer_that_drafts_needs_a_draft(peer):
+    with pytest.raises(PeerFailed, match="vllm-draft: needs a draft"):
+        peer(name="vllm-draft", models=("big", None)).caption(CLIP)
+
+
+def test_peers_do_not_draw(peer):
+    hot = f"ar{SMALL}+generate.temperature=0.5"
+    with pytest.raises(PeerFailed, match="vllm is asked for the likeliest tokens, and ar draws"):
+        peer(label=hot).caption(CLIP)
+    with pytest.raises(PeerFailed, match="generate is asked for the likeliest tokens"):
+        Peer("generate", labels.load(hot), None, None).caption(CLIP)
+
+
+def test_a_bench_has_a_row_for_each_peer_and_goes_on_without_asking_again(peer, tmp_path, monkeypatch):
+    peer()
+    file, said = tmp_path / "r.json", list[str]()
+    monkeypatch.setitem(outside.OUTSIDE, "openvino", "no_such_peer")
+    bench = Bench(
+        [f"ar{SMALL}"],
+        [CLIP],
+        repeats=1,
+        source=Source("embedded-qwen"),
+        peers=False,
+        outside={"openvino": sys.executable, "vllm": sys.executable},
+        json=file,
+    )
+    found = measure(bench, said.append)
+    assert [row.name for row in found.rows] == [f"ar{SMALL}", "vllm"] and found.rows[1].equality == "0/1"
+    why = "openvino: its process ended with exit code 1: ModuleNotFoundError: No module named 'no_such_peer'"
+    assert found.left == {"openvino": why} and f"left out: {why}" in said
+    *_, vllm, left = found.table.splitlines()
+    assert vllm.startswith("| vllm | 0/1 | -") and left.startswith(f"| openvino | left out: {why[10:]} | - | -")
+    assert len({line.count("|") for line in found.table.splitlines()}) == 1
+    stored = json.loads(file.read_text())
+    assert stored["left_out"] == found.left and stored["machine"]["peer vllm"].startswith(
+        "(fake 1.0, device cpu, threads "
+    )
+    assert stored["settings"]["outside"] == ["openvino", "vllm"]
+    monkeypatch.setenv("FAKE_PEER", "dead")  # it would cost the row
+    again = measure(bench, said.append)
+    assert [row.name for row in again.rows] == [row.name for row in found.rows]
+    assert json.loads(file.read_text())["machine"]["peer vllm"] == stored["machine"]["peer vllm"]
+
+
+def test_interpreters_by_name():
+    python = sys.executable
+    assert pythons([f"vllm={python}", f"openvino={python}"]) == {"vllm": python, "openvino": python}
+    with pytest.raises(UsageError, match="must be one of generate-batched, vllm=PYTHON"):
+        pythons([f"openvino={python}"], ("vllm",), ("generate-batched",))

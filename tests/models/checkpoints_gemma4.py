@@ -1,0 +1,121 @@
+"""Small random Gemma 4 models with the real layout: two kinds of heads, shared caches, an input for each block."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import GenerationConfig, PreTrainedTokenizerFast
+
+from models import checkpoints_qwen
+from vidspec.registry import families
+
+PATCH, POOL, MOST, WINDOW = 4, 2, 12, 16
+MARKS = ("<bos>", "<|turn>", "<turn|>", "<|image>", "<image|>", "<|image|>", "<|video|>", "<|audio|>")
+PROCESSOR = {"patch_size": PATCH, "pooling_kernel_size": POOL, "max_soft_tokens": MOST, "resample": 3}
+#: E2B's pattern cut short: the last two keep nothing.
+KINDS = ("sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention")
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    inner = checkpoints_qwen.tokenizer()._tokenizer
+    words = PreTrainedTokenizerFast(
+        tokenizer_object=type(inner).from_str(inner.to_str()),
+        bos_token="<bos>",
+        eos_token="<turn|>",
+        pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
+    )
+    words.add_special_tokens({"additional_special_tokens": [*checkpoints_qwen.SPECIALS, *MARKS]})
+    return words
+
+
+def config(**text: Any) -> transformers.Gemma4Config:
+    words = tokenizer()
+    ids = {name: words.convert_tokens_to_ids(mark) for name, mark in zip(("boi", "eoi"), MARKS[3:5], strict=True)}
+    ids |= {name: words.convert_tokens_to_ids(f"<|{name}|>") for name in ("image", "video", "audio")}
+    return transformers.Gemma4Config(
+        text_config={
+            "vocab_size": len(words) + 3,
+            "vocab_size_per_layer_input": len(words) + 3,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": len(KINDS),
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "hidden_size_per_layer_input": 8,
+            "num_kv_shared_layers": 2,
+            "sliding_window": WINDOW,
+            "layer_types": list(KINDS),
+            "max_position_embeddings": 4096,
+            "final_logit_softcapping": 30.0,
+            "tie_word_embeddings": False,
+            "bos_token_id": words.bos_token_id,
+            "eos_token_id": words.eos_token_id,
+            "pad_token_id": words.pad_token_id,
+            **text,
+        },
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "patch_size": PATCH,
+            "pooling_kernel_size": POOL,
+            "position_embedding_size": 64,
+        },
+        audio_config=None,
+        tie_word_embeddings=False,
+        **{f"{name}_token_id": token for name, token in ids.items()},
+    )
+
+
+def stock(noise: float = 0.0, seed: int = 0, **text: Any) -> transformers.PreTrainedModel:
+    """A new model, untouched by vidspec; the same numbers at every call."""
+    words = tokenizer()
+    made = transformers.Gemma4ForConditionalGeneration(config(**text)).eval()
+    made.set_attn_implementation("sdpa")
+    rng = torch.Generator()
+    with torch.no_grad():
+        for name, weight in made.named_parameters():
+            rng.manual_seed(seed + zlib.crc32(name.encode()))
+            values = torch.randn(weight.shape, generator=rng)
+            if "norm" in name:
+                weight.copy_(1 + 0.2 * values)
+            elif "embed_tokens" in name:
+                weight.copy_(0.1 * values)
+            elif weight.dim() == 1:
+                weight.copy_(0.3 * values)
+            else:
+                weight.copy_(values / weight[0].numel() ** 0.5)
+            weight.add_(noise * weight.std() * torch.randn(weight.shape, generator=rng))
+        made.lm_head.weight[words.convert_tokens_to_ids(list(MARKS[3:]))] = 0  # nobody says a placeholder
+    made.generation_config = GenerationConfig(
+        eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id, do_sample=False
+    )
+    return made
+
+
+def adapter(**options: Any):
+    """The same model behind vidspec's interface."""
+    made = families.get("gemma4")("tiny", stock(**options), tokenizer(), PROCESSOR)
+    made.prepare("auto", packed=False)
+    return made
+
+
+def save(folder: Path, **options: Any) -> Path:
+    """Write a checkpoint as the library lays it out."""
+    stock(**options).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    (folder / "processor_config.json").write_text(json.dumps({"video_processor": PROCESSOR}), encoding="utf-8")
+    return folder

@@ -1,0 +1,257 @@
+"""Gemma 4 behind our interface gives what the stock model gives, for the prompt its processor writes."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from engine.passing import forward, poison
+from test_serving import Given
+from transformers.models.gemma4 import processing_gemma4
+from transformers.video_utils import VideoMetadata
+
+from models import record_preprocess_gemma4
+from models.checkpoints_gemma4 import MOST, PATCH, POOL, WINDOW, adapter, save, stock
+from vidspec.captioner import Captioner
+from vidspec.cli.checkpoint import inspect
+from vidspec.embedded.samples import shipped
+from vidspec.engine.decoder import decoder_of
+from vidspec.engine.forward import Engine
+from vidspec.engine.gemma4 import Gemma4Decoder
+from vidspec.engine.rows import Rows
+from vidspec.errors import ProfileError
+from vidspec.models import loading
+from vidspec.models.gemma4 import Gemma4
+from vidspec.models.request import Request
+from vidspec.models.tiles import within
+from vidspec.profile import profiles
+from vidspec.telling.events import Finished
+
+PROMPT = "Describe the video."
+CLOSE = {"rtol": 1e-5, "atol": 1e-4}
+RECORDED = Path(__file__).parent / "fixtures" / "preprocess_gemma4.npz"
+SEEDS = range(20)
+FRAMES = 3
+#: As E2B and E4B are, and as the larger ones are.
+KINDS = {
+    "small": {},
+    "large": {
+        "use_bidirectional_attention": "vision",
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+    },
+    "experts": {
+        "use_bidirectional_attention": "vision",
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+    },
+}
+NEW = [300, 41, 317, 77, 260, 123, 338, 9, 41]
+
+
+def clip(height=40, width=60, seed=0):
+    frames = np.random.RandomState(seed).randint(0, 256, (FRAMES, height, width, 3), dtype=np.uint8)
+    return SimpleNamespace(frames=frames, timestamps=np.arange(FRAMES) * 33.4)
+
+
+def made(kind="small", seed=0):
+    model = adapter(seed=seed, **KINDS[kind])
+    pixels = model.preprocess(clip(seed=seed))
+    prefix = model.prefix(model.see(pixels), PROMPT)
+    inputs, own = model.stock_inputs(pixels, prefix), stock(seed=seed, **KINDS[kind])
+    return SimpleNamespace(model=model, pixels=pixels, prefix=prefix, inputs=inputs, stock=own, engine=Engine(model))
+
+
+@pytest.fixture(scope="module", params=sorted(KINDS))
+def case(request):
+    return made(request.param)
+
+
+@torch.inference_mode()
+def whole(case, new=()):
+    """Logits of the stock model's own forward over the prompt and ``new`` tokens, from the prompt's end on."""
+    ids = torch.cat([case.prefix.token_ids, torch.tensor(new, dtype=torch.long)])[None]
+    kinds = 2 * (ids == case.model.visual_id).long()
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": kinds}
+    logits = case.stock(**{**case.inputs, **given}, use_cache=False).logits[0, case.prefix.length - 1 :]
+    return logits[:, : case.model.vocabulary]
+
+
+@pytest.mark.parametrize("name", record_preprocess_gemma4.CASES)
+def test_pixels_are_the_processors(name):
+    most, _, height, width = record_preprocess_gemma4.CASES[name]
+    model = object.__new__(Gemma4)
+    model.patch, model.pool, model.most, model.mode = 16, 3, most, "bicubic"
+    model.language = SimpleNamespace(embed_tokens=SimpleNamespace(weight=torch.empty(0)))
+    frames = record_preprocess_gemma4.frames(name)
+    pixels = model.preprocess(SimpleNamespace(frames=frames, timestamps=np.arange(len(frames))))
+    recorded = np.load(RECORDED)
+    values = pixels.values.numpy().reshape(-1)[:: record_preprocess_gemma4.STEP]
+    np.testing.assert_allclose(values, recorded[name], rtol=0, atol=1e-6)
+    _, places = model._patches(pixels)
+    assert places[0].tolist() == recorded[f"{name}_places"].tolist()
+    assert model.visual_tokens(len(frames), height, width) == len(frames) * places.shape[1] // 9
+
+
+@pytest.mark.parametrize("size", [(40, 60), (720, 1280), (10, 900), (700, 3), (384, 384)])
+@pytest.mark.parametrize("most", [70, 280])
+def test_sizes_are_the_processors(size, most):
+    expected = processing_gemma4.get_aspect_ratio_preserving_size(*size, 16, most * 9, 3)
+    assert tuple(48 * side for side in within(size, 48, most)) == expected
+
+
+def test_prompt_is_the_processors(case):
+    like = SimpleNamespace(boi_token="<|image>", eoi_token="<image|>", video_token="<|video|>")
+    each = len(case.prefix.visual) // FRAMES
+    about = VideoMetadata(4000, fps=1 / 33.4, frames_indices=list(range(FRAMES)))
+    shown = {"num_soft_tokens_per_video": [each], "video_metadata": [about]}
+    video = processing_gemma4.Gemma4Processor.replace_video_token(like, shown, 0)
+    assert video.startswith("00:00 <|image><|video|>") and " 01:06 <|image>" in video
+    text = f"<bos><|turn>user\n\n\n{video}\n\n{PROMPT}<turn|>\n<|turn>model\n"
+    assert case.prefix.token_ids.tolist() == case.model.tokenizer.encode(text, add_special_tokens=False)
+    assert each == case.model.visual_tokens(1, 40, 60) <= MOST
+    rows, columns = within((40, 60), PATCH * POOL, MOST)
+    assert case.prefix.visual.frame.tolist() == [frame for frame in range(FRAMES) for _ in range(each)]
+    assert case.prefix.visual.row[: columns + 1].tolist() == [0] * columns + [1]
+    assert case.prefix.visual.column[:each].tolist() == list(range(columns)) * rows
+
+
+@torch.inference_mode()
+def test_features_are_the_towers(case):
+    """The library pads a frame's patches; ours are as many as there are."""
+    values, places = case.model._patches(case.pixels)
+    missing = MOST * POOL**2 - values.shape[1]
+    assert missing > 0
+    padded = torch.nn.functional.pad(values, (0, 0, 0, missing))
+    where = torch.nn.functional.pad(places, (0, 0, 0, missing), value=-1)
+    found = case.stock.model.get_video_features(padded, where, torch.tensor([FRAMES])).pooler_output[0]
+    torch.testing.assert_close(case.model.see(case.pixels).features, found, **CLOSE)
+    pooled = case.model.see(case.pixels, pooled=True)
+    assert pooled.grid == (FRAMES, 1, 2) and len(pooled) == 2 * FRAMES
+
+
+@pytest.mark.parametrize("chunk", [512, 11, 3])
+def test_prefill_and_windows_of_any_size(case, monkeypatch, chunk):
+    """The prompt is longer than the blocks' window and is read in parts of about ``chunk`` rows; no frame is cut."""
+    monkeypatch.setattr(case.engine, "chunk", chunk, raising=False)
+    assert case.prefix.length > 2 * WINDOW and case.model.decoder.name == "stock"
+    read, expected = case.engine.prefill(case.prefix, 32), whole(case, NEW)
+    torch.testing.assert_close(read.logits, expected[0], **CLOSE)
+    for size in range(1, 10):
+        read.span.rollback(case.prefix.length)
+        torch.testing.assert_close(forward(case.engine, read, NEW[:size]).logits, expected[1 : size + 1], **CLOSE)
+
+
+def test_going_back_across_the_windows_border(case):
+    """Everything is kept, so what a rejected window pushed out of sight is seen again."""
+    read = case.engine.prefill(case.prefix, 4 * WINDOW)
+    far = [40 + i % 200 for i in range(2 * WINDOW)]
+    forward(case.engine, read, far)
+    read.span.rollback(case.prefix.length + 2)
+    poison(read)
+    got = forward(case.engine, read, NEW).logits
+    torch.testing.assert_close(got, whole(case, [*far[:2], *NEW])[3:], **CLOSE)
+
+
+def test_a_tree_and_company(case):
+    read = case.engine.prefill(case.prefix, 32)
+    other = case.engine.prefill(case.prefix, 32)
+    parents, tokens = [-1, -1, 0, 0, 2], NEW[:5]
+    tree, _ = case.engine.run([Rows(read.span, tokens, parents), Rows(other.span, [7, 8])])
+    for node, path in enumerate([(0,), (1,), (0, 2), (0, 3), (0, 2, 4)]):
+        torch.testing.assert_close(tree.logits[node], whole(case, [tokens[i] for i in path])[-1], **CLOSE)
+
+
+def test_what_is_kept_is_kept_once():
+    """Shared caches take no room, and heads of each kind their own."""
+    small, large = made().model.decoder, made("large").model.decoder
+    assert len(small.slab) == 3 and small.sources == [0, 1, 2, 1, 2]
+    assert small.slab.entry_bytes == 4 * 2 * (2 * 16 + 2 * 16 + 2 * 32)
+    assert large.slab.entry_bytes == 4 * 2 * (3 * 2 * 16 + 2 * 1 * 32)
+
+
+#: Of E2B's text, as the tests of several other runtimes have its config (GitHub); the rest is the library's default.
+E2B = {
+    "hidden_size": 1536,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 35,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "num_kv_shared_layers": 20,
+    "use_double_wide_mlp": True,
+    "final_logit_softcapping": 30.0,
+    "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7,
+}
+
+
+def test_a_published_one():
+    config = transformers.Gemma4Config(text_config=E2B)
+    with torch.device("meta"):
+        model = transformers.Gemma4ForConditionalGeneration(config).to(torch.bfloat16)
+    decoder = decoder_of(model.model.language_model, model.lm_head)
+    assert isinstance(decoder, Gemma4Decoder) and not decoder.mutual
+    assert len(decoder.slab) == 15 and decoder.sources[15:20] == [13, 13, 13, 13, 14]
+    assert decoder.slab.entry_bytes == 2 * 2 * (12 * 256 + 3 * 512)
+    assert decoder.windows is not None and decoder.windows[:5] == (512,) * 4 + (None,)
+    assert 4.6e9 < sum(weight.numel() for weight in model.model.language_model.parameters()) < 5.1e9
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", ["small", "large"])
+def test_plain_decoding_is_generate(kind):
+    for seed in SEEDS:
+        case = made(kind, seed)
+        padding = list(range(case.model.vocabulary, case.stock.lm_head.out_features))
+        expected = case.stock.generate(**case.inputs, max_new_tokens=12, suppress_tokens=padding)
+        expected = expected[0, case.prefix.length :].tolist()
+        read = case.engine.prefill(case.prefix, 32)
+        text = [int(read.logits.argmax())]
+        while len(text) < len(expected):
+            text.append(int(forward(case.engine, read, text[-1:]).logits[-1].argmax()))
+        assert text == expected, seed
+
+
+PROFILES = ("vanilla-sd", "specvlm", "sd-frame", "uv-sequential", "hippo-sequential", "self-sd", "std", "tabed-mtcp")
+
+
+def test_profiles_are_exact(tmp_path):
+    """A small model drafts for a large one."""
+    place = loading.placement("cpu", "float32")
+    target = loading.load(str(save(tmp_path / "target", **KINDS["large"])), place)
+    draft = loading.load(str(save(tmp_path / "draft")), place)
+
+    def captioner(name):
+        profile = profiles.load(name, {"generate.max_new_tokens": 24, "video.frames": 4}, env={})
+        return Captioner(profile, target, draft if profile.drafts_with_a_model else None)
+
+    clips = [str(path) for path in shipped()]
+    plain = captioner("ar")
+    texts = {path: plain.caption(path).token_ids for path in clips}
+    for number, name in enumerate(PROFILES):
+        path = clips[number % len(clips)]
+        assert captioner(name).caption(path).token_ids == texts[path], name
+    for name in ("ar", "specvlm"):
+        four = captioner(name)
+        arrivals = Given([Request(path, four.read(path), key=path) for path in clips])
+        together = {
+            key: done.caption.token_ids for key, done in four.serve(arrivals, batch=4) if isinstance(done, Finished)
+        }
+        assert together == texts, name
+    with pytest.raises(ProfileError, match=r"lossy.method: blocks of gemma4 cannot go on with fewer rows"):
+        captioner("fastv")
+
+
+def test_doctor_counts_its_cache(tmp_path):
+    found = inspect(str(save(tmp_path / "model")))
+    assert (found.family, found.decoder, found.states, found.kv_bytes) == ("gemma4", "stock", 0, 4 * 2 * 128)
+    assert found.visual_tokens == 32 * 66  # of at most 70 a frame

@@ -1,0 +1,263 @@
+"""Qwen2.5-Omni's thinker behind our interface gives what the stock thinker gives, with sound and without."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import av
+import numpy as np
+import pytest
+import torch
+from engine.passing import forward
+from test_serving import Given
+from transformers import WhisperFeatureExtractor
+from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
+
+from models.checkpoints_omni import NAMED, PROCESSOR, adapter, pixels, save, sound, stock
+from vidspec.batch.reader import Reader
+from vidspec.captioner import Captioner
+from vidspec.embedded.samples import shipped
+from vidspec.engine.forward import Engine
+from vidspec.models import loading
+from vidspec.models.qwen2_5_vl import seconds_per_step
+from vidspec.models.request import Request
+from vidspec.models.vision import token_bytes
+from vidspec.profile import profiles
+from vidspec.telling.events import Finished
+from vidspec.video import Clip
+
+PROMPT = "Describe the video."
+CLOSE = {"rtol": 1e-5, "atol": 1e-4}
+SEEDS = range(20)
+NEW = [300, 41, 317, 77, 260, 123, 338, 9, 41]
+SETTINGS = ("feature_size", "chunk_length", "hop_length", "n_fft", "sampling_rate")
+
+
+class Case:
+    """The thinker behind our interface, the same untouched, and a prompt of both."""
+
+    def __init__(self, heard=0.0, seed=0, every=0.7, prompt=PROMPT, **shape):
+        self.model, self.stock = adapter(seed), stock(seed)
+        self.engine = Engine(self.model)
+        self.pixels = pixels(self.model, seed=seed, every=every, heard=heard, **shape)
+        self.seen = self.model.see(self.pixels)
+        self.prefix = self.model.prefix(self.seen, prompt)
+        self.inputs = self.model.stock_inputs(self.pixels, self.prefix)
+
+    def positions(self, new=0):
+        """(3, 1, L + n) as the stock model's own function has them, were all of the prompt."""
+        ids = torch.nn.functional.pad(self.inputs["input_ids"], (0, new))
+        length = None if self.pixels.sound is None else torch.tensor([self.pixels.sound.shape[1]])
+        return self.stock.get_rope_index(
+            ids,
+            video_grid_thw=self.inputs["video_grid_thw"],
+            attention_mask=torch.ones_like(ids),
+            use_audio_in_video=length is not None,
+            audio_seqlens=length,
+            second_per_grids=self.inputs["video_second_per_grid"],
+        )[0]
+
+    @torch.inference_mode()
+    def whole(self, new=()):
+        """Logits (L + n, V) of the stock model's own forward pass over prompt and new tokens."""
+        ids = torch.cat([self.prefix.token_ids, torch.tensor(new, dtype=torch.long)])[None]
+        given = {**self.inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        return self.stock(**given, use_cache=False).logits[0, :, : self.model.vocabulary]
+
+
+@pytest.fixture(scope="module", params=[0.0, 3.1], ids=["silent", "sound"])
+def case(request):
+    return Case(request.param)
+
+
+@pytest.mark.parametrize("heard", [0.0, 0.05, 1.2, 2.0, 7.3, 11.99])
+@pytest.mark.parametrize("every", [0.04, 0.7, 1.0, 2.0, 3.3, 12.5])
+def test_positions_are_the_librarys(every, heard):
+    case = Case(heard, every=every)
+    positions = case.positions(1)
+    assert torch.equal(case.prefix.positions, positions[..., :-1])
+    assert positions[..., -1].tolist() == [[case.prefix.next_position]] * 3
+
+
+@pytest.mark.parametrize(("heard", "every"), [(0.05, 0.5), (3.1, 0.5), (7.0, 1.0), (11.9, 3.5), (14.0, 1.0)])
+def test_prompt_and_spectrum_are_the_processors(heard, every):
+    """The library's own code for the sound, and for what stands in the place of the video."""
+    library = object.__new__(Qwen2_5OmniProcessor)
+    for name, token in NAMED.items():
+        setattr(library, name, token)
+    library.feature_extractor = WhisperFeatureExtractor(**{key: PROCESSOR[key] for key in SETTINGS})
+    library.video_processor = SimpleNamespace(merge_size=2)
+    model, samples = adapter(), sound(heard)
+    frames = np.random.RandomState(0).randint(0, 256, (5, 60, 90, 3), dtype=np.uint8)
+    made = model.preprocess(Clip(frames, np.arange(5) * every, None, samples))
+    theirs, _ = library._process_audio([samples], **library.audio_kwargs, return_tensors="pt")
+    expected = theirs["input_features"][0][:, theirs["feature_attention_mask"][0].bool()]
+    torch.testing.assert_close(made.sound, expected, rtol=0, atol=1e-5)
+    about = {"video_grid_thw": np.array([made.grid]), "video_second_per_grid": [seconds_per_step(made.seconds)]}
+    times = {key: getattr(library, key) for key in ("position_id_per_seconds", "seconds_per_chunk")}
+    video = library.replace_video_with_audio_token(about, 0, theirs, 0, **times)
+    contents = [{"type": "video"}, {"type": "text", "text": PROMPT}]
+    text = model.tokenizer.apply_chat_template(
+        [{"role": "user", "content": contents}],
+        chat_template=model.template,
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+    prefix = model.prefix(model.see(made), PROMPT)
+    assert prefix.token_ids.tolist() == model.tokenizer.encode(text.replace("<|VIDEO|>", video))
+    assert len(prefix.heard) == model.audio_tokens(len(samples)) == int(theirs["num_audio_tokens"][0])
+    assert len(prefix.visual) == model.visual_tokens(5, 60, 90)
+
+
+def test_too_short_to_hear():
+    frames = np.zeros((2, 60, 90, 3), np.uint8)
+    made = adapter().preprocess(Clip(frames, np.arange(2.0), None, np.zeros(100, np.float32)))
+    assert made.sound is None
+
+
+def test_prefill_and_windows(case):
+    read = case.engine.prefill(case.prefix, 32)
+    torch.testing.assert_close(read.logits, case.whole()[-1], **CLOSE)
+    assert case.model.decoder.name == "fused"
+    expected = case.whole(NEW)[case.prefix.length :]
+    for size in range(1, 10):
+        read.span.rollback(case.prefix.length)
+        torch.testing.assert_close(forward(case.engine, read, NEW[:size]).logits, expected[:size], **CLOSE)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("heard", [0.0, 2.3])
+def test_plain_decoding_is_generate(heard):
+    for seed in SEEDS:
+        case = Case(heard, seed)
+        padding = list(range(case.model.vocabulary, case.stock.lm_head.out_features))
+        expected = case.stock.generate(**case.inputs, max_new_tokens=12, suppress_tokens=padding)
+        expected = expected[0, case.prefix.length :].tolist()
+        read = case.engine.prefill(case.prefix, 32)
+        text = [int(read.logits.argmax())]
+        while len(text) < len(expected):
+            text.append(int(forward(case.engine, read, text[-1:]).logits[-1].argmax()))
+        assert text == expected, seed
+
+
+def test_sound_is_heard_in_parts(monkeypatch):
+    """A tower that may take little at a time gives what it gives at once; a rest too short for a token counts."""
+    for heard, count in ((7.3, 2), (8.01, 2), (8.03, 3)):
+        whole = Case(heard)
+        monkeypatch.setattr(
+            "vidspec.models.qwen2_5_omni.BUDGET", 200 * token_bytes(whole.model.model.config.audio_config)
+        )
+        parts = list(whole.model._windows(whole.pixels.sound))
+        assert len(parts) == count and sum(part.shape[1] for part in parts) == whole.pixels.sound.shape[1]
+        torch.testing.assert_close(whole.model.see(whole.pixels).heard, whole.seen.heard, rtol=0, atol=1e-5)
+        monkeypatch.undo()
+
+
+def test_what_is_heard_is_neither_seen_nor_text():
+    case = Case(3.1, prompt="What does <|AUDIO|> mean?")
+    prefix, heard = case.prefix, len(case.seen.heard)
+    assert (prefix.token_ids == case.model.audio_id).sum() == heard + 1 == len(prefix.heard) + 1
+    assert torch.equal(prefix.embeds[0, prefix.heard], case.seen.heard)
+    assert int(prefix.heard[-1]) > int(prefix.visual.index[-1])  # what is heard at the end comes last
+    assert int(prefix.text_rows_after_video[0]) == int(prefix.heard[-1]) + 1
+    assert len(prefix.text_ids) == prefix.length - heard - len(prefix.visual)
+    for kept in (torch.arange(0), torch.arange(1, len(prefix.visual), 3)):
+        less = prefix.keep(kept)
+        assert torch.equal(less.embeds[0, less.heard], case.seen.heard)
+        assert torch.equal(less.positions[..., less.heard], prefix.positions[..., prefix.heard])
+
+
+def test_pooled_features(case):
+    pooled = case.model.see(case.pixels, pooled=True)
+    assert pooled.grid == (3, 2, 3) and torch.isfinite(pooled.features).all()
+    prefix = case.model.prefix(pooled, PROMPT)
+    assert len(prefix.heard) == len(case.prefix.heard)
+
+
+PROFILES = (
+    *("vanilla-sd", "specvlm", "specvlm-chain", "sd-frame", "uv-sequential", "hippo-sequential", "self-sd"),
+    *("self-specvlm", "std", "sd-tree", "tabed-mtcp", "suffix", "hippo"),
+)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    place, root = loading.placement("cpu", "float32"), tmp_path_factory.mktemp("omni")
+    kinds = {"target": {}, "draft": {"noise": 0.03, "padding": 40}}
+    target, draft = (loading.load(str(save(root / role, **kind)), place) for role, kind in kinds.items())
+    return SimpleNamespace(target=target, draft=draft)
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    """Clips that sound, and one that is silent."""
+    folder = tmp_path_factory.mktemp("clips")
+    paths = list(shipped())[:4]
+    return [*(dubbed(path, folder / f"{path.stem}.mkv", seed) for seed, path in enumerate(paths[:3])), str(paths[3])]
+
+
+def dubbed(source: Path, path: Path, seed: int) -> str:
+    """The pictures of a clip with two and a half seconds of noise."""
+    with av.open(str(source)) as read, av.open(str(path), "w") as out:
+        pictures, track = read.streams.video[0], out.add_stream("flac", rate=16000, layout="mono")
+        copied = out.add_stream_from_template(pictures)
+        for packet in read.demux(pictures):
+            if packet.dts is not None:
+                packet.stream = copied
+                out.mux(packet)
+        whole = (sound(2.5, seed).clip(-1, 1) * 32767).astype(np.int16)
+        for start in range(0, len(whole), 4096):
+            frame = av.AudioFrame.from_ndarray(whole[None, start : start + 4096].copy(), "s16", "mono")
+            frame.sample_rate, frame.pts = 16000, start
+            out.mux(track.encode(frame))
+        out.mux(track.encode(None))
+    return str(path)
+
+
+def captioner(pair, name, **video):
+    asked = {"generate.max_new_tokens": 24, "video.frames": 4} | {f"video.{key}": value for key, value in video.items()}
+    profile = profiles.load(name, asked, env={})
+    return Captioner(profile, pair.target, pair.draft if profile.drafts_with_a_model else None)
+
+
+def test_profiles_are_exact(pair, clips):
+    records = {path: captioner(pair, "ar").caption(path) for path in clips}
+    texts = {path: record.token_ids for path, record in records.items()}
+    tokens = [records[path].counters["audio_tokens"] for path in clips]
+    assert tokens[-1] == 0 and min(tokens[:-1]) > 40
+    for number, name in enumerate(PROFILES):
+        path = clips[number % 3]
+        with captioner(pair, name) as drafting:
+            record = drafting.caption(path)
+        assert record.token_ids == texts[path], name
+        assert record.counters["audio_tokens"] == records[path].counters["audio_tokens"]
+    for name in ("ar", "specvlm"):
+        four = captioner(pair, name)
+        arrivals = Given([Request(path, four.read(path), key=path) for path in clips])
+        together = {
+            key: done.caption.token_ids for key, done in four.serve(arrivals, batch=4) if isinstance(done, Finished)
+        }
+        assert together == texts, name
+
+
+def test_by_sight_alone(pair, clips):
+    """Without its sound a clip is captioned as if it had none."""
+    deaf = captioner(pair, "specvlm", audio=False)
+    assert deaf.hears is None and captioner(pair, "specvlm").hears == 12
+    record = deaf.caption(clips[0])
+    assert record.counters["audio_tokens"] == 0 and deaf.read(clips[0]).sound is None
+    silent = captioner(pair, "ar").caption("", clip=deaf.read(clips[0]))
+    assert record.token_ids == silent.token_ids != captioner(pair, "ar").caption(clips[0]).token_ids
+
+
+def test_sound_comes_through_the_reader(pair, clips):
+    hearing = captioner(pair, "ar")
+    reader = Reader(timeout=60)
+    try:
+        for path in (clips[0], clips[-1]):
+            ours, theirs = hearing.read(path), reader.read(path, None, None, {"frames": 4, "sound": hearing.hears})
+            assert np.array_equal(ours.frames, theirs.frames)
+            assert (ours.sound is None) == (theirs.sound is None) == (path == clips[-1])
+            if ours.sound is not None:
+                assert np.array_equal(ours.sound, theirs.sound) and ours.nbytes == theirs.nbytes > ours.frames.nbytes
+    finally:
+        reader.close()

@@ -1,0 +1,116 @@
+"""OpenVINO GenAI as a peer of ``vidspec bench``, under an interpreter that has it and ``optimum-intel``, not vidspec.
+
+The model is exported when the process starts, in the dtype it is asked for. It decodes plainly and greedily, on a CPU.
+``VLMPipeline`` takes the rendered template as text and the frames as they are; it resizes them by its own rule and does
+not use their times, so its captions may differ from ours, which read the same frames.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vidspec.errors import ModelError
+from vidspec.telling.answering import answer
+
+__all__ = ["main"]
+
+#: By dtype what the export calls it, and OpenVINO.
+_DTYPES = {"float32": ("fp32", "f32"), "float16": ("fp16", "f16")}
+
+
+class Pipeline:
+    """The exported model, loaded."""
+
+    def __init__(self, about: Mapping[str, Any]) -> None:
+        import openvino_genai  # type: ignore[import-not-found]
+
+        if about["dtype"] not in _DTYPES:
+            raise ModelError(f"its export has no {about['dtype']}", hint=f"--dtype {' or '.join(_DTYPES)}")
+        weights, precision = _DTYPES[about["dtype"]]
+        folder = Path(about["place"]) / "exported"
+        _export(about["model"], folder, weights)
+        self.about, self.genai = about, openvino_genai
+        options = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": about["threads"]}
+        self.pipe = openvino_genai.VLMPipeline(folder, "CPU", **options)
+
+    def facts(self) -> dict[str, Any]:
+        names = ("openvino-genai", "openvino", "optimum-intel", "transformers", "torch")
+        versions = {name: version(name) for name in names}
+        return {**versions, "python": platform.python_version(), "device": "cpu", "threads": self.about["threads"]}
+
+    def caption(
+        self, frames: str, seconds: Sequence[float], text: str, ids: list[int], prompt: list[int], ends: list[int]
+    ) -> dict[str, Any]:
+        """Token ids of one clip, seconds to the first of them and from there to the last.
+
+        Args:
+            frames: a file with (N, H, W, 3) uint8.
+            seconds: of each frame; this pipeline has no use for them.
+            text: the rendered template with the family's mark for a video in it.
+            ids: what the text must be to the tokenizer.
+            prompt: ids of the whole prompt; here only their number can be compared.
+            ends: ids that end a caption.
+        """
+        import openvino  # type: ignore[import-not-found]
+
+        read = self.pipe.get_tokenizer().encode(text, add_special_tokens=False).input_ids.data
+        if read[0].tolist() != ids:
+            raise ModelError("its tokenizer makes other ids of the prompt")
+        config = self.genai.GenerationConfig()
+        config.max_new_tokens, config.do_sample, config.apply_chat_template = self.about["max_new_tokens"], False, False
+        config.stop_token_ids = set(ends)
+        shown, heard = openvino.Tensor(np.load(frames)), list[tuple[float, int]]()
+        status = self.genai.StreamingStatus.RUNNING
+
+        class Heard(self.genai.StreamerBase):  # type: ignore[misc,name-defined]
+            def write(self, tokens: Any) -> Any:
+                now = time.perf_counter()
+                heard.extend((now, token) for token in (tokens if isinstance(tokens, list) else [tokens]))
+                return status
+
+            def end(self) -> None:
+                pass
+
+        began = time.perf_counter()
+        found = self.pipe.generate(text, videos=[shown], generation_config=config, streamer=Heard())
+        if (length := found.perf_metrics.get_num_input_tokens()) != len(prompt):
+            raise ModelError(f"its prompt has {length} tokens, ours {len(prompt)}")
+        first, last = heard[0][0], heard[-1][0]
+        return {"token_ids": [token for _, token in heard], "first": first - began, "decode": last - first}
+
+    @property
+    def functions(self) -> Mapping[str, Callable[..., Any]]:
+        return {"facts": self.facts, "caption": self.caption}
+
+
+def _export(model: str, folder: Path, weights: str) -> None:
+    """Export a model of the hub or of a folder."""
+    from optimum.exporters.openvino import main_export  # type: ignore[import-not-found]
+    from optimum.intel import OVConfig  # type: ignore[import-not-found]
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model)
+    with suppress(ImportError, AttributeError):
+        from optimum.exporters.openvino.input_generators import (  # type: ignore[import-not-found]
+            DummyQwen2VLVisionEmbedInputGenerator as Picture,
+        )
+
+        # Qwen's tower is traced with a picture of 420 x 420, which suits patches of 14 pixels alone.
+        side = 15 * config.vision_config.patch_size * config.vision_config.spatial_merge_size
+        known = Picture.__init__.__defaults__
+        Picture.__init__.__defaults__ = tuple(side if one == 420 else one for one in known)
+    main_export(model, folder, task="image-text-to-text", ov_config=OVConfig(dtype=weights), convert_tokenizer=True)
+
+
+def main(about: str) -> None:
+    """Answer questions. ``about`` is JSON: ``model, dtype, threads, max_new_tokens`` and a ``place`` to write to."""
+    answer(lambda: Pipeline(json.loads(about)).functions)

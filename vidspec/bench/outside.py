@@ -1,0 +1,191 @@
+"""Peers under other interpreters, a process each: given exactly the frames and the prompt that ours read.
+
+Frames go over in a file, questions and answers as lines of JSON (:mod:`~vidspec.telling.answering`). A peer that cannot
+be started, ends, is silent for too long, reads another prompt or answers nonsense is left out with its reason.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from vidspec.bench.peers import PeerFailed, frames_of, must_be_greedy, window
+from vidspec.bench.vllm_worker import environment
+from vidspec.errors import UsageError, VidspecError
+from vidspec.models.base import VideoLanguageModel
+from vidspec.profile.profiles import Profile
+from vidspec.telling.answering import Worker, foreign
+from vidspec.telling.record import Caption
+from vidspec.video import Clip
+
+__all__ = ["OUTSIDE", "Outside", "pythons"]
+
+#: Name, and the module that the other interpreter runs.
+OUTSIDE = {
+    "openvino": "vidspec.bench.openvino_worker",
+    "vllm": "vidspec.bench.vllm_worker",
+    "vllm-draft": "vidspec.bench.vllm_worker",
+}
+#: Seconds that loading, or a caption, may take.
+PATIENCE = 900.0
+
+
+def pythons(texts: Sequence[str], known: Sequence[str] = tuple(OUTSIDE), others: Sequence[str] = ()) -> dict[str, str]:
+    """``NAME=PYTHON`` as a command line has them: the interpreter by name. ``others`` need none, and are told of.
+
+    Raises:
+        UsageError: no such peer, one twice, or nothing that can be run.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        name, _, python = text.partition("=")
+        if name not in known or not python:
+            wanted = ", ".join([*others, *(f"{one}=PYTHON" for one in known)])
+            raise UsageError(f"--peer {text}: must be one of {wanted}", hint="make peers makes their environments")
+        if name in found:
+            raise UsageError(f"--peer names {name} twice")
+        if shutil.which(python) is None:
+            raise UsageError(f"--peer {text}: {python} cannot be run", hint="the interpreter of its environment")
+        found[name] = python
+    return found
+
+
+class Outside:
+    """One peer; its process starts with the first clip it is asked for.
+
+    Args:
+        name: of :data:`OUTSIDE`.
+        python: the interpreter.
+        profile: says which frames and which prompt; the peer decodes greedily.
+        target: our model, which knows the prompt of the frames.
+        models: what target and draft were loaded from; ``vllm-draft`` alone drafts.
+        threads: on a CPU.
+
+    Attributes:
+        facts: versions, device and threads, in one line; empty before the first clip.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        python: str,
+        profile: Profile,
+        target: VideoLanguageModel,
+        models: tuple[str, str | None],
+        threads: int,
+    ) -> None:
+        self.name, self.python, self.profile, self.target, self.models = name, python, profile, target, models
+        self.threads, self.facts = threads, ""
+        self._place = TemporaryDirectory(prefix="vidspec-peer-")
+        self._worker: Worker | None = None
+        self._prompts: dict[str, dict[str, Any]] = {}
+
+    def caption(self, path: str | Path) -> Caption:
+        """Caption a clip; the time to the first token has the reading of the file, and not the way to the peer.
+
+        Raises:
+            PeerFailed: the peer cannot.
+        """
+        must_be_greedy(self.name, self.profile)
+        begun = time.perf_counter()
+        clip = frames_of(path, self.profile)
+        reading = time.perf_counter() - begun
+        try:
+            frames = Path(self._place.name, "frames.npy")
+            np.save(frames, clip.frames)
+            shown = {"frames": str(frames), "seconds": clip.timestamps.tolist(), **self._prompt(str(path), clip)}
+            worker = self._started()
+            asked = time.perf_counter()
+            told = worker.ask("caption", **shown)
+            tokens, first, decode = self._checked(told, time.perf_counter() - asked)
+        except VidspecError as error:
+            self.close()
+            raise PeerFailed(str(error)) from error
+        return Caption(
+            path=str(path),
+            caption=self.target.tokenizer.decode(tokens, skip_special_tokens=True).strip(),
+            token_ids=tokens,
+            lossless=True,
+            profile=self.name,
+            timings={"time_to_first_token": reading + first, "decode": decode, "end_to_end": reading + first + decode},
+        )
+
+    def close(self) -> None:
+        """End the process and forget what was handed to it."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+        self._place.cleanup()
+
+    def _started(self) -> Worker:
+        if self._worker is None:
+            adapter: Any = self.target
+            target, draft = self.models
+            drafts = self.name == "vllm-draft"
+            if drafts and draft is None:
+                raise UsageError(f"{self.name}: needs a draft", hint="--draft")
+            about = {
+                "model": target,
+                "draft": {"model": draft, "num_speculative_tokens": window(self.profile)} if drafts else None,
+                "dtype": str(self.target.dtype).removeprefix("torch."),
+                "most": 1,
+                "prompt": self.profile.generate.prompt,
+                "system": self.profile.generate.system,
+                "max_new_tokens": self.profile.generate.max_new_tokens,
+                "threads": self.threads,
+                "place": self._place.name,
+            }
+            env = environment(self.threads)
+            self._worker = Worker(self.name, foreign(self.python, OUTSIDE[self.name], about), env, limit=PATIENCE)
+            self._worker.ready()
+            facts = self._worker.ask("facts")
+            if not isinstance(facts, Mapping):
+                raise VidspecError(f"{self.name}: does not say what it is")
+            if facts.get("device") != adapter.device.type:
+                raise VidspecError(f"{self.name}: runs on {facts.get('device')}, the models on {adapter.device.type}")
+            self.facts = f"({', '.join(f'{key} {value}' for key, value in facts.items())})"
+        return self._worker
+
+    @torch.inference_mode()
+    def _prompt(self, path: str, clip: Clip) -> dict[str, Any]:
+        """The rendered template and its ids with one place for the video, and the ids of the whole prompt."""
+        if path not in self._prompts:
+            adapter: Any = self.target
+            generate = self.profile.generate
+            text = adapter.template_text(generate.prompt, generate.system)
+            whole = adapter.prefix(adapter.see(adapter.preprocess(clip)), generate.prompt, generate.system)
+            self._prompts[path] = {
+                "text": text,
+                "ids": adapter.tokenizer.encode(text, add_special_tokens=False),
+                "prompt": whole.token_ids.tolist(),
+                "ends": sorted(adapter.eos),
+            }
+        return self._prompts[path]
+
+    def _checked(self, told: Any, waited: float) -> tuple[list[int], float, float]:
+        """Token ids, seconds to the first and from there to the last.
+
+        Raises:
+            VidspecError: they are none, or the seconds are not in those that were waited.
+        """
+        known = len(self.target.tokenizer)
+        try:
+            tokens, first, decode = told["token_ids"], float(told["first"]), float(told["decode"])
+            good = all(type(token) is int and 0 <= token < known for token in tokens)
+            good = good and bool(tokens) and first > 0 and decode >= 0 and math.isfinite(first + decode)
+        except (TypeError, ValueError, LookupError):
+            good = False
+        if not good:
+            raise VidspecError(f"{self.name}: answered what is no caption: {json.dumps(told)[:80]}")
+        if first + decode > waited:
+            raise VidspecError(f"{self.name}: answered within {waited:.3g} s that it took {first + decode:.3g} s")
+        return tokens, first, decode

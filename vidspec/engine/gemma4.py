@@ -1,0 +1,95 @@
+"""Gemma 4's stock blocks behind the engine's door: two kinds of them, shared caches, an input for each block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from transformers.cache_utils import KVSharingDict
+
+from vidspec.engine.attention import Attention
+from vidspec.engine.decoder import Attending, Rotation
+from vidspec.engine.rows import Rows
+from vidspec.engine.slab import Slab
+from vidspec.engine.stock import StockDecoder, device_of
+
+__all__ = ["Gemma4Decoder"]
+
+KINDS = ("full_attention", "sliding_attention")
+
+
+class Gemma4Decoder(StockDecoder):
+    """Blocks that slide and blocks that see everything have heads of their own; the last blocks keep nothing.
+
+    They attend to what the last block of their kind before them keeps, so the slab has no layers for them. Where the
+    model has them, each token brings an input for every block beside its embedding; a visual token brings that of the
+    padding token, as in the library. Of the larger models the tokens of a frame see each other in blocks that slide.
+    """
+
+    prunable = False
+
+    def __init__(self, language: Any, head: Any, why: str, budget: int | None = None) -> None:
+        super().__init__(language, head, why, budget)
+        config = language.config
+        self.mutual = config.use_bidirectional_attention == "vision"
+        self.kinds: Sequence[str] = config.layer_types
+        self.kept = self.depth - int(config.num_kv_shared_layers)
+        #: Of each block the one whose keys and values it attends to.
+        self.sources = [
+            block if block < self.kept else max(i for i in range(self.kept) if self.kinds[i] == self.kinds[block])
+            for block in range(self.depth)
+        ]
+        self._shared = KVSharingDict()  # keys and values of the pass, by kind
+        self._inputs: torch.Tensor | None = None  # (1, R, depth, d) of the pass
+
+    @property
+    def scaling(self) -> float:
+        return 1.0  # queries and keys are normalised
+
+    @cached_property
+    def slab(self) -> Slab:
+        layers, each = self.language.layers[: self.kept], self.language.config.per_layer_config
+        heads, widths = zip(
+            *((int(each[i].num_key_value_heads), int(each[i].head_dim)) for i in range(self.kept)), strict=True
+        )
+        dtype = self.language.embed_tokens.weight.dtype
+        return Slab(heads, widths, dtype, [device_of(layer) for layer in layers], self._budget)
+
+    def rotation(self, positions: torch.Tensor) -> Rotation:
+        like = torch.empty(0, dtype=self.language.dtype, device=positions.device)
+        return tuple(part for kind in KINDS for part in self.language.rotary_emb(like, positions, kind))
+
+    def block(self, index: int, rows: torch.Tensor, rotation: Rotation, attention: Attending) -> torch.Tensor:
+        if index == 0:
+            self._shared, self._inputs = KVSharingDict(), self._per_layer(rows, cast(Attention, attention).batch)
+        source, pair = self.sources[index], 2 * KINDS.index(self.kinds[index])
+        out = self.language.layers[index](
+            rows[None],
+            None if self._inputs is None else self._inputs[:, :, index],
+            shared_kv_states=self._shared,
+            position_embeddings=rotation[pair : pair + 2],
+            attention=lambda _, query, entries: attention(source, query, entries),
+        )
+        return cast(torch.Tensor, out)[0]
+
+    def _per_layer(self, rows: torch.Tensor, batch: Sequence[Rows]) -> torch.Tensor | None:
+        language = self.language
+        if not language.hidden_size_per_layer_input:
+            return None
+        parts = []
+        for part in batch:
+            if part.prompt is None:
+                parts.append(torch.tensor(part.token_ids, dtype=torch.long, device=rows.device))
+                continue
+            prompt: Any = part.prompt  # a whole one, with its ids
+            ids = prompt.token_ids.clone()
+            ids[prompt.visual.index] = language.config.pad_token_id
+            parts.append(ids[slice(*part.stretch)])
+        tokens = language.get_per_layer_inputs(torch.cat(parts)[None])
+        return language.project_per_layer_inputs(rows[None], tokens)  # type: ignore[no-any-return]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits, cap = super().logits(hidden), self.language.config.final_logit_softcapping
+        return logits if cap is None else torch.tanh(logits / cap) * cap

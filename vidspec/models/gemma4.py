@@ -1,0 +1,114 @@
+"""Gemma 4: frames in their own ratio, nine patches a token, each frame behind its time; what is heard is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from vidspec.models.adapter import Adapter
+from vidspec.models.base import Pixels, Prefix, Seen
+from vidspec.models.preprocess import MODES, channels_first, halve, resized
+from vidspec.models.tiles import within
+from vidspec.models.vision import chunks
+from vidspec.registry import families
+
+if TYPE_CHECKING:
+    from vidspec.video import Clip
+
+__all__ = ["CHAT_TEMPLATE", "Gemma4"]
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{% set role = message['role'] %}"
+    "{{ '<|turn>' + ('model' if role == 'assistant' else role) + '\n' }}"
+    "{% for content in message['content'] %}{% if content['type'] == 'video' %}{{ '\n\n<|video|>\n\n' }}"
+    "{% elif content['type'] == 'text' %}{{ content['text'] | trim }}{% endif %}{% endfor %}{{ '<turn|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|turn>model\n' }}{% endif %}"
+)
+
+
+@families.register("gemma4")
+class Gemma4(Adapter):
+    """A ``Gemma4ForConditionalGeneration``; its prompt is ``<bos><|turn>user\\n\\n\\n{frames}\\n\\n{prompt}<turn|>\\n
+    <|turn>model\\n``, each frame being ``{mm:ss} <|image>{frame}<image|>``.
+    """
+
+    family = "gemma4"
+    chat_template: ClassVar[str] = CHAT_TEMPLATE
+
+    def set_up(self, processor: Mapping[str, Any]) -> None:
+        config, tokens = self.model.config, self.tokenizer
+        self.patch, self.pool = int(config.vision_config.patch_size), int(config.vision_config.pooling_kernel_size)
+        self.most = int(processor.get("max_soft_tokens", 70))
+        self.mode = MODES.get(processor.get("resample", 3), "bicubic")
+        self.opens, self.closes = (
+            tokens.convert_ids_to_tokens(one) for one in (config.boi_token_id, config.eoi_token_id)
+        )
+
+    def pieces(self, seen: Seen) -> list[str | range]:
+        each, pieces, before = len(seen) // seen.grid[0], list[str | range](), ""
+        for frame, second in enumerate(seen.seconds):
+            time = f"{int(second // 60):02d}:{int(second % 60):02d}"
+            pieces += [f"{before}{time} {self.opens}", range(frame * each, (frame + 1) * each)]
+            before = f"{self.closes} "
+        return [*pieces, self.closes]
+
+    def visual_tokens(self, frames: int, height: int, width: int) -> int:
+        rows, columns = within((height, width), self.patch * self.pool, self.most)
+        return frames * rows * columns
+
+    def preprocess(self, clip: Clip) -> Pixels:
+        """(T * P, 3 * patch ** 2): patches of each frame in raster order, a patch's pixels before its colours."""
+        frames = channels_first(clip.frames, self.device)
+        side = self.patch * self.pool
+        rows, columns = within((frames.shape[-2], frames.shape[-1]), side, self.most)
+        shown = resized(frames, rows * side, columns * side, self.mode).float().mul_(1 / 255)
+        patches = shown.unflatten(3, (-1, self.patch)).unflatten(2, (-1, self.patch)).permute(0, 2, 4, 3, 5, 1)
+        seconds = tuple(float(t) for t in clip.timestamps)
+        return Pixels(patches.flatten(3).flatten(0, 2), (len(shown), rows, columns), seconds)
+
+    @torch.inference_mode()
+    def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
+        """Tokens of all frames in raster order; ``pooled`` averages them 2 x 2 before the projector."""
+        made, rows, columns = [], *pixels.grid[1:]
+        for chunk in chunks(pixels, rows * columns * self.pool**2, self.model.config.vision_config):
+            with self.looking:
+                made.append(self._chunk(chunk, pooled))
+            yield
+        features = torch.cat(made)
+        if pooled:
+            rows, columns = -(-rows // 2), -(-columns // 2)
+        place = torch.arange(len(features), device=features.device)
+        return Seen(
+            features=features,
+            frame=place // (rows * columns),
+            row=place // columns % rows,
+            column=place % columns,
+            grid=(pixels.grid[0], rows, columns),
+            seconds=pixels.seconds,
+        )
+
+    def _chunk(self, pixels: Pixels, pooled: bool) -> torch.Tensor:
+        """(N, hidden) of some frames."""
+        values, places = self._patches(pixels)
+        states = self.model.model.vision_tower(values, places).last_hidden_state
+        if pooled:
+            states = halve(states.view(*pixels.grid, -1)).flatten(0, 2)
+        return self.model.model.embed_vision(states)  # type: ignore[no-any-return]
+
+    def _patches(self, pixels: Pixels) -> tuple[torch.Tensor, torch.Tensor]:
+        """(T, P, 3 * patch ** 2), and the column and row of each patch, (T, P, 2)."""
+        frames, _, columns = pixels.grid
+        values = pixels.values.unflatten(0, (frames, -1)).to(self.device, self.dtype)
+        place = torch.arange(values.shape[1], device=self.device)
+        width = columns * self.pool
+        return values, torch.stack([place % width, place // width], -1).expand(frames, -1, -1)
+
+    def stock_inputs(self, pixels: Pixels, prefix: Prefix) -> dict[str, Any]:
+        ids = prefix.token_ids[None]
+        values, places = self._patches(pixels)
+        shown = {"pixel_values_videos": values, "video_position_ids": places}
+        kinds = 2 * (ids == self.visual_id).long()
+        about = {"num_frames_per_video": torch.tensor([len(values)]), "mm_token_type_ids": kinds}
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **about, **shown}

@@ -1,0 +1,268 @@
+"""Qwen2.5-Omni: the thinker, which sees as Qwen2.5-VL does and hears; what speaks is not loaded.
+
+Sound is interleaved with the frames of the same seconds, and positions count time in fractions of one (TMRoPE). Audio
+tokens are rows of the prompt like those of text: no pruner knows of them, so all of them stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vidspec.models.base import Pixels, Prefix, Seen
+from vidspec.models.preprocess_qwen import GridRules
+from vidspec.models.qwen2_5_vl import TURNS, Qwen25VL, seconds_per_step
+from vidspec.models.vision import BUDGET, WINDOWS, token_bytes
+from vidspec.registry import families
+
+if TYPE_CHECKING:
+    from vidspec.video import Clip
+
+__all__ = ["Qwen25Omni", "Times", "interleaved", "tmrope"]
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"
+) + TURNS.replace("<|vision_start|><|video_pad|><|vision_end|>", "<|vision_bos|><|VIDEO|><|vision_eos|>")
+#: Pixels of a frame; the library's processor asks its video processor for these, whatever that one's config says.
+MIN_PIXELS, MAX_PIXELS = 128 * 28**2, 768 * 28**2
+#: What a feature extractor is made from, and what the published one is, of as many bins as the tower takes.
+EXTRACTOR = {
+    "sampling_rate": 16000,
+    "hop_length": 160,
+    "chunk_length": 300,
+    "n_fft": 400,
+    "padding_value": 0.0,
+    "padding_side": "right",
+    "dither": 0.0,
+}
+
+
+@families.register("qwen2_5_omni")
+class Qwen25Omni(Qwen25VL):
+    """A ``Qwen2_5OmniThinkerForConditionalGeneration``; its prompt is Qwen2.5-VL's, under other names of the tokens.
+
+    With sound the place of the video is ``<|vision_bos|><|audio_bos|>{video and sound}<|audio_eos|><|vision_eos|>``:
+    of each ``seconds_per_chunk`` first what is seen, then what is heard.
+    """
+
+    family = "qwen2_5_omni"
+    chat_template: ClassVar[str] = CHAT_TEMPLATE
+
+    @staticmethod
+    def config_of(config: Any) -> Any:
+        return config.thinker_config
+
+    def _parts(self) -> None:
+        super()._parts()
+        self.model.set_attn_implementation({"audio_config": WINDOWS})
+
+    def set_up(self, processor: Mapping[str, Any]) -> None:
+        from transformers import WhisperFeatureExtractor
+
+        super().set_up(processor)
+        config, given = self.model.config, processor.get("feature_extractor") or {}
+        self.audio_id = int(config.audio_token_id)
+        marks = [self.audio_id, config.audio_start_token_id, config.audio_end_token_id]
+        self.audio, self.audio_opens, self.audio_closes = self.tokenizer.convert_ids_to_tokens(marks)
+        bins = int(given.get("feature_size") or config.audio_config.num_mel_bins)
+        settings = {key: given.get(key, usual) for key, usual in EXTRACTOR.items()}
+        self.ears = WhisperFeatureExtractor(feature_size=bins, **settings)
+        self.hears = self.ears.n_samples / self.ears.sampling_rate
+        per_second = int(config.position_id_per_seconds)
+        self.times = Times(per_second, int(per_second * config.seconds_per_chunk))
+
+    def _rules(self, processor: Mapping[str, Any], vision: Any) -> GridRules:
+        return replace(super()._rules(processor, vision), min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
+
+    def audio_tokens(self, samples: int) -> int:
+        return _pooled(-(-min(samples, self.ears.n_samples) // self.ears.hop_length))
+
+    def preprocess(self, clip: Clip) -> Pixels:
+        """As of Qwen2.5-VL; ``sound`` is the log-mel spectrum of the first :attr:`hears` seconds."""
+        pixels = super().preprocess(clip)
+        if clip.sound is None or not self.audio_tokens(len(clip.sound)):
+            return pixels
+        return replace(pixels, sound=self._spectrum(clip.sound))
+
+    def _spectrum(self, sound: NDArray[np.float32]) -> torch.Tensor:
+        """(bins, F) of what is there of a sound that the library's processor would pad to full length first.
+
+        A window of silence behind the sound, as many hops long as the processor's, gives the same numbers.
+        """
+        ears = self.ears
+        spare = max(0, ears.n_samples - len(sound) - ears.n_fft) // ears.hop_length * ears.hop_length
+        made = ears(
+            [sound],
+            sampling_rate=ears.sampling_rate,
+            padding="max_length",
+            max_length=ears.n_samples - spare,
+            return_attention_mask=True,
+            return_tensors="pt",
+        )
+        return made["input_features"][0][:, made["attention_mask"][0].bool()]  # type: ignore[no-any-return]
+
+    @torch.inference_mode()
+    def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
+        """As of Qwen2.5-VL, then what is heard, in parts of bounded memory."""
+        seen = yield from super().seeing(pixels, pooled=pooled)
+        if pixels.sound is None:
+            return seen
+        parts = []
+        for part in self._windows(pixels.sound.to(self.device)):
+            with self.looking:
+                length = torch.tensor([part.shape[1]], device=self.device)
+                made = self.model.model.audio_tower(part, feature_lens=length)
+                parts.append(made.last_hidden_state)
+            yield
+        return replace(seen, heard=torch.cat(parts))
+
+    def _windows(self, sound: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Pairs of the tower's windows, which see nothing of others; its pooling crosses none of a pair's ends."""
+        config = self.model.config.audio_config
+        pair = 4 * int(config.n_window)
+        size = pair * max(1, BUDGET // (pair // 2 * token_bytes(config)))
+        start = 0
+        while start < sound.shape[1]:
+            end = start + size
+            if not _pooled(sound.shape[1] - end):  # too little for a token: it joins the part before
+                end = sound.shape[1]
+            yield sound[:, start:end]
+            start = end
+
+    def pieces(self, seen: Seen) -> Sequence[str | range]:
+        if seen.heard is None:
+            return super().pieces(seen)
+        order = interleaved(self.times.of(seen), len(seen.heard), self.times.chunk)
+        inside = [self.audio * len(part) if sound else part for sound, part in order]
+        return [self.opens + self.audio_opens, *inside, self.audio_closes + self.closes]
+
+    def _heard(self, token_ids: torch.Tensor, seen: Seen | None, rows: torch.Tensor) -> torch.Tensor:
+        """(A,) rows of the audio tokens, of which the first stands behind a visual one; a prompt may name more."""
+        if seen is None or seen.heard is None:
+            return rows[:0]
+        found = (token_ids == self.audio_id).nonzero()[:, 0]
+        return found[found > rows[0]][: len(seen.heard)]
+
+    def _embedded(self, token_ids: list[int], rows: torch.Tensor, seen: Seen | None) -> Prefix:
+        prefix = super()._embedded(token_ids, rows, seen)
+        heard = self._heard(prefix.token_ids, seen, rows)
+        if seen is not None and seen.heard is not None:
+            prefix.embeds[0, heard] = seen.heard.to(prefix.embeds)
+        return replace(prefix, heard=heard)
+
+    def positions(self, token_ids: torch.Tensor, seen: Seen | None, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """(3, 1, L) by :func:`tmrope`."""
+        positions, following = tmrope(len(token_ids), rows, self._heard(token_ids, seen, rows), seen, self.times)
+        return positions[:, None].to(self.device), following
+
+    def stock_inputs(self, pixels: Pixels, prefix: Prefix) -> dict[str, Any]:
+        given = super().stock_inputs(pixels, prefix)
+        del given["mm_token_type_ids"]
+        given["video_second_per_grid"] = given.pop("second_per_grid_ts")
+        if pixels.sound is not None:
+            given["input_features"] = pixels.sound[None].to(self.device, self.dtype)
+            given["feature_attention_mask"] = torch.ones_like(given["input_features"][:, 0], dtype=torch.long)
+            given["use_audio_in_video"] = True
+        return given
+
+
+@dataclass(frozen=True)
+class Times:
+    """How a clip's time is counted.
+
+    Attributes:
+        rate: positions of the time axis in a second.
+        chunk: positions of a stretch of time of which what is seen comes ahead of what is heard.
+    """
+
+    rate: int
+    chunk: int
+
+    def of(self, seen: Seen) -> torch.Tensor:
+        """(N,) of each visual token, on the CPU; in float32 and rounded down, as the library does."""
+        interval = torch.tensor(seconds_per_step(seen.seconds), dtype=torch.float32)
+        return (seen.frame.cpu() * interval * self.rate).long()
+
+
+def _pooled(frames: int) -> int:
+    """Tokens of so many frames of the spectrum: halved by a convolution, and again by a mean; 0 where none is left."""
+    return max(0, ((frames - 1) // 2 + 1 - 2) // 2 + 1)
+
+
+def interleaved(times: torch.Tensor, heard: int, chunk: int) -> list[tuple[bool, range]]:
+    """The order of visual and audio tokens, as ``transformers`` 5.23 has it.
+
+    Both are cut where the time passes the next multiple of ``chunk``, and the parts are taken in turn. Only one
+    multiple is passed with each token: where steps are further apart than ``chunk``, parts of one token follow until
+    the cuts have caught up, and what is heard goes ahead of what is seen meanwhile.
+
+    Args:
+        times: (N,) of the visual tokens, not decreasing.
+        heard: A, audio tokens, one for each position of time.
+        chunk: positions.
+
+    Returns:
+        whether a part is sound, and which of its kind's tokens it holds.
+    """
+    kinds = [_cut(times.tolist(), chunk), _cut(range(heard), chunk)]
+    return [
+        (bool(kind), parts[turn])
+        for turn in range(max(map(len, kinds)))
+        for kind, parts in enumerate(kinds)
+        if turn < len(parts)
+    ]
+
+
+def _cut(times: Sequence[int], chunk: int) -> list[range]:
+    parts: list[range] = []
+    start = 0
+    for token, time in enumerate(times):
+        if time >= (len(parts) + 1) * chunk:
+            parts.append(range(start, token))
+            start = token
+    return [*parts, range(start, len(times))]
+
+
+def tmrope(
+    length: int, rows: torch.Tensor, heard: torch.Tensor, seen: Seen | None, times: Times
+) -> tuple[torch.Tensor, int]:
+    """Rotary positions of a prompt on the axes time, row and column, as ``transformers`` 5.23 numbers them.
+
+    Text counts on all axes alike. Visual tokens, started at position p, are at ``p + time``, ``p + row`` and
+    ``p + column``, audio tokens at p + their number on all axes. The text behind starts behind the largest position of
+    the part that comes last (:func:`interleaved`). With sound, the two marks ahead of the video share a position, and
+    the two behind it. Generated tokens count on from the last of the prompt.
+
+    Args:
+        length: L, rows of the prompt.
+        rows: (N,) those of the visual tokens, sorted.
+        heard: (A,) those of the audio tokens, sorted; text stands neither between these nor those.
+        seen: the visual tokens; None if there are none.
+        times: how time is counted.
+
+    Returns:
+        (3, L) on the CPU, and the position of the first generated token.
+    """
+    positions = torch.arange(length).repeat(3, 1)
+    if seen is not None and len(rows):
+        rows, heard = rows.cpu(), heard.cpu()
+        both = int(len(heard) > 0)
+        begin = int(rows[0]) - both
+        positions[:, begin:] -= both
+        time = times.of(seen)
+        positions[:, rows] = begin + torch.stack([time, seen.row.cpu(), seen.column.cpu()])
+        positions[:, heard] = begin + torch.arange(len(heard))
+        last = rows
+        if both:
+            sound, part = interleaved(time, len(heard), times.chunk)[-1]
+            last = (heard if sound else rows)[part.start : part.stop]
+        behind = int(last[-1]) + 1
+        counted = (torch.arange(length - behind) - both).clamp(min=0)
+        positions[:, behind:] = int(positions[:, last].max()) + 1 + counted
+    return positions, int(positions[0, -1]) + 1

@@ -1,0 +1,172 @@
+"""Decodes what is heard during a part of a video, with PyAV: mono, 16 kHz, in step with the frames.
+
+FFmpeg's decoders refuse a damaged packet or make something of it; only the former is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+from vidspec.errors import VideoError
+from vidspec.video.base import Index, format_seconds
+from vidspec.video.opening import opened, packets_of
+
+__all__ = ["RATE", "heard"]
+
+#: Samples of a second.
+RATE = 16_000
+#: Seconds between a frame's timestamp and the end of the frame before from which on it counts as elsewhere in time.
+_SLACK = 0.05
+#: Seconds that are decoded ahead of the part, for codecs whose frames lean on those before.
+_AHEAD = 1.0
+
+
+def heard(
+    index: Index, start: float, end: float, *, allow_damaged: bool = False
+) -> tuple[NDArray[np.float32] | None, str | None]:
+    """The sound of a file's best audio stream between two times; silence where it has a gap.
+
+    A file that is cut off ends there. A stream may begin with frames that lean on what is not there.
+
+    Args:
+        index: of the file's frames.
+        start, end: seconds since the first frame.
+        allow_damaged: leave out what cannot be decoded.
+
+    Returns:
+        (S,) float32 from ``start`` to ``end``, or to where the stream ends before; None without a sample there. And
+        what is wrong with it.
+
+    Raises:
+        VideoError: it cannot be decoded: of kind ``damaged`` unless damage is allowed, ``unsupported`` without a
+            decoder for it.
+    """
+    if end <= start:
+        return None, None
+    found = _read(index, start, end, seek=True) if start > _AHEAD else None
+    track, lost = found or _read(index, start, end) or (None, [])
+    if track is None or not lost or index.truncated:
+        return None if track is None else track.samples, None
+    more = f" and {len(lost) - 1} times more" if len(lost) > 1 else ""
+    what = f"its sound cannot be decoded at {format_seconds(lost[0])}{more}"
+    if not allow_damaged:
+        raise VideoError(
+            f"{index.path}: is damaged: {what}",
+            kind="damaged",
+            hint="--no-audio captions by sight alone; --allow-damaged hears what is there",
+        )
+    return track.samples, what
+
+
+def _read(index: Index, start: float, end: float, *, seek: bool = False) -> tuple[_Track, list[float]] | None:
+    """What was decoded, and the times of what could not; None without a stream, or where seeking led too far."""
+    origin = float(index.first * index.time_base)
+    with opened(index.path) as container:
+        stream: Any = container.streams.best("audio")
+        if stream is None:
+            return None
+        if stream.codec_context is None:
+            raise VideoError(
+                f"{index.path}: its sound is of a kind that FFmpeg does not decode here",
+                kind="unsupported",
+                hint="--no-audio captions by sight alone",
+            )
+        if seek:
+            try:
+                container.seek(int((origin + start - _AHEAD) / stream.time_base), stream=stream)
+            except (av.error.FFmpegError, OSError):
+                return None
+        track, began = _Track(start, end), False
+        lost: list[float] = []
+        for time, frame in _frames(container, stream):
+            at = None if time is None else time - origin
+            if at is not None and at >= end:
+                break
+            if frame is None:
+                if at is not None and at >= start:
+                    lost.append(at)
+                continue
+            if not began:
+                if seek and (at is None or at > start):
+                    return None
+                began, lost = True, []
+            track.add(at, frame)
+    return track, lost
+
+
+def _frames(container: Any, stream: Any) -> Iterator[tuple[float | None, Any]]:
+    """Time (on the file's clock) and frame, in their order; None for a frame that cannot be decoded."""
+    packets, time = packets_of(container, stream), None
+    while True:
+        try:
+            packet = next(packets, None)
+        except (av.error.FFmpegError, OSError):  # reading failed, which ends the file here
+            yield time, None
+            return
+        if packet is None:
+            return
+        if packet.pts is not None:
+            time = float(packet.pts * stream.time_base)
+        try:
+            if packet.is_corrupt and packet.size:
+                yield time, None
+                continue
+            frames = stream.codec_context.decode(packet if packet.size else None)
+        except MemoryError:
+            raise
+        except av.error.EOFError:
+            return
+        except av.error.FFmpegError:
+            yield time, None
+            continue
+        for frame in frames:
+            yield (None if frame.pts is None else float(frame.pts * frame.time_base)), frame
+
+
+class _Track:
+    """Samples from one time to another, placed by the timestamps of the frames that they come in."""
+
+    def __init__(self, start: float, end: float) -> None:
+        self._start, self._next = start, start
+        self._into = np.zeros(round((end - start) * RATE), np.float32)
+        self._at = self._filled = 0
+        self._kind: tuple[str, str, int] | None = None
+        self._resampler: Any = None
+
+    @property
+    def samples(self) -> NDArray[np.float32] | None:
+        """What there is, to the last sample that was there."""
+        self._flush()
+        return self._into[: self._filled].copy() if self._filled else None
+
+    def add(self, time: float | None, frame: Any) -> None:
+        """A frame that begins at ``time``, None for the end of the one before."""
+        kind = (frame.format.name, frame.layout.name, frame.sample_rate)
+        elsewhere = time is not None and abs(time - self._next) > _SLACK
+        if kind != self._kind or elsewhere:
+            self._flush()
+            self._next = self._next if time is None else time
+            self._at = round((self._next - self._start) * RATE)
+            self._kind, self._resampler = kind, av.AudioResampler("fltp", frame.layout, RATE)
+        self._next += frame.samples / frame.sample_rate
+        frame.pts = None  # only its samples count
+        self._put(frame)
+
+    def _flush(self) -> None:
+        if self._resampler is not None:
+            self._put(None)
+        self._resampler = self._kind = None
+
+    def _put(self, frame: Any) -> None:
+        for made in self._resampler.resample(frame):
+            samples = made.to_ndarray().mean(0)  # and not FFmpeg's sum, which is louder than the channels
+            low, high = max(0, self._at), min(len(self._into), self._at + len(samples))
+            if high > low:
+                self._into[low:high] = samples[low - self._at : high - self._at]
+                self._filled = max(self._filled, high)
+            self._at += len(samples)

@@ -57,6 +57,7 @@ def record(path: str = "good.mp4", **changes: object) -> Caption:
             "visual_tokens": 8,
             "visual_tokens_kept": 3,
             "audio_tokens": 0,
+            "state_bytes": 0,
             "accepted_lengths": [3],
         },
         "lengths": {"tau": 3.0, "tokens_per_target_pass": 4.0, "run_length": None, "acceptance_rate": 0.75},

@@ -50,7 +50,8 @@ def goes_back(name):
 
 LOSSLESS = different(PACKAGED)
 #: Families of the same blocks and prompts as one of these have their own, shorter tests in ``tests/models``.
-DENSE = sorted({*families.names()} - {"gemma4", "internvl", "smolvlm", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
+_OWN = {"gemma4", "internvl", "smolvlm", "qwen2_5_omni", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
+DENSE = sorted({*families.names()} - _OWN)
 HYBRID = "qwen3_5"
 FAMILIES = [*DENSE, HYBRID]
 CLIPS = {path.stem: path for path in shipped()}

@@ -174,7 +174,7 @@ class TrainedHead(torch.nn.Module):
         out.mkdir(parents=True, exist_ok=True)
         known = torch.zeros(self.settings["vocab_size"], dtype=torch.bool)
         known[self.ids] = True
-        held = {name: tensor.detach().contiguous() for name, tensor in self.tensors.items()}
+        held = {name: tensor.detach().half().contiguous() for name, tensor in self.tensors.items()}
         save_file(held | {"d2t": self.ids - torch.arange(len(self.ids)), "t2d": known}, out / "model.safetensors")
         (out / "config.json").write_text(json.dumps(self.settings, indent=2) + "\n", encoding="utf-8")
 

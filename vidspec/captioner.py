@@ -167,7 +167,10 @@ class Captioner:
             folder = loading.embedded_folder(wanted.pair, "target")
             if not (folder / "config.json").is_file():
                 raise ModelError("the built-in models are missing from this installation", hint="reinstall vidspec")
-            names = (str(folder), str(loading.embedded_folder(wanted.pair, "draft")))
+            names = (
+                str(folder),
+                str(loading.embedded_folder(wanted.pair, "head" if profile.names_a_head else "draft")),
+            )
         else:
             names = (wanted.target or "", wanted.draft or "")
         with ExitStack() as undo:
@@ -185,9 +188,10 @@ class Captioner:
                 if draft is not None:
                     draft.name = "embedded/draft"
             head: Head | None = None
-            if profile.names_a_head and not embedded:
+            if profile.names_a_head:
                 head = eagle3.load(names[1], target, beside)
-            elif profile.drafts_with_a_head and not profile.names_a_head:
+                head.name = "embedded/head" if embedded else head.name
+            elif profile.drafts_with_a_head:
                 head = mtp.load(target)
             captioner = cls(profile, target, draft, embedded=embedded, describe=describe, slot=slot, head=head)
             if slot is not None and not profile.plans:

@@ -309,7 +309,7 @@ def enter(monkeypatch):
     """Put the parts of this module in the place of what computes, sleeps or starts processes."""
     monkeypatch.setattr(drafts, "DraftClip", DraftClip)
     monkeypatch.setattr(runs, "TargetSide", lambda reading, side, *_: side)
-    monkeypatch.setattr(processes, "share", lambda frames: SimpleNamespace(name="frames"))
+    monkeypatch.setattr(processes, "share", lambda frames, sound: SimpleNamespace(name="frames"))
     monkeypatch.setattr(processes, "drop", lambda block: None)
     monkeypatch.setattr(slots, "DraftProcess", Process)
 
@@ -370,7 +370,7 @@ class Case:
             room=9,
         )
         length, looks = rng.randint(1, self.prompts), rng.randrange(3)
-        frames = SimpleNamespace(frames=np.zeros((1, 1, 1, 3), np.uint8), timestamps=(0.0,))
+        frames = SimpleNamespace(frames=np.zeros((1, 1, 1, 3), np.uint8), timestamps=(0.0,), sound=None)
         request = Request("clip", frames, (text, rng.randint(1, self.prompts), looks))
 
         def steps():

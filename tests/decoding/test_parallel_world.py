@@ -35,6 +35,6 @@ def test_the_orders_reach_what_matters(monkeypatch):
         rounds = [one for _, _, rounds in clips.values() for one in rounds]
         seen.update(one.mode for one in rounds)
         shared += len(rounds) > case.target.passes
-    assert min(seen.values()) > 50 and len(seen) == 6, seen
+    assert min(seen.values()) > 40 and len(seen) == 6, seen
     assert shared > 100
     assert sum(again[lost] for lost in again if lost > 1) > 20

@@ -62,11 +62,12 @@ def test_its_captions_are_marked(pair, tmp_path):
 
 
 def test_it_is_small_and_stored_in_half_precision(folder):
-    files = [file for file in folder.rglob("*") if file.is_file()]
-    assert sum(file.stat().st_size for file in files) <= 20e6
+    size = {part: sum(file.stat().st_size for file in folder.glob(f"{part}/*")) for part in ("target", "draft", "head")}
+    assert size["target"] + size["draft"] <= 20e6 and size["head"] <= 2e6
     for weights in folder.glob("*/model.safetensors"):
         with safe_open(weights, "pt") as tensors:
-            assert {tensors.get_tensor(name).dtype for name in tensors.keys()} == {torch.float16}  # noqa: SIM118
+            every = {tensors.get_tensor(name).dtype for name in tensors.keys()}  # noqa: SIM118
+            assert every - {torch.int64, torch.bool} == {torch.float16}
 
 
 def test_stock_classes_load_it(name, folder):
@@ -141,3 +142,12 @@ def test_pass_times_are_those_of_the_rows_asked_for(pair, monkeypatch):
     monkeypatch.setattr(Engine, "run", counted)
     assert pass_times(pair[1], prompt=12, rows=3, repeats=2) > 0
     assert rows == [12] + [3] * 7
+
+
+def test_its_head_drafts_what_the_target_writes(name):
+    """Trained, that is: most of what it proposes is accepted; and the text is the target's."""
+    few = {"models.pair": name, "video.frames": 16, "generate.max_new_tokens": 60, "models.device": "cpu"}
+    with Captioner.from_profile("eagle3", overrides=few) as captioner:
+        drafted = captioner.caption(shipped()[0])
+        assert drafted.token_ids == captioner.baseline(shipped()[0]).token_ids
+    assert drafted.models["draft"] == "embedded/head" and drafted.lengths["tau"] > 2.5

@@ -4,7 +4,7 @@ from functools import cache
 
 import torch
 from engine.passing import forward
-from models import checkpoints, checkpoints_llava, checkpoints_qwen
+from models import checkpoints, checkpoints_llava, checkpoints_omni, checkpoints_qwen
 
 from vidspec.lossy.base import Choice, TargetPruner
 from vidspec.registry import families
@@ -21,6 +21,9 @@ def case(family):
     if family == "llava_onevision":
         model = checkpoints.adapter(checkpoints.TIED)
         shown = checkpoints.pixels(6)
+    elif family == "qwen2_5_omni":
+        model = checkpoints_omni.adapter()
+        shown = checkpoints_omni.pixels(model, frames=12)
     elif family.startswith("qwen"):
         model = checkpoints_qwen.adapter(checkpoints_qwen.Kind(family))
         shown = checkpoints_qwen.pixels(model, frames=12)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from models import checkpoints, checkpoints_llava, checkpoints_qwen
+from models import checkpoints, checkpoints_llava, checkpoints_omni, checkpoints_qwen
 from vidspec.models import images, preprocess
 from vidspec.video import Clip
 
@@ -13,6 +13,7 @@ MODELS = {
     "llava": lambda: checkpoints_llava.adapter(checkpoints_llava.Kind()),
     "llava_next": lambda: checkpoints_llava.adapter(checkpoints_llava.Kind(family="llava_next")),
     "qwen2_5_vl": lambda: checkpoints_qwen.adapter(checkpoints_qwen.Kind(checkpoints_qwen.QWEN25)),
+    "qwen2_5_omni": checkpoints_omni.adapter,
     "qwen3_vl": lambda: checkpoints_qwen.adapter(checkpoints_qwen.Kind(checkpoints_qwen.QWEN3)),
 }
 

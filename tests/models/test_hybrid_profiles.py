@@ -65,13 +65,14 @@ def test_windows(pair, gamma):
         record = fast.caption(clip)
         assert record.token_ids == plain.caption(clip).token_ids
         lengths |= set(record.counters["accepted_lengths"])
+        assert record.counters["state_bytes"] == sum(one.decoder.state_bytes for one in pair)
     assert {0, 1} <= lengths
 
 
 def test_admission_counts_states(pair):
     """What a clip needs beside others grows with its tokens, and of hybrids by the states of both models."""
     plain, drafted = captioner(pair, "ar"), captioner(pair, "vanilla-sd")
-    request = Request("", SimpleNamespace(frames=np.zeros((8, 40, 60, 3), np.uint8)))
+    request = Request("", SimpleNamespace(frames=np.zeros((8, 40, 60, 3), np.uint8), sound=None))
     decoder, draft = pair[0].decoder, pair[1].decoder
     tokens = pair[0].visual_tokens(8, 40, 60) + pair[0].text_tokens(plain.profile.generate.prompt)
     entries = decoder.slab.wants(tokens + plain.setup.room)

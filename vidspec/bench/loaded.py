@@ -61,12 +61,17 @@ class Loaded:
         first, second = source.names
         self.target = loading.load(first, self.where)
         self.draft: VideoLanguageModel | None = None
-        self.head: Head | None = None
-        if second is not None and loading.is_head(second):
-            self.head = eagle3.load(second, self.target, self.where)
-        elif second is not None:
+        self.named_head = second is not None and loading.is_head(second)
+        if second is not None and not self.named_head:
             self.draft = loading.load(second, self.where, text=True)
         self._slots: dict[str, DraftSlot] = {}
+
+    @cached_property
+    def head(self) -> Head | None:
+        """The head that stands in a draft's place, or that of a built-in pair."""
+        pair = self.source.target is None
+        name = str(loading.embedded_folder(self.source.pair, "head")) if pair else self.source.draft
+        return eagle3.load(name, self.target, self.where) if name and (pair or self.named_head) else None
 
     @cached_property
     def layer(self) -> Head:
@@ -104,7 +109,7 @@ class Loaded:
         They are shown the frames and asked the prompt of ``profile``.
         """
         first, second = self.source.names
-        if second is None or self.head is not None:
+        if second is None or self.named_head:
             raise UsageError("the peers from transformers need a draft", hint="--draft, or --no-peers")
         stock = loading.Placement(self.where.device, self.where.dtype, "stock")
         pair = loading.load(first, stock), loading.load(second, stock)
@@ -113,7 +118,7 @@ class Loaded:
     def outside(self, pythons: Mapping[str, str], profile: Profile) -> dict[str, Outside]:
         """Peers under other interpreters, with as many threads as this process; likewise."""
         target, draft = self.source.names
-        names, threads = (target, None if self.head is not None else draft), torch.get_num_threads()
+        names, threads = (target, None if self.named_head else draft), torch.get_num_threads()
         return {name: Outside(name, python, profile, self.target, names, threads) for name, python in pythons.items()}
 
     def close(self) -> None:

@@ -69,6 +69,7 @@ def report(run: Run, models: Models) -> Caption:
                 "visual_tokens": read.visual_tokens,
                 "visual_tokens_kept": len(read.kept),
                 "audio_tokens": read.audio_tokens,
+                "state_bytes": sum(one.model.decoder.state_bytes for one in (setup.target, setup.draft) if one),
             },
         ),
         lengths=lengths(counters),

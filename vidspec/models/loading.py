@@ -352,7 +352,7 @@ def is_head(name: str) -> bool:
     try:
         claimed = json.loads(_file(_source(name), "config.json") or "{}")["architectures"]
         return any("eagle3" in str(one).lower() for one in claimed)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False
 
 

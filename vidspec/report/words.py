@@ -40,6 +40,7 @@ COUNTERS: Mapping[str, str] = {
     "visual_tokens": "tokens that stand for the video in the target's prompt",
     "visual_tokens_kept": "how many of these the draft was shown",
     "audio_tokens": "tokens that stand for the sound; target and draft hear all of it",
+    "state_bytes": "most bytes that states of recurrent blocks took, of target and draft",
     "emitted": "tokens of the caption, the one that ends it included",
     "target_forwards": "passes of the target after it had read its prompt; each verifies a window or writes one token",
     "draft_forwards": "passes of the draft while it proposed; reading its prompt is not counted",

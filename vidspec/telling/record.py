@@ -105,6 +105,7 @@ class Counts(TypedDict, total=False):
     visual_tokens: int
     visual_tokens_kept: int
     audio_tokens: int
+    state_bytes: int
 
 
 class Lengths(TypedDict, total=False):

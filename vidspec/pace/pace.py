@@ -133,7 +133,9 @@ class Pace:
         self._looks = 0
         self._rate = 0.0
         self._tokens = self._seconds = 0.0
-        self._prices: tuple[tuple[int, int, int, int], list[float]] | None = None
+        self._priced: tuple[int, int] | None = None  # clips and rounds of what follows
+        self._rows_cost: list[float] = []
+        self._pass_cost: float | None = None
         self._news = self._heard = self._changed = False
         self.trees = Trees(self)
 
@@ -197,23 +199,31 @@ class Pace:
     def prices(self, rows: int) -> list[float]:
         """How many tokens 0, 1, ... ``rows`` drafted rows of each clip cost: those that all would be given meanwhile.
 
-        At the rate of late, whoever drafted, or that of chains if it is higher. Empty until it is known.
+        At the rate of late, or that of chains if it is higher. Empty until it is known, and perhaps longer.
         """
-        clips = self.clips
         if not self._verify or not self._tokens:
             return []
-        key = clips, rows, self._rounds // PRICED, self.widest
-        if self._prices is None or self._prices[0] != key:
-            verify, rate = self._verify.by_rows(clips), self._at_least / clips
-            plain = verify(clips)
-            self._prices = key, [rate * (verify(clips * (drafted + 1)) - plain) for drafted in range(rows + 1)]
-        return self._prices[1]
+        self._price_anew()
+        if len(self._rows_cost) <= rows:
+            clips, verify = self.clips, self._verify.by_rows(self.clips)
+            rate, plain = self._at_least / clips, verify(clips)
+            self._rows_cost = [rate * (verify(clips * (drafted + 1)) - plain) for drafted in range(rows + 1)]
+        return self._rows_cost
 
     def price_of_drafting(self, passes: int) -> float:
         """How many tokens so many passes of the draft model cost each clip; 0 until it is known."""
         if not self._draft or not self._tokens:
             return 0.0
-        return passes * self._draft.by_clips()(self.clips) * self._at_least / self.clips
+        self._price_anew()
+        if self._pass_cost is None:
+            self._pass_cost = self._draft.by_clips()(self.clips) * self._at_least / self.clips
+        return passes * self._pass_cost
+
+    def _price_anew(self) -> None:
+        """Forget prices that are old: every clip asks for them in every round, and they take longer than its draft."""
+        now = self.clips, self._rounds if self._rounds < PRICED else self._rounds // PRICED
+        if self._priced != now:
+            self._priced, self._rows_cost, self._pass_cost = now, [], None
 
     def prices_of_levels(self, rows: int, own: float = 0.0) -> list[float]:
         """How many tokens a pass that grows trees costs each clip, with 0, 1, ... ``rows`` rows of each.

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from vidspec.live.heatmap import frame_map, heatmap
 from vidspec.live.panel import STYLES, LivePanel, PanelState, estimate_speedup, render
-from vidspec.telling.events import Again, Prefilled, Round
+from vidspec.telling.events import Again, Finished, Prefilled, Round
 
 
 def folded(path="good.mp4", upto=None, **fields):
@@ -217,3 +217,10 @@ def test_live_panel_lets_go_of_the_terminal_when_interrupted():
         panel.begin(1, "good.mp4", 1)
         raise KeyboardInterrupt
     assert "\x1b[?25h" in out.getvalue()
+
+
+@pytest.mark.parametrize("demo", [True, False])
+def test_a_caption_of_the_built_in_models_says_so(demo):
+    state = PanelState(path="clip.mp4", profile="ar")
+    state.apply(Finished(replace(record("clip.mp4"), demo=demo)))
+    assert ("they know drawn shapes only" in drawn(render(state, width=80))) == demo

@@ -46,6 +46,9 @@ DETAILED = 30
 #: Lines of a terminal that has room for what target and draft did.
 LANED = 14
 
+#: Below a caption of the built-in models, which is worth nothing for other video.
+DEMO = Text(" built-in models: they know drawn shapes only ", style="bold black on yellow")
+
 
 def render(
     state: PanelState, *, width: int = 80, height: int | None = None, caption: bool = True, ascii_only: bool = False
@@ -77,7 +80,10 @@ def render(
         parts.append(_tail(_streamed(state), inner, None if height is None else max(1, height - taken)))
     label = Text(one_line(state.path), style="bold", no_wrap=True, overflow="ellipsis")
     label.truncate(max(1, inner - 2), overflow="ellipsis")
-    return Panel(Group(*parts, *below), title=label, title_align="left", border_style="bright_black", width=width)
+    whose = DEMO if state.caption is not None and state.caption.demo else None
+    return Panel(
+        Group(*parts, *below), title=label, subtitle=whose, title_align="left", border_style="bright_black", width=width
+    )
 
 
 def _streamed(state: PanelState) -> Text:

@@ -2,6 +2,7 @@
 #
 #   make caption [CLIP=path] [ARGS="--profile ar ..."]   caption a shipped clip, or another
 #   make test [ARGS="-k caption ..."]                    ruff, mypy, pytest on all cores
+#   make sweep [ARGS="-k internvl ..."]                  every lossless profile of every family over 20 random models: hours
 #   make bench [ARGS=...]                                measure
 #   make peers                                           environments with OpenVINO and vLLM for vidspec bench --peer
 #   make gpu [ARGS=...]                                  test and measure on an NVIDIA GPU; without one, say so
@@ -21,7 +22,7 @@ HAS_GPU = nvidia-smi -L >/dev/null 2>&1
 PIP_INSTALL = if $(HAS_GPU); then set --; else set -- -c constraints/cpu.txt; fi; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"
 
-.PHONY: caption test lint bench peers gpu on-gpu clean
+.PHONY: caption test sweep lint bench peers gpu on-gpu clean
 
 caption: $(VENV)/installed
 	@$(BIN)/vidspec caption "$(CLIP)" $(ARGS)
@@ -31,6 +32,9 @@ caption: $(VENV)/installed
 # Each process takes a stretch of the tests, and from others what they have left: few files are begun by more than one.
 test: lint
 	@$(BIN)/python -m pytest -q --numprocesses=auto --maxprocesses=8 --dist=worksteal $(ARGS)
+
+sweep: $(VENV)/installed-test
+	@$(BIN)/python -m pytest -q --numprocesses=auto --maxprocesses=8 --dist=worksteal tests/sweep_lossless.py $(ARGS)
 
 lint: $(VENV)/installed-test
 	@$(BIN)/ruff check --quiet .

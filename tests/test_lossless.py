@@ -8,13 +8,11 @@ import os
 from functools import cache
 
 import pytest
-from decoding import checkpoints
 from decoding.workers.pairs import Waiting
-from models import checkpoints_llava, checkpoints_qwen
+from model_pairs import Pair, save_pair
 
 from vidspec import video
 from vidspec.acceptance.base import Verdict
-from vidspec.captioner import Captioner
 from vidspec.embedded.samples import draw, shipped
 from vidspec.models import loading
 from vidspec.profile import profiles
@@ -58,7 +56,6 @@ CLIPS = {path.stem: path for path in shipped()}
 USUAL = 6
 DRAWN = int(os.environ.get("VIDSPEC_LOSSLESS_CLIPS", USUAL))
 BUILT_IN = ("embedded", "embedded-qwen")
-PLACE = loading.placement("cpu", "float32")
 pytestmark = pytest.mark.usefixtures("forked_drafts")
 
 
@@ -67,48 +64,6 @@ def clips_are_read_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(video, "read", cache(video.read))
         yield
-
-
-class Pair:
-    """A loaded target and draft, captioners over them, and what plain decoding of the target gives for a clip.
-
-    The parallel profiles share one draft process for each kind of drafter.
-    """
-
-    def __init__(self, target, draft, tokens, **settings):
-        self.target, self.draft = (loading.load(str(model), PLACE) for model in (target, draft))
-        self.tokens, self.settings = tokens, settings
-        self.slots = {}
-        self.plain = cache(lambda clip: self.captioner("ar").caption(clip).token_ids)
-
-    def captioner(self, name, overrides=None):
-        settings = {"generate.max_new_tokens": self.tokens, "models.threads": 2, **self.settings, **(overrides or {})}
-        profile = profiles.load(name, settings, env={})
-        draft = self.draft if profile.drafts_with_a_model else None
-        if not (profile.concurrent or profile.plans):
-            return Captioner(profile, self.target, draft)
-        kind = profile.draft.kind
-        captioner = Captioner(profile, self.target, draft, slot=self.slots.get(kind))
-        self.slots[kind] = captioner.slot
-        return captioner
-
-    def close(self):
-        for slot in self.slots.values():
-            slot.drop()
-
-
-def random_checkpoints(family, folder):
-    if family == "llava_onevision":
-        return checkpoints.save(folder / "target"), checkpoints.save(folder / "draft", noise=0.05)
-    if family.startswith("qwen"):
-        return (
-            checkpoints_qwen.save(checkpoints_qwen.Kind(family, tied=False, padding=9), folder / "target"),
-            checkpoints_qwen.save(checkpoints_qwen.Kind(family, tied=False, padding=0, noise=0.03), folder / "draft"),
-        )
-    return (
-        checkpoints_llava.save(checkpoints_llava.Kind(family), folder / "target"),
-        checkpoints_llava.save(checkpoints_llava.Kind(family, noise=0.03), folder / "draft"),
-    )
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +75,7 @@ def random_pairs(tmp_path_factory):
         if family not in pairs:
             # A frame of the LLaVA families is hundreds of tokens.
             few = {"video.frames": 6} if family in ("llava", "llava_next") else {}
-            pairs[family] = Pair(*random_checkpoints(family, tmp_path_factory.mktemp(family)), tokens=48, **few)
+            pairs[family] = Pair(*save_pair(family, tmp_path_factory.mktemp(family)), tokens=48, **few)
         return pairs[family]
 
     yield pair

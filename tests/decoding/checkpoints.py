@@ -64,12 +64,14 @@ def config(image_size: int = IMAGE_SIZE, context: int = 8192) -> LlavaOnevisionC
     )
 
 
-def save(folder: Path, *, noise: float = 0.0, image_size: int = IMAGE_SIZE, context: int = 8192) -> Path:
-    """Write a checkpoint; those of equal ``noise`` are equal, and 0 is the target."""
+def save(
+    folder: Path, *, noise: float = 0.0, seed: int = 0, image_size: int = IMAGE_SIZE, context: int = 8192
+) -> Path:
+    """Write a checkpoint; those of equal ``noise`` and ``seed`` are equal, and 0 is the target."""
     with torch.random.fork_rng():
         torch.manual_seed(0)  # for what is left as it is initialised
         model = LlavaOnevisionForConditionalGeneration(config(image_size, context))
-    drawn, disturbed = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+    drawn, disturbed = torch.Generator().manual_seed(2 * seed + 1), torch.Generator().manual_seed(2 * seed + 2)
     readable = torch.tensor([tokenizer().decode([i]).isascii() for i in range(len(tokenizer()))])
     special = torch.tensor(tokenizer().all_special_ids)
     with torch.no_grad():

@@ -1,5 +1,7 @@
 """TABED's profiles from the path of a clip to its record: contexts, weights, caption and what is refused."""
 
+import threading
+
 import jsonschema
 import pytest
 from decoding import checkpoints
@@ -7,9 +9,11 @@ from models.checkpoints_captioner import blip
 
 from vidspec.batch.schema import record_schema
 from vidspec.captioner import Captioner
+from vidspec.decoding.setup import Setup
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ProfileError
 from vidspec.models import image_captioner, loading
+from vidspec.models.image_captioner import HubCaptioner
 from vidspec.profile import profiles
 from vidspec.telling.events import Prefilled, Round
 
@@ -133,6 +137,42 @@ def test_a_captioner_of_the_hub(pair, tmp_path):
     assert record.ensemble["caption"] == describe(captioner.read(CLIP)) and record.timings["caption"] > 0
     assert captioner.baseline(CLIP).token_ids == record.token_ids
     captioner.warm_up()
+
+
+def test_a_captioner_of_the_hub_works_beside_the_targets_prefill(pair, tmp_path, monkeypatch):
+    """Each waits for the other to have begun."""
+    folder = blip(tmp_path / "blip")
+    profile = load("tabed-c", {"video.frames": 6, "generate.max_new_tokens": 8})
+    captioner = Captioner(profile, *pair, describe=image_captioner.load(str(folder), PLACE))
+    reads, describes, prefill = threading.Event(), threading.Event(), Setup.prefill
+
+    def described(self, clip):
+        describes.set()
+        assert reads.wait(20)
+        return "A red circle."
+
+    def reading(self, *args):
+        reads.set()
+        assert describes.wait(20)
+        return (yield from prefill(self, *args))
+
+    monkeypatch.setattr(HubCaptioner, "__call__", described)
+    monkeypatch.setattr(Setup, "prefill", reading)
+    record = captioner.caption(CLIP)
+    assert record.ensemble["caption"] == "A red circle."
+
+
+def test_a_captioner_that_fails(pair, tmp_path, monkeypatch):
+    def described(self, clip):
+        raise RuntimeError("no such kernel")
+
+    profile = load("tabed-c", {"video.frames": 6, "generate.max_new_tokens": 8})
+    captioner = Captioner(profile, *pair, describe=image_captioner.load(str(blip(tmp_path / "blip")), PLACE))
+    with monkeypatch.context() as patch:
+        patch.setattr(HubCaptioner, "__call__", described)
+        with pytest.raises(RuntimeError, match="no such kernel"):
+            captioner.caption(CLIP)
+    assert captioner.caption(CLIP).caption == captioner.baseline(CLIP).caption
 
 
 def test_a_captioner_is_loaded_by_its_name(tmp_path):

@@ -125,6 +125,19 @@ def test_a_prompt_in_stretches_beside_another_sequence(engine, prefix):
     torch.testing.assert_close(logits[1], logits[0], rtol=0, atol=1e-4)
 
 
+def test_a_whole_sequence_is_copied_with_its_states(engine, prefix):
+    """The two go on apart."""
+    text, other = tokens(12), tokens(12, seed=1)
+    expected = [one_by_one(engine, prefix, some) for some in (text, other)]
+    read = engine.prefill(prefix, 16)
+    again = read._replace(span=read.span.select(torch.arange(read.span.length), read.span.length + 16))
+    again.span.offset = read.span.offset
+    found = [(forward(engine, read, text[:5]).logits, forward(engine, again, other[:7]).logits)]
+    found.append((forward(engine, read, text[5:]).logits, forward(engine, again, other[7:]).logits))
+    for one, logits in zip(expected, zip(*found, strict=True), strict=True):
+        torch.testing.assert_close(torch.cat(logits), one, rtol=0, atol=1e-4)
+
+
 def test_trees_and_selections_are_refused(engine, prefix):
     read = engine.prefill(prefix, 16)
     with pytest.raises(ValueError, match="no trees"):

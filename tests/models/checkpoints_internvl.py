@@ -40,8 +40,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return words
 
 
-def stock(noise: float = 0.0, language: str = "qwen3") -> transformers.PreTrainedModel:
-    """A new model, untouched by vidspec; the same numbers at every call."""
+def stock(noise: float = 0.0, language: str = "qwen3", seed: int = 0) -> transformers.PreTrainedModel:
+    """A new model, untouched by vidspec; the same numbers at every call with a seed."""
     words = tokenizer()
     text = {
         "model_type": language,
@@ -76,7 +76,7 @@ def stock(noise: float = 0.0, language: str = "qwen3") -> transformers.PreTraine
     rng = torch.Generator()
     with torch.no_grad():
         for name, weight in made.named_parameters():
-            rng.manual_seed(zlib.crc32(name.encode()))
+            rng.manual_seed(seed + zlib.crc32(name.encode()))
             values = torch.randn(weight.shape, generator=rng)
             if "norm" in name or "lambda" in name:
                 weight.copy_(0.2 * values + (0 if name.endswith("bias") else 1))

@@ -79,7 +79,7 @@ def test_drafts_by_memory_and_vocabulary(vidspec, written, monkeypatch):
     code, found = said(vidspec, written(config))
     fits = {fit["draft"]: fit for fit in found["drafts"]}
     assert code == 0 and fits[small]["refused"] is None and fits[small]["bytes"] > found["needed"]
-    assert "Qwen/Qwen2.5-VL-32B-Instruct" not in fits and not any("llava" in name for name in fits)
+    assert not found["hears"] and "Qwen/Qwen2.5-VL-32B-Instruct" not in fits and not any("llava" in name for name in fits)
     assert found["command"].startswith("vidspec caption clip.mp4 --profile specvlm --target /")
     config.text_config.vocab_size = 32064
     _, found = said(vidspec, written(config))
@@ -95,6 +95,7 @@ def test_a_thinker_is_what_counts(vidspec, tmp_path):
     assert code == 0 and found["family"] == "qwen2_5_omni" and found["axes"] == 3 and found["decoder"] == "fused"
     assert found["parameters"] == 8931813888 and found["visual_tokens"] == 16 * 20 * 36
     assert [fit["draft"] for fit in found["drafts"]] == ["Qwen/Qwen2.5-Omni-3B"]
+    assert found["hears"] and "heard; --no-audio" in vidspec("doctor", "--model", str(tmp_path)).out
 
 
 def test_text_and_too_little_memory(vidspec, written, monkeypatch):

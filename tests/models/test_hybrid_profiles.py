@@ -48,7 +48,7 @@ def test_chains(pair):
         assert record.token_ids == texts[clip], name
 
 
-@pytest.mark.parametrize("name", ["ar", "specvlm-chain"])
+@pytest.mark.parametrize("name", ["ar", "specvlm-chain", "auto"])
 def test_four_clips_at_once(pair, name):
     plain, fast = captioner(pair, "ar"), captioner(pair, name)
     arrivals = Given([Request(path, fast.read(path), key=path) for path in CLIPS.values()])

@@ -16,6 +16,7 @@ from vidspec.engine.decoder import decoder_of
 from vidspec.engine.device import free_memory
 from vidspec.engine.fused import uncovered
 from vidspec.models import loading
+from vidspec.models.adapter import Adapter
 from vidspec.models.identity import related
 from vidspec.models.known_pairs import BYTES, PROMPT, KnownModel, known, visual_tokens
 from vidspec.models.text_only import TextModel
@@ -63,6 +64,7 @@ class Checkpoint:
         visual_tokens: of the clip that memory is counted for; None if the family's processor is not known.
         weights, needed, free: bytes of the weights, of weights and such a clip, and what ``device`` has left.
         text: whether it is a language model without vision, which can only draft.
+        hears: whether the sound of clips is read too.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Checkpoint:
     needed: int
     free: int | None
     text: bool
+    hears: bool
     drafts: tuple[Fit, ...]
     command: str
 
@@ -111,6 +114,7 @@ class Checkpoint:
         return [
             ("model", self.name),
             ("family", f"{self.family}, supported" + (" as a draft only" if self.text else "")),
+            *([("sound", "heard; --no-audio leaves it out")] if self.hears else []),
             ("decoder", f"{self.decoder}: {self.why}"),
             ("rollback", kept),
             ("positions", f"{self.axes} axes (M-RoPE)" if self.axes > 1 else "1 axis"),
@@ -178,6 +182,7 @@ def inspect(name: str) -> Checkpoint:
         needed=needed,
         free=free,
         text=text,
+        hears=not text and kind.audio_tokens is not Adapter.audio_tokens,
         drafts=drafts,
         command=_command(name, drafts, text=text, states=decoder.cached is not None),
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
 from vidspec.acceptance.base import for_clip
+from vidspec.decoding.aside import Aside
 from vidspec.decoding.base import Job, Target
 from vidspec.decoding.setup import Setup, prefilled
 from vidspec.drafting.base import Drafter, Holder, Paced, Watcher
@@ -16,6 +17,7 @@ from vidspec.engine.asks import Asks, asked, overheard, timed
 from vidspec.engine.sampling import Sampling
 from vidspec.lossy.engine import kept_per_layer
 from vidspec.models.detokenizer import Detokenizer
+from vidspec.models.image_captioner import HubCaptioner
 from vidspec.models.request import Request
 from vidspec.pace.pace import Window
 from vidspec.pruning.base import ranked, taps_for
@@ -142,6 +144,12 @@ class InTurns(Run):
             drafter.paced(self.setup.pace, self.window)
             job.window = None
 
+    def _described(self, describe: HubCaptioner) -> str:
+        begun = self.trace.elapsed()
+        text = describe(self.request.shown)
+        self.trace.add("caption", "draft", begun, self.trace.elapsed())
+        return text
+
     def events(self) -> Asks[None]:
         setup, trace = self.setup, self.trace
         generate = setup.profile.generate
@@ -149,15 +157,17 @@ class InTurns(Run):
         held = self.request.held
         start = setup.start(held, prefix)
         taps = taps_for(setup.needs, prefix) if start is None else None
-        description = None
-        if held is not None and held.description is not None:
-            description = held.description
-        elif setup.describe is not None:
-            # Needs nothing of the target: a second worker could do it beside the prefill (TABED 6.2).
-            description, _ = yield from timed(trace, "caption", "draft", setup.describe, self.request.shown)
+        description = held.description if held is not None else None
+        describe = setup.describe if description is None else None
+        # It needs nothing of the target, and works beside its prefill (TABED 6.2) where its model is its own.
+        beside = Aside(partial(self._described, describe)) if isinstance(describe, HubCaptioner) else None
+        if describe is not None and beside is None:
+            description, _ = yield from timed(trace, "caption", "draft", describe, self.request.shown)
+        read, _ = yield from timed(trace, "target_prefill", "target", setup.prefill, prefix, taps, held, start)
+        if beside is not None:
+            description = yield from beside.answer()
         if held is not None:
             held.description = description
-        read, _ = yield from timed(trace, "target_prefill", "target", setup.prefill, prefix, taps, held, start)
         rng = torch.Generator().manual_seed(generate.seed + self.request.attempt)
         kept = setup.kept(prefix, taps, trace, held=held, start=start)
         gamma = setup.profile.draft.gamma

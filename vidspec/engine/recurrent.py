@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -52,6 +52,10 @@ class States:
     """The states of one sequence, by layer."""
 
     layers: dict[int, _Layer] = field(default_factory=dict)
+
+    def copy(self) -> States:
+        """Those of another sequence that begins alike; numbers are shared until they change."""
+        return States({index: replace(layer, marks=list(layer.marks)) for index, layer in self.layers.items()})
 
     @property
     def nbytes(self) -> int:

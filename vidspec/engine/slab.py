@@ -252,9 +252,12 @@ class KVSpan:
             room: of the new sequence, at least K.
 
         Raises:
-            ValueError: an entry is beyond what is held, or K beyond the room.
+            ValueError: an entry is beyond what is held, or K beyond the room; or recurrent layers have states, which
+                are those of all entries.
         """
-        if self.states is not None:
+        if self.states is not None and not (
+            isinstance(rows, torch.Tensor) and torch.equal(rows, torch.arange(self.length))
+        ):
             raise ValueError("states of recurrent layers cannot be selected from")
         every = [rows[None]] * len(self.slab) if isinstance(rows, torch.Tensor) else rows
         count = every[0].shape[-1]
@@ -267,4 +270,5 @@ class KVSpan:
         for old, new, index in zip(layers, chosen.writes(count), every, strict=True):
             new.copy_(old.take_along_dim(index.to(old.device)[None, :, :, None], dim=2))
         chosen.length = count
+        chosen.states = None if self.states is None else self.states.copy()
         return chosen

@@ -1,13 +1,14 @@
 """A short caption of one frame, for the context in which a text stands for the video (C of TABED 6.2 and App. D).
 
-A captioning model of the hub through ``transformers``' own classes, or the draft model itself. It runs once for each
-clip and needs nothing of the target, so it may run beside the target's prefill.
+A captioning model of the hub through ``transformers``' own classes, beside the target's prefill, of which it needs
+nothing; or the draft model itself, before it. Once for each clip.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -93,6 +94,8 @@ class DraftCaptioner:
 class HubCaptioner:
     """A model that ``transformers`` loads as image-text-to-text, such as BLIP, GIT or Florence-2, on the middle frame.
 
+    It may be called from several threads; they take turns.
+
     Args:
         name: what the user called it.
         model: the stock model, on its device.
@@ -101,6 +104,7 @@ class HubCaptioner:
 
     def __init__(self, name: str, model: Any, processor: Any) -> None:
         self._name, self.model, self.processor = name, model.eval(), processor
+        self._one = threading.Lock()
 
     @property
     def name(self) -> str:
@@ -110,7 +114,8 @@ class HubCaptioner:
     def __call__(self, clip: Clip) -> str:
         inputs = self._inputs(middle_frame(clip).frames[0]).to(self.model.device, self.model.dtype)
         given = 0 if self.model.config.is_encoder_decoder or "input_ids" not in inputs else inputs["input_ids"].shape[1]
-        ids = self.model.generate(**inputs, max_new_tokens=LONGEST, do_sample=False, num_beams=1)
+        with self._one:
+            ids = self.model.generate(**inputs, max_new_tokens=LONGEST, do_sample=False, num_beams=1)
         return first_sentence(self.processor.batch_decode(ids[:, given:], skip_special_tokens=True)[0])
 
     def _inputs(self, frame: Any) -> Any:

@@ -1,0 +1,63 @@
+"""Windows that are rejected at every place, in every family: nothing shows of what was read behind a rejection."""
+
+from itertools import count
+from typing import ClassVar
+
+import pytest
+from decoding.workers.pairs import CLIPS
+from model_pairs import Pair, save_pair
+from models.checkpoints_qwen import HYBRIDS
+from test_serving import Given
+
+from vidspec.drafting.base import FreeDrafter
+from vidspec.models.request import Request
+from vidspec.registry import drafters, families
+from vidspec.telling.events import Finished
+
+CLIP = CLIPS["two-objects"]
+TOKENS = 60
+#: Recurrent states go far back.
+LONG = 240
+
+
+class Scripted(FreeDrafter):
+    """Knows the text, and errs one place later in every window; each clip's begins a place later."""
+
+    whole: ClassVar[list[int]] = []
+    clips: ClassVar[count] = count()
+
+    def opened(self, clip):
+        self.turn = next(self.clips)
+
+    def guess(self, gamma):
+        wrong = self.turn % (gamma + 1)
+        self.turn += 1
+        following = self.whole[len(self.text) :][:gamma]
+        return [token + (at == wrong) for at, token in enumerate(following)]
+
+
+def talkative(family, folder):
+    """The first pair of the family whose target does not end early."""
+    for seed in count():
+        folders = save_pair(family, folder / str(seed), seed)
+        made = Pair(*folders, tokens=LONG if family in HYBRIDS else TOKENS, **{"video.frames": 4})
+        if len(made.plain(CLIP)) == made.tokens:
+            return made
+
+
+@pytest.fixture(scope="module", params=sorted(families.names()))
+def pair(request, tmp_path_factory):
+    made = talkative(request.param, tmp_path_factory.mktemp(request.param))
+    drafters.register("scripted")(Scripted)
+    Scripted.whole = made.plain(CLIP)
+    yield made
+    del drafters._entries["scripted"]
+
+
+@pytest.mark.parametrize(("gamma", "batch"), [*((gamma, 1) for gamma in range(1, 10)), (1, 4), (5, 4), (9, 4)])
+def test_rejections_at_every_place(pair, gamma, batch):
+    captioner = pair.captioner("vanilla-sd", {"draft.kind": "scripted", "draft.gamma": gamma})
+    arrivals = Given([Request(str(CLIP), captioner.read(CLIP), key=number) for number in range(batch)])
+    said = [event.caption for _, event in captioner.serve(arrivals, batch=batch) if isinstance(event, Finished)]
+    assert [one.token_ids for one in said] == [Scripted.whole] * batch
+    assert {length for one in said for length in one.counters["accepted_lengths"]} == set(range(gamma + 1))

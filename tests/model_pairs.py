@@ -11,6 +11,7 @@ from models import (
     checkpoints_qwen,
     checkpoints_smolvlm,
 )
+
 from vidspec.captioner import Captioner
 from vidspec.models import loading
 from vidspec.profile import profiles

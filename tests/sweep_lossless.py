@@ -68,6 +68,8 @@ def test_profiles(tmp_path, family, seed):
         pair.close()
     assert told["runs"] >= 15  # chains at the least
     if path := os.environ.get("VIDSPEC_SWEEP"):
-        told["windows"] = {gamma: [lengths.count(n) for n in range(gamma + 1)] for gamma, lengths in told["windows"].items()}
+        told["windows"] = {
+            gamma: [lengths.count(n) for n in range(gamma + 1)] for gamma, lengths in told["windows"].items()
+        }
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(told) + "\n")

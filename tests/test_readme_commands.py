@@ -138,7 +138,7 @@ def test_the_commands_on_many_clips(folder, faked, capfd):
     pytest.importorskip("scenedetect")
     if shutil.which("jq") is None:
         pytest.skip("needs jq")
-    out = {line: run(line, capfd) for line in RUN["usage", "Many clips"]}
+    out = {line: run(line, capfd) for line in RUN["caption-many", "Many clips"]}
     piped = next(text for line, text in out.items() if "jq" in line)
     assert piped.splitlines() == ["A red circle", "moves left."] * 4
     again = records(folder / "captions.jsonl")

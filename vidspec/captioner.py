@@ -87,7 +87,12 @@ class Captioner:
         describe: captions a frame for an ensemble's context of that kind; the draft does it if None.
         slot: the draft's process for the parallel schedule; a new one, which loads ``draft`` again, if None.
         head: the loaded head, if the profile drafts with one.
+
+    Attributes:
+        confident: whether rounds tell how probable the target thought each token; set it before a clip begins.
     """
+
+    confident = False
 
     def __init__(
         self,
@@ -549,7 +554,8 @@ class Captioner:
         """With what the profile asks, and what was made of the clip before."""
         generate = self.profile.generate
         prompt, system = request.prompt or generate.prompt, request.system or generate.system
-        return replace(request, prompt=prompt, system=system, ahead=self._ahead.pop(request.shown, {}))
+        ahead, confident = self._ahead.pop(request.shown, {}), request.confident or self.confident
+        return replace(request, prompt=prompt, system=system, ahead=ahead, confident=confident)
 
     def decoding(self, request: Request, trace: Trace, *, batch: int | None = 1, company: bool = False) -> Asks[None]:
         """One clip, whose frames have been read: what :meth:`stream` yields, and what is asked for.

@@ -26,7 +26,7 @@ def test_a_run_gives_its_page_and_its_records_another(real, capsys):
     assert main(["caption", str(shipped()[0]), *FEW, *asked, "--report", "page.html"]) == 0
     page = Path("page.html").read_text(encoding="utf-8")
     (record,) = map(json.loads, Path("run.json").read_text().splitlines())
-    assert page.count('class="t ') == record["counters"]["emitted"] == 6
+    assert page.count('class="t ') == record["counters"]["emitted"] == page.count("gave it a probability of") == 6
     assert page.count('class="veil"') == 4 and page.count('class="lane"') == 2 and 'class="demo-bar"' in page
     assert f"{record['speed']['baseline']['decode']:.2f}x as fast" in page
     capsys.readouterr()
@@ -35,7 +35,7 @@ def test_a_run_gives_its_page_and_its_records_another(real, capsys):
     again = Path("again.html").read_text(encoding="utf-8")
     assert capsys.readouterr().err == "again.html: 1 records, 0 failed\n"
     assert again.count('class="lane"') == 2 and again.count("<figure>") == 4 and 'class="demo-bar"' in again
-    assert 'class="t ' not in again and "Who wrote which token: only a run that is watched tells" in again
+    assert 'class="t ' not in again and "Who wrote which token, and how probable it was: only a run" in again
 
 
 def test_several_clips_give_one_page_and_the_heatmaps(real):

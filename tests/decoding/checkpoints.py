@@ -64,9 +64,7 @@ def config(image_size: int = IMAGE_SIZE, context: int = 8192) -> LlavaOnevisionC
     )
 
 
-def save(
-    folder: Path, *, noise: float = 0.0, seed: int = 0, image_size: int = IMAGE_SIZE, context: int = 8192
-) -> Path:
+def save(folder: Path, *, noise: float = 0.0, seed: int = 0, image_size: int = IMAGE_SIZE, context: int = 8192) -> Path:
     """Write a checkpoint; those of equal ``noise`` and ``seed`` are equal, and 0 is the target."""
     with torch.random.fork_rng():
         torch.manual_seed(0)  # for what is left as it is initialised

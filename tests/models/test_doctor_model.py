@@ -79,7 +79,9 @@ def test_drafts_by_memory_and_vocabulary(vidspec, written, monkeypatch):
     code, found = said(vidspec, written(config))
     fits = {fit["draft"]: fit for fit in found["drafts"]}
     assert code == 0 and fits[small]["refused"] is None and fits[small]["bytes"] > found["needed"]
-    assert not found["hears"] and "Qwen/Qwen2.5-VL-32B-Instruct" not in fits and not any("llava" in name for name in fits)
+    assert (
+        not found["hears"] and "Qwen/Qwen2.5-VL-32B-Instruct" not in fits and not any("llava" in name for name in fits)
+    )
     assert found["command"].startswith("vidspec caption clip.mp4 --profile specvlm --target /")
     config.text_config.vocab_size = 32064
     _, found = said(vidspec, written(config))

@@ -30,6 +30,7 @@ ROUNDS = (
         (" red", " <b>circle</b>", "\nmoves"),
         loosened=(Loosened(1, 5, "relevance", relevance=0.25),),
         rejected=(Rejected(2, 8, " stays"), Rejected(2, 9)),
+        probabilities=(0.75, 2e-5, 1.0),
     ),
     Round((4, 9), ("draft", "bonus"), 1, 1, 1.0, 0.1, 0.3, (" left.", "")),
 )

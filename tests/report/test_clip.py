@@ -10,8 +10,15 @@ def test_every_token_says_who_wrote_it_and_when():
     assert [one.origin for one in tokens] == ["target", "draft", "loose", "correction", "draft", "bonus"]
     assert [one.round for one in tokens] == [0, 1, 1, 1, 2, 2]
     assert "given by the target's prefill" in tokens[0].about
-    assert "round 1: 4 drafted, 2 accepted; 500 ms after the prefill" in tokens[1].about
-    assert "2 accepted; the draft proposed “ stays”, “∎” here; 500 ms" in tokens[3].about
+    assert (
+        "round 1: 4 drafted, 2 accepted; the target gave it a probability of 0.75; 500 ms after the prefill"
+        in tokens[1].about
+    )
+    assert "probability" not in tokens[0].about and "a probability of 2e-05" in tokens[2].about
+    assert (
+        "2 accepted; the draft proposed “ stays”, “∎” here; the target gave it a probability of 1; 500 ms"
+        in tokens[3].about
+    )
     assert sum("the draft proposed" in one.about for one in tokens) == 1
     assert tokens[2].about.endswith("let pass by relevance, the target wanted “ square”; visual relevance 0.250")
     assert clip().origins == {"draft": 2, "correction": 1, "bonus": 1, "loose": 1, "target": 1}
@@ -23,12 +30,11 @@ def test_a_record_alone_tells_the_counts_and_what_it_lacks():
     assert made.origins == {"draft": 2, "correction": 1, "bonus": 1, "loose": 1, "target": 1}
     assert made.windows == [Window(0 + 1, 2), Window(2, 1)]
     assert [said.partition(":")[0] for said in made.missing] == [
-        "Who wrote which token",
+        "Who wrote which token, and how probable it was",
         "Where in a frame the draft saw",
         "The timeline",
-        "The target's probabilities",
     ]
-    assert [said.partition(":")[0] for said in clip().missing] == ["The target's probabilities"]
+    assert clip().missing == []
 
 
 def test_a_clip_that_is_asked_several_things_is_named_by_what_it_was_asked():

@@ -108,6 +108,7 @@ def ask(
             _opened(clip, part, resolved, how.video) as (captioner, dialogue),
             _page(report, resolved) as page,
         ):
+            captioner.confident = page is not None
             for line in captioner.notes:
                 note(f"note: {line}")
             session = Session(clip, dialogue, out, form, resolved.name, page)

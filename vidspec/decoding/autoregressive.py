@@ -20,4 +20,5 @@ def autoregressive(job: Job) -> Asks[None]:
         token, seconds = yield from timed(trace, "verify", "target", job.target.step)
         emitted.append(token)
         over = job.limits.over(emitted)
-        yield Round((token,), ("target",), 0, 0, elapsed=trace.now() - begun, verify_s=seconds)
+        told = job.target.probabilities
+        yield Round((token,), ("target",), 0, 0, elapsed=trace.now() - begun, verify_s=seconds, probabilities=told)

@@ -36,7 +36,13 @@ class Target:
         sampling: how its own tokens are chosen.
         rng: CPU generator.
         tapped: blocks of which a drafter watches what enters them, where windows are verified.
+        confident: whether anybody wants to know how probable it thought the tokens.
+
+    Attributes:
+        probabilities: its own, before temperature and top-p, of the tokens emitted last; empty if nobody wants them.
     """
+
+    probabilities: tuple[float, ...] = ()
 
     def __init__(
         self,
@@ -45,15 +51,20 @@ class Target:
         sampling: Sampling,
         rng: torch.Generator,
         tapped: tuple[int, ...] = (),
+        *,
+        confident: bool = False,
     ) -> None:
         self.engine, self.prefill, self.sampling, self.rng, self.tapped = engine, prefill, sampling, rng, tapped
+        self.confident = confident
         self.span = prefill.span
+        self._judged: tuple[Draft, torch.Tensor] = NOTHING, prefill.logits[None]
         self._last = -1
         self._base = self.span.length
 
     def first(self) -> int:
         """The token that the prefill's last logits give."""
         self._last = self.choose(self.prefill.logits)
+        self._told((), self._last)
         return self._last
 
     def choose(self, logits: torch.Tensor) -> int:
@@ -77,6 +88,7 @@ class Target:
         tokens = [self._last, *draft.tokens]
         parents = None if draft.is_chain else [-1, *(parent + 1 for parent in draft.parents)]
         (passed,) = yield Pass(self.engine, [Rows(self.span, tokens, parents, tapped=self.tapped)])
+        self._judged = draft, passed.logits
         return passed  # type: ignore[no-any-return]
 
     def commit(self, path: Sequence[int], token: int) -> None:
@@ -89,6 +101,15 @@ class Target:
         else:
             self.span.gather(self._base + 1, path)
         self._last = token
+        self._told(path, token)
+
+    def _told(self, path: Sequence[int], token: int) -> None:
+        draft, logits = self._judged
+        self._judged = NOTHING, logits[:0]
+        if self.confident:
+            ids = [*(draft.tokens[node] for node in path), token]
+            shares = logits[[0, *(node + 1 for node in path)]].float().softmax(-1)
+            self.probabilities = tuple(shares[range(len(ids)), ids].tolist())
 
 
 @dataclass
@@ -111,7 +132,9 @@ class Job:
     def opening(self) -> tuple[Round, bool]:
         """The round of the prefill's own token, and whether the text ends there."""
         token = self.target.first()
-        return Round((token,), ("target",), drafted=0, accepted=0, elapsed=0.0), self.limits.over([token])
+        told = self.target.probabilities
+        round_ = Round((token,), ("target",), drafted=0, accepted=0, elapsed=0.0, probabilities=told)
+        return round_, self.limits.over([token])
 
 
 class Schedule(Protocol):

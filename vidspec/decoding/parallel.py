@@ -172,7 +172,7 @@ class Scheduler:
     def _target_ready(self, result: Ready) -> tuple[list[Send], Round | None]:
         if result.token is None or self._mode != "prefill" or not self._open:
             raise RuntimeError(f"unexpected answer {result}")
-        sends, settled = self._judged(Verdict(0, 0, result.token, 0, 0.0))
+        sends, settled = self._judged(Verdict(0, 0, result.token, 0, 0.0, probabilities=result.probabilities))
         if self._draft == "absent" and self._kept_known and not self.finished:
             sends += self._read()
         return sends, settled
@@ -242,6 +242,7 @@ class Scheduler:
             verify_s=verdict.seconds,
             loosened=tuple(one for one in verdict.loosened if one.at < len(tokens)),
             rejected=(Rejected(verdict.accepted, self._ahead[verdict.accepted]),) if missed else (),
+            probabilities=verdict.probabilities[: len(tokens)],
         )
         self._draft_s, self._aborted = 0.0, 0
         return self._after(start, verdict, passed=passed, alone=alone), settled

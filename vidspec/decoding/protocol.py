@@ -122,11 +122,13 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """From either: the prompt is read, in ``seconds``. ``token``: the target's own first token; the draft has none."""
+    """From either: the prompt is read, in ``seconds``. ``token``: the target's own first token, the draft has none, and
+    ``probabilities`` as in :class:`Verdict`."""
 
     worker: Worker
     seconds: float
     token: int | None = None
+    probabilities: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ class Verdict:
     """From the target: the first ``accepted`` tokens of the window stand, and ``token`` is its own behind them.
 
     ``seconds``: what the forward pass of ``rows`` rows took. ``loosened``: which of the accepted tokens a lossy rule
-    let pass, by place in the window.
+    let pass, by place in the window. ``probabilities``: of these tokens and its own, where somebody wants to know.
     """
 
     round: int
@@ -143,6 +145,7 @@ class Verdict:
     rows: int
     seconds: float
     loosened: tuple[Loosened, ...] = ()
+    probabilities: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,7 @@ class InTurns(Run):
         del taps  # what was observed can be as large as the prompt
         window = self.window = setup.pace.window() if setup.pace else None
         self.job = Job(
-            target=Target(setup.target, read, setup.sampling, rng),
+            target=Target(setup.target, read, setup.sampling, rng, confident=self.request.confident),
             limits=setup.limits,
             trace=trace,
             rng=rng,

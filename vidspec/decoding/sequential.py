@@ -59,6 +59,7 @@ def sequential(job: Job) -> Asks[None]:
             gamma=gamma if window is not None else 0,
             loosened=tuple(one for one in verdict.loosened if one.at < len(tokens)),
             rejected=rejected(verdict, draft, len(tokens)),
+            probabilities=target.probabilities[: len(tokens)],
         )
     if isinstance(job.drafter, Rememberer):
         job.drafter.finish(emitted)

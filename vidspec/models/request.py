@@ -51,6 +51,7 @@ class Request:
         attempt: how often the same was asked before; where tokens are drawn, they are drawn with another seed.
         question: which of several this is.
         held: what the others left in caches; None to read all of the prompt.
+        confident: whether rounds tell how probable the target thought their tokens.
     """
 
     path: str
@@ -67,6 +68,7 @@ class Request:
     attempt: int = 0
     question: Question | None = None
     held: Held | None = None
+    confident: bool = False
 
     @property
     def shown(self) -> Clip:

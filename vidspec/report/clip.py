@@ -248,6 +248,8 @@ class Clip:
                     facts.append(f"pass {number}")
                 others = [f"“{one_line(other.text) or _SILENT}”" for other in one.rejected if other.at == at]
                 facts += [f"the draft proposed {', '.join(others)} here"] if others else []
+                if one.probabilities:
+                    facts.append(f"the target gave it a probability of {one.probabilities[at]:.3g}")
                 facts.append(f"{words.time(one.elapsed)} after the prefill")
                 facts += [f"window {one.gamma}"] if one.gamma else []
                 if (loose := loosened.get(at)) is not None:
@@ -356,13 +358,13 @@ class Clip:
         if self.unseen:
             said.append(f"The frames: {self.unseen}.")
         if not self.tokens:
-            said.append("Who wrote which token: only a run that is watched tells, by caption --report.")
+            said.append(
+                "Who wrote which token, and how probable it was: only a run that is watched tells, by caption --report."
+            )
         if not self.plain and self.seen is None:
             said.append("Where in a frame the draft saw: only a run that is watched tells, by caption --report.")
         if not self.spans:
             said.append(
                 "The timeline: no trace was given; caption --trace FILE writes one, report --trace FILE reads it."
             )
-        if not self.plain:
-            said.append("The target's probabilities: a run does not record them.")
         return said

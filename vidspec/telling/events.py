@@ -136,6 +136,9 @@ class Round:
     ``gamma`` the window in force, ``wasted`` how many drafted tokens were not emitted and ``aborted`` how many of those
     came after they had lost their prefix. ``start`` is the position of the first of ``token_ids``, ``epoch`` numbers
     the draft's restarts, and ``rows`` were in the target's pass (0: the prefill).
+
+    ``probabilities`` are those that the target gave the emitted tokens, before temperature and top-p, where somebody
+    wants to know (``Request.confident``).
     """
 
     token_ids: tuple[int, ...]
@@ -156,6 +159,7 @@ class Round:
     start: int = 0
     epoch: int = 0
     rows: int = 0
+    probabilities: tuple[float, ...] = ()
 
     @property
     def pending(self) -> int:

@@ -132,7 +132,7 @@ class SideBySide(Run):
         self._signals = ranked(taps)
         if setup.late:
             choose()
-        return Target(setup.target, read, setup.sampling, rng)
+        return Target(setup.target, read, setup.sampling, rng, confident=self.request.confident)
 
     def _prefilled(self, elapsed: float) -> Prefilled:
         if self._prefix is None:

@@ -45,7 +45,7 @@ class TargetSide:
         self.acceptance = for_clip(self.acceptance, self._target.prefill.visual_states)
         token = self._target.first()
         self._emitted = 1
-        return Ready("target", self.trace.elapsed() - begun, token)
+        return Ready("target", self.trace.elapsed() - begun, token, self._target.probabilities)
 
     def _verify(self, order: Verify) -> Asks[Verdict]:
         target, trace = self._target, self.trace
@@ -62,4 +62,12 @@ class TargetSide:
         with trace.span("rollback"):
             target.commit(verdict.path, verdict.token)
         self._emitted += verdict.accepted + 1
-        return Verdict(order.round, verdict.accepted, verdict.token, rows, seconds, verdict.loosened)
+        return Verdict(
+            order.round,
+            verdict.accepted,
+            verdict.token,
+            rows,
+            seconds,
+            verdict.loosened,
+            target.probabilities,
+        )

@@ -1,0 +1,65 @@
+"""How probable the target thought the tokens of a caption: the same whichever method wrote it, and only where asked."""
+
+import pytest
+import torch
+from model_pairs import Pair, save_pair
+
+from decoding.workers.pairs import CLIPS
+from vidspec.engine.rows import Rows
+from vidspec.telling.events import Finished, Round
+
+CLIP = CLIPS["two-objects"]
+pytestmark = pytest.mark.usefixtures("forked_drafts")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    made = Pair(*save_pair("qwen2_5_vl", tmp_path_factory.mktemp("pair")), tokens=24, **{"video.frames": 4})
+    yield made
+    made.close()
+
+
+def rounds(pair, profile, *, confident=True):
+    captioner = pair.captioner(profile)
+    captioner.confident = confident
+    events = list(captioner.stream(CLIP))
+    assert isinstance(events[-1], Finished) and events[-1].caption.token_ids == pair.plain(CLIP)
+    return [event for event in events if isinstance(event, Round)]
+
+
+@torch.inference_mode()
+def expected(pair):
+    """From one pass over the whole text."""
+    captioner, text = pair.captioner("ar"), pair.plain(CLIP)
+    model, engine = captioner.target.model, captioner.target
+    prefix = model.prefix(model.see(model.preprocess(captioner.read(CLIP))), captioner.profile.generate.prompt)
+    read = engine.prefill(prefix, len(text))
+    (passed,) = engine.run([Rows(read.span, text[:-1])])
+    logits = torch.cat([read.logits[None], passed.logits])
+    return logits.softmax(-1)[range(len(text)), text]
+
+
+@pytest.mark.parametrize(
+    "profile", ["ar", "vanilla-sd", "sd-tree", "sd-adaptive-tree", "suffix", "parallelvlm", "hippo", "auto"]
+)
+def test_probabilities_are_the_targets(pair, profile):
+    said = rounds(pair, profile)
+    assert all(len(one.probabilities) == len(one.token_ids) for one in said)
+    found = torch.tensor([share for one in said for share in one.probabilities])
+    assert torch.allclose(found, expected(pair), atol=1e-4) and 0.01 < found.min() < found.max() <= 1
+
+
+@pytest.mark.parametrize("profile", ["ar", "vanilla-sd", "parallelvlm"])
+def test_nobody_computes_them_unasked(pair, profile):
+    assert all(one.probabilities == () for one in rounds(pair, profile, confident=False))
+
+
+def test_loose_tokens_have_the_targets_probability_too(pair):
+    captioner = pair.captioner("lvspec", {"accept.lam": 1.0})
+    captioner.confident = True
+    said = [event for event in captioner.stream(CLIP) if isinstance(event, Round)]
+    assert all(len(one.probabilities) == len(one.token_ids) for one in said)
+    loose = [
+        share for one in said for share, origin in zip(one.probabilities, one.origins, strict=True) if origin == "loose"
+    ]
+    assert loose and max(loose) < 0.5

@@ -129,7 +129,8 @@ def throughput(args: argparse.Namespace) -> None:
         if args.json:
             args.json.write_text(json.dumps(outcome.to_dict(), indent=1) + "\n", encoding="utf-8")
 
-    with contenders(asked, say) as own, ExitStack() as stack:
+    left: dict[str, str] = {}
+    with contenders(asked, say, left) as own, ExitStack() as stack:
         workers: dict[str, Asked] = dict(own)
         for name in earlier:
             say(f"loading {name}")
@@ -140,9 +141,10 @@ def throughput(args: argparse.Namespace) -> None:
             stack.callback(worker.close)
             worker.ready()
             workers[name] = worker
-        outcome = measure(asked, workers, say, keep)
+        outcome = measure(asked, workers, say, keep, left)
     keep(outcome)
-    print(f"{ABOUT.format(repeats=args.repeats)}\n\n### {args.pair}\n\n{markdown(outcome.rows)}\n\n{aims(outcome)}")
+    table = markdown(outcome.rows, outcome.left)
+    print(f"{ABOUT.format(repeats=args.repeats)}\n\n### {args.pair}\n\n{table}\n\n{aims(outcome)}")
 
 
 def aims(outcome: Outcome) -> str:

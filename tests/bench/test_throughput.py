@@ -123,8 +123,10 @@ def test_texts_that_are_drawn_by_other_draws_are_not_held_against_plain_decoding
 def test_a_peer_that_fails_is_left_out_and_a_profile_ends_the_bench(fails):
     said, log = list[str](), list[tuple[str, str, int, int]]()
     workers = {"ar": Fake(log), "vllm": Fake(log, "vllm", fails=fails)}
-    rows = measure(asked(peers=("vllm",)), workers, said.append).rows
-    assert [row.name for row in rows] == ["ar", "ar"] and said.count("left out: vllm: broken") == 1
+    found = measure(asked(peers=("vllm",)), workers, said.append)
+    assert [row.name for row in found.rows] == ["ar", "ar"] and said.count("left out: vllm: broken") == 1
+    assert found.to_dict()["left_out"] == {"vllm": "vllm: broken"}
+    assert "\n| vllm | left out: broken | - |" in markdown(found.rows, found.left)
     with pytest.raises(GenerationError, match="broken"):
         measure(asked(), {"ar": Fake(log, fails=fails)})
 
@@ -186,8 +188,10 @@ def test_a_peer_that_cannot_start_is_left_out(monkeypatch):
     code = {"ar": ANSWERING, "vllm": "raise SystemExit('no vllm here')"}
     monkeypatch.setattr(throughput, "_command", lambda asked, name, loaded: ([sys.executable, "-c", code[name]], {}))
     said = list[str]()
-    with contenders(asked(peers=("vllm",)), said.append) as workers:
+    left = dict[str, str]()
+    with contenders(asked(peers=("vllm",)), said.append, left) as workers:
         assert list(workers) == ["ar"] and workers["ar"].ask("double", value=4) == 8
+    assert list(left) == ["vllm"] and left["vllm"].endswith("no vllm here")
     assert said[-1] == "left out: vllm: its process ended with exit code 1: no vllm here"
 
 

@@ -130,13 +130,14 @@ def test_throughput(vidspec, monkeypatch, tmp_path):
     asked = []
 
     @contextmanager
-    def contenders(what, say):
+    def contenders(what, say, left):
         asked.append(what)
+        left["vllm"] = "no | vllm"
         yield {}
 
-    def measure(what, workers, say, keep):
+    def measure(what, workers, say, keep, left):
         row = throughput.Row("ar", 4, 2.0, (1.5, 2.5), 80.0, None, 2**21, None, 2, None, False, 2, 0)
-        outcome = throughput.Outcome([row], {})
+        outcome = throughput.Outcome([row], {}, left)
         keep(outcome)
         return outcome
 
@@ -147,6 +148,7 @@ def test_throughput(vidspec, monkeypatch, tmp_path):
     command = ("bench", "throughput", str(tmp_path), "--batch", "1,4", "--profile", "ar", "--peer", "generate-batched")
     ran = vidspec(*command, "--frames", "8", "--threads", "1", "--output", "o.json")
     assert ran.code == 0 and "| ar | 4 | 2.00 (1.50-2.50) | 80 | - | 2 MiB | - | 2/2 | - |\n" in ran.out
+    assert "| vllm | left out: no \\| vllm | - | - | - | - | - | - | - |\n" in ran.out
     (what,) = asked
     assert [clip.rpartition("/")[2] for clip in what.clips] == ["a.mp4", "b.mp4"]
     assert (what.batches, what.profiles, what.peers, what.frames) == ([1, 4], ["ar"], ["generate-batched"], 8)

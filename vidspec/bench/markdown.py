@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from textwrap import shorten
 
 from vidspec.bench.interleaved import Row
-from vidspec.telling.markdown import cell, heading, spread, table
+from vidspec.telling.markdown import cell, heading, left_out, spread, table
 
 __all__ = ["markdown"]
 
@@ -56,7 +55,4 @@ def markdown(
                 *((cell(row.retention, ".1%"), cell(row.accepted_by_target, ".1%")) if lossy else ()),
             ]
         )
-    for name, why in (left or {}).items():
-        why = why.removeprefix(f"{name}: ").replace("|", "\\|")
-        lines.append([name, shorten(f"left out: {why}", 160, placeholder=" ..."), *"-" * (len(header) - 2)])
-    return table(header, lines)
+    return table(header, [*lines, *left_out(left or {}, len(header))])

@@ -25,7 +25,7 @@ from vidspec.bench.vllm_worker import environment
 from vidspec.profile import labels, profiles
 from vidspec.profile.profiles import Profile
 from vidspec.telling.answering import Worker, foreign
-from vidspec.telling.markdown import cell, heading, spread, table
+from vidspec.telling.markdown import cell, heading, left_out, spread, table
 
 __all__ = ["BATCHED", "Asked", "Measured", "Outcome", "Row", "Throughput", "contenders", "markdown", "measure", "turns"]
 
@@ -161,10 +161,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Rows in the order of contenders and batch sizes, and all that was measured."""
+    """Rows in the order of contenders and batch sizes, all that was measured, and why peers were left out."""
 
     rows: list[Row]
     measured: dict[Key, Measured]
+    left: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; token ids once for each contender and size."""
@@ -177,19 +178,22 @@ class Outcome:
             }
             for (name, batch), one in self.measured.items()
         ]
-        return {"rows": [asdict(row) for row in self.rows], "runs": runs}
+        return {"rows": [asdict(row) for row in self.rows], "runs": runs, "left_out": dict(self.left)}
 
 
 @contextmanager
-def contenders(asked: Throughput, say: Callable[[str], None] = lambda _: None) -> Iterator[dict[str, Worker]]:
+def contenders(
+    asked: Throughput, say: Callable[[str], None] = lambda _: None, left: dict[str, str] | None = None
+) -> Iterator[dict[str, Worker]]:
     """A process for every profile and peer, each loaded when this is entered; they end with it.
 
     Raises:
-        VidspecError: of profiles and models. A peer that cannot start is left out, and ``say`` told why.
+        VidspecError: of profiles and models. A peer that cannot start is left out; ``say`` is told why, and ``left``
+            keeps it.
     """
     every = {label: asked.profile(label) for label in asked.profiles}  # what is wrong with one is said at once
     loaded = {label: every[label] for label in profiles.same(every)}  # what is the same is measured once
-    taking = TakingPart((*loaded, *asked.peers), lambda name, _: name not in loaded, say)
+    taking = TakingPart((*loaded, *asked.peers), lambda name, _: name not in loaded, say, left)
     with ExitStack() as stack:
         found: dict[str, Worker] = {}
         for name in list(taking.names):
@@ -227,6 +231,7 @@ def measure(
     workers: Mapping[str, Asked],
     say: Callable[[str], None] = lambda _: None,
     keep: Callable[[Outcome], None] = lambda _: None,
+    left: dict[str, str] | None = None,
 ) -> Outcome:
     """Warm up, take turns, compare.
 
@@ -235,6 +240,7 @@ def measure(
         workers: contenders by name; what is no profile's label is a peer.
         say: is told what comes next, and which peer was left out because it failed.
         keep: is given all that is known after every run.
+        left: why peers are not among the workers; those that fail are added.
 
     Raises:
         VidspecError: of a profile.
@@ -245,7 +251,7 @@ def measure(
     known = {label: known[label] for label in also if label in workers}
     exactly = {name: one for name, one in known.items() if one.lossless}
     ones: dict[str, Mapping[str, list[int]]] = {}
-    taking = TakingPart(workers, lambda name, _: name not in known, say)
+    taking = TakingPart(workers, lambda name, _: name not in known, say, left)
 
     def ask(name: str, what: str, **about: Any) -> Any:
         return taking.ask(name, partial(workers[name].ask, what, **about))
@@ -277,7 +283,7 @@ def measure(
             comparable = name in exactly and not drawn if name in known else greedy
             row = _row(name, batch, one, first.get(name, one.ids[0]), exact if comparable else {}, drawn=drawn)
             rows.append(replace(row, also=also.get(name, ())))
-        return Outcome(rows, runs)
+        return Outcome(rows, runs, taking.left)
 
     together = clips[: max(asked.batches)]
     for repeat, (name, batch) in turns(list(found), asked.repeats):
@@ -329,8 +335,8 @@ def _row(
     )
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """One line for each row."""
+def markdown(rows: Sequence[Row], left: Mapping[str, str] | None = None) -> str:
+    """One line for each row, and for each peer that was left out."""
     header = (
         heading(row.also for row in rows),
         "batch",
@@ -356,4 +362,4 @@ def markdown(rows: Sequence[Row]) -> str:
         )
         for row in rows
     ]
-    return table(header, cells)
+    return table(header, [*cells, *left_out(left or {}, len(header))])

@@ -67,6 +67,7 @@ class TakingPart:
         names: all of them.
         dispensable: whether a contender's error is its own, and not the end of the measurement.
         say: is told who was left out, and why.
+        left: where that is kept.
 
     Attributes:
         names: those that still do.
@@ -78,9 +79,10 @@ class TakingPart:
         names: Iterable[str],
         dispensable: Callable[[str, VidspecError], bool],
         say: Callable[[str], None],
+        left: dict[str, str] | None = None,
     ) -> None:
         self.names, self._dispensable, self._say = list(names), dispensable, say
-        self.left: dict[str, str] = {}
+        self.left: dict[str, str] = {} if left is None else left
 
     def ask(self, name: str, call: Callable[[], T]) -> T | None:
         """What the call gives; None of who takes no part any more."""

@@ -96,9 +96,10 @@ def throughput(
             content = {"machine": facts, "settings": asdict(asked), **outcome.to_dict()}
             write_whole(output, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
-    with contenders(asked, say) as workers:
-        outcome = measure(asked, workers, say, keep)
+    left: dict[str, str] = {}
+    with contenders(asked, say, left) as workers:
+        outcome = measure(asked, workers, say, keep, left)
     keep(outcome)
-    print(markdown(outcome.rows))
+    print(markdown(outcome.rows, outcome.left))
     print_facts(facts)
     return 0

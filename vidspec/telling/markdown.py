@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from textwrap import shorten
 
-__all__ = ["bullets", "cell", "heading", "spread", "table"]
+__all__ = ["bullets", "cell", "heading", "left_out", "spread", "table"]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -16,6 +17,15 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def heading(others: Iterable[Sequence[str]]) -> str:
     """Over names of methods; it explains those that have others."""
     return "method (= its other names: measured once)" if any(others) else "method"
+
+
+def left_out(why: Mapping[str, str], cells: int) -> list[list[str]]:
+    """Rows of so many cells, by name why there is nothing of it."""
+    reasons = {name: text.removeprefix(f"{name}: ").replace("|", "\\|") for name, text in why.items()}
+    return [
+        [name, shorten(f"left out: {text}", 160, placeholder=" ..."), *"-" * (cells - 2)]
+        for name, text in reasons.items()
+    ]
 
 
 def bullets(notes: Iterable[str]) -> str:

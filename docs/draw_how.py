@@ -1,7 +1,8 @@
-"""Draws the pictures of docs/how-it-works.md from real runs: ``python docs/draw_how.py [OUT]``, with Chromium.
+"""Draws the pictures of docs/how-it-works.md and docs/reports.md from real runs: ``python docs/draw_how.py [OUT]``.
 
-Two clips are captioned by the built-in Qwen pair, a drawn one, which it can describe, and real video, which it cannot.
-Heatmaps are what ``caption --heatmap`` writes, the other pictures parts of the page that ``caption --report`` writes.
+Needs Chromium. Two clips are captioned by the built-in Qwen pair, a drawn one, which it can describe, and real video,
+which it cannot. Heatmaps are what ``caption --heatmap`` writes, the other pictures parts of the page that ``caption
+--report`` writes.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ ALONE = """<script>addEventListener("load", () => {
 def captioned(clip: Path, folder: Path, heatmap: Path) -> Path:
     """The page about a clip."""
     page = folder / f"{clip.stem}.html"
-    command = [sys.executable, "-m", "vidspec", "caption", clip, "--pair", "embedded-qwen", "--frames", "16"]
-    command += ["--profile", "sd-attention-chain", "--baseline", "--heatmap", heatmap, "--report", page]
-    subprocess.run(list(map(str, command)), check=True)
+    command = [sys.executable, "-m", "vidspec", "caption", clip.relative_to(DOCS.parent), "--pair", "embedded-qwen"]
+    command += ["--frames", "16", "--profile", "sd-attention-chain", "--baseline"]
+    command += ["--heatmap", heatmap, "--report", page]
+    subprocess.run(list(map(str, command)), check=True, cwd=DOCS.parent)
     return page
 
 
 def part(page: Path, title: str, out: Path, height: int | None = None) -> None:
-    """A picture of one part of a page, down to ``height`` pixels."""
+    """A picture of one part of a page, or of all if ``title`` is empty, down to ``height`` pixels."""
     alone = page.with_name("part.html")
-    alone.write_text(page.read_text(encoding="utf-8") + ALONE % title, encoding="utf-8")
+    alone.write_text(page.read_text(encoding="utf-8") + (ALONE % title if title else ""), encoding="utf-8")
     shot = page.with_name("part.png")
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
@@ -59,7 +61,7 @@ def main() -> None:
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS
     with tempfile.TemporaryDirectory() as name:
         drawn = captioned(DRAWN, Path(name), out / "how-seen.png")
-        captioned(REAL, Path(name), out / "how-seen-real.png")
+        part(captioned(REAL, Path(name), out / "how-seen-real.png"), "", out / "report-real.png", 850)
         part(drawn, "Caption", out / "how-caption.png")
         part(drawn, "Timeline", out / "how-timeline.png", 262)
     for file in ("how-seen.png", "how-seen-real.png"):

@@ -18,7 +18,7 @@ from vidspec.registry import families
 from vidspec.telling.events import Finished
 
 SEEDS = int(os.environ.get("VIDSPEC_SWEEP_SEEDS", "20"))
-TOKENS, FRAMES, WINDOWS, BATCH = 24, 4, 9, 4
+TOKENS, FRAMES, WINDOWS, BATCH = 14, 4, 9, 4
 pytestmark = pytest.mark.usefixtures("forked_drafts", "clips_are_read_once")
 
 

@@ -14,6 +14,7 @@ from transformers.video_utils import VideoMetadata
 
 from models import record_preprocess_gemma4
 from models.checkpoints_gemma4 import MOST, PATCH, POOL, WINDOW, adapter, save, stock
+from models.closeness import assert_close
 from vidspec.captioner import Captioner
 from vidspec.cli.checkpoint import inspect
 from vidspec.embedded.samples import shipped
@@ -30,7 +31,6 @@ from vidspec.profile import profiles
 from vidspec.telling.events import Finished
 
 PROMPT = "Describe the video."
-CLOSE = {"rtol": 1e-5, "atol": 1e-4}
 RECORDED = Path(__file__).parent / "fixtures" / "preprocess_gemma4.npz"
 SEEDS = range(20)
 FRAMES = 3
@@ -133,7 +133,7 @@ def test_features_are_the_towers(case):
     padded = torch.nn.functional.pad(values, (0, 0, 0, missing))
     where = torch.nn.functional.pad(places, (0, 0, 0, missing), value=-1)
     found = case.stock.model.get_video_features(padded, where, torch.tensor([FRAMES])).pooler_output[0]
-    torch.testing.assert_close(case.model.see(case.pixels).features, found, **CLOSE)
+    assert_close(case.model.see(case.pixels).features, found)
     pooled = case.model.see(case.pixels, pooled=True)
     assert pooled.grid == (FRAMES, 1, 2) and len(pooled) == 2 * FRAMES
 
@@ -144,10 +144,10 @@ def test_prefill_and_windows_of_any_size(case, monkeypatch, chunk):
     monkeypatch.setattr(case.engine, "chunk", chunk, raising=False)
     assert case.prefix.length > 2 * WINDOW and case.model.decoder.name == "stock"
     read, expected = case.engine.prefill(case.prefix, 32), whole(case, NEW)
-    torch.testing.assert_close(read.logits, expected[0], **CLOSE)
+    assert_close(read.logits, expected[0])
     for size in range(1, 10):
         read.span.rollback(case.prefix.length)
-        torch.testing.assert_close(forward(case.engine, read, NEW[:size]).logits, expected[1 : size + 1], **CLOSE)
+        assert_close(forward(case.engine, read, NEW[:size]).logits, expected[1 : size + 1])
 
 
 def test_going_back_across_the_windows_border(case):
@@ -158,7 +158,7 @@ def test_going_back_across_the_windows_border(case):
     read.span.rollback(case.prefix.length + 2)
     poison(read)
     got = forward(case.engine, read, NEW).logits
-    torch.testing.assert_close(got, whole(case, [*far[:2], *NEW])[3:], **CLOSE)
+    assert_close(got, whole(case, [*far[:2], *NEW])[3:])
 
 
 def test_a_tree_and_company(case):
@@ -167,7 +167,7 @@ def test_a_tree_and_company(case):
     parents, tokens = [-1, -1, 0, 0, 2], NEW[:5]
     tree, _ = case.engine.run([Rows(read.span, tokens, parents), Rows(other.span, [7, 8])])
     for node, path in enumerate([(0,), (1,), (0, 2), (0, 3), (0, 2, 4)]):
-        torch.testing.assert_close(tree.logits[node], whole(case, [tokens[i] for i in path])[-1], **CLOSE)
+        assert_close(tree.logits[node], whole(case, [tokens[i] for i in path])[-1])
 
 
 def test_what_is_kept_is_kept_once():

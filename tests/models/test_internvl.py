@@ -9,6 +9,7 @@ from engine.passing import forward
 from transformers.models.internvl.processing_internvl import InternVLProcessor
 
 from models.checkpoints_internvl import IMAGE_SIZE, SIDE, adapter, save, stock
+from models.closeness import assert_close
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
@@ -16,7 +17,6 @@ from vidspec.models import loading
 from vidspec.profile import profiles
 
 PROMPT = "Describe the video."
-CLOSE = {"rtol": 1e-5, "atol": 1e-4}
 FRAMES = 3
 
 
@@ -64,7 +64,7 @@ def test_frames_are_squares_normalised_as_the_config_says(case):
 
 def test_features_are_the_towers(case):
     found = case.stock.get_image_features(case.pixels.values).pooler_output.flatten(0, 1)
-    torch.testing.assert_close(case.model.see(case.pixels).features, found, **CLOSE)
+    assert_close(case.model.see(case.pixels).features, found)
     pooled = case.model.see(case.pixels, pooled=True)
     assert len(pooled) == FRAMES * 4 and pooled.grid == (FRAMES, 2, 2)
 
@@ -73,13 +73,13 @@ def test_features_are_the_towers(case):
 def test_prefill_windows_and_generate(case):
     whole = case.stock(**case.inputs).logits[0, :, : case.model.vocabulary]
     read = case.engine.prefill(case.prefix, 32)
-    torch.testing.assert_close(read.logits, whole[-1], **CLOSE)
+    assert_close(read.logits, whole[-1])
     assert case.model.decoder.name == "fused"
     new = [300, 41, 317, 77]
     ids = torch.cat([case.prefix.token_ids, torch.tensor(new)])[None]
     longer = {**case.inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
     expected = case.stock(**longer).logits[0, case.prefix.length :, : case.model.vocabulary]
-    torch.testing.assert_close(forward(case.engine, read, new).logits, expected, **CLOSE)
+    assert_close(forward(case.engine, read, new).logits, expected)
     made = case.stock.generate(**case.inputs, max_new_tokens=16)[0, case.prefix.length :].tolist()
     read = case.engine.prefill(case.prefix, 32)
     text = [int(read.logits.argmax())]

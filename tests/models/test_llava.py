@@ -9,6 +9,7 @@ from engine.passing import forward
 
 from models.checkpoints import causal
 from models.checkpoints_llava import IMAGE_SIZE, PATCH, SIDE, Kind, adapter, clip, save, stock, tokenizer
+from models.closeness import assert_close
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.errors import GenerationError, ModelError
@@ -19,7 +20,6 @@ from vidspec.models.loading import Placement, load
 FRAMES = 3
 PROMPT = "Describe the video."
 NEW = [300, 41, 117, 77, 77, 260, 123, 288]
-CLOSE = {"rtol": 0, "atol": 1e-4}
 CPU = Placement(torch.device("cpu"), torch.float32)
 KINDS = {
     "llava": Kind(),
@@ -66,7 +66,7 @@ def plain(request):
 
 def test_full_prompt_and_margins(case):
     expected = case.expected()
-    torch.testing.assert_close(case.prefill().logits, expected[-1], **CLOSE)
+    assert_close(case.prefill().logits, expected[-1])
     best = expected.topk(2).values
     assert (best[:, 0] - best[:, 1]).median() > 0.1  # far above rounding: comparing token ids means something
 
@@ -77,7 +77,7 @@ def test_chunked_decoding(case, chunks):
     for size in chunks:
         rows.append(forward(case.engine, state, left[:size]).logits)
         left = left[size:]
-    torch.testing.assert_close(torch.cat(rows), case.expected(NEW)[-8:], **CLOSE)
+    assert_close(torch.cat(rows), case.expected(NEW)[-8:])
 
 
 def test_rollback(case):
@@ -85,7 +85,7 @@ def test_rollback(case):
     forward(case.engine, state, [150, 151, 152, 153, 154])
     state.span.rollback(case.prefix.length + 1)
     got = forward(case.engine, state, NEW).logits
-    torch.testing.assert_close(got, case.expected([150, *NEW])[-8:], **CLOSE)
+    assert_close(got, case.expected([150, *NEW])[-8:])
 
 
 def test_a_tree_equals_each_path_alone(case):
@@ -98,7 +98,7 @@ def test_a_tree_equals_each_path_alone(case):
         while at >= 0:
             path.insert(0, tokens[at])
             at = parents[at]
-        torch.testing.assert_close(got[node], case.expected(NEW[:2] + path)[-1], **CLOSE)
+        assert_close(got[node], case.expected(NEW[:2] + path)[-1])
 
 
 def test_greedy_decoding_equals_generate(case):
@@ -119,7 +119,7 @@ def test_decoders(name, decoder, reference):
     assert case.model.decoder.name == decoder
     state = case.prefill()
     passes = [forward(case.engine, state, NEW[:5]).logits, forward(case.engine, state, NEW[5:6]).logits]
-    torch.testing.assert_close(torch.cat([state.logits[None], *passes]), case.expected(NEW[:6])[-7:], **CLOSE)
+    assert_close(torch.cat([state.logits[None], *passes]), case.expected(NEW[:6])[-7:])
 
 
 def test_window_matters():
@@ -138,7 +138,7 @@ def test_pruned_prompt_is_the_prompt_with_hidden_rows(plain):
     mask[..., dropped] = float("-inf")
     mask[..., dropped, dropped] = 0  # a row that sees nothing would be NaN
     expected = plain.expected(NEW[:5], attention_mask=mask, position_ids=torch.arange(mask.shape[-1])[None])
-    torch.testing.assert_close(got, expected[-6:], **CLOSE)
+    assert_close(got, expected[-6:])
     assert len(dropped) > 10 and state.span.length + state.span.offset == plain.prefix.length + 5
 
 
@@ -153,7 +153,7 @@ def test_taps_see_the_stock_models_attention(plain):
         )
     weights = torch.stack([layer[0].mean(0)[rows][:, visual].mean(0) for layer in out.attentions]).mean(0)
     torch.testing.assert_close(taps.attention_scores, weights, rtol=0, atol=1e-5)
-    torch.testing.assert_close(taps.states[2], out.hidden_states[2][0], **CLOSE)
+    assert_close(taps.states[2], out.hidden_states[2][0])
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -178,7 +178,7 @@ def test_visual_tokens():
     assert not visual.required.any() and case.seen.grid == (FRAMES, SIDE, SIDE)
     inputs = case.model.stock_inputs(case.pixels, case.prefix)
     features = torch.cat(list(case.stock.get_image_features(inputs["pixel_values"]).pooler_output))
-    torch.testing.assert_close(case.prefix.embeds[0, visual.index], features, **CLOSE)
+    assert_close(case.prefix.embeds[0, visual.index], features)
 
 
 def test_a_class_token_is_nowhere_and_stays():
@@ -218,7 +218,7 @@ def test_pooled_features(name):
     parts = torch.cat([own, parts], dim=1) if "all" in name else parts
     expected = case.stock.model.multi_modal_projector(parts).flatten(0, 1)
     seen = case.model.see(case.pixels, pooled=True)
-    torch.testing.assert_close(seen.features, expected, **CLOSE)
+    assert_close(seen.features, expected)
     assert seen.grid == (FRAMES, 2, 2) and int(seen.row.max()) == int(seen.column.max()) == 1
     prefix = case.model.prefix(seen, PROMPT)
     assert prefix.length == case.prefix.length - len(case.seen) + len(seen)

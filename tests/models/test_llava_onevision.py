@@ -25,6 +25,7 @@ from models.checkpoints import (
     stock,
     tokenizer,
 )
+from models.closeness import assert_close
 from training.architecture import prompt_text
 from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
@@ -33,7 +34,6 @@ from vidspec.models.llava_onevision import LlavaOnevision
 FRAMES = 3
 PROMPT = "Describe the video."
 NEW = [300, 41, 517, 77, 77, 260, 123, 388]
-CLOSE = {"rtol": 0, "atol": 1e-4}
 
 
 class Case:
@@ -68,7 +68,7 @@ def tied():
 
 def test_full_prompt_and_margins(case):
     expected = case.expected()
-    torch.testing.assert_close(case.prefill().logits, expected[-1], **CLOSE)
+    assert_close(case.prefill().logits, expected[-1])
     best = expected.topk(2).values
     assert (best[:, 0] - best[:, 1]).min() > 1e-3  # far above rounding: comparing token ids means something
 
@@ -82,7 +82,7 @@ def test_decoders(decoder, reference):
     got = torch.cat(
         [state.logits[None], forward(case.engine, state, NEW[:5]).logits, forward(case.engine, state, NEW[5:6]).logits]
     )
-    torch.testing.assert_close(got, case.expected(NEW[:6])[-7:], **CLOSE)
+    assert_close(got, case.expected(NEW[:6])[-7:])
 
 
 @pytest.mark.parametrize("chunks", [[1] * 8, [8], [1, 5, 2], [4, 1, 3]])
@@ -91,7 +91,7 @@ def test_chunked_decoding(case, chunks):
     for size in chunks:
         rows.append(forward(case.engine, state, left[:size]).logits)
         left = left[size:]
-    torch.testing.assert_close(torch.cat(rows), case.expected(NEW)[-8:], **CLOSE)
+    assert_close(torch.cat(rows), case.expected(NEW)[-8:])
     assert state.span.length == case.prefix.length + 8
 
 
@@ -100,7 +100,7 @@ def test_rollback(tied):
     forward(tied.engine, state, [500, 501, 502, 503, 504])
     state.span.rollback(tied.prefix.length + 1)
     got = forward(tied.engine, state, NEW).logits
-    torch.testing.assert_close(got, tied.expected([500, *NEW])[-8:], **CLOSE)
+    assert_close(got, tied.expected([500, *NEW])[-8:])
 
 
 def path_to(node, parents):
@@ -122,10 +122,10 @@ def test_a_tree_equals_each_path_alone(tied):
     for node in range(len(tokens)):
         path = path_to(node, PARENTS)
         expected = tied.expected(NEW[:2] + [tokens[i] for i in path])[-1]
-        torch.testing.assert_close(got.logits[node], expected, **CLOSE)
+        assert_close(got.logits[node], expected)
     with torch.inference_mode():
         logits = tied.model.decoder.logits(got.hidden)[:, : tied.model.vocabulary]
-        torch.testing.assert_close(logits, got.logits, **CLOSE)
+        assert_close(logits, got.logits)
 
 
 def pruned(case):
@@ -150,7 +150,7 @@ def test_pruned_prompt_is_the_prompt_with_hidden_rows(case):
     dropped = sorted(set(range(case.prefix.length)) - set(rows.tolist()))
     mask[..., dropped] = float("-inf")
     mask[..., dropped, dropped] = 0  # a row that sees nothing would be NaN
-    torch.testing.assert_close(got, case.expected(NEW[:6], attention_mask=as_masks(mask))[-7:], **CLOSE)
+    assert_close(got, case.expected(NEW[:6], attention_mask=as_masks(mask))[-7:])
     assert state.span.length == len(rows) + 6 and state.span.length + state.span.offset == case.prefix.length + 6
 
 
@@ -170,7 +170,7 @@ def test_pruned_prompt_at_the_same_positions(tied, compact):
         embeds = whole.language_model.embed_tokens(ids)
         embeds = embeds.masked_scatter((ids == tied.model.visual_id)[:, None], features)
         out = tied.stock(inputs_embeds=embeds[None], position_ids=positions, attention_mask=as_masks(causal(len(ids))))
-    torch.testing.assert_close(got, out.logits[0, -9:, : tied.model.vocabulary], **CLOSE)
+    assert_close(got, out.logits[0, -9:, : tied.model.vocabulary])
     other = tied.prefill(tied.prefix.keep(kept, compact=not compact))
     assert (other.logits - state.logits).abs().max() > 1e-2  # positions do matter
 
@@ -190,7 +190,7 @@ def test_keep_moves_what_belongs_to_a_token(tied):
 def test_cache_is_not_shared_between_prefills(tied):
     first, second = tied.prefill(), tied.prefill()
     forward(tied.engine, first, NEW[:4])
-    torch.testing.assert_close(forward(tied.engine, second, NEW[4:]).logits, tied.expected(NEW[4:])[-4:], **CLOSE)
+    assert_close(forward(tied.engine, second, NEW[4:]).logits, tied.expected(NEW[4:])[-4:])
 
 
 def test_visual_tokens(tied):
@@ -306,7 +306,7 @@ def test_preprocess_and_see(tied):
     shown = tied.model.preprocess(SimpleNamespace(frames=frames, timestamps=np.arange(FRAMES)))
     assert shown.values.shape == (FRAMES, 3, IMAGE_SIZE, IMAGE_SIZE) and shown.values.dtype == torch.float32
     expected = tied.stock.model.get_video_features(shown.values[None]).pooler_output[0]
-    torch.testing.assert_close(tied.model.see(shown).features, expected, **CLOSE)
+    assert_close(tied.model.see(shown).features, expected)
 
 
 def test_rules_come_from_the_processor():
@@ -328,7 +328,7 @@ def test_positions_reach_the_model(tied):
         tied.prefill(replace(tied.prefix, positions=positions)).logits
         for positions in (tied.prefix.positions, tied.prefix.positions + 9, tied.prefix.positions * 2)
     )
-    torch.testing.assert_close(shifted, plain, **CLOSE)
+    assert_close(shifted, plain)
     assert (stretched - plain).abs().max() > 1e-2
 
 

@@ -13,6 +13,7 @@ from transformers import WhisperFeatureExtractor
 from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
 
 from models.checkpoints_omni import NAMED, PROCESSOR, adapter, pixels, save, sound, stock
+from models.closeness import assert_close
 from vidspec.batch.reader import Reader
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
@@ -26,7 +27,6 @@ from vidspec.telling.events import Finished
 from vidspec.video import Clip
 
 PROMPT = "Describe the video."
-CLOSE = {"rtol": 1e-5, "atol": 1e-4}
 SEEDS = range(20)
 NEW = [300, 41, 317, 77, 260, 123, 338, 9, 41]
 SETTINGS = ("feature_size", "chunk_length", "hop_length", "n_fft", "sampling_rate")
@@ -116,12 +116,12 @@ def test_too_short_to_hear():
 
 def test_prefill_and_windows(case):
     read = case.engine.prefill(case.prefix, 32)
-    torch.testing.assert_close(read.logits, case.whole()[-1], **CLOSE)
+    assert_close(read.logits, case.whole()[-1])
     assert case.model.decoder.name == "fused"
     expected = case.whole(NEW)[case.prefix.length :]
     for size in range(1, 10):
         read.span.rollback(case.prefix.length)
-        torch.testing.assert_close(forward(case.engine, read, NEW[:size]).logits, expected[:size], **CLOSE)
+        assert_close(forward(case.engine, read, NEW[:size]).logits, expected[:size])
 
 
 @torch.inference_mode()

@@ -8,6 +8,7 @@ from engine.passing import forward
 
 from models.checkpoints import as_masks, causal
 from models.checkpoints_qwen import CLASSES, QWEN3, QWEN25, Kind, adapter, pixels, save, stock, tokenizer
+from models.closeness import assert_close
 from vidspec.decoding.workers.text import DraftText
 from vidspec.engine.asks import alone
 from vidspec.engine.forward import Engine
@@ -17,7 +18,6 @@ from vidspec.models import loading
 
 PROMPT = "Describe the video."
 NEW = [300, 41, 317, 77, 77, 260, 123, 338]
-CLOSE = {"rtol": 0, "atol": 1e-4}
 FAMILIES = sorted(CLASSES)
 
 
@@ -72,8 +72,8 @@ def case(request):
 def test_full_prompt_and_margins(case):
     with torch.inference_mode():
         whole = case.stock(**case.inputs).logits[0, :, : case.model.vocabulary]
-    torch.testing.assert_close(case.prefill().logits, whole[-1], **CLOSE)
-    torch.testing.assert_close(case.expected(), whole, **CLOSE)
+    assert_close(case.prefill().logits, whole[-1])
+    assert_close(case.expected(), whole)
     best = whole.topk(2).values
     assert (best[:, 0] - best[:, 1]).min() > 1e-3  # far above rounding: comparing token ids means something
 
@@ -87,7 +87,7 @@ def test_decoders(family, decoder, reference):
     state = case.prefill()
     several, one = forward(case.engine, state, NEW[:5]), forward(case.engine, state, NEW[5:6])
     got = torch.cat([state.logits[None], several.logits, one.logits])
-    torch.testing.assert_close(got, case.expected(NEW[:6])[-7:], **CLOSE)
+    assert_close(got, case.expected(NEW[:6])[-7:])
 
 
 @pytest.mark.parametrize("chunks", [[1] * 8, [8], [1, 5, 2]])
@@ -96,7 +96,7 @@ def test_chunked_decoding(case, chunks):
     for size in chunks:
         rows.append(forward(case.engine, state, left[:size]).logits)
         left = left[size:]
-    torch.testing.assert_close(torch.cat(rows), case.expected(NEW)[-8:], **CLOSE)
+    assert_close(torch.cat(rows), case.expected(NEW)[-8:])
     assert state.span.length == case.prefix.length + 8
 
 
@@ -105,7 +105,7 @@ def test_rollback(case):
     forward(case.engine, state, [300, 301, 302, 303, 304])
     state.span.rollback(case.prefix.length + 1)
     got = forward(case.engine, state, NEW).logits
-    torch.testing.assert_close(got, case.expected([300, *NEW])[-8:], **CLOSE)
+    assert_close(got, case.expected([300, *NEW])[-8:])
 
 
 def test_a_tree_equals_each_path_alone(case):
@@ -118,7 +118,7 @@ def test_a_tree_equals_each_path_alone(case):
     got = forward(case.engine, state, tokens, parents)
     for node, path in enumerate(paths):
         expected = case.expected(NEW[:2] + [tokens[i] for i in path])[-1]
-        torch.testing.assert_close(got.logits[node], expected, **CLOSE)
+        assert_close(got.logits[node], expected)
 
 
 def test_greedy_decoding_equals_generate(case):
@@ -159,7 +159,7 @@ def test_pruned_prompt_is_the_prompt_with_hidden_rows(case):
     dropped = sorted(set(range(case.prefix.length)) - set(rows.tolist()))
     mask[..., dropped] = float("-inf")
     mask[..., dropped, dropped] = 0  # a row that sees nothing would be NaN
-    torch.testing.assert_close(got, case.expected(NEW[:6], mask)[-7:], **CLOSE)
+    assert_close(got, case.expected(NEW[:6], mask)[-7:])
     assert state.span.length == len(rows) + 6
 
 
@@ -178,7 +178,7 @@ def test_a_cache_pruned_behind_drafted_tokens_is_the_whole_with_hidden_rows(case
     mask = causal(length + len(NEW))
     dropped = sorted(set(range(length)) - set(rows.tolist()))
     mask[..., length + 2 :, dropped] = float("-inf")
-    torch.testing.assert_close(got, case.expected(NEW, mask)[-6:], **CLOSE)
+    assert_close(got, case.expected(NEW, mask)[-6:])
 
 
 def test_keep_moves_what_belongs_to_a_token(case):
@@ -210,7 +210,7 @@ def test_taps_see_the_models_own_attention(case):
         out = eager(**case.inputs, output_attentions=True, output_hidden_states=True)
     weights = torch.stack(out.attentions)[:, 0].mean((0, 1))
     torch.testing.assert_close(taps.attention_scores, weights[rows][:, index].mean(0), rtol=0, atol=1e-5)
-    torch.testing.assert_close(taps.states[0], case.prefix.embeds[0], **CLOSE)
+    assert_close(taps.states[0], case.prefix.embeds[0])
     embedded = taps.states[1][index] - case.prefix.embeds[0, index]
     assert embedded.abs().max() > 0.1
 
@@ -270,7 +270,7 @@ def test_pooled_features(case, size):
     assert seen.grid == (2, rows, columns) and len(seen) == 2 * rows * columns
     expected = pool_slowly(case.stock.model.visual, case.model.family, shown.values, shown.grid)
     for ours, slow in zip([seen.features, *seen.deepstack], expected, strict=True):
-        torch.testing.assert_close(ours, slow, **CLOSE)
+        assert_close(ours, slow)
     prefix = case.model.prefix(seen, PROMPT)
     assert torch.isfinite(case.prefill(prefix).logits).all()
     again = case.model.see(shown).features  # nothing is left behind in the tower
@@ -302,7 +302,7 @@ def test_text_instead_of_the_video(case):
     assert torch.equal(prefix.positions, torch.arange(prefix.length).expand(3, 1, -1))
     with torch.inference_mode():
         expected = case.stock(input_ids=prefix.token_ids[None]).logits[0, -1, : case.model.vocabulary]
-    torch.testing.assert_close(case.prefill(prefix).logits, expected, **CLOSE)
+    assert_close(case.prefill(prefix).logits, expected)
 
 
 def test_prompt_that_says_video(case):
@@ -329,7 +329,7 @@ def test_saved_and_loaded(family, tmp_path):
     prefix = target.prefix(target.see(shown), PROMPT)
     with torch.inference_mode():
         expected = stock(kinds["target"])(**target.stock_inputs(shown, prefix)).logits[0, -1, :size]
-    torch.testing.assert_close(Engine(target).prefill(prefix, 4).logits, expected, **CLOSE)
+    assert_close(Engine(target).prefill(prefix, 4).logits, expected)
     foreign = loading.load(str(save(Kind(family, corpus=9), tmp_path / "foreign")), place)
     with pytest.raises(ModelError, match="different tokenizers") as caught:
         loading.check_pair(target, foreign)

@@ -14,6 +14,7 @@ from transformers.video_utils import VideoMetadata
 
 from models import record_preprocess_smolvlm
 from models.checkpoints_smolvlm import IMAGE_SIZE, SIDE, adapter, save, stock
+from models.closeness import assert_close
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
@@ -25,7 +26,6 @@ from vidspec.profile import profiles
 from vidspec.telling.events import Finished
 
 PROMPT = "Describe the video."
-CLOSE = {"rtol": 1e-5, "atol": 1e-4}
 RECORDED = Path(__file__).parent / "fixtures" / "preprocess_smolvlm.npz"
 SEEDS = range(20)
 FRAMES, RATE, DURATION = 3, 0.03, 95.7
@@ -123,7 +123,7 @@ def test_numbers_in_words(count, words):
 
 def test_features_are_the_towers(case):
     found = case.stock.get_image_features(case.pixels.values[None]).pooler_output[0]
-    torch.testing.assert_close(case.model.see(case.pixels).features, found, **CLOSE)
+    assert_close(case.model.see(case.pixels).features, found)
     pooled = case.model.see(case.pixels, pooled=True)  # 3 x 3 patches, folded as 4 x 4
     assert len(pooled) == FRAMES * 4 and pooled.grid == (FRAMES, 2, 2)
     assert case.pixels.values.shape == (FRAMES, 3, IMAGE_SIZE, IMAGE_SIZE)
@@ -133,7 +133,7 @@ def test_features_are_the_towers(case):
 def test_prefill_and_windows(case):
     whole = case.stock(**case.inputs).logits[0, :, : case.model.vocabulary]
     read = case.engine.prefill(case.prefix, 32)
-    torch.testing.assert_close(read.logits, whole[-1], **CLOSE)
+    assert_close(read.logits, whole[-1])
     assert case.model.decoder.name == "fused"
     new = [300, 41, 317, 77, 260, 123, 338, 9, 41]
     ids = torch.cat([case.prefix.token_ids, torch.tensor(new)])[None]
@@ -141,7 +141,7 @@ def test_prefill_and_windows(case):
     expected = case.stock(**longer).logits[0, case.prefix.length :, : case.model.vocabulary]
     for size in range(1, 10):
         read.span.rollback(case.prefix.length)
-        torch.testing.assert_close(forward(case.engine, read, new[:size]).logits, expected[:size], **CLOSE)
+        assert_close(forward(case.engine, read, new[:size]).logits, expected[:size])
 
 
 @torch.inference_mode()

@@ -5,12 +5,12 @@ import torch
 from engine.passing import forward
 
 from models.checkpoints_qwen import HYBRIDS, STOCK, Kind, adapter, pixels, save, stock
+from models.closeness import assert_close
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.models import loading
 
 PROMPT = "Describe the video."
-CLOSE = {"rtol": 1e-5, "atol": 1e-4}
 SEEDS = range(20)
 
 
@@ -49,8 +49,8 @@ def test_prefill_and_a_window(case):
     new = [300, 41, 317, 77, 77, 260, 123, 338]
     expected = case.whole(new)
     read = case.engine.prefill(case.prefix, 16)
-    torch.testing.assert_close(read.logits, expected[0], **CLOSE)
-    torch.testing.assert_close(forward(case.engine, read, new).logits, expected[1:], **CLOSE)
+    assert_close(read.logits, expected[0])
+    assert_close(forward(case.engine, read, new).logits, expected[1:])
     assert case.model.decoder.name == "stock" and "not fused" in case.model.decoder.why
 
 
@@ -61,7 +61,7 @@ def test_a_pass_of_several_clips(case):
     together = case.engine.run([Rows(read.span, text) for read, text in zip(reads, texts, strict=True)])
     for text, passed in zip(texts, together, strict=True):
         alone = forward(case.engine, case.engine.prefill(case.prefix, 16), text)
-        torch.testing.assert_close(passed.logits, alone.logits, **CLOSE)
+        assert_close(passed.logits, alone.logits)
 
 
 @pytest.mark.parametrize("family", sorted(STOCK))

@@ -29,6 +29,7 @@ from vidspec.decoding.workers.places import beside_target, two_workers
 from vidspec.decoding.workers.run import SideBySide
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.drafting.base import DrafterKind
+from vidspec.embedded import ships
 from vidspec.engine.asks import Asks
 from vidspec.engine.device import synchroniser, take_one_core
 from vidspec.engine.forward import Engine
@@ -570,7 +571,8 @@ class Captioner:
             GenerationError: as :meth:`stream`.
         """
         path, clip = request.path, request.shown
-        yield Opened(path, clip.facts, len(clip.frames), tuple(float(t) for t in clip.timestamps))
+        times, demo = tuple(float(t) for t in clip.timestamps), ships(self.target.model.source)
+        yield Opened(path, clip.facts, len(clip.frames), times, demo)
         request = self._whole(request)
         try:
             try:

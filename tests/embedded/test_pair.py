@@ -51,12 +51,17 @@ def scene(path):
 
 
 def test_its_captions_are_marked(pair, tmp_path):
-    """By where the model lies, whatever it is called by."""
+    """By where the model lies, whatever it is called by; before the first token, and in the record."""
     profile = profiles.load("ar", {"generate.max_new_tokens": 2, "video.frames": 2})
-    assert Captioner(profile, pair[0], None).caption(shipped()[0]).to_dict()["demo"] is True
+
+    def marks():
+        opened, *_, finished = Captioner(profile, pair[0], None).stream(shipped()[0])
+        return opened.demo, finished.caption.to_dict()["demo"]
+
+    assert marks() == (True, True)
     pair[0].source, before = str(tmp_path), pair[0].source
     try:
-        assert Captioner(profile, pair[0], None).caption(shipped()[0]).to_dict()["demo"] is False
+        assert marks() == (False, False)
     finally:
         pair[0].source = before
 

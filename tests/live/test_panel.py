@@ -7,7 +7,7 @@ from rich.console import Console
 
 from vidspec.live.heatmap import frame_map, heatmap
 from vidspec.live.panel import STYLES, LivePanel, PanelState, estimate_speedup, render
-from vidspec.telling.events import Again, Finished, Prefilled, Round
+from vidspec.telling.events import Again, Finished, Opened, Prefilled, Round
 
 
 def folded(path="good.mp4", upto=None, **fields):
@@ -220,7 +220,10 @@ def test_live_panel_lets_go_of_the_terminal_when_interrupted():
 
 
 @pytest.mark.parametrize("demo", [True, False])
-def test_a_caption_of_the_built_in_models_says_so(demo):
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_caption_of_the_built_in_models_says_so(demo, finished):
+    """From its first moment on."""
     state = PanelState(path="clip.mp4", profile="ar")
-    state.apply(Finished(replace(record("clip.mp4"), demo=demo)))
+    told = Finished(replace(record("clip.mp4"), demo=demo)) if finished else Opened("clip.mp4", None, 1, (0.0,), demo)
+    state.apply(told)
     assert ("they know drawn shapes only" in drawn(render(state, width=80))) == demo

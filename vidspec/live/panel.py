@@ -80,7 +80,7 @@ def render(
         parts.append(_tail(_streamed(state), inner, None if height is None else max(1, height - taken)))
     label = Text(one_line(state.path), style="bold", no_wrap=True, overflow="ellipsis")
     label.truncate(max(1, inner - 2), overflow="ellipsis")
-    whose = DEMO if state.caption is not None and state.caption.demo else None
+    whose = DEMO if any(told is not None and told.demo for told in (state.opened, state.caption)) else None
     return Panel(
         Group(*parts, *below), title=label, subtitle=whose, title_align="left", border_style="bright_black", width=width
     )

@@ -68,12 +68,16 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The frames of a clip are in memory."""
+    """The frames of a clip are in memory.
+
+    ``demo``: the built-in models are about to caption it, which know drawn shapes only.
+    """
 
     path: str
     facts: SourceFacts
     frames: int
     timestamps: tuple[float, ...]
+    demo: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ and clips come alone or four at a time, another way with every seed, so that ove
 both and each window twice. ``VIDSPEC_SWEEP`` names a file for one JSON line of counts a run.
 """
 
+import gc
 import json
 import os
 
@@ -41,6 +42,13 @@ def texts(captioner, batch, clips):
         records = {clip: event.caption for clip, event in said if isinstance(event, Finished)}
     lengths = [length for record in records.values() for length in record.counters["accepted_lengths"]]
     return {clip: record.token_ids for clip, record in records.items()}, lengths
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """Models go in circles of references, and few of their objects are many bytes: a collection would come late."""
+    yield
+    gc.collect()
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

@@ -15,7 +15,7 @@ from vidspec.registry import drafters, families
 from vidspec.telling.events import Finished
 
 CLIP = CLIPS["two-objects"]
-TOKENS = 60
+TOKENS = 80
 #: Recurrent states go far back.
 LONG = 240
 
@@ -56,6 +56,7 @@ def pair(request, tmp_path_factory):
 
 @pytest.mark.parametrize(("gamma", "batch"), [*((gamma, 1) for gamma in range(1, 10)), (1, 4), (5, 4), (9, 4)])
 def test_rejections_at_every_place(pair, gamma, batch):
+    Scripted.clips = count()
     captioner = pair.captioner("vanilla-sd", {"draft.kind": "scripted", "draft.gamma": gamma})
     arrivals = Given([Request(str(CLIP), captioner.read(CLIP), key=number) for number in range(batch)])
     said = [event.caption for _, event in captioner.serve(arrivals, batch=batch) if isinstance(event, Finished)]

@@ -99,7 +99,10 @@ def test_unknown_family(tmp_path):
             "qwen3_6",
             "type qwen3_6 are not supported; nearest: qwen3_5, such as Qwen/Qwen3.5-9B; supported: gemma4, internvl,",
         ),
-        ("internvl_chat", "take the checkpoint whose name ends in -HF) are not supported; nearest: internvl;"),
+        (
+            "internvl_chat",
+            "whose name ends in -HF) are not supported; nearest: internvl, such as OpenGVLab/InternVL3_5-",
+        ),
         ("gpt2", "type gpt2 are not supported; supported:"),
     ],
 )

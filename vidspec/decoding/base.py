@@ -57,7 +57,7 @@ class Target:
         self.engine, self.prefill, self.sampling, self.rng, self.tapped = engine, prefill, sampling, rng, tapped
         self.confident = confident
         self.span = prefill.span
-        self._judged: tuple[Draft, torch.Tensor] = NOTHING, prefill.logits[None]
+        self._judged: tuple[Draft, torch.Tensor] | None = (NOTHING, prefill.logits[None]) if confident else None
         self._last = -1
         self._base = self.span.length
 
@@ -88,7 +88,8 @@ class Target:
         tokens = [self._last, *draft.tokens]
         parents = None if draft.is_chain else [-1, *(parent + 1 for parent in draft.parents)]
         (passed,) = yield Pass(self.engine, [Rows(self.span, tokens, parents, tapped=self.tapped)])
-        self._judged = draft, passed.logits
+        if self.confident:
+            self._judged = draft, passed.logits
         return passed  # type: ignore[no-any-return]
 
     def commit(self, path: Sequence[int], token: int) -> None:
@@ -104,12 +105,12 @@ class Target:
         self._told(path, token)
 
     def _told(self, path: Sequence[int], token: int) -> None:
-        draft, logits = self._judged
-        self._judged = NOTHING, logits[:0]
-        if self.confident:
-            ids = [*(draft.tokens[node] for node in path), token]
-            shares = logits[[0, *(node + 1 for node in path)]].float().softmax(-1)
-            self.probabilities = tuple(shares[range(len(ids)), ids].tolist())
+        if self._judged is None:
+            return
+        (draft, logits), self._judged = self._judged, None
+        ids = [*(draft.tokens[node] for node in path), token]
+        shares = logits[[0, *(node + 1 for node in path)]].float().softmax(-1)
+        self.probabilities = tuple(shares[range(len(ids)), ids].tolist())
 
 
 @dataclass

@@ -256,7 +256,7 @@ class KVSpan:
                 are those of all entries.
         """
         if self.states is not None and not (
-            isinstance(rows, torch.Tensor) and torch.equal(rows, torch.arange(self.length))
+            isinstance(rows, torch.Tensor) and torch.equal(rows.cpu(), torch.arange(self.length))
         ):
             raise ValueError("states of recurrent layers cannot be selected from")
         every = [rows[None]] * len(self.slab) if isinstance(rows, torch.Tensor) else rows

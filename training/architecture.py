@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["SPECIALS", "VOCABULARY", "Architecture", "Grid", "Size", "architecture", "build_tokenizer", "prompt_text"]
+__all__ = ["SPECIALS", "VOCABULARY", "Architecture", "Grid", "Size", "architecture", "build_tokenizer"]
 
 VOCABULARY = 768
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
@@ -83,8 +83,11 @@ class Architecture(ABC):
         """The pair's tokenizer, made anew."""
 
     @abstractmethod
-    def prompt(self, prompt: str) -> tuple[str, str]:
-        """What the chat template renders before and behind a clip's visual tokens."""
+    def dialogue(self, turns: Sequence[tuple[str, str]]) -> tuple[str, list[str]]:
+        """What the chat template renders of prompts and answers before a clip's visual tokens and behind them.
+
+        Behind them come, by turns, what leads to an answer and the answer with its end.
+        """
 
     @abstractmethod
     def config(self, size: Size, tokenizer: PreTrainedTokenizerFast, *, layers: int | None = None) -> Any:
@@ -116,6 +119,10 @@ class Architecture(ABC):
             interval: seconds per step.
             after: text tokens behind the video, generated ones included.
         """
+
+    @abstractmethod
+    def take_apart(self, folder: Path, reader: Any, seer: Any) -> None:
+        """Load what :meth:`assemble` wrote into a reader and a vision tower with its projector."""
 
     @abstractmethod
     def assemble(self, config: Any, reader: Any, seer: Any, tokenizer: Any, folder: Path) -> None:
@@ -168,8 +175,3 @@ def build_tokenizer(samples: int = 4000, seed: int = 7) -> PreTrainedTokenizerFa
     )
     fast.chat_template = CHAT_TEMPLATE
     return fast
-
-
-def prompt_text(prompt: str) -> str:
-    """What LLaVA-OneVision's chat template renders for one video and a prompt; the training text before the caption."""
-    return f"<|im_start|>user <video>\n{prompt}<|im_end|><|im_start|>assistant\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from training.architecture import SPECIALS, VOCABULARY, Architecture, Grid, Size, build_tokenizer, prompt_text
+from training.architecture import SPECIALS, VOCABULARY, Architecture, Grid, Size, build_tokenizer
 from training.codes import pool
 
 if TYPE_CHECKING:
@@ -67,9 +68,14 @@ class LlavaArchitecture(Architecture):
     def tokenizer(self) -> PreTrainedTokenizerFast:
         return build_tokenizer()
 
-    def prompt(self, prompt: str) -> tuple[str, str]:
-        before, after = prompt_text(prompt).split("<video>")
-        return before, after
+    def dialogue(self, turns: Sequence[tuple[str, str]]) -> tuple[str, list[str]]:
+        """Earlier answers stand behind ``assistant \\n``, the last one behind ``assistant\\n``."""
+        before, pieces = "<|im_start|>user ", list[str]()
+        for number, (prompt, answer) in enumerate(turns):
+            begin = "<|im_start|>user " if number else ""
+            space = " " if number < len(turns) - 1 else ""
+            pieces += [f"{begin}\n{prompt}<|im_end|><|im_start|>assistant{space}\n", f"{answer}<|im_end|>"]
+        return before, pieces
 
     def config(
         self, size: Size, tokenizer: PreTrainedTokenizerFast, *, layers: int | None = None
@@ -132,6 +138,15 @@ class LlavaArchitecture(Architecture):
         """One axis: the place in the whole prompt."""
         resumed = before + steps * grid.tokens + self.trailing
         return np.concatenate([np.arange(before), before + kept, resumed + np.arange(after)])[None]
+
+    def take_apart(self, folder: Path, reader: Any, seer: Any) -> None:
+        from transformers import LlavaOnevisionForConditionalGeneration
+
+        known = LlavaOnevisionForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).model
+        reader.model.load_state_dict(known.language_model.state_dict())
+        reader.newline.data.copy_(known.image_newline.data)
+        seer.vision_tower.load_state_dict(known.vision_tower.state_dict())
+        seer.multi_modal_projector.load_state_dict(known.multi_modal_projector.state_dict())
 
     def assemble(self, config: Any, reader: Any, seer: Any, tokenizer: Any, folder: Path) -> None:
         from transformers import GenerationConfig, LlavaOnevisionForConditionalGeneration

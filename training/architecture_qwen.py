@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -161,8 +162,12 @@ class QwenArchitecture(Architecture):
         fast.chat_template = CHAT_TEMPLATE
         return fast
 
-    def prompt(self, prompt: str) -> tuple[str, str]:
-        return "<|im_start|>user\n<|vision_start|>", f"<|vision_end|>{prompt}<|im_end|>\n<|im_start|>assistant\n"
+    def dialogue(self, turns: Sequence[tuple[str, str]]) -> tuple[str, list[str]]:
+        user, pieces = "<|im_start|>user\n", list[str]()
+        for prompt, answer in turns:
+            begin = f"\n{user}" if pieces else "<|vision_end|>"
+            pieces += [f"{begin}{prompt}<|im_end|>\n<|im_start|>assistant\n", f"{answer}<|im_end|>"]
+        return f"{user}<|vision_start|>", pieces
 
     def config(self, size: Size, tokenizer: PreTrainedTokenizerFast, *, layers: int | None = None) -> Qwen2_5_VLConfig:
         from transformers import Qwen2_5_VLConfig
@@ -229,6 +234,13 @@ class QwenArchitecture(Architecture):
         visual = before + np.stack([moments[step], cell // grid.columns, cell % grid.columns])
         behind = before + max(grid.rows, grid.columns) + np.arange(after)
         return np.concatenate([np.stack([np.arange(before)] * 3), visual, np.stack([behind] * 3)], axis=1)
+
+    def take_apart(self, folder: Path, reader: Any, seer: Any) -> None:
+        from transformers import Qwen2_5_VLForConditionalGeneration
+
+        known = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).model
+        reader.model.load_state_dict(known.language_model.state_dict())
+        seer.visual.load_state_dict(known.visual.state_dict())
 
     def assemble(self, config: Any, reader: Any, seer: Any, tokenizer: Any, folder: Path) -> None:
         from transformers import GenerationConfig, Qwen2_5_VLForConditionalGeneration

@@ -1,7 +1,8 @@
 """Score a built-in pair on clips it has not seen: ``python -m training.evaluate --pair FOLDER --clips 200``.
 
-Clips go the whole way (drawn, encoded as mp4, decoded, captioned). Reports fact F1 of target and draft, ``tau`` at the
-default window, and T_p, T_q with one thread each; ``--json`` writes them where the weights' scores are kept.
+Clips go the whole way (drawn, encoded as mp4, decoded, captioned). Reports fact F1 of target and draft, the share of
+questions behind the caption that they answer rightly, ``tau`` at the default window, and T_p, T_q with one thread
+each; ``--json`` writes them where the weights' scores are kept.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import Any
 import torch
 
 from vidspec.captioner import Captioner
+from vidspec.embedded.captions import PROMPTS
+from vidspec.embedded.questions import KINDS, about_the_caption, is_right, questions
 from vidspec.embedded.samples import HELD_OUT_SEED, draw, draw_sample
 from vidspec.embedded.scoring import Score, score, total
 from vidspec.embedded.world import Scene
@@ -30,6 +33,9 @@ from vidspec.models import loading
 from vidspec.models.base import VideoLanguageModel
 from vidspec.profile import profiles
 from vidspec.telling.record import Counts
+
+#: Asked behind a caption, of those that the clip answers; those that the caption answers come after them.
+QUESTIONS = 2
 
 
 def evaluate(
@@ -42,15 +48,21 @@ def evaluate(
     rng = random.Random(seed)
     scenes: list[Scene] = [draw_sample(rng.randrange(2**31)).scene for _ in range(clips)]
     scores: dict[str, list[Score]] = {"target": [], "draft": []}
+    right: dict[str, dict[str, list[bool]]] = {"target": {}, "draft": {}}
     counters: list[Counts] = []
     visual = 0
     with tempfile.TemporaryDirectory() as folder:
         for path, scene in zip(draw(Path(folder), clips, seed), scenes, strict=True):
-            record = both.caption(path)
-            scores["target"].append(score(record.caption or "", scene))
-            scores["draft"].append(score(alone.caption(path).caption or "", scene))
-            counters.append(record.counters)
-            visual = record.counters["visual_tokens"]
+            for name, captioner in (("target", both), ("draft", alone)):
+                dialogue = captioner.dialogue(path)
+                record = dialogue.ask(PROMPTS[0])
+                scores[name].append(score(record.caption or "", scene))
+                for asked in [*rng.sample(questions(scene), QUESTIONS), *about_the_caption(record.caption or "")]:
+                    answer = dialogue.ask(asked.text).caption or ""
+                    right[name].setdefault(asked.kind, []).append(is_right(answer, asked))
+                if name == "target":
+                    counters.append(record.counters)
+                    visual = record.counters["visual_tokens"]
             if len(counters) % 20 == 0:
                 print(f"{len(counters)} clips", file=sys.stderr, flush=True)
     windows = sum(len(c["accepted_lengths"]) for c in counters)
@@ -60,9 +72,17 @@ def evaluate(
         "frames": frames,
         "visual_tokens": visual,
         **{f"{name}_{key}": round(getattr(total(rows), key), 4) for name, rows in scores.items() for key in _MEASURES},
+        **{f"{name}_answers": _shares(kinds) for name, kinds in right.items()},
         "tau": round(sum(c["accepted"] for c in counters) / windows, 3),
         "gamma": both.profile.draft.gamma,
     }
+
+
+def _shares(kinds: dict[str, list[bool]]) -> dict[str, float]:
+    """Of answers that are right word for word, by kind and of all."""
+    everything = [one for ones in kinds.values() for one in ones]
+    found = {"all": everything, **{kind: kinds[kind] for kind in KINDS if kind in kinds}}
+    return {kind: round(sum(ones) / len(ones), 4) for kind, ones in found.items()}
 
 
 _MEASURES = ("precision", "recall", "f1")

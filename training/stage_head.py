@@ -23,7 +23,8 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
-from training.stage_language import Learner, draw_prompt, learning_rate
+from training.stage_language import Learner, learning_rate
+from vidspec.embedded.captions import draw_prompt
 from vidspec.embedded.drawing import frames
 from vidspec.embedded.samples import FPS, HEIGHT, WIDTH, draw_sample
 from vidspec.engine.forward import Engine

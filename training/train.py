@@ -1,9 +1,11 @@
 """Train a built-in pair: ``python -m training.train --family llava_onevision --out DIR`` runs every stage.
 
-``language`` and ``vision`` are independent and run side by side, one core each; ``bank``, ``joint`` and ``polish``
-need both. The LLaVA-OneVision pair is trained from nothing. The Qwen2.5-VL pair's language models start from the
-shipped LLaVA-OneVision pair's: its text is the same, only where visual tokens stand is new.
-``--stage`` runs one stage. Finished stages are not run again: delete their file in DIR to repeat one.
+It starts from the shipped pair's weights, which the stage ``shipped`` takes apart, and keeps their towers: in
+``language`` the language models learn from fresh scenes as the oracle's codes, in ``joint`` also from the clips that
+the towers look at in ``bank``. ``--from nothing`` trains ``language`` and ``vision``, side by side, one core each, and
+has a last stage ``polish``; there the Qwen2.5-VL pair's language models start from the shipped LLaVA-OneVision pair's:
+its text is the same, only where visual tokens stand is new. ``export`` writes the pair, ``scores`` captions held-out
+clips. ``--stage`` runs one stage. Finished stages are not run again: delete their file in DIR to repeat one.
 """
 
 from __future__ import annotations
@@ -19,78 +21,108 @@ from typing import Any
 import torch
 
 from training.architecture import Architecture, architecture
-from training.stage_joint import build_bank, grow, train_joint
-from training.stage_language import Reader, train_language
+from training.evaluate import digest
+from training.stage_joint import Bank, build_bank, grow
+from training.stage_language import Fresh, Reader, train_readers
 from training.stage_vision import train_vision
 from vidspec.models.loading import embedded_folder
 
-#: Processes that train together, each with batches of its own.
-PROCESSES = {("qwen2_5_vl", "joint"): 2, ("qwen2_5_vl", "polish"): 2}
 #: Where the processes of a stage meet, on this machine only.
 PORT = 29_571
 FAMILIES = ("llava_onevision", "qwen2_5_vl")
-#: What the shipped pairs were trained with; recorded beside the weights.
-SETTINGS: dict[str, dict[str, Any]] = {
-    "llava_onevision": {
-        "seed": 1,
-        "language": [{"steps": 3600, "batch": 4, "peak": 1e-3}],
-        "vision": [{"steps": 4000, "scenes": 12, "peak": 1e-3}],
-        "bank": {"clips": 1500},
-        "joint": {"steps": 800, "batch": 4, "peak": 6e-4},
-        "polish": [{"steps": 340, "batch": 4, "peak": 3e-4}],
+#: The shipped pairs.
+PAIRS = {"llava_onevision": "embedded", "qwen2_5_vl": "embedded-qwen"}
+#: What the pairs are trained with, by what they start from; recorded beside the weights.
+SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
+    "shipped": {
+        family: {
+            "seed": 1,
+            "processes": 1,
+            "language": [{"steps": 3000, "batch": 4, "peak": 4e-4, "draft_every": 3}],
+            "bank": {"clips": 240},
+            "joint": [
+                {
+                    "steps": 250,
+                    "batch": 4,
+                    "peak": 1.5e-4,
+                    "floor": 0.02,
+                    "draft_every": 3,
+                    "part": 0.4,
+                    "keep": (128, 192, 256),
+                    "keep_late": (256, 512, 1024),
+                },
+            ],
+        }
+        for family in FAMILIES
     },
-    "qwen2_5_vl": {
-        "seed": 1,
-        "language": [
-            {"steps": 1000, "of": 1600, "batch": 4, "peak": 3.5e-4, "easy": False, "floor": 0.4},
-            {"steps": 400, "of": 800, "batch": 4, "peak": 3e-4, "easy": False},
-        ],
-        "vision": [
-            {"steps": 3800, "of": 5600, "scenes": 12, "peak": 1e-3},
-            {"steps": 700, "scenes": 12, "peak": 3e-4, "floor": 0.02},
-        ],
-        "bank": {"clips": 200, "parts": 4},
-        "joint": {
-            "steps": 300,
-            "batch": 4,
-            "peak": 2.5e-4,
-            "floor": 0.2,
-            "keep": (96, 128, 192, 256),
-            "keep_late": (192, 384),
+    "nothing": {
+        "llava_onevision": {
+            "seed": 1,
+            "processes": 1,
+            "language": [{"steps": 3600, "batch": 4, "peak": 1e-3, "easy": True}],
+            "vision": [{"steps": 4000, "scenes": 12, "peak": 1e-3}],
+            "bank": {"clips": 1500},
+            "joint": [{"steps": 800, "batch": 4, "peak": 6e-4}],
+            "polish": [{"steps": 340, "batch": 4, "peak": 3e-4}],
         },
-        "polish": [
-            {"steps": 100, "of": 320, "batch": 4, "peak": 1.5e-4, "keep": (128, 192, 256)},
-            {
-                "steps": 190,
-                "batch": 4,
-                "peak": 1.2e-4,
-                "floor": 0.02,
-                "keep": (256, 384, 560),
-                "keep_late": (560, 1024),
-            },
-        ],
+        "qwen2_5_vl": {
+            "seed": 1,
+            "processes": 2,
+            "language": [{"steps": 1400, "batch": 4, "peak": 3.5e-4}],
+            "vision": [
+                {"steps": 3800, "of": 5600, "scenes": 12, "peak": 1e-3},
+                {"steps": 700, "scenes": 12, "peak": 3e-4, "floor": 0.02},
+            ],
+            "bank": {"clips": 200, "parts": 4},
+            "joint": [{"steps": 300, "batch": 4, "peak": 2.5e-4, "floor": 0.2, "keep": (96, 128, 192, 256)}],
+            "polish": [{"steps": 290, "batch": 4, "peak": 1.2e-4, "floor": 0.02, "keep": (256, 384, 560)}],
+        },
     },
 }
 
 
 class Run:
-    """One family's training in one folder."""
+    """One family's training in one folder, from ``shipped`` weights or from ``nothing``."""
 
-    def __init__(self, family: Architecture, out: Path):
+    def __init__(self, family: Architecture, out: Path, begin: str):
         from transformers import PreTrainedTokenizerFast
 
-        self.family, self.out, self.settings = family, out, SETTINGS[family.family]
+        self.family, self.out, self.begin, self.settings = family, out, begin, SETTINGS[begin][family.family]
         self.seed = self.settings["seed"]
         if not (out / "tokenizer").exists():
-            family.tokenizer().save_pretrained(out / "tokenizer")
+            known = embedded_folder(PAIRS[family.family], "target")
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(known) if begin == "shipped" else family.tokenizer()
+            tokenizer.save_pretrained(out / "tokenizer")
         self.tokenizer = PreTrainedTokenizerFast.from_pretrained(out / "tokenizer")
         self.configs = {name: family.config(size, self.tokenizer) for name, size in family.sizes.items()}
 
+    def shipped(self) -> None:
+        """Take the shipped pair apart; its towers stay as they are."""
+        readers, seers = {}, {}
+        for name, config in self.configs.items():
+            reader, seer = Reader(self.family, config), self.family.seer(config)
+            self.family.take_apart(embedded_folder(PAIRS[self.family.family], name), reader, seer)
+            readers[name], seers[name] = reader.state_dict(), seer.state_dict()
+        torch.save(readers, self.out / "shipped.pt")
+        torch.save(seers, self.out / "vision.pt")
+
     def language(self) -> None:
-        readers = self._seeded() if self.family.seeded else self._shallow()
+        if self.begin == "shipped":
+            readers = self.readers("shipped")
+        else:
+            readers = self._seeded() if self.family.seeded else self._shallow()
         for number, phase in enumerate(self.settings["language"]):
-            seed = self.seed + 10 * number
-            train_language(self.family, readers, self.tokenizer, self.out, seed=seed, **phase)
+            settings = dict(phase)
+            batch, easy = settings.pop("batch"), settings.pop("easy", False)
+            source = Fresh(self.family, self.widths(), batch, self.seed, easy=easy)
+            self._read(readers, source, "language", number, settings)
+
+    def _read(self, readers: dict[str, Reader], source: Any, stage: str, number: int, settings: dict[str, Any]) -> None:
+        seed = self.seed + STAGES.index(stage) + 10 * number
+        train_readers(self.family, readers, source, self.tokenizer, self.out, stage=stage, seed=seed, **settings)
+
+    def widths(self) -> dict[str, int]:
+        return {name: size.hidden for name, size in self.family.sizes.items()}
 
     def _shallow(self) -> dict[str, Reader]:
         """Fresh readers, the target at half its depth: it learns faster, and is grown later."""
@@ -112,9 +144,8 @@ class Run:
 
     def vision(self) -> None:
         seers = {name: self.family.seer(config) for name, config in self.configs.items()}
-        widths = {name: size.hidden for name, size in self.family.sizes.items()}
         for number, phase in enumerate(self.settings["vision"]):
-            train_vision(self.family, seers, widths, self.out, seed=self.seed + 10 * number, **phase)
+            train_vision(self.family, seers, self.widths(), self.out, seed=self.seed + 10 * number, **phase)
 
     def seers(self) -> dict[str, Any]:
         saved = torch.load(self.out / "vision.pt")
@@ -127,7 +158,10 @@ class Run:
         """Clips of ``parts`` streams of random numbers, as many at a time as there are threads."""
         settings = dict(self.settings["bank"])
         parts = settings.pop("parts", 1)
-        jobs = [(self.family.family, self.out, self.seed + 1 + 1000 * part, settings["clips"]) for part in range(parts)]
+        jobs = [
+            (self.family.family, self.begin, self.out, self.seed + 1 + 1000 * part, settings["clips"])
+            for part in range(parts)
+        ]
         context = multiprocessing.get_context("spawn")
         with context.Pool(torch.get_num_threads()) as pool:
             for part, _ in enumerate(pool.imap(_bank_part, jobs)):
@@ -146,24 +180,28 @@ class Run:
         return readers
 
     def joint(self) -> None:
-        if self.family.seeded:
+        if self.begin == "shipped" or self.family.seeded:
             readers = self.readers("language")
         else:
             readers, saved = self._shallow(), torch.load(self.out / "language.pt")
             for name, reader in readers.items():
                 reader.load_state_dict(saved[name])
             readers["target"] = grow(self.family, readers["target"], self.configs["target"])
-        clips = torch.load(self.out / "bank.pt", weights_only=False)
-        train_joint(self.family, readers, clips, self.tokenizer, self.out, seed=self.seed + 2, **self.settings["joint"])
+        self._together(readers, torch.load(self.out / "bank.pt", weights_only=False), "joint")
 
     def polish(self) -> None:
         """More of the same, with fewer clips of a single object: they are mastered first."""
         clips = torch.load(self.out / "bank.pt", weights_only=False)
         clips = [clip for k, clip in enumerate(clips) if len(clip.scene.things) > 1 or k % 4 == 0]
-        readers = self.readers("joint")
-        for number, phase in enumerate(self.settings["polish"]):
-            settings = {"seed": self.seed + 3 + 10 * number, "stage": "polish", **phase}
-            train_joint(self.family, readers, clips, self.tokenizer, self.out, **settings)
+        self._together(self.readers("joint"), clips, "polish")
+
+    def _together(self, readers: dict[str, Reader], clips: list[Any], stage: str) -> None:
+        for number, phase in enumerate(self.settings[stage]):
+            settings, seed = dict(phase), self.seed + 100 * number + STAGES.index(stage)
+            shown = {key: settings.pop(key) for key in ("part", "keep", "keep_late") if key in settings}
+            batch = settings.pop("batch")
+            fresh = Fresh(self.family, self.widths(), batch, seed + 50, easy=False)
+            self._read(readers, Bank(clips, batch, seed, fresh=fresh, **shown), stage, number, settings)
 
     def export(self) -> None:
         """Write the pair of the last stage that is done."""
@@ -171,23 +209,32 @@ class Run:
         readers, seers = self.readers(stage), self.seers()
         for name, config in self.configs.items():
             self.family.assemble(config, readers[name], seers[name], self.tokenizer, self.out / "pair" / name)
-        text = json.dumps({"family": self.family.family, "settings": self.settings}, indent=2) + "\n"
+        known = {name: digest(embedded_folder(PAIRS[self.family.family], name)) for name in self.configs}
+        began = {"family": self.family.family, "from": self.begin, "shipped": known}
+        text = json.dumps(began | {"settings": self.settings}, indent=2) + "\n"
         (self.out / "pair" / "training.json").write_text(text, encoding="utf-8")
 
+    def scores(self) -> None:
+        pair = self.out / "pair"
+        subprocess.run(
+            [sys.executable, "-m", "training.evaluate", "--pair", str(pair), "--json", str(pair / "scores.json")],
+            check=True,
+        )
 
-def _part_file(job: tuple[str, Path, int, int]) -> Path:
-    return job[1] / f"bank-{job[2]}.part"
+
+def _part_file(job: tuple[str, str, Path, int, int]) -> Path:
+    return job[2] / f"bank-{job[3]}.part"
 
 
-def _bank_part(job: tuple[str, Path, int, int]) -> None:
+def _bank_part(job: tuple[str, str, Path, int, int]) -> None:
     """Build one part of the bank in a process of its own, and leave it in a file."""
-    family, out, seed, clips = job
+    family, begin, out, seed, clips = job
     torch.set_num_threads(1)
-    run = Run(architecture(family), out)
+    run = Run(architecture(family), out, begin)
     torch.save(build_bank(run.family, run.seers(), clips, seed), _part_file(job))
 
 
-def _member(rank: int, size: int, family: str, out: Path, stage: str) -> None:
+def _member(rank: int, size: int, family: str, out: Path, begin: str, stage: str) -> None:
     """One of ``size`` processes of a stage: with a thread each they wait for each other once a step, not in a layer."""
     torch.set_num_threads(1)
     store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
@@ -195,43 +242,43 @@ def _member(rank: int, size: int, family: str, out: Path, stage: str) -> None:
     )
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)
     torch.manual_seed(rank)
-    getattr(Run(architecture(family), out), stage)()
+    getattr(Run(architecture(family), out, begin), stage)()
     torch.distributed.destroy_process_group()
 
 
-STAGES = ("language", "vision", "bank", "joint", "polish", "export")
+STAGES = ("shipped", "language", "vision", "bank", "joint", "polish", "export", "scores")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=FAMILIES, default=FAMILIES[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and the finished pair")
+    parser.add_argument("--from", dest="begin", choices=tuple(SETTINGS), default="shipped")
     parser.add_argument("--stage", choices=STAGES, help="run only this stage")
     parser.add_argument("--threads", type=int, default=1, help="threads of one stage (joint: take all cores)")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(args.threads)
-    family = architecture(args.family)
-    torch.manual_seed(SETTINGS[family.family]["seed"])
-    run = Run(family, args.out)
-    members = PROCESSES.get((args.family, args.stage), 1)
-    if members > 1:
+    settings = SETTINGS[args.begin][args.family]
+    torch.manual_seed(settings["seed"])
+    run = Run(architecture(args.family), args.out, args.begin)
+    if args.stage in ("joint", "polish") and (members := settings["processes"]) > 1:
         torch.multiprocessing.spawn(  # type: ignore[attr-defined, no-untyped-call]
-            _member, (members, args.family, args.out, args.stage), members
+            _member, (members, args.family, args.out, args.begin, args.stage), members
         )
         return
     if args.stage:
         getattr(run, args.stage)()
         return
     command = [sys.executable, "-m", "training.train", "--family", args.family, "--out", str(args.out)]
-    halves = [
-        subprocess.Popen([*command, "--stage", half]) for half in ("language", "vision") if not _done(args.out, half)
-    ]
-    if any([half.wait() for half in halves]):
+    command += ["--from", args.begin]
+    first = ("shipped",) if args.begin == "shipped" else ("language", "vision")
+    running = [subprocess.Popen([*command, "--stage", stage]) for stage in first if not _done(args.out, stage)]
+    if any([stage.wait() for stage in running]):
         raise SystemExit("a half failed")
-    for stage in ("bank", "joint", "polish", "export"):
-        if stage == "export" or not _done(args.out, stage):
-            subprocess.run([*command, "--stage", stage, "--threads", "2"], check=True)
+    for stage in ("language", "bank", "joint", "polish", "export", "scores"):
+        if stage in ("export", "scores") or (stage in settings and not _done(args.out, stage)):
+            subprocess.run([*command, "--stage", stage, "--threads", str(args.threads)], check=True)
 
 
 def _done(out: Path, stage: str) -> bool:

@@ -324,7 +324,7 @@ class Captioner:
         """
         if self.chooser is None or not self.profile.plans:
             raise UsageError(f"profile {self.profile.name} names its schedule", hint="take the profile auto")
-        for wanted in dict.fromkeys((tokens, max(2, tokens // 4))):
+        for wanted in dict.fromkeys((tokens, max(2, tokens // 4), max(2, tokens // 8))):
             self.chooser.forget()
             self.chooser.beginning, self.chooser.worthwhile = wanted, True
             for _ in self._alone(Request(str(path), **asked), batch):

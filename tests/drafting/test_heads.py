@@ -164,7 +164,7 @@ def right_for_a_while(plain):
 
     def change(emitted, tokens):
         right = next(counter) % (len(tokens) + 1)
-        truth = plain[len(emitted) : len(emitted) + len(tokens)]
+        truth = [*plain, *[0] * len(tokens)][len(emitted) : len(emitted) + len(tokens)]
         wrong = [token + 1 if token == true else token for token, true in zip(tokens, truth, strict=True)]
         return [*truth[:right], *wrong[right:]]
 

@@ -142,12 +142,16 @@ def test_a_damaged_memory_is_told(pairs, tmp_path, profile):
 
 @pytest.mark.parametrize("profile", ["suffix", "hybrid"])
 def test_no_repeat_of_a_bench_knows_the_captions_of_the_one_before(pairs, profile):
-    captioner = pairs("embedded").captioner(profile, **{"draft.gamma": 3})
+    """One that knows it needs two thirds as many passes at most, of the target or of the draft that it asks instead."""
+
+    def passes(record):
+        return record.counters["target_forwards"] + record.counters["draft_forwards"]
+
+    captioner = pairs("embedded").captioner(profile, **{"draft.gamma": 3, "generate.max_new_tokens": 80})
     (repeats,) = run({profile: captioner}, [Path(shipped()[0])], 3)[profile].values()
-    assert len({one.counters["target_forwards"] for one in repeats}) == 1
     known = captioner.caption(shipped()[0])
     assert known.token_ids == repeats[0].token_ids
-    assert known.counters["target_forwards"] < repeats[0].counters["target_forwards"]
+    assert passes(known) < min(map(passes, repeats)) * 2 / 3
 
 
 def test_what_is_wrong_with_a_memory_is_said_before_any_clip(pairs, tmp_path):

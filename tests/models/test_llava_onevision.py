@@ -26,7 +26,6 @@ from models.checkpoints import (
     tokenizer,
 )
 from models.closeness import assert_close
-from training.architecture import prompt_text
 from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
 from vidspec.models.llava_onevision import LlavaOnevision
@@ -239,7 +238,7 @@ def test_prompt_text_is_the_chat_template(tied, prompt):
     content = [{"type": "video"}, {"type": "text", "text": prompt}]
     message = [{"role": "user", "content": content}]
     rendered = model.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
-    assert rendered == prompt_text(prompt)
+    assert rendered == f"<|im_start|>user <video>\n{prompt}<|im_end|><|im_start|>assistant\n"
     expanded = rendered.replace("<video>", "<video>" * len(prefix.visual))
     assert prefix.token_ids.tolist() == model.tokenizer.encode(expanded, add_special_tokens=False)
     assert prefix.positions.tolist() == [list(range(prefix.length))] and prefix.next_position == prefix.length

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from training.architecture import Grid, architecture, build_tokenizer, prompt_text
+from training.architecture import Grid, architecture, build_tokenizer
 from training.codes import shares
-from training.stage_joint import build_bank, grow, train_joint
+from training.stage_joint import Bank, build_bank, grow
 from training.stage_language import (
+    Fresh,
     Learner,
     Reader,
     Shown,
@@ -22,12 +23,13 @@ from training.stage_language import (
     learning_rate,
     read_loss,
     text_batch,
-    train_language,
+    train_readers,
 )
 from training.stage_vision import pixels, train_vision
-from training.train import SETTINGS
+from training.train import PAIRS, SETTINGS, Run
 from vidspec.embedded.captions import PROMPTS, caption
 from vidspec.embedded.world import draw_scene
+from vidspec.models import loading
 
 FAMILIES = ("llava_onevision", "qwen2_5_vl")
 LLAVA, QWEN = (architecture(family) for family in FAMILIES)
@@ -55,17 +57,16 @@ def test_captions_have_80_to_200_tokens():
 
 
 def test_batches_place_tokens_and_positions(words):
-    short, long = encode(LLAVA, words, "A?", "Yes."), encode(LLAVA, words, PROMPTS[0], "A longer answer.")
+    short, long = encode(LLAVA, words, ("A?", "Yes.")), encode(LLAVA, words, (PROMPTS[0], "A longer answer."))
     kept = [np.array([0, 5, 8]), np.array([1, 2, 8])]
     batch = text_batch(LLAVA, [short, long], [Shown(k, 2, Grid(2, 2)) for k in kept])
     before = len(short.before)
     assert batch.positions[0, 0, : before + 4].tolist() == [*range(before), before, before + 5, before + 8, before + 9]
     assert batch.visual[0].tolist() == [before, before + 1, before + 2]
-    answer = short.after[short.answer :]
+    answer = words.encode("Yes.<|im_end|>")
     assert batch.targets[0][batch.targets[0] >= 0].tolist() == answer
     first = int((batch.targets[0] >= 0).nonzero()[0])
     assert batch.ids[0, first + 1 : first + len(answer)].tolist() == answer[:-1]
-    assert prompt_text("A?").replace("<video>", "") == words.decode(short.before + short.after[: short.answer])
 
 
 def test_dropped_tokens_prefer_empty_cells_and_spare_the_newline():
@@ -84,7 +85,7 @@ def test_a_grown_reader_computes_the_same(family, tokenizer, words):
     family, tokens = (LLAVA, words) if family == "llava_onevision" else (QWEN, tokenizer)
     shallow = Reader(family, draft(family, tokens, layers=2)).eval()
     deep = grow(family, shallow, draft(family, tokens, layers=6)).eval()
-    text = encode(family, tokens, PROMPTS[0], "The video shows one object.")
+    text = encode(family, tokens, (PROMPTS[0], "The video shows one object."))
     count = 4 + family.trailing
     batch = text_batch(family, [text], [Shown(np.arange(count), 1, Grid(2, 2), 0.5)])
     visual = torch.randn(1, count, 128)
@@ -97,7 +98,7 @@ def test_a_grown_reader_computes_the_same(family, tokenizer, words):
 def test_one_step_lowers_the_loss_on_its_own_batch(words):
     torch.manual_seed(0)
     reader = Reader(LLAVA, draft(LLAVA, words))
-    text = encode(LLAVA, words, PROMPTS[0], "The video shows one object on a plain black background.")
+    text = encode(LLAVA, words, (PROMPTS[0], "The video shows one object on a plain black background."))
     batch = text_batch(LLAVA, [text], [Shown(np.arange(5), 1, Grid(2, 2))])
     visual, facts = torch.randn(1, 5, 128), fact_ids(words)
     optimiser = torch.optim.AdamW(reader.parameters(), lr=1e-3)
@@ -111,7 +112,7 @@ def test_one_step_lowers_the_loss_on_its_own_batch(words):
 def test_half_precision_changes_the_loss_little(tokenizer):
     torch.manual_seed(0)
     reader = Reader(QWEN, draft(QWEN, tokenizer))
-    text = encode(QWEN, tokenizer, PROMPTS[0], "The video shows one object.")
+    text = encode(QWEN, tokenizer, (PROMPTS[0], "The video shows one object."))
     batch = text_batch(QWEN, [text], [Shown(np.arange(4), 1, Grid(2, 2, frames=2), 0.5)])
     visual, facts = torch.randn(1, 4, 128), fact_ids(tokenizer)
     with torch.no_grad():
@@ -172,22 +173,76 @@ def test_every_stage_runs(family, tokenizer, words, tmp_path):
     family, tokens = (LLAVA, words) if family == "llava_onevision" else (QWEN, tokenizer)
     config = draft(family, tokens)
     readers, seers = {"draft": Reader(family, config)}, {"draft": family.seer(config)}
-    train_language(family, readers, tokens, tmp_path, steps=2, batch=1, seed=1, peak=1e-3)
-    train_vision(family, seers, {"draft": 128}, tmp_path, steps=2, scenes=1, seed=1, peak=1e-3)
-    bank = build_bank(family, {"draft": seers["draft"].eval()}, 3, seed=1)
-    for clip in bank:
+    train = {"seed": 1, "peak": 1e-3}
+    fresh = Fresh(family, {"draft": 128}, batch=1, seed=1, easy=True)
+    train_readers(family, readers, fresh, tokens, tmp_path, stage="language", steps=2, **train)
+    train_vision(family, seers, {"draft": 128}, tmp_path, steps=2, scenes=1, **train)
+    clips = build_bank(family, {"draft": seers["draft"].eval()}, 3, seed=1)
+    for clip in clips:
         steps = clip.frames // clip.grid.frames
         assert clip.features["draft"].shape == (steps * clip.grid.tokens, 128)
         assert clip.share.shape == (
             len(clip.scene.things), clip.frames, 2 * clip.grid.rows, 2 * clip.grid.columns
         )  # fmt: skip
-    train_joint(family, readers, bank, tokens, tmp_path, steps=1, batch=1, seed=1, peak=1e-3)
+    train_readers(family, readers, Bank(clips, 1, seed=1), tokens, tmp_path, stage="joint", steps=1, **train)
     assert {file.name for file in tmp_path.iterdir()} == {"language.pt", "vision.pt", "joint.pt"}
     saved = torch.load(tmp_path / "joint.pt")["draft"]
     assert all(torch.equal(saved[name], value) for name, value in readers["draft"].state_dict().items())
 
 
+def test_a_bank_is_mixed_with_fresh_scenes():
+    fresh = Fresh(QWEN, {"draft": 128}, batch=2, seed=1, easy=False)
+    known = [fresh(0.5)[0][0] for _ in range(40)]
+    source = Bank(known, 2, seed=3, fresh=fresh, part=0.5, keep=(7,), keep_late=(9,))
+    steps = [source(progress) for progress in (0.1,) * 40 + (0.9,) * 40]
+    kept = [(at, count) for at, (clips, count) in enumerate(steps) if all(clip in known for clip in clips)]
+    assert 20 < len(kept) < 60 and {count for at, count in kept if at < 40} == {7}
+    assert {count for at, count in kept if at >= 40} == {9}
+    assert all(len({(clip.frames, clip.grid) for clip in clips}) == 1 for clips, _ in steps)
+
+
+def test_the_draft_may_learn_from_fewer_samples(words, tmp_path):
+    learners = {name: Reader(LLAVA, draft(LLAVA, words)) for name in ("target", "draft")}
+    before = {name: [weight.clone() for weight in reader.parameters()] for name, reader in learners.items()}
+    fresh = Fresh(LLAVA, dict.fromkeys(learners, 128), batch=1, seed=1, easy=True)
+    train_readers(
+        LLAVA, learners, fresh, words, tmp_path, stage="x", steps=3, seed=1, peak=1e-3, draft_every=2, floor=1.0
+    )
+    moved = {
+        name: sum((new - old).abs().mean().item() for new, old in zip(reader.parameters(), before[name], strict=True))
+        for name, reader in learners.items()
+    }
+    assert 0 < moved["draft"] < 2 * moved["target"]  # it learns at twice the rate, from two of the three
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_shipped_pair_is_taken_apart_and_put_together_again(family, tmp_path):
+    from safetensors.torch import load_file
+
+    family = architecture(family)
+    run = Run(family, tmp_path, "shipped")
+    run.shipped()
+    (tmp_path / "shipped.pt").rename(tmp_path / "joint.pt")
+    run.export()
+    for name in ("target", "draft"):
+        old = load_file(loading.embedded_folder(PAIRS[family.family], name) / "model.safetensors")
+        new = load_file(tmp_path / "pair" / name / "model.safetensors")
+        assert old.keys() == new.keys() and all(torch.equal(old[key], new[key]) for key in old)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_dialogue_is_what_the_chat_template_renders(family):
+    family = architecture(family)
+    model = loading.load(str(loading.embedded_folder(PAIRS[family.family], "draft")), loading.placement())
+    turns = [("A?", "Yes."), ("B?", "No."), ("C?", "It is."), ("D?", "")]
+    text = encode(family, model.tokenizer, *turns)
+    whole = model.span.join(model._around("D?", None, turns[:3]))
+    assert [*text.before, model.visual_id, *text.after[:-1]] == model.tokenizer.encode(whole)
+    learned = [token for token, answer in zip(text.after, text.learned, strict=True) if answer]
+    assert model.tokenizer.decode(learned) == "Yes.<|im_end|>No.<|im_end|>It is.<|im_end|><|im_end|>"
+
+
 def test_settings_are_kept_for_both_families():
-    assert set(SETTINGS) == set(FAMILIES)
+    assert set(SETTINGS) == {"shipped", "nothing"} and all(set(kinds) == set(FAMILIES) for kinds in SETTINGS.values())
     with pytest.raises(KeyError):
         architecture("unknown")

@@ -56,17 +56,18 @@ def demo_notes(profile: Profile, prompts: Iterable[str]) -> list[str]:
     """
     from vidspec.embedded import ships
     from vidspec.embedded.captions import PROMPTS
+    from vidspec.embedded.questions import KINDS, is_known
 
     models = profile.models
     if models.pair is None and not ships(models.target or ""):
         return []
     notes = [NOTICE]
-    if untrained := sorted({prompt for prompt in prompts if prompt not in PROMPTS}):
+    if untrained := sorted({prompt for prompt in prompts if not is_known(prompt)}):
         more = f" (and {len(untrained) - 1} more)" if len(untrained) > 1 else ""
         shown = " ".join(untrained[0].split())
         notes.append(
             f"note: the built-in models were not trained for the prompt {shown[:60]!r}{more}; what they answer to it "
-            f"means nothing. They know {PROMPTS[0]!r} and {len(PROMPTS) - 1} others like it"
+            f"means nothing. They know {PROMPTS[0]!r} and others like it, and behind it such as {KINDS['count']!r}"
         )
     return notes
 

@@ -7,7 +7,7 @@ import random
 
 from vidspec.embedded.world import Scene, Thing
 
-__all__ = ["PROMPTS", "caption"]
+__all__ = ["PROMPTS", "article", "caption", "counted", "draw_prompt", "listed"]
 
 #: What the built-in models were asked during training; the first is the default prompt.
 PROMPTS = (
@@ -46,12 +46,19 @@ def _pick(rng: random.Random, *choices: str) -> str:
     return rng.choices(choices, weights=weights)[0]
 
 
-def _listed(items: list[str]) -> str:
+def listed(items: list[str]) -> str:
+    """The items as a sentence names them."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
-def _article(phrase: str) -> str:
+def article(phrase: str) -> str:
+    """The phrase with ``a`` or ``an`` before it."""
     return f"{'an' if phrase[0] in 'aeiou' else 'a'} {phrase}"
+
+
+def counted(count: int) -> str:
+    """So many objects."""
+    return f"{_COUNTS[count]} {'object' if count == 1 else 'objects'}"
 
 
 def _introduction(rng: random.Random, thing: Thing, index: int, count: int) -> str:
@@ -65,19 +72,23 @@ def _introduction(rng: random.Random, thing: Thing, index: int, count: int) -> s
     return f"{what} {_pick(rng, *_MOTIONS[thing.motion]).format(end=thing.end_place)}"
 
 
+def draw_prompt(rng: random.Random) -> str:
+    """One of :data:`PROMPTS`, most often the first."""
+    return PROMPTS[0] if rng.random() < 0.6 else rng.choice(PROMPTS)
+
+
 def caption(scene: Scene, rng: random.Random) -> str:
     """A paragraph that states all facts of ``scene``; ``rng`` draws the wording."""
     things = scene.things
     count = len(things)
-    word = _COUNTS[count]
-    backdrop = _article(f"{scene.pattern} {scene.background} background")
-    plural = "object" if count == 1 else "objects"
+    number = counted(count)
+    backdrop = article(f"{scene.pattern} {scene.background} background")
     sentences = [
         _pick(
             rng,
-            f"The video shows {word} {plural} on {backdrop}.",
-            f"In this clip, {word} {plural} can be seen against {backdrop}.",
-            f"Against {backdrop}, the video shows {word} {plural}.",
+            f"The video shows {number} on {backdrop}.",
+            f"In this clip, {number} can be seen against {backdrop}.",
+            f"Against {backdrop}, the video shows {number}.",
         )
     ]
     sentences += [_introduction(rng, thing, i, count) for i, thing in enumerate(things)]
@@ -90,12 +101,12 @@ def caption(scene: Scene, rng: random.Random) -> str:
         f"the {thing.colour} {thing.shape} is " + (f"at the {thing.end_place}" if thing.end_place else "gone")
         for thing in things
     ]
-    sentences.append(f"{_pick(rng, 'By the end of the video', 'In the last frame')}, {_listed(states)}.")
-    colours = _listed([thing.colour for thing in things])
+    sentences.append(f"{_pick(rng, 'By the end of the video', 'In the last frame')}, {listed(states)}.")
+    colours = listed([thing.colour for thing in things])
     sentences.append(
         f"In total there is one object, and it is {colours}."
         if count == 1
-        else f"In total there are {word} objects, and they are {colours}."
+        else f"In total there are {number}, and they are {colours}."
     )
     sentences.append(
         _pick(

@@ -162,13 +162,28 @@ class LlavaArchitecture(Architecture):
         )
         model.half().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        processor = {
-            "video_processor_type": "LlavaOnevisionVideoProcessor",
+        common = {
+            "processor_class": "LlavaOnevisionProcessor",
             "size": {"height": _IMAGE, "width": _IMAGE},
             "image_mean": list(self.mean),
             "image_std": list(self.std),
             "resample": 3,
             "rescale_factor": 1 / 255,
         }
-        text = json.dumps(processor, indent=2) + "\n"
-        (folder / "video_preprocessor_config.json").write_text(text, encoding="utf-8")
+        files = {
+            "preprocessor_config.json": {
+                "image_processor_type": "LlavaOnevisionImageProcessor",
+                "image_grid_pinpoints": [[_IMAGE, _IMAGE]],
+                **common,
+            },
+            "video_preprocessor_config.json": {"video_processor_type": "LlavaOnevisionVideoProcessor", **common},
+            "processor_config.json": {
+                "processor_class": "LlavaOnevisionProcessor",
+                "num_image_tokens": (_IMAGE // self.patch) ** 2,
+                "vision_feature_select_strategy": "full",
+                "image_token": "<image>",
+                "video_token": "<video>",
+            },
+        }
+        for name, settings in files.items():
+            (folder / name).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

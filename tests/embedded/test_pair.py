@@ -85,6 +85,22 @@ def test_stock_classes_load_it(name, folder):
         assert len(AutoTokenizer.from_pretrained(folder / role)) <= model.config.text_config.vocab_size
 
 
+def test_other_tools_find_all_that_a_processor_is_made_of(name, folder):
+    """`AutoProcessor` itself needs torchvision; what it reads is there, and of one mind with the model's config."""
+    for role in ("target", "draft"):
+        read = {file.name: json.loads(file.read_text()) for file in (folder / role).glob("*.json")}
+        vision = read["config.json"]["vision_config"]
+        images, videos = read["preprocessor_config.json"], read["video_preprocessor_config.json"]
+        assert images["processor_class"] == videos["processor_class"]
+        assert images["image_mean"] == videos["image_mean"] and images["size"] == videos["size"]
+        if name == "embedded":
+            assert (
+                read["processor_config.json"]["num_image_tokens"] == (vision["image_size"] // vision["patch_size"]) ** 2
+            )
+        else:
+            assert images["patch_size"] == vision["patch_size"] == videos["patch_size"]
+
+
 def test_it_is_what_the_training_script_makes(name, folder):
     from transformers import AutoConfig, AutoTokenizer
 

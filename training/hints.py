@@ -27,8 +27,9 @@ _SHOWN, _MOVED = 0.12, 0.1
 _CIRCLED = 0.35
 _TIMES = 8
 _PLACES = tuple(PLACES.values())
+_SO_FAR = ("still", "right", "left", "up", "down", "circles")
 #: Questions of a visual token and of a name, with the numbers of their answers.
-SEEN = {"time": _TIMES, "start": len(_PLACES), "so far": 6, "late": 2}
+SEEN = {"time": _TIMES, "start": len(_PLACES), "so far": len(_SO_FAR), "late": 2}
 NAMED = {
     "motion": len(MOTIONS),
     "start": len(_PLACES),
@@ -36,7 +37,6 @@ NAMED = {
     "shape": len(SHAPES),
     "size": len(SIZES),
 }
-_SO_FAR = ("still", "right", "left", "up", "down", "circles")
 #: Tokens behind a colour that still are the thing's name.
 _NAME = 2
 

@@ -275,7 +275,11 @@ class Learner:
 
     def _share_gradients(self) -> None:
         """Give all processes the mean of their gradients."""
-        gradients = [weight.grad for weight in self.module.parameters() if weight.grad is not None]
+        gradients = []
+        for weight in self.module.parameters():
+            if weight.grad is None:  # of a probe that nothing of this process's batch asked
+                weight.grad = torch.zeros_like(weight)
+            gradients.append(weight.grad)
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat)
         parts = (flat / dist.get_world_size()).split([gradient.numel() for gradient in gradients])
@@ -294,7 +298,7 @@ def save(learners: dict[str, Learner], file: Path) -> None:
     part.rename(file)
 
 
-def keep(learners: dict[str, Learner], file: Path, step: int) -> None:
+def checkpoint(learners: dict[str, Learner], file: Path, step: int) -> None:
     """Write all that a training goes on from, in one piece or not at all."""
     part = file.with_suffix(".part")
     states = {name: (one.module.state_dict(), one.optimiser.state_dict()) for name, one in learners.items()}
@@ -303,7 +307,7 @@ def keep(learners: dict[str, Learner], file: Path, step: int) -> None:
 
 
 def resume(learners: dict[str, Learner], file: Path) -> int:
-    """Go on from what :func:`keep` wrote; the number of steps made."""
+    """Go on from what :func:`checkpoint` wrote; the number of steps made."""
     step, states = torch.load(file, weights_only=False)
     for name, (weights, optimiser) in states.items():
         learners[name].module.load_state_dict(weights)
@@ -463,7 +467,7 @@ def train_readers(
             print(json.dumps({"stage": stage, "step": step + 1, "nats": row,
                               "s": round(time.monotonic() - begun, 1)}), flush=True)  # fmt: skip
         if (step + 1) % 100 == 0:
-            keep(learners, going, step + 1)
+            checkpoint(learners, going, step + 1)
     if not rank():
         save(learners, out / f"{stage}.pt")
         going.unlink(missing_ok=True)

@@ -209,8 +209,9 @@ class Run:
         readers, seers = self.readers(stage), self.seers()
         for name, config in self.configs.items():
             self.family.assemble(config, readers[name], seers[name], self.tokenizer, self.out / "pair" / name)
-        known = {name: digest(embedded_folder(PAIRS[self.family.family], name)) for name in self.configs}
-        began = {"family": self.family.family, "from": self.begin, "shipped": known}
+        began: dict[str, Any] = {"family": self.family.family, "from": self.begin}
+        if self.begin == "shipped":
+            began["shipped"] = {name: digest(embedded_folder(PAIRS[self.family.family], name)) for name in self.configs}
         text = json.dumps(began | {"settings": self.settings}, indent=2) + "\n"
         (self.out / "pair" / "training.json").write_text(text, encoding="utf-8")
 

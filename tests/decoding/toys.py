@@ -105,7 +105,7 @@ class ToyEngine:
         self._opened[id(span)] = self.tables[min(len(self._opened), len(self.tables) - 1)]
         return span
 
-    greedy = Engine.greedy
+    greedy, check = Engine.greedy, Engine.check
     chunk, alone = Engine.chunk, Engine.alone
 
     def start(self) -> Prefill:

@@ -149,3 +149,20 @@ def test_trees_and_selections_are_refused(engine, prefix):
         read.span.gather(prefix.length, [0, 2])
     read.span.gather(prefix.length, [0, 1])
     assert read.span.length == prefix.length + 2
+
+
+def test_a_pass_over_a_prompt_that_fails_is_run_again(engine, prefix, monkeypatch):
+    """Behind the recurrent blocks: their states have gone on, and go back to where the pass began."""
+    expected, text = engine.prefill(prefix, 4), tokens(3)
+    span = engine.open(prefix.length + 4, prefix.next_position - prefix.length)
+    half, end = prefix.length // 2, prefix.length - 5
+    engine.run([Rows(span, prompt=prefix, stretch=(0, half))])
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.model.decoder, "norm", lambda rows: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.run([Rows(span, prompt=prefix, stretch=(half, end))])
+    engine.run([Rows(span, prompt=prefix, stretch=(half, end - 2))])
+    passed = engine.run([Rows(span, prompt=prefix, stretch=(end - 2, prefix.length))])[0]
+    torch.testing.assert_close(passed.logits[-1], expected.logits, rtol=0, atol=1e-4)
+    again = engine.run([Rows(span, text)])[0].logits
+    torch.testing.assert_close(again, forward(engine, expected, text).logits, rtol=0, atol=1e-4)

@@ -1,5 +1,7 @@
 """The one door: sequences in one pass get what each would get alone, and what the stock model gives."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from lossy.families import FAMILIES, case, stock_logits
@@ -9,6 +11,7 @@ from vidspec.engine import forward as door
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Prefill, Rows
 from vidspec.engine.taps import Taps
+from vidspec.errors import ModelError
 
 CLOSE = {"rtol": 0, "atol": 4e-5}  # of logits up to 4: 1e-5 of the largest
 TOKENS = [40, 41, 77, 77, 60, 123, 38, 90]
@@ -220,3 +223,53 @@ def test_poison_would_be_seen(several):
     with torch.inference_mode():
         read.span.slab.layers(read.span.start, read.span.start + read.span.length)[1][:, :, -1] = float("nan")
     assert not torch.isfinite(forward(engine, read, TOKENS[:1]).logits).all()
+
+
+def test_logits_that_are_not_finite_are_an_error_of_their_sequence(several):
+    """NaN in what one sequence reads, as of damaged features; its neighbour in the pass goes on."""
+    engine, found = several
+    broken, sound = found[1], found[0]
+    embeds = broken.embeds.clone()
+    embeds[0, 2] = float("nan")
+    reads = [engine.reading(prefix, ROOM) for prefix in (replace(broken, embeds=embeds), sound)]
+    passed = engine.run([one.rows(door.CHUNK) for one in reads])
+    assert [one.finite for one in passed] == [False, True]
+    with pytest.raises(ModelError, match="not finite"):
+        reads[0].took(passed[0])
+    torch.testing.assert_close(reads[1].took(passed[1]).logits, alone(engine, sound, [1])[0], **CLOSE)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_an_error(several, bad, monkeypatch):
+    engine, found = several
+    decoder, norm = engine.model.decoder, engine.model.decoder.norm
+    read = engine.prefill(found[0], ROOM)
+    monkeypatch.setattr(decoder, "norm", lambda rows: norm(rows) * torch.tensor(bad))
+    with pytest.raises(ModelError, match="not finite"):
+        engine.prefill(found[0], ROOM)
+    length = read.span.length
+    with pytest.raises(ModelError, match="not finite"):
+        engine.greedy([(read.span, [40], 3)])
+    assert read.span.length == length
+
+
+def test_a_chain_that_fails_leaves_its_sequences_as_they_were(several, monkeypatch):
+    engine, found = several
+    reads = [engine.prefill(prefix, ROOM) for prefix in found[:2]]
+    lengths = [read.span.length for read in reads]
+    expected = engine.greedy([(reads[0].span, [40, 41], 4), (reads[1].span, [77], 4)])
+    for read, length in zip(reads, lengths, strict=True):
+        read.span.rollback(length)
+    decoder, norm, passes = engine.model.decoder, engine.model.decoder.norm, []
+
+    def fails(rows):
+        passes.append(len(rows))
+        if len(passes) == 3:
+            raise MemoryError
+        return norm(rows)
+
+    monkeypatch.setattr(decoder, "norm", fails)
+    with pytest.raises(MemoryError):
+        engine.greedy([(reads[0].span, [40, 41], 4), (reads[1].span, [77], 4)])
+    assert [read.span.length for read in reads] == lengths
+    assert [engine.greedy([(reads[0].span, [40, 41], 4)])[0], engine.greedy([(reads[1].span, [77], 4)])[0]] == expected

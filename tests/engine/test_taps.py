@@ -6,6 +6,7 @@ from models.checkpoints import HEADS, KV_HEADS, LAYERS, TIED, adapter, pixels, s
 
 from engine.passing import forward
 from vidspec.engine.forward import Engine
+from vidspec.engine.rows import Rows
 from vidspec.engine.taps import Taps, language_to_video_attention
 
 FRAMES = 2
@@ -179,3 +180,77 @@ def test_taps_end_with_the_prefill(engine, prefix):
     forward(engine, state, [300, 41])
     assert torch.equal(taps.attention_scores, scores)
     assert all(torch.equal(taps.states[at], kept) for at, kept in before.items())
+
+
+def read_in(engine, prefix, taps, *ends):
+    """Read a prompt in stretches that end there; what each pass saw of ``taps``."""
+    span, start = engine.open(prefix.length + 4, prefix.next_position - prefix.length), 0
+    for end in ends:
+        engine.run([Rows(span, prompt=prefix, stretch=(start, end), taps=taps)])
+        start = end
+    return span
+
+
+EVERYTHING = {"hidden": (0, 2), "attention_at": (1,)}
+
+
+@pytest.mark.parametrize("options", [{"hidden": (0, 2)}, {"attention_at": (1,)}, EVERYTHING], ids=str)
+def test_signals_are_ready_once_they_cover_every_row(engine, prefix, options):
+    whole, seen = watch(prefix, **options), []
+    engine.prefill(prefix, 4, whole)
+
+    def ready():
+        seen.append({block: len(rows) for block, rows in taps.states.items()})
+        assert all(torch.isfinite(scores).all() for scores in taps.block_scores.values())
+
+    taps = watch(prefix, ready=ready, **options)
+    read_in(engine, prefix, taps, 5, prefix.length - 3)
+    assert not seen
+    read_in(engine, prefix, watch(prefix), 3)  # another prompt
+    assert not seen and not taps.block_scores
+    taps = watch(prefix, ready=ready, **options)
+    read_in(engine, prefix, taps, 5, prefix.length - 3, prefix.length)
+    assert seen == [{block: prefix.length for block in options.get("hidden", ())}] and taps.error is None
+    for block, rows in whole.states.items():
+        torch.testing.assert_close(taps.states[block], rows, rtol=0, atol=1e-5)
+    for block, scores in whole.block_scores.items():
+        torch.testing.assert_close(taps.block_scores[block], scores, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("again", [(5, 25), (5, 29), (5, 12)], ids=str)
+def test_a_pass_that_is_run_again_observes_nothing_twice(engine, prefix, again, monkeypatch):
+    """It failed behind the blocks that were observed, and comes again with as many rows, with more or with fewer."""
+    options = {"attention": True, "heads": True, **EVERYTHING}
+    whole, taps = watch(prefix, **options), watch(prefix, **options)
+    engine.prefill(prefix, 4, whole)
+    span = read_in(engine, prefix, taps, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.model.decoder, "norm", lambda rows: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.run([Rows(span, prompt=prefix, stretch=(5, 25), taps=taps)])
+    assert span.length == 5
+    engine.run([Rows(span, prompt=prefix, stretch=again, taps=taps)])
+    engine.run([Rows(span, prompt=prefix, stretch=(again[1], prefix.length), taps=taps)])
+    for block, rows in whole.states.items():
+        assert taps.states[block].shape == rows.shape
+        torch.testing.assert_close(taps.states[block], rows, rtol=0, atol=1e-5)
+    torch.testing.assert_close(taps.attention_scores, whole.attention_scores, rtol=0, atol=1e-6)
+    torch.testing.assert_close(taps.block_scores, whole.block_scores, rtol=0, atol=1e-6)
+    torch.testing.assert_close(taps.head_scores, whole.head_scores, rtol=0, atol=1e-6)
+
+
+def test_what_a_reader_of_signals_raises_ends_its_own_prompt(engine, prefix):
+    """The pass goes on for the others in it."""
+    calls = []
+
+    def ready():
+        calls.append(1)
+        raise LookupError("no tokens")
+
+    taps = watch(prefix, hidden=(0, 1), ready=ready)
+    reading = engine.reading(prefix, 4, taps)
+    other = engine.open(prefix.length + 4, 0)
+    passed = engine.run([reading.rows(prefix.length), Rows(other, prompt=prefix, stretch=(0, prefix.length))])
+    assert other.length == prefix.length and calls == [1]
+    with pytest.raises(LookupError, match="no tokens"):
+        reading.took(passed[0])

@@ -82,7 +82,12 @@ class Pass(Ask):
         return self.rows
 
     def took(self, passed: Sequence[Passed]) -> bool:
-        """What the pass gave; whether the ask is answered with it."""
+        """What the pass gave; whether the ask is answered with it.
+
+        Raises:
+            ModelError: logits that are not finite.
+        """
+        self.engine.check(passed)
         self.answer = list(passed)
         return True
 
@@ -108,6 +113,7 @@ class Continue(Pass):
         self.answer = []
 
     def took(self, passed: Sequence[Passed]) -> bool:
+        self.engine.check(passed)
         token = int(passed[0].logits[-1].argmax())
         self.answer.append(token)
         self.token_ids, self.gamma = [token], self.gamma - 1

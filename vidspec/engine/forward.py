@@ -13,11 +13,12 @@ from vidspec.engine.attention import Attention
 from vidspec.engine.rows import Passed, Prefill, Prompt, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.engine.taps import Taps
+from vidspec.errors import ModelError
 
 if TYPE_CHECKING:
     from vidspec.engine.decoder import LanguageModel
 
-__all__ = ["CHUNK", "Engine", "Prefilling"]
+__all__ = ["CHUNK", "Engine", "Prefilling", "finite"]
 
 #: Rows of a prompt that are read in one pass, so that what a block computes stays small however long the prompt.
 CHUNK = 8192
@@ -63,14 +64,15 @@ class Engine(Generic[M]):
         """
         decoder = self.model.decoder
         if decoder.graphs is not None and decoder.graphs.take(batch):
-            return decoder.graphs.run(batch, self.model.vocabulary)
+            return finite(decoder.graphs.run(batch, self.model.vocabulary))
         rows, rotation = self._embedded(batch), decoder.rotation(self._positions(batch))
         attention = Attention(batch, decoder.scaling, decoder.windows, decoder.cached, decoder.mutual)
         added = _deepstack(batch)
         watched: list[tuple[Taps, slice]] = []
         for part, start in zip(batch, _starts(batch), strict=True):
             if part.taps is not None:
-                part.taps.begin(part.span.length, part.ends, decoder.cached)
+                whole = len(part) + part.span.length if part.prompt is None else part.prompt.length
+                part.taps.begin(part.span.length, whole, decoder.cached)
                 watched.append((part.taps, slice(start, start + len(part))))
         tapped = {block for part in batch for block in part.tapped}
         entering: dict[int, torch.Tensor] = {}
@@ -85,7 +87,7 @@ class Engine(Generic[M]):
         for taps, inner in watched:
             taps.entered(decoder.depth, rows[inner])
             taps.end()
-        passed = self._passed(batch, rows)
+        passed = finite(self._passed(batch, rows))
         return passed if not tapped else self._tapped(batch, passed, {**entering, decoder.depth: rows})
 
     @torch.inference_mode()
@@ -104,13 +106,33 @@ class Engine(Generic[M]):
             span, token_ids, gamma = batch[0]
             return [graphs.greedy(span, token_ids, gamma, self.model.vocabulary)]
         made: list[list[int]] = [[] for _ in batch]
-        for step in range(max(gamma for _, _, gamma in batch)):
-            going = [i for i, (_, _, gamma) in enumerate(batch) if step < gamma]
-            passed = self.run([Rows(batch[i][0], made[i][-1:] if step else batch[i][1]) for i in going])
-            best = torch.stack([one.logits[-1].argmax() for one in passed]).tolist()
-            for i, token in zip(going, best, strict=True):
-                made[i].append(token)
+        lengths = [span.length for span, _, _ in batch]
+        try:
+            for step in range(max(gamma for _, _, gamma in batch)):
+                going = [i for i, (_, _, gamma) in enumerate(batch) if step < gamma]
+                passed = self.run([Rows(batch[i][0], made[i][-1:] if step else batch[i][1]) for i in going])
+                self.check(passed)
+                best = torch.stack([one.logits[-1].argmax() for one in passed]).tolist()
+                for i, token in zip(going, best, strict=True):
+                    made[i].append(token)
+        except Exception:  # whoever tries again begins where this began
+            for (span, _, _), length in zip(batch, lengths, strict=True):
+                span.rollback(length)
+            raise
         return made
+
+    def check(self, passed: Sequence[Passed]) -> None:
+        """Refuse logits that are no numbers.
+
+        Raises:
+            ModelError: some are NaN or infinite, as weights that are damaged, or too large for the dtype, give.
+        """
+        if not all(one.finite for one in passed):
+            raise ModelError(
+                f"{getattr(self.model, 'name', 'the model')}: its logits are not finite (NaN or infinite)",
+                hint="damaged weights, or numbers too large for this dtype: fetch the model again, or try another --dtype",
+                kind="not_finite",
+            )
 
     def reading(
         self,
@@ -184,11 +206,11 @@ class Engine(Generic[M]):
         model, decoder = self.model, self.model.decoder
         judged = [len(part) if part.prompt is None else int(part.ends) for part in batch]
         shown = [len(part) if part.states else count for part, count in zip(batch, judged, strict=True)]
-        for part in batch:
-            part.span.length += len(part)
         normed = decoder.norm(_last(rows, list(map(len, batch)), shown))
         logits = decoder.logits(_last(normed, shown, judged))[:, : model.vocabulary].to(model.device)
-        return [Passed(*both) for both in zip(logits.split(judged), normed.split(shown), strict=True)]
+        for part in batch:  # only now: a pass that fails leaves its sequences as they were
+            part.span.length += len(part)
+        return list(map(Passed, logits.split(judged), normed.split(shown)))
 
     def _tapped(
         self, batch: Sequence[Rows], passed: Sequence[Passed], entering: Mapping[int, torch.Tensor]
@@ -261,6 +283,9 @@ class Prefilling:
         """What the pass over the last stretch gave; the prompt as it was read, once all of it has been."""
         if self.span is None:
             raise ValueError("nothing has been read yet")
+        self.engine.check([passed])
+        if self.taps is not None and self.taps.error is not None:
+            raise self.taps.error
         start, end = self._stretch
         if self.states:
             index = self.prompt.visual.index.to(passed.hidden.device)
@@ -271,6 +296,14 @@ class Prefilling:
         if units is not None:  # in float32, in the dtype it came in
             units = F.normalize(units.float(), dim=-1).to(units.dtype)
         return Prefill(self.span, passed.logits[-1], units)
+
+
+def finite(passed: list[Passed]) -> list[Passed]:
+    """The same, those marked whose logits are not finite: one sum and one read of the whole pass if none is."""
+    some = [one.logits for one in passed if len(one.logits)]
+    if not some or bool(torch.isfinite(torch.cat(some).sum(dtype=torch.float32))):
+        return passed
+    return [one._replace(finite=bool(torch.isfinite(one.logits.sum(dtype=torch.float32)))) for one in passed]
 
 
 def _last(rows: torch.Tensor, sizes: Sequence[int], counts: Sequence[int]) -> torch.Tensor:

@@ -45,6 +45,8 @@ class _Layer:
     gates: torch.Tensor
     #: Place, and the state before the row at that place: (heads, d_k, d_v) float32.
     marks: list[tuple[int, torch.Tensor]]
+    #: The layer before the last stretch of a prompt, from where a pass that failed behind it is run again.
+    before: _Layer | None = None
 
 
 @dataclass
@@ -122,7 +124,11 @@ def _sequence(module: Any, index: int, part: Rows, mixed: torch.Tensor, gates: t
         state = torch.zeros(heads, module.head_k_dim, module.head_v_dim, device=mixed.device)
         layers[index] = _Layer(mixed.new_zeros(back, mixed.shape[1]), gates[:0], [(0, state)])
     layer = layers[index]
+    if layer.before is not None and layer.before.marks[0][0] == length < layer.marks[0][0]:
+        layer = layers[index] = layer.before
     state = _back(module, layer, length)
+    if part.prompt is not None:
+        layer = layers[index] = _begun(module, layer, length, state)
     start, back = layer.marks[0][0], module.conv_kernel_size - 1
     layer.inputs = torch.cat([layer.inputs[: back + length - start], mixed])
     layer.gates = torch.cat([layer.gates[: length - start], gates])
@@ -134,6 +140,14 @@ def _sequence(module: Any, index: int, part: Rows, mixed: torch.Tensor, gates: t
     layer.marks.append((length + len(mixed), state))
     _forget(layer, back, read=part.prompt is not None)
     return out.reshape(len(mixed), -1)
+
+
+def _begun(module: Any, layer: _Layer, length: int, state: torch.Tensor) -> _Layer:
+    """A layer of a sequence that has ``length`` rows, and nothing of how it came there but in ``before``."""
+    back = module.conv_kernel_size - 1
+    end = back + length - layer.marks[0][0]
+    inputs, gates, marks = layer.inputs[end - back : end].clone(), layer.gates[:0].clone(), [(length, state)]
+    return _Layer(inputs, gates, list(marks), _Layer(inputs, gates, marks))
 
 
 def _back(module: Any, layer: _Layer, length: int) -> torch.Tensor:

@@ -122,11 +122,13 @@ class Passed(NamedTuple):
         hidden: behind the final norm, (n, hidden); of a prompt whose states nobody wants as many rows as ``logits``.
         tapped: (n, blocks * hidden) what entered the ``tapped`` blocks, side by side in their order; None if there are
             none.
+        finite: whether all logits are finite numbers.
     """
 
     logits: torch.Tensor
     hidden: torch.Tensor
     tapped: torch.Tensor | None = None
+    finite: bool = True
 
 
 class Prefill(NamedTuple):

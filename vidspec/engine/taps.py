@@ -60,6 +60,9 @@ def language_to_video_attention(
 class Taps:
     """What to observe while one prompt is read, in one pass or several, and what was seen.
 
+    Of each block it counts the prompt's rows that were observed: a pass that is run again, with the same rows or
+    others, adds only rows that are new.
+
     Attributes:
         rows: indices of the text rows after the video.
         visual: indices of the visual tokens.
@@ -70,10 +73,10 @@ class Taps:
         attention_at: decoder blocks, the first being 0, whose own language-to-video attention to keep.
         hidden: decoder blocks whose inputs to keep; ``0`` is the embeddings, the number of layers the last output
             before the final norm.
-        ready: called once, as soon as everything has been observed; from within the pass where the blocks are early
-            enough, and after it where all blocks are needed.
-        states: per requested block (n, hidden) what entered it.
-        block_scores: per block in ``attention_at`` (N,) float32, the mean over heads and text rows.
+        ready: called once, as soon as every row of the prompt has been observed wherever it is wanted; from within
+            the pass where the blocks are early enough, and after it where all blocks are needed.
+        error: what ``ready`` raised. The pass, which other sequences may share, goes on.
+        states: per requested block (n, hidden) what entered it, of the rows read so far.
     """
 
     rows: torch.Tensor
@@ -84,60 +87,74 @@ class Taps:
     heads: bool = False
     keys: Literal["all", "visual"] = "all"
     ready: Callable[[], None] | None = None
+    error: Exception | None = None
     states: dict[int, torch.Tensor] = field(default_factory=dict)
-    block_scores: dict[int, torch.Tensor] = field(default_factory=dict)
     #: By what the softmax runs over, per block (kv_heads, N) over the rows read so far.
     _by_head: dict[str, dict[int, torch.Tensor]] = field(default_factory=lambda: {"all": {}, "visual": {}})
     _queries: int = 1  # query heads
     _start: int = 0  # of the pass's rows in the prompt
-    _last: bool = True  # whether the pass ends the prompt
+    _length: int = 0  # of the prompt
+    #: Rows that were observed, from the prompt's first on: of a block's input, and of its attention over these keys.
+    _covered: dict[tuple[str, int], int] = field(default_factory=dict)
     #: Of each block in ``attention_at`` the one that is observed for it.
     _observed: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._observed = {block: block for block in self.attention_at}
 
-    def begin(self, start: int, last: bool, attending: Sequence[int] | None = None) -> None:
-        """A pass over the prompt's rows from ``start`` on begins; ``last`` if the prompt ends with it.
+    def begin(self, start: int, length: int, attending: Sequence[int] | None = None) -> None:
+        """A pass over the rows from ``start`` on begins, of a prompt of ``length`` rows.
 
         Where not all blocks attend, the next of those ``attending`` is observed for one that does not, or the last.
         """
-        self._start, self._last = start, last
+        self._start, self._length = start, length
         if attending is not None:
             for block in self.attention_at:
                 self._observed[block] = min((other for other in attending if other >= block), default=attending[-1])
 
     def entered(self, block: int, rows: torch.Tensor) -> None:
         """Called with the rows (n, hidden) that enter a block, and with what enters the final norm."""
-        if block in self.hidden:
-            seen = rows.detach().to(self.rows.device, copy=True)
+        if block in self.hidden and (new := self._new("hidden", block, len(rows))) is not None:
+            seen = rows[new - self._start :].detach().to(rows.device, copy=True).to(self.rows.device)
             self.states[block] = torch.cat([self.states[block], seen]) if block in self.states else seen
             self._check()
 
     def attended(self, block: int, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
         """Called in each block with the pass's rotated queries (n, heads, d) and all keys (1, kv_heads, length, d)."""
-        wanted = [at for at, observed in self._observed.items() if observed == block]
+        wanted = block in self._observed.values()
         if not (self.attention or self.heads or wanted):
             return
+        self._queries = query.shape[1]
         # Of a model split over devices, each block has its keys on its own.
         rows, visual = self.rows.to(key.device), self.visual.to(key.device)
-        rows = rows[(rows >= self._start) & (rows < self._start + len(query))]
-        if len(rows):
-            every = query.transpose(0, 1)[None]
-            for keys in self._wanted(bool(wanted)):
-                seen = language_to_video_attention(every, key, rows, visual, scaling, self._start, keys)
-                seen = (seen * (len(rows) / len(self.rows))).to(self.rows.device)
+        every = query.transpose(0, 1)[None]
+        for keys in self._wanted(wanted):
+            if (new := self._new(keys, block, len(query))) is None:
+                continue
+            some = rows[(rows >= new) & (rows < self._start + len(query))]
+            if len(some):
+                seen = language_to_video_attention(every, key, some, visual, scaling, self._start, keys)
+                seen = (seen * (len(some) / len(self.rows))).to(self.rows.device)
                 before = self._by_head[keys].get(block)
                 self._by_head[keys][block] = seen if before is None else before + seen
-        self._queries = query.shape[1]
-        if wanted and self._last:
-            for at in wanted:
-                self.block_scores[at] = self._by_head["all"][block].sum(0) / self._queries
+        if wanted:
             self._check()
 
     def end(self) -> None:
         """The pass is over."""
         self._check(over=True)
+
+    def _new(self, kind: str, block: int, count: int) -> int | None:
+        """The first of the pass's ``count`` rows that was not observed before; None if all were."""
+        first = max(self._start, self._covered.get((kind, block), 0))
+        if first >= self._start + count:
+            return None
+        self._covered[kind, block] = self._start + count
+        return first
+
+    def _whole(self, kind: str, block: int) -> bool:
+        """Whether every row of the prompt was observed there."""
+        return self._covered.get((kind, block), 0) >= max(1, self._length)
 
     def _wanted(self, own: bool) -> set[Literal["all", "visual"]]:
         """Over which keys a block's attention is needed; ``own`` if it is wanted by itself."""
@@ -145,12 +162,28 @@ class Taps:
         return wanted | ({"all"} if self.heads or own else set())
 
     def _check(self, *, over: bool = False) -> None:
-        """Call ``ready`` if nothing more is to come."""
-        seen = self._last and all(index in self.states for index in self.hidden)
-        seen = seen and all(block in self.block_scores for block in self.attention_at)
-        if self.ready is not None and seen and (over or not (self.attention or self.heads)):
+        """Call ``ready`` if nothing more is to come; ``over``: the pass has run all blocks."""
+        if self.ready is None or ((self.attention or self.heads) and not over):
+            return
+        seen = all(self._whole("hidden", block) for block in self.hidden)
+        seen = seen and all(self._whole("all", block) for block in self._observed.values())
+        if self.attention or self.heads:
+            every = [block for kind, block in self._covered if kind == ("all" if self.heads else self.keys)]
+            seen = seen and bool(every) and all(self._whole("all" if self.heads else self.keys, at) for at in every)
+        if seen:
             ready, self.ready = self.ready, None
-            ready()
+            try:
+                ready()
+            except Exception as error:  # of this clip alone; other clips' rows may be in the pass
+                self.error = error
+
+    @property
+    def block_scores(self) -> dict[int, torch.Tensor]:
+        """Per block in ``attention_at`` (N,) float32, the mean over heads and text rows, of a prompt read whole."""
+        found = self._by_head["all"]
+        return {
+            at: found[block].sum(0) / self._queries for at, block in self._observed.items() if self._whole("all", block)
+        }
 
     @property
     def head_scores(self) -> list[torch.Tensor]:

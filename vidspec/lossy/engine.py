@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from vidspec.engine.attention import Attention
-from vidspec.engine.forward import Engine, Prefilling
+from vidspec.engine.forward import Engine, Prefilling, finite
 from vidspec.engine.rows import Passed, Prefill, Prompt, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.engine.taps import Taps
@@ -122,7 +122,10 @@ class LossyEngine(Engine[VideoLanguageModel]):
         if watched is not None:
             span.watch = _Reselect(watched, share, prefix.visual, span, length)
         hidden, rows = self._blocks(prefix, span)
-        logits = self.model.decoder.logits(self.model.decoder.norm(hidden[-1:]))[0, : self.model.vocabulary]
+        normed = self.model.decoder.norm(hidden[-1:])
+        passed = finite([Passed(self.model.decoder.logits(normed)[:, : self.model.vocabulary], normed)])
+        self.check(passed)
+        logits = passed[0].logits[0]
         span.length, span.missing = length, [length - count for count in rows]
         visual, text = len(prefix.visual), length - len(prefix.visual)
         read = [count - text if block < whole else share_of(visual, share) for block, count in enumerate(rows)]

@@ -132,6 +132,8 @@ class SideBySide(Run):
         self._signals = ranked(taps)
         if setup.late:
             choose()
+        if setup.pruner is not None and self._kept is None:
+            raise RuntimeError("the prompt was read and the draft was never given its visual tokens")
         return Target(setup.target, read, setup.sampling, rng, confident=self.request.confident)
 
     def _prefilled(self, elapsed: float) -> Prefilled:

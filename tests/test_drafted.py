@@ -1,0 +1,219 @@
+"""Every lossless method drafts in company, and from prompts read in many passes, as it does alone.
+
+Equal texts alone do not show it: a method that has stopped drafting writes plain decoding's text too. So counters are
+compared with those of batch 1 and prompts read in one pass.
+"""
+
+import os
+
+import pytest
+from model_pairs import Pair, save_pair
+from test_lossless import LOSSLESS
+
+from vidspec.decoding import loop
+from vidspec.embedded.samples import draw
+from vidspec.engine import forward
+from vidspec.models.request import Request
+from vidspec.profile import profiles
+from vidspec.telling.events import Finished
+
+#: A draft in a process of its own needs a while before its first proposal, longer on a busy machine.
+TOKENS, LONG = 16, 64
+#: Rows of a prompt in a pass: several passes for every prompt.
+SMALL = 150
+EVERY = bool(os.environ.get("VIDSPEC_EVERY_BATCH"))
+#: One for each way of drafting; the others in a longer run (``make test-all``).
+USUAL = (
+    "hippo",
+    "hybrid",
+    "onsd",
+    "parallelvlm",
+    "pearl-specvlm",
+    "sd-adaptive-tree",
+    "self-parallelvlm",
+    "self-sd",
+    "specvlm",
+    "std",
+    "tabed-mtcp-star",
+    "uv-sequential",
+    "vanilla-sd",
+)
+pytestmark = pytest.mark.usefixtures("forked_drafts")
+
+
+class Given:
+    """Clips that are all there from the start."""
+
+    def __init__(self, requests):
+        self.requests = list(requests)
+
+    @property
+    def over(self):
+        return not self.requests
+
+    def take(self):
+        return self.requests.pop(0) if self.requests else None
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    made = Pair(*save_pair("llava_onevision", folder), tokens=TOKENS, **{"video.frames": 4, "models.threads": 1})
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("qwen")
+    made = Pair(*save_pair("qwen2_5_vl", folder), tokens=TOKENS, **{"video.frames": 4, "models.threads": 1})
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    return draw(tmp_path_factory.mktemp("clips"), 4, seed=11)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Prompts are read in many passes, alone and in company."""
+    monkeypatch.setattr(forward.Engine, "chunk", SMALL)
+    monkeypatch.setattr(loop, "SHARED", SMALL)
+
+
+def served(captioner, paths, batch, count):
+    """The captions of ``count`` clips, ``batch`` at a time."""
+    requests = [
+        Request(str(paths[i % len(paths)]), captioner.read(paths[i % len(paths)]), key=(i, str(paths[i % len(paths)])))
+        for i in range(count)
+    ]
+    found = {}
+    for key, event in captioner.serve(Given(requests), batch=batch):
+        if isinstance(event, Exception):
+            raise event
+        if isinstance(event, Finished):
+            found[key] = event.caption
+    assert len(found) == count
+    return found
+
+
+def exact(profile):
+    """Whether what is drafted depends on nothing measured and on no earlier caption."""
+    draft = profile.draft
+    return not (profile.concurrent or profile.plans or profile.chooses or draft.gamma == "auto") and (
+        draft.topology != "adaptive" and draft.kind not in ("suffix", "hybrid")
+    )
+
+
+def captioner_of(pair, name):
+    longer = profiles.load(name, env={}).concurrent
+    return pair.captioner(name, {"generate.max_new_tokens": LONG if longer else TOKENS})
+
+
+def check(pair, name, paths, batch, count, alone):
+    captioner = captioner_of(pair, name)
+    found = served(captioner, paths, batch, count)
+    for (_, path), caption in found.items():
+        assert caption.token_ids == alone[path].token_ids, f"{name}: another text in company"
+        if exact(captioner.profile):
+            counters, before = caption.counters, alone[path].counters
+            assert counters["accepted_lengths"] == before["accepted_lengths"], name
+            assert counters["draft_forwards"] == before["draft_forwards"], name
+    drafted(captioner.profile, found.values())
+
+
+def drafted(profile, captions):
+    if not profile.drafts_for_free:  # which looks texts up that may hold nothing like the next words
+        assert sum(caption.counters["drafted"] for caption in captions) > 0, f"{profile.name} stopped drafting"
+    if profile.drafts_with_a_model:
+        assert sum(caption.counters["draft_forwards"] for caption in captions) > 0, profile.name
+
+
+def alone(pair, name, paths):
+    captioner, plain = captioner_of(pair, name), captioner_of(pair, "ar")
+    if captioner.profile.concurrent:
+        plain = pair.captioner("ar", {"generate.max_new_tokens": LONG})
+    found = {str(path): captioner.caption(path) for path in paths}
+    assert all(caption.token_ids == plain.caption(path).token_ids for path, caption in found.items())
+    drafted(captioner.profile, found.values())
+    return found
+
+
+#: All but the one that may find plain decoding the fastest.
+SPECULATIVE = [name for name in LOSSLESS if not profiles.load(name, env={}).plans]
+
+
+@pytest.mark.parametrize("name", [name for name in SPECULATIVE if EVERY or name in USUAL])
+def test_every_method_drafts_in_company_and_from_chunks(pair, clips, name, monkeypatch):
+    expected = alone(pair, name, clips)
+    check(pair, name, clips, 4, 4, expected)
+    monkeypatch.setattr(forward.Engine, "chunk", SMALL)
+    monkeypatch.setattr(loop, "SHARED", SMALL)
+    check(pair, name, clips, 1, 1, expected)
+    check(pair, name, clips, 4, 4, expected)
+    if EVERY or name == "specvlm":
+        check(pair, name, clips, 16, 16, expected)
+
+
+@pytest.mark.parametrize("name", ["parallelvlm", "self-parallelvlm", "hippo"])
+def test_parallel_prefill_of_a_prompt_in_chunks_under_m_rope(qwen, clips, name, small):
+    expected = alone(qwen, name, clips)
+    check(qwen, name, clips, 4, 4, expected)
+
+
+def test_what_is_kept_does_not_depend_on_chunks_or_company(pair, clips, monkeypatch):
+    """The draft sees the same visual tokens, however the target's prompt was read."""
+    from vidspec.telling.events import Prefilled
+
+    captioner = captioner_of(pair, "parallelvlm")
+
+    def kept(batch):
+        requests = [Request(str(path), captioner.read(path), key=str(path)) for path in clips]
+        return {
+            key: event.kept
+            for key, event in captioner.serve(Given(requests), batch=batch)
+            if isinstance(event, Prefilled)
+        }
+
+    expected = kept(1)
+    assert all(len(one) > 1 for one in expected.values())
+    monkeypatch.setattr(forward.Engine, "chunk", SMALL)
+    monkeypatch.setattr(loop, "SHARED", SMALL)
+    assert kept(1) == kept(4) == expected
+
+
+def test_a_pruner_that_fails_fails_its_clip_alone(pair, clips):
+    captioner = captioner_of(pair, "parallelvlm")
+    plain = pair.captioner("ar", {"generate.max_new_tokens": LONG})
+    pruner, calls = captioner.setup.pruner, []
+
+    class Broken:
+        needs = pruner.needs
+
+        def __call__(self, signals, alpha):
+            calls.append(len(calls))
+            if len(calls) == 2:
+                raise ValueError("no idea")
+            return pruner(signals, alpha)
+
+    captioner.setup.pruner = Broken()
+    requests = [Request(str(path), captioner.read(path), key=str(path)) for path in clips]
+    ended = {}
+    for key, event in captioner.serve(Given(requests), batch=4):
+        if isinstance(event, (Finished, Exception)):
+            ended[key] = event
+    failed = [one for one in ended.values() if isinstance(one, Exception)]
+    assert len(failed) == 1 and "no idea" in str(failed[0])
+    rest = {key: one.caption for key, one in ended.items() if isinstance(one, Finished)}
+    assert len(rest) == 3 and len(calls) == 4
+    for path in clips:
+        if str(path) in rest:
+            assert rest[str(path)].token_ids == plain.caption(path).token_ids
+    drafted(captioner.profile, rest.values())
+
+
+def test_profiles_listed_here_exist():
+    assert set(USUAL) <= set(LOSSLESS)
+    assert all(profiles.load(name, env={}).draft.kind != "none" for name in USUAL)

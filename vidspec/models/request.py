@@ -70,6 +70,10 @@ class Request:
     held: Held | None = None
     confident: bool = False
 
+    def text_ids(self, model: VideoLanguageModel, instead: str) -> list[int]:
+        """Token ids of a model's prompt with a text where the video would be."""
+        return model.text_ids(instead, self.prompt or "", self.system, self.earlier)
+
     @property
     def shown(self) -> Clip:
         """The frames.

@@ -66,6 +66,11 @@ class Run:
         """Of the rounds."""
         return Detokenizer(self.setup.target.model.tokenizer)
 
+    @cached_property
+    def seed(self) -> int:
+        """Of the clip's own random numbers."""
+        return self.request.seed(self.setup.profile.generate.seed)
+
     @property
     def kind(self) -> str:
         """The schedule."""
@@ -152,7 +157,6 @@ class InTurns(Run):
 
     def events(self) -> Asks[None]:
         setup, trace = self.setup, self.trace
-        generate = setup.profile.generate
         prefix = yield from setup.read(self.request, trace)
         held = self.request.held
         start = setup.start(held, prefix)
@@ -168,7 +172,7 @@ class InTurns(Run):
             description = yield from beside.answer()
         if held is not None:
             held.description = description
-        rng = torch.Generator().manual_seed(generate.seed + self.request.attempt)
+        rng = torch.Generator().manual_seed(self.seed)
         kept = setup.kept(prefix, taps, trace, held=held, start=start)
         gamma = setup.profile.draft.gamma
         drafter: Drafter | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -14,10 +15,11 @@ from vidspec.decoding.setup import Setup, prefilled
 from vidspec.drafting.base import Drafter, Holder, Paced, Watcher
 from vidspec.drafting.opening import Opening
 from vidspec.engine.asks import Asks, asked, overheard, timed
+from vidspec.engine.device import take_one_core
 from vidspec.engine.sampling import Sampling
 from vidspec.lossy.engine import kept_per_layer
 from vidspec.models.detokenizer import Detokenizer
-from vidspec.models.image_captioner import HubCaptioner
+from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.request import Request
 from vidspec.pace.pace import Window
 from vidspec.pruning.base import ranked, taps_for
@@ -149,9 +151,10 @@ class InTurns(Run):
             drafter.paced(self.setup.pace, self.window)
             job.window = None
 
-    def _described(self, describe: HubCaptioner) -> str:
+    def _described(self, describe: ImageCaptioner) -> str:
+        take_one_core()
         begun = self.trace.elapsed()
-        text = describe(self.request.shown)
+        text = str(describe(self.request.shown))
         self.trace.add("caption", "draft", begun, self.trace.elapsed())
         return text
 
@@ -163,13 +166,16 @@ class InTurns(Run):
         taps = taps_for(setup.needs, prefix) if start is None else None
         description = held.description if held is not None else None
         describe = setup.describe if description is None else None
-        # It needs nothing of the target, and works beside its prefill (TABED 6.2) where its model is its own.
-        beside = Aside(partial(self._described, describe)) if isinstance(describe, HubCaptioner) else None
-        if describe is not None and beside is None:
-            description, _ = yield from timed(trace, "caption", "draft", describe, self.request.shown)
-        read, _ = yield from timed(trace, "target_prefill", "target", setup.prefill, prefix, taps, held, start)
-        if beside is not None:
-            description = yield from beside.answer()
+        with ExitStack() as meanwhile:
+            # It needs nothing of the target, and works beside its prefill where it can (TABED 6.2).
+            beside = Aside(partial(self._described, describe)) if describe is not None and describe.beside else None
+            if describe is not None and beside is not None:
+                meanwhile.enter_context(describe.sharing())
+            elif describe is not None:
+                description, _ = yield from timed(trace, "caption", "draft", describe, self.request.shown)
+            read, _ = yield from timed(trace, "target_prefill", "target", setup.prefill, prefix, taps, held, start)
+            if beside is not None:
+                description = yield from beside.answer()
         if held is not None:
             held.description = description
         rng = torch.Generator().manual_seed(self.seed)

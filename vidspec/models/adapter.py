@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
+from typing_extensions import Self
 
-from vidspec.engine.decoder import Decoder, decoder_of
+from vidspec.engine.decoder import Decoder, decoder_of, separate
 from vidspec.engine.fused import uncovered
 from vidspec.errors import GenerationError, ModelError
 from vidspec.models.base import Pixels, Prefix, Seen, VisualTokens
@@ -173,6 +175,12 @@ class Adapter:
             for weight in self.model.parameters():
                 weight.data = weight.data.clone()
         self._decoder = decoder_of(self.language, self.model.lm_head, kind, packed)
+
+    def apart(self) -> Self:
+        """The same model for passes in another thread: its sequences are in a slab of their own."""
+        other = copy.copy(self)
+        other._decoder = separate(self.decoder)
+        return other
 
     def see(self, pixels: Pixels, *, pooled: bool = False) -> Seen:
         """See :class:`~vidspec.models.base.VideoLanguageModel`."""

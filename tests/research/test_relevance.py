@@ -20,7 +20,8 @@ def stated(text):
 def test_facts_are_the_words_that_the_scorer_reads():
     text = (
         "In this clip, two objects can be seen against a striped navy background. "
-        "The first object is a large red circle at the top left. It stays in the same spot for the whole video. The camera is still."
+        "The first object is a large red circle at the top left. It stays in the same spot for the whole video. "
+        "The camera is still."
     )
     expected = ["two", "striped", "navy", "large", "red", "circle", "top", "left", "stays", "same", "spot"]
     assert stated(text) == expected

@@ -36,6 +36,7 @@ def record(path: str = "good.mp4", **changes: object) -> Caption:
         "ended": "eos",
         "lossless": True,
         "profile": "vanilla-sd",
+        "seed": 7,
         "models": {
             "target": "big",
             "draft": "small",

@@ -111,7 +111,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_documents_that_the_code_refers_to_exist():
-    files = [path for room in ("vidspec", "tests", "training") for path in (ROOT / room).rglob("*.py")]
+    files = [path for room in ("vidspec", "tests", "training", "research") for path in (ROOT / room).rglob("*.py")]
     for path in [*files, ROOT / "vidspec/batch/record_schema.json"]:
         text = path.read_text(encoding="utf-8")
         for name in re.findall(r"\bdocs/[\w-]+\.md\b", text):
@@ -133,7 +133,7 @@ def test_map_names_every_room_in_the_order_of_imports():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_named_files_exist(page):
-    for name in re.findall(r"`((?:vidspec|tests|training|docs|profiles|constraints)/[\w./-]*)`", PAGES[page]):
+    for name in re.findall(r"`((?:vidspec|tests|training|research|docs|profiles|constraints)/[\w./-]*)`", PAGES[page]):
         assert (ROOT / name).exists(), name
     for name in re.findall(r"(?<![\w/])(?:tests|docs)/[\w/]+\.py", PAGES[page]):
         assert (ROOT / name).exists(), name

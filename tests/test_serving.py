@@ -2,12 +2,15 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from decoding import checkpoints
 
 from vidspec.captioner import Captioner
+from vidspec.decoding.run import InTurns
 from vidspec.embedded.samples import draw
+from vidspec.engine.asks import alone as decoded
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import GenerationError
 from vidspec.models.request import Request
@@ -15,6 +18,7 @@ from vidspec.pace.batch import START
 from vidspec.profile import profiles
 from vidspec.telling.bell import Bell
 from vidspec.telling.events import Again, Finished, Load, Opened, Prefilled
+from vidspec.telling.trace import Trace
 
 CLIPS = 6
 
@@ -264,6 +268,35 @@ def test_nobody_to_serve(loaded):
     assert key is None and (load.clips, load.passes) == (0, 0)
     with pytest.raises(ValueError, match="at least one"):
         list(loaded.serve(Given([]), batch=0))
+
+
+def test_each_clip_draws_from_a_seed_of_its_own(loaded, clips):
+    """That of its frames and what is asked, whatever its file is called and whoever is beside it."""
+    captioner = under(loaded, "vanilla-sd", **{"generate.temperature": 1.2, "generate.seed": 3})
+    requests = list(arrivals(clips).arrivals)
+    first = requests[0]
+    requests += [
+        replace(first, path="elsewhere/copy.mp4", key="copy"),
+        replace(first, prompt="What moves?", key="asked"),
+        replace(first, attempt=1, key="again"),
+    ]
+    found = {key: said.caption for key, said in captioner.serve(Given(requests), batch=4) if isinstance(said, Finished)}
+    assert len({found[path].seed for path in clips} | {found["asked"].seed, found["again"].seed}) == len(clips) + 2
+    alone = captioner.caption(first.path, clip=first.clip)
+    assert found["copy"].seed == alone.seed == found[first.path].seed
+    assert found["copy"].token_ids == alone.token_ids == found[first.path].token_ids
+    other = under(loaded, "vanilla-sd", **{"generate.temperature": 1.2, "generate.seed": 4})
+    assert other.caption(first.path, clip=first.clip).seed == found["again"].seed, "again: with the next seed"
+    greedy = under(loaded, "vanilla-sd")
+    assert greedy.caption(first.path, clip=first.clip, prompt="What moves?").seed != alone.seed
+
+
+def test_a_record_names_the_seed_that_its_tokens_were_drawn_from(loaded, clips):
+    captioner = under(loaded, "ar", **{"generate.temperature": 1.2})
+    for path, clip in clips.items():
+        run = InTurns(captioner.setup, Request(path, clip, prompt="What moves?"), Trace())
+        decoded(run.told())
+        assert run.job.rng.initial_seed() == run.seed == captioner.caption(path, clip=clip, prompt="What moves?").seed
 
 
 def test_sampled_texts_are_each_clips_own(loaded, clips):

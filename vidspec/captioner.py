@@ -25,7 +25,7 @@ from vidspec.decoding.report import report
 from vidspec.decoding.run import InTurns
 from vidspec.decoding.serving import Arrivals, Serving
 from vidspec.decoding.setup import Setup
-from vidspec.decoding.workers.places import beside_target, two_workers
+from vidspec.decoding.workers.places import beside_target, room_for_two, two_workers
 from vidspec.decoding.workers.run import SideBySide
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.drafting.base import DrafterKind
@@ -112,7 +112,7 @@ class Captioner:
         self.profile, self.embedded = profile, embedded
         describe = describe if profile.describes else None
         if profile.describes and describe is None and draft is not None:
-            describe = DraftCaptioner(Engine(draft))
+            describe = DraftCaptioner(draft, beside=room_for_two(target.device, draft.device))
         #: Whether clips are looked at by another thread, beside the passes.
         self.fed = False
         self._onlooker: Onlooker | None = None

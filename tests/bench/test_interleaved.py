@@ -34,7 +34,7 @@ class Timed:
         counters = (
             {
                 "drafted": 10,
-                "accepted": 6,
+                "accepted": 7,  # one of them a start-up token, which the prefill accepted
                 "accepted_lengths": [4, 2],
                 "target_forwards": 4,
                 "emitted": 11,

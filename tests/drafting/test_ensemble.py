@@ -174,7 +174,7 @@ def real(tmp_path_factory):
     pixels = Pixels(values, (5, 4, 4), tuple(map(float, range(5))))
     prefixes = [
         model.prefix(model.see(pixels), "What moves?"),
-        model.text_prefix("\n", "What moves?"),
+        model.text_prefix(model.text_ids("\n", "What moves?")),
         model.prefix(model.see(pixels, pooled=True), "What moves?"),
     ]
     return Engine(model), prefixes

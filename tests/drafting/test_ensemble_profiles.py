@@ -4,6 +4,7 @@ import threading
 
 import jsonschema
 import pytest
+import torch
 from decoding import checkpoints
 from models.checkpoints_captioner import blip
 
@@ -14,8 +15,9 @@ from vidspec.embedded.samples import shipped
 from vidspec.errors import ProfileError
 from vidspec.models import image_captioner, loading
 from vidspec.models.image_captioner import HubCaptioner
+from vidspec.models.request import Request
 from vidspec.profile import profiles
-from vidspec.telling.events import Prefilled, Round
+from vidspec.telling.events import Finished, Prefilled, Round
 
 PLACE = loading.placement("cpu", "float32")
 CLIP = str(shipped()[1])
@@ -41,7 +43,7 @@ def pair(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def captioned(pair):
-    """Events of each profile, made once."""
+    """Events of each profile on one core, made once."""
     known = {}
 
     def events(name, **overrides):
@@ -50,7 +52,10 @@ def captioned(pair):
             settings = {"video.frames": 6, "generate.max_new_tokens": 24} | {
                 key.replace("__", "."): value for key, value in overrides.items()
             }
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)
             known[key] = list(Captioner(profiles.load(name, settings, env={}), *pair).stream(CLIP))
+            torch.set_num_threads(threads)
         return known[key]
 
     return events
@@ -160,6 +165,68 @@ def test_a_captioner_of_the_hub_works_beside_the_targets_prefill(pair, tmp_path,
     monkeypatch.setattr(Setup, "prefill", reading)
     record = captioner.caption(CLIP)
     assert record.ensemble["caption"] == "A red circle."
+
+
+@pytest.fixture
+def cores():
+    """Torch has two threads, as on a machine with two cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
+
+
+def overlap(trace, one, other):
+    """Seconds that spans of two kinds have in common."""
+    of = {kind: [span for span in trace.spans if span.kind == kind] for kind in (one, other)}
+    return sum(
+        max(0.0, min(left.end, right.end) - max(left.start, right.start)) for left in of[one] for right in of[other]
+    )
+
+
+@pytest.mark.usefixtures("cores")
+def test_the_draft_captions_beside_the_targets_prefill(pair, captioned):
+    record = Captioner(load("tabed-c", {"video.frames": 6, "generate.max_new_tokens": 24}), *pair).caption(CLIP)
+    serial = captioned("tabed-c")[-1].caption
+    assert overlap(record.trace, "caption", "target_prefill") > 0 == overlap(serial.trace, "caption", "target_prefill")
+    assert {span.worker for span in record.trace.spans if span.kind == "caption"} == {"draft"}
+    assert (record.token_ids, record.ensemble) == (serial.token_ids, serial.ensemble)
+    assert record.counters == serial.counters
+
+
+class Waiting:
+    """Clips that are all there from the beginning."""
+
+    def __init__(self, requests):
+        self._left = requests
+
+    @property
+    def over(self):
+        return not self._left
+
+    def take(self):
+        return self._left.pop(0) if self._left else None
+
+
+@pytest.mark.usefixtures("cores")
+def test_other_clips_draft_while_the_draft_captions_one(pair):
+    """Both use its weights and no cache of the other."""
+    settings = {"video.frames": 6, "generate.max_new_tokens": 24}
+    paths = [str(path) for path in shipped()] * 2
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    alone = [Captioner(load("tabed-mtcp", settings), *pair).caption(path) for path in paths[: len(shipped())]] * 2
+    torch.set_num_threads(threads)
+    captioner = Captioner(load("tabed-mtcp", settings), *pair)
+    assert captioner.setup.describe.engine.model.decoder.slab is not pair[1].decoder.slab
+    waiting = [Request(path, captioner.read(path), key=number) for number, path in enumerate(paths)]
+    found = {}
+    for key, said in captioner.serve(Waiting(waiting), batch=3):
+        if isinstance(said, Finished):
+            found[key] = said.caption
+    assert [found[number].token_ids for number in range(len(paths))] == [one.token_ids for one in alone]
+    assert [found[number].ensemble for number in range(len(paths))] == [one.ensemble for one in alone]
 
 
 def test_a_captioner_that_fails(pair, tmp_path, monkeypatch):

@@ -37,7 +37,7 @@ def engine(request, monkeypatch):
 def prompts(engine):
     model = engine.model
     texts = ["\n", "image: a red circle moves", "image: a blue square"]
-    return [model.text_prefix(text, "Describe the video.") for text in texts]
+    return [model.text_prefix(model.text_ids(text, "Describe the video.")) for text in texts]
 
 
 def static(engine, batch):

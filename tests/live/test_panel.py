@@ -46,6 +46,13 @@ def test_counts_and_rates_derive_from_the_rounds():
     assert [origin for _, origin in state.pieces] == ["target", "draft", "draft", "draft", "correction"]
 
 
+def test_tau_leaves_out_the_start_up_token_that_the_prefill_accepts():
+    state = PanelState()
+    for accepted, mode in ((1, "prefill"), (3, "post")):
+        state.apply(Round((1,) * accepted, ("draft",) * accepted, accepted, accepted, elapsed=1.0, mode=mode))
+    assert (state.accepted, state.tau) == (4, 3.0)
+
+
 def test_nothing_is_known_before_the_first_round():
     state = PanelState()
     assert (state.tau, state.tokens_per_s, state.speedup, state.emitted) == (None, None, None, 0)

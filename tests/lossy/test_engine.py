@@ -175,7 +175,7 @@ def test_recycled_tokens_reach_the_next_block():
 
 def test_prompts_without_a_video():
     model, _ = case("qwen2_5_vl")
-    prefix = model.text_prefix("\n", "Describe.")
+    prefix = model.text_prefix(model.text_ids("\n", "Describe."))
     plain = decode(Engine(model), prefix)[0]
     for method in (FastV(retention=0.4), PyramidDrop(retention=0.4), SparseVLM(retention=0.4), DyCoke(retention=0.4)):
         assert decode(LossyEngine(model, method), prefix)[0] == plain

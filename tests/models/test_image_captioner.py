@@ -139,12 +139,12 @@ def test_the_draft_captions_greedily_until_a_sentence_ends(draft, seed):
             break
         tokens.append(token)
         text = model.tokenizer.decode(tokens, skip_special_tokens=True)
-    assert alone(DraftCaptioner(draft)(whole)) == first_sentence(text) != ""
+    assert alone(DraftCaptioner(draft.model)(whole)) == first_sentence(text) != ""
 
 
 def test_the_built_in_draft_says_something_true():
     from vidspec.embedded.samples import shipped
 
     engine = Engine(loading.load(str(loading.embedded_folder("embedded", "draft")), PLACE))
-    said = {path.stem: alone(DraftCaptioner(engine)(video.read(path, frames=8))) for path in shipped()}
+    said = {path.stem: alone(DraftCaptioner(engine.model)(video.read(path, frames=8))) for path in shipped()}
     assert "one object" in said["one-object"] and all(text.endswith(".") for text in said.values()), said

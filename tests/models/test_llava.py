@@ -229,7 +229,7 @@ def test_pooled_features(name):
 
 
 def test_a_text_instead_of_the_video(plain):
-    prefix = plain.model.text_prefix("\n", PROMPT)
+    prefix = plain.model.text_prefix(plain.model.text_ids("\n", PROMPT))
     text = plain.model.tokenizer.decode(prefix.token_ids, skip_special_tokens=True)
     assert PROMPT in text and "<image>" not in text and len(prefix.visual) == 0
     assert prefix.token_ids[0] == 1 and prefix.token_ids[1:].tolist().count(1) == 0
@@ -268,7 +268,9 @@ def test_vocabulary_ends_where_the_tokenizer_does():
     model = adapter(Kind(padding=62))
     assert model.model.lm_head.weight.shape[0] == len(tokenizer()) + 62
     assert model.vocabulary == len(tokenizer())
-    assert Engine(model).prefill(model.text_prefix("", "Describe."), 1).logits.shape == (len(tokenizer()),)
+    assert Engine(model).prefill(model.text_prefix(model.text_ids("", "Describe.")), 1).logits.shape == (
+        len(tokenizer()),
+    )
 
 
 def test_frames_of_one_clip_do_not_influence_each_other():

@@ -1,5 +1,8 @@
 """A language model without vision as the draft of a video model of its vocabulary."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -7,10 +10,15 @@ from decoding import checkpoints
 from engine.passing import forward
 
 from vidspec.captioner import Captioner
+from vidspec.decoding.workers.draft import DraftClip
+from vidspec.decoding.workers.frames import drop, share
+from vidspec.decoding.workers.messages import OpenClip
+from vidspec.decoding.workers.process import DraftProcess
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
 from vidspec.models import loading
+from vidspec.models.adapter import Adapter
 from vidspec.models.identity import agree, check_sight, identity
 from vidspec.profile.profiles import load
 
@@ -24,6 +32,14 @@ SMALL = {
     "head_dim": 12,
 }
 FEW = {"video.frames": 4, "generate.max_new_tokens": 10}
+
+
+#: No family's: a prompt that shows it was made by whoever has it.
+ODD = (
+    "{% for message in messages %}~{{ message['role'] }}: {% for part in message['content'] %}"
+    "{% if part['type'] == 'video' %}<video>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endfor %} ~answer:"
+)
 
 
 def save(folder, kind="Qwen2", vocabulary=0):
@@ -54,10 +70,61 @@ def target(folders):
     return loading.load(folders["target"], WHERE)
 
 
+@pytest.fixture
+def read(monkeypatch):
+    """Prompts that were made of text alone, as (model, token ids)."""
+    found = []
+    made = Adapter.text_prefix
+
+    def noted(self, token_ids):
+        found.append((self, list(token_ids)))
+        return made(self, token_ids)
+
+    monkeypatch.setattr(Adapter, "text_prefix", noted)
+    return found
+
+
 @pytest.mark.parametrize("kind", ["Qwen2", "Qwen3", "Llama"])
-def test_it_reads_and_goes_on_as_the_stock_model_does(tmp_path, kind):
+@pytest.mark.parametrize("system", [None, "Be brief."])
+def test_it_reads_the_targets_prompt_with_a_newline_for_the_video(folders, tmp_path, read, kind, system):
+    """Whatever templates the two have."""
+    target = loading.load(folders["target"], WHERE)
+    target.template = ODD
+    draft = loading.load(save(tmp_path, kind), WHERE, text=True)
+    draft.template = "{{ messages }}"
+    captioner = Captioner(load("onsd", FEW, env={}), target, draft)
+    captioner.caption(shipped()[0], prompt="What moves?", system=system)
+    shown = target.prefix(target.see(target.preprocess(captioner.read(shipped()[0]))), "What moves?", system)
+    text = target.tokenizer.decode(shown.token_ids)
+    text = text.replace("<video>" * len(shown.visual), "\n")
+    expected = target.tokenizer.encode(text, add_special_tokens=False)
+    assert read == [(draft, expected)] and "~answer:" in text and "<video>" not in text
+
+
+def test_a_draft_in_another_process_reads_the_targets_prompt_too(folders, monkeypatch):
+    sent, send = [], DraftProcess._send
+    monkeypatch.setattr(DraftProcess, "_send", lambda self, order: (sent.append(order), send(self, order)))
+    names = {"models.pair": None, "models.target": folders["target"], "models.draft": folders["draft"]}
+    beside = {**FEW, **names, "schedule.kind": "parallel", "models.device": "cpu", "models.threads": 1}
+    with Captioner.from_profile("onsd", overrides=beside) as captioner:
+        captioner.target.model.template = ODD
+        captioner.caption(shipped()[0], prompt="What moves?")
+        expected = captioner.target.model.text_ids("\n", "What moves?")
+    (order,) = [one for one in sent if isinstance(one, OpenClip)]
+    assert order.texts == {"\n": expected}
+    block = share(np.zeros(order.shape, np.uint8), None)
+    try:
+        engine = Engine(loading.load(folders["draft"], WHERE, text=True))
+        clip = DraftClip(replace(order, memory=block.name), engine)
+    finally:
+        drop(block)
+    assert clip.opening.text("\n").token_ids.tolist() == expected
+
+
+@pytest.mark.parametrize("kind", ["Qwen2", "Qwen3", "Llama"])
+def test_it_reads_and_goes_on_as_the_stock_model_does(target, tmp_path, kind):
     model = loading.load(save(tmp_path, kind), WHERE, text=True)
-    prefix = model.text_prefix("\n", "What moves?", "Be brief.")
+    prefix = model.text_prefix(target.text_ids("\n", "What moves?", "Be brief."))
     text = model.tokenizer.decode(prefix.token_ids)
     assert "\n" in text and "What moves?" in text and "Be brief." in text and not len(prefix.visual)
     assert "video_pad" not in text and "<image>" not in text

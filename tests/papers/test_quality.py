@@ -116,7 +116,7 @@ def test_baseline_without_facts_leaves_no_retention():
 
 
 def test_loose_tokens_and_tau_are_pooled():
-    short = records(RIGHT, ids=[1, 2], loose=0.5, counters={"drafted": 4, "accepted": 3, "accepted_lengths": [3]})
+    short = records(RIGHT, ids=[1, 2], loose=0.5, counters={"drafted": 4, "accepted": 4, "accepted_lengths": [3]})
     long = records(
         "", RIGHT, ids=[1] * 8, loose=0.0, counters={"drafted": 9, "accepted": 3, "accepted_lengths": [1] * 3}
     )

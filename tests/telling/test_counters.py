@@ -35,6 +35,13 @@ def test_lengths():
     }
 
 
+def test_a_start_up_token_that_the_prefill_accepts_is_no_verification():
+    prefill = Round((1,), ("draft",), drafted=1, accepted=1, elapsed=0.0, mode="prefill")
+    counters = count([prefill, ALL_PASS, REJECTED], draft_forwards=7)
+    assert (counters.accepted, counters.accepted_lengths) == (5, (3, 1))
+    assert lengths(counters)["tau"] == 2.0  # not 5 / 2
+
+
 def test_run_length_goes_across_rounds():
     """Seven accepted tokens, one rejection: two runs, though four windows."""
     counters = count([FIRST, ALL_PASS, REJECTED, ALL_PASS], draft_forwards=9)

@@ -18,6 +18,21 @@ if TYPE_CHECKING:
     from vidspec.engine.sampling import Sampling
 
 
+def relevance(hidden: torch.Tensor, visual_states: torch.Tensor, similar: int) -> torch.Tensor:
+    """Visual relevance of tokens, (n,) float32: of each the mean of its largest cosines (LVSpec Eq. 8).
+
+    Args:
+        hidden: (n, hidden) the target's last states at the tokens' own places.
+        visual_states: (N, hidden) those at the prompt's visual places, each of length 1.
+        similar: how many cosines count; all if N is smaller.
+    """
+    import torch
+
+    own = torch.nn.functional.normalize(hidden.float(), dim=-1).to(visual_states)
+    cosines = (own @ visual_states.T).float()
+    return cosines.topk(min(similar, cosines.shape[1]), dim=-1).values.mean(-1)
+
+
 @rules.register("lvspec")
 class LVSpec(LooseRule):
     """LVSpec's visual-semantic guidance and position-shift tolerance.
@@ -69,14 +84,9 @@ class LVSpec(LooseRule):
         self, draft: Draft, target_logits: torch.Tensor, hidden: torch.Tensor | None, rng: torch.Generator
     ) -> Sequence[float]:
         """Visual relevance of each drafted token, from one matrix product for the window (Eq. 8)."""
-        import torch
-
         if hidden is None or self._visual is None:
             raise ValueError("lvspec needs the target's last states, of the window and of the prompt's visual tokens")
-        own = torch.nn.functional.normalize(hidden[1:].float(), dim=-1).to(self._visual)
-        cosines = (own @ self._visual.T).float()
-        most = cosines.topk(min(self.similar, cosines.shape[1]), dim=-1).values
-        return most.mean(-1).tolist()
+        return relevance(hidden[1:], self._visual, self.similar).tolist()
 
     def pardoned(self, branch: Branch) -> Mapping[int, Loosened]:
         relevance = branch.measured

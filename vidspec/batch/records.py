@@ -24,6 +24,7 @@ LEAN_KEYS = (
     "lossless",
     "demo",
     "profile",
+    "seed",
     "models",
     "video",
     "error",

@@ -23,6 +23,7 @@ from vidspec.bench.turns import TakingPart, rotated
 from vidspec.captioner import Captioner
 from vidspec.profile.profiles import Profile
 from vidspec.telling.compare import decode_rate
+from vidspec.telling.counters import tau
 from vidspec.telling.record import Caption
 
 __all__ = ["Contender", "Row", "by_other_draws", "machine", "run", "speed_ups", "summary"]
@@ -168,7 +169,6 @@ def summary(
                 ratios.append(ratio)
             rates.append(_rate(runs))
         counters = [run.counters for runs in by_clip.values() for run in runs if run.counters.get("drafted")]
-        windows = sum(len(c["accepted_lengths"]) for c in counters)
         passes = sum(c["target_forwards"] for c in counters)
         seen = sum(c["visual_tokens"] for c in counters)
         accepted, drafted = sum(c["accepted"] for c in counters), sum(c["drafted"] for c in counters)
@@ -187,7 +187,7 @@ def summary(
                     all(one.token_ids == plain[clip][0].token_ids for one in runs) for clip, runs in by_clip.items()
                 ),
                 clips=len(by_clip),
-                tau=accepted / windows if windows else None,
+                tau=tau([length for c in counters for length in c["accepted_lengths"]]),
                 tokens_per_target_pass=sum(c["emitted"] - 1 for c in counters) / passes if passes else None,
                 kept=sum(c["visual_tokens_kept"] for c in counters) / seen if seen else None,
                 tokens_per_s=median(rates),

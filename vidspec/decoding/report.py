@@ -51,6 +51,7 @@ def report(run: Run, models: Models) -> Caption:
         lossless=setup.lossless,
         demo=ships(setup.target.model.source),
         profile=setup.profile.name,
+        seed=run.seed,
         models=models,
         video=cast(
             "Video",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -14,10 +15,11 @@ from vidspec.decoding.setup import Setup, prefilled
 from vidspec.drafting.base import Drafter, Holder, Paced, Watcher
 from vidspec.drafting.opening import Opening
 from vidspec.engine.asks import Asks, asked, overheard, timed
+from vidspec.engine.device import take_one_core
 from vidspec.engine.sampling import Sampling
 from vidspec.lossy.engine import kept_per_layer
 from vidspec.models.detokenizer import Detokenizer
-from vidspec.models.image_captioner import HubCaptioner
+from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.request import Request
 from vidspec.pace.pace import Window
 from vidspec.pruning.base import ranked, taps_for
@@ -65,6 +67,11 @@ class Run:
     def text(self) -> Detokenizer:
         """Of the rounds."""
         return Detokenizer(self.setup.target.model.tokenizer)
+
+    @cached_property
+    def seed(self) -> int:
+        """Of the clip's own random numbers."""
+        return self.request.seed(self.setup.profile.generate.seed)
 
     @property
     def kind(self) -> str:
@@ -144,31 +151,34 @@ class InTurns(Run):
             drafter.paced(self.setup.pace, self.window)
             job.window = None
 
-    def _described(self, describe: HubCaptioner) -> str:
+    def _described(self, describe: ImageCaptioner) -> str:
+        take_one_core()
         begun = self.trace.elapsed()
-        text = describe(self.request.shown)
+        text = str(describe(self.request.shown))
         self.trace.add("caption", "draft", begun, self.trace.elapsed())
         return text
 
     def events(self) -> Asks[None]:
         setup, trace = self.setup, self.trace
-        generate = setup.profile.generate
         prefix = yield from setup.read(self.request, trace)
         held = self.request.held
         start = setup.start(held, prefix)
         taps = taps_for(setup.needs, prefix) if start is None else None
         description = held.description if held is not None else None
         describe = setup.describe if description is None else None
-        # It needs nothing of the target, and works beside its prefill (TABED 6.2) where its model is its own.
-        beside = Aside(partial(self._described, describe)) if isinstance(describe, HubCaptioner) else None
-        if describe is not None and beside is None:
-            description, _ = yield from timed(trace, "caption", "draft", describe, self.request.shown)
-        read, _ = yield from timed(trace, "target_prefill", "target", setup.prefill, prefix, taps, held, start)
-        if beside is not None:
-            description = yield from beside.answer()
+        with ExitStack() as meanwhile:
+            # It needs nothing of the target, and works beside its prefill where it can (TABED 6.2).
+            beside = Aside(partial(self._described, describe)) if describe is not None and describe.beside else None
+            if describe is not None and beside is not None:
+                meanwhile.enter_context(describe.sharing())
+            elif describe is not None:
+                description, _ = yield from timed(trace, "caption", "draft", describe, self.request.shown)
+            read, _ = yield from timed(trace, "target_prefill", "target", setup.prefill, prefix, taps, held, start)
+            if beside is not None:
+                description = yield from beside.answer()
         if held is not None:
             held.description = description
-        rng = torch.Generator().manual_seed(generate.seed + self.request.attempt)
+        rng = torch.Generator().manual_seed(self.seed)
         kept = setup.kept(prefix, taps, trace, held=held, start=start)
         gamma = setup.profile.draft.gamma
         drafter: Drafter | None = None

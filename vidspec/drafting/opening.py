@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -17,7 +18,7 @@ from vidspec.engine.rows import Prefill
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ModelError
 from vidspec.models.base import Prefix, VideoLanguageModel
-from vidspec.models.prompt import read, read_text
+from vidspec.models.prompt import read
 from vidspec.models.request import Request
 from vidspec.profile.tree import parse_tree
 
@@ -51,6 +52,8 @@ class Opening:
         target, prefix, read_by_target, taps: the target's engine, its prompt, that prompt as it was read, and what was
             observed meanwhile, for drafters that share its weights; they may copy from the span and never write to it.
         caption: a short caption of the video by another model, for TABED's context C.
+        texts: token ids of the target's prompt with each of these texts where the video would be, of a target in
+            another process.
     """
 
     profile: Profile
@@ -68,6 +71,7 @@ class Opening:
     read_by_target: Prefill | None = None
     taps: Taps | None = None
     caption: str | None = None
+    texts: Mapping[str, Sequence[int]] = field(default_factory=dict)
     _own: Prefix | None = None
 
     def drafting(self) -> Engine[VideoLanguageModel]:
@@ -94,8 +98,13 @@ class Opening:
         return () if self.prefix is None else self.prefix.text_ids
 
     def text(self, instead: str) -> Prefix:
-        """The draft model's prompt with a text where the video would be."""
-        return read_text(self.drafting().model, self.request, instead)
+        """The target's prompt with a text where the video would be, for the draft model."""
+        ids = self.texts.get(instead)
+        if ids is None:
+            if self.target is None:
+                raise ValueError(f"the target did not say what its prompt is with {instead!r} for the video")
+            ids = self.request.text_ids(self.target.model, instead)
+        return self.drafting().model.text_prefix(ids)
 
     def pruned(self, prefix: Prefix) -> Prefix:
         """``prefix`` with only the kept visual tokens.

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from vidspec.embedded.world import BACKGROUNDS, COLOURS, PATTERNS, PLACES, SHAPES, SIZES, Scene
 
-__all__ = ["Score", "Statement", "parse", "score", "total", "truth"]
+__all__ = ["COUNTS", "MOTIONS", "Score", "Statement", "parse", "score", "total", "truth"]
 
-_COUNTS = {"one": 1, "two": 2, "three": 3, "four": 4}
+COUNTS = {"one": 1, "two": 2, "three": 3, "four": 4}
 
 
 def _any(words: Iterable[str]) -> str:
@@ -27,10 +27,11 @@ _COLOUR, _SHAPE, _PLACE = _any(COLOURS), _any(SHAPES), _any(PLACES.values())
 _LOOK = re.compile(rf"\b{_any(SIZES)} {_COLOUR} {_SHAPE}\b")
 _AT = re.compile(rf"\bat the {_PLACE}\b", re.IGNORECASE)
 _BACKDROP = re.compile(rf"\b{_any(PATTERNS)} {_any(BACKGROUNDS)} background\b")
-_COUNT = re.compile(rf"\b{_any(_COUNTS)} objects?\b")
+_COUNT = re.compile(rf"\b{_any(COUNTS)} objects?\b")
 _STATE = re.compile(rf"\bthe {_COLOUR} {_SHAPE} is (?:at the {_PLACE}|(gone))")
 _SIDE = re.compile(rf"\bthe {_COLOUR} {_SHAPE} begins to the (left|right) of the", re.IGNORECASE)
-_MOTION = {
+#: What says that an object moves so.
+MOTIONS = {
     "still": re.compile(r"stays in the same spot|does not move at any time"),
     "right": re.compile(r"moves to the right|travels right"),
     "left": re.compile(r"moves to the left|travels left"),
@@ -102,7 +103,7 @@ def parse(text: str) -> Statement:
     for sentence in re.split(r"(?<=\.)\s+", text.strip()):
         if not statement.general:
             if found := _COUNT.search(sentence):
-                statement.general["count"] = _COUNTS[found[1]]
+                statement.general["count"] = COUNTS[found[1]]
             if found := _BACKDROP.search(sentence):
                 statement.general.update(pattern=found[1], background=found[2])
         if look := _LOOK.search(sentence):
@@ -111,7 +112,7 @@ def parse(text: str) -> Statement:
             if place := _AT.search(sentence):
                 current["start"] = place[1].lower()
         elif current is not None and sentence.startswith("It "):
-            for motion, pattern in _MOTION.items():
+            for motion, pattern in MOTIONS.items():
                 if pattern.search(sentence):
                     current.setdefault("motion", motion)
         elif side := _SIDE.search(sentence):

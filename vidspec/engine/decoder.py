@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
 from vidspec.engine.graphs import Graphs
 from vidspec.engine.slab import Slab
 
-__all__ = ["Attending", "Decoder", "LanguageModel", "Rotation", "decoder_of", "windows_of"]
+__all__ = ["Attending", "Decoder", "LanguageModel", "Rotation", "decoder_of", "separate", "windows_of"]
 
 #: Cosines and sines of a pass, as the decoder that made them takes them; a pair for each kind of block.
 Rotation = tuple[torch.Tensor, ...]
@@ -75,6 +76,9 @@ class Decoder(Protocol):
         ...
 
 
+D = TypeVar("D", bound=Decoder)
+
+
 class LanguageModel(Protocol):
     """All that the engine needs to know of a model.
 
@@ -89,6 +93,17 @@ class LanguageModel(Protocol):
 
     @property
     def decoder(self) -> Decoder: ...
+
+
+def separate(decoder: D) -> D:
+    """The same blocks and weights with a slab of its own, for passes in another thread than those of ``decoder``.
+
+    On a GPU its passes are not replayed: what is captured writes to tensors of its own.
+    """
+    other = copy.copy(decoder)
+    vars(other).pop("slab", None)
+    other.graphs = None
+    return other
 
 
 def windows_of(config: Any) -> tuple[int | None, ...] | None:

@@ -10,7 +10,7 @@ import torch
 
 from vidspec import memory
 
-__all__ = ["free_memory", "half_the_cores", "peak_bytes", "spare", "synchroniser", "take_one_core"]
+__all__ = ["Sharing", "free_memory", "half_the_cores", "peak_bytes", "spare", "synchroniser", "take_one_core"]
 
 #: Of free memory that the keys and values of all sequences may take; a pass needs some too.
 _SHARE = 0.9
@@ -32,6 +32,32 @@ def half_the_cores() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+class Sharing:
+    """Torch's work in the calling thread takes fewer cores as long as anybody is inside a call's context.
+
+    Contexts of several clips may overlap in any order; all are entered and left by one thread.
+
+    Args:
+        left: of the threads there are, how many it takes meanwhile.
+    """
+
+    def __init__(self, left: Callable[[int], int]) -> None:
+        self._left, self._inside, self._before = left, 0, 1
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        if not self._inside:
+            self._before = torch.get_num_threads()
+            torch.set_num_threads(self._left(self._before))
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            if not self._inside:
+                torch.set_num_threads(self._before)
 
 
 def take_one_core() -> None:

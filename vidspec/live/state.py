@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vidspec.telling.counters import estimate_speedup, weights_by_context
+from vidspec.telling.counters import estimate_speedup, tau, weights_by_context
 from vidspec.telling.events import Again, Event, Finished, Opened, Origin, Prefilled, Round
 from vidspec.telling.record import Caption
 
@@ -93,8 +93,7 @@ class PanelState:
     @property
     def tau(self) -> float | None:
         """Accepted draft tokens per verification (docs/metrics.md)."""
-        verifications = sum(1 for one in self.rounds if one.drafted)
-        return self.accepted / verifications if verifications else None
+        return tau([one.accepted for one in self.rounds[1:] if one.drafted])
 
     @property
     def weights(self) -> dict[str, tuple[float, ...]]:

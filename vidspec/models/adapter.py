@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
+from typing_extensions import Self
 
-from vidspec.engine.decoder import Decoder, decoder_of
+from vidspec.engine.decoder import Decoder, decoder_of, separate
 from vidspec.engine.fused import uncovered
 from vidspec.errors import GenerationError, ModelError
 from vidspec.models.base import Pixels, Prefix, Seen, VisualTokens
@@ -174,6 +176,12 @@ class Adapter:
                 weight.data = weight.data.clone()
         self._decoder = decoder_of(self.language, self.model.lm_head, kind, packed)
 
+    def apart(self) -> Self:
+        """The same model for passes in another thread: its sequences are in a slab of their own."""
+        other = copy.copy(self)
+        other._decoder = separate(self.decoder)
+        return other
+
     def see(self, pixels: Pixels, *, pooled: bool = False) -> Seen:
         """See :class:`~vidspec.models.base.VideoLanguageModel`."""
         steps = self.seeing(pixels, pooled=pooled)
@@ -205,13 +213,17 @@ class Adapter:
         """What the template renders, with :attr:`span` in the place of the video."""
         return self.span.join(self._around(prompt, system, ()))
 
-    def text_prefix(
+    def text_ids(
         self, instead: str, prompt: str, system: str | None = None, earlier: Sequence[Exchange] = ()
-    ) -> Prefix:
-        """The prompt with the text ``instead`` where the video would be."""
+    ) -> list[int]:
+        """Token ids of the prompt with the text ``instead`` where the video would be."""
         before, after = self._around(prompt, system, earlier)
-        ids = self.opening() + self.tokenizer.encode(before + instead + after, add_special_tokens=False)
-        return self._embedded(ids, torch.empty(0, dtype=torch.long, device=self.device), None)
+        ids: list[int] = self.tokenizer.encode(before + instead + after, add_special_tokens=False)
+        return self.opening() + ids
+
+    def text_prefix(self, token_ids: Sequence[int]) -> Prefix:
+        """A prompt without visual tokens, such as :meth:`text_ids` of this or of another model of its vocabulary."""
+        return self._embedded(list(token_ids), torch.empty(0, dtype=torch.long, device=self.device), None)
 
     def render(self, messages: list[dict[str, Any]]) -> str:
         """What the template makes of ``messages``, up to where the answer begins; the last text is kept."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from typing_extensions import Self
 
 from vidspec.engine.decoder import LanguageModel
 
@@ -226,10 +227,18 @@ class VideoLanguageModel(LanguageModel, Protocol):
         shows the video."""
         ...
 
-    def text_prefix(
+    def text_ids(
         self, instead: str, prompt: str, system: str | None = None, earlier: Sequence[Exchange] = ()
-    ) -> Prefix:
-        """The prompt with the text ``instead`` where the video would be; it has no visual tokens."""
+    ) -> list[int]:
+        """Token ids of the prompt with the text ``instead`` where the video would be."""
+        ...
+
+    def text_prefix(self, token_ids: Sequence[int]) -> Prefix:
+        """A prompt without visual tokens, such as :meth:`text_ids` of this or of another model of its vocabulary."""
+        ...
+
+    def apart(self) -> Self:
+        """The same model for passes in another thread: its sequences are in a slab of their own."""
         ...
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:

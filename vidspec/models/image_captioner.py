@@ -1,7 +1,7 @@
 """A short caption of one frame, for the context in which a text stands for the video (C of TABED 6.2 and App. D).
 
-A captioning model of the hub through ``transformers``' own classes, beside the target's prefill, of which it needs
-nothing; or the draft model itself, before it. Once for each clip.
+A captioning model of the hub through ``transformers``' own classes, or the draft model itself; beside the target's
+prefill, of which it needs nothing, unless both would share one core or one device. Once for each clip.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vidspec.engine.asks import Asks, Pass, Read
+from vidspec.engine.asks import Asks, Pass, Read, alone
+from vidspec.engine.device import Sharing
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.errors import DeviceError, ModelError
@@ -38,15 +40,30 @@ VIDEO_PROMPT, IMAGE_PROMPT = "Caption this video.", "Describe this image in one 
 TASKS = {"florence2": "<CAPTION>"}
 
 
-class ImageCaptioner(Protocol):
-    """Says in a sentence what a clip shows."""
+class ImageCaptioner(ABC):
+    """Says in a sentence what a clip shows.
+
+    Args:
+        beside: whether it is called by other threads than the one that runs the passes of target and draft; they take
+            turns.
+
+    Attributes:
+        sharing: the thread of those passes leaves it a core meanwhile.
+    """
+
+    def __init__(self, *, beside: bool) -> None:
+        self.beside = beside
+        self.sharing = Sharing(lambda threads: max(1, threads - 1))
+        self._one = threading.Lock()
 
     @property
-    def name(self) -> str: ...
+    @abstractmethod
+    def name(self) -> str:
+        """As the record has it."""
 
+    @abstractmethod
     def __call__(self, clip: Clip) -> Asks[str] | str:
-        """One line, perhaps empty; a generator where it takes passes of the draft model."""
-        ...
+        """One line, perhaps empty; a generator where it asks for passes of the draft model."""
 
 
 def middle_frame(clip: Clip) -> Clip:
@@ -61,21 +78,30 @@ def first_sentence(text: str) -> str:
     return re.split(r"(?<=[.!?])\s", line, maxsplit=1)[0]
 
 
-class DraftCaptioner:
+class DraftCaptioner(ImageCaptioner):
     """The draft model on the middle frame, through its own adapter; greedy, at most 32 tokens.
 
     Args:
-        engine: the draft model's.
+        model: the draft model.
+        beside: whether it works in other threads; it then shares weights with the draft's passes, and nothing that
+            they write to.
     """
 
-    def __init__(self, engine: Engine[VideoLanguageModel]) -> None:
-        self.engine = engine
+    def __init__(self, model: VideoLanguageModel, *, beside: bool = False) -> None:
+        super().__init__(beside=beside)
+        self.engine = Engine(model.apart() if beside else model)
 
     @property
     def name(self) -> str:
         return self.engine.model.name
 
-    def __call__(self, clip: Clip) -> Asks[str]:
+    def __call__(self, clip: Clip) -> Asks[str] | str:
+        if not self.beside:
+            return self._asks(clip)
+        with self._one:
+            return alone(self._asks(clip))
+
+    def _asks(self, clip: Clip) -> Asks[str]:
         model = self.engine.model
         prefix = model.prefix(model.see(model.preprocess(middle_frame(clip))), VIDEO_PROMPT)
         read = yield Read(self.engine, prefix, LONGEST, lane="draft")
@@ -91,10 +117,8 @@ class DraftCaptioner:
         return first_sentence(text)
 
 
-class HubCaptioner:
+class HubCaptioner(ImageCaptioner):
     """A model that ``transformers`` loads as image-text-to-text, such as BLIP, GIT or Florence-2, on the middle frame.
-
-    It may be called from several threads; they take turns.
 
     Args:
         name: what the user called it.
@@ -103,8 +127,8 @@ class HubCaptioner:
     """
 
     def __init__(self, name: str, model: Any, processor: Any) -> None:
+        super().__init__(beside=True)
         self._name, self.model, self.processor = name, model.eval(), processor
-        self._one = threading.Lock()
 
     @property
     def name(self) -> str:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vidspec.models.request import Request
     from vidspec.telling.trace import Trace
 
-__all__ = ["read", "read_text"]
+__all__ = ["read"]
 
 
 def read(
@@ -56,8 +56,3 @@ def _seen(steps: Generator[None, None, Seen], worker: Lane) -> Asks[Seen]:
     while not found:
         yield Look(step, worker)
     return found[0]
-
-
-def read_text(model: VideoLanguageModel, request: Request, instead: str) -> Prefix:
-    """The prompt with a text where the video would be."""
-    return model.text_prefix(instead, request.prompt or "", request.system, request.earlier)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from vidspec.video.base import Clip
 
 __all__ = ["Exchange", "Question", "Request"]
+
+
+#: Bytes of a clip's frames that its seed follows from.
+SAMPLED = 1 << 16
 
 
 class Exchange(NamedTuple):
@@ -69,6 +74,26 @@ class Request:
     question: Question | None = None
     held: Held | None = None
     confident: bool = False
+
+    def seed(self, run: int) -> int:
+        """The seed of this request's random numbers, below 2^48 so that JSON readers keep it exact.
+
+        It follows from the run's seed, the frames and when they are shown, and what is asked about them; so a clip
+        draws the same numbers wherever its file lies, alone or among others, in any order, batch or shard, and other
+        clips draw others. Of frames at most :data:`SAMPLED` bytes at even spacing count.
+
+        Args:
+            run: the run's seed (``generate.seed``).
+        """
+        frames = self.shown.frames.reshape(-1)
+        told = [run + self.attempt, self.shown.frames.shape, self.shown.timestamps.tolist(), self.prompt, *self.earlier]
+        digest = blake2b(repr(told).encode("utf-8", "surrogatepass"), digest_size=6)
+        digest.update(frames[:: max(1, -(-len(frames) // SAMPLED))].tobytes())
+        return int.from_bytes(digest.digest(), "big")
+
+    def text_ids(self, model: VideoLanguageModel, instead: str) -> list[int]:
+        """Token ids of a model's prompt with a text where the video would be."""
+        return model.text_ids(instead, self.prompt or "", self.system, self.earlier)
 
     @property
     def shown(self) -> Clip:

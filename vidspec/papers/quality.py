@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from vidspec.bench.compare import DRAWS, SEED, redrawn
 from vidspec.embedded.scoring import Statement, score
 from vidspec.papers.likeness import edit_distance, rouge_l
+from vidspec.telling.counters import tau
 from vidspec.telling.record import Caption
 
 __all__ = ["DRAWS", "LEVEL", "Estimate", "Quality", "mean", "median", "quality"]
@@ -98,7 +99,7 @@ def quality(
         edit_distance=mean([edit_distance(ours.token_ids, plain.token_ids) for _, ours, plain in pairs]),
         identical=sum(ours.token_ids == plain.token_ids for _, ours, plain in pairs) / len(pairs),
         loose=_loose([ours for _, ours, _ in pairs]),
-        tau=_tau([ours for _, ours, _ in pairs]),
+        tau=tau([length for _, ours, _ in pairs for length in ours.counters.get("accepted_lengths", ())]),
     )
 
 
@@ -164,9 +165,3 @@ def _loose(captions: list[Caption]) -> float | None:
     loose = [(one.loose["share"], len(one.token_ids)) for one in captions if one.loose is not None]
     tokens = sum(length for _, length in loose)
     return sum(share * length for share, length in loose) / tokens if tokens else None
-
-
-def _tau(captions: list[Caption]) -> float | None:
-    drafting = [one.counters for one in captions if one.counters.get("drafted")]
-    windows = sum(len(counters["accepted_lengths"]) for counters in drafting)
-    return sum(counters["accepted"] for counters in drafting) / windows if windows else None

@@ -9,14 +9,15 @@ from statistics import median
 from vidspec.telling.events import Round
 from vidspec.telling.record import Lengths
 
-__all__ = ["Counters", "count", "estimate_speedup", "lengths", "weights_by_context"]
+__all__ = ["Counters", "count", "estimate_speedup", "lengths", "tau", "weights_by_context"]
 
 
 @dataclass(frozen=True)
 class Counters:
     """Raw counters of one generation. The prefill passes are not counted as forwards.
 
-    ``accepted_lengths`` has one entry per verification: accepted draft tokens, correction and bonus excluded.
+    ``accepted_lengths`` has one entry per verification: accepted draft tokens, correction and bonus excluded. Their sum
+    is ``accepted``, less the start-up token that a parallel prefill may have accepted.
     """
 
     target_forwards: int
@@ -48,17 +49,24 @@ def count(rounds: Iterable[Round], draft_forwards: int) -> Counters:
     )
 
 
+def tau(accepted_lengths: Sequence[int]) -> float | None:
+    """Accepted draft tokens per verification; None without any. ``accepted_lengths`` has one entry for each.
+
+    The start-up token that a parallel prefill accepts is in none of them: the prefill is no verification.
+    """
+    return sum(accepted_lengths) / len(accepted_lengths) if accepted_lengths else None
+
+
 def lengths(counters: Counters) -> Lengths:
     """The lengths by name (docs/metrics.md, "Lengths").
 
-    ``tau``: accepted draft tokens per verification. ``tokens_per_target_pass``: tokens after the first (which the
+    ``tau``: see :func:`tau`. ``tokens_per_target_pass``: tokens after the first (which the
     prefill gives) per target forward. ``run_length``: accepted tokens between two corrections, across rounds; the last
     run counts although the text ended it. ``acceptance_rate``: accepted / drafted.
     """
-    windows = len(counters.accepted_lengths)
     drafted = counters.drafted > 0
     return {
-        "tau": counters.accepted / windows if windows else None,
+        "tau": tau(counters.accepted_lengths),
         "tokens_per_target_pass": (counters.emitted - 1) / counters.target_forwards
         if counters.target_forwards
         else None,

@@ -41,6 +41,7 @@ RECORD_KEYS = (
     "lossless",
     "demo",
     "profile",
+    "seed",
     "models",
     "video",
     "counters",
@@ -212,6 +213,7 @@ class Caption:
         lossless: True if the method guarantees the target's own output, False for lossy rules, None if the clip failed.
         demo: whether the caption is the built-in models', which know drawn shapes only; None if the clip failed.
         profile: the name of the acceleration profile.
+        seed: of the clip's own random numbers, which follows from the run's and the clip; None if the clip failed.
         models, video, counters, lengths, speed, schedule: see their types; empty where they are not known.
         timings: seconds by kind of work, plus ``time_to_first_token, decode, end_to_end``.
         kept_per_frame: visual tokens of each frame that the draft saw; empty without a draft.
@@ -230,6 +232,7 @@ class Caption:
     lossless: bool | None = None
     demo: bool | None = None
     profile: str | None = None
+    seed: int | None = None
     models: Models = field(default_factory=Models)
     video: Video = field(default_factory=Video)
     counters: Counts = field(default_factory=Counts)

@@ -77,6 +77,7 @@ class DraftClip:
             tokens=None,
             kept=None,
             draft=engine,
+            texts=order.texts,
         )
         kind = drafter_of(order.profile.draft)
         if not isinstance(kind, RemoteKind):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ class OpenClip:
     behind them ``samples`` of sound, if not None.
 
     ``eager``: look at them at once, before anything is asked. ``room``: cache entries needed behind the prompt.
+    ``texts``: of drafts that are shown no video, token ids of the target's prompt with each of these texts for it.
     """
 
     clip: int
@@ -62,6 +64,7 @@ class OpenClip:
     earlier: tuple[Exchange, ...]
     room: int
     eager: bool
+    texts: Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True)

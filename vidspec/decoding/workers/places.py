@@ -7,7 +7,7 @@ import torch
 from vidspec.models import loading
 from vidspec.profile.profiles import Profile
 
-__all__ = ["beside_target", "two_workers"]
+__all__ = ["beside_target", "room_for_two", "two_workers"]
 
 
 def two_workers(profile: Profile) -> bool:
@@ -15,11 +15,17 @@ def two_workers(profile: Profile) -> bool:
     if not profile.plans:
         return profile.concurrent or profile.chooses
     where, beside = loading.placement(profile.workers.target or profile.models.device), beside_target(profile)
-    if not profile.drafts_with_a_model:
-        return False
-    return where.device != beside.device or (
-        where.device.type == "cpu" and (profile.models.threads or torch.get_num_threads()) > 1
-    )
+    return profile.drafts_with_a_model and room_for_two(where.device, beside.device, profile.models.threads)
+
+
+def room_for_two(target: torch.device, draft: torch.device, threads: int | None = None) -> bool:
+    """Whether work on both at once is faster than in turns: two devices, or a processor with several cores.
+
+    Args:
+        target, draft: their devices.
+        threads: of torch on a CPU; as many as it has now if None.
+    """
+    return target != draft or (target.type == "cpu" and (threads or torch.get_num_threads()) > 1)
 
 
 def beside_target(profile: Profile) -> loading.Placement:

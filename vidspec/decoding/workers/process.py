@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
@@ -110,7 +110,14 @@ class DraftProcess:
         return self.loaded.identity
 
     def open(
-        self, profile: Profile, request: Request, room: int, listener: Callable[[Heard], None], *, eager: bool
+        self,
+        profile: Profile,
+        request: Request,
+        room: int,
+        listener: Callable[[Heard], None],
+        *,
+        eager: bool,
+        texts: Mapping[str, Sequence[int]] | None = None,
     ) -> int:
         """Begin a clip; what is said of it goes to ``listener``, on another thread. Returns the clip's number.
 
@@ -138,6 +145,7 @@ class DraftProcess:
                 request.earlier,
                 room,
                 eager,
+                texts or {},
             )
         )
         if self._early is not None:

@@ -68,11 +68,13 @@ class SideBySide(Run):
             await_kept=setup.pruner is not None,
             late=setup.late,
         )
-        rng = torch.Generator().manual_seed(setup.profile.generate.seed + self.request.attempt)
+        rng = torch.Generator().manual_seed(self.seed)
         target = TargetSide(partial(self._read, rng), setup.acceptance, rng, trace)
+        blind = not setup.profile.shows_the_video
+        texts = {"\n": self.request.text_ids(setup.target.model, "\n")} if blind else {}
         draft = RemoteDraft(
             process,
-            partial(process.open, setup.profile, self.request, setup.room, eager=overlap),
+            partial(process.open, setup.profile, self.request, setup.room, eager=overlap, texts=texts),
             setup.profile.workers.timeout,
             lambda: len(self._prefix.visual) if self._prefix is not None else None,
             trace,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Iterator
 
 import torch
 
@@ -12,6 +10,7 @@ from vidspec.decoding.parallel import WorkerLost
 from vidspec.decoding.workers.messages import Start
 from vidspec.decoding.workers.process import DraftProcess
 from vidspec.decoding.workers.pulse import PATIENCE
+from vidspec.engine.device import Sharing
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.identity import Identity, agree, check_sight, identity
 from vidspec.models.loading import Placement
@@ -55,7 +54,8 @@ class DraftSlot:
         wanted = profile.workers
         self.gamma, self._shown = 5, profile.shows_the_video
         self._agreed: tuple[VideoLanguageModel, Identity] | None = None
-        self._sharers, self._threads = 0, 1
+        #: The target leaves the draft its share of the processor while any clip is here.
+        self.sharing = Sharing(lambda threads: self.target_threads or threads)
         self.target_threads: int | None = None
         threads: int | None = None
         if where.device.type == "cpu":
@@ -104,23 +104,6 @@ class DraftSlot:
         """Whether it owes something and is at nothing; it may be looking at another clip's video."""
         works = process.pulse.silent() < self._timeout
         return process.overdue > (PATIENCE if works else self._timeout)
-
-    @contextlib.contextmanager
-    def sharing(self) -> Iterator[None]:
-        """The target leaves the draft its share of the processor while any clip is here.
-
-        By the thread that runs the target's passes.
-        """
-        if not self._sharers and self.target_threads is not None:
-            self._threads = torch.get_num_threads()
-            torch.set_num_threads(self.target_threads)
-        self._sharers += 1
-        try:
-            yield
-        finally:
-            self._sharers -= 1
-            if not self._sharers and self.target_threads is not None:
-                torch.set_num_threads(self._threads)
 
     def drop(self, lost: DraftProcess | None = None) -> None:
         """End the process and the clips it has; of one that is ``lost`` only that, and they may be done again.

@@ -27,7 +27,8 @@ class Totals:
         tokens: emitted, EOS included.
         later: those behind the first of their answer, which is what decoding gives.
         windows: verifications.
-        accepted, loose: drafted tokens that were kept, and those of them that the target would not have chosen.
+        accepted: drafted tokens that verifications kept.
+        loose: drafted tokens that were kept though the target would not have chosen them.
         decode, seconds: in decoding, and from the opened file to the last token.
     """
 
@@ -47,7 +48,7 @@ class Totals:
         self.tokens += counters["emitted"]
         self.later += counters["emitted"] - 1
         self.windows += len(counters["accepted_lengths"])
-        self.accepted += counters["accepted"]
+        self.accepted += sum(counters["accepted_lengths"])
         self.loose += counters["loose"]
         self.decode += record.timings["decode"]
         self.seconds += record.timings["end_to_end"]

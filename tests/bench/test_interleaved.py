@@ -87,7 +87,7 @@ def test_summary_counts_clips_with_other_tokens():
 
 
 def test_end_to_end_is_of_texts_as_long_as_the_baselines():
-    """11 tokens in 1 + 4 s; 6 in 1 + 1 s are 0.2 s a token, so 11 of them would take 3 s, and 21 in 1 + 4 s likewise."""
+    """11 tokens in 1 + 4 s; 6 in 1 + 1 s are 0.2 s a token, so 11 of them would take 3 s, and 21 in 1 + 4 s too."""
     times = {"a.mp4": 4.0, "b.mp4": 4.0}
     plain = Timed("plain", times)
     short = Timed("short", {"a.mp4": 1.0, "b.mp4": 1.0}, ids=tuple(range(6)))

@@ -86,19 +86,19 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], *, level: float
     changes: list[Change] = []
     differing: dict[str, int] = {}
     tokens: dict[str, tuple[float, float]] = {}
-    first = next(iter(left), None)
+    first = next(iter(left), "")
     for name in shared:
         clips = [clip for clip in left[name] if clip in right[name]]
         if not clips:
             continue
-        lengths = {clip: _length(left[first if clip in left.get(first, ()) else name][clip]) for clip in clips}
+        lengths = {clip: _length(left[first if clip in left[first] else name][clip]) for clip in clips}
         held = [{clip: _length(runs[name][clip]) for clip in clips} for runs in (left, right)]
         tokens[name] = fmean(held[0].values()), fmean(held[1].values())
         differing[name] = sum(left[name][clip][0].token_ids != right[name][clip][0].token_ids for clip in clips)
         for what in (*TIMES, *([] if held == [lengths, lengths] else [RAW])):
             logs = _logs(left[name], right[name], clips, what, lengths)
             changes.append(_change(name, what, "time", logs, level))
-            if first is None or name == first or first not in right:
+            if name == first or first not in right:
                 continue
             plain = [clip in left[first] and clip in right[first] for clip in clips]
             both = [clip for clip, there in zip(clips, plain, strict=True) if there]
@@ -219,5 +219,6 @@ def markdown(compared: Compared) -> str:
     means = [f"{name} {a:.1f} and {b:.1f}" for name, (a, b) in compared.tokens.items()]
     notes = [*compared.notes, *(["Clips with other tokens in B: " + ", ".join(other)] if other else [])]
     if any(one.what == RAW for one in compared.changes):
-        notes.append(f"Texts differ in length: end to end is at A's baseline's. Mean tokens in A and B: {', '.join(means)}")
+        lengths = f"Mean tokens in A and B: {', '.join(means)}"
+        notes.append(f"Texts differ in length: end to end is at that of A's baseline. {lengths}")
     return f"{whole}\n{bullets(notes)}"

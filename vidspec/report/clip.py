@@ -329,14 +329,11 @@ class Clip:
         timings = self.record.get("timings") or {}
         baseline = (self.record.get("speed") or {}).get("baseline") or {}
         plain = baseline.get("timings") or {}
+        equal = "; the speed-up at equal length" if self._at_length else ""
         names = (
             ("time_to_first_token", "time to first token", "from the beginning of work on the clip to the first token"),
             ("decode", "decoding", "from the first token to the last"),
-            (
-                "end_to_end",
-                "end to end",
-                f"from the beginning of work on the clip to the last token{self._at_length and '; the ratio at equal length'}",
-            ),
+            ("end_to_end", "end to end", f"from the beginning of work on the clip to the last token{equal}"),
         )
         return [
             Speed(name, meaning, timings[key], plain.get(key), baseline.get(key))

@@ -34,6 +34,8 @@ How to read it:
   the paper does not list (pruning, communication, batch effects), or figures of the paper that contradict each other,
   which are listed below the table as well.
 - Where the output length is not given, texts of 1200 tokens are simulated; chance is then about 1%.
+- Start-up tokens of a parallel prefill are simulated to pass as often as any other token. Where a text's first word
+  is open, as with the built-in pairs, they pass less often ([measured.md](measured.md#start-up-tokens)).
 
 Tables of more than {longest} rows are summarised here, one line for each method and pair of models, averaged over the
 benchmarks; the command above each prints all rows.

@@ -100,10 +100,12 @@ def test_baseline_replaces_the_estimate(captioner):
         "tokens_per_s": 4.0,
         "baseline": {
             "timings": {"time_to_first_token": 0.25, "decode": 3.0, "end_to_end": 3.0},
+            "tokens": 5,
             "tokens_per_s": pytest.approx(4 / 3),
             "time_to_first_token": 0.5,
             "decode": pytest.approx(3.0),
             "end_to_end": 2.0,
+            "end_to_end_raw": 2.0,
         },
     }
 
@@ -160,6 +162,15 @@ def test_decode_speedup_compares_rates_not_times():
     """Sampled captions differ in length; twice the tokens in the same time is twice as fast."""
     method, plain = record(token_ids=[0] * 9), record(token_ids=[0] * 5)
     assert speed_against(method, plain)["decode"] == pytest.approx(2.0)
+
+
+def test_end_to_end_speedup_compares_texts_of_equal_length():
+    """9 tokens in 2.25 + 1 s are an eighth of a second a token: 5 of them take 2.75 s."""
+    method = record(token_ids=[0] * 9, timings={"time_to_first_token": 2.25, "decode": 1.0, "end_to_end": 3.25})
+    plain = record(token_ids=[0] * 5, timings={"time_to_first_token": 1.5, "decode": 4.0, "end_to_end": 5.5})
+    speed = speed_against(method, plain)
+    assert (speed["end_to_end"], speed["end_to_end_raw"], speed["tokens"]) == (2.0, 5.5 / 3.25, 5)
+    assert speed_against(plain, plain)["end_to_end"] == speed_against(plain, plain)["end_to_end_raw"] == 1.0
 
 
 def test_records_satisfy_the_schema(captioner):

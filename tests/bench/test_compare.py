@@ -88,6 +88,34 @@ def test_other_tokens_and_other_machines_are_named():
     assert "Paired bootstrap over clips" in text
 
 
+def test_a_text_that_became_shorter_is_not_faster():
+    """B writes half as many tokens in half the time of decoding."""
+    before, after = results(1, ids=range(101)), results(1, ids=range(101))
+    for one in after["records"]:
+        if one["contender"] == "sd":
+            times, one["token_ids"] = one["timings"], list(range(51))
+            one["timings"] = {**times, "decode": times["decode"] / 2, "end_to_end": times["end_to_end"] * 0.75}
+    found = compare(before, after)
+    ratios = {(one.what, one.against): one.ratio for one in found.changes if one.method == "sd"}
+    for against in ("time", "baseline"):
+        assert ratios["decode", against] == pytest.approx(1.0) and ratios["end to end", against] == pytest.approx(1.0)
+        assert ratios["end to end, raw", against] == pytest.approx(0.75)
+    assert not [one for one in found.changes if one.method == "ar" and one.what == "end to end, raw"]
+    assert found.tokens == {"ar": (101.0, 101.0), "sd": (101.0, 51.0)} == found.to_dict()["tokens"]
+    assert "Mean tokens in A and B: ar 101.0 and 101.0, sd 101.0 and 51.0" in markdown(found)
+    assert "Mean tokens" not in markdown(compare(before, before))
+
+
+def test_a_method_that_writes_less_than_the_baseline_is_held_at_the_baselines_length():
+    before, after = results(1, ids=range(101)), results(1, factor=2.0, ids=range(101))
+    for one in before["records"] + after["records"]:
+        if one["contender"] == "sd":
+            one["token_ids"] = list(range(51))
+    changes = compare(before, after).changes
+    (one,) = [c for c in changes if (c.method, c.what, c.against) == ("sd", "end to end", "time")]
+    assert one.ratio == pytest.approx((1 + 2 * 2) / (1 + 2 * 1), abs=0.04)  # 0.02 and 0.04 of a second a token
+
+
 def test_files_without_a_common_clip_are_refused():
     other = results(1)
     for one in other["records"]:

@@ -86,6 +86,29 @@ def test_summary_counts_clips_with_other_tokens():
     assert (rows["plain"].equal, rows["other"].equal) == (2, 0)
 
 
+def test_end_to_end_is_of_texts_as_long_as_the_baselines():
+    """11 tokens in 1 + 4 s; 6 in 1 + 1 s are 0.2 s a token, so 11 of them would take 3 s, and 21 in 1 + 4 s too."""
+    times = {"a.mp4": 4.0, "b.mp4": 4.0}
+    plain = Timed("plain", times)
+    short = Timed("short", {"a.mp4": 1.0, "b.mp4": 1.0}, ids=tuple(range(6)))
+    long = Timed("long", times, ids=tuple(range(21)))
+    rows = summary(run({"plain": plain, "short": short, "long": long}, CLIPS, 2), "plain")
+    assert [row.tokens for row in rows] == [11, 6, 21]
+    assert [row.end_to_end[0] for row in rows] == pytest.approx([1.0, 5 / 3, 5 / 3])
+    assert [row.end_to_end_raw[0] for row in rows] == pytest.approx([1.0, 5 / 2, 1.0])
+    header, _, _, of_short, _ = markdown(rows, "plain", lambda _: 1.0).splitlines()
+    assert header.endswith("| mean tokens | end to end at the baseline's length |")
+    assert of_short.endswith("| 6.0 | 1.67x (1.67-1.67) |")
+    assert "mean tokens" not in markdown(rows[:1], "plain", lambda _: 1.0)
+
+
+def test_a_text_of_one_token_does_not_say_how_long_more_would_take():
+    times = {"a.mp4": 4.0, "b.mp4": 4.0}
+    silent = Timed("silent", {"a.mp4": 0.0, "b.mp4": 0.0}, ids=(1,))
+    _, row = summary(run({"plain": Timed("plain", times), "silent": silent}, CLIPS, 1), "plain")
+    assert (row.decode[0], row.end_to_end[0], row.end_to_end_raw[0]) == (0.0, 0.0, 5.0)
+
+
 HOT = {"generate.temperature": 0.7}
 
 

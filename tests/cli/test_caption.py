@@ -8,10 +8,11 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from fake_captioner import TEXT, FakeCaptioner, FakeReader, events, record
+from fake_captioner import IDS, TEXT, FakeCaptioner, FakeReader, events, record
 
 from vidspec.batch import inputs
 from vidspec.batch.schema import record_schema
+from vidspec.cli.report import summary
 from vidspec.cli.start import NOTICE
 from vidspec.embedded.captions import PROMPTS
 from vidspec.errors import DeviceError, ModelError
@@ -330,6 +331,13 @@ def test_baseline(vidspec):
     assert ran.records[0]["speed"]["baseline"]["decode"] == pytest.approx(3.0)
     assert "against plain decoding: decode 3.00x, first token 0.50x, end to end 2.00x" in ran.err
     assert "est." not in ran.err
+
+
+def test_a_speed_up_of_a_text_of_another_length_says_at_which_it_is():
+    baseline = {"timings": {}, "tokens_per_s": 1.0, "time_to_first_token": 0.5, "decode": 3.0, "end_to_end": 2.0}
+    for tokens, said in ((len(IDS), "end to end 2.00x"), (40, "end to end (of 40 tokens) 2.00x")):
+        one = record(speed={"tokens_per_s": 4.0, "baseline": {**baseline, "tokens": tokens, "end_to_end_raw": 2.5}})
+        assert summary(one).endswith(f"decode 3.00x, first token 0.50x, {said}")
 
 
 def test_output_file(vidspec):

@@ -86,7 +86,7 @@ def test_profiles_lists_names_and_abouts(vidspec):
     groups = [line[2] for line in lines]
     assert list(dict.fromkeys(groups)) == ["recommended", "exact", "parallel", "loose", "lossy", "ablations"]
     assert groups == sorted(groups, key=list(dict.fromkeys(groups)).index) and lines[0][0] == "auto"
-    assert {"ar", "vanilla-sd"} <= {name for name, _, group in lines if group == "recommended"}
+    assert {"auto", "vanilla-sd"} <= {name for name, _, group in lines if group == "recommended"}
     found = json.loads(vidspec("profiles", "--format", "json").out)
     assert all(set(one) == {"name", "about", "path", "source", "group"} and one["about"] for one in found)
 
@@ -109,7 +109,7 @@ def test_groups_of_the_packaged_profiles():
 
     groups = {info.name: info.group for info in profiles.available()}
     recommended = [name for name, group in groups.items() if group == "recommended"]
-    assert recommended == ["auto", "vanilla-sd", "specvlm", "parallelvlm", "self-sd", "ar"]
+    assert recommended == ["auto", "sd-adaptive-tree", "hybrid", "vanilla-sd"]
     assert {groups[name] for name in ("sd-rand", "sd-uniform", "lvspec-0.2", "hippo-frame")} == {"ablations"}
     assert (groups["lvspec"], groups["fastv"], groups["hippo"], groups["sd-tree"]) == (
         "loose",
@@ -117,6 +117,14 @@ def test_groups_of_the_packaged_profiles():
         "parallel",
         "exact",
     )
+
+
+def test_profiles_that_work_at_the_same_time_say_what_that_wants():
+    from vidspec.profile import profiles
+
+    told = {info.name: "for each of the two models" in info.about for info in profiles.available()}
+    papers = ("parallelvlm", "self-parallelvlm", "hippo", "pearl-video", "pearl-syn-prefill", "pearl-specvlm")
+    assert all(told[name] for name in papers) and not told["hippo-sequential"] and not told["vanilla-sd"]
 
 
 def test_a_profile_of_ones_own_is_grouped_by_what_it_does(vidspec, tmp_path):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from report.clips_of_reports import MEASURED
@@ -25,6 +27,15 @@ def test_a_page_says_what_was_run_where_and_by_which_models(tmp_path, demo):
     assert "vidspec bench run &#39;a &lt;b&gt;.mp4&#39;" in page and "<dt>cores</dt><dd>2</dd>" in page
     assert page.count('<div class="bar">') == 9 and "in distribution" in page and "2.50x, from 2.00x to 4.00x" in page
     assert ('class="demo-bar"' in page, "know drawn shapes only: the figures" in page) == (demo, demo)
+
+
+def test_a_page_shows_lengths_where_texts_differ(tmp_path):
+    rows = [replace(row, tokens=tokens) for row, tokens in zip(MEASURED, (120.0, 120.0, 97.5), strict=True)]
+    for shown, expected in ((rows, 1), (rows[:2], 0)):
+        file = tmp_path / "page.html"
+        write_bench(file, shown, "ar", "vidspec bench", {}, demo=False)
+        page = file.read_text(encoding="utf-8")
+        assert page.count('data-v="97.5"') == page.count("at the baseline's length") == expected
 
 
 def test_a_page_says_why_a_peer_has_no_row(tmp_path):

@@ -61,6 +61,10 @@ def test_windows_hold_what_was_drafted_and_the_targets_own():
             "decoding was 2.50x as fast, and the whole clip 1.50x",
         ),
         (
+            {"speed": {"baseline": {"decode": 2.5, "end_to_end": 1.5, "tokens": 9}}},
+            "and the whole clip, had it 9 tokens as well, 1.50x",
+        ),
+        (
             {"counters": {"drafted": 0, "emitted": 6, "visual_tokens": 8}},
             "was drafted: it wrote the 6 tokens one by one",
         ),

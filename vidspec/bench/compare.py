@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import NormalDist, median
+from statistics import NormalDist, fmean, median
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vidspec.bench.results import restored
 from vidspec.errors import OutputError
-from vidspec.telling.compare import decode_rate
+from vidspec.telling.compare import decode_rate, time_at_length
 from vidspec.telling.markdown import bullets, table
 from vidspec.telling.record import Caption
 
@@ -23,6 +23,7 @@ __all__ = ["FEWEST", "Change", "Compared", "compare", "interval", "markdown", "r
 FEWEST = 8
 DRAWS, SEED = 10_000, 0
 TIMES = ("first token", "decode", "end to end")
+RAW = "end to end, raw"
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,9 @@ class Change:
 
     Attributes:
         method: name of the contender.
-        what: ``first token``, ``decode`` (time per token) or ``end to end``.
+        what: ``first token``, ``decode`` (time per token), ``end to end`` of texts of one length (the baseline's in A,
+            or the method's own in A where there is none; :func:`~vidspec.telling.compare.time_at_length`) or, where
+            texts have other lengths, ``end to end, raw`` of the texts as they are.
         against: ``time`` for seconds themselves, ``baseline`` for seconds over the baseline's of the same run, which a
             machine that was busier during one of the runs does not move.
         ratio, low, high: B / A, geometric mean over clips and its interval; below 1 is faster.
@@ -51,10 +54,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Compared:
-    """All changes, clips with other token ids in B by method, and what to know before believing any of it."""
+    """All changes, clips with other token ids in B and mean tokens of a text in A and B by method, and what to know
+    before believing any of it."""
 
     changes: tuple[Change, ...]
     other_tokens: dict[str, int]
+    tokens: dict[str, tuple[float, float]]
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,6 +67,7 @@ class Compared:
         return {
             "rows": [asdict(one) for one in self.changes],
             "other_tokens": self.other_tokens,
+            "tokens": self.tokens,
             "notes": list(self.notes),
         }
 
@@ -79,25 +85,30 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], *, level: float
     shared = [name for name in left if name in right]
     changes: list[Change] = []
     differing: dict[str, int] = {}
-    first = next(iter(left), None)
+    tokens: dict[str, tuple[float, float]] = {}
+    first = next(iter(left), "")
     for name in shared:
         clips = [clip for clip in left[name] if clip in right[name]]
         if not clips:
             continue
+        lengths = {clip: _length(left[first if clip in left[first] else name][clip]) for clip in clips}
+        held = [{clip: _length(runs[name][clip]) for clip in clips} for runs in (left, right)]
+        tokens[name] = fmean(held[0].values()), fmean(held[1].values())
         differing[name] = sum(left[name][clip][0].token_ids != right[name][clip][0].token_ids for clip in clips)
-        for what in TIMES:
-            logs = _logs(left[name], right[name], clips, what)
+        for what in (*TIMES, *([] if held == [lengths, lengths] else [RAW])):
+            logs = _logs(left[name], right[name], clips, what, lengths)
             changes.append(_change(name, what, "time", logs, level))
-            if first is None or name == first or first not in right:
+            if name == first or first not in right:
                 continue
             plain = [clip in left[first] and clip in right[first] for clip in clips]
             both = [clip for clip, there in zip(clips, plain, strict=True) if there]
             if both:
-                relative = _logs(left[name], right[name], both, what) - _logs(left[first], right[first], both, what)
+                of_first = _logs(left[first], right[first], both, what, lengths)
+                relative = _logs(left[name], right[name], both, what, lengths) - of_first
                 changes.append(_change(name, what, "baseline", relative, level))
     if not changes:
         raise OutputError("the two files share no method on any clip")
-    return Compared(tuple(changes), differing, _notes(before, after, level, len(changes)))
+    return Compared(tuple(changes), differing, tokens, _notes(before, after, level, len(changes)))
 
 
 def interval(logs: NDArray[np.float64], level: float) -> tuple[float, float]:
@@ -141,17 +152,27 @@ def _change(name: str, what: str, against: str, logs: NDArray[np.float64], level
 
 
 def _logs(
-    left: Mapping[str, Sequence[Caption]], right: Mapping[str, Sequence[Caption]], clips: Sequence[str], what: str
+    left: Mapping[str, Sequence[Caption]],
+    right: Mapping[str, Sequence[Caption]],
+    clips: Sequence[str],
+    what: str,
+    lengths: Mapping[str, int],
 ) -> NDArray[np.float64]:
-    """log(B / A) of a time, clip by clip."""
-    return np.array([math.log(_seconds(right[clip], what) / _seconds(left[clip], what)) for clip in clips])
+    """log(B / A) of a time, clip by clip; end to end for ``lengths`` tokens."""
+    ratios = [_seconds(right[clip], what, lengths[clip]) / _seconds(left[clip], what, lengths[clip]) for clip in clips]
+    return np.log(ratios)
 
 
-def _seconds(runs: Sequence[Caption], what: str) -> float:
+def _seconds(runs: Sequence[Caption], what: str, tokens: int) -> float:
     if what == "decode":
         return median(1 / (decode_rate(run) or math.inf) or math.ulp(1.0) for run in runs)
-    key = {"first token": "time_to_first_token", "end to end": "end_to_end"}[what]
-    return median(run.timings[key] for run in runs)
+    if what == "end to end":  # a text of one token tells no rate and counts as it is
+        return median(time_at_length(run, tokens) or run.timings["end_to_end"] for run in runs)
+    return median(run.timings["time_to_first_token" if what == "first token" else "end_to_end"] for run in runs)
+
+
+def _length(runs: Sequence[Caption]) -> int:
+    return len(runs[0].token_ids)
 
 
 def _by_method(results: Mapping[str, Any]) -> dict[str, dict[str, list[Caption]]]:
@@ -195,5 +216,9 @@ def markdown(compared: Compared) -> str:
     ]
     whole = table(("method", "time", "against", "B / A", "interval", "clips", "verdict"), lines)
     other = [f"{name} on {clips}" for name, clips in compared.other_tokens.items() if clips]
+    means = [f"{name} {a:.1f} and {b:.1f}" for name, (a, b) in compared.tokens.items()]
     notes = [*compared.notes, *(["Clips with other tokens in B: " + ", ".join(other)] if other else [])]
+    if any(one.what == RAW for one in compared.changes):
+        lengths = f"Mean tokens in A and B: {', '.join(means)}"
+        notes.append(f"Texts differ in length: end to end is at that of A's baseline. {lengths}")
     return f"{whole}\n{bullets(notes)}"

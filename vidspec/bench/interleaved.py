@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,7 +23,7 @@ from vidspec.bench.talk import Talk
 from vidspec.bench.turns import TakingPart, rotated
 from vidspec.captioner import Captioner
 from vidspec.profile.profiles import Profile
-from vidspec.telling.compare import decode_rate
+from vidspec.telling.compare import decode_rate, time_at_length
 from vidspec.telling.counters import tau
 from vidspec.telling.record import Caption
 
@@ -53,7 +54,10 @@ class Row:
         accepted_by_target: metric A of ParallelVLM's Table 2; None where nothing was judged.
         place: by decode, from 1 on; those that differ by less than the spread share one (:mod:`~vidspec.bench.places`).
         context: mean entries in the target's cache while decoding: visual tokens and half of the text; None of peers.
-        first, decode, end_to_end: speed-ups over the baseline: (median, least, greatest).
+        first, decode, end_to_end: speed-ups over the baseline: (median, least, greatest); ``end_to_end`` for texts as
+            long as the baseline's (:func:`~vidspec.telling.compare.time_at_length`).
+        end_to_end_raw: the same of the texts as they are, which loose and lossy methods may write shorter or longer.
+        tokens: mean over its texts, the end token among them.
         model: the decode speed-up that the speed model gives for the measured times and lengths; None without a draft.
     """
 
@@ -76,6 +80,8 @@ class Row:
     retention: float | None = None
     accepted_by_target: float | None = None
     place: int = 1
+    tokens: float | None = None
+    end_to_end_raw: tuple[float, float, float] | None = None
 
     @property
     def names(self) -> str:
@@ -163,10 +169,12 @@ def summary(
     rows = []
     ranked = places({name: {clip: _rate(runs) for clip, runs in by_clip.items()} for name, by_clip in records.items()})
     for name, by_clip in records.items():
-        first, decode, whole, rates = list[float](), list[float](), list[float](), list[float]()
+        first, decode, whole = list[float](), list[float](), list[float]()
+        raw, rates = list[float](), list[float]()
         for clip, runs in by_clip.items():
             for ratios, ratio in zip((first, decode, whole), speed_ups(runs, plain[clip]), strict=True):
                 ratios.append(ratio)
+            raw.append(_time(plain[clip], "end_to_end") / _time(runs, "end_to_end"))
             rates.append(_rate(runs))
         counters = [run.counters for runs in by_clip.values() for run in runs if run.counters.get("drafted")]
         passes = sum(c["target_forwards"] for c in counters)
@@ -203,6 +211,8 @@ def summary(
                 retention=fmean(shares) if (shares := _retentions(by_clip)) else None,
                 accepted_by_target=(judged or {}).get(name),
                 place=ranked[name],
+                tokens=fmean(len(run.token_ids) for run in _flat(by_clip)),
+                end_to_end_raw=_spread(raw),
             )
         )
     return rows
@@ -230,11 +240,17 @@ def _distribution(profile: Profile) -> tuple[object, ...]:
 
 
 def speed_ups(runs: Sequence[Caption], plain: Sequence[Caption]) -> tuple[float, float, float]:
-    """First token, decode and end to end of one clip: medians over a method's repeats against plain decoding's."""
+    """First token, decode and end to end of one clip: medians over a method's repeats against plain decoding's.
+
+    End to end is plain decoding's over the method's time at plain decoding's number of tokens; 0, as of decode, where
+    a text of one token gives no rate.
+    """
+    tokens = len(plain[0].token_ids)
+    whole = median(math.inf if (time := time_at_length(run, tokens)) is None else time for run in runs)
     return (
         _time(plain, "time_to_first_token") / _time(runs, "time_to_first_token"),
         _rate(runs) / _rate(plain),
-        _time(plain, "end_to_end") / _time(runs, "end_to_end"),
+        _time(plain, "end_to_end") / whole,
     )
 
 

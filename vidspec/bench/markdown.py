@@ -16,8 +16,8 @@ def markdown(
     limit: Callable[[float], float],
     left: Mapping[str, str] | None = None,
 ) -> str:
-    """One line for each row; the share of what a pruned target reads, and of its tokens that it would have written
-    unpruned, where there is such a row.
+    """One line for each row; how long texts are, where some are not the baseline's; the share of what a pruned target
+    reads, and of its tokens that it would have written unpruned, where there is such a row.
 
     Args:
         rows: as ``summary`` gives them.
@@ -28,8 +28,10 @@ def markdown(
     header = (
         f"{heading(row.also for row in rows)} | "
         f"same tokens as {baseline} | tau | tokens / target pass | run length | acceptance | "
-        "visual tokens kept | tokens/s | share of limit | first token | decode | place | speed model | end to end"
+        "visual tokens kept | tokens/s | share of limit | first token | decode | place | speed model"
     ).split(" | ")
+    differ = any(row.equal != row.clips for row in rows)
+    header += ["mean tokens", "end to end at the baseline's length"] if differ else ["end to end"]
     lossy = any(row.retention is not None or row.accepted_by_target is not None for row in rows)
     if lossy:
         header += ["target reads", "accepted by target"]
@@ -51,6 +53,7 @@ def markdown(
                 spread(row.decode),
                 str(row.place),
                 cell(row.model),
+                *([cell(row.tokens, ".1f")] if differ else ()),
                 spread(row.end_to_end),
                 *((cell(row.retention, ".1%"), cell(row.accepted_by_target, ".1%")) if lossy else ()),
             ]

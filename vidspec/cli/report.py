@@ -67,7 +67,9 @@ def summary(caption: Caption) -> str:
     baseline = caption.speed.get("baseline")
     if baseline:
         first, whole = baseline["time_to_first_token"], baseline["end_to_end"]
-        kinds = {"decode": baseline["decode"], "first token": first, "end to end": whole}
+        length = baseline.get("tokens", len(caption.token_ids))  # which older records do not have
+        at = "" if length == len(caption.token_ids) else f" (of {length} tokens)"
+        kinds = {"decode": baseline["decode"], "first token": first, f"end to end{at}": whole}
         ratios = [f"{label} {ratio:.2f}x" for label, ratio in kinds.items() if ratio is not None]
         facts.append("against plain decoding: " + ", ".join(ratios))
     elif (estimate := caption.speed.get("estimate")) is not None:

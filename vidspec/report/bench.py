@@ -41,6 +41,8 @@ class Measured(Placed, Protocol):
     def first(self) -> Spread: ...
     @property
     def end_to_end(self) -> Spread: ...
+    @property
+    def tokens(self) -> float | None: ...
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def bars(rows: Sequence[Measured], baseline: str) -> list[Bars]:
     """The three speed-ups over ``baseline``."""
     kinds = (
         ("Decoding", "tokens a second behind the first", [row.decode for row in rows]),
-        ("End to end", "the whole time of a clip", [row.end_to_end for row in rows]),
+        ("End to end", "the whole time of a clip, of texts of equal length", [row.end_to_end for row in rows]),
         ("First token", "the time until the first token", [row.first for row in rows]),
     )
     return [
@@ -106,6 +108,7 @@ def write_bench(
         title=f"{len(rows)} methods side by side",
         demo=words.MEASURED if demo else "",
         rows=rows,
+        differ=any(row.equal != row.clips for row in rows),
         baseline=baseline,
         left=left or {},
         charts=bars(rows, baseline),

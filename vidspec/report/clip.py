@@ -214,11 +214,17 @@ class Clip:
         if baseline := speed.get("baseline"):
             return (
                 f"Measured against plain decoding of the same clip, decoding was {words.ratio(baseline.get('decode'))} "
-                f"as fast, and the whole clip {words.ratio(baseline.get('end_to_end'))}."
+                f"as fast, and the whole clip{self._at_length} {words.ratio(baseline.get('end_to_end'))}."
             )
         guess = speed.get("estimate")
         about = f" From this run's own passes it is at most about {words.ratio(guess)} in decoding." if guess else ""
         return "How much faster that was is not measured here: --baseline measures it." + about
+
+    @property
+    def _at_length(self) -> str:
+        """Of how many tokens the speed-up end to end is, where plain decoding wrote more or fewer."""
+        length = ((self.record.get("speed") or {}).get("baseline") or {}).get("tokens")
+        return "" if length in (None, len(self.record["token_ids"])) else f", had it {length} tokens as well,"
 
     @property
     def _promise(self) -> str:
@@ -323,10 +329,11 @@ class Clip:
         timings = self.record.get("timings") or {}
         baseline = (self.record.get("speed") or {}).get("baseline") or {}
         plain = baseline.get("timings") or {}
+        equal = "; the speed-up at equal length" if self._at_length else ""
         names = (
             ("time_to_first_token", "time to first token", "from the beginning of work on the clip to the first token"),
             ("decode", "decoding", "from the first token to the last"),
-            ("end_to_end", "end to end", "from the beginning of work on the clip to the last token"),
+            ("end_to_end", "end to end", f"from the beginning of work on the clip to the last token{equal}"),
         )
         return [
             Speed(name, meaning, timings[key], plain.get(key), baseline.get(key))

@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 from vidspec.telling.record import Baseline, Caption
 
-__all__ = ["decode_rate", "first_difference", "speed_against"]
+__all__ = ["decode_rate", "first_difference", "speed_against", "time_at_length"]
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
@@ -22,26 +22,43 @@ def decode_rate(caption: Caption) -> float | None:
     return tokens / seconds if tokens > 0 and seconds > 0 else None
 
 
+def time_at_length(caption: Caption, tokens: int) -> float | None:
+    """Seconds from the opened file to the last token, had the text been ``tokens`` (at least 1) long.
+
+    time to first token + (tokens - 1) * seconds per token after the first (docs/metrics.md, Times); of a text that is
+    as long, the measured end to end itself. None where a text of one token, or no timing, tells no rate.
+    """
+    if len(caption.token_ids) == tokens:
+        return caption.timings.get("end_to_end")
+    first, rate = caption.timings.get("time_to_first_token"), decode_rate(caption)
+    if first is None or (rate is None and tokens > 1):
+        return None
+    return first + (tokens - 1) / (rate or 1.0)
+
+
 def speed_against(method: Caption, plain: Caption) -> Baseline:
-    """The ``speed.baseline`` object: plain decoding's own figures and the three speed-ups over it.
+    """The ``speed.baseline`` object: plain decoding's own figures and the three speed-ups over it, at its length.
 
     Args:
         method: the record of the method.
         plain: the record of plain decoding of the same clip by the same engine.
 
     Returns:
-        ``timings`` (seconds) and ``tokens_per_s`` of ``plain``; ``time_to_first_token`` and ``end_to_end`` as ratios
-        of times, ``decode`` as the ratio of token rates, each above 1 where ``method`` is faster and None where one
-        of the two was not measured.
+        ``timings`` (seconds), ``tokens`` (how many) and ``tokens_per_s`` of ``plain``; ``time_to_first_token`` and
+        ``end_to_end`` as ratios of times, the latter by :func:`time_at_length` for as many tokens as ``plain`` has
+        (``end_to_end_raw``: of both texts as they are), ``decode`` as the ratio of token rates, each above 1 where
+        ``method`` is faster and None where one of the two was not measured.
     """
     return {
         "timings": dict(plain.timings),
+        "tokens": len(plain.token_ids),
         "tokens_per_s": decode_rate(plain),
         "time_to_first_token": _ratio(
             plain.timings.get("time_to_first_token"), method.timings.get("time_to_first_token")
         ),
         "decode": _ratio(decode_rate(method), decode_rate(plain)),
-        "end_to_end": _ratio(plain.timings.get("end_to_end"), method.timings.get("end_to_end")),
+        "end_to_end": _ratio(plain.timings.get("end_to_end"), time_at_length(method, len(plain.token_ids))),
+        "end_to_end_raw": _ratio(plain.timings.get("end_to_end"), method.timings.get("end_to_end")),
     }
 
 

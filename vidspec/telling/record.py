@@ -119,13 +119,16 @@ class Lengths(TypedDict, total=False):
 
 
 class Baseline(TypedDict):
-    """Plain decoding's own ``timings`` and ``tokens_per_s``, and the three speed-ups over it."""
+    """Plain decoding's own ``timings``, ``tokens`` and ``tokens_per_s``, and the three speed-ups over it;
+    ``end_to_end`` is for texts of its length, ``end_to_end_raw`` for the texts as they are."""
 
     timings: dict[str, float]
+    tokens: int
     tokens_per_s: float | None
     time_to_first_token: float | None
     decode: float | None
     end_to_end: float | None
+    end_to_end_raw: float | None
 
 
 class Speed(TypedDict, total=False):

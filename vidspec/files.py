@@ -1,14 +1,34 @@
-"""Files that are written: whole or not at all, as UTF-8 whatever the locale, and where that can be found out before."""
+"""Files that are written: whole or not at all, as UTF-8 whatever the locale, never over what vidspec did not write."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from vidspec.errors import OutputError, UsageError
 
-__all__ = ["check_output", "encoded", "write_whole"]
+__all__ = ["PICTURE", "Kind", "check_output", "encoded", "write_whole"]
+
+#: Bytes from the beginning of a file within which its mark stands.
+_HEAD = 1 << 20
+
+
+class Kind(NamedTuple):
+    """Files of one sort that vidspec writes, by what tells them from all others.
+
+    ``name`` completes "is no ..." in an error; ``mark`` is a regular expression that is found in the first MiB of each
+    of them and of no other file.
+    """
+
+    name: str
+    mark: bytes
+
+
+#: PNG and SVG; their writers name vidspec as the software or the creator, or in a comment.
+PICTURE = Kind("picture drawn by vidspec", rb"tEXtSoftware\0vidspec|<dc:title>vidspec</dc:title>|<!-- vidspec ")
 
 
 def encoded(line: str) -> bytes:
@@ -36,8 +56,15 @@ def write_whole(path: Path, content: str | bytes) -> None:
         raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
-def check_output(path: Path, inputs: Iterable[str], option: str) -> None:
-    """Find out before any model is loaded that ``path`` cannot be written or is one of the clips.
+def check_output(path: Path, inputs: Iterable[str], option: str, kind: Kind | None = None) -> None:
+    """Find out before any model is loaded that ``path`` cannot be written, is one of the clips, or is not to be lost.
+
+    Args:
+        path: the file.
+        inputs: the clips.
+        option: that names the file.
+        kind: of a file that is replaced or added to: what is there already must be of this kind, or empty. None where
+            the caller keeps what was there.
 
     Raises:
         UsageError: naming ``option``.
@@ -50,3 +77,19 @@ def check_output(path: Path, inputs: Iterable[str], option: str) -> None:
         raise UsageError(f"{option} {path}: no permission to write there")
     if any(os.path.realpath(path) == os.path.realpath(clip) for clip in inputs):
         raise UsageError(f"{option} {path}: is one of the clips")
+    if kind is not None and path.exists() and not _is(path, kind):
+        raise UsageError(
+            f"{option} {path}: is there already, and is no {kind.name}", hint="name another file, or move this one away"
+        )
+
+
+def _is(path: Path, kind: Kind) -> bool:
+    """Whether a file is of a kind, or empty; what is no regular file is of none."""
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+    except OSError:
+        return False
+    return not head or re.search(kind.mark, head) is not None

@@ -19,7 +19,9 @@ def report(
         list[Path],
         typer.Argument(metavar="FILE|FOLDER...", help="What --format json or jsonl wrote; of folders all such files."),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.html", help="The page; replaced whole.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE.html", help="The page; an earlier one is replaced.")
+    ],
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="FILE", help="What caption --trace wrote in the same run.")
     ] = None,

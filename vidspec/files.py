@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 from vidspec.errors import OutputError, UsageError
 
-__all__ = ["PICTURE", "Kind", "check_output", "encoded", "write_whole"]
+__all__ = ["PICTURE", "Kind", "Lock", "check_output", "encoded", "write_whole"]
 
 #: Bytes from the beginning of a file within which its mark stands.
 _HEAD = 1 << 20
@@ -54,6 +55,41 @@ def write_whole(path: Path, content: str | bytes) -> None:
         part.replace(path)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+class Lock:
+    """Keeps other processes from a file by a locked ``.NAME.lock`` beside it, which is gone when the lock is released.
+
+    Whoever waits for a lock file that was removed meanwhile holds a lock on no name: filelock finds that out when it has
+    the lock, and begins again with the file of that name.
+
+    Args:
+        path: the file.
+        timeout: seconds to wait for another process, at least those that one takes that is just letting go.
+
+    Raises:
+        TimeoutError: another process has the lock.
+        OSError: the lock file cannot be made.
+    """
+
+    def __init__(self, path: Path, timeout: float = 0.2) -> None:
+        from filelock import FileLock
+
+        self._lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=timeout, thread_local=False)
+        self._lock.acquire()
+
+    def release(self) -> None:
+        """Let go; a second time does nothing."""
+        if self._lock.is_locked:
+            with contextlib.suppress(OSError):  # some systems remove no open file: it stays
+                os.unlink(self._lock.lock_file)  # while it is locked, or it might be somebody else's by then
+            self._lock.release()
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 def check_output(path: Path, inputs: Iterable[str], option: str, kind: Kind | None = None) -> None:

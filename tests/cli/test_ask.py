@@ -116,8 +116,10 @@ def test_prompts_are_resumed(vidspec):
 
 
 def test_a_line_for_each_line(piped):
-    ran = piped("What is there?\n\nWhat moves?\n", "good.mp4")
-    assert (ran.code, ran.out) == (0, f"{SAID}\n{SAID}\n")
+    for form, wanted in (("text", SAID), ("jsonl", '"caption"')):
+        ran = piped("What is there?\n\nWhat moves?\n  \n", "good.mp4", "--format", form)
+        first, second, third, fourth = ran.out.splitlines()  # line N answers line N
+        assert ran.code == 0 and wanted in first and wanted in third and (second, fourth) == ("", "")
 
 
 @pytest.mark.parametrize("form", ["json", "jsonl"])

@@ -180,6 +180,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "EVERY", 0.0)
     one.add([5])  # while captions are written nothing fails
     monkeypatch.undo()
-    assert path.read_bytes() == whole and sorted(p.name for p in tmp_path.iterdir()) == [".memory.lock", "memory"]
+    assert path.read_bytes() == whole and sorted(p.name for p in tmp_path.iterdir()) == ["memory"]
     one.save()
     assert list(one.file.read()) == [BREAK, 1, 2, BREAK, 3, 4, BREAK, 5]

@@ -10,10 +10,10 @@ import sys
 import zlib
 from array import array
 from pathlib import Path
-from typing import Any
 
 from vidspec.drafting.memory import BREAK
 from vidspec.errors import OutputError, UsageError
+from vidspec.files import Lock
 
 __all__ = ["MemoryFile"]
 
@@ -95,13 +95,10 @@ class MemoryFile:
                 part.unlink(missing_ok=True)
                 raise self._unwritable(error) from None
 
-    def _locked(self) -> Any:
-        from filelock import FileLock
-
-        lock = FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=60)
+    def _locked(self) -> Lock:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            return lock.acquire()
+            return Lock(self.path, timeout=60)
         except OSError as error:  # a timeout too
             raise self._unwritable(error) from None
 

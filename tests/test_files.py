@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from vidspec.errors import OutputError
-from vidspec.files import Lock, write_whole
+from vidspec.errors import OutputError, UsageError
+from vidspec.files import Lock, read_whole, write_whole
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -27,6 +27,30 @@ def test_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(OutputError, match="No such file"):
         write_whole(tmp_path / "no" / "a.txt", "x")
     assert not (tmp_path / "no").exists()
+
+
+def test_only_so_much_is_read(tmp_path):
+    file = tmp_path / "a"
+    file.write_bytes(bytes(2 << 20))
+    assert len(read_whole(file, 2 << 20, "a")) == 2 << 20
+    with pytest.raises(UsageError, match=r"^a: is longer than 1 MiB$"):
+        read_whole(file, 1 << 20, "a")
+    for name, why in ((tmp_path, "Is a directory"), (tmp_path / "no", "No such file"), ("a\0b", "null")):
+        with pytest.raises(UsageError, match=f"^x: cannot be read: .*{why}"):
+            read_whole(name, 9, "x")
+
+
+def test_what_has_no_end_is_not_read(tmp_path):
+    """Nor is it opened: a pipe without a writer would be waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    for name, pipe in (("/dev/zero", False), ("/dev/zero", True), (tmp_path / "pipe", False)):
+        with pytest.raises(UsageError, match=r"^x: is no regular file"):
+            read_whole(name, 9, "x", pipe=pipe)
+    reading, writing = os.pipe()
+    os.write(writing, b"a.mp4\n")
+    os.close(writing)
+    assert read_whole(f"/dev/fd/{reading}", 9, "x", pipe=True) == b"a.mp4\n", "as of a process substitution"
+    os.close(reading)
 
 
 def test_a_lock_keeps_others_out_and_leaves_no_file(tmp_path):

@@ -1,17 +1,20 @@
-"""Files that are written: whole or not at all, as UTF-8 whatever the locale, never over what vidspec did not write."""
+"""Files that are written: whole or not at all, as UTF-8 whatever the locale, never over what vidspec did not write;
+and files that are read whole, which may be only so long."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+import stat
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from vidspec.errors import OutputError, UsageError
 
-__all__ = ["PICTURE", "Kind", "Lock", "check_output", "encoded", "write_whole"]
+__all__ = ["PICTURE", "Kind", "Lock", "check_output", "encoded", "read_whole", "write_whole"]
 
 #: Bytes from the beginning of a file within which its mark stands.
 _HEAD = 1 << 20
@@ -40,6 +43,34 @@ def encoded(line: str) -> bytes:
     return line.encode("utf-8", "backslashreplace")
 
 
+def read_whole(path: str | Path, most: int, said: str, *, pipe: bool = False) -> bytes:
+    """The content of a file, or of standard input where ``path`` is ``-`` and ``pipe`` is set.
+
+    Args:
+        path: the file.
+        most: bytes that it may have.
+        said: what errors begin with.
+        pipe: whether a pipe will do for a regular file. A device never does: it may have no end.
+
+    Raises:
+        UsageError: it cannot be read, is no such file, or is longer.
+    """
+    try:
+        if pipe and str(path) == "-":
+            content = sys.stdin.buffer.read(most + 1)
+        else:
+            mode = os.stat(path).st_mode  # before it is opened: to open a pipe may wait for ever
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (pipe and stat.S_ISFIFO(mode))):
+                raise UsageError(f"{said}: is no regular file", hint="write it into a file")
+            with open(path, "rb") as file:
+                content = file.read(most + 1)
+    except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
+        raise UsageError(f"{said}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(content) > most:
+        raise UsageError(f"{said}: is longer than {most >> 20} MiB")
+    return content
+
+
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file at once: it is replaced whole or not at all.
 
@@ -60,7 +91,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 class Lock:
     """Keeps other processes from a file by a locked ``.NAME.lock`` beside it, which is gone when the lock is released.
 
-    Whoever waits for a lock file that was removed meanwhile holds a lock on no name: filelock finds that out when it has
+    Whoever waits for a lock file that was removed meanwhile gets a lock on no name: filelock finds that out when it has
     the lock, and begins again with the file of that name.
 
     Args:

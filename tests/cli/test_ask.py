@@ -130,6 +130,11 @@ def test_records_in_a_pipe(piped, form):
     assert ("timings" in ran.records[0]) == (form == "json")
 
 
+def test_a_question_without_end_is_an_error(piped):
+    ran = piped("x" * (1 << 20) + "x\nTwo?\n", "good.mp4")
+    assert (ran.code, ran.out) == (2, "") and ran.err.splitlines()[-1] == "error: a question is longer than 1 MiB"
+
+
 def test_a_question_that_fails_gets_its_line(piped):
     ran = piped("One?\nTwo?\n", "missing.mp4", "--format", "jsonl")
     assert ran.code == 1 and [one["error"]["kind"] for one in ran.records] == ["missing", "missing"]

@@ -197,7 +197,7 @@ class Journal:
 
     def _load(self) -> bool:
         """Read and repair the file. False if it holds something else than records."""
-        if not self.path.exists():
+        if not self.path.is_file():  # a device has no records, and perhaps no end
             return True
         kept = self.path.with_name(self.path.name + ".damaged")
         bad: list[bytes] = []

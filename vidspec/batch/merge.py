@@ -87,6 +87,8 @@ def rendered(records: Sequence[Record], form: Format, *, raw_csv: bool = False) 
 
 def _records(path: Path, made: Merged) -> Iterable[Record]:
     try:
+        if path.is_char_device():
+            raise UsageError(f"{path}: is no regular file", hint="merge what --format jsonl or json wrote")
         with path.open("rb") as file:
             for number, text in enumerate(file, start=1):
                 record = parsed(text)

@@ -130,6 +130,8 @@ def read_results(path: Path) -> dict[str, Any]:
         OutputError: it is not there, or is no such file.
     """
     try:
+        if path.is_char_device():
+            raise OutputError(f"{path}: holds no results of `vidspec bench`")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise OutputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'not text'}") from error

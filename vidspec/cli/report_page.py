@@ -76,7 +76,7 @@ def _captioning(record: dict[str, Any]) -> tuple[Any, ...]:
 
 def _document(file: Path) -> list[dict[str, Any]] | None:
     """The records of one clip as ``--output-dir --format json`` writes them, on several lines; else None."""
-    if file.suffix != ".json":
+    if file.suffix != ".json" or not file.is_file():
         return None
     try:
         content = json.loads(file.read_bytes())

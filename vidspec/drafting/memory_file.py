@@ -45,6 +45,8 @@ class MemoryFile:
     def read(self) -> array[int]:
         """The ids; none where there is no file, or a damaged one."""
         try:
+            if self.path.is_char_device():  # which may have no end
+                raise UsageError(f"draft.memory: {self.path}: is no memory of vidspec's", hint="name another file")
             content = self.path.read_bytes()
         except FileNotFoundError:
             return array("i")

@@ -1,11 +1,13 @@
 """What is written to a file at once."""
 
+import multiprocessing
 import os
+import time
 
 import pytest
 
-from vidspec.errors import OutputError
-from vidspec.files import write_whole
+from vidspec.errors import OutputError, UsageError
+from vidspec.files import Lock, read_whole, write_whole
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -25,3 +27,61 @@ def test_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(OutputError, match="No such file"):
         write_whole(tmp_path / "no" / "a.txt", "x")
     assert not (tmp_path / "no").exists()
+
+
+def test_only_so_much_is_read(tmp_path):
+    file = tmp_path / "a"
+    file.write_bytes(bytes(2 << 20))
+    assert len(read_whole(file, 2 << 20, "a")) == 2 << 20
+    with pytest.raises(UsageError, match=r"^a: is longer than 1 MiB$"):
+        read_whole(file, 1 << 20, "a")
+    for name, why in ((tmp_path, "Is a directory"), (tmp_path / "no", "No such file"), ("a\0b", "null")):
+        with pytest.raises(UsageError, match=f"^x: cannot be read: .*{why}"):
+            read_whole(name, 9, "x")
+
+
+def test_what_has_no_end_is_not_read(tmp_path):
+    """Nor is it opened: a pipe without a writer would be waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    for name, pipe in (("/dev/zero", False), ("/dev/zero", True), (tmp_path / "pipe", False)):
+        with pytest.raises(UsageError, match=r"^x: is no regular file"):
+            read_whole(name, 9, "x", pipe=pipe)
+    reading, writing = os.pipe()
+    os.write(writing, b"a.mp4\n")
+    os.close(writing)
+    assert read_whole(f"/dev/fd/{reading}", 9, "x", pipe=True) == b"a.mp4\n", "as of a process substitution"
+    os.close(reading)
+
+
+def test_a_lock_keeps_others_out_and_leaves_no_file(tmp_path):
+    with Lock(tmp_path / "a.txt"):
+        assert os.listdir(tmp_path) == [".a.txt.lock"]
+        with pytest.raises(TimeoutError):
+            Lock(tmp_path / "a.txt")
+    assert os.listdir(tmp_path) == []
+    with Lock(tmp_path / "a.txt") as lock:
+        lock.release()
+        with Lock(tmp_path / "a.txt"):
+            lock.release()  # a second time: not the file of whoever has the lock now
+            assert os.listdir(tmp_path) == [".a.txt.lock"]
+
+
+def counting(path, times):
+    for _ in range(times):
+        with Lock(path, timeout=60):
+            count = int(path.read_text())
+            time.sleep(0.0005)  # long enough that another would read the same
+            path.write_text(str(count + 1))
+
+
+def test_a_lock_file_that_is_removed_lets_no_two_in(tmp_path):
+    """Each release removes the file that the others wait for."""
+    path = tmp_path / "count"
+    path.write_text("0")
+    forking = multiprocessing.get_context("fork")
+    processes = [forking.Process(target=counting, args=(path, 40)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert path.read_text() == "160" and os.listdir(tmp_path) == ["count"]

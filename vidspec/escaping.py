@@ -53,10 +53,11 @@ def json_text(value: Any, *, indent: int | None = None, default: Callable[[Any],
     return _JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def cell(text: str, *, raw: bool = False) -> str:
-    """``text`` for a cell of CSV: one that begins like a formula gets a ``'`` before it unless ``raw``."""
+def cell(text: str, *, raw: bool = False, lines: bool = True) -> str:
+    """``text`` for a cell of CSV, of several lines if ``lines``: one that begins like a formula gets a ``'`` before it
+    unless ``raw``."""
     guard = "'" if not raw and _FORMULA.match(text) else ""
-    return guard + shown(text)
+    return guard + (shown(text) if lines else one_line(text))
 
 
 def cue(text: str) -> str:

@@ -1,14 +1,38 @@
-"""Files that are written: whole or not at all, as UTF-8 whatever the locale, and where that can be found out before."""
+"""Files that are written: whole or not at all, as UTF-8 whatever the locale, never over what vidspec did not write;
+and files that are read whole, which may be only so long."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import stat
+import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from vidspec.errors import OutputError, UsageError
 
-__all__ = ["check_output", "encoded", "write_whole"]
+__all__ = ["PICTURE", "Kind", "Lock", "check_output", "encoded", "read_whole", "write_whole"]
+
+#: Bytes from the beginning of a file within which its mark stands.
+_HEAD = 1 << 20
+
+
+class Kind(NamedTuple):
+    """Files of one sort that vidspec writes, by what tells them from all others.
+
+    ``name`` completes "is no ..." in an error; ``mark`` is a regular expression that is found in the first MiB of each
+    of them and of no other file.
+    """
+
+    name: str
+    mark: bytes
+
+
+#: PNG and SVG; their writers name vidspec as the software or the creator, or in a comment.
+PICTURE = Kind("picture drawn by vidspec", rb"tEXtSoftware\0vidspec|<dc:title>vidspec</dc:title>|<!-- vidspec ")
 
 
 def encoded(line: str) -> bytes:
@@ -17,6 +41,34 @@ def encoded(line: str) -> bytes:
     JSON escapes them the same way, so a JSON line stays valid.
     """
     return line.encode("utf-8", "backslashreplace")
+
+
+def read_whole(path: str | Path, most: int, said: str, *, pipe: bool = False) -> bytes:
+    """The content of a file, or of standard input where ``path`` is ``-`` and ``pipe`` is set.
+
+    Args:
+        path: the file.
+        most: bytes that it may have.
+        said: what errors begin with.
+        pipe: whether a pipe will do for a regular file. A device never does: it may have no end.
+
+    Raises:
+        UsageError: it cannot be read, is no such file, or is longer.
+    """
+    try:
+        if pipe and str(path) == "-":
+            content = sys.stdin.buffer.read(most + 1)
+        else:
+            mode = os.stat(path).st_mode  # before it is opened: to open a pipe may wait for ever
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (pipe and stat.S_ISFIFO(mode))):
+                raise UsageError(f"{said}: is no regular file", hint="write it into a file")
+            with open(path, "rb") as file:
+                content = file.read(most + 1)
+    except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
+        raise UsageError(f"{said}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(content) > most:
+        raise UsageError(f"{said}: is longer than {most >> 20} MiB")
+    return content
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -36,8 +88,50 @@ def write_whole(path: Path, content: str | bytes) -> None:
         raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
-def check_output(path: Path, inputs: Iterable[str], option: str) -> None:
-    """Find out before any model is loaded that ``path`` cannot be written or is one of the clips.
+class Lock:
+    """Keeps other processes from a file by a locked ``.NAME.lock`` beside it, which is gone when the lock is released.
+
+    Whoever waits for a lock file that was removed meanwhile gets a lock on no name: filelock finds that out when it has
+    the lock, and begins again with the file of that name.
+
+    Args:
+        path: the file.
+        timeout: seconds to wait for another process, at least those that one takes that is just letting go.
+
+    Raises:
+        TimeoutError: another process has the lock.
+        OSError: the lock file cannot be made.
+    """
+
+    def __init__(self, path: Path, timeout: float = 0.2) -> None:
+        from filelock import FileLock
+
+        self._lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=timeout, thread_local=False)
+        self._lock.acquire()
+
+    def release(self) -> None:
+        """Let go; a second time does nothing."""
+        if self._lock.is_locked:
+            with contextlib.suppress(OSError):  # some systems remove no open file: it stays
+                os.unlink(self._lock.lock_file)  # while it is locked, or it might be somebody else's by then
+            self._lock.release()
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def check_output(path: Path, inputs: Iterable[str], option: str, kind: Kind | None = None) -> None:
+    """Find out before any model is loaded that ``path`` cannot be written, is one of the clips, or is not to be lost.
+
+    Args:
+        path: the file.
+        inputs: the clips.
+        option: that names the file.
+        kind: of a file that is replaced or added to: what is there already must be of this kind, or empty. None where
+            the caller keeps what was there.
 
     Raises:
         UsageError: naming ``option``.
@@ -50,3 +144,19 @@ def check_output(path: Path, inputs: Iterable[str], option: str) -> None:
         raise UsageError(f"{option} {path}: no permission to write there")
     if any(os.path.realpath(path) == os.path.realpath(clip) for clip in inputs):
         raise UsageError(f"{option} {path}: is one of the clips")
+    if kind is not None and path.exists() and not _is(path, kind):
+        raise UsageError(
+            f"{option} {path}: is there already, and is no {kind.name}", hint="name another file, or move this one away"
+        )
+
+
+def _is(path: Path, kind: Kind) -> bool:
+    """Whether a file is of a kind, or empty; what is no regular file is of none."""
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+    except OSError:
+        return False
+    return not head or re.search(kind.mark, head) is not None

@@ -227,6 +227,17 @@ def test_cells_that_begin_like_a_formula(recorded, caption):
     assert row[column] == shown(caption)
 
 
+@pytest.mark.parametrize("raw", [False, True])
+def test_names_in_cells_have_one_line_and_captions_as_many_as_they_have(recorded, raw):
+    name = "a\n\tb\u2028c"
+    record = recorded(name, entry=Entry(name, id=name), changes={"caption": name, "profile": name})
+    (row,) = csv.reader(io.StringIO(line(record, "csv", several=True, raw_csv=raw), newline=""))
+    cells = dict(zip(CSV_COLUMNS, row, strict=True))
+    assert cells["path"] == cells["id"] == cells["profile"] == r"a\n\tb\u2028c" and cells["caption"] == name
+    failed = recorded(name, error="line\nfeed")
+    assert "\n" not in line(failed, "csv", several=True, raw_csv=raw)
+
+
 def test_cells_of_numbers_and_sentences_stay(recorded):
     one = recorded(start=1.0, end=2.0, changes={"caption": "It is -1, or =1."})
     (row,) = csv.reader([line(one, "csv", several=True)])

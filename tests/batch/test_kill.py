@@ -32,7 +32,7 @@ def killed(kills, where, clips, *args):
     assert ran.returncode == 0, ran.stderr
     times, code = map(int, ran.stdout.split())
     left = {str(path.relative_to(where)): path.read_bytes() for path in where.rglob("*") if path.is_file()}
-    return times, code, {name: data for name, data in left.items() if not name.endswith((".lock", ".part"))}
+    return times, code, {name: data for name, data in left.items() if not name.endswith(".part")}
 
 
 def environment(where):

@@ -1,6 +1,7 @@
 """Several prompts about a clip in a run: a record for each, in their order, whatever becomes of the others."""
 
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,10 +11,13 @@ from vidspec.batch.feed import Feed
 from vidspec.batch.formats import document, line
 from vidspec.batch.inputs import Sources, collect
 from vidspec.batch.manifests import parse_manifest
+from vidspec.batch.outputs import hidden_journal
 from vidspec.batch.pool import Dealer
 from vidspec.batch.records import Settings, lean
 from vidspec.batch.run import run
 from vidspec.batch.work import Entry, How, Questions, Task
+from vidspec.cli import main
+from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, UsageError
 from vidspec.telling.events import Finished, Prefilled
 
@@ -129,10 +133,27 @@ def test_records_of_prompts(recorded):
         for number, prompt in enumerate(PROMPTS)
     ]
     assert [lean(one)["prompt"] for one in records] == list(PROMPTS)
-    assert all("saved_s" in one["question"] and "saved_s" not in lean(one)["question"] for one in records)
+    assert all(lean(one)["question"].keys() == {"kind", "index", "prompt"} for one in records)
+    assert all(lean(lean(one)) == lean(one) and "saved_s" in one["question"] for one in records)
     said = " ".join(TEXT.split())
     assert document(records, "txt") == 3 * f"{said}\n" and line(records[1], "text", several=True) == f"a.mp4\t{said}"
     assert [line(one, "csv", several=True).rpartition(",")[2] for one in records] == list(PROMPTS)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv"])
+def test_a_run_resumed_behind_the_first_prompt_gives_the_same_bytes(tmp_path, monkeypatch, form):
+    """With real models, whose second prompt finds the first one's rows only where both are asked in one run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    command = ["caption", str(shipped()[0]), "--frames", "2", "--max-new-tokens", "4", "--quiet", "--format", form]
+    command += [word for prompt in PROMPTS[:2] for word in ("--prompt", prompt)]
+    for name in ("whole", "resumed"):
+        assert main([*command, "-o", f"{name}.{form}"]) == 0
+    whole, journal = Path(f"whole.{form}").read_bytes(), Path(f"resumed.{form}")
+    journal = journal if form == "jsonl" else hidden_journal(journal)
+    journal.write_bytes(journal.read_bytes().splitlines(keepends=True)[0])
+    assert main([*command, "-o", f"resumed.{form}"]) == 0
+    assert Path(f"resumed.{form}").read_bytes() == whole and whole.count(b"\n") == 2 + (form == "csv")
 
 
 def test_other_prompts_are_other_inputs(tmp_path):

@@ -98,6 +98,33 @@ def test_a_reader_that_dies_is_named_and_replaced(reader):
     assert len(reader.read(CLIP, None, None, VIDEO)) == 3 and reader._process.pid != first.pid
 
 
+def dying(monkeypatch, starts):
+    """The first so many processes that read clips die before they are ready; returns all that were started."""
+    popen, started = subprocess.Popen, []
+
+    def start(command, **more):
+        if len(started) < starts:
+            command = [sys.executable, "-c", "import sys; sys.exit(7)"]
+        started.append(popen(command, **more))
+        return started[-1]
+
+    monkeypatch.setattr("vidspec.batch.reader.subprocess.Popen", start)
+    return started
+
+
+def test_a_reader_that_dies_while_it_starts_is_started_again(monkeypatch, reader):
+    started = dying(monkeypatch, 1)
+    reader.start()
+    assert len(reader.read(CLIP, None, None, VIDEO)) == 3 and len(started) == 2
+
+
+def test_a_reader_that_never_starts_costs_the_clip_and_not_the_run(monkeypatch, reader):
+    started = dying(monkeypatch, 2)
+    first, second = works(tasks(CLIP, CLIP), How(video=VIDEO), reader)
+    assert first.error.kind == "crashed" and second.clip is not None and len(started) == 3
+    assert "ended with exit code 7 while it started, 2 times" in str(first.error) and CLIP in str(first.error)
+
+
 def test_a_reader_that_hangs_is_killed(monkeypatch):
     reader = Reader()
     reader.read(CLIP, None, None, VIDEO)

@@ -8,7 +8,9 @@ import torch
 
 from vidspec import Captioner
 from vidspec.cli import main
+from vidspec.cli.plan import SAVED
 from vidspec.embedded.samples import shipped
+from vidspec.files import check_output
 from vidspec.profile import profiles
 
 CLIP = str(shipped()[0])
@@ -37,6 +39,7 @@ def test_a_table_a_reason_and_a_profile_that_captions_the_same(capsys, tmp_path)
     assert len(chosen) == 1 and why and "target passes in ms" in err
     assert err.startswith("loading the built-in models (embedded)\n")
     assert len(table) >= len(rows)
+    check_output(saved, (), "--save", SAVED)  # it may be saved again
     profile = profiles.load(str(saved), env={})
     assert profile.name == "fast" and profile.schedule.kind in ("sequential", "autoregressive")
     with Captioner.from_profile(profile) as made, Captioner.from_profile("ar") as plain:
@@ -98,7 +101,8 @@ def test_a_number_of_clips_is_kept_to(capsys, folder):
         ((CLIP, "--set", "frames"), "--set frames: must be KEY=VALUE"),
         ((CLIP, "--set", "prune.method=uniform"), "the schedule plan chooses the pruning itself"),
         ((CLIP, "--draft", "x"), "--draft needs --target"),
-        ((CLIP, "--save", "nowhere/p.yaml"), "--save nowhere/p.yaml: there is no such folder"),
+        ((CLIP, "--save", __file__), "test_command.py: is there already, and is no profile that `vidspec plan` saved"),
+        ((CLIP, "--save", "nowhere/p.yaml"), "--save nowhere/p.yaml: there is no folder nowhere"),
         ((CLIP, "--set", "generate.max_new_tokens=4", "--threads", "1"), "says nothing about drafters"),
     ],
 )

@@ -116,8 +116,10 @@ def test_prompts_are_resumed(vidspec):
 
 
 def test_a_line_for_each_line(piped):
-    ran = piped("What is there?\n\nWhat moves?\n", "good.mp4")
-    assert (ran.code, ran.out) == (0, f"{SAID}\n{SAID}\n")
+    for form, wanted in (("text", SAID), ("jsonl", '"caption"')):
+        ran = piped("What is there?\n\nWhat moves?\n  \n", "good.mp4", "--format", form)
+        first, second, third, fourth = ran.out.splitlines()  # line N answers line N
+        assert ran.code == 0 and wanted in first and wanted in third and (second, fourth) == ("", "")
 
 
 @pytest.mark.parametrize("form", ["json", "jsonl"])
@@ -126,6 +128,11 @@ def test_records_in_a_pipe(piped, form):
     assert ran.code == 0 and [one["question"]["index"] for one in ran.records] == [0, 1]
     assert [one["question"]["prompt"] for one in ran.records] == list(TURNS)
     assert ("timings" in ran.records[0]) == (form == "json")
+
+
+def test_a_question_without_end_is_an_error(piped):
+    ran = piped("x" * (1 << 20) + "x\nTwo?\n", "good.mp4")
+    assert (ran.code, ran.out) == (2, "") and ran.err.splitlines()[-1] == "error: a question is longer than 1 MiB"
 
 
 def test_a_question_that_fails_gets_its_line(piped):

@@ -273,6 +273,17 @@ def test_prompts(vidspec):
     assert FakeCaptioner.made[-1].profile.generate.system == "Be short."
 
 
+@pytest.mark.parametrize("name", ["good.mp4", "stop.mp4", "missing.mp4"])
+def test_no_lock_stays_behind_a_run(vidspec, name):
+    clip = Path("clips") / name
+    clip.parent.mkdir()
+    clip.touch()
+    for more in (("jsonl", "-o", "out.jsonl"), ("csv", "-o", "out.csv"), ("srt",), ("vtt", "--output-dir", "out")):
+        vidspec("caption", str(clip), "--format", *more)
+    assert Path(".vidspec.jsonl").exists() == (name != "stop.mp4")
+    assert not [path for path in Path().rglob("*") if path.name.endswith(".lock")]
+
+
 def test_log_file_and_notes(vidspec, clips):
     ran = vidspec("caption", clips, "--log-file", "log.jsonl", "--notify-every", "2")
     assert "2/4 clips; " in ran.err and "4/4 clips; 1 failed; " in ran.err
@@ -326,6 +337,9 @@ def test_the_same_bytes_are_captioned_once_with_checksum(vidspec):
         (("x", "--prompt", "a", "--style", "brief"), "--prompt and --style exclude each other"),
         (("x", "--style", "breif"), "no style is called 'breif'; did you mean brief?"),
         (("x", "--prompt-file", "no"), "--prompt-file no: cannot be read: No such file"),
+        (("x", "--prompt-file", "/dev/zero"), "--prompt-file /dev/zero: is no regular file (write it into a file)"),
+        (("--from-file", "/dev/zero"), "/dev/zero: is no regular file"),
+        (("--manifest", "/dev/zero"), "/dev/zero: is no regular file"),
         (("x", "--segment", "0s"), "--segment 0s: must be scenes or a length"),
         (("x", "--context"), "--context needs --segment"),
         (("x", "--timeout", "0"), "--timeout 0: must be more than 0 seconds"),

@@ -15,7 +15,7 @@ from fake_captioner import TEXT, FakeCaptioner
 
 import vidspec
 from vidspec.batch.outputs import OneFile
-from vidspec.cli.interrupts import Terminated, terminable
+from vidspec.cli.interrupts import SIGNALS, Terminated, terminable
 
 CLIPS = [f"{number}/good.mp4" for number in range(5)]
 
@@ -223,7 +223,7 @@ def test_a_run_in_another_format_leaves_a_live_output_alone(vidspec, first, seco
 
 
 TERMINATED = """
-import os, sys
+import os, sys, time
 sys.path[:0] = sys.argv[1:2]
 from types import ModuleType
 import vidspec.batch.local
@@ -236,23 +236,30 @@ class Stopped(FakeCaptioner):
         for event in super().stream(path, **asked):
             yield event
             if path.startswith("2/"):
-                os.kill(os.getpid(), 15)
+                os.kill(os.getpid(), int(sys.argv[2]))
+                time.sleep(float(sys.argv[3]))
 
 module.Captioner = Stopped
 from vidspec.cli import main
-sys.exit(main(sys.argv[2:]))
+sys.exit(main(sys.argv[4:]))
 """
 
 
-def test_sigterm_restores_the_terminal_and_keeps_what_is_done():
+def terminated(number, wait=0):
+    """The command and environment of a run that gets the signal while it captions the third clip."""
+    tests = str(Path(__file__).resolve().parents[1])
+    options = ("--format", "jsonl", "-o", "out/out.jsonl", "--batch", "1")
+    command = [sys.executable, "-c", TERMINATED, tests, str(int(number)), str(wait), "caption", *CLIPS, *options]
+    path = os.pathsep.join([str(Path(vidspec.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")])
+    return command, {**os.environ, "TERM": "xterm", "PYTHONPATH": path}
+
+
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGTERM, b"terminated"), (signal.SIGHUP, b"hung up")])
+def test_a_signal_restores_the_terminal_and_keeps_what_is_done(number, word):
     import pty
 
     ours, theirs = pty.openpty()
-    tests = str(Path(__file__).resolve().parents[1])
-    options = ("--format", "jsonl", "-o", "out/out.jsonl", "--batch", "1")
-    command = [sys.executable, "-c", TERMINATED, tests, "caption", *CLIPS, *options]
-    path = os.pathsep.join([str(Path(vidspec.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "TERM": "xterm", "PYTHONPATH": path}
+    command, env = terminated(number)
     with subprocess.Popen(command, stderr=theirs, stdin=subprocess.DEVNULL, env=env) as run:
         os.close(theirs)
         shown = b""
@@ -264,27 +271,57 @@ def test_sigterm_restores_the_terminal_and_keeps_what_is_done():
             if not piece:
                 break
             shown += piece
-        assert run.wait(60) == 143
+        assert run.wait(60) == 128 + number
     os.close(ours)
     hidden, again = shown.rfind(b"\x1b[?25l"), shown.rfind(b"\x1b[?25h")
     assert 0 <= hidden < again, "the cursor stays hidden"
-    assert b"terminated: 2 of 5 clips were done, and are kept" in shown and b"Traceback" not in shown
+    assert word + b": 2 of 5 clips were done, and are kept" in shown and b"Traceback" not in shown
     assert len(Path("out/out.jsonl").read_text().splitlines()) == 2
 
 
-@pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
+def test_a_terminal_that_is_closed_ends_the_run_in_order():
+    """Nothing more can be shown there, and nothing fails for that."""
+    import pty
+
+    pid, terminal = pty.fork()
+    if pid == 0:
+        command, env = terminated(0, 60)  # no signal but that of the terminal
+        os.execve(command[0], command, env)
+    records = Path("out/out.jsonl")
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not (records.exists() and records.read_text().count("\n") == 2):
+        os.read(terminal, 65536)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 129
+    assert records.read_text().count("\n") == 2 and not Path("out/.out.jsonl.lock").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), *((one, Terminated) for one in SIGNALS)]
+)
 def test_a_signal_that_comes_while_something_is_freed_is_not_lost(number, kind):
     class Freed:
         def __del__(self):
             signal.raise_signal(number)
 
-    before = signal.getsignal(signal.SIGTERM), sys.unraisablehook
+    before = [signal.getsignal(one) for one in SIGNALS], sys.unraisablehook
     with pytest.raises(kind) as caught, terminable():
         one = Freed()
         del one  # nothing can be raised in here
         time.sleep(5)
-    assert type(caught.value) is kind
-    assert (signal.getsignal(signal.SIGTERM), sys.unraisablehook) == before
+    assert type(caught.value) is kind and getattr(caught.value, "number", number) == number
+    assert ([signal.getsignal(one) for one in SIGNALS], sys.unraisablehook) == before
+
+
+def test_a_signal_that_is_ignored_stays_so(monkeypatch):
+    """As SIGHUP under ``nohup``."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with terminable():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_sigterm_ends_any_command_with_143(vidspec, monkeypatch):

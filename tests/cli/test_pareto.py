@@ -40,7 +40,7 @@ def test_what_is_asked(vidspec, monkeypatch, args, expected):
         (("--from", "r.json", "clip.mp4"), "--from runs nothing"),
         (("clip.mp4", "--clips-dir", "d"), "--clips-dir is for drawn clips"),
         (("--svg", "p.png"), "--svg p.png: the name must end in .svg"),
-        (("--png", "none/p.png"), "--png none/p.png: there is no such folder"),
+        (("--png", "none/p.png"), "--png none/p.png: there is no folder none"),
         (("--only", "speed"), "--only"),
         (("--timed", "0"), "--timed"),
         (("--profiles", "ar,ar"), "--profiles names ar twice"),

@@ -91,6 +91,8 @@ def test_lean_records_of_a_folder_are_shown_once_each(real, vidspec):
         (("torn.jsonl", "-o", "x.html"), "a record is not as vidspec 0.1.0 writes them: KeyError: 'token_ids'"),
         (("run.jsonl", "-o", "x.html", "--trace", "text.jsonl"), "--trace text.jsonl: is no trace of vidspec"),
         (("run.jsonl", "-o", "x.html", "--trace", "gone"), "--trace gone: cannot be read: No such file"),
+        (("run.jsonl", "-o", "x.html", "--trace", "/dev/zero"), "--trace /dev/zero: is no regular file"),
+        (("/dev/zero", "-o", "x.html"), "/dev/zero: is no regular file"),
     ],
 )
 def test_what_cannot_be_reported_on_is_one_line(real, vidspec, args, message):

@@ -2,6 +2,7 @@
 
 import threading
 from array import array
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -145,6 +146,8 @@ def test_what_is_no_memory_or_another_tokenizers_stays_as_it_is(tmp_path):
     with pytest.raises(UsageError, match=r"draft.memory: .*clip.mp4: is no memory of vidspec's"):
         opened(path)
     assert path.read_bytes() == b"\x00\x00 ftyp"
+    with pytest.raises(UsageError, match=r"/dev/zero: is no memory of vidspec's"):
+        opened(Path("/dev/zero"))
     path = tmp_path / "memory"
     one = opened(path)
     one.add([1])
@@ -180,6 +183,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "EVERY", 0.0)
     one.add([5])  # while captions are written nothing fails
     monkeypatch.undo()
-    assert path.read_bytes() == whole and sorted(p.name for p in tmp_path.iterdir()) == [".memory.lock", "memory"]
+    assert path.read_bytes() == whole and sorted(p.name for p in tmp_path.iterdir()) == ["memory"]
     one.save()
     assert list(one.file.read()) == [BREAK, 1, 2, BREAK, 3, 4, BREAK, 5]

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from papers.test_pareto import everything, record, results
 from vidspec.errors import OutputError, UsageError
+from vidspec.files import PICTURE, check_output
 from vidspec.papers.pareto import outcome
 from vidspec.papers.pareto_plot import draw
 
@@ -28,6 +29,8 @@ def test_both_files(tmp_path):
     draw(outcome(everything()), files)
     assert ElementTree.parse(files[0]).getroot().tag.endswith("svg")
     assert files[1].read_bytes().startswith(b"\x89PNG\r\n")
+    for file in files:
+        check_output(file, (), "--svg", PICTURE)  # it may be drawn again
     again = tmp_path / "again.svg"
     draw(outcome(everything()), [again])
     assert b"<dc:date>" not in again.read_bytes()

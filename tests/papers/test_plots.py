@@ -25,13 +25,14 @@ def test_three_pictures(tmp_path):
     assert [file.name for file in files] == ["speedup.svg", "m-against-alpha.svg", "accepted.svg"]
     for file in files:
         assert ElementTree.parse(file).getroot().tag.endswith("svg")
+    check(tmp_path / "new")  # they may be drawn again
 
 
 def test_what_drafted_nothing_has_only_bars(tmp_path):
     assert [file.name for file in draw([PLAIN], {"ar": records()}, tmp_path)] == ["speedup.svg"]
 
 
-def test_without_matplotlib_it_says_what_to_install(monkeypatch):
+def test_without_matplotlib_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'vidspec\[plots\]'"):
-        check()
+        check(tmp_path)

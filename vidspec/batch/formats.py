@@ -64,6 +64,8 @@ CSV_COLUMNS = (
     "settings",
     "prompt",
 )
+#: Of these, what may have several lines; names, messages and paths have one.
+_PROSE = ("caption", "prompt")
 
 #: Of a subtitle, what is read at a glance: lines, and characters of a line.
 LINES, WIDTH = 2, 42
@@ -189,7 +191,8 @@ def _row(record: Record, raw: bool) -> str:
     buffer = io.StringIO()
     # Line breaks inside a value are quoted only if they are among those of the terminator.
     csv.writer(buffer, lineterminator="\r\n").writerow(
-        cell(value, raw=raw) if isinstance(value := values[column], str) else value for column in CSV_COLUMNS
+        cell(value, raw=raw, lines=column in _PROSE) if isinstance(value := values[column], str) else value
+        for column in CSV_COLUMNS
     )
     return buffer.getvalue().removesuffix("\r\n")
 

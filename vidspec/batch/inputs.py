@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 
 from wcmatch import glob
 
 from vidspec.batch.manifests import SUFFIXES, parse_manifest
 from vidspec.batch.work import Entry
 from vidspec.errors import UsageError
+from vidspec.files import read_whole
 
 __all__ = ["EXTENSIONS", "Found", "Sources", "collect", "leave_out_missing", "matches"]
 
+#: Bytes of a list or a manifest: some ten million clips.
+LONGEST_LIST = 1 << 30
 #: What is taken for a video in folders and lists; files that are named one by one are always tried.
 EXTENSIONS = frozenset(
     "3g2 3gp asf avi divx dv f4v flv gif m1v m2t m2ts m2v m4v mj2 mjpeg mjpg mkv mov mp4 mpe mpeg "  # noqa: SIM905
@@ -187,10 +188,7 @@ def _wanted(path: str, relative: str, sources: Sources, found: Found) -> bool:
 
 
 def _content(name: str) -> bytes:
-    try:
-        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    except OSError as error:
-        raise UsageError(f"{name}: cannot be read: {error.strerror or error}") from None
+    return read_whole(name, LONGEST_LIST, "standard input" if name == "-" else name, pipe=True)
 
 
 def matches(relative: str, patterns: Iterable[str]) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from vidspec.batch.identity import Content
 from vidspec.errors import OutputError, UsageError
 from vidspec.escaping import json_text
-from vidspec.files import encoded
+from vidspec.files import Lock, encoded
 
 __all__ = ["Journal", "Stored", "gone", "is_at", "parsed"]
 
@@ -197,7 +197,7 @@ class Journal:
 
     def _load(self) -> bool:
         """Read and repair the file. False if it holds something else than records."""
-        if not self.path.exists():
+        if not self.path.is_file():  # a device has no records, and perhaps no end
             return True
         kept = self.path.with_name(self.path.name + ".damaged")
         bad: list[bytes] = []
@@ -325,16 +325,12 @@ def _belong(old: Stored, new: Stored) -> bool:
     )
 
 
-def _locked(path: Path, shown: Path) -> Any:
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(path.with_name(f".{path.name}.lock"))
+def _locked(path: Path, shown: Path) -> Lock:
     try:
-        lock.acquire(timeout=0)
-    except Timeout:
+        return Lock(path)
+    except TimeoutError:
         raise UsageError(
             f"{shown}: another run is writing it", hint="wait for it to end, or name another file"
         ) from None
     except OSError as error:
         raise OutputError(f"{shown}: cannot be locked: {error.strerror or error}") from None
-    return lock

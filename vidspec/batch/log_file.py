@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,23 @@ from vidspec.batch.bulk import Listener
 from vidspec.batch.work import Outcome
 from vidspec.errors import UsageError
 from vidspec.escaping import json_text
-from vidspec.files import encoded
+from vidspec.files import Kind, check_output, encoded
 from vidspec.telling.tally import Tally
 
-__all__ = ["LogFile"]
+__all__ = ["LOG", "LogFile", "check_log"]
+
+#: The first fields of every line.
+LOG = Kind("log of vidspec", rb'\A\s*\{"time": "[-+:.T\d]+", "event": "')
+
+
+def check_log(path: Path, inputs: Iterable[str]) -> None:
+    """Find out before any model is loaded that lines cannot be added to ``path``: a log, or a device or a pipe.
+
+    Raises:
+        UsageError: naming ``--log-file``.
+    """
+    loses_nothing = path.exists() and not path.is_file()
+    check_output(path, inputs, "--log-file", None if loses_nothing else LOG)
 
 
 class LogFile(Listener):

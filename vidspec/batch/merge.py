@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vidspec.batch.formats import Format, document, listing
+from vidspec.batch.formats import CSV_COLUMNS, Format, document, listing
 from vidspec.batch.journal import parsed
-from vidspec.batch.records import LEAN_KEYS, lean
+from vidspec.batch.records import lean
 from vidspec.errors import UsageError
+from vidspec.files import Kind
 
-__all__ = ["Merged", "merge", "rendered"]
+__all__ = ["Merged", "kind_of", "merge", "rendered"]
 
 Record = dict[str, Any]
 
@@ -58,6 +59,15 @@ def merge(paths: Iterable[Path]) -> Merged:
     return made
 
 
+def kind_of(form: Format) -> Kind:
+    """What may be replaced by records in this format: earlier ones, where the format shows that they are ours."""
+    if form in ("json", "jsonl"):
+        return Kind("file of records of vidspec", rb'\A\{"path": [^\n]*"job": \{"clip": "')
+    if form == "csv":
+        return Kind("table of vidspec", rb"\A" + ",".join(CSV_COLUMNS[:5]).encode())
+    return Kind("empty file", rb"(?!)")
+
+
 def rendered(records: Sequence[Record], form: Format, *, raw_csv: bool = False) -> str:
     """All records as the content of one file.
 
@@ -71,12 +81,14 @@ def rendered(records: Sequence[Record], form: Format, *, raw_csv: bool = False) 
     if form == "json" and any("timings" not in record for record in records):
         raise UsageError("--format json: these records hold no measurements", hint="--format jsonl")
     if form == "jsonl":
-        records = [record if tuple(record) == LEAN_KEYS else lean(record) for record in records]
+        records = [lean(record) for record in records]
     return listing(records, form, several=True, raw_csv=raw_csv)
 
 
 def _records(path: Path, made: Merged) -> Iterable[Record]:
     try:
+        if path.is_char_device():
+            raise UsageError(f"{path}: is no regular file", hint="merge what --format jsonl or json wrote")
         with path.open("rb") as file:
             for number, text in enumerate(file, start=1):
                 record = parsed(text)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Reader"]
 
+#: How often the process is started for a clip: one that dies while it starts has not seen the clip.
+STARTS = 2
+
 
 class Reader:
     """A process of its own that reads one clip at a time; started by :meth:`start`, or with the first clip.
@@ -49,7 +52,7 @@ class Reader:
         """What ``vidspec.video.read`` gives for these arguments.
 
         Raises:
-            VideoError: as there; also ``timeout``, and ``crashed`` if the process died of the clip.
+            VideoError: as there; also ``timeout``, and ``crashed`` if the process died of the clip or could not start.
             Exception: whatever ``check`` raises.
         """
         import numpy as np
@@ -94,7 +97,7 @@ class Reader:
             self._kill()
 
     def _tell(self, request: Mapping[str, Any], limit: _Limit) -> None:
-        process = self._started()
+        process = self._started(limit.path)
         assert process.stdin is not None
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -124,15 +127,22 @@ class Reader:
                 raise limit.failure()
             at += got
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self, path: str) -> subprocess.Popen[bytes]:
         """The process, ready: no clip pays for its start."""
+        code = None
         with self._starting:
-            process = self._start()
-            if not self._ready:
-                self._ready = bool(process.stdout and process.stdout.read(1))
-            if not self._ready:
-                raise RuntimeError(f"the process that reads clips ended with exit code {self._kill()}")
-            return process
+            for _ in range(STARTS):
+                process = self._start()
+                if not self._ready:
+                    self._ready = bool(process.stdout and process.stdout.read(1))
+                if self._ready:
+                    return process
+                code = self._kill()
+        raise VideoError(
+            f"{path}: the process that reads clips ended {_ended(code)} while it started, {STARTS} times",
+            kind="crashed",
+            hint="there may be too little memory; its own messages stand above",
+        )
 
     def _start(self) -> subprocess.Popen[bytes]:
         if self._closed:
@@ -172,7 +182,7 @@ class _Limit:
         self._timer: threading.Timer | None = None
 
     def __enter__(self) -> _Limit:
-        process = self.reader._started()
+        process = self.reader._started(self.path)
         if self.reader.timeout is not None:
             self._timer = threading.Timer(self.reader.timeout, self._expire, (process,))
             self._timer.daemon = True
@@ -198,9 +208,13 @@ class _Limit:
             return VideoError(
                 f"{self.path}: not read within {self.reader.timeout:g} s", kind="timeout", hint="raise --timeout"
             )
-        how = f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
         return VideoError(
-            f"{self.path}: the process that read it ended {how}",
+            f"{self.path}: the process that read it ended {_ended(code)}",
             kind="crashed",
             hint="the file may be damaged; ffmpeg -i IN OUT writes it anew",
         )
+
+
+def _ended(code: int | None) -> str:
+    """How a process ended, behind "ended"."""
+    return f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"

@@ -31,6 +31,8 @@ LEAN_KEYS = (
     "columns",
     "job",
 )
+#: What of a question depends on what else the run did: not the same where the run is resumed.
+_BESIDE = ("reused", "reused_by_draft", "saved_s")
 #: What a job says of its input, which such a line says beside it.
 LIFTED = ("id", "start", "end", "prompt", "columns")
 
@@ -85,10 +87,10 @@ def _prompt(work: Work, entry: Entry, how: How) -> str:
 
 
 def lean(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record without what was measured, as ``--format jsonl`` writes it; an older one may lack some keys."""
+    """A record without what was measured, as ``--format jsonl`` writes it; one that is so stays as it is."""
     job = record["job"]
     flat = {**record, **{key: job.get(key, record.get(key)) for key in LIFTED}}
     if question := record.get("question"):
-        flat["question"] = {key: value for key, value in question.items() if key != "saved_s"}
+        flat["question"] = {key: value for key, value in question.items() if key not in _BESIDE}
     kept = {key: value for key, value in job.items() if key not in LIFTED}
     return {key: kept if key == "job" else flat.get(key) for key in LEAN_KEYS}

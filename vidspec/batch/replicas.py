@@ -106,7 +106,9 @@ def _ending(replica: _Replica) -> str:
 
 def _serve(pipe: Connection, factory: Factory, how: How, group: Group) -> None:
     """The process of one captioner: tasks in, outcomes out, until it is given None or nobody is there any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run decides when it ends
+    for name in ("SIGINT", "SIGHUP"):  # a terminal's: the run decides when it ends
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     sending = threading.Lock()
     given: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
 

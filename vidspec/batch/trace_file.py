@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["joined"]
+from vidspec.files import Kind
+
+__all__ = ["TRACE", "joined"]
+
+#: How what :func:`joined` gives begins as JSON.
+TRACE = Kind("trace of vidspec", rb'\A\{"displayTimeUnit": "ms", "traceEvents": \[')
 
 #: Process numbers of one clip; further apart than any clip has workers.
 STRIDE = 1000

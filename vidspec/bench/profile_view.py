@@ -174,7 +174,7 @@ def svg(report: Report, width: int = 132) -> str:
     """The drawn tables as an SVG picture, ``width`` columns wide."""
     console = Console(record=True, file=StringIO(), width=width, force_terminal=True, legacy_windows=False)
     console.print(drawn(report))
-    return console.export_svg(title="vidspec profile")
+    return "<!-- vidspec profile -->\n" + console.export_svg(title="vidspec profile")
 
 
 def _facts(report: Report) -> str:

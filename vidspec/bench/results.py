@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from vidspec.errors import OutputError, UsageError
+from vidspec.files import Kind, check_output
 from vidspec.telling.record import RECORD_KEYS, Caption
 from vidspec.telling.trace import Span, Trace
 
-__all__ = ["ACCEPTED", "Key", "Results", "accepted_shares", "read_results", "restored"]
+__all__ = ["ACCEPTED", "RESULTS", "Key", "Results", "accepted_shares", "check_results", "read_results", "restored"]
 
 #: Contender, clip, number of the repeat from 0.
 Key: TypeAlias = tuple[str, str, int]
 
 #: Entry of a record: metric A of ParallelVLM's Table 2.
 ACCEPTED = "accepted_by_target"
+#: How the files of all commands of ``vidspec bench`` begin.
+RESULTS = Kind("file of results of `vidspec bench`", rb'\A\{\s*"(settings|machine|records|rows)": ')
 _CLOSING = b"\n]}\n"
 #: Spans whose lengths the speed model reads.
 _PASSES = ("verify", "draft")
@@ -111,6 +114,15 @@ class Results:
         beside.replace(self.path)
 
 
+def check_results(path: Path, inputs: Iterable[str], *, overwrite: bool) -> None:
+    """Find out before any model is loaded that records cannot go to ``path``; ``overwrite`` keeps what it was as FILE~.
+
+    Raises:
+        UsageError: naming ``--json``.
+    """
+    check_output(path, inputs, "--json", Kind("regular file", b"") if overwrite else RESULTS)
+
+
 def read_results(path: Path) -> dict[str, Any]:
     """The content of a results file; of one that was cut off in the middle of a record, all records before it.
 
@@ -118,6 +130,8 @@ def read_results(path: Path) -> dict[str, Any]:
         OutputError: it is not there, or is no such file.
     """
     try:
+        if path.is_char_device():
+            raise OutputError(f"{path}: holds no results of `vidspec bench`")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise OutputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'not text'}") from error

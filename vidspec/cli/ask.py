@@ -67,7 +67,8 @@ def ask(
 ) -> int:
     """Talk about a clip: each question is asked behind the answers before, without reading the video again.
 
-    In a pipe each line is a question and gives a line; on a terminal there are /again, /save FILE and /quit.
+    In a pipe each line is a question and gives a line, an empty one an empty one; on a terminal there are /again,
+    /save FILE and /quit.
     """
     from vidspec.cli import start as beginning
     from vidspec.cli.report import note
@@ -196,14 +197,22 @@ class Session:
         self._records: dict[int, Caption] = {}  # by turn
 
     def lines(self, questions: TextIO) -> int:
-        """Answer each line with a line, also where an answer failed; the exit code."""
+        """Answer each line with a line, an empty one with an empty one, also where an answer failed; the exit code.
+
+        Raises:
+            UsageError: a line is longer than any question.
+        """
         from vidspec.cli.report import failure
+        from vidspec.profile.bounds import LONGEST_PROMPT
         from vidspec.telling.events import Finished
         from vidspec.telling.record import failed
 
         code = 0
-        for line in questions:
+        while line := questions.readline(LONGEST_PROMPT + 1):
+            if len(line) > LONGEST_PROMPT:
+                raise UsageError(f"a question is longer than {LONGEST_PROMPT >> 20} MiB")
             if not (text := line.strip()):
+                print(file=self.out, flush=True)
                 continue
             try:
                 *_, last = self._told(self.dialogue.stream(text))

@@ -119,6 +119,7 @@ def run(
     from vidspec.bench.measure import Bench, measure
     from vidspec.bench.outside import pythons
     from vidspec.bench.position_table import table
+    from vidspec.bench.results import check_results
     from vidspec.papers import measured, suites
     from vidspec.papers import plots as drawing
     from vidspec.report.bench import write_bench
@@ -127,10 +128,13 @@ def run(
     if suite is not None and profiles is not None:
         raise UsageError("--suite and --profiles exclude each other")
     names = names_of(profiles or DEFAULT) if suite is None else suites.contenders(suite)
+    named = list(map(str, clips or ()))
+    if json is not None:
+        check_results(json, named, overwrite=overwrite)
     if plots is not None:
-        drawing.check()
+        drawing.check(plots)
     if report is not None:
-        check_page(report, map(str, clips or ()))
+        check_page(report, named)
     if turn and (peer or position_bias):
         raise UsageError(f"--turn and {'--peer' if peer else '--position-bias'} exclude each other")
     if turn and not all(one.strip() for one in turn):

@@ -107,16 +107,7 @@ def caption_all(request: Request) -> int:
     if shard and not request.quiet:
         source = " (SLURM's job array; --shard 1/1 captions all)" if shard.automatic else ""
         note(f"shard {shard.number} of {shard.count}: {len(entries)} of {len(found.entries)} clips{source}")
-    if request.trace is not None:
-        check_output(request.trace, [entry.path for entry in entries], "--trace")
-    if request.heatmap is not None:
-        from vidspec.live.heatmap_files import check_heatmap
-
-        check_heatmap(request.heatmap, profile, [entry.path for entry in entries])
-    if request.report is not None:
-        from vidspec.report.page import check_page
-
-        check_page(request.report, [entry.path for entry in entries])
+    _check_files(request, profile, [entry.path for entry in entries])
     how = how_of(request, profile, len(entries))
     _check_questions(how, forms, entries)
     destinations = destinations_of(request, forms, found, entries, profile.name, shard)
@@ -129,6 +120,26 @@ def caption_all(request: Request) -> int:
     # Libraries that print must not mix with captions; only the output still holds the true stdout.
     with redirect_stdout(sys.stderr):
         return _run(run)
+
+
+def _check_files(request: Request, profile: Profile, clips: Sequence[str]) -> None:
+    """Refuse what cannot be written beside the captions, or would take the place of what others wrote."""
+    if request.trace is not None:
+        from vidspec.batch.trace_file import TRACE
+
+        check_output(request.trace, clips, "--trace", TRACE)
+    if request.log_file is not None:
+        from vidspec.batch.log_file import check_log
+
+        check_log(request.log_file, clips)
+    if request.heatmap is not None:
+        from vidspec.live.heatmap_files import check_heatmap
+
+        check_heatmap(request.heatmap, profile, clips)
+    if request.report is not None:
+        from vidspec.report.page import check_page
+
+        check_page(request.report, clips)
 
 
 def _check_questions(how: How, forms: Sequence[Format], entries: Sequence[Entry]) -> None:

@@ -1,7 +1,8 @@
-"""How a command ends that is told to: after Ctrl-C and SIGTERM alike the terminal and files are left in order."""
+"""How a command ends that is told to: after Ctrl-C, SIGTERM and SIGHUP the terminal and files are left in order."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -26,39 +27,54 @@ class Ending(NamedTuple):
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM; whoever cleans up after Ctrl-C does so after this."""
+    """One of :data:`SIGNALS`; whoever cleans up after Ctrl-C does so after this."""
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        super().__init__()
+        self.number = number
+
+
+#: What ends a command beside Ctrl-C, by what is said of it; there is no SIGHUP on Windows.
+SIGNALS = {
+    getattr(signal, name): word
+    for name, word in (("SIGTERM", "terminated"), ("SIGHUP", "hung up"))
+    if hasattr(signal, name)
+}
 
 
 def ending_of(stop: BaseException) -> Ending:
     """How to end with what ``stop``, or what it stands for, was raised by."""
-    if isinstance(stop, Terminated) or isinstance(stop.__cause__, Terminated):
-        return Ending("terminated", 128 + signal.SIGTERM)
+    for one in (stop, stop.__cause__):
+        if isinstance(one, Terminated):
+            return Ending(SIGNALS[one.number], 128 + one.number)
     return Ending("interrupted", 128 + signal.SIGINT)
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """In here SIGTERM raises :class:`Terminated`, once: a second one ends the process at once.
+    """In here each of :data:`SIGNALS` raises :class:`Terminated`, once: a second one ends the process at once.
 
-    Neither it nor Ctrl-C is lost where it comes while something is being freed, which Python would only report.
+    Neither they nor Ctrl-C are lost where they come while something is being freed, which Python would only report.
 
-    Processes that are started here do not inherit it. Outside the main thread, where no handler can be set, and where
-    the signal is ignored already, nothing changes.
+    Processes that are started here do not inherit it. Outside the main thread, where no handler can be set, and for a
+    signal that is ignored already (``nohup``), nothing changes.
     """
-    before = signal.getsignal(signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.signal(signal.SIGTERM, _terminated)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, _terminated)
     told = sys.unraisablehook
 
     def again(unraisable: sys.UnraisableHookArgs) -> None:
         if not isinstance(unraisable.exc_value, KeyboardInterrupt):
             told(unraisable)
             return
-        number = signal.SIGINT
+        number: int = signal.SIGINT
         if isinstance(unraisable.exc_value, Terminated):
-            number = signal.SIGTERM
+            number = unraisable.exc_value.number
             signal.signal(number, _terminated)
         timer = threading.Timer(AGAIN, os.kill, (os.getpid(), number))  # when what is being freed is freed
         timer.daemon = True
@@ -69,9 +85,24 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = told
-        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
-def _terminated(_number: int, _frame: FrameType | None) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    raise Terminated
+def _terminated(number: int, _frame: FrameType | None) -> NoReturn:
+    signal.signal(number, signal.SIG_DFL)
+    if number != signal.SIGTERM:
+        _leave_terminal()
+    raise Terminated(number)
+
+
+def _leave_terminal() -> None:
+    """Let nothing that is still to be said fail where the terminal is gone: what writes to it writes to nowhere."""
+    for output in (1, 2):
+        try:
+            os.write(output, b"")
+        except OSError as error:
+            if error.errno == errno.EIO:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, output)
+                os.close(nowhere)

@@ -9,25 +9,28 @@ import typer
 
 from vidspec.cli.options import CsvRaw, Format
 from vidspec.cli.report import note
-from vidspec.errors import UsageError
-from vidspec.files import write_whole
+from vidspec.files import check_output, write_whole
 
 __all__ = ["merge"]
 
 
 def merge(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What --format jsonl or json wrote.")],
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Replaced whole; - is stdout.")] = "-",
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="An earlier one is replaced; - is stdout.")
+    ] = "-",
     form: Annotated[Format, typer.Option("--format", help="Of the output.")] = Format.jsonl,
     csv_raw: CsvRaw = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of every error.")] = False,
 ) -> None:
     """Merge records of several runs or shards: each clip once, a caption before a failure, sorted by path."""
+    from vidspec.batch.merge import kind_of, rendered
     from vidspec.batch.merge import merge as merged
-    from vidspec.batch.merge import rendered
     from vidspec.batch.writers import StdoutLines
 
+    if output != "-":
+        check_output(Path(output), (), "--output", kind_of(form.value))
     found = merged(files)
     content = rendered(found.records, form.value, raw_csv=csv_raw)
     if output == "-":
@@ -35,8 +38,6 @@ def merge(
         for line in content.removesuffix("\n").split("\n") if content else ():
             lines.write(line)
     else:
-        if not Path(output).parent.is_dir():
-            raise UsageError(f"--output {output}: there is no folder {Path(output).parent}")
         write_whole(Path(output), content)
     if not quiet:
         more = [f"{found.duplicates} in several files"] * bool(found.duplicates)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ import typer
 
 from vidspec.cli.bench import Device, Draft, Dtype, Form, Pair, PairName, Target, Threads
 from vidspec.cli.printed import print_facts, print_json, say
-from vidspec.errors import OutputError, UsageError
+from vidspec.errors import UsageError
 
 __all__ = ["pareto"]
 
@@ -72,13 +73,16 @@ def pareto(
     Facts of captions are scored on clips whose truth is known from a truth.json beside them; on others captions are
     held against plain decoding's. Intervals are 95% bootstrap intervals over clips.
     """
-    from vidspec.bench.results import read_results
+    from vidspec.bench.results import check_results, read_results
 
     if clips and clips_dir is not None:
         raise UsageError("--clips-dir is for drawn clips", hint="leave out CLIP...")
     if given is not None and (clips or json or only):
         raise UsageError("--from runs nothing", hint="leave out CLIP..., --json and --only")
-    files = [_picture(file, kind) for file, kind in ((svg, "svg"), (png, "png")) if file is not None]
+    named = list(map(str, clips or ()))
+    files = [_picture(file, kind, named) for file, kind in ((svg, "svg"), (png, "png")) if file is not None]
+    if json is not None:
+        check_results(json, named, overwrite=overwrite)
     from vidspec.papers import pareto_plot
     from vidspec.papers.pareto import markdown, outcome
 
@@ -118,13 +122,13 @@ def pareto(
     return 0
 
 
-def _picture(file: Path, kind: str) -> Path:
+def _picture(file: Path, kind: str, clips: Sequence[str]) -> Path:
     """A file that can be drawn into, said before anything runs."""
+    from vidspec.files import PICTURE, check_output
     from vidspec.papers import plots
 
-    plots.check(f"--{kind}")
+    plots.check_drawing(f"--{kind}")
     if file.suffix != f".{kind}":
         raise UsageError(f"--{kind} {file}: the name must end in .{kind}")
-    if not file.resolve().parent.is_dir():
-        raise OutputError(f"--{kind} {file}: there is no such folder")
+    check_output(file, clips, f"--{kind}", PICTURE)
     return file

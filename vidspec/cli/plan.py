@@ -13,8 +13,8 @@ from vidspec.cli import start
 from vidspec.cli.bench import Device, Draft, Dtype, Pair, PairName, Target, Threads
 from vidspec.cli.options import TextOrJson
 from vidspec.cli.report import left_out, note
-from vidspec.errors import GenerationError, OutputError, UsageError, VideoError
-from vidspec.files import write_whole
+from vidspec.errors import GenerationError, UsageError, VideoError
+from vidspec.files import Kind, check_output, write_whole
 
 if TYPE_CHECKING:
     from vidspec.batch.work import Entry
@@ -27,6 +27,8 @@ __all__ = ["plan"]
 COLUMNS = ("way", "sees", "window", "accepted", "tokens / pass", "T_q ms", "decode", "end to end", "")
 #: Instead of the first, where several clips may be decoded at once.
 TOGETHER = ("way", "at once", "clips/s", "tokens/s", *COLUMNS[1:])
+#: What --save writes.
+SAVED = Kind("profile that `vidspec plan` saved", rb"(?m)^about: ['\"]?Chosen by vidspec plan\.")
 #: Clips of a folder that are tried until one can be measured.
 TRIED = 8
 
@@ -99,8 +101,8 @@ def plan(
     if not found.entries:
         raise UsageError("there is no video to plan for", hint=left_out(found) or "the list is empty")
     at_once = batch_of(batch or ("auto" if found.several else "1"))
-    if save is not None and not save.resolve().parent.is_dir():
-        raise OutputError(f"--save {save}: there is no such folder")
+    if save is not None:
+        check_output(save, [entry.path for entry in found.entries], "--save", SAVED)
     start.announce(profile)
     with start.uncollected():
         from vidspec.captioner import Captioner

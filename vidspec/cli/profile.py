@@ -9,7 +9,7 @@ import typer
 
 from vidspec.cli.bench import Device, Draft, Dtype, Pair, PairName, Target, Threads
 from vidspec.cli.printed import Form, print_csv, print_json, say
-from vidspec.errors import OutputError, UsageError
+from vidspec.errors import UsageError
 
 if TYPE_CHECKING:
     from vidspec.bench.profiled import Report
@@ -58,8 +58,10 @@ def profile(
         except ValueError:
             raise UsageError(f"--set {given}: must be KEY=VALUE, such as video.frames=16") from None
         overrides[key] = value
-    if svg is not None and not svg.resolve().parent.is_dir():
-        raise OutputError(f"--svg {svg}: there is no such folder")
+    if svg is not None:
+        from vidspec.files import PICTURE, check_output
+
+        check_output(svg, [str(clip)], "--svg", PICTURE)
     from vidspec.bench.loaded import Source, names_of
     from vidspec.bench.profiled import profile_clip
 
@@ -74,17 +76,11 @@ def profile(
         say=say,
     )
     if svg is not None:
-        _picture(report, svg)
+        from vidspec.bench import profile_view
+        from vidspec.files import write_whole
+
+        write_whole(svg, profile_view.svg(report))
     _print(report, form)
-
-
-def _picture(report: Report, path: Path) -> None:
-    from vidspec.bench.profile_view import svg
-
-    try:
-        path.write_text(svg(report), encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"--svg {path}: cannot be written: {error.strerror}") from error
 
 
 def _print(report: Report, form: Form) -> None:

@@ -19,7 +19,9 @@ def report(
         list[Path],
         typer.Argument(metavar="FILE|FOLDER...", help="What --format json or jsonl wrote; of folders all such files."),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.html", help="The page; replaced whole.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE.html", help="The page; an earlier one is replaced.")
+    ],
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="FILE", help="What caption --trace wrote in the same run.")
     ] = None,
@@ -74,7 +76,7 @@ def _captioning(record: dict[str, Any]) -> tuple[Any, ...]:
 
 def _document(file: Path) -> list[dict[str, Any]] | None:
     """The records of one clip as ``--output-dir --format json`` writes them, on several lines; else None."""
-    if file.suffix != ".json":
+    if file.suffix != ".json" or not file.is_file():
         return None
     try:
         content = json.loads(file.read_bytes())

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vidspec.cli.options import EngineName, Request
 from vidspec.errors import UsageError
-from vidspec.profile.bounds import MANY
+from vidspec.files import read_whole
+from vidspec.profile.bounds import LONGEST_PROMPT, MANY
 
 if TYPE_CHECKING:
     from vidspec.batch.formats import Format
@@ -154,13 +154,13 @@ def _prompt(request: Request) -> str | None:
         return style(request.style)
     if request.prompt_file is None:
         return request.prompt[0] if request.prompt and len(request.prompt) == 1 else None
+    said = f"--prompt-file {request.prompt_file}"
     try:
-        text = Path(request.prompt_file).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "is not UTF-8 text"
-        raise UsageError(f"--prompt-file {request.prompt_file}: cannot be read: {reason}") from None
+        text = read_whole(request.prompt_file, LONGEST_PROMPT, said).decode("utf-8").strip()
+    except UnicodeDecodeError:
+        raise UsageError(f"{said}: is not UTF-8 text") from None
     if not text:
-        raise UsageError(f"--prompt-file {request.prompt_file}: is empty")
+        raise UsageError(f"{said}: is empty")
     return text
 
 

@@ -64,6 +64,7 @@ def throughput(
     from vidspec.bench.interleaved import machine
     from vidspec.bench.loaded import Source
     from vidspec.bench.outside import pythons
+    from vidspec.bench.results import RESULTS
     from vidspec.bench.throughput import BATCHED, Outcome, Throughput, contenders, markdown, measure
     from vidspec.files import check_output, write_whole
 
@@ -82,7 +83,7 @@ def throughput(
     outside = pythons([one for one in others if one != BATCHED], ("vllm",), (BATCHED,))
     peers = [one.partition("=")[0] for one in others]
     if output is not None:
-        check_output(output, paths, "--output")
+        check_output(output, paths, "--output", RESULTS)
         if output.exists() and not overwrite:
             raise UsageError(f"--output {output}: exists already", hint="name another file, or --overwrite")
     source = Source(pair.value, target, draft, device, dtype)

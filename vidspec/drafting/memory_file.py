@@ -10,10 +10,10 @@ import sys
 import zlib
 from array import array
 from pathlib import Path
-from typing import Any
 
 from vidspec.drafting.memory import BREAK
 from vidspec.errors import OutputError, UsageError
+from vidspec.files import Lock
 
 __all__ = ["MemoryFile"]
 
@@ -45,6 +45,8 @@ class MemoryFile:
     def read(self) -> array[int]:
         """The ids; none where there is no file, or a damaged one."""
         try:
+            if self.path.is_char_device():  # which may have no end
+                raise UsageError(f"draft.memory: {self.path}: is no memory of vidspec's", hint="name another file")
             content = self.path.read_bytes()
         except FileNotFoundError:
             return array("i")
@@ -95,13 +97,10 @@ class MemoryFile:
                 part.unlink(missing_ok=True)
                 raise self._unwritable(error) from None
 
-    def _locked(self) -> Any:
-        from filelock import FileLock
-
-        lock = FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=60)
+    def _locked(self) -> Lock:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            return lock.acquire()
+            return Lock(self.path, timeout=60)
         except OSError as error:  # a timeout too
             raise self._unwritable(error) from None
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Container, Sequence
 from io import BytesIO
 from pathlib import Path
 
 from vidspec.errors import OutputError, UsageError, VidspecError
-from vidspec.files import check_output, write_whole
+from vidspec.files import PICTURE, check_output, write_whole
 from vidspec.profile.schema import Profile
 from vidspec.telling.events import Event, Opened, Prefilled
 from vidspec.telling.observer import Observer
@@ -19,7 +19,7 @@ __all__ = ["HeatmapFiles", "check_heatmap"]
 _MAX_PIXELS = 400 * 400
 
 
-def check_heatmap(file: Path, profile: Profile, inputs: Iterable[str]) -> None:
+def check_heatmap(file: Path, profile: Profile, inputs: Sequence[str]) -> None:
     """Find out before any model is loaded that a picture cannot be drawn.
 
     Raises:
@@ -37,7 +37,11 @@ def check_heatmap(file: Path, profile: Profile, inputs: Iterable[str]) -> None:
     if why is not None:
         hint = "take a profile with a pruner, such as sd-attention"
         raise UsageError(f"--heatmap {file}: the profile {profile.name} {why}", hint=hint)
-    check_output(file, inputs, "--heatmap")
+    names: dict[Path, None] = {}
+    for clip in inputs:
+        names[_name(file, clip, names, several=len(inputs) > 1)] = None
+    for name in names:
+        check_output(name, inputs, "--heatmap", PICTURE)
 
 
 class HeatmapFiles(Observer):
@@ -80,7 +84,10 @@ class HeatmapFiles(Observer):
             self.errors.append(error)
 
     def _write(self, opened: Opened, seen: Prefilled) -> None:
+        from PIL.PngImagePlugin import PngInfo
+
         from vidspec import video
+        from vidspec._version import __version__
         from vidspec.live.heatmap_image import heatmap_image
         from vidspec.video.sample import first_of_steps
 
@@ -93,9 +100,10 @@ class HeatmapFiles(Observer):
         )
         title, frames = self._title(opened, seen), list(clip.frames)
         picture = heatmap_image(frames, times, seen.grid, seen.cells, seen.kept, title, seen.views)
-        file = self._name(opened.path)
-        png = BytesIO()
-        picture.save(png, "png")
+        file = _name(self.file, opened.path, self.written, several=self._several)
+        png, mark = BytesIO(), PngInfo()
+        mark.add_text("Software", f"vidspec {__version__}")
+        picture.save(png, "png", pnginfo=mark)
         write_whole(file, png.getvalue())
         self.written.append(file)
 
@@ -107,10 +115,12 @@ class HeatmapFiles(Observer):
             f"alpha {prune.alpha:g}, kept {len(seen.kept)}/{total} ({len(seen.kept) / max(1, total):.1%})"
         )
 
-    def _name(self, clip: str) -> Path:
-        stem = f"{self.file.stem}-{Path(clip).stem}" if self._several else self.file.stem
-        name, count = self.file.with_stem(stem), 1
-        while name in self.written:
-            count += 1
-            name = self.file.with_stem(f"{stem}-{count}")
-        return name
+
+def _name(file: Path, clip: str, taken: Container[Path], *, several: bool) -> Path:
+    """Where the picture of a clip goes, which is none of ``taken``."""
+    stem = f"{file.stem}-{Path(clip).stem}" if several else file.stem
+    name, count = file.with_stem(stem), 1
+    while name in taken:
+        count += 1
+        name = file.with_stem(f"{stem}-{count}")
+    return name

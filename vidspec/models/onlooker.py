@@ -99,7 +99,8 @@ class Onlooker:
 
 def _serve(connection: Connection, models: Sequence[VideoLanguageModel]) -> None:
     """The process: clips in, what is seen out, until nobody is there any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the other process's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's signals are the other process's business
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)

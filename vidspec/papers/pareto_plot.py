@@ -58,9 +58,9 @@ def draw(found: Outcome, files: Sequence[Path]) -> None:
     _label(picture, axes, shown)
     for file in files:
         try:
-            stamped: dict[str, Any] = {"metadata": {"Date": None}} if file.suffix == ".svg" else {}
+            stamp = {"Creator": "vidspec", "Date": None} if file.suffix == ".svg" else {"Software": "vidspec"}
             with rc_context({"svg.fonttype": "none", "svg.hashsalt": "vidspec"}):  # letters as text, the same each time
-                picture.savefig(file, format=file.suffix.lstrip("."), **stamped)
+                picture.savefig(file, format=file.suffix.lstrip("."), metadata=stamp)
         except OSError as error:
             raise OutputError(f"{file}: cannot be written: {error.strerror}") from error
 

@@ -10,12 +10,26 @@ from typing import Any
 
 from vidspec.bench.interleaved import Row
 from vidspec.errors import OutputError, UsageError
+from vidspec.files import PICTURE, check_output
 from vidspec.telling.record import Caption
 
-__all__ = ["check", "draw"]
+__all__ = ["check", "check_drawing", "draw"]
+
+_SPEEDUP, _AGAINST_ALPHA, _ACCEPTED = "speedup.svg", "m-against-alpha.svg", "accepted.svg"
 
 
-def check(asked: str = "--plots") -> None:
+def check(folder: Path) -> None:
+    """Find out before anything runs that nothing can be drawn into ``folder``, which is made if need be.
+
+    Raises:
+        UsageError: naming ``--plots``; matplotlib is not installed, or a picture of others has one of our names.
+    """
+    check_drawing("--plots")
+    for name in (_SPEEDUP, _AGAINST_ALPHA, _ACCEPTED) if folder.is_dir() else ():
+        check_output(folder / name, (), "--plots", PICTURE)
+
+
+def check_drawing(asked: str) -> None:
     """Say early that nothing can be drawn, naming what asked for it.
 
     Raises:
@@ -34,20 +48,20 @@ def draw(rows: Sequence[Row], records: Mapping[str, Mapping[str, Sequence[Captio
         UsageError: matplotlib is not installed.
         OutputError: the folder cannot be written.
     """
-    check()
+    check_drawing("--plots")
     from matplotlib.figure import Figure
 
     drafting = [row for row in rows if row.kept is not None and row.tokens_per_target_pass is not None]
     lengths = {name: _lengths(by_clip) for name, by_clip in records.items()}
-    pictures: dict[str, Any] = {"speedup.svg": _speedups(Figure, rows)}
+    pictures: dict[str, Any] = {_SPEEDUP: _speedups(Figure, rows)}
     if drafting:
-        pictures["m-against-alpha.svg"] = _against_alpha(Figure, drafting)
+        pictures[_AGAINST_ALPHA] = _against_alpha(Figure, drafting)
     if any(lengths.values()):
-        pictures["accepted.svg"] = _histogram(Figure, {name: one for name, one in lengths.items() if one})
+        pictures[_ACCEPTED] = _histogram(Figure, {name: one for name, one in lengths.items() if one})
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, figure in pictures.items():
-            figure.savefig(folder / name, format="svg", bbox_inches="tight")
+            figure.savefig(folder / name, format="svg", bbox_inches="tight", metadata={"Creator": "vidspec"})
     except OSError as error:
         raise OutputError(f"{folder}: cannot be written: {error.strerror}") from error
     return [folder / name for name in pictures]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-__all__ = ["COLDEST", "FASTEST", "HOTTEST", "LAYERS", "MANY", "SEED", "THREADS", "WIDEST"]
+__all__ = ["COLDEST", "FASTEST", "HOTTEST", "LAYERS", "LONGEST_PROMPT", "MANY", "SEED", "THREADS", "WIDEST"]
 
 #: The largest seed of torch's generators.
 SEED: Final = 2**63 - 1
@@ -20,5 +20,7 @@ COLDEST: Final = 1e-3
 HOTTEST: Final = 1e3
 #: Frames per second.
 FASTEST: Final = 240
+#: Bytes of a file with a prompt, characters of a question in a pipe; the model's context bounds them further.
+LONGEST_PROMPT: Final = 1 << 20
 #: What else is counted of a text, a cache or a wait in seconds.
 MANY: Final = 1_000_000

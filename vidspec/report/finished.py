@@ -10,6 +10,7 @@ from typing import Any
 
 from vidspec._version import __version__
 from vidspec.errors import UsageError, VidspecError
+from vidspec.files import read_whole
 from vidspec.report.clip import Clip
 from vidspec.report.folder import Folder
 from vidspec.report.timeline import from_chrome
@@ -18,6 +19,9 @@ from vidspec.telling.trace import Span
 
 __all__ = ["read_trace", "write_finished"]
 
+#: Bytes of a trace; a clip's has some kilobytes.
+LONGEST_TRACE = 1 << 30
+
 
 def read_trace(file: Path) -> dict[str, list[list[Span]]]:
     """What ``--trace`` wrote, by path.
@@ -25,10 +29,9 @@ def read_trace(file: Path) -> dict[str, list[list[Span]]]:
     Raises:
         UsageError: it cannot be read, or is something else.
     """
+    content = read_whole(file, LONGEST_TRACE, f"--trace {file}")
     try:
-        return from_chrome(json.loads(file.read_bytes()))
-    except OSError as error:
-        raise UsageError(f"--trace {file}: cannot be read: {error.strerror or error}") from None
+        return from_chrome(json.loads(content))
     except (ValueError, RecursionError):
         raise UsageError(f"--trace {file}: is no trace of vidspec", hint="caption --trace FILE writes one") from None
 

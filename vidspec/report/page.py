@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from vidspec._version import __version__
 from vidspec.errors import UsageError
-from vidspec.files import check_output
+from vidspec.files import Kind, check_output
 from vidspec.report import words
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 __all__ = ["check_page", "rendered"]
+
+#: What every page of ours has in its head.
+PAGE = Kind("page of vidspec", rb'<meta name="generator" content="vidspec ')
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -28,7 +31,7 @@ def check_page(file: Path, inputs: Iterable[str], option: str = "--report") -> N
     """
     if file.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"{option} {file}: must end in .html")
-    check_output(file, inputs, option)
+    check_output(file, inputs, option, PAGE)
 
 
 def rendered(template: str, **content: Any) -> str:

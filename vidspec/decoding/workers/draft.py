@@ -230,7 +230,9 @@ class DraftWorker:
 
 def serve(connection: Connection, start: Start) -> None:
     """The process: load the model, then work on clips until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the other process's business; it ends this one
+    for name in ("SIGINT", "SIGHUP"):  # a terminal's are the other process's business; it ends this one
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     try:
         if start.threads is not None:
             torch.set_num_threads(start.threads)

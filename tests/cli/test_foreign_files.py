@@ -1,0 +1,121 @@
+"""What an option writes never takes the place of a file that vidspec did not write for that option."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from fake_captioner import FakeCaptioner
+
+from vidspec.bench.results import Results
+from vidspec.embedded.samples import shipped
+from vidspec.files import check_output
+from vidspec.telling import trace
+
+VIDEO = shipped()[0].read_bytes()
+FOREIGN = (
+    VIDEO,
+    b'{"traceEvents": [], "displayTimeUnit": "ms"}',
+    b'{"time": "2026-01-01T00:00:00", "level": "INFO", "msg": "started"}\n',
+    b"<!DOCTYPE html><html><head><title>Mine</title></head></html>",
+    b'{"path": "a.mp4", "id": 1}\n',
+    b"to do\n",
+)
+CAPTION = ("caption", "good.mp4", "--profile", "sd-attention")
+
+
+@pytest.fixture(autouse=True)
+def real_traces(isolated, monkeypatch):
+    """Pages are made of them."""
+    monkeypatch.setitem(sys.modules, "vidspec.telling.trace", trace)
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "name", "kind"),
+    [
+        (CAPTION, "--trace", "file.json", "trace of vidspec"),
+        (CAPTION, "--log-file", "file.log", "log of vidspec"),
+        (CAPTION, "--heatmap", "file.png", "picture drawn by vidspec"),
+        (CAPTION, "--report", "file.html", "page of vidspec"),
+        (("ask", "good.mp4"), "--report", "file.html", "page of vidspec"),
+        (("report", "run.jsonl"), "--output", "file.html", "page of vidspec"),
+        (("bench", "good.mp4"), "--report", "file.html", "page of vidspec"),
+        (("bench", "good.mp4"), "--json", "file.json", "file of results of `vidspec bench`"),
+        (("bench", "pareto", "good.mp4"), "--json", "file.json", "file of results of `vidspec bench`"),
+        (("bench", "pareto", "good.mp4"), "--svg", "file.svg", "picture drawn by vidspec"),
+        (("bench", "pareto", "good.mp4"), "--png", "file.png", "picture drawn by vidspec"),
+        (
+            ("bench", "throughput", "good.mp4", "--overwrite"),
+            "--output",
+            "file.json",
+            "file of results of `vidspec bench`",
+        ),
+        (("profile", "good.mp4"), "--svg", "file.svg", "picture drawn by vidspec"),
+        (("merge", "run.jsonl"), "--output", "file.jsonl", "file of records of vidspec"),
+        (("merge", "run.jsonl", "--format", "csv"), "--output", "file.csv", "table of vidspec"),
+        (("merge", "run.jsonl", "--format", "text"), "--output", "file.txt", "empty file"),
+    ],
+)
+def test_what_others_wrote_is_refused_before_anything_is_loaded(vidspec, command, option, name, kind):
+    assert vidspec("caption", "good.mp4", "--format", "jsonl", "-o", "run.jsonl").code == 0
+    FakeCaptioner.made.clear()
+    said = f"error: {option} {name}: is there already, and is no {kind} (name another file, or move this one away)\n"
+    for content in FOREIGN:
+        Path(name).write_bytes(content)
+        ran = vidspec(*command, option, name)
+        assert (ran.code, ran.err) == (2, said)
+        assert Path(name).read_bytes() == content and not FakeCaptioner.made
+
+
+def test_pictures_of_a_bench_replace_no_others(vidspec):
+    Path("plots").mkdir()
+    Path("plots/accepted.svg").write_text("<svg/>")
+    ran = vidspec("bench", "good.mp4", "--plots", "plots")
+    assert ran.code == 2 and "error: --plots plots/accepted.svg: is there already" in ran.err
+
+
+def test_every_picture_of_several_clips_is_looked_for(vidspec):
+    for name, clips in (("seen-b.png", ("a.mp4", "b.mp4")), ("seen-a-2.png", ("a.mp4", "other/a.mp4"))):
+        Path(name).write_bytes(VIDEO)
+        ran = vidspec("caption", *clips, "--profile", "sd-attention", "--heatmap", "seen.png")
+        assert ran.code == 2 and f"--heatmap {name}: is there already" in ran.err and not FakeCaptioner.made
+
+
+def test_what_the_same_option_wrote_is_written_again(vidspec):
+    files = ("--trace", "trace.json", "--log-file", "run.log", "--report", "page.html")
+    for name in files[1::2]:
+        Path(name).touch()  # an empty file loses nothing
+    sizes = []
+    for _ in range(2):
+        assert vidspec("caption", "good.mp4", *files).code == 0
+        sizes.append([Path(name).stat().st_size for name in files[1::2]])
+    assert sizes[0][0] == sizes[1][0] > 0 and sizes[1][1] > sizes[0][1] > 0 and sizes[1][2] > 0
+    assert [json.loads(line)["event"] for line in Path("run.log").read_text().splitlines()].count("start") == 2
+
+
+@pytest.mark.parametrize("form", ["json", "jsonl", "csv"])
+def test_merged_records_are_written_again(vidspec, form):
+    assert vidspec("caption", "good.mp4", "--format", "json", "-o", "run.json").code == 0
+    for _ in range(2):
+        assert vidspec("merge", "run.json", "--format", form, "-o", f"all.{form}").code == 0
+
+
+def test_results_of_a_bench_are_known_again(tmp_path):
+    from vidspec.bench.results import RESULTS
+
+    results = Results(tmp_path / "r.json", {"clips": []}, {})
+    check_output(tmp_path / "r.json", (), "--json", RESULTS)
+    results.finish(rows=[])
+    check_output(tmp_path / "r.json", (), "--json", RESULTS)
+
+
+def test_no_device_is_replaced(vidspec, tmp_path):
+    """A trace is written whole, which would make a regular file of it; a log is only added to."""
+    link = tmp_path / "null"
+    link.symlink_to("/dev/null")
+    for option in ("--trace", "--report", "--heatmap"):
+        name = link.with_suffix({"--trace": ".json", "--report": ".html", "--heatmap": ".png"}[option])
+        name.symlink_to("/dev/null")
+        ran = vidspec(*CAPTION, option, str(name))
+        assert ran.code == 2 and "is there already" in ran.err and name.is_symlink()
+    assert vidspec("caption", "good.mp4", "--log-file", str(link)).code == 0

@@ -119,7 +119,7 @@ def test_interrupted_while_loading(vidspec, monkeypatch):
         (("x", "-p", "vanila-sd"), "no profile is called 'vanila-sd'; did you mean vanilla-sd?"),
         (("x", "--frames", "4", "--fps", "1"), "video.fps: excludes video.frames"),
         (("x", "--pair", "embedded", "--target", "y"), "models.pair: excludes models.target and models.draft"),
-        (("x", "--target", "y"), "models.draft: is needed with draft.kind model"),
+        (("x", "--target", "y"), "models.target: y is not among the targets that `vidspec pairs` lists"),
         (("x", "--device", "gpu"), "models.device: must be auto, cpu, cuda, cuda:N or mps, not 'gpu'"),
         (("x", "--start", "-1"), "--start '-1': must be seconds or [hh:]mm:ss, from 0"),
         (("x", "--end", "nan"), "--end 'nan': must be seconds or [hh:]mm:ss, from 0"),
@@ -247,7 +247,8 @@ def test_a_hub_that_does_not_answer_ends_the_run_before_models_are_loaded(vidspe
 
     monkeypatch.setattr("vidspec.models.hub.reach", silent)
     ran = vidspec("caption", "good.mp4", "--target", "a", "--draft", "b")
-    assert ran.code == 3 and ran.err == "loading a and b\nerror: a: the hub does not answer\n"
+    hint = "fetch them where there is a network: hf download a && hf download b"
+    assert ran.code == 3 and ran.err == f"loading a and b\nerror: a and b: the hub does not answer ({hint})\n"
     assert FakeCaptioner.made == []
 
 
@@ -427,7 +428,9 @@ def test_a_target_alone_takes_the_draft_of_vidspec_pairs(vidspec, tmp_path):
 def test_a_target_without_a_listed_draft_needs_one(vidspec, target):
     ran = vidspec("caption", "good.mp4", "--target", target)
     assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1 and not FakeCaptioner.made
-    assert ran.err.startswith("error: models.draft: is needed") and "`vidspec pairs` lists some" in ran.err
+    listed = target.startswith("llava-hf/")  # with itself alone
+    wrong = "models.draft: is needed" if listed else f"models.target: {target} is not among the targets"
+    assert ran.err.startswith(f"error: {wrong}") and "`vidspec pairs` lists" in ran.err
 
 
 def test_completion_of_names():

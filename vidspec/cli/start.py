@@ -30,7 +30,7 @@ def announce(profile: Profile, *, here: bool = True) -> None:
         here: whether this process loads them; what others can reach is theirs to find out.
 
     Raises:
-        ModelError: a model is not in the cache, and the hub does not answer.
+        ModelError: models are not in the cache, and the hub does not answer.
     """
     from vidspec.models import hub
 
@@ -38,13 +38,9 @@ def announce(profile: Profile, *, here: bool = True) -> None:
     if models.pair is not None:
         note(f"loading the built-in models ({models.pair})")
         return
-    drafts = profile.drafts_with_a_model or profile.names_a_head
-    wanted = (models.target, models.draft if drafts else None, models.captioner)
-    names = list(dict.fromkeys(name for name in wanted if name))
-    note(f"loading {' and '.join(names)}")
-    for name in names if here else ():
-        if hub.reach(name) and not hub.is_cached(name):
-            note(f"fetching {name} from the hub")
+    note(f"loading {' and '.join(profile.named_models)}")
+    for name in hub.require(profile.named_models) if here else ():
+        note(f"fetching {name} from the hub")
 
 
 def demo_notes(profile: Profile, prompts: Iterable[str]) -> list[str]:

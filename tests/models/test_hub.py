@@ -133,7 +133,7 @@ def test_folders_and_offline_mode_ask_nobody(endpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(hub, "_asked", lambda address: pytest.fail("was asked"))
     assert not hub.reach(str(tmp_path)) and not hub.reach("./nowhere")
     monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelError, match="org/model: .*offline mode is on"):
+    with pytest.raises(ModelError, match=r"org/model: .*offline mode is on"):
         hub.reach("org/model")
 
 
@@ -162,7 +162,7 @@ def test_a_target_that_is_not_supported_is_told_before_the_draft_is_loaded(tmp_p
         ModelError, match=r"models of type qwen2_vl \(Qwen2-VL\) are not supported; nearest: qwen2_5_vl"
     ):
         Captioner.from_profile("vanilla-sd", overrides=models)
-    with pytest.raises(ProfileError, match="models.target: .* of type qwen2_vl .* nearest valid choice: qwen2_5_vl"):
+    with pytest.raises(ProfileError, match=r"models.target: .* of type qwen2_vl .* nearest valid choice: qwen2_5_vl"):
         load_profile("vanilla-sd", {"models.target": str(tmp_path)})
 
 

@@ -55,7 +55,7 @@ class Doubt(NamedTuple):
 
 
 def doubt_of(target: str) -> Doubt | None:
-    """What is wrong with a target, as far as its name and a config on this disk tell; None if nothing is. Loads nothing.
+    """What is wrong with a target, as far as its name and a config on this disk tell; None if nothing is.
 
     A hub id that is neither published with a draft nor in the cache may be mistyped.
     """

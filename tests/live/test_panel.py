@@ -79,7 +79,7 @@ def test_panel_shows_caption_legend_counters_and_heatmap():
     for part in (
         "5 tokens",
         "accepted 3/4",
-        "3.0 per pass",
+        "3.0 accepted per pass",
         "4.0 tokens/s",
         "draft sees 3/8 visual tokens (38%)",
         "▄█",
@@ -200,7 +200,7 @@ def test_live_panel_leaves_its_last_state(keep):
             panel.event(1, event)
         panel.end(1, record())
     last = out.getvalue().rsplit("good.mp4", 1)[1]
-    assert "3.0 per pass" in last and ("moves left." in last) == keep
+    assert "3.0 accepted per pass" in last and ("moves left." in last) == keep
     assert out.getvalue().rstrip().endswith("\x1b[?25h"), "the cursor is back"
 
 

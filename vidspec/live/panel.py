@@ -114,7 +114,7 @@ def _facts(state: PanelState, verbose: bool) -> list[str]:
     if state.drafted:
         facts.append(f"accepted {state.accepted}/{state.drafted}")
     if state.tau is not None:
-        facts.append(f"tau {state.tau:.2f}" if verbose else f"{state.tau:.1f} per pass")
+        facts.append(f"tau {state.tau:.2f}" if verbose else f"{state.tau:.1f} accepted per pass")
     facts.append(f"{state.target_passes} target passes")
     if state.side_by_side:
         facts.append(f"{'gamma' if verbose else 'window'} {state.rounds[-1].gamma}")

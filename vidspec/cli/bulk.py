@@ -323,10 +323,8 @@ def _observer(stack: ExitStack, run: Run, tally: Tally) -> tuple[Observer, bool]
     if run.several:
         from vidspec.live.overall import BulkPanel
 
-        panel = stack.enter_context(
-            BulkPanel(console, tally, profile=run.profile.name, shared=shown, verbose=request.verbose)
-        )
-        return panel, not shown
+        bar = BulkPanel(console, tally, profile=run.profile.name, shared=shown, verbose=request.verbose)
+        return stack.enter_context(bar), not shown
     from vidspec.live.panel import LivePanel
 
     panel = LivePanel(

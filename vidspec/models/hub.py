@@ -97,10 +97,9 @@ def require(names: Iterable[str]) -> list[str]:
                 wanted.append(name)
         except ModelError as error:
             missing[name] = error
-    for name, error in missing.items():
-        if len(missing) == 1:
-            raise error
-        reason = error.message.removeprefix(f"{name}: ")
+    if missing:
+        first, why = next(iter(missing.items()))
+        reason = why.message.removeprefix(f"{first}: ")
         raise ModelError(f"{' and '.join(missing)}: {reason}", hint=fetching(*missing), kind="missing")
     return wanted
 

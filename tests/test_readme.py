@@ -79,6 +79,20 @@ def command_lines():
                     yield page, tuple(words[1:])
 
 
+def test_a_file_is_written_in_one_format_on_all_pages():
+    """A command that is tried after another's would be refused, or set its file aside."""
+    forms = {}
+    for page, words in command_lines():
+        if words[:1] == ("caption",) and (file := option(words, "-o", "--output")):
+            forms.setdefault(file, {}).setdefault(option(words, "--format"), page)
+    assert len(forms) > 5
+    assert not {file: found for file, found in forms.items() if len(found) > 1}
+
+
+def option(words, *names):
+    return next((words[at + 1] for at, word in enumerate(words[:-1]) if word in names), None)
+
+
 @pytest.mark.parametrize(("page", "words"), sorted(set(command_lines())))
 def test_commands_and_their_options_exist(page, words):
     command = COMMANDS[words[0]]

@@ -34,7 +34,7 @@ from vidspec.engine.asks import Asks
 from vidspec.engine.device import synchroniser, take_one_core
 from vidspec.engine.forward import Engine
 from vidspec.errors import GenerationError, ModelError, UsageError
-from vidspec.models import eagle3, image_captioner, loading, mtp
+from vidspec.models import eagle3, hub, image_captioner, loading, mtp
 from vidspec.models.base import Pixels, Seen, VideoLanguageModel
 from vidspec.models.head import Head
 from vidspec.models.identity import check_sight
@@ -168,6 +168,7 @@ class Captioner:
             wanted.packed,
         )
         beside = beside_target(profile)
+        hub.require(profile.named_models)
         embedded = wanted.pair is not None
         if wanted.pair is not None:
             folder = loading.embedded_folder(wanted.pair, "target")
@@ -179,6 +180,7 @@ class Captioner:
             )
         else:
             names = (wanted.target or "", wanted.draft or "")
+            loading.read_config(names[0])  # what is wrong with it is said before the draft is loaded
         with ExitStack() as undo:
             # The target last: a map of it counts the memory that is left.
             describe = image_captioner.load(wanted.captioner, beside) if wanted.captioner else None

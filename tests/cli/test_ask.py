@@ -3,10 +3,13 @@
 import io
 import json
 import os
+import re
 import signal
+from dataclasses import replace
+from functools import partial
 
 import pytest
-from fake_captioner import TEXT, FakeCaptioner
+from fake_captioner import TEXT, FakeCaptioner, events, record
 
 from vidspec.cli.ask import Form, Session
 from vidspec.cli.interrupts import Terminated
@@ -44,6 +47,34 @@ def said(*lines):
         return one
 
     return line
+
+
+@pytest.mark.parametrize("args", [(), ("--pair", "embedded")])
+def test_answers_of_built_in_models_that_nobody_named_are_marked(piped, monkeypatch, args):
+    monkeypatch.setattr("fake_captioner.record", partial(record, demo=True))
+    assert piped("What moves?\n", "good.mp4", *args).out == f"{'' if args else '[demo] '}{SAID}\n"
+    told = json.loads(piped("What moves?\n", "good.mp4", "--format", "jsonl", *args).out)
+    assert told["caption"] == TEXT and told["demo"] is True
+
+
+def test_an_answer_on_a_terminal_is_marked_and_broken_between_words(session, monkeypatch, capsys):
+    opened, *rest = events("good.mp4")
+    monkeypatch.setattr(FakeCaptioner, "stream", lambda self, path, **_: iter([replace(opened, demo=True), *rest]))
+    monkeypatch.setenv("COLUMNS", "14")
+    assert session.terminal(said("What moves?")) == 0
+    assert session.out.getvalue() == "[demo] A red\ncircle\nmoves left.\n\n"
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_terminal_is_told_that_a_question_is_read(session, monkeypatch, quiet):
+    err = io.StringIO()
+    err.isatty = lambda: True
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", err)
+    assert session.terminal(said("What moves?", "What else?"), quiet=quiet) == 0
+    stages = list(dict.fromkeys(re.findall(r"(?:vision and )?prefill \.\.\.", err.getvalue())))
+    assert stages == ([] if quiet else ["vision and prefill ...", "prefill ..."])
+    assert "prefill" not in session.out.getvalue()
 
 
 def test_a_record_for_each_turn(vidspec):

@@ -25,13 +25,13 @@ def drawn(renderable, width=80, **console):
 
 def test_state_follows_the_events():
     phases = [folded(upto=count).phase for count in range(6)]
-    assert phases == ["opening the video", "reading the prompt", "decoding", "decoding", "decoding", "done"]
+    assert phases == ["reading frames", "vision and prefill", "decoding", "decoding", "decoding", "done"]
 
 
 def test_a_clip_that_is_done_again_begins_anew():
     state = folded(upto=4)
     state.apply(Again("the draft is gone"))
-    assert (state.phase, state.emitted, state.pieces) == ("reading the prompt", 0, [])
+    assert (state.phase, state.emitted, state.pieces) == ("vision and prefill", 0, [])
     for event in events("good.mp4")[1:]:
         state.apply(event)
     assert (state.emitted, state.drafted) == (folded().emitted, folded().drafted)
@@ -70,18 +70,29 @@ def test_estimate():
 
 def test_speedup_is_marked_as_estimate_until_it_is_measured():
     state = folded()
-    assert "est." in drawn(render(state))
+    assert "estimated 2.4x" in drawn(render(state)) and "2.40x est." in drawn(render(state, verbose=True))
     state.caption = record(speed={"tokens_per_s": 4.0, "baseline": {"decode": 1.75}})
     text = drawn(render(state))
-    assert "1.75x" in text and "est." not in text
+    assert "1.75x" in text and "est" not in text
+    state.caption = record(speed={"tokens_per_s": 4.0, "baseline": {"decode": None}})
+    text = drawn(render(state))
+    assert "too short to measure" in text and "est" not in text
 
 
 def test_panel_shows_caption_legend_counters_and_heatmap():
     text = drawn(render(folded(upto=4, profile="sd-rand")))
     for part in ("A red circle", "moves left.", "draft accepted", "corrected", "target", "good.mp4", "sd-rand"):
         assert part in text
-    for part in ("5 tokens", "accepted 3/4", "tau 3.00", "4.0 tokens/s", "draft sees 3/8 visual tokens (38%)", "▄█"):
+    for part in (
+        "5 tokens",
+        "accepted 3/4",
+        "3.0 accepted per pass",
+        "4.0 tokens/s",
+        "draft sees 3/8 visual tokens (38%)",
+        "▄█",
+    ):
         assert part in text
+    assert "tau" not in text and "tau 3.00" in drawn(render(folded(upto=4), verbose=True))
 
 
 def test_panel_says_that_a_lossy_rule_is_not_lossless():
@@ -196,7 +207,7 @@ def test_live_panel_leaves_its_last_state(keep):
             panel.event(1, event)
         panel.end(1, record())
     last = out.getvalue().rsplit("good.mp4", 1)[1]
-    assert "tau 3.00" in last and ("moves left." in last) == keep
+    assert "3.0 accepted per pass" in last and ("moves left." in last) == keep
     assert out.getvalue().rstrip().endswith("\x1b[?25h"), "the cursor is back"
 
 

@@ -10,9 +10,11 @@ import transformers
 from huggingface_hub.utils import are_progress_bars_disabled
 
 from models.checkpoints import TIED, save
-from vidspec.errors import ModelError
-from vidspec.models import hub
+from vidspec.captioner import Captioner
+from vidspec.errors import ModelError, ProfileError
+from vidspec.models import hub, loading
 from vidspec.models.loading import Placement, load
+from vidspec.profile.profiles import load as load_profile
 
 CPU = Placement(torch.device("cpu"), torch.float32)
 
@@ -131,7 +133,37 @@ def test_folders_and_offline_mode_ask_nobody(endpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(hub, "_asked", lambda address: pytest.fail("was asked"))
     assert not hub.reach(str(tmp_path)) and not hub.reach("./nowhere")
     monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
-    assert not hub.reach("org/model")
+    with pytest.raises(ModelError, match=r"org/model: .*offline mode is on"):
+        hub.reach("org/model")
+
+
+def test_all_missing_models_are_named_at_once(monkeypatch):
+    """Also by the library, whatever it would load first, and before the draft's process starts."""
+    monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
+    models = {"models.target": "org/target", "models.draft": "org/draft", "models.captioner": "org/captioner"}
+    with pytest.raises(ModelError) as caught:
+        Captioner.from_profile("tabed-mtcp", overrides=models)
+    assert str(caught.value).startswith("org/target and org/draft and org/captioner: no such folder, not in the cache ")
+    assert "offline mode is on" in caught.value.message and caught.value.kind == "missing"
+    download = "hf download org/target && hf download org/draft && hf download org/captioner"
+    assert caught.value.hint == f"fetch them where there is a network: {download}"
+
+
+def test_a_mistyped_name_is_answered_with_the_published_one():
+    assert hub.fetching("Qwen/Qwen2.5-VL-7B-Instuct").startswith("did you mean Qwen/Qwen2.5-VL-7B-Instruct? ")
+    assert "did you mean" not in hub.fetching("Qwen/Qwen2.5-VL-7B-Instruct") + hub.fetching("org/model")
+
+
+def test_a_target_that_is_not_supported_is_told_before_the_draft_is_loaded(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}')
+    monkeypatch.setattr(loading, "load", lambda *_, **__: pytest.fail("was loaded"))
+    models = {"models.target": str(tmp_path), "models.draft": str(tmp_path / "draft")}
+    with pytest.raises(
+        ModelError, match=r"models of type qwen2_vl \(Qwen2-VL\) are not supported; nearest: qwen2_5_vl"
+    ):
+        Captioner.from_profile("vanilla-sd", overrides=models)
+    with pytest.raises(ProfileError, match=r"models.target: .* of type qwen2_vl .* nearest valid choice: qwen2_5_vl"):
+        load_profile("vanilla-sd", {"models.target": str(tmp_path)})
 
 
 @pytest.mark.parametrize("terminal", [True, False])

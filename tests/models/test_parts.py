@@ -18,7 +18,7 @@ from vidspec.captioner import Captioner
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.errors import DeviceError, ModelError, ProfileError
-from vidspec.models import loading
+from vidspec.models import hub, loading
 from vidspec.models.loading import Placement, load, placement
 from vidspec.profile import profiles
 
@@ -163,6 +163,8 @@ def placed(monkeypatch, **settings):
         if len(seen) == 2:
             raise ModelError("enough")
 
+    monkeypatch.setattr(hub, "require", lambda names: [])
+    monkeypatch.setattr(loading, "read_config", lambda name: None)
     monkeypatch.setattr(loading, "load", stop_at_the_second)
     keys = {f"models.{key}": value for key, value in settings.items()}
     with pytest.raises(ModelError, match="enough"):

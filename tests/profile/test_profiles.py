@@ -299,9 +299,23 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
         ),
         (
             {"models.target": "x"},
-            "models.draft: is needed with draft.kind model; "
-            "nearest valid choice: name a draft of the target's family (`vidspec pairs` lists some), "
-            "or take the profile ar",
+            "models.target: x is not among the targets that `vidspec pairs` lists; "
+            "nearest valid choice: one of these, or this one with models.draft",
+        ),
+        (
+            {"models.target": "Qwen/Qwen2.5-VL-7B-Instuct"},
+            "models.target: Qwen/Qwen2.5-VL-7B-Instuct is not among the targets that `vidspec pairs` lists; "
+            "nearest valid choice: Qwen/Qwen2.5-VL-7B-Instruct, or this one with models.draft",
+        ),
+        (
+            {"models.target": "Qwen/Qwen2-VL-7B"},
+            "models.target: Qwen/Qwen2-VL-7B is not among the targets that `vidspec pairs` lists; "
+            "nearest valid choice: Qwen/Qwen2.5-VL-7B-Instruct, or this one with models.draft",
+        ),
+        (
+            {"models.target": "./nowhere"},
+            "models.target: ./nowhere: no config.json in this folder; "
+            "nearest valid choice: a folder with a saved model, or a hub id",
         ),
     ],
 )

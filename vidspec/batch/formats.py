@@ -20,6 +20,7 @@ from vidspec.escaping import cell, cue, json_text, one_line, shown
 __all__ = [
     "CSV_COLUMNS",
     "FORMATS",
+    "MARK",
     "SUFFIXES",
     "Format",
     "clock",
@@ -71,6 +72,8 @@ _PROSE = ("caption", "prompt")
 LINES, WIDTH = 2, 42
 #: The comment of a WebVTT file. SRT has none: whatever stands in it may be shown.
 DEMO = "Captions of vidspec's built-in models, which know drawn shapes only."
+#: Before such a caption in formats without room for a remark, unless the user named these models.
+MARK = "[demo] "
 
 Record = Mapping[str, Any]
 
@@ -89,10 +92,11 @@ def header(form: Format) -> str | None:
 def line(record: Record, form: Format, *, several: bool, raw_csv: bool = False) -> str | None:
     """One record of several as it is written, without the final newline; None if nothing is (a failed clip as text).
 
-    As text one clip gives its bare caption; each of several gives one line, the path, a tab and the caption, whose
-    line breaks become spaces; a segment's times come before its caption, and each of several answers is a line. As JSON
+    As text one clip gives its bare caption; each of several gives one line, the path, a tab and the caption, whose line
+    breaks become spaces; a segment's times come before its caption, and each of several answers is a line. As JSON
     every clip, failed or not, gives one object on one line, and as CSV one row, whose cells are kept from being
-    formulas unless ``raw_csv``. What a terminal would obey becomes escapes (``vidspec.escaping``).
+    formulas unless ``raw_csv``. A caption of the built-in models that nobody named is marked in text. What a terminal
+    would obey becomes escapes (``vidspec.escaping``).
     """
     if form in ("json", "jsonl"):
         return json_text(record)
@@ -101,12 +105,12 @@ def line(record: Record, form: Format, *, several: bool, raw_csv: bool = False) 
     if record["caption"] is None:
         return None
     if form == "webdataset-txt":
-        return _flat(record["caption"])
+        return _flat(_marked(record))
     part = _segment(record) is not None
     timed = f"{_interval(record)}\t" if part and not record.get("question") else ""
     if several:
-        return f"{one_line(record['path'])}\t{timed}{_flat(record['caption'])}"
-    return f"{timed}{_flat(record['caption'])}" if part else shown(record["caption"])
+        return f"{one_line(record['path'])}\t{timed}{_flat(_marked(record))}"
+    return f"{timed}{_flat(_marked(record))}" if part else shown(_marked(record))
 
 
 def document(records: Sequence[Record], form: Format) -> str | None:
@@ -122,7 +126,7 @@ def document(records: Sequence[Record], form: Format) -> str | None:
     if form == "vtt":
         return _vtt(captioned)
     if form == "webdataset-txt":
-        return " ".join(_flat(record["caption"]) for record in captioned) + "\n"
+        return " ".join(_flat(_marked(record)) for record in captioned) + "\n"
     return listing(records, form, several=False)
 
 
@@ -164,6 +168,12 @@ def _interval(record: Record) -> str:
     return "-".join(clock(moment) for moment in span(record))
 
 
+def _marked(record: Record) -> str:
+    """The caption as text, with :data:`MARK` where it is the built-in models' and nobody named these."""
+    unasked = record.get("demo") and not (record.get("job") or {}).get("models_named")
+    return f"{MARK if unasked else ''}{record['caption']}"
+
+
 def _flat(caption: str) -> str:
     return one_line(" ".join(caption.split()))
 
@@ -197,15 +207,16 @@ def _row(record: Record, raw: bool) -> str:
     return buffer.getvalue().removesuffix("\r\n")
 
 
-def cues(record: Record) -> list[tuple[int, int, str]]:
-    """A caption as a viewer can read it: two lines of 42 characters at a time, each as long as its share of the text.
+def cues(record: Record, text: str | None = None) -> list[tuple[int, int, str]]:
+    """A caption, or its marked ``text``, as a viewer can read it: two lines of 42 characters at a time, each as long as
+    its share of the text.
 
     Returns:
         start and end in milliseconds, one cue beginning where the one before ends, and the text with its line break. A
         caption whose time is unknown, or too short for its parts, stays one cue.
     """
     start, end = (round(moment * 1000) for moment in span(record))
-    lines = textwrap.wrap(_flat(record["caption"]), WIDTH, break_on_hyphens=False)
+    lines = textwrap.wrap(_flat(record["caption"] if text is None else text), WIDTH, break_on_hyphens=False)
     parts = ["\n".join(lines[at : at + LINES]) for at in range(0, len(lines), LINES)]
     if end - start < len(parts):
         return [(start, end, "\n".join(lines))]
@@ -224,7 +235,7 @@ def _srt(records: Sequence[Record]) -> str:
     times = (
         (timedelta(milliseconds=start), timedelta(milliseconds=end), _escaped(text))
         for record in records
-        for start, end, text in cues(record)
+        for start, end, text in cues(record, _marked(record))
     )
     return str(srt.compose([srt.Subtitle(number, *one) for number, one in enumerate(times, start=1)], reindex=False))
 

@@ -63,7 +63,7 @@ class Settings:
 
 def record_of(outcome: Outcome, settings: Settings, content: Content) -> dict[str, Any]:
     """The record of ``outcome`` with its ``job``: ``clip, settings, size, mtime_ns`` and what applies of
-    ``sha256, id, start, end, prompt, segment, segments, columns``."""
+    ``sha256, id, start, end, prompt, segment, segments, models_named, columns``."""
     work = outcome.work
     entry = work.entry or Entry(work.path)
     job = {
@@ -76,6 +76,7 @@ def record_of(outcome: Outcome, settings: Settings, content: Content) -> dict[st
         "prompt": _prompt(work, entry, settings.how) or None,
         "segment": work.segment,
         "segments": work.segments,
+        "models_named": (outcome.caption.demo and settings.how.models_named) or None,
         "columns": dict(entry.columns) or None,
     }
     return {**outcome.caption.to_dict(), "job": {key: value for key, value in job.items() if value is not None}}

@@ -100,6 +100,7 @@ class How:
         batch: how many clips are captioned at once at most; None to leave it to the captioner.
         ahead: how many clips may be read while they wait for their turn.
         total: how many clips the run has.
+        models_named: whether the user named the models; captions of built-in ones that nobody named are marked.
     """
 
     video: Mapping[str, Any] = field(default_factory=dict)
@@ -113,6 +114,7 @@ class How:
     batch: int | None = None
     ahead: int = 8
     total: int = 1
+    models_named: bool = False
 
     def questions_of(self, entry: Entry | None) -> Questions | None:
         """What is asked about an input; None where that is one thing."""

@@ -9,6 +9,7 @@ from typing import BinaryIO, Protocol
 
 from vidspec.errors import OutputError
 from vidspec.files import encoded
+from vidspec.telling.wrapping import columns, wrapped
 
 __all__ = ["FileLines", "Lines", "StdoutLines"]
 
@@ -24,14 +25,21 @@ class Lines(Protocol):
 
 
 class StdoutLines:
-    """Standard output as it was when this was made, so that what prints later cannot mix into it."""
+    """Standard output as it was when this was made, so that what prints later cannot mix into it.
 
-    def __init__(self) -> None:
+    Args:
+        prose: whether lines are text for people, which a terminal shows broken between words.
+    """
+
+    def __init__(self, *, prose: bool = False) -> None:
         if sys.stdout is None:
             raise OutputError("standard output is closed", hint="name a file with --output")
         self._stream = sys.stdout
+        self._wrapping = prose and self._stream.isatty()
 
     def write(self, line: str) -> None:
+        if self._wrapping:
+            line = wrapped(line, columns(self._stream))
         buffer = getattr(self._stream, "buffer", None)
         try:
             if buffer is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, redirect_stdout, suppress
+from contextlib import ExitStack, closing, contextmanager, redirect_stdout, suppress
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -96,23 +97,23 @@ def ask(
 
         check_page(report, [clip])
     part = part_of(request)
-    resolved = resolve(profile, overrides_of(request), read_config()).profile
+    laid = resolve(profile, overrides_of(request), read_config())
+    resolved = laid.profile
     how = how_of(request, resolved, 1)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     out = sys.stdout
     with redirect_stdout(sys.stderr):  # libraries that print must not mix with answers
-        for line in beginning.demo_notes(resolved, ()):
+        for line in beginning.demo_notes(resolved, (), f"ask {shlex.quote(clip)}"):
             note(line)
-        if not quiet:
-            beginning.announce(resolved)
+        fetches = False if quiet else beginning.announce(resolved)
         with (
-            _opened(clip, part, resolved, how.video) as (captioner, dialogue),
+            _opened(clip, part, resolved, how.video, (not quiet, not quiet and not fetches)) as (captioner, dialogue),
             _page(report, resolved) as page,
         ):
             captioner.confident = page is not None
             for line in captioner.notes:
                 note(f"note: {line}")
-            session = Session(clip, dialogue, out, form, resolved.name, page)
+            session = Session(clip, dialogue, out, form, resolved.name, page, models_named=laid.models_named)
             if not terminal:
                 return session.lines(sys.stdin)
             if not quiet:
@@ -122,9 +123,9 @@ def ask(
 
 @contextmanager
 def _opened(
-    path: str, part: tuple[float | None, float | None], profile: Loaded, frames: Any
+    path: str, part: tuple[float | None, float | None], profile: Loaded, frames: Any, stages: tuple[bool, bool]
 ) -> Iterator[tuple[Captioner, Dialogue]]:
-    """The models, and the clip read by a process of its own."""
+    """The models, and the clip read by a process of its own; ``stages``: whether reading and loading are shown."""
     from vidspec.batch.local import readers_for
     from vidspec.batch.work import How
     from vidspec.cli import start as beginning
@@ -132,13 +133,14 @@ def _opened(
     (reader,) = readers_for(How(batch=1), 1)
     with closing(reader):
         reader.start()
-        with beginning.uncollected():
+        with beginning.uncollected(), beginning.status("loading", on=stages[1]):
             from vidspec.captioner import Captioner
 
             captioner = Captioner.from_profile(profile)
         with captioner:
             refuse = getattr(captioner, "refuse", None)
-            clip = reader.read(path, *part, frames, partial(refuse, path, None) if refuse is not None else None)
+            with beginning.status("reading frames", on=stages[0]):
+                clip = reader.read(path, *part, frames, partial(refuse, path, None) if refuse is not None else None)
             reader.close()
             yield captioner, captioner.dialogue(path, clip=clip)
 
@@ -187,12 +189,22 @@ class Session:
         form: of answers in a pipe.
         profile: its name, for records of what failed.
         page: is told of each turn.
+        models_named: whether the user named the models; answers of built-in ones that nobody named are marked.
     """
 
     def __init__(
-        self, path: str, dialogue: Dialogue, out: TextIO, form: Form, profile: str, page: ReportFile | None = None
+        self,
+        path: str,
+        dialogue: Dialogue,
+        out: TextIO,
+        form: Form,
+        profile: str,
+        page: ReportFile | None = None,
+        *,
+        models_named: bool = False,
     ) -> None:
         self.path, self.dialogue, self.out, self.form, self.profile = path, dialogue, out, form, profile
+        self.models_named = models_named
         self.page, self._turn = page, 0
         self._records: dict[int, Caption] = {}  # by turn
 
@@ -274,32 +286,41 @@ class Session:
 
     def _show(self, events: Iterator[Event], *, quiet: bool) -> None:
         """An answer as it is written. Ctrl-C stops it between two of its rounds, a second one the session."""
+        from vidspec.batch.formats import MARK
         from vidspec.cli.report import note, summary
+        from vidspec.cli.start import status
         from vidspec.escaping import shown
-        from vidspec.telling.events import Finished, Round
+        from vidspec.telling.events import Finished, Opened, Round
+        from vidspec.telling.wrapping import WordWrap, columns
 
         begun, caption, events = False, None, self._told(events)
-        with _stoppable() as stopped:
+        wrap, mark = WordWrap(columns(self.out)), ""
+        with _stoppable() as stopped, ExitStack() as waiting:
+            waiting.enter_context(status("prefill" if self.dialogue.exchanges else "vision and prefill", on=not quiet))
             for event in events:
-                if isinstance(event, Round):
+                if isinstance(event, Opened) and event.demo and not self.models_named:
+                    mark = MARK
+                elif isinstance(event, Round):
+                    waiting.close()
                     piece = "".join(event.texts)
-                    piece = piece if begun else piece.lstrip()
+                    piece = piece if begun else mark + piece.lstrip() if piece.strip() else ""
                     begun = begun or bool(piece)
-                    print(shown(piece), end="", file=self.out, flush=True)
+                    print(wrap.add(shown(piece)), end="", file=self.out, flush=True)
                 elif isinstance(event, Finished):
                     caption = event.caption
                     self._records[caption.question["index"] if caption.question else 0] = caption
                 if stopped() and caption is None:
                     events.close()  # type: ignore[attr-defined]
-                    print(" [stopped]", end="", file=self.out)
+                    print(wrap.add(" [stopped]"), end="", file=self.out)
                     break
-        print(file=self.out, flush=True)
+        print(wrap.end(), file=self.out, flush=True)
         if caption is not None and not quiet:
             note(summary(caption))
 
     def _line(self, caption: Caption, text: str) -> str:
+        from vidspec.batch.formats import line
         from vidspec.batch.records import lean
-        from vidspec.escaping import json_text, one_line
+        from vidspec.escaping import json_text
 
         record = caption.to_dict()
         if self.form is Form.json:
@@ -308,7 +329,9 @@ class Session:
             return json_text(
                 {key: value for key, value in lean({**record, "job": {"prompt": text}}).items() if key != "job"}
             )
-        return one_line(" ".join((caption.caption or "").split()))
+        # As a segment's or a turn's caption is written: on one line.
+        said = {**record, "caption": caption.caption or "", "job": {"models_named": self.models_named}}
+        return line(said, "webdataset-txt", several=False) or ""
 
     def _save(self, name: str) -> None:
         """What was said, in a file: records where it ends in .json or .jsonl, else as text.

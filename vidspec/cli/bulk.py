@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -108,7 +109,7 @@ def caption_all(request: Request) -> int:
         source = " (SLURM's job array; --shard 1/1 captions all)" if shard.automatic else ""
         note(f"shard {shard.number} of {shard.count}: {len(entries)} of {len(found.entries)} clips{source}")
     _check_files(request, profile, [entry.path for entry in entries])
-    how = how_of(request, profile, len(entries))
+    how = replace(how_of(request, profile, len(entries)), models_named=resolved.models_named)
     _check_questions(how, forms, entries)
     destinations = destinations_of(request, forms, found, entries, profile.name, shard)
     settings = Settings(profile.model_dump(), how)
@@ -230,12 +231,11 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
         listeners.append(log)
     elsewhere = request.engine is EngineName.ray or request.replicas is not None
     if planned.tasks:
-        for line in start.demo_notes(run.profile, run.prompts):
+        for line in start.demo_notes(run.profile, run.prompts, f"caption {shlex.quote(run.entries[0].path)}"):
             note(line)
         if request.baseline and run.several and not request.quiet:
             note("note: --baseline times each clip alone: --batch 1")
-        if not request.quiet:
-            start.announce(run.profile, here=not elsewhere)
+        fetches = False if request.quiet else start.announce(run.profile, here=not elsewhere)
         if request.verbose:
             models, video = run.profile.models, run.profile.video
             note(f"profile {run.profile.name}, device {models.device}, decoder {video.decoder}")
@@ -256,7 +256,8 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
             reader.start()
 
         began = time.monotonic()
-        with start.uncollected():
+        # Bars of downloads take its place.
+        with start.uncollected(), start.status("loading", on=not (request.quiet or request.no_live or fetches)):
             from vidspec.captioner import Captioner
 
             captioner = stack.enter_context(Captioner.from_profile(run.profile))
@@ -333,8 +334,15 @@ def _observer(stack: ExitStack, run: Run, tally: Tally) -> tuple[Observer, bool]
     if run.several:
         from vidspec.live.overall import BulkPanel
 
-        panel = stack.enter_context(BulkPanel(console, tally, profile=run.profile.name, shared=shown))
-        return panel, not shown
+        bar = BulkPanel(console, tally, profile=run.profile.name, shared=shown, verbose=request.verbose)
+        return stack.enter_context(bar), not shown
     from vidspec.live.panel import LivePanel
 
-    return stack.enter_context(LivePanel(console, profile=run.profile.name, keep_caption=not shown)), False
+    panel = LivePanel(
+        console,
+        path=run.entries[0].path,
+        profile=run.profile.name,
+        keep_caption=not shown,
+        verbose=request.verbose,
+    )
+    return stack.enter_context(panel), False

@@ -118,7 +118,8 @@ def output_of(
         if place.names:
             return Sidecars(place.names, entries, fresh=request.overwrite, label=shard.label if shard else "")
         if path is None:
-            return Stream(StdoutLines(), form, several=place.several, raw_csv=request.csv_raw, order=order)
+            lines = StdoutLines(prose=form in ("text", "txt"))
+            return Stream(lines, form, several=place.several, raw_csv=request.csv_raw, order=order)
         if request.output is None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)

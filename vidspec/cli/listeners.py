@@ -38,7 +38,7 @@ class OutcomeLines(Listener):
             kind = question["kind"] if question else "segment"
             part = f" {kind} {work.segment + 1}/{work.segments}" if work.segment is not None else ""
             place = f"[{tally.done}/{tally.total}]{part} " if self.several else part.strip() + " " if part else ""
-            note(place + summary(outcome.caption))
+            note(place + summary(outcome.caption, verbose=self.verbose))
             if self.verbose:
                 note(where_time_went(outcome.caption))
 

@@ -11,6 +11,7 @@ from vidspec.errors import VidspecError
 from vidspec.escaping import one_line, shown
 from vidspec.telling.record import Caption
 from vidspec.telling.tally import Tally, duration
+from vidspec.telling.wrapping import columns, wrapped
 
 if TYPE_CHECKING:
     from vidspec.batch.inputs import Found
@@ -36,8 +37,14 @@ def complain(message: str) -> None:
 
 
 def note(line: str) -> None:
-    """A line on stderr, whatever names and messages of others are in it."""
-    print(one_line(line), file=sys.stderr, flush=True)
+    """A line on stderr, whatever names and messages of others are in it.
+
+    A terminal shows it broken between words, unless it is indented, as a command to be copied is.
+    """
+    text = one_line(line)
+    if sys.stderr.isatty() and not line.startswith(" "):
+        text = wrapped(text, columns(sys.stderr))
+    print(text, file=sys.stderr, flush=True)
 
 
 def failure(caption: Caption, error: Exception, *, debug: bool) -> None:
@@ -45,12 +52,12 @@ def failure(caption: Caption, error: Exception, *, debug: bool) -> None:
     if debug or not isinstance(error, VidspecError):
         print(shown("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     message = caption.error["message"] if caption.error else str(error)
-    named = " ".join(caption.path.split()) in message  # whose blanks became one each
-    complain(message if named else f"{caption.path}: {message}")
+    named = f"{' '.join(caption.path.split())}: "  # blanks of a message became one each
+    complain(named + message.removeprefix(named))
 
 
-def summary(caption: Caption) -> str:
-    """The figures of a captioned clip on one line."""
+def summary(caption: Caption, *, verbose: bool = False) -> str:
+    """The figures of a captioned clip on one line; ``verbose``: by the names that docs/metrics.md gives them."""
     facts = [f"{len(caption.token_ids)} tokens"]
     if caption.ended == "loop":
         facts.append("ends in a loop")
@@ -59,7 +66,7 @@ def summary(caption: Caption) -> str:
     if (rate := caption.speed.get("tokens_per_s")) is not None:
         facts.append(f"{rate:.1f} tokens/s")
     if (tau := caption.lengths.get("tau")) is not None:
-        facts.append(f"tau {tau:.2f}")
+        facts.append(f"tau {tau:.2f}" if verbose else f"{tau:.1f} accepted tokens per pass")
     if caption.loose is not None:
         facts.append(f"not lossless, {caption.loose['share']:.0%} of the tokens changed")
     elif caption.lossless is False:
@@ -69,11 +76,12 @@ def summary(caption: Caption) -> str:
         first, whole = baseline["time_to_first_token"], baseline["end_to_end"]
         length = baseline.get("tokens", len(caption.token_ids))  # which older records do not have
         at = "" if length == len(caption.token_ids) else f" (of {length} tokens)"
-        kinds = {"decode": baseline["decode"], "first token": first, f"end to end{at}": whole}
+        decode = "too short to measure" if baseline["decode"] is None else f"{baseline['decode']:.2f}x"
+        kinds = {"first token": first, f"end to end{at}": whole}
         ratios = [f"{label} {ratio:.2f}x" for label, ratio in kinds.items() if ratio is not None]
-        facts.append("against plain decoding: " + ", ".join(ratios))
+        facts.append(f"against plain decoding: {', '.join([f'decode {decode}', *ratios])}")
     elif (estimate := caption.speed.get("estimate")) is not None:
-        facts.append(f"decode {estimate:.2f}x est.")
+        facts.append(f"decode {estimate:.2f}x est." if verbose else f"estimated {estimate:.1f}x plain decoding")
     return f"{caption.path}: " + "; ".join(facts)
 
 

@@ -14,45 +14,45 @@ from vidspec.cli.report import note
 if TYPE_CHECKING:
     from vidspec.profile.profiles import Profile
 
-__all__ = ["announce", "demo_notes", "uncollected"]
+__all__ = ["announce", "demo_notes", "status", "uncollected"]
 
 NOTICE = (
-    "note: the built-in models know only drawn shapes; for real video name a pair, such as "
-    "--target llava-hf/llava-onevision-qwen2-7b-ov-hf --draft llava-hf/llava-onevision-qwen2-0.5b-ov-hf"
+    "note: the built-in models know only drawn shapes, and what they say of real video is false; `vidspec pairs` lists "
+    "real models, such as:"
 )
+REAL = "--target Qwen/Qwen2.5-VL-7B-Instruct --draft Qwen/Qwen2.5-VL-3B-Instruct"
 
 
-def announce(profile: Profile, *, here: bool = True) -> None:
-    """Say what is being loaded, and what of it has to be fetched; see that it can be.
+def announce(profile: Profile, *, here: bool = True) -> bool:
+    """Say what is being loaded, and what of it has to be fetched; see that it can be. Returns whether something has to.
 
     Args:
         profile: names the models.
         here: whether this process loads them; what others can reach is theirs to find out.
 
     Raises:
-        ModelError: a model is not in the cache, and the hub does not answer.
+        ModelError: models are not in the cache, and the hub does not answer.
     """
     from vidspec.models import hub
 
     models = profile.models
     if models.pair is not None:
         note(f"loading the built-in models ({models.pair})")
-        return
-    drafts = profile.drafts_with_a_model or profile.names_a_head
-    wanted = (models.target, models.draft if drafts else None, models.captioner)
-    names = list(dict.fromkeys(name for name in wanted if name))
-    note(f"loading {' and '.join(names)}")
-    for name in names if here else ():
-        if hub.reach(name) and not hub.is_cached(name):
-            note(f"fetching {name} from the hub")
+        return False
+    note(f"loading {' and '.join(profile.named_models)}")
+    wanted = hub.require(profile.named_models) if here else []
+    for name in wanted:
+        note(f"fetching {name} from the hub")
+    return bool(wanted)
 
 
-def demo_notes(profile: Profile, prompts: Iterable[str]) -> list[str]:
+def demo_notes(profile: Profile, prompts: Iterable[str], command: str) -> list[str]:
     """What must be known of captions that the built-in models are about to write; nothing of other models' captions.
 
     Args:
         profile: the run's.
         prompts: all that are asked in the run.
+        command: with a clip, as it would be given again with other models.
     """
     from vidspec.embedded import ships
     from vidspec.embedded.captions import PROMPTS
@@ -61,7 +61,7 @@ def demo_notes(profile: Profile, prompts: Iterable[str]) -> list[str]:
     models = profile.models
     if models.pair is None and not ships(models.target or ""):
         return []
-    notes = [NOTICE]
+    notes = [NOTICE, f"  vidspec {command} {REAL}"]
     if untrained := sorted({prompt for prompt in prompts if not is_known(prompt)}):
         more = f" (and {len(untrained) - 1} more)" if len(untrained) > 1 else ""
         shown = " ".join(untrained[0].split())
@@ -70,6 +70,19 @@ def demo_notes(profile: Profile, prompts: Iterable[str]) -> list[str]:
             f"means nothing. They know {PROMPTS[0]!r} and others like it, and behind it such as {KINDS['count']!r}"
         )
     return notes
+
+
+@contextmanager
+def status(stage: str, *, on: bool = True) -> Iterator[None]:
+    """A spinner beside the name of a stage while it lasts, where standard error is a terminal that can show one."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not on or not console.is_terminal or console.is_dumb_terminal:
+        yield
+        return
+    with console.status(f"{stage} ..."):
+        yield
 
 
 @contextmanager

@@ -22,7 +22,7 @@ LEAST_NEEDED = ("accepted", "time", "tokens", "phase")
 NAME, LONGEST_NAME, WORDS = 12, 24, 12
 GAP = 2
 #: The states of :attr:`PanelState.phase` in a column's width.
-PHASES = {"opening the video": "reading", "reading the prompt": "prefill"}
+PHASES = {"reading frames": "reading", "vision and prefill": "prefill"}
 STYLES = {"reading": "dim", "prefill": "cyan", "decoding": "green"}
 
 

@@ -39,6 +39,7 @@ def overall(
     height: int,
     most: int = 0,
     ascii_only: bool = False,
+    verbose: bool = False,
 ) -> RenderableType:
     """What :class:`BulkPanel` draws, one line less than ``height`` at most; pure but for the clock of ``tally``.
 
@@ -53,9 +54,10 @@ def overall(
         most: how many clips were in flight at a time so far, for which lines are kept free: a panel that came and went
             with each clip could not be read.
         ascii_only: for terminals that cannot show block characters.
+        verbose: whether it also says how full passes and caches are.
     """
     roomy = height >= ROOMY
-    facts = _facts(tally, loads, width, ascii_only)[: None if roomy else 2]
+    facts = _facts(tally, loads, width, ascii_only, verbose)[: None if roomy else 2]
     parts: list[RenderableType] = [bar(tally, width), *facts]
     left = height - 1 - len(parts)
     alone = max(most, len(states)) == 1
@@ -63,7 +65,7 @@ def overall(
     if states and roomy and left - table >= MINI:
         shown, left = states[0], left - table
         lines = [] if alone else _table(states, now, width, table, roomy, ascii_only)
-        return Group(*parts, *lines, render(shown, width=width, height=left, ascii_only=ascii_only))
+        return Group(*parts, *lines, render(shown, width=width, height=left, ascii_only=ascii_only, verbose=verbose))
     return Group(*parts, *_table(states, now, width, left, roomy, ascii_only))
 
 
@@ -82,7 +84,7 @@ def _table(
     return above + clip_lines(states, now=now, width=width, lines=lines - headed, ascii_only=ascii_only)
 
 
-def _facts(tally: Tally, loads: Sequence[Load], width: int, ascii_only: bool) -> list[Text]:
+def _facts(tally: Tally, loads: Sequence[Load], width: int, ascii_only: bool, verbose: bool) -> list[Text]:
     """The figures of a run, the most wanted first, on as many lines as they need."""
     load = loads[-1] if loads else None
     facts = [f"{tally.done}/{tally.total} clips", f"{tally.failed} failed"]
@@ -91,9 +93,11 @@ def _facts(tally: Tally, loads: Sequence[Load], width: int, ascii_only: bool) ->
     if load is not None:
         facts.append(f"{load.clips} of {load.batch} in flight")
         facts.append(f"{load.waiting} waiting" if load.waiting else "")
-        facts.append(f"{load.accepted / load.passes:.2f} accepted/pass" if load.accepted and load.passes else "")
-        facts.append(f"{sum(one.rows for one in loads) / len(loads):.1f} rows/pass" if load.passes else "")
-        facts.append(_memory(load.kv_used, load.kv_capacity))
+        if load.accepted and load.passes:
+            facts.append(f"{load.accepted / load.passes:.1f} accepted tokens per pass")
+        if verbose and load.passes:
+            facts.append(f"{sum(one.rows for one in loads) / len(loads):.1f} rows/pass")
+        facts.append(_memory(load.kv_used, load.kv_capacity) if verbose else "")
     if tally.earlier or tally.earlier_failed:
         facts.append(f"{tally.earlier + tally.earlier_failed} done before")
     lines = flowed([Text(fact) for fact in facts if fact], width).split("\n")
@@ -117,15 +121,18 @@ class BulkPanel(LivePanel):
         console: on standard error.
         tally: counts the run; read, never changed.
         profile: the name shown with the counters.
-        shared: whether captions go to the same terminal. Then it is drawn from the first clip on, and gone from a
-            clip's end until something else is told, which leaves the time to write what ended.
+        verbose: see :func:`overall`.
+        shared: whether captions go to the same terminal. Then it is gone from a clip's end until something else
+            is told, which leaves the time to write what ended.
     """
 
     frames_per_s = 4  # it takes the time of the thread that captions
     transient = True
 
-    def __init__(self, console: Console, tally: Tally, *, profile: str = "", shared: bool = False) -> None:
-        super().__init__(console, profile=profile)
+    def __init__(
+        self, console: Console, tally: Tally, *, profile: str = "", shared: bool = False, verbose: bool = False
+    ) -> None:
+        super().__init__(console, profile=profile, verbose=verbose)
         self.tally, self.shared = tally, shared
         self.loads: deque[Load] = deque(maxlen=RECENT)
         self.most = 0
@@ -142,11 +149,6 @@ class BulkPanel(LivePanel):
         if self.shared:
             self.close()
 
-    def __enter__(self) -> BulkPanel:
-        if not self.shared:
-            self.open()
-        return self
-
     def _drawn(self) -> RenderableType:
         size = self.console.size
         return overall(
@@ -158,4 +160,5 @@ class BulkPanel(LivePanel):
             height=size.height,
             most=self.most,
             ascii_only=self.ascii_only,
+            verbose=self.verbose,
         )

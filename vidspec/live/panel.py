@@ -51,7 +51,13 @@ DEMO = Text(" built-in models: they know drawn shapes only ", style="bold black 
 
 
 def render(
-    state: PanelState, *, width: int = 80, height: int | None = None, caption: bool = True, ascii_only: bool = False
+    state: PanelState,
+    *,
+    width: int = 80,
+    height: int | None = None,
+    caption: bool = True,
+    ascii_only: bool = False,
+    verbose: bool = False,
 ) -> RenderableType:
     """The panel for ``state``; pure.
 
@@ -59,9 +65,10 @@ def render(
         width, height: of the terminal; a caption that would not fit into ``height`` shows its end.
         caption: whether to show the caption and its legend.
         ascii_only: for terminals that cannot show block characters.
+        verbose: whether figures go by the names that docs/metrics.md gives them.
     """
     inner = max(1, width - 4)
-    below: list[Text] = [flowed([Text(fact) for fact in _facts(state)], inner)]
+    below: list[Text] = [flowed([Text(fact) for fact in _facts(state, verbose)], inner)]
     if state.prefilled is not None and state.prefilled.kept_per_frame:
         seen = state.prefilled
         below.append(heatmap(seen.kept_per_frame, seen.tokens_per_frame, inner, ascii_only=ascii_only))
@@ -102,15 +109,15 @@ def _legend(state: PanelState) -> list[Text]:
     return [Text(LABELS[origin], style=STYLES[origin]) for origin in shown]
 
 
-def _facts(state: PanelState) -> list[str]:
+def _facts(state: PanelState, verbose: bool) -> list[str]:
     facts = [state.profile, state.phase, f"{state.emitted} tokens"]
     if state.drafted:
         facts.append(f"accepted {state.accepted}/{state.drafted}")
     if state.tau is not None:
-        facts.append(f"tau {state.tau:.2f}")
+        facts.append(f"tau {state.tau:.2f}" if verbose else f"{state.tau:.1f} accepted per pass")
     facts.append(f"{state.target_passes} target passes")
     if state.side_by_side:
-        facts.append(f"gamma {state.rounds[-1].gamma}")
+        facts.append(f"{'gamma' if verbose else 'window'} {state.rounds[-1].gamma}")
         facts.append(f"wasted {state.wasted}" + (f" ({state.aborted} aborted)" if state.aborted else ""))
     if state.prefilled is not None and not state.prefilled.lossless:
         drafted = bool(state.prefilled.kept_per_frame)
@@ -119,7 +126,12 @@ def _facts(state: PanelState) -> list[str]:
         facts.append(f"{state.tokens_per_s:.1f} tokens/s")
     if state.speedup is not None:
         value, measured = state.speedup
-        facts.append(f"{value:.2f}x" if measured else f"{value:.2f}x est.")
+        if value is None:
+            facts.append("too short to measure")
+        elif measured:
+            facts.append(f"{value:.2f}x")
+        else:
+            facts.append(f"{value:.2f}x est." if verbose else f"estimated {value:.1f}x")
     if state.prefilled is not None and state.prefilled.why:
         facts.append(f"schedule {state.prefilled.why}")
     return [fact for fact in facts if fact]
@@ -158,19 +170,30 @@ class LivePanel(Observer):
 
     Args:
         console: on standard error; NO_COLOR and the width of the terminal are its business.
+        path: of the clip that is read first.
         profile: the name shown with the counters.
         keep_caption: whether the last state still shows the caption, or leaves that to standard output.
+        verbose: see :func:`render`.
     """
 
     frames_per_s = 8
     #: Whether what is drawn goes when drawing stops.
     transient = False
 
-    def __init__(self, console: Console, *, profile: str = "", keep_caption: bool = True) -> None:
+    def __init__(
+        self,
+        console: Console,
+        *,
+        path: str = "",
+        profile: str = "",
+        keep_caption: bool = True,
+        verbose: bool = False,
+    ) -> None:
         self.console = console
+        self.verbose = verbose
         self.profile = profile
         self.keep_caption = keep_caption
-        self.state = PanelState(profile=profile)
+        self.state = PanelState(path=path, profile=profile)
         self.states: dict[int, PanelState] = {}
         self._live: Live | None = None
 
@@ -224,9 +247,11 @@ class LivePanel(Observer):
             height=None if state.caption else size.height,
             caption=self.keep_caption or state.caption is None,
             ascii_only=self.ascii_only,
+            verbose=self.verbose,
         )
 
     def __enter__(self) -> Self:
+        self.open()
         return self
 
     def __exit__(

@@ -46,7 +46,7 @@ class PanelState:
             return "failed" if self.caption.error else "done"
         if self.prefilled is not None:
             return "decoding"
-        return "reading the prompt" if self.opened is not None else "opening the video"
+        return "vision and prefill" if self.opened is not None else "reading frames"
 
     @property
     def pieces(self) -> list[tuple[str, Origin]]:
@@ -108,10 +108,10 @@ class PanelState:
         return tokens / seconds if seconds > 0 else None
 
     @property
-    def speedup(self) -> tuple[float, bool] | None:
-        """The decode speed-up and whether it was measured (against plain decoding) or is an estimate."""
+    def speedup(self) -> tuple[float | None, bool] | None:
+        """The decode speed-up, None of a text too short to measure, and whether it was measured or is an estimate."""
         baseline = self.caption.speed.get("baseline") if self.caption else None
-        if baseline and baseline["decode"] is not None:
+        if baseline:
             return baseline["decode"], True
         estimate = estimate_speedup(self.rounds)
         return (estimate, False) if estimate is not None else None

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from vidspec.errors import ModelError
+from vidspec.models.known_pairs import known
+from vidspec.registry import nearest
 
-__all__ = ["is_cached", "is_local", "patient", "reach", "show_downloads"]
+__all__ = ["config_file", "fetching", "is_cached", "is_local", "meant", "patient", "reach", "require", "show_downloads"]
 
 #: Seconds that the hub may take to answer. ``huggingface_hub`` itself waits ten for each of a model's files, and asks
 #: five times where a connection is refused.
@@ -35,13 +38,22 @@ def is_local(name: str) -> bool:
 
 def is_cached(name: str) -> bool:
     """Whether the config of a hub id is in the cache."""
+    return not is_local(name) and config_file(name) is not None
+
+
+def config_file(name: str) -> Path | None:
+    """The config of a model in its folder, or of a hub id in the cache; None if it is not there."""
+    if is_local(name):
+        file = Path(name).expanduser() / "config.json"
+        return file if file.is_file() else None
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+        found = try_to_load_from_cache(name, "config.json")
     except HFValidationError:
-        return False
+        return None
+    return Path(found) if isinstance(found, str) else None
 
 
 def reach(name: str) -> bool:
@@ -50,24 +62,62 @@ def reach(name: str) -> bool:
     Any answer counts: that there is no such model, or that it is not for everyone, is said by whoever loads it.
 
     Raises:
-        ModelError: the hub does not answer, and the model is not in the cache.
+        ModelError: the hub does not answer, or must not be asked, and the model is not in the cache.
     """
     import huggingface_hub.constants as hub
 
-    if is_local(name) or hub.HF_HUB_OFFLINE:
+    if is_local(name):
         return False
-    asked, reason = _answers.get(hub.ENDPOINT, (-KNOWN, ""))
-    if time.monotonic() - asked >= KNOWN:
-        reason = _asked(hub.ENDPOINT)
-        _answers[hub.ENDPOINT] = time.monotonic(), reason
+    if hub.HF_HUB_OFFLINE:
+        reason = "offline mode is on"
+    else:
+        asked, reason = _answers.get(hub.ENDPOINT, (-KNOWN, ""))
+        if time.monotonic() - asked >= KNOWN:
+            reason = _asked(hub.ENDPOINT)
+            _answers[hub.ENDPOINT] = time.monotonic(), reason
+        reason = reason and f"the hub does not answer: {reason}"
     if reason and not is_cached(name):
+        cache = os.environ.get("HF_HUB_CACHE") or hub.HF_HUB_CACHE
         raise ModelError(
-            f"{name}: no such folder, not in the cache {os.environ.get('HF_HUB_CACHE') or hub.HF_HUB_CACHE}, "
-            f"and the hub does not answer: {reason}",
-            hint=f"fetch it where there is a network: hf download {name}",
-            kind="missing",
+            f"{name}: no such folder, not in the cache {cache}, and {reason}", hint=fetching(name), kind="missing"
         )
     return not reason
+
+
+def require(names: Iterable[str]) -> list[str]:
+    """The models that have to be fetched, as far as their configs tell.
+
+    Raises:
+        ModelError: as :func:`reach`, naming all that are missing.
+    """
+    wanted, missing = [], dict[str, ModelError]()
+    for name in names:
+        try:
+            if reach(name) and not is_cached(name):
+                wanted.append(name)
+        except ModelError as error:
+            missing[name] = error
+    if missing:
+        first, why = next(iter(missing.items()))
+        reason = why.message.removeprefix(f"{first}: ")
+        raise ModelError(f"{' and '.join(missing)}: {reason}", hint=fetching(*missing), kind="missing")
+    return wanted
+
+
+def meant(name: str, published: Iterable[str]) -> str | None:
+    """The published model that a mistyped name most likely means, whatever its last word says of it."""
+    short = {re.sub("-(Instruct|hf)$", "", one): one for one in sorted(published)}
+    found = nearest(re.sub("-(Instruct|hf)$", "", name), short)
+    return short[found] if found else None
+
+
+def fetching(*names: str) -> str:
+    """The hint for models that are not there: the published model that a mistyped name means, and what fetches them."""
+    published = {model.name for pair in known() for model in (pair.target, pair.draft) if model is not None}
+    likely = (meant(name, published) for name in names if name not in published)
+    guesses = "".join(f"did you mean {one}? otherwise " for one in likely if one)
+    them = "it" if len(names) == 1 else "them"
+    return f"{guesses}fetch {them} where there is a network: {' && '.join(f'hf download {name}' for name in names)}"
 
 
 def patient(load: Callable[Concatenate[str, P], T]) -> Callable[Concatenate[str, P], T]:

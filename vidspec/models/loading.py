@@ -16,7 +16,7 @@ import torch
 from vidspec.errors import DeviceError, ModelError, VidspecError
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import VideoLanguageModel
-from vidspec.models.hub import is_local, patient, show_downloads
+from vidspec.models.hub import fetching, is_local, patient, show_downloads
 from vidspec.models.identity import related
 from vidspec.models.unsupported import KIN, unsupported
 from vidspec.registry import families
@@ -337,7 +337,7 @@ def unloadable(name: str, error: Exception) -> ModelError:
     cache = os.environ.get("HF_HUB_CACHE") or hub.HF_HUB_CACHE
     return ModelError(
         f"{name}: no such folder, not in the cache {cache}, and the hub did not give it{offline}: {_first_line(error)}",
-        hint=f"fetch it where there is a network: hf download {name}",
+        hint=fetching(name),
         kind="missing",
     )
 

@@ -1,12 +1,16 @@
-"""What is said of a model of a family that is not supported: which family it is, and which supported ones are near."""
+"""What is said of a model that is not supported, or not known: what it is, and which supported ones are near."""
 
 from __future__ import annotations
 
+import json
+from typing import NamedTuple
+
 from vidspec.errors import ModelError
+from vidspec.models.hub import config_file, is_local, meant
 from vidspec.models.known_pairs import known
 from vidspec.registry import families, nearest
 
-__all__ = ["KIN", "unsupported"]
+__all__ = ["KIN", "Doubt", "doubt_of", "unsupported"]
 
 #: By a config's ``model_type``: what the models are called, and the supported family that is used for the same.
 KIN = {
@@ -34,12 +38,53 @@ KIN = {
 def unsupported(name: str, family: str, *, blind: bool = False) -> ModelError:
     """The error for a model of such a family; ``blind`` if it is a language model that may draft."""
     valid = families.names()
-    title, near = KIN.get(family, (None, nearest(family, valid)))
-    called = f"{family} ({title})" if title else family
-    example = next((pair.target.name for pair in reversed(known()) if pair.target.family == near), None)
-    meant = f"; nearest: {near}{f', such as {example}' if example else ''}" if near in valid else ""
+    called, near = _near(family)
+    meant = f"; nearest: {near}" if near else ""
     return ModelError(
         f"{name}: models of type {called} are not supported{meant}; supported: {', '.join(valid)}",
         hint="a language model without vision can draft: --profile onsd --draft" if blind else None,
         kind="family",
     )
+
+
+class Doubt(NamedTuple):
+    """What is wrong with a target, and what to name instead."""
+
+    what: str
+    instead: str
+
+
+def doubt_of(target: str) -> Doubt | None:
+    """What is wrong with a target, as far as its name and a config on this disk tell; None if nothing is.
+
+    A hub id that is neither published with a draft nor in the cache may be mistyped.
+    """
+    if any(pair.target.name == target for pair in known()):
+        return None
+    if (file := config_file(target)) is not None:
+        try:
+            family = str(json.loads(file.read_text(encoding="utf-8"))["model_type"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None  # loading says what is wrong with it
+        if family in families.names():
+            return None
+        called, near = _near(family)
+        return Doubt(
+            f"{target}: models of type {called} are not supported", near or f"one of {', '.join(families.names())}"
+        )
+    if is_local(target):
+        return Doubt(f"{target}: no config.json in this folder", "a folder with a saved model, or a hub id")
+    published = meant(target, {pair.target.name for pair in known()})
+    return Doubt(
+        f"{target} is not among the targets that `vidspec pairs` lists",
+        f"{published or 'one of these'}, or this one with models.draft",
+    )
+
+
+def _near(family: str) -> tuple[str, str]:
+    """What a family that is not supported is called, and the nearest that is with a model of it, if there is one."""
+    valid = families.names()
+    title, near = KIN.get(family, (None, nearest(family, valid)))
+    example = next((pair.target.name for pair in reversed(known()) if pair.target.family == near), None)
+    called = f"{family} ({title})" if title else family
+    return called, "" if near not in valid else f"{near}, such as {example}" if example else str(near)

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from vidspec.models.known_pairs import draft_of
+from vidspec.models.unsupported import doubt_of
 from vidspec.profile.sections import (
     AcceptSection,
     DraftSection,
@@ -120,6 +121,13 @@ class Profile(Section):
         return self.drafter is not None and self.drafter.model == "head"
 
     @property
+    def named_models(self) -> tuple[str, ...]:
+        """Hub ids and folders of all models to load, the target's first; of a built-in pair only the captioner's."""
+        drafts = self.drafts_with_a_model or self.names_a_head
+        wanted = (self.models.target, self.models.draft if drafts else None, self.models.captioner)
+        return tuple(dict.fromkeys(name for name in wanted if name))
+
+    @property
     def drafts_with_the_target(self) -> bool:
         """Whether the target drafts for itself."""
         return self.drafter is not None and self.drafter.model == "target"
@@ -205,6 +213,8 @@ def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
     """Each as: is it broken, the key to change, the reason, what to do instead."""
     models, drafter, beside = p.models, p.drafter, p.concurrent or p.chooses
     drafts, contexts = drafter is not None, drafter.contexts if drafter else ()
+    undrafted = p.drafts_with_a_model and models.target is not None and models.draft is None
+    doubt = doubt_of(models.target) if undrafted and models.target is not None else None
     shares = lossy.get(p.lossy.method).shares if p.prunes_the_target else None
     sequential = p.plans or p.chooses or getattr(schedules.get(p.schedule.kind), "drafts", True)
     return (
@@ -341,7 +351,13 @@ def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
             "name a target, or models.pair: embedded",
         ),
         (
-            p.drafts_with_a_model and models.target is not None and models.draft is None,
+            doubt is not None,
+            "models.target",
+            doubt.what if doubt else "",
+            doubt.instead if doubt else "",
+        ),
+        (
+            undrafted,
             "models.draft",
             f"is needed with draft.kind {p.draft.kind}",
             "name a draft of the target's family (`vidspec pairs` lists some), or take the profile ar",

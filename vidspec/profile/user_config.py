@@ -44,11 +44,12 @@ class Resolved:
     """A profile under all layers, and where each value of it was set.
 
     ``sources`` maps dotted keys to ``flag``, a variable's name, a file (the profile's, its base's, the config),
-    ``default``, or :data:`PAIRED`.
+    ``default``, or :data:`PAIRED`. ``models_named`` says whether the models are others than a packaged profile's own.
     """
 
     profile: Any
     sources: Mapping[str, str]
+    models_named: bool = False
 
 
 def config_path() -> Path:
@@ -112,7 +113,9 @@ def resolve(
     profile, origins = profiles.lay(*packaged, under, *above)
     unsaid = {"models.draft": PAIRED} if profile.models.draft else {}
     values = profiles.dotted(profile.model_dump())
-    return Resolved(profile, {key: origins.get(key, unsaid.get(key, "default")) or "flag" for key in values})
+    sources = {key: origins.get(key, unsaid.get(key, "default")) or "flag" for key in values}
+    named = any(key in layer for layer in (under, *above) for key in ("models.pair", "models.target"))
+    return Resolved(profile, sources, named)
 
 
 def _checked(path: Path, data: dict[str, Any]) -> dict[str, Any]:

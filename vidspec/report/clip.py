@@ -212,9 +212,14 @@ class Clip:
     def _gain(self) -> str:
         speed = self.record.get("speed") or {}
         if baseline := speed.get("baseline"):
+            decode, whole = baseline.get("decode"), words.ratio(baseline.get("end_to_end"))
+            if decode is None:
+                return (
+                    f"The text is too short to measure decoding; the whole clip was {whole} as fast as plain decoding."
+                )
             return (
-                f"Measured against plain decoding of the same clip, decoding was {words.ratio(baseline.get('decode'))} "
-                f"as fast, and the whole clip{self._at_length} {words.ratio(baseline.get('end_to_end'))}."
+                f"Measured against plain decoding of the same clip, decoding was {words.ratio(decode)} "
+                f"as fast, and the whole clip{self._at_length} {whole}."
             )
         guess = speed.get("estimate")
         about = f" From this run's own passes it is at most about {words.ratio(guess)} in decoding." if guess else ""

@@ -7,7 +7,10 @@ from itertools import zip_longest
 
 from vidspec.telling.record import Baseline, Caption
 
-__all__ = ["decode_rate", "first_difference", "speed_against", "time_at_length"]
+__all__ = ["LEAST", "decode_rate", "first_difference", "speed_against", "time_at_length"]
+
+#: Tokens after the first that a text needs for its decoding to be measured: fewer take a window or two.
+LEAST = 16
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
@@ -47,8 +50,10 @@ def speed_against(method: Caption, plain: Caption) -> Baseline:
         ``timings`` (seconds), ``tokens`` (how many) and ``tokens_per_s`` of ``plain``; ``time_to_first_token`` and
         ``end_to_end`` as ratios of times, the latter by :func:`time_at_length` for as many tokens as ``plain`` has
         (``end_to_end_raw``: of both texts as they are), ``decode`` as the ratio of token rates, each above 1 where
-        ``method`` is faster and None where one of the two was not measured.
+        ``method`` is faster and None where one of the two was not measured; ``decode`` also where one has fewer than
+        :data:`LEAST` tokens after the first.
     """
+    long = min(len(method.token_ids), len(plain.token_ids)) > LEAST
     return {
         "timings": dict(plain.timings),
         "tokens": len(plain.token_ids),
@@ -56,7 +61,7 @@ def speed_against(method: Caption, plain: Caption) -> Baseline:
         "time_to_first_token": _ratio(
             plain.timings.get("time_to_first_token"), method.timings.get("time_to_first_token")
         ),
-        "decode": _ratio(decode_rate(method), decode_rate(plain)),
+        "decode": _ratio(decode_rate(method), decode_rate(plain)) if long else None,
         "end_to_end": _ratio(plain.timings.get("end_to_end"), time_at_length(method, len(plain.token_ids))),
         "end_to_end_raw": _ratio(plain.timings.get("end_to_end"), method.timings.get("end_to_end")),
     }

@@ -55,7 +55,8 @@ class DecordDecoder:
         reader = None
         try:
             try:
-                reader = self._decord.VideoReader(index.path, num_threads=min(_MOST_THREADS, os.cpu_count() or 1))
+                threads = min(_MOST_THREADS, os.cpu_count() or 1)
+                reader = self._decord.VideoReader(os.path.abspath(index.path), num_threads=threads)
                 _check_index(reader, index, wanted)
             except NotDelivered:
                 raise

@@ -25,7 +25,7 @@ _OTHER_HEADS = (b"\x1aE\xdf\xa3", b"RIFF", b"FLV\x01", b"GIF8", b"\x89PNG", b"\x
 
 
 def checked_path(path: str | os.PathLike[str]) -> str:
-    """The absolute path of a regular file with something in it.
+    """The path, as it was named, of a regular file with something in it; so errors name it.
 
     Raises VideoError: missing, folder, unreadable, unsupported (a device, pipe or socket: never opened, so that
     nothing can hang) or empty.
@@ -48,8 +48,7 @@ def checked_path(path: str | os.PathLike[str]) -> str:
         )
     if info.st_size == 0:
         raise VideoError(f"{name}: is empty (0 bytes)", kind="empty")
-    # An absolute path cannot be mistaken for a protocol ("concat:", "http:"), nor its absence for one later.
-    return os.path.abspath(name)
+    return name
 
 
 def accelerator() -> Any:
@@ -66,7 +65,7 @@ def accelerated(codec: Any) -> bool:
 
 @contextmanager
 def opened(path: str, *, hardware: bool = False) -> Iterator[av.container.InputContainer]:
-    """The open container of ``path`` (absolute), closed on leaving. ``hardware``: its streams are decoded by a GPU.
+    """The open container of ``path``, closed on leaving. ``hardware``: its streams are decoded by a GPU.
 
     Raises VideoError: unreadable, not_video, truncated, unsupported or decoder. Errors of the body pass through.
     """
@@ -94,10 +93,11 @@ def opened(path: str, *, hardware: bool = False) -> Iterator[av.container.InputC
 def _container(path: str, hardware: bool) -> av.container.InputContainer:
     # The whitelist keeps a file that names other files from reaching the network.
     options = {"protocol_whitelist": "file"}
+    file = os.path.abspath(path)  # which cannot be mistaken for a protocol ("concat:", "http:")
     if not hardware:
-        return av.open(path, mode="r", options=options, metadata_errors="replace")
+        return av.open(file, mode="r", options=options, metadata_errors="replace")
     try:
-        return av.open(path, mode="r", options=options, metadata_errors="replace", hwaccel=accelerator())
+        return av.open(file, mode="r", options=options, metadata_errors="replace", hwaccel=accelerator())
     except (av.error.FFmpegError, OSError, RuntimeError) as error:  # RuntimeError: no stream is for the GPU
         raise VideoError(
             f"{path}: the GPU does not decode it: {_reason(error)}", kind="decoder", hint="use the decoder 'av'"

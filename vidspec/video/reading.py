@@ -317,7 +317,7 @@ def _decoded(
     if not whole.any():
         raise NotDelivered("none of its frames is whole", damaged=True, position=int(wanted[0]))
     facts = SourceFacts(
-        path=index.path,
+        path=os.path.abspath(index.path),
         duration_s=index.duration_s,
         width=index.width,
         height=index.height,

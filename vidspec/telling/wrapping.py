@@ -1,0 +1,76 @@
+"""Text on a terminal, broken between words and not within them; whole, or piece by piece as it is generated."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TextIO
+
+from rich.cells import cell_len
+
+__all__ = ["WordWrap", "columns", "wrapped"]
+
+#: Columns between two tab stops of a terminal.
+TAB = 8
+
+
+class WordWrap:
+    """Breaks the lines of a text that comes in pieces.
+
+    A word is given when it is complete, so that it stands on one line; one wider than a line is left to the terminal.
+
+    Args:
+        width: columns of the terminal.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.width = max(1, width)
+        self._column = 0
+        self._held = ""  # blanks, and the beginning of the word behind them
+
+    def add(self, piece: str) -> str:
+        """What can be written once ``piece`` has come."""
+        *complete, self._held = re.split(r"(?<=\S)(?=\s)", self._held + piece)
+        if cell_len(self._held) >= self.width:
+            complete, self._held = [*complete, self._held], ""
+        return "".join(map(self._placed, complete))
+
+    def end(self) -> str:
+        """What is left; the next piece begins another text on a line of its own."""
+        out = self._placed(self._held)
+        self._held, self._column = "", 0
+        return out
+
+    def _placed(self, part: str) -> str:
+        """Blanks and a word, the blanks as the end of a line where the word needs another one."""
+        word = part.lstrip()
+        blanks = part[: len(part) - len(word)]
+        if "\n" in blanks:
+            self._column = 0
+        column = self._column
+        for blank in blanks.rpartition("\n")[2]:
+            column += TAB - column % TAB if blank == "\t" else 1
+        if word and blanks and self._column and column + cell_len(word) > self.width:
+            blanks, column = "\n", 0
+        self._column = column + cell_len(word)
+        if self._column > self.width:
+            self._column = (self._column - 1) % self.width + 1
+        return blanks + word
+
+
+def wrapped(text: str, width: int) -> str:
+    """``text`` with its lines broken for a terminal of so many columns.
+
+    >>> wrapped("one two three", 8)
+    'one two\\nthree'
+    """
+    wrap = WordWrap(width)
+    return wrap.add(text) + wrap.end()
+
+
+def columns(terminal: TextIO) -> int:
+    """How wide the terminal behind a stream is; 80 where that cannot be found out."""
+    try:
+        return int(os.environ.get("COLUMNS") or os.get_terminal_size(terminal.fileno()).columns) or 80
+    except (OSError, ValueError):
+        return 80

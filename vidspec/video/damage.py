@@ -2,13 +2,13 @@
 
 Transport streams number their packets, Matroska nests elements of stated sizes with CRCs, MP4 states sizes, counts and
 durations several times over, AVI and FLV chain chunks of stated sizes. None of them has a checksum of everything: bytes
-changed inside a compressed picture show only when it is decoded (``decode_av``), and there not always.
+changed inside a compressed picture show in its bytes (``payload``) or when it is decoded (``decode_av``), and not
+always.
 """
 
 from __future__ import annotations
 
 import mmap
-import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from vidspec.video.base import Damage, format_seconds
 
-__all__ = ["Found", "Spot", "damages", "examine", "missing_frames", "nals_broken"]
+__all__ = ["Found", "Spot", "damages", "examine", "missing_frames"]
 
 
 class Spot(NamedTuple):
@@ -422,26 +422,33 @@ def _lengths(
 # -- AVI and FLV -------------------------------------------------------------------------------------------------------
 
 
+# What stands for a size that was to be filled in at the end, which a writer to a pipe cannot.
+_UNFILLED = (0, 0xFFFFFFFF)
+
+
 def _avi(data: mmap.mmap, stream: int) -> Found:
     """Chunks that do not fill their lists; ``ends_early`` counts them, for an empty one repeats a frame."""
     spots: list[Spot] = []
     seen = 0
     ours = b"%02d" % stream
-    ends_early = False
+    ends_early = streamed = False  # streamed: its writer could not go back to fill in sizes and counts
     promised = 0
     index: list[tuple[bytes, int]] = []
     walked: list[tuple[bytes, int]] = []
     streams = 0
 
     def walk(at: int, end: int, in_movie: bool) -> None:
-        nonlocal seen, ends_early, promised, streams
+        nonlocal seen, ends_early, streamed, promised, streams
         while at + 8 <= end:
             kind, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
             stop = at + 8 + size
             if kind in (b"RIFF", b"LIST"):
-                if stop > len(data) or (kind == b"LIST" and data[at + 8 : at + 12] == b"movi" and not size):
+                movie = data[at + 8 : at + 12] == b"movi"
+                if size in _UNFILLED and (movie or kind == b"RIFF"):
+                    streamed, stop = streamed or movie, len(data)
+                elif stop > len(data):
                     ends_early, stop = True, len(data)
-                walk(at + 12, min(stop, end), in_movie or data[at + 8 : at + 12] == b"movi")
+                walk(at + 12, min(stop, end), in_movie or movie)
             elif not all(32 <= byte < 127 for byte in kind):
                 spots.append(Spot(at, "bytes are missing or changed"))
                 return
@@ -471,7 +478,7 @@ def _avi(data: mmap.mmap, stream: int) -> Found:
     wrong = sum(one != other for one, other in zip(listed, index, strict=False))
     if 0 < wrong <= len(index) // 10:
         spots.append(Spot(None, "its index does not list its chunks"))
-    return Found(tuple(spots), (), ends_early or (0 < seen < promised))
+    return Found(tuple(spots), (), ends_early or (not streamed and 0 < seen < promised))
 
 
 def _flv(data: mmap.mmap, _: int) -> Found:
@@ -495,38 +502,6 @@ _EXAMINERS: dict[str, Callable[[mmap.mmap, int], Found]] = {
     "avi": _avi,
     "flv": _flv,
 }
-
-
-# -- packets -----------------------------------------------------------------------------------------------------------
-
-
-# What no H.264 or HEVC unit holds: these bytes are escaped wherever they would occur.
-_NEVER = re.compile(rb"\x00\x00(?:[\x00\x02]|\x03[^\x00-\x03])")
-
-
-def nals_broken(data: bytes, codec: str, length_size: int) -> bool:
-    """Whether the units of an H.264 or HEVC packet do not fill it, or those of pictures hold what none may hold.
-
-    ``length_size``: bytes of the length before each unit; 0 where start codes part them.
-    """
-    units = _units(data, length_size) if length_size else data.split(b"\0\0\1")[1:]
-    for unit in units:
-        if not unit or unit[0] & 0x80:
-            return True
-        of_picture = unit[0] >> 1 < 32 if codec == "hevc" else unit[0] & 31 in (1, 5)
-        # Some writers pad a unit's end with zeros.
-        if of_picture and _NEVER.search(unit.rstrip(b"\0")):
-            return True
-    return False
-
-
-def _units(data: bytes, length_size: int) -> Iterator[bytes]:
-    """The units of a packet, each behind its length; an empty one where a length is none."""
-    at = 0
-    while at < len(data):
-        end = at + length_size + int.from_bytes(data[at : at + length_size], "big")
-        yield data[at + length_size : end] if end <= len(data) else b""
-        at = end
 
 
 # -- what it means in time ---------------------------------------------------------------------------------------------

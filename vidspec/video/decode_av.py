@@ -13,9 +13,11 @@ from typing import Any, Literal, NamedTuple
 
 import av
 import numpy as np
+from av.bitstream import BitStreamFilterContext
 
 from vidspec.video.base import Frame, Index, NotDelivered
 from vidspec.video.opening import accelerated, opened, packets_of, video_streams
+from vidspec.video.payload import only_stuffing
 
 __all__ = ["AvDecoder", "decode_all"]
 
@@ -91,10 +93,13 @@ def upright(index: Index, picture: Any) -> Frame:
 
 
 def _identical(one: Any, other: Any) -> bool:
-    """Whether two pictures have the same bytes, the padding of their rows apart."""
-    if other is None or one.format.name != other.format.name:
+    """Whether two pictures have the same bytes, apart from the padding of their rows and from transparency.
+
+    Only libvpx decodes the transparency (``yuva420p``) that WebM carries beside the pictures.
+    """
+    if other is None or one.format.name.replace("yuva", "yuv") != other.format.name.replace("yuva", "yuv"):
         return False
-    for ours, theirs in zip(one.planes, other.planes, strict=True):
+    for ours, theirs in zip(one.planes[:3], other.planes[:3], strict=True):
         if (ours.width, ours.height) != (theirs.width, theirs.height):
             return False
         rows = [np.frombuffer(p, np.uint8).reshape(p.height, -1) for p in (ours, theirs)]
@@ -123,6 +128,7 @@ def decode_all(
     pictures before the damage; several notice it late, and what is inside the decoder then may depend on it.
     """
     codec = _decoder(stream, reading, careful)
+    split = BitStreamFilterContext("vp9_superframe_split", stream) if codec.name == "libvpx-vp9" else None
     floor, waiting = first_pts, False
     packets = packets_of(container, stream)
     while True:
@@ -136,6 +142,8 @@ def decode_all(
             return
         if not packet.size and packet.dts is not None:
             continue  # AVI's way to repeat a frame; the decoder would take it for the end
+        if codec.name == "mpeg4" and only_stuffing(bytes(packet)):
+            continue
         if waiting:
             if not packet.is_keyframe or packet.is_corrupt or packet.pts is None:
                 continue
@@ -145,7 +153,7 @@ def decode_all(
         pictures: list[Any] = []
         if not broken:
             try:
-                pictures = codec.decode(packet if packet.size else None)
+                pictures = [picture for part in _parts(packet, split) for picture in codec.decode(part)]
             except MemoryError:
                 raise
             except av.error.FFmpegError:
@@ -180,6 +188,16 @@ def _decoder(stream: Any, reading: Reading, careful: bool) -> Any:
         threads = min(max(2, os.cpu_count() or 1), _MOST_THREADS, most)
         codec.thread_count = 1 if alone else max(1, threads)
     return codec
+
+
+def _parts(packet: Any, split: BitStreamFilterContext | None) -> list[Any]:
+    """What the decoder is given for ``packet``: the pictures of a VP9 superframe, which ``split`` parts, or itself.
+
+    libvpx looks where a picture's data end only if that is where the packet ends.
+    """
+    if not packet.size:
+        return [None]
+    return [packet] if split is None else split.filter(packet)
 
 
 def _from(picture: Any, floor: int | None) -> bool:

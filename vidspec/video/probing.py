@@ -21,6 +21,7 @@ from vidspec.errors import VideoError
 from vidspec.video import damage
 from vidspec.video.base import Damage, Index, Turn
 from vidspec.video.opening import checked_path, opened, packets_of, video_streams
+from vidspec.video.payload import CODECS, Pictures
 
 __all__ = ["decord_doubt", "index_by_decoding", "probe", "too_large"]
 
@@ -186,7 +187,8 @@ def _read_packets(container: av.container.InputContainer, stream: Any) -> _Packe
     key: int | None = None  # the keyframe that the packets now read depend on; None: they hang in the air
     hidden_frames = stream.codec_context.name in ("vp8", "libvpx")
     name = _codec_name(stream.codec_context)
-    length_size = _length_size(stream.codec_context)
+    pixels = stream.codec_context.width * stream.codec_context.height
+    pictures = Pictures(name, pixels, _length_size(stream.codec_context)) if name in CODECS else None
     damaged = False  # whether packets that cannot be decoded are so for damage, not for the stream's beginning
     try:
         for packet in packets_of(container, stream):
@@ -201,7 +203,7 @@ def _read_packets(container: av.container.InputContainer, stream: Any) -> _Packe
                 continue
             found.all_pts.append(packet.pts)
             found.positions.append(-1 if packet.pos is None else packet.pos)
-            if packet.is_corrupt or (name in ("h264", "hevc") and damage.nals_broken(bytes(packet), name, length_size)):
+            if packet.is_corrupt or (pictures is not None and pictures.broken(bytes(packet))):
                 key, damaged = None, True
             elif packet.is_keyframe:
                 key = packet.pts

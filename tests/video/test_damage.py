@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import av
 import pytest
 
@@ -105,6 +107,35 @@ def test_decord_is_not_believed_where_pyav_finds_damage(tmp_path, picture):
         assert "damaged" in refused(tmp_path / "noise.mp4", decoder=decoder, frames=1000)
     with pytest.raises(VideoError):
         video.read(tmp_path / "noise.mp4", decoder="decord", frames=1000)
+
+
+@pytest.mark.parametrize("sound", [False, True])
+def test_two_transport_streams_in_one_file_are_called_joined(tmp_path, sound):
+    parts = [clips.make(tmp_path / f"{n}.ts", pts=n, b_frames=2, gop=10, audio=sound) for n in (50, 30)]
+    path = tmp_path / "joined.ts"
+    path.write_bytes(b"".join(part.read_bytes() for part in parts))
+    with pytest.raises(VideoError, match=r"joined to it: its clock restarts at 2 s \(ffmpeg") as caught:
+        video.read(path)
+    assert caught.value.kind == "damaged"
+    got = video.read(path, frames=1000, end=1.5)
+    assert clips.numbers(got.frames) == list(range(len(got))) and 36 < len(got) < 40 and not got.facts.damage
+    got = video.read(path, frames=1000, allow_damaged=True)
+    assert clips.numbers(got.frames) == list(range(len(got))) and 40 < len(got) <= 50
+    (line,) = got.facts.damage
+    assert "restarts at 2 s" in line
+
+
+def test_a_transport_stream_whose_clock_goes_round_is_not_joined(tmp_path):
+    """Its 33 bits suffice for a day."""
+    path = clips.make(
+        tmp_path / "a.ts", pts=range((1 << 33) - 90_000, (1 << 33) + 90_000, 3600), time_base=Fraction(1, 90_000)
+    )
+    data = path.read_bytes()
+    at = len(data) // 2 // 188 * 188
+    path.write_bytes(data[:at] + data[at + 752 :])
+    with pytest.raises(VideoError) as caught:
+        video.read(path)
+    assert "joined" not in caught.value.message
 
 
 def test_a_matroska_file_is_known_by_its_checksums(tmp_path):

@@ -8,8 +8,10 @@ always.
 
 from __future__ import annotations
 
+import math
 import mmap
 import zlib
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -36,11 +38,13 @@ class Found:
 
     ``spots``: in the file's order. ``hints``: signs that bytes are missing, though none of the video's own; with a gap
     in time they are damage. ``ends_early``: whether the last part of the file is cut off; None where it does not say.
+    ``joined``: the byte from which on another stream, with a clock of its own, follows the first.
     """
 
     spots: tuple[Spot, ...] = ()
     hints: tuple[int, ...] = ()
     ends_early: bool | None = None
+    joined: int | None = None
 
 
 def examine(path: str, container: str, stream_id: int) -> Found:
@@ -61,6 +65,7 @@ def examine(path: str, container: str, stream_id: int) -> Found:
 # -- MPEG-TS ---------------------------------------------------------------------------------------------------------
 
 _NULL_PID = 0x1FFF
+_CLOCK_ROUND = 1 << 33
 # Without what some writers put before or behind each.
 _PACKET = 188
 _STRETCH = 4096
@@ -76,6 +81,7 @@ def _transport_stream(data: mmap.mmap, pid: int) -> Found:
     expected = first
     spots: list[Spot] = []
     hints: list[int] = []
+    pictures: list[int] = []  # where packets are in which one of the video's begins
     last: dict[int, tuple[int, int]] = {}  # of each PID's last packet: its count, and where it is
     for start, count in _aligned(data, size, first):
         if start != expected:
@@ -103,6 +109,8 @@ def _transport_stream(data: mmap.mmap, pid: int) -> Found:
                 other, here = int(places[again - 1]) if again else place_before, int(places[again])
                 wrong[again] = data[other + 12 : other + _PACKET] != data[here + 12 : here + _PACKET]
             wrong |= head[:, 1] & 0x80 > 0
+            if one == pid:
+                pictures += places[head[:, 1] & 0x40 > 0].tolist()
             places = places[wrong]
             if one == pid:
                 spots += [Spot(int(place), "packets are missing") for place in places]
@@ -110,7 +118,36 @@ def _transport_stream(data: mmap.mmap, pid: int) -> Found:
                 hints += places.tolist()
         del rows
     whole = (len(data) - first) % size in (0, _PACKET)
-    return Found(tuple(sorted(spots, key=lambda spot: spot.at or 0)), tuple(sorted(hints)), not whole)
+    spots.sort(key=lambda spot: spot.at or 0)
+    joined = _joined(data, [spot.at or 0 for spot in spots], pictures)
+    if joined is not None:
+        spots = [spot for spot in spots if (spot.at or 0) < joined]
+    return Found(tuple(spots), tuple(sorted(hints)), not whole and joined is None, joined)
+
+
+def _joined(data: mmap.mmap, breaks: Sequence[int], pictures: Sequence[int]) -> int | None:
+    """The first of ``breaks`` behind which the pictures' clock begins anew, earlier than it was; None if there is none.
+
+    ``pictures``: where packets are in which one begins. Several must agree: a changed byte makes another time of one.
+    """
+    for at in breaks:
+        number = bisect_left(pictures, at)
+        before = [_decoding_time(data, place) for place in pictures[max(0, number - 3) : number]]
+        behind = [_decoding_time(data, place) for place in pictures[number : number + 3]]
+        if min(len(before), len(behind)) < 2 or math.isnan(sum(before) + sum(behind)):
+            continue
+        if 0 < min(before) - max(behind) < _CLOCK_ROUND // 2:
+            return at
+    return None
+
+
+def _decoding_time(data: mmap.mmap, at: int) -> float:
+    """When the picture that begins in the packet at ``at`` is decoded, in 1/90000 s; NaN where it does not say."""
+    body = at + 4 + (1 + data[at + 4] if data[at + 3] & 0x20 else 0)
+    if data[body : body + 3] != b"\0\0\1" or not data[body + 7] & 0x80:
+        return math.nan
+    field = data[body + 14 : body + 19] if data[body + 7] & 0x40 else data[body + 9 : body + 14]
+    return (field[0] >> 1 & 7) << 30 | field[1] << 22 | field[2] >> 1 << 15 | field[3] << 7 | field[4] >> 1
 
 
 def _packet_size(data: mmap.mmap) -> tuple[int, int]:

@@ -264,7 +264,9 @@ def _refuse_damaged(index: Index, wanted: _Wanted, start: float | None, end: flo
     if not found or wanted.allow_damaged:
         return
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-    raise VideoError(f"{index.path}: is damaged: {found[0].what}{more}", kind="damaged", hint=_DAMAGED_HINT)
+    raise VideoError(
+        f"{index.path}: is damaged: {found[0].what}{more}", kind="damaged", hint=found[0].hint or _DAMAGED_HINT
+    )
 
 
 def _size(index: Index, count: int, wanted: _Wanted) -> tuple[int, int]:

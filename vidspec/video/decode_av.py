@@ -23,7 +23,7 @@ __all__ = ["AvDecoder", "decode_all"]
 
 # Up to so many frames onward, decoding on is cheaper than seeking.
 _DECODE_ON = 8
-# Each thread holds a frame of its own: together no more pixels than this.
+# Each thread holds a frame of its own: together no more pixels than this, which is two of 8K.
 _MOST_THREADS = 8
 _MOST_PIXELS = 1 << 26
 

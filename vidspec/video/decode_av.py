@@ -17,7 +17,7 @@ from av.bitstream import BitStreamFilterContext
 
 from vidspec.video.base import Frame, Index, NotDelivered
 from vidspec.video.opening import accelerated, opened, packets_of, video_streams
-from vidspec.video.payload import only_stuffing
+from vidspec.video.payload import without_stuffing
 
 __all__ = ["AvDecoder", "decode_all"]
 
@@ -142,8 +142,6 @@ def decode_all(
             return
         if not packet.size and packet.dts is not None:
             continue  # AVI's way to repeat a frame; the decoder would take it for the end
-        if codec.name == "mpeg4" and only_stuffing(bytes(packet)):
-            continue
         if waiting:
             if not packet.is_keyframe or packet.is_corrupt or packet.pts is None:
                 continue
@@ -153,7 +151,7 @@ def decode_all(
         pictures: list[Any] = []
         if not broken:
             try:
-                pictures = [picture for part in _parts(packet, split) for picture in codec.decode(part)]
+                pictures = [picture for part in _parts(packet, codec.name, split) for picture in codec.decode(part)]
             except MemoryError:
                 raise
             except av.error.FFmpegError:
@@ -190,14 +188,28 @@ def _decoder(stream: Any, reading: Reading, careful: bool) -> Any:
     return codec
 
 
-def _parts(packet: Any, split: BitStreamFilterContext | None) -> list[Any]:
-    """What the decoder is given for ``packet``: the pictures of a VP9 superframe, which ``split`` parts, or itself.
+def _parts(packet: Any, codec: str, split: BitStreamFilterContext | None) -> list[Any]:
+    """What the decoder is given for ``packet``: no stuffing; each picture of a VP9 superframe, which ``split`` parts.
 
     libvpx looks where a picture's data end only if that is where the packet ends.
     """
     if not packet.size:
         return [None]
-    return [packet] if split is None else split.filter(packet)
+    if split is not None:
+        return split.filter(packet)
+    if codec in ("mpeg1video", "mpeg2video", "mpeg4"):
+        data = bytes(packet)
+        bare = without_stuffing(data, codec)
+        if len(bare) < len(data):
+            return [_rewritten(packet, bare)] if bare else []
+    return [packet]
+
+
+def _rewritten(packet: Any, data: bytes) -> Any:
+    """A packet of ``data`` with the times of another."""
+    made = av.Packet(data)
+    made.pts, made.dts, made.time_base = packet.pts, packet.dts, packet.time_base
+    return made
 
 
 def _from(picture: Any, floor: int | None) -> bool:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["CODECS", "Pictures", "only_stuffing"]
+__all__ = ["CODECS", "Pictures", "without_stuffing"]
 
 CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9"}
 
@@ -71,9 +71,16 @@ class Pictures:
         return b"\xff" * (self.pixels // 2048 + 8) in body  # a bit for each 16 x 16 that stays as it is
 
 
-def only_stuffing(packet: bytes) -> bool:
-    """Whether a packet of MPEG-4 holds no picture, but what keeps a transport stream's rate; decoders refuse it."""
-    return packet[:4] == b"\0\0\1\xc3" and b"\0\0\1\xb6" not in packet
+def without_stuffing(packet: bytes, codec: str) -> bytes:
+    """``packet`` without what only keeps a stream's rate, which decoders told to fail on damage refuse; may be empty.
+
+    Zeros behind a picture of MPEG-1 or 2; packets of MPEG-4 that hold no picture.
+    """
+    if codec in ("mpeg1video", "mpeg2video") and packet.endswith(b"\0\0"):
+        return packet.rstrip(b"\0")
+    if codec == "mpeg4" and packet[:4] == b"\0\0\1\xc3" and b"\0\0\1\xb6" not in packet:
+        return b""
+    return packet
 
 
 def _modes_end(packet: bytes) -> int:

@@ -11,6 +11,7 @@ from contextlib import closing
 from itertools import pairwise
 from types import SimpleNamespace
 
+import av
 import numpy as np
 import pytest
 from fake_captioner import TEXT, FakeCaptioner
@@ -20,7 +21,7 @@ from vidspec.batch.feed import Feed, reader_count
 from vidspec.batch.identity import Content
 from vidspec.batch.local import outcomes
 from vidspec.batch.plan import Remaining
-from vidspec.batch.reader import Reader
+from vidspec.batch.reader import Budget, Reader
 from vidspec.batch.segments import fixed, parse_segment
 from vidspec.batch.work import Entry, How, Task
 from vidspec.embedded.samples import shipped
@@ -135,6 +136,57 @@ def test_a_reader_that_hangs_is_killed(monkeypatch):
         reader.read(CLIP, None, None, VIDEO)
     assert caught.value.kind == "timeout" and hung.poll() is not None
     reader.close()
+
+
+def test_readers_take_turns_with_pictures_that_are_too_large_for_several(monkeypatch):
+    """What one waits for the other does not count as its time."""
+    budget = Budget(100)
+    order = queue.Queue()
+
+    def large(name, size):
+        with budget.share() as take:
+            take(size)
+            order.put((name, budget.taken))
+
+    with budget.share() as take:
+        take(70)
+        take(70)  # the same clip, indexed anew
+        threads = [threading.Thread(target=large, args=(size, size)) for size in (20, 500)]
+        for thread in threads:
+            thread.start()
+        assert order.get(timeout=5) == (20, 90) and budget.taken <= 90
+        time.sleep(0.1)
+        assert order.empty()
+    assert order.get(timeout=5) == (500, 500), "more than all is given to one alone"
+    for thread in threads:
+        thread.join(5)
+    assert not budget.taken
+
+
+def test_waiting_for_memory_is_not_reading(reader, tmp_path, monkeypatch):
+    from vidspec.batch import reader as module
+
+    path = tmp_path / "large.mp4"
+    with av.open(str(path), "w") as out:
+        stream = out.add_stream("mpeg4", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 2560, 1664, "yuv420p"
+        picture = av.VideoFrame.from_ndarray(np.zeros((1664, 2560, 3), np.uint8), "rgb24")
+        out.mux(stream.encode(picture))
+        out.mux(stream.encode(None))
+    budget = module.Budget(1)
+    monkeypatch.setattr(module, "_BUDGET", budget)
+    reader.read(CLIP, None, None, VIDEO)
+    reader.timeout = 4.0
+    with budget.share() as take:
+        take(1)
+        got = queue.Queue()
+        waiting = threading.Thread(target=lambda: got.put(reader.read(str(path), None, None, {"frames": 1})))
+        waiting.start()
+        time.sleep(5.0)
+        assert got.empty() and len(read(CLIP, frames=1)) == 1
+    assert len(got.get(timeout=30)) == 1
+    waiting.join(5)
+    assert not budget.taken
 
 
 def test_the_reader_ends_with_its_parent():

@@ -1,6 +1,7 @@
 """Damages small videos in many ways and counts what reading them gives: an error, the very frames, or others.
 
-``python tests/video/damage_survey.py --files 1000 --seed 0`` prints the tables of docs/damage.md. Every file is read in
+``python tests/video/damage_survey.py --files 1000 --seed 0`` prints the tables of docs/damage.md; ``--sound`` counts
+sound files instead, of the kinds of ``sound_kinds``, and those of them that are refused. Every damaged file is read in
 a process of its own, so that one that brings the reader down is counted and not the end.
 """
 
@@ -23,6 +24,11 @@ from numpy.typing import NDArray
 from vidspec import video
 from vidspec.errors import VidspecError
 
+try:
+    from . import sound_kinds
+except ImportError:  # run as a script
+    import sound_kinds
+
 Bytes = bytearray
 
 FRAMES = 75
@@ -30,6 +36,10 @@ FRAMES = 75
 SOURCES: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
     "h264": ("libx264", {"preset": "veryfast", "crf": "26"}, ("mp4", "mkv", "ts", "avi")),
     "hevc": ("libx265", {"preset": "ultrafast", "x265-params": "crf=30:log-level=none"}, ("mp4", "mkv", "ts")),
+    "hevc-plain": ("libx265", {"preset": "ultrafast", "x265-params": "crf=30:wpp=0:log-level=none"}, ("mp4", "ts")),
+    "vp8": ("libvpx", {"cpu-used": "8", "deadline": "realtime", "b": "300k"}, ("webm",)),
+    "mpeg2": ("mpeg2video", {"b": "1000k"}, ("mpg", "ts", "mkv")),
+    "cavlc": ("libx264", {"preset": "veryfast", "crf": "26", "x264-params": "cabac=0"}, ("mp4", "ts")),
     "vp9": ("libvpx-vp9", {"cpu-used": "8", "deadline": "realtime", "b": "300k"}, ("webm", "mp4")),
     "mpeg4": ("mpeg4", {"b": "500k"}, ("avi", "mp4", "mkv", "ts")),
     "av1": ("libsvtav1", {"preset": "13", "crf": "50", "svtav1-params": "keyint=15"}, ("mp4", "webm")),
@@ -80,6 +90,21 @@ def zeros(data: Bytes, rng: np.random.Generator) -> None:
     data[at : at + size] = bytes(size)
 
 
+def few_zeros(data: Bytes, rng: np.random.Generator) -> None:
+    _filled(data, rng, b"\0")
+
+
+def few_ones(data: Bytes, rng: np.random.Generator) -> None:
+    _filled(data, rng, b"\xff")
+
+
+def _filled(data: Bytes, rng: np.random.Generator, byte: bytes) -> None:
+    """A run that lies inside of one or two compressed pictures."""
+    size = int(2 ** rng.uniform(4, 9))
+    at = int(rng.integers(len(data) - size))
+    data[at : at + size] = byte * size
+
+
 def noise(data: Bytes, rng: np.random.Generator) -> None:
     size = int(rng.integers(8, 1500))
     at = int(rng.integers(len(data) - size))
@@ -112,6 +137,8 @@ DAMAGE: dict[str, Callable[[Bytes, np.random.Generator], None]] = {
     "a bit flipped": one_bit,
     "2 to 16 bytes changed": some_bytes,
     "a run of zeros": zeros,
+    "16 to 512 zeros": few_zeros,
+    "16 to 512 bytes 0xFF": few_ones,
     "a run of noise": noise,
     "a run cut out": hole,
     "188-byte packets cut out": lost_packets,
@@ -194,6 +221,22 @@ def survey(
         yield Result(name, suffix, way, number, *judged(path, whole, decoder))
 
 
+def sound_survey(folder: Path, sizes: Sequence[tuple[int, int]]) -> tuple[int, list[str]]:
+    """How many sound files there are of these sizes, and what is said of those that are not read whole."""
+    count, refused = 0, []
+    for size in sizes:
+        for name, path in sound_kinds.files(folder, size):
+            count += 1
+            try:
+                got = len(video.read(path, frames=1000, max_pixels=4096))
+                wrong = None if got == sound_kinds.FRAMES else f"{got} frames"
+            except VidspecError as error:
+                wrong = error.message
+            if wrong:
+                refused.append(f"{name}, {size[0]}x{size[1]}: {wrong}")
+    return count, refused
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", type=int, default=1000)
@@ -202,8 +245,16 @@ def main() -> None:
     parser.add_argument("--codecs", default="h264,hevc,vp9,mpeg4,av1", help="of " + ", ".join(SOURCES))
     parser.add_argument("--size", default="256x192", help="of the pictures")
     parser.add_argument("--ways", default=",".join(DAMAGE), help="of damage")
+    parser.add_argument("--sound", action="store_true", help="count sound files that are refused, of all --sizes")
+    parser.add_argument("--sizes", default="320x240,1280x720", help="of the pictures of sound files")
     parser.add_argument("--verbose", action="store_true")
     asked = parser.parse_args()
+    if asked.sound:
+        with tempfile.TemporaryDirectory() as folder:
+            sizes = [(int(size.split("x")[0]), int(size.split("x")[1])) for size in asked.sizes.split(",")]
+            count, refused = sound_survey(Path(folder), sizes)
+        print(f"{count} sound files, {len(refused)} refused", *refused, sep="\n")
+        return
     results = []
     with tempfile.TemporaryDirectory() as folder:
         names = asked.codecs.split(",")

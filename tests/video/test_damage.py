@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
+import av
 import pytest
 
 from vidspec import video
 from vidspec.errors import VideoError
 from vidspec.video import decode_decord
-from vidspec.video.damage import nals_broken
+from vidspec.video.payload import Pictures
 
-from . import clips, damage_survey
+from . import clips, damage_survey, sound_kinds
 
 DECODERS = ["auto", "av"]
 LONG = {"pts": 499, "gop": 50, "size": (320, 240), "b_frames": 2, "options": {"x264-params": "keyint=50"}}
@@ -106,6 +109,35 @@ def test_decord_is_not_believed_where_pyav_finds_damage(tmp_path, picture):
         video.read(tmp_path / "noise.mp4", decoder="decord", frames=1000)
 
 
+@pytest.mark.parametrize("sound", [False, True])
+def test_two_transport_streams_in_one_file_are_called_joined(tmp_path, sound):
+    parts = [clips.make(tmp_path / f"{n}.ts", pts=n, b_frames=2, gop=10, audio=sound) for n in (50, 30)]
+    path = tmp_path / "joined.ts"
+    path.write_bytes(b"".join(part.read_bytes() for part in parts))
+    with pytest.raises(VideoError, match=r"joined to it: its clock restarts at 2 s \(ffmpeg") as caught:
+        video.read(path)
+    assert caught.value.kind == "damaged"
+    got = video.read(path, frames=1000, end=1.5)
+    assert clips.numbers(got.frames) == list(range(len(got))) and 36 < len(got) < 40 and not got.facts.damage
+    got = video.read(path, frames=1000, allow_damaged=True)
+    assert clips.numbers(got.frames) == list(range(len(got))) and 40 < len(got) <= 50
+    (line,) = got.facts.damage
+    assert "restarts at 2 s" in line
+
+
+def test_a_transport_stream_whose_clock_goes_round_is_not_joined(tmp_path):
+    """Its 33 bits suffice for a day."""
+    path = clips.make(
+        tmp_path / "a.ts", pts=range((1 << 33) - 90_000, (1 << 33) + 90_000, 3600), time_base=Fraction(1, 90_000)
+    )
+    data = path.read_bytes()
+    at = len(data) // 2 // 188 * 188
+    path.write_bytes(data[:at] + data[at + 752 :])
+    with pytest.raises(VideoError) as caught:
+        video.read(path)
+    assert "joined" not in caught.value.message
+
+
 def test_a_matroska_file_is_known_by_its_checksums(tmp_path):
     path = clips.make(tmp_path / "a.mkv", pts=40)
     data = bytearray(path.read_bytes())
@@ -160,7 +192,71 @@ def test_nothing_whole_is_an_error_also_where_damage_is_allowed(tmp_path, pictur
     ],
 )
 def test_units_fill_their_packet(data, broken):
-    assert nals_broken(data, "h264", 4) is broken
+    assert Pictures("h264", 1 << 16, 4).broken(data) is broken
+
+
+ONES, ZEROS = b"\xff" * 40, bytes(40)
+MIXED = bytes(range(1, 200))
+
+
+@pytest.mark.parametrize(
+    ("codec", "data", "broken"),
+    [
+        ("h264", b"\0\0\1\x65" + MIXED + ONES + MIXED, True),
+        ("h264", b"\0\0\1\x41" + MIXED + ONES + MIXED, False),  # blocks that stay as they are, without CABAC
+        ("h264", b"\0\0\1\x41" + MIXED + 16 * ONES + MIXED, True),  # more than there are
+        ("h264", b"\0\0\1\x0c" + ONES + b"\x80\0\0\1\x65" + MIXED, False),  # filler
+        ("hevc", b"\0\0\1\x26\1" + MIXED + ONES + MIXED, True),
+        ("hevc", b"\0\0\1\x4c\1" + ONES + b"\x80\0\0\1\x26\1" + MIXED, False),  # filler
+        ("vp9", MIXED + ONES + MIXED, True),
+        ("vp9", MIXED + ZEROS + MIXED, True),
+        ("vp9", MIXED + ZEROS, False),  # padding
+        ("vp8", b"\x30\x0c\0" + 7 * b"\1" + 97 * b"\1" + ZEROS + MIXED, True),
+        ("vp8", b"\x30\x0c\0" + 7 * b"\1" + 50 * b"\1" + ZEROS + MIXED, False),  # modes: 97 bytes
+        ("mpeg4", b"\0\0\1\xb6\x10" + MIXED + ONES + MIXED, True),
+        ("mpeg4", b"\0\0\1\xb6\x50" + MIXED + ONES + MIXED, False),  # 320 of 768 blocks stay as they are
+        ("mpeg4", b"\0\0\1\xb6\x50" + MIXED + 3 * ONES + MIXED, True),
+        ("mpeg4", b"\0\0\1\xb6\x50" + MIXED + ONES + b"\0\0\1\xc3" + 9 * ONES, False),  # stuffing
+        ("mpeg4", b"\0\0\1\xb6\x50" + MIXED + bytes(8) + b"\x70" + MIXED, True),
+        ("mpeg4", b"\0\0\1\xb2" + ONES + ZEROS + b"\0\0\1\xb6\x50" + MIXED, False),  # user data
+    ],
+)
+def test_runs_that_no_encoder_writes(codec, data, broken):
+    assert Pictures(codec, 512 * 384).broken(data) is broken
+
+
+@pytest.mark.parametrize(("codec", "byte"), [("vp9", 0), ("vp9", 255), ("hevc-plain", 255), ("mpeg4", 255)])
+@pytest.mark.parametrize("size", [40, 300])
+def test_a_run_inside_a_picture_is_noticed(tmp_path, codec, byte, size):
+    path = damage_survey.encode(tmp_path / "a.mp4", *damage_survey.SOURCES[codec][:2])
+    data = path.read_bytes()
+    with av.open(str(path)) as container:
+        packets = [packet.pos for packet in container.demux(video=0) if packet.size > 3 * size]
+    for at in packets[1::2]:
+        for offset in (size // 2, 3 * size // 2):
+            path.write_bytes(data[: at + offset] + bytes([byte]) * size + data[at + offset + size :])
+            assert "damaged" in refused(path, frames=1000)
+
+
+def test_a_hidden_picture_of_vp9_is_read_to_its_end(tmp_path):
+    """It shares a packet with one that is shown, and only what depends on it shows that it was changed."""
+    path = damage_survey.encode(tmp_path / "a.webm", *damage_survey.SOURCES["vp9"][:2])
+    data = path.read_bytes()
+    with av.open(str(path)) as container:
+        packets = [bytes(packet) for packet in container.demux(video=0)]
+    shared = [packet for packet in packets if len(packet) > 2000 and packet[-1] & 0xE7 == 0xC1]
+    assert shared
+    for packet in shared:
+        for share in (0.2, 0.35, 0.5, 0.65):
+            at = data.index(packet) + int(share * len(packet))
+            path.write_bytes(data[:at] + MIXED[:20] + data[at + 20 :])
+            assert "damaged" in refused(path, frames=1000)
+
+
+def test_still_pictures_and_filler_are_no_damage(tmp_path, monkeypatch):
+    kinds = ["h264 cavlc", "h264 filler", "hevc steady", "vp8 steady", "vp9 steady", "mpeg4 steady", "mpeg2 steady"]
+    monkeypatch.setattr(sound_kinds, "ENCODERS", {name: sound_kinds.ENCODERS[name] for name in kinds})
+    assert damage_survey.sound_survey(tmp_path, [(176, 144)]) == (70, [])
 
 
 def test_a_sample_of_damaged_files(tmp_path):

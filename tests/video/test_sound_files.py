@@ -106,6 +106,8 @@ SOUND = {
     "vp8.webm": vp("libvpx"),
     "vp8.mkv": vp("libvpx"),
     "vp8_hidden.webm": vp("libvpx", **{"deadline": "good", "auto-alt-ref": "1", "lag-in-frames": "16"}),
+    "vp9_alpha.webm": {**vp(**{"auto-alt-ref": "0"}), "pixel_format": "yuva420p"},
+    "vp8_alpha.webm": {**vp("libvpx", **{"auto-alt-ref": "0"}), "pixel_format": "yuva420p"},
     "av1.mp4": AV1,
     "av1.webm": AV1,
     "av1.mkv": AV1,
@@ -162,6 +164,24 @@ def test_a_sound_file_is_read_whole(tmp_path, name):
 
 def test_there_are_sixty_kinds():
     assert len(SOUND) >= 60
+
+
+@pytest.mark.parametrize(("codec", "b_frames"), [("mpeg4", 0), ("libx264", 2)])
+@pytest.mark.parametrize("unknown", [0, 0xFFFFFFFF])
+def test_an_avi_written_to_a_pipe(tmp_path, codec, b_frames, unknown):
+    """Its writer cannot go back: sizes stay unknown, the count of frames is a guess, and there is no index."""
+    data = clips.make(tmp_path / "whole.avi", codec=codec, b_frames=b_frames).read_bytes()
+    movie, index = data.index(b"movi") - 8, data.rindex(b"idx1")
+    head = bytearray(data[:movie])
+    head[4:8] = struct.pack("<I", unknown)
+    at = head.index(b"strh") + 40
+    head[at : at + 4] = struct.pack("<I", 1 << 30)
+    path = tmp_path / "pipe.avi"
+    path.write_bytes(head + b"LIST" + struct.pack("<I", unknown) + data[movie + 8 : index])
+    got = video.read(path, frames=1000)
+    assert clips.numbers(got.frames) == list(range(40)) and got.facts.damage == ()
+    path.write_bytes(path.read_bytes()[:-20])
+    assert video.probe(path).truncated
 
 
 def test_empty_packets_of_an_avi_are_repeated_frames(tmp_path):

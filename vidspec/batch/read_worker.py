@@ -3,7 +3,8 @@
 It says that it is ready with one byte. Requests are lines of JSON on standard input. An answer is the length of a
 header (8 bytes, big endian), the header as JSON, and for frames their bytes, those of their timestamps and of their
 sound. Where a request says ``check``, a header ``planned`` comes first, how many frames of what height and width there
-will be, and ``go`` or ``stop`` is waited for. The process ends when its standard input does, whatever it is doing then,
+will be, and ``go`` or ``stop`` is waited for; so it is behind a header ``pixels``, which comes before pictures of more
+than :data:`LARGE` pixels are decoded. The process ends when its standard input does, whatever it is doing then,
 so that it never outlives the run it belongs to.
 
 What a file makes a decoder take is not known before: the process limits itself to :data:`MOST_MEMORY` above what it
@@ -22,7 +23,10 @@ from typing import Any, BinaryIO
 
 from vidspec import memory
 
-__all__ = ["MOST_MEMORY", "main"]
+__all__ = ["LARGE", "MOST_MEMORY", "main"]
+
+#: Pixels of a picture: beyond 2560 x 1600 or so, readers take turns.
+LARGE = 1 << 22
 
 #: Bytes: the frames and what decoding takes beside them, an 8K picture of 10 bits in eight copies.
 MOST_MEMORY = 5 << 28
@@ -66,10 +70,17 @@ def _answer(request: dict[str, Any], requests: queue.SimpleQueue[bytes], answers
     from vidspec.errors import VidspecError
     from vidspec.video.reading import MOST_BYTES
 
-    def planned(frames: int, height: int, width: int) -> None:
-        _write({"planned": (frames, height, width)}, answers)
+    def asked(**header: Any) -> None:
+        _write(header, answers)
         if json.loads(requests.get())["op"] != "go":
             raise _Stopped
+
+    def planned(frames: int, height: int, width: int) -> None:
+        asked(planned=(frames, height, width))
+
+    def admit(pixels: int) -> None:
+        if pixels > LARGE:
+            asked(pixels=pixels)
 
     payload: tuple[Any, ...] = ()
     try:
@@ -77,7 +88,7 @@ def _answer(request: dict[str, Any], requests: queue.SimpleQueue[bytes], answers
             header: dict[str, Any] = {"segments": cut(**request)}
         else:
             check = planned if request.pop("check") else None
-            clip = video.read(**request, most_bytes=MOST_BYTES, check=check)
+            clip = video.read(**request, most_bytes=MOST_BYTES, check=check, admit=admit)
             samples = None if clip.sound is None else len(clip.sound)
             header = {"shape": clip.frames.shape, "samples": samples, "facts": asdict(clip.facts)}
             payload = (np.ascontiguousarray(clip.frames), np.ascontiguousarray(clip.timestamps))

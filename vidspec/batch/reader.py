@@ -8,10 +8,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from vidspec import errors
+from vidspec.batch.read_worker import MOST_MEMORY
 from vidspec.errors import VideoError
 
 if TYPE_CHECKING:
@@ -22,6 +24,39 @@ __all__ = ["Reader"]
 
 #: How often the process is started for a clip: one that dies while it starts has not seen the clip.
 STARTS = 2
+#: Bytes that decoding takes for each pixel of a picture: some coded ones that others refer to, two or three in RGB.
+PIXEL_BYTES = 32
+
+
+class Budget:
+    """Memory that the readers of this process share for large pictures. One that needs more than all gets it alone."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.taken = most, 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def share(self) -> Iterator[Callable[[int], None]]:
+        """Gives what takes so many bytes, once, and may wait for them; they are given back at the end."""
+        mine = 0
+
+        def take(size: int) -> None:
+            nonlocal mine
+            with self._changed:
+                if not mine:
+                    self._changed.wait_for(lambda: not self.taken or self.taken + size <= self.most)
+                    mine = size
+                    self.taken += size
+
+        try:
+            yield take
+        finally:
+            with self._changed:
+                self.taken -= mine
+                self._changed.notify_all()
+
+
+_BUDGET = Budget(MOST_MEMORY)
 
 
 class Reader:
@@ -59,13 +94,16 @@ class Reader:
 
         from vidspec.video import Clip, SourceFacts
 
-        with _Limit(self, path) as limit:
+        with _Limit(self, path) as limit, _BUDGET.share() as take:
             request = {"op": "read", "path": path, "start": start, "end": end, **video, "check": check is not None}
             header = self._ask(request, limit)
-            while "planned" in header:
-                assert check is not None, "it asks only where it was told to"
+            while "planned" in header or "pixels" in header:
                 try:
-                    check(*header["planned"])
+                    if "pixels" in header:
+                        with limit.paused():
+                            take(header["pixels"] * PIXEL_BYTES)
+                    elif check is not None:
+                        check(*header["planned"])
                 except BaseException:
                     self._tell({"op": "stop"}, limit)
                     raise
@@ -179,19 +217,34 @@ class _Limit:
     def __init__(self, reader: Reader, path: str) -> None:
         self.reader, self.path = reader, path
         self.expired = False
+        self._left = reader.timeout
+        self._began = 0.0
         self._timer: threading.Timer | None = None
 
     def __enter__(self) -> _Limit:
-        process = self.reader._started(self.path)
-        if self.reader.timeout is not None:
-            self._timer = threading.Timer(self.reader.timeout, self._expire, (process,))
-            self._timer.daemon = True
-            self._timer.start()
+        self._run()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time that does not count."""
+        self.__exit__()
+        if self._left is not None:
+            self._left = max(0.0, self._left - (time.monotonic() - self._began))
+        yield
+        self._run()
+
+    def _run(self) -> None:
+        process = self.reader._started(self.path)
+        if self._left is not None:
+            self._began = time.monotonic()
+            self._timer = threading.Timer(self._left, self._expire, (process,))
+            self._timer.daemon = True
+            self._timer.start()
 
     def _expire(self, process: subprocess.Popen[bytes]) -> None:
         self.expired = True

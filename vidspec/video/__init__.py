@@ -3,6 +3,7 @@
 reading    the calls, read and read_at: path -> Clip
 base       Clip, SourceFacts, Index, the Decoder protocol
 opening    a file opened, or the one error that says what is wrong with it
+payload    what no encoder writes, in the bytes of compressed pictures
 probing    the index of a file's frames, and which decoder may be trusted with it
 sample     which frames to take: pure arithmetic
 resize     smaller frames

@@ -40,11 +40,15 @@ class Turn:
 
 @dataclass(frozen=True)
 class Damage:
-    """``what`` is wrong with a file, and between which times (seconds); without them, it may be anywhere."""
+    """``what`` is wrong with a file, and between which times (seconds); without them, it may be anywhere.
+
+    ``hint``: what to do about it, where that is special.
+    """
 
     what: str
     start: float | None = None
     end: float | None = None
+    hint: str | None = None
 
     def touches(self, start: float | None, end: float | None) -> bool:
         """Whether the part of the clip from ``start`` to ``end`` (None: as far as it goes) may be affected."""

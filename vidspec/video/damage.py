@@ -2,14 +2,16 @@
 
 Transport streams number their packets, Matroska nests elements of stated sizes with CRCs, MP4 states sizes, counts and
 durations several times over, AVI and FLV chain chunks of stated sizes. None of them has a checksum of everything: bytes
-changed inside a compressed picture show only when it is decoded (``decode_av``), and there not always.
+changed inside a compressed picture show in its bytes (``payload``) or when it is decoded (``decode_av``), and not
+always.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
-import re
 import zlib
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 
 from vidspec.video.base import Damage, format_seconds
 
-__all__ = ["Found", "Spot", "damages", "examine", "missing_frames", "nals_broken"]
+__all__ = ["Found", "Spot", "damages", "examine", "missing_frames"]
 
 
 class Spot(NamedTuple):
@@ -36,11 +38,13 @@ class Found:
 
     ``spots``: in the file's order. ``hints``: signs that bytes are missing, though none of the video's own; with a gap
     in time they are damage. ``ends_early``: whether the last part of the file is cut off; None where it does not say.
+    ``joined``: the byte from which on another stream, with a clock of its own, follows the first.
     """
 
     spots: tuple[Spot, ...] = ()
     hints: tuple[int, ...] = ()
     ends_early: bool | None = None
+    joined: int | None = None
 
 
 def examine(path: str, container: str, stream_id: int) -> Found:
@@ -61,6 +65,7 @@ def examine(path: str, container: str, stream_id: int) -> Found:
 # -- MPEG-TS ---------------------------------------------------------------------------------------------------------
 
 _NULL_PID = 0x1FFF
+_CLOCK_ROUND = 1 << 33
 # Without what some writers put before or behind each.
 _PACKET = 188
 _STRETCH = 4096
@@ -76,6 +81,7 @@ def _transport_stream(data: mmap.mmap, pid: int) -> Found:
     expected = first
     spots: list[Spot] = []
     hints: list[int] = []
+    pictures: list[int] = []  # where packets are in which one of the video's begins
     last: dict[int, tuple[int, int]] = {}  # of each PID's last packet: its count, and where it is
     for start, count in _aligned(data, size, first):
         if start != expected:
@@ -103,6 +109,8 @@ def _transport_stream(data: mmap.mmap, pid: int) -> Found:
                 other, here = int(places[again - 1]) if again else place_before, int(places[again])
                 wrong[again] = data[other + 12 : other + _PACKET] != data[here + 12 : here + _PACKET]
             wrong |= head[:, 1] & 0x80 > 0
+            if one == pid:
+                pictures += places[head[:, 1] & 0x40 > 0].tolist()
             places = places[wrong]
             if one == pid:
                 spots += [Spot(int(place), "packets are missing") for place in places]
@@ -110,7 +118,36 @@ def _transport_stream(data: mmap.mmap, pid: int) -> Found:
                 hints += places.tolist()
         del rows
     whole = (len(data) - first) % size in (0, _PACKET)
-    return Found(tuple(sorted(spots, key=lambda spot: spot.at or 0)), tuple(sorted(hints)), not whole)
+    spots.sort(key=lambda spot: spot.at or 0)
+    joined = _joined(data, [spot.at or 0 for spot in spots], pictures)
+    if joined is not None:
+        spots = [spot for spot in spots if (spot.at or 0) < joined]
+    return Found(tuple(spots), tuple(sorted(hints)), not whole and joined is None, joined)
+
+
+def _joined(data: mmap.mmap, breaks: Sequence[int], pictures: Sequence[int]) -> int | None:
+    """The first of ``breaks`` behind which the pictures' clock begins anew, earlier than it was; None if there is none.
+
+    ``pictures``: where packets are in which one begins. Several must agree: a changed byte makes another time of one.
+    """
+    for at in breaks:
+        number = bisect_left(pictures, at)
+        before = [_decoding_time(data, place) for place in pictures[max(0, number - 3) : number]]
+        behind = [_decoding_time(data, place) for place in pictures[number : number + 3]]
+        if min(len(before), len(behind)) < 2 or math.isnan(sum(before) + sum(behind)):
+            continue
+        if 0 < min(before) - max(behind) < _CLOCK_ROUND // 2:
+            return at
+    return None
+
+
+def _decoding_time(data: mmap.mmap, at: int) -> float:
+    """When the picture that begins in the packet at ``at`` is decoded, in 1/90000 s; NaN where it does not say."""
+    body = at + 4 + (1 + data[at + 4] if data[at + 3] & 0x20 else 0)
+    if data[body : body + 3] != b"\0\0\1" or not data[body + 7] & 0x80:
+        return math.nan
+    field = data[body + 14 : body + 19] if data[body + 7] & 0x40 else data[body + 9 : body + 14]
+    return (field[0] >> 1 & 7) << 30 | field[1] << 22 | field[2] >> 1 << 15 | field[3] << 7 | field[4] >> 1
 
 
 def _packet_size(data: mmap.mmap) -> tuple[int, int]:
@@ -422,26 +459,33 @@ def _lengths(
 # -- AVI and FLV -------------------------------------------------------------------------------------------------------
 
 
+# What stands for a size that was to be filled in at the end, which a writer to a pipe cannot.
+_UNFILLED = (0, 0xFFFFFFFF)
+
+
 def _avi(data: mmap.mmap, stream: int) -> Found:
     """Chunks that do not fill their lists; ``ends_early`` counts them, for an empty one repeats a frame."""
     spots: list[Spot] = []
     seen = 0
     ours = b"%02d" % stream
-    ends_early = False
+    ends_early = streamed = False  # streamed: its writer could not go back to fill in sizes and counts
     promised = 0
     index: list[tuple[bytes, int]] = []
     walked: list[tuple[bytes, int]] = []
     streams = 0
 
     def walk(at: int, end: int, in_movie: bool) -> None:
-        nonlocal seen, ends_early, promised, streams
+        nonlocal seen, ends_early, streamed, promised, streams
         while at + 8 <= end:
             kind, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
             stop = at + 8 + size
             if kind in (b"RIFF", b"LIST"):
-                if stop > len(data) or (kind == b"LIST" and data[at + 8 : at + 12] == b"movi" and not size):
+                movie = data[at + 8 : at + 12] == b"movi"
+                if size in _UNFILLED and (movie or kind == b"RIFF"):
+                    streamed, stop = streamed or movie, len(data)
+                elif stop > len(data):
                     ends_early, stop = True, len(data)
-                walk(at + 12, min(stop, end), in_movie or data[at + 8 : at + 12] == b"movi")
+                walk(at + 12, min(stop, end), in_movie or movie)
             elif not all(32 <= byte < 127 for byte in kind):
                 spots.append(Spot(at, "bytes are missing or changed"))
                 return
@@ -471,7 +515,7 @@ def _avi(data: mmap.mmap, stream: int) -> Found:
     wrong = sum(one != other for one, other in zip(listed, index, strict=False))
     if 0 < wrong <= len(index) // 10:
         spots.append(Spot(None, "its index does not list its chunks"))
-    return Found(tuple(spots), (), ends_early or (0 < seen < promised))
+    return Found(tuple(spots), (), ends_early or (not streamed and 0 < seen < promised))
 
 
 def _flv(data: mmap.mmap, _: int) -> Found:
@@ -495,38 +539,6 @@ _EXAMINERS: dict[str, Callable[[mmap.mmap, int], Found]] = {
     "avi": _avi,
     "flv": _flv,
 }
-
-
-# -- packets -----------------------------------------------------------------------------------------------------------
-
-
-# What no H.264 or HEVC unit holds: these bytes are escaped wherever they would occur.
-_NEVER = re.compile(rb"\x00\x00(?:[\x00\x02]|\x03[^\x00-\x03])")
-
-
-def nals_broken(data: bytes, codec: str, length_size: int) -> bool:
-    """Whether the units of an H.264 or HEVC packet do not fill it, or those of pictures hold what none may hold.
-
-    ``length_size``: bytes of the length before each unit; 0 where start codes part them.
-    """
-    units = _units(data, length_size) if length_size else data.split(b"\0\0\1")[1:]
-    for unit in units:
-        if not unit or unit[0] & 0x80:
-            return True
-        of_picture = unit[0] >> 1 < 32 if codec == "hevc" else unit[0] & 31 in (1, 5)
-        # Some writers pad a unit's end with zeros.
-        if of_picture and _NEVER.search(unit.rstrip(b"\0")):
-            return True
-    return False
-
-
-def _units(data: bytes, length_size: int) -> Iterator[bytes]:
-    """The units of a packet, each behind its length; an empty one where a length is none."""
-    at = 0
-    while at < len(data):
-        end = at + length_size + int.from_bytes(data[at : at + length_size], "big")
-        yield data[at + length_size : end] if end <= len(data) else b""
-        at = end
 
 
 # -- what it means in time ---------------------------------------------------------------------------------------------

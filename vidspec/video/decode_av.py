@@ -13,15 +13,17 @@ from typing import Any, Literal, NamedTuple
 
 import av
 import numpy as np
+from av.bitstream import BitStreamFilterContext
 
 from vidspec.video.base import Frame, Index, NotDelivered
 from vidspec.video.opening import accelerated, opened, packets_of, video_streams
+from vidspec.video.payload import without_stuffing
 
 __all__ = ["AvDecoder", "decode_all"]
 
 # Up to so many frames onward, decoding on is cheaper than seeking.
 _DECODE_ON = 8
-# Each thread holds a frame of its own: together no more pixels than this.
+# Each thread holds a frame of its own: together no more pixels than this, which is two of 8K.
 _MOST_THREADS = 8
 _MOST_PIXELS = 1 << 26
 
@@ -91,10 +93,13 @@ def upright(index: Index, picture: Any) -> Frame:
 
 
 def _identical(one: Any, other: Any) -> bool:
-    """Whether two pictures have the same bytes, the padding of their rows apart."""
-    if other is None or one.format.name != other.format.name:
+    """Whether two pictures have the same bytes, apart from the padding of their rows and from transparency.
+
+    Only libvpx decodes the transparency (``yuva420p``) that WebM carries beside the pictures.
+    """
+    if other is None or one.format.name.replace("yuva", "yuv") != other.format.name.replace("yuva", "yuv"):
         return False
-    for ours, theirs in zip(one.planes, other.planes, strict=True):
+    for ours, theirs in zip(one.planes[:3], other.planes[:3], strict=True):
         if (ours.width, ours.height) != (theirs.width, theirs.height):
             return False
         rows = [np.frombuffer(p, np.uint8).reshape(p.height, -1) for p in (ours, theirs)]
@@ -123,6 +128,7 @@ def decode_all(
     pictures before the damage; several notice it late, and what is inside the decoder then may depend on it.
     """
     codec = _decoder(stream, reading, careful)
+    split = BitStreamFilterContext("vp9_superframe_split", stream) if codec.name == "libvpx-vp9" else None
     floor, waiting = first_pts, False
     packets = packets_of(container, stream)
     while True:
@@ -145,7 +151,7 @@ def decode_all(
         pictures: list[Any] = []
         if not broken:
             try:
-                pictures = codec.decode(packet if packet.size else None)
+                pictures = [picture for part in _parts(packet, codec.name, split) for picture in codec.decode(part)]
             except MemoryError:
                 raise
             except av.error.FFmpegError:
@@ -180,6 +186,30 @@ def _decoder(stream: Any, reading: Reading, careful: bool) -> Any:
         threads = min(max(2, os.cpu_count() or 1), _MOST_THREADS, most)
         codec.thread_count = 1 if alone else max(1, threads)
     return codec
+
+
+def _parts(packet: Any, codec: str, split: BitStreamFilterContext | None) -> list[Any]:
+    """What the decoder is given for ``packet``: no stuffing; each picture of a VP9 superframe, which ``split`` parts.
+
+    libvpx looks where a picture's data end only if that is where the packet ends.
+    """
+    if not packet.size:
+        return [None]
+    if split is not None:
+        return split.filter(packet)
+    if codec in ("mpeg1video", "mpeg2video", "mpeg4"):
+        data = bytes(packet)
+        bare = without_stuffing(data, codec)
+        if len(bare) < len(data):
+            return [_rewritten(packet, bare)] if bare else []
+    return [packet]
+
+
+def _rewritten(packet: Any, data: bytes) -> Any:
+    """A packet of ``data`` with the times of another."""
+    made = av.Packet(data)
+    made.pts, made.dts, made.time_base = packet.pts, packet.dts, packet.time_base
+    return made
 
 
 def _from(picture: Any, floor: int | None) -> bool:

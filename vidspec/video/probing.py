@@ -19,8 +19,9 @@ import numpy as np
 from vidspec import memory
 from vidspec.errors import VideoError
 from vidspec.video import damage
-from vidspec.video.base import Damage, Index, Turn
+from vidspec.video.base import Damage, Index, Turn, format_seconds
 from vidspec.video.opening import checked_path, opened, packets_of, video_streams
+from vidspec.video.payload import CODECS, Pictures
 
 __all__ = ["decord_doubt", "index_by_decoding", "probe", "too_large"]
 
@@ -45,6 +46,7 @@ _DECORD_PIXELS = 1 << 22
 # It also makes room for as many frames as fit into the duration, and ends the process where memory is short.
 _DECORD_FRAMES = 1_000_000
 _FIRST_PICTURE_PACKETS = 1000
+_JOINED_HINT = "ffmpeg -i IN -c copy OUT.mp4 gives it one clock; --allow-damaged captions the first stream"
 
 
 def probe(path: str | os.PathLike[str]) -> Index:
@@ -123,7 +125,7 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
             raise too_large(path, f"frames of {codec.width}x{codec.height}")
         number = stream.id if container.format.name == "mpegts" else stream.index
         found = damage.examine(path, container.format.name, number)
-        packets = _read_packets(container, stream)
+        packets = _read_packets(container, stream, found.joined)
         reorders = bool(codec.has_b_frames)
         facts = {"format": container.format.name, "codec": _codec_name(codec), "stream": stream.index}
         base = Fraction(stream.time_base)
@@ -145,6 +147,7 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         or not len(pts)
         or bool((np.diff(key_pts) <= 0).any())
         or (facts["format"] == "avi" and reorders)
+        or found.joined is not None  # seeking to a time may lead to the other stream
     )
     order: Literal["pts", "count"] = "pts"
     last_duration = packets.last_duration
@@ -172,7 +175,7 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         height=height,
         turn=turn,
         duration_s=duration,
-        truncated=truncated,
+        truncated=truncated and found.joined is None,
         doubts=_doubts(packets, order, int(pts[0]), alone, duration * float(rate or 0)),
         damage=wrong,
         origin=origin,
@@ -180,18 +183,21 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
     )
 
 
-def _read_packets(container: av.container.InputContainer, stream: Any) -> _Packets:
-    """One pass. A frame counts when a keyframe before it is intact and nothing between them is missing."""
+def _read_packets(container: av.container.InputContainer, stream: Any, joined: int | None) -> _Packets:
+    """One pass, up to the byte ``joined``. A frame counts when all is whole from the keyframe before it on."""
     found = _Packets()
     key: int | None = None  # the keyframe that the packets now read depend on; None: they hang in the air
     hidden_frames = stream.codec_context.name in ("vp8", "libvpx")
     name = _codec_name(stream.codec_context)
-    length_size = _length_size(stream.codec_context)
+    pixels = stream.codec_context.width * stream.codec_context.height
+    pictures = Pictures(name, pixels, _length_size(stream.codec_context)) if name in CODECS else None
     damaged = False  # whether packets that cannot be decoded are so for damage, not for the stream's beginning
     try:
         for packet in packets_of(container, stream):
             if packet.dts is None and packet.pts is None and not packet.size:
                 continue  # the flush packet at the end
+            if joined is not None and packet.pos is not None and packet.pos >= joined:
+                break
             found.seen += 1
             found.tail_damaged = packet.is_corrupt
             if not packet.size:
@@ -201,7 +207,7 @@ def _read_packets(container: av.container.InputContainer, stream: Any) -> _Packe
                 continue
             found.all_pts.append(packet.pts)
             found.positions.append(-1 if packet.pos is None else packet.pos)
-            if packet.is_corrupt or (name in ("h264", "hevc") and damage.nals_broken(bytes(packet), name, length_size)):
+            if packet.is_corrupt or (pictures is not None and pictures.broken(bytes(packet))):
                 key, damaged = None, True
             elif packet.is_keyframe:
                 key = packet.pts
@@ -259,16 +265,26 @@ def _damage(
 ) -> tuple[int, tuple[Damage, ...]]:
     """The time of the first frame, lost or not, and what is wrong. ``base``: None where packets have no time."""
     if base is None:
+        if found.joined is not None:
+            what = "another stream is joined to it: its clock restarts"
+            return int(pts[0]), (Damage(what, hint=_JOINED_HINT),)
         hinted = [damage.Spot(at, "packets are missing") for at in found.hints]
         return int(pts[0]), tuple(Damage(spot.what) for spot in [*found.spots, *hinted][:1])
     times, positions = np.frombuffer(packets.all_pts, np.int64), np.frombuffer(packets.positions, np.int64)
     lost = np.frombuffer(packets.lost_pts, np.int64)
+    if found.joined is not None:
+        lost = lost[lost <= pts[-1]]  # FFmpeg takes what follows for a loss, and the last packets for changed
     first_shown = int(positions[np.flatnonzero(times == pts[0])[0]]) if (times == pts[0]).any() else 0
     if any(spot.at is not None and spot.at < first_shown for spot in found.spots):
         lost = np.append(lost, times[times < pts[0]])  # not a stream that begins amid a group of pictures
     origin = min(int(pts[0]), int(lost.min())) if len(lost) else int(pts[0])
     seconds = (np.asarray((one - origin) * float(base), np.float64) for one in (times, lost, pts))
-    return origin, damage.damages(found, positions, *seconds)
+    damages = damage.damages(found, positions, *seconds)
+    if found.joined is not None:
+        end = float((int(times.max()) + packets.last_duration - origin) * base)
+        what = f"another stream is joined to it: its clock restarts at {format_seconds(end)}"
+        damages = (Damage(what, start=float((int(pts[-1]) - origin) * base), hint=_JOINED_HINT), *damages)
+    return origin, damages
 
 
 def _ends_early(container: Any, stream: Any, packets: _Packets, base: Fraction, found: damage.Found) -> bool:

@@ -56,6 +56,7 @@ def read(
     sound: float | None = None,
     most_bytes: int | None = None,
     check: Check | None = None,
+    admit: Callable[[int], None] | None = None,
 ) -> Clip:
     """Reads exact frames of the video at ``path``, upright, with their timestamps.
 
@@ -73,6 +74,7 @@ def read(
     ``most_bytes``: frames that would take more are scaled down to it as by ``max_pixels``, though to no fewer pixels
     than 336 x 336; what full-size pictures take while they are scaled counts. By default nothing is scaled for it.
     ``check``: see ``Check``.
+    ``admit``: is told how many pixels a picture has, before the wanted ones are decoded; may wait until memory is free.
 
     Raises UsageError for arguments that make no sense, and VideoError for a file that does not give these frames
     exactly; a frame is never replaced by another. A damaged file is read where ``start`` and ``end``
@@ -88,6 +90,7 @@ def read(
         sound=sound,
         most_bytes=most_bytes,
         check=check,
+        admit=admit,
     )
     return _read_wanted(path, wanted, decoder)
 
@@ -157,6 +160,7 @@ class _Wanted:
     sound: float | None = None
     most_bytes: int | None = None
     check: Check | None = None
+    admit: Callable[[int], None] | None = None
 
 
 def _check_arguments(wanted: _Wanted, decoder: str) -> None:
@@ -208,6 +212,8 @@ def _read(index: Index, wanted: _Wanted, decoders: list[Decoder]) -> Clip:
     """Tries ``decoders`` in turn; raises the last one's NotDelivered."""
     positions = _positions(index, wanted)
     size = _size(index, len(positions), wanted)
+    if wanted.admit is not None:
+        wanted.admit(index.width * index.height)
     suspects = [position for position in index.suspects if positions[0] <= position <= positions[-1]]
     if suspects and not wanted.allow_damaged:
         for _ in AvDecoder().pictures(index, suspects):
@@ -264,7 +270,9 @@ def _refuse_damaged(index: Index, wanted: _Wanted, start: float | None, end: flo
     if not found or wanted.allow_damaged:
         return
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-    raise VideoError(f"{index.path}: is damaged: {found[0].what}{more}", kind="damaged", hint=_DAMAGED_HINT)
+    raise VideoError(
+        f"{index.path}: is damaged: {found[0].what}{more}", kind="damaged", hint=found[0].hint or _DAMAGED_HINT
+    )
 
 
 def _size(index: Index, count: int, wanted: _Wanted) -> tuple[int, int]:
@@ -309,6 +317,7 @@ def _decoded(
             raise AssertionError(f"{decoder.name} delivered frame {position} for {wanted[delivered]}")
         row = first_row[delivered]
         pictures[row : row + repeats[delivered]] = resized(picture, width, height)
+        del picture  # one of full size, which would stay while the next is made
         delivered += 1
     if asked.allow_damaged:
         whole[np.isin(positions, wanted[delivered:])] = False

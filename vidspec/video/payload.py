@@ -1,0 +1,98 @@
+"""Tells from a compressed picture's bytes that some were overwritten: what no encoder writes. Decodes nothing.
+
+Zeros and 0xFF are what failing storage leaves. H.264 and HEVC escape zeros, MPEG-4 has codes that never make as many.
+Entropy coding leaves no long runs of either elsewhere, with exceptions that are let pass here: padding behind a
+picture, filler units, MPEG-4's blocks that do not change (a set bit each), VP8's modes. tests/video/sound_kinds.py
+makes files in which such runs are longest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["CODECS", "Pictures", "without_stuffing"]
+
+CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9"}
+
+# What no H.264 or HEVC unit holds: these bytes are escaped wherever they would occur.
+_NEVER = re.compile(rb"\x00\x00(?:[\x00\x02]|\x03[^\x00-\x03])")
+# In sound files, 13 bytes of H.264 and HEVC and 7 of VP8 and VP9 are the longest run found.
+_RUN = 32
+_ONES, _ZEROS = b"\xff" * _RUN, bytes(_RUN)
+# Of a coded picture of MPEG-4 which refers to none: at most 15 zero bits come together, and no block is all ones.
+_INTRA_ONES = b"\xff" * 16
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """How the packets of one stream are to be looked at.
+
+    ``codec``: by FFmpeg's name, of CODECS. ``pixels``: of a picture. ``length_size``: bytes of the length before each
+    unit of H.264 or HEVC; 0 where start codes part them.
+    """
+
+    codec: str
+    pixels: int
+    length_size: int = 0
+
+    def broken(self, packet: bytes) -> bool:
+        """Whether ``packet`` cannot be what an encoder wrote."""
+        if self.codec in ("h264", "hevc"):
+            return self._units_broken(packet)
+        if self.codec == "mpeg4":
+            return any(self._vop_broken(unit) for unit in packet.split(b"\0\0\1")[1:] if unit[:1] == b"\xb6")
+        body = (packet[_modes_end(packet) :] if self.codec == "vp8" else packet).rstrip(b"\0")
+        return _ONES in body or _ZEROS in body
+
+    def _units_broken(self, packet: bytes) -> bool:
+        """Whether units do not fill the packet, or those of pictures hold what none may hold."""
+        for unit in _units(packet, self.length_size) if self.length_size else packet.split(b"\0\0\1")[1:]:
+            if not unit or unit[0] & 0x80:
+                return True
+            of_picture = unit[0] >> 1 < 32 if self.codec == "hevc" else unit[0] & 31 in (1, 5)
+            # Some writers pad a unit's end with zeros.
+            if of_picture and (_NEVER.search(unit.rstrip(b"\0")) or self._ones(unit) in unit):
+                return True
+        return False
+
+    def _ones(self, unit: bytes) -> bytes:
+        """More 0xFF than a unit of a picture holds: a block that stays as it is may be six set bits of H.264."""
+        still = self.codec == "h264" and unit[0] & 31 == 1
+        return b"\xff" * (_RUN + self.pixels * 6 // 2048) if still else _ONES
+
+    def _vop_broken(self, unit: bytes) -> bool:
+        body = unit.rstrip(b"\0").rstrip(b"\xff")
+        if b"\0\0\0\0" in body:
+            return True
+        if unit[1:2] < b"\x40":
+            return _INTRA_ONES in body
+        return b"\xff" * (self.pixels // 2048 + 8) in body  # a bit for each 16 x 16 that stays as it is
+
+
+def without_stuffing(packet: bytes, codec: str) -> bytes:
+    """``packet`` without what only keeps a stream's rate, which decoders told to fail on damage refuse; may be empty.
+
+    Zeros behind a picture of MPEG-1 or 2; packets of MPEG-4 that hold no picture.
+    """
+    if codec in ("mpeg1video", "mpeg2video") and packet.endswith(b"\0\0"):
+        return packet.rstrip(b"\0")
+    if codec == "mpeg4" and packet[:4] == b"\0\0\1\xc3" and b"\0\0\1\xb6" not in packet:
+        return b""
+    return packet
+
+
+def _modes_end(packet: bytes) -> int:
+    """Where in a packet of VP8 the modes of its blocks end and their coefficients begin."""
+    head = int.from_bytes(packet[:3], "little")
+    return (3 if head & 1 else 10) + (head >> 5)
+
+
+def _units(data: bytes, length_size: int) -> Iterator[bytes]:
+    """The units of a packet, each behind its length; an empty one where a length is none."""
+    at = 0
+    while at < len(data):
+        end = at + length_size + int.from_bytes(data[at : at + length_size], "big")
+        yield data[at + length_size : end] if end <= len(data) else b""
+        at = end

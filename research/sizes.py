@@ -1,69 +1,160 @@
-"""Language models of published sizes without a vision tower, made of nothing on any device: for times and counts."""
+"""What configs of published checkpoints and data sheets of devices say, and what follows: numbers only, no torch.
+
+Of a vision tower the matrices are counted; norms, biases and position embeddings, about a thousandth, are not.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-import torch
-
-from vidspec.bench.bandwidth import weight_bytes
-from vidspec.engine.decoder import Decoder, decoder_of
-from vidspec.engine.forward import Engine
-from vidspec.models.sizes import Size
-
-__all__ = ["Language", "engine_of", "language"]
+__all__ = ["DEVICES", "MODELS", "SIZES", "Device", "Model", "Size", "Tower"]
 
 
 @dataclass(frozen=True)
-class Language:
-    """What the engine asks of a model; its weights mean nothing.
+class Size:
+    """What a config says of a decoder of Qwen2's or Qwen2.5's."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    inner: int
+    vocabulary: int
+    tied: bool = False
+
+    @property
+    def width(self) -> int:
+        """Of a head."""
+        return self.hidden // self.heads
+
+    @property
+    def kv_per_token(self) -> int:
+        """Numbers in the KV cache for each token."""
+        return 2 * self.layers * self.kv_heads * self.width
+
+    @property
+    def blocks(self) -> int:
+        """Parameters without embedding and head, the last norm among them."""
+        entries = 2 * self.kv_heads * self.width
+        attention = self.hidden * (self.hidden + entries) + (self.hidden + entries) + self.hidden**2
+        return self.layers * (attention + 3 * self.hidden * self.inner + 2 * self.hidden) + self.hidden
+
+    @property
+    def head(self) -> int:
+        return self.vocabulary * self.hidden
+
+    @property
+    def read(self) -> int:
+        """Parameters that a decoding pass reads: all but the embedding, of which it reads a row."""
+        return self.blocks + self.head
+
+    @property
+    def parameters(self) -> int:
+        return self.read + (0 if self.tied else self.head)
+
+    def prefill_flops(self, tokens: float) -> float:
+        """Of reading a prompt: two per parameter and token, causal attention, the head for the last token."""
+        return 2 * (self.blocks * tokens + self.layers * self.hidden * tokens**2 + self.head)
+
+
+@dataclass(frozen=True)
+class Tower:
+    """A vision tower and the layers behind it, over one frame (of Qwen2.5-VL a pair of frames).
 
     Attributes:
-        weight_bytes: that one pass reads.
+        layers, hidden, inner: of its blocks.
+        matrices: of a block's feed-forward part.
+        inputs: numbers of a patch.
+        patches: of a frame.
+        window: patches that see each other where a block does not see the whole frame.
+        whole: blocks that do.
+        merged: patches that are joined ahead of the layers behind the tower.
+        middle, out: widths of these two layers.
     """
 
-    decoder: Decoder
-    device: torch.device
-    vocabulary: int
-    weight_bytes: int
+    layers: int
+    hidden: int
+    inner: int
+    matrices: int
+    inputs: int
+    patches: int
+    window: int
+    whole: int
+    merged: int
+    middle: int
+    out: int
+
+    @property
+    def blocks(self) -> int:
+        each = 4 * self.hidden**2 + self.matrices * self.hidden * self.inner
+        return self.layers * each + self.inputs * self.hidden
+
+    @property
+    def behind(self) -> int:
+        return self.merged * self.hidden * self.middle + self.middle * self.out
+
+    @property
+    def parameters(self) -> int:
+        return self.blocks + self.behind
+
+    @property
+    def flops(self) -> float:
+        """Of a frame: two per parameter and patch, and attention within windows and frames."""
+        seen = (self.layers - self.whole) * self.window + self.whole * self.patches
+        per_patch = 2 * self.blocks + 4 * seen * self.hidden + 2 * self.behind / self.merged
+        return self.patches * per_patch
 
 
-def language(
-    size: Size,
-    device: torch.device,
-    dtype: torch.dtype = torch.bfloat16,
-    kind: Literal["fused", "stock"] = "fused",
-) -> Language:
-    """A language model with M-RoPE and random weights; on the device ``meta`` it has none."""
-    from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
-    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
+@dataclass(frozen=True)
+class Model:
+    """A published checkpoint: its language model and its tower."""
 
-    half = size.width // 2
-    config = Qwen2_5_VLTextConfig(
-        hidden_size=size.hidden,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
-        intermediate_size=size.inner,
-        vocab_size=size.vocabulary,
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": 1e6,
-            "mrope_section": [half // 4, half * 3 // 8, half - half // 4 - half * 3 // 8],
-        },
-    )
-    with torch.device(device):
-        model = Qwen2_5_VLTextModel._from_config(config, dtype=dtype)
-        head = torch.nn.Linear(size.hidden, size.vocabulary, bias=False, dtype=dtype)
-        if size.tied:
-            head.weight = model.embed_tokens.weight
-    model.requires_grad_(False)
-    head.requires_grad_(False)
-    read = weight_bytes(model, head)
-    return Language(decoder_of(model, head, kind), torch.device(device), size.vocabulary, read)
+    language: Size
+    tower: Tower
+
+    @property
+    def parameters(self) -> int:
+        return self.language.parameters + self.tower.parameters
 
 
-def engine_of(model: Language) -> Engine:
-    """The engine of a model that has a language part only: its passes ask for nothing else."""
-    return Engine(model)  # type: ignore[arg-type]
+#: Qwen2.5, which Qwen2.5-VL's language models are too (there is no 0.5B of these), as their configs say.
+SIZES = {
+    "0.5B": Size(24, 896, 14, 2, 4864, 151936, tied=True),
+    "3B": Size(36, 2048, 16, 2, 11008, 151936, tied=True),
+    "7B": Size(28, 3584, 28, 4, 18944, 152064),
+    "32B": Size(64, 5120, 40, 8, 27648, 152064),
+    "72B": Size(80, 8192, 64, 8, 29568, 152064),
+}
+
+
+def _siglip(out: int) -> Tower:
+    """SigLIP-SO400M as LLaVA-OneVision keeps it; its 27 x 27 patches of a frame are pooled to 14 x 14 behind it."""
+    return Tower(26, 1152, 4304, 2, 3 * 14**2, 27**2, 27**2, 26, 1, out, out)
+
+
+def _qwen(inner: int, out: int) -> Tower:
+    """Qwen2.5-VL's, over frames that give 14 x 14 visual tokens."""
+    return Tower(32, 1280, inner, 3, 2 * 3 * 14**2, 28**2, 8**2, 4, 4, 4 * 1280, out)
+
+
+#: By hub id.
+MODELS = {
+    "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": Model(Size(24, 896, 14, 2, 4864, 152000, tied=True), _siglip(896)),
+    "llava-hf/llava-onevision-qwen2-7b-ov-hf": Model(Size(28, 3584, 28, 4, 18944, 152128), _siglip(3584)),
+    "Qwen/Qwen2.5-VL-3B-Instruct": Model(SIZES["3B"], _qwen(3420, 2048)),
+    "Qwen/Qwen2.5-VL-7B-Instruct": Model(SIZES["7B"], _qwen(3420, 3584)),
+    "Qwen/Qwen2.5-VL-32B-Instruct": Model(SIZES["32B"], _qwen(3456, 5120)),
+}
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a data sheet says: bytes a second, dense bfloat16 operations a second, bytes."""
+
+    name: str
+    bandwidth: float
+    flops: float
+    memory: float
+
+
+DEVICES = {"h100": Device("H100", 3.35e12, 989e12, 80e9), "h200": Device("H200", 4.8e12, 989e12, 141e9)}

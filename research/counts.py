@@ -1,6 +1,6 @@
 """What one decoding pass of published sizes launches, reads back, allocates and reads, counted without weights.
 
-``python -m vidspec.papers.counts`` prints it for the stock modules and for the fused decoder as a GPU replays it. The
+``python -m research.counts`` prints it for the stock modules and for the fused decoder as a GPU replays it. The
 models are on the meta device: every operation is seen with its shapes, nothing is computed. An operation counts as one
 kernel, attention of the engine as its two, and a product that is added to a matrix as two: CUDA copies the matrix
 first. What torch splits up further is not seen, so the counts are lower bounds. Who decodes token by token waits for
@@ -18,11 +18,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vidspec.bench.sizes import engine_of, language
+from research.random_decoder import engine_of, language
+from research.sizes import DEVICES, SIZES, Size
 from vidspec.engine.fused import FusedDecoder
 from vidspec.engine.graphs import Graphs
 from vidspec.engine.rows import Rows
-from vidspec.models.sizes import DEVICES, SIZES, Size
 from vidspec.telling import markdown
 
 __all__ = ["Counts", "counted", "table"]

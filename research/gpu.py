@@ -1,13 +1,12 @@
 """What a GPU is worth: passes of published sizes against its memory bandwidth, and the built-in pairs.
 
-``python -m vidspec.bench.gpu`` (``make gpu``) measures on the first NVIDIA GPU and writes ``gpu.json`` and ``gpu.md``.
+``python -m research.gpu`` (``make gpu``) measures on the first NVIDIA GPU and writes ``gpu.json`` and ``gpu.md``.
 The weights of the sizes are random and the video's keys and values noise: times do not depend on them. A size for
 which the memory does not suffice is left out and named.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,23 +14,26 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+import typer
 
+from research.commands import run
+from research.random_decoder import Language, engine_of, language
+from research.sizes import SIZES, Size
+from research.ties import EPSILON, gap
 from vidspec.bench.bandwidth import copy_bandwidth
 from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.passes import timed_pass
-from vidspec.bench.sizes import Language, engine_of, language
-from vidspec.bench.ties import EPSILON, gap
 from vidspec.bench.turns import repeated
+from vidspec.cli.printed import say
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.engine.fused import FusedDecoder
 from vidspec.engine.graphs import Graphs
 from vidspec.engine.slab import KVSpan
 from vidspec.models import loading
-from vidspec.models.sizes import SIZES, Size
 from vidspec.telling.compare import decode_rate
 from vidspec.telling.markdown import table
 
@@ -70,7 +72,7 @@ class Pair:
 
     Attributes:
         identical: clips with the same tokens.
-        ties: others that part from it at a near-tie, see ``vidspec.bench.ties``.
+        ties: others that part from it at a near-tie, see ``research.ties``.
         clips: all of them.
         tokens_per_s: decode rate, the median of the clips.
     """
@@ -208,34 +210,32 @@ def _markdown(found: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print and record; 1 if a pair is not lossless."""
-    asked = argparse.ArgumentParser(prog="python -m vidspec.bench.gpu", description=__doc__)
-    asked.add_argument("--sizes", default="0.5B,3B,7B,32B", help=f"of {', '.join(SIZES)}")
-    asked.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder for gpu.json and gpu.md")
-    asked.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
-    given = asked.parse_args(arguments)
-    if given.device == "cuda" and not torch.cuda.is_available():
+def command(
+    sizes: Annotated[str, typer.Option("--sizes", help=f"Of {', '.join(SIZES)}.")] = "0.5B,3B,7B,32B",
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="For gpu.json and gpu.md.")] = Path("runs/gpu"),
+    device: Annotated[str, typer.Option("--device", hidden=True)] = "cuda",
+) -> int:
+    """Measure passes of published sizes and the built-in pairs on a GPU; 1 if a pair is not lossless."""
+    if device == "cuda" and not torch.cuda.is_available():
         print("no NVIDIA GPU here: nothing was run")
         return 0
-    device = loading.placement(given.device).device
-    bandwidth = copy_bandwidth(device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    place = loading.placement(device).device
+    bandwidth = copy_bandwidth(place)
     found: dict[str, Any] = {
-        "device": name,
+        "device": torch.cuda.get_device_name(place) if place.type == "cuda" else str(place),
         "torch": torch.__version__,
         "bandwidth": bandwidth,
         "sizes": [],
         "left_out": [],
         "pairs": [],
     }
-    given.out.mkdir(parents=True, exist_ok=True)
-    for row in _measured(given.sizes.split(","), device, bandwidth, found["left_out"]):
+    out.mkdir(parents=True, exist_ok=True)
+    for row in _measured(sizes.split(","), place, bandwidth, found["left_out"]):
         found["pairs" if isinstance(row, Pair) else "sizes"].append(asdict(row))
-        print(row, file=sys.stderr, flush=True)
-        (given.out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        say(str(row))
+        (out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     text = _markdown(found)
-    (given.out / "gpu.md").write_text(text, encoding="utf-8")
+    (out / "gpu.md").write_text(text, encoding="utf-8")
     print(text)
     return 0 if all(Pair(**row).holds for row in found["pairs"]) else 1
 
@@ -251,6 +251,11 @@ def _measured(
         else:
             left_out.append(name)
     yield from pairs(str(device))
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    return run(command, "gpu", args)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,30 @@
-"""Pictures of a bench as SVG, drawn by matplotlib: speed-up bars, M against alpha, a histogram of accepted lengths."""
+"""Pictures of a bench as SVG, drawn by matplotlib: speed-up bars, M against alpha, a histogram of accepted lengths.
+
+``python -m research.plots RESULTS.json --out DIR`` draws those of a finished bench.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from research.commands import run
 from vidspec.bench.interleaved import Row
+from vidspec.bench.results import read_results, restored
+from vidspec.cli.printed import say
 from vidspec.errors import OutputError, UsageError
 from vidspec.telling.record import Caption
 
-__all__ = ["check", "draw"]
+__all__ = ["check", "draw", "main"]
 
 
-def check(asked: str = "--plots") -> None:
+def check(asked: str = "pictures") -> None:
     """Say early that nothing can be drawn, naming what asked for it.
 
     Raises:
@@ -108,3 +117,28 @@ def _lengths(by_clip: Mapping[str, Sequence[Caption]]) -> Counter[int]:
         if run.counters.get("drafted")
         for length in run.counters["accepted_lengths"]
     )
+
+
+def command(
+    results: Annotated[Path, typer.Argument(metavar="RESULTS.json", help="What `vidspec bench --json` wrote.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the pictures.")],
+) -> int:
+    """Draw a finished bench: speed-ups, tokens per target pass against pruning, accepted lengths."""
+    content = read_results(results)
+    if "rows" not in content:
+        raise UsageError(f"{results}: that bench has not finished", hint="the command that began it continues it")
+    records: dict[str, dict[str, list[Caption]]] = {}
+    for one in content["records"]:
+        records.setdefault(one["contender"], {}).setdefault(one["path"], []).append(restored(one))
+    for file in draw([Row(**row) for row in content["rows"]], records, out):
+        say(f"drew {file}")
+    return 0
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    return run(command, "plots", args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

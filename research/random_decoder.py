@@ -7,10 +7,10 @@ from typing import Literal
 
 import torch
 
+from research.sizes import Size
 from vidspec.bench.bandwidth import weight_bytes
 from vidspec.engine.decoder import Decoder, decoder_of
 from vidspec.engine.forward import Engine
-from vidspec.models.sizes import Size
 
 __all__ = ["Language", "engine_of", "language"]
 

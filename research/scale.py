@@ -1,38 +1,46 @@
 """How times and memory grow with the video: prefill, T_p, T_q(alpha), KV, and the speed-up the model gives for them.
 
+``python -m research.scale`` measures it.
+
 SpecVLM Fig. 2a and 6, ParallelVLM Fig. 3. Prompts are random embeddings of the right number of tokens: a pass costs
 the same whatever they hold. The vision tower is not part of it.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 
+from research.commands import run
+from research.random_init import random_model
 from vidspec.bench import bandwidth
 from vidspec.bench.interleaved import machine
 from vidspec.bench.loaded import Source
 from vidspec.bench.memory import Peak
 from vidspec.bench.passes import ALPHAS, MOST_ROWS, Passes, measure_passes, prefilled_at
 from vidspec.bench.turns import repeated, timed
+from vidspec.cli.bench import Device, Draft, Dtype, Form, Pair, PairName, Target, Threads, counts
+from vidspec.cli.printed import print_facts, print_json, say
 from vidspec.engine.device import free_memory, synchroniser
 from vidspec.engine.forward import Engine
 from vidspec.engine.slab import KVSpan
+from vidspec.errors import UsageError
 from vidspec.models import loading
 from vidspec.models.base import Prefix, VideoLanguageModel, VisualTokens
-from vidspec.models.random_init import random_model
 from vidspec.pace import speed
 from vidspec.pace.gamma import settled
 from vidspec.pace.passes import pass_times
 from vidspec.telling.markdown import table
 from vidspec.video import Clip, SourceFacts
 
-__all__ = ["ROWS", "Forecast", "Point", "markdown", "measure_scale", "scale", "synthetic"]
+__all__ = ["ROWS", "Forecast", "Point", "main", "markdown", "measure_scale", "scale", "synthetic"]
 
 #: Rows of the target passes that are timed; between them T_p is taken for a line.
 ROWS = (1, 2, 4, 8, 16, MOST_ROWS)
@@ -282,3 +290,70 @@ def markdown(points: Sequence[Point], beta: float, new_tokens: int) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1000:.2f}"
+
+
+def command(
+    frames: Annotated[
+        str, typer.Option("--frames", help="Numbers of frames, increasing; it ends where memory does.")
+    ] = "8,16,32,64,128",
+    tokens_per_frame: Annotated[
+        int | None,
+        typer.Option("--tokens-per-frame", min=1, help="[default: what the target sees; 196 with --random-init]"),
+    ] = None,
+    pair: Pair = PairName.embedded,
+    target: Target = None,
+    draft: Draft = None,
+    random_init: Annotated[
+        str | None,
+        typer.Option("--random-init", metavar="CONFIG", help="Target of this config.json with random weights."),
+    ] = None,
+    random_init_draft: Annotated[
+        str | None, typer.Option("--random-init-draft", metavar="CONFIG", help="Draft; the target itself if left out.")
+    ] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    threads: Threads = None,
+    beta: Annotated[float, typer.Option("--beta", help="Acceptance of the speed-ups' forecast.")] = 0.8,
+    tokens: Annotated[int, typer.Option("--tokens", min=2, help="Length of the text end to end.")] = 128,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Of every measurement; medians.")] = 3,
+    form: Annotated[Form, typer.Option("--format", help="json: one object with points.")] = Form.markdown,
+) -> int:
+    """Measure how prefill, passes and memory grow with the number of frames, and forecast the speed-up.
+
+    Times do not depend on weights: --random-init makes a target from its config alone.
+    """
+    numbers = counts(frames, "--frames", "8,16,32")
+    if not 0 <= beta < 1:
+        raise UsageError(f"--beta must lie between 0 and 1, not {beta:g}")
+    if random_init is not None and (target or draft):
+        raise UsageError("--random-init excludes --target and --draft", hint="--random-init-draft names the draft")
+    if random_init_draft is not None and random_init is None:
+        raise UsageError("--random-init-draft needs --random-init")
+    made = (random_init, random_init_draft) if random_init is not None else None
+    facts, points = measure_scale(
+        Source(pair.value, target, draft, device, dtype),
+        numbers,
+        made=made,
+        tokens_per_frame=tokens_per_frame,
+        beta=beta,
+        new_tokens=tokens,
+        repeats=repeats,
+        threads=threads,
+        say=say,
+    )
+    if form is Form.json:
+        content = [one.to_dict() for one in points]
+        print_json({"machine": facts, "beta": beta, "tokens": tokens, "points": content})
+    else:
+        print(markdown(points, beta, tokens))
+        print_facts(facts)
+    return 0
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    return run(command, "scale", args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,25 +1,28 @@
-"""``vidspec simulate``: replays a paper's table, answers a what-if with formula, simulation and a timeline, or predicts
-tokens/s and clips/s of many clips at once on a device."""
+"""``python -m research.simulate``: replays a paper's table, answers a what-if with formula, simulation and a timeline,
+or predicts tokens/s and clips/s of many clips at once on a device."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from research.commands import run
 from vidspec.cli.printed import Form, print_csv, print_json
 from vidspec.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vidspec.papers.load import Assumed
-    from vidspec.papers.predict import Times
-    from vidspec.papers.tables import Replay
-    from vidspec.papers.whatif import Estimate
+    from research.replay.load import Assumed
+    from research.replay.predict import Times
+    from research.replay.tables import Replay
+    from research.replay.whatif import Estimate
 
-__all__ = ["simulate"]
+__all__ = ["main"]
 
 TABLE_COLUMNS = ("method", "models", "benchmark", "predicted", "claimed", "deviation", "formula", "assumed")
 WHATIF_COLUMNS = ("method", "gamma", "predicted", "formula", "end_to_end", "tokens_per_pass")
@@ -45,7 +48,7 @@ BESIDE_BATCH = {"--batch", "--beta", "--gamma", "--tokens", "--format"}
 MOST_CLIPS, MOST_VISUAL = 4096, 1_000_000
 
 
-def simulate(
+def command(
     context: typer.Context,
     table: Annotated[
         str | None, typer.Option("--table", help="A paper's table, such as parallelvlm-1, replayed beside its claims.")
@@ -92,18 +95,18 @@ def simulate(
 ) -> None:
     """Predict speed-ups without running a model: a paper's table, your own forward times, or many clips at once.
 
-    vidspec simulate --table parallelvlm-1
+    python -m research.simulate --table parallelvlm-1
 
-    vidspec simulate --tp 420 --tq 47 --beta 0.87 --gamma auto
+    python -m research.simulate --tp 420 --tq 47 --beta 0.87 --gamma auto
 
-    vidspec simulate --batch 1,8,32 --device h100 --pair 7b+3b
+    python -m research.simulate --batch 1,8,32 --device h100 --pair 7b+3b
     """
     sources = {one.opts[0]: context.get_parameter_source(one.name or "") for one in context.command.params}
     said = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if batch is not None:
         if extra := [name for name in said if name not in OF_BATCH | BESIDE_BATCH]:
             raise UsageError(f"--batch brings its own times; leave out {', '.join(extra)}")
-        from vidspec.papers.load import Assumed
+        from research.replay.load import Assumed
 
         assumed = Assumed(
             beta=0.8 if beta is None else _probability(beta),
@@ -122,16 +125,16 @@ def simulate(
     if table is not None:
         if extra := [name for name, value in given.items() if value is not None]:
             raise UsageError(f"--table brings its own figures; leave out {', '.join(extra)}")
-        from vidspec.papers.tables import replay
+        from research.replay.tables import replay
 
         _print_replay(replay(table), form)
         return
     if missing := [name for name, value in given.items() if value is None]:
         raise UsageError(f"missing {', '.join(missing)}", hint="or --table with a paper's table, or --batch")
     assert tp is not None and tq is not None and beta is not None
+    from research.replay.predict import Prefill, Times
+    from research.replay.whatif import what_if
     from vidspec.pace.passes import pass_times
-    from vidspec.papers.predict import Prefill, Times
-    from vidspec.papers.whatif import what_if
 
     _positive("--tq", tq)
     for name, value in (
@@ -164,7 +167,7 @@ def _positive(name: str, value: float, *, zero: bool = False) -> None:
 
 
 def _window(gamma: str) -> int | None:
-    from vidspec.papers.whatif import HIGHEST_GAMMA
+    from research.replay.whatif import HIGHEST_GAMMA
 
     if gamma == "auto":
         return None
@@ -209,7 +212,7 @@ def _share(name: str, value: float) -> float:
 
 
 def _many_clips(batch: str, device: str, pair: str, visual: str, assumed: Assumed, form: Form) -> None:
-    from vidspec.papers.load import DEVICES, PAIRS, WEIGHTS, notes, throughput
+    from research.replay.load import DEVICES, PAIRS, WEIGHTS, notes, throughput
 
     devices = [DEVICES[name] for name in _chosen("--device", device, DEVICES)]
     _chosen("--weights", assumed.weights, WEIGHTS, most=1)
@@ -274,8 +277,8 @@ def _print_timelines(estimates: list[Estimate]) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from research.replay.timeline import timeline
     from vidspec.live.lanes import Glyphs
-    from vidspec.papers.timeline import timeline
 
     console = Console(highlight=False)
     glyphs = Glyphs() if console.encoding.lower().startswith("utf") else Glyphs.ascii()
@@ -333,3 +336,12 @@ def _print_table(
         console.print(drawn)
     for note in notes:
         console.print(Text(f"- {note}", style="dim"), soft_wrap=not console.is_terminal)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    return run(command, "simulate", args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

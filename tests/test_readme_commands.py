@@ -49,12 +49,12 @@ ELSEWHERE = {
     r".*\binner\.yaml": "wants the files above it: tests/test_readme_example.py",
     r"vidspec caption broken.ts": "a damaged file: tests/video/test_damage.py",
     r"vidspec bench --profiles all": "an hour: tests/bench/test_measure.py",
-    r"vidspec bench --suite": "hours: tests/papers/test_suites.py",
-    r"vidspec bench pareto": "hours: tests/papers/test_pareto_run.py",
+    r"python -m research.suites": "hours: tests/papers/test_suites.py",
+    r"python -m research.pareto": "hours: tests/papers/test_pareto_run.py",
     r"make peers|vidspec bench .*--peer vllm": "gigabytes from a registry: tests/bench/test_outside.py",
     r"vidspec bench compare": "results of two benches: tests/cli/test_bench.py",
     r"vidspec bench throughput": "processes with models of their own: tests/bench/test_throughput.py",
-    r"vidspec bench scale": "a model of gigabytes: tests/bench/test_scale.py",
+    r"python -m research.scale": "a model of gigabytes: tests/bench/test_scale.py",
 }
 #: Makes a command cheaper than it stands there.
 MORE = {"sample": ("--count", "1"), "profile": ("--profiles", "ar,specvlm", "--repeats", "1", "--no-passes")}

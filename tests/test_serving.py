@@ -6,8 +6,8 @@ import time
 import pytest
 from decoding import checkpoints
 
+from research.world.samples import draw
 from vidspec.captioner import Captioner
-from vidspec.embedded.samples import draw
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import GenerationError
 from vidspec.models.request import Request

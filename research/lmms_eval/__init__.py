@@ -1,7 +1,6 @@
 """``--model vidspec`` of LMMs-Eval, from version 0.6 on; importing it loads neither torch nor the harness.
 
-The harness asks every installed package for models, whichever it is going to run (entry points ``lmms_eval.models``),
-so what it finds here is :func:`manifest` alone.
+``python -m research.lmms_eval`` is the harness's own command line with this model added to its registry.
 
 arguments   the strings of command lines and tasks, as keys of a profile
 visuals     what a task shows, as something a captioner takes
@@ -17,9 +16,9 @@ __all__ = ["manifest"]
 
 
 def manifest() -> Any:
-    """Where the harness finds the model: an ``lmms_eval.models.registry_v2.ModelManifest``."""
+    """What the harness's registry holds of the model: an ``lmms_eval.models.registry_v2.ModelManifest``."""
     from lmms_eval.models.registry_v2 import (  # type: ignore[import-not-found, import-untyped, unused-ignore]
         ModelManifest,
     )
 
-    return ModelManifest(model_id="vidspec", simple_class_path="vidspec.integrations.lmms_eval.model.Vidspec")
+    return ModelManifest(model_id="vidspec", simple_class_path="research.lmms_eval.model.Vidspec")

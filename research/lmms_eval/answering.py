@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from research.lmms_eval.arguments import wanted
+from research.lmms_eval.visuals import shown
 from vidspec.captioner import Asked, Captioner
-from vidspec.integrations.lmms_eval.arguments import wanted
-from vidspec.integrations.lmms_eval.visuals import shown
 from vidspec.profile import profiles
 from vidspec.telling.record import Caption
 

@@ -15,10 +15,10 @@ from lmms_eval.models.model_utils.gen_metrics import (  # type: ignore[import-no
 from loguru import logger  # type: ignore[import-not-found, unused-ignore]
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
+from research.lmms_eval.answering import Answering, Totals
+from research.lmms_eval.arguments import overrides_of
 from vidspec.captioner import Captioner
 from vidspec.errors import GenerationError, UsageError, VideoError, VidspecError
-from vidspec.integrations.lmms_eval.answering import Answering, Totals
-from vidspec.integrations.lmms_eval.arguments import overrides_of
 from vidspec.telling.record import Caption
 
 __all__ = ["Vidspec"]

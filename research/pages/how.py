@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/how-it-works.md and docs/reports.md from real runs: ``python docs/draw_how.py [OUT]``.
+"""Draws the pictures of docs/how-it-works.md and docs/reports.md from real runs: ``python -m research.pages.how [OUT]``.
 
 Needs Chromium. Two clips are captioned by the built-in Qwen pair, a drawn one, which it can describe, and real video,
 which it cannot. Heatmaps are what ``caption --heatmap`` writes, the other pictures parts of the page that ``caption
@@ -15,8 +15,9 @@ from pathlib import Path
 
 from PIL import Image, ImageChops
 
-DOCS = Path(__file__).resolve().parent
-DRAWN = DOCS.parent / "vidspec" / "embedded" / "clips" / "three-objects.mp4"
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+DRAWN = ROOT / "vidspec" / "embedded" / "clips" / "three-objects.mp4"
 REAL = DOCS / "clips" / "grand-prix-1906.ogv"
 #: Leaves one part of a page: a heading and what follows it.
 ALONE = """<script>addEventListener("load", () => {
@@ -31,10 +32,10 @@ ALONE = """<script>addEventListener("load", () => {
 def captioned(clip: Path, folder: Path, heatmap: Path) -> Path:
     """The page about a clip."""
     page = folder / f"{clip.stem}.html"
-    command = [sys.executable, "-m", "vidspec", "caption", clip.relative_to(DOCS.parent), "--pair", "embedded-qwen"]
+    command = [sys.executable, "-m", "vidspec", "caption", clip.relative_to(ROOT), "--pair", "embedded-qwen"]
     command += ["--frames", "16", "--profile", "sd-attention-chain", "--baseline"]
     command += ["--heatmap", heatmap, "--report", page]
-    subprocess.run(list(map(str, command)), check=True, cwd=DOCS.parent)
+    subprocess.run(list(map(str, command)), check=True, cwd=ROOT)
     return page
 
 

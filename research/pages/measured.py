@@ -1,4 +1,4 @@
-"""Writes the measured tables: ``python docs/draw_measured.py LLAVA.json QWEN.json [AUTO.json ...]``.
+"""Writes the measured tables: ``python -m research.pages.measured LLAVA.json QWEN.json [AUTO.json ...]``.
 
 The tables go to ``docs/measured.md``. Each AUTO.json holds ``auto`` beside other profiles on many clips; their totals
 get a section of their own. What people wrote of them, and what ``measure_engine.py`` and ``measure_throughput.py``
@@ -15,18 +15,18 @@ from typing import Any
 
 from vidspec.bench.places import places
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAIRS = ("embedded", "embedded-qwen")
 ABOUT = """\
 Every lossless profile and `transformers`' own `generate`, measured by `vidspec bench --profiles all --pair PAIR
---repeats 2 --json FILE` and written here by `python docs/draw_measured.py`. After a warm-up of each, all took turns
+--repeats 2 --json FILE` and written here by `python -m research.pages.measured`. After a warm-up of each, all took turns
 on every one of the four sample clips, twice; speed-ups are medians over clips of ratios to `ar` on the same clip,
 with the least and the greatest. Those that take turns have both cores; of the parallel ones each worker has one.
 *Speed model* is what the formulas of `vidspec/pace/speed.py` give for the same run's forward times and accepted
 lengths: for the parallel profiles the renewal formula."""
 
 AUTO = """\
-`vidspec sample --out clips --count 50 --seed 20000000`, then `vidspec bench clips/*.mp4 --profiles LIST --repeats 1
+`python -m research.draw --out clips --count 50 --seed 20000000`, then `vidspec bench clips/*.mp4 --profiles LIST --repeats 1
 --no-peers --json FILE`: all in turn on each of 50 clips. `auto` begins knowing nothing, so what it measures on the
 first clip and what it tries on the next ones is in its time."""
 

@@ -1,4 +1,4 @@
-"""Draws the README's terminal pictures from real runs: ``python docs/draw_panel.py CLIP|FOLDER OUT.svg``.
+"""Draws the README's terminal pictures from real runs: ``python -m research.pages.panel CLIP|FOLDER OUT.svg``.
 
 The panel is the one ``vidspec caption`` shows on a terminal: of a clip in the moment its caption is complete, of a
 folder in the first moment after half of its clips in which as many as ever are in flight and all of them are decoding.

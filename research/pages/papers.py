@@ -1,6 +1,6 @@
-"""Writes the page of replayed tables: ``python docs/draw_papers.py docs/papers.md``; ``-`` prints it.
+"""Writes the page of replayed tables: ``python -m research.pages.papers docs/papers.md``; ``-`` prints it.
 
-Every figure is what ``vidspec simulate --table NAME`` computes; no model is run.
+Every figure is what ``python -m research.simulate --table NAME`` computes; no model is run.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from statistics import mean
 
-from vidspec.cli.app import run
-from vidspec.papers.tables import Prediction, Replay, names, replay
+from research.replay.tables import Prediction, Replay, names, replay
+from research.simulate import main as simulate
 
 #: A table with more rows than this is summarised by method.
 LONGEST = 60
@@ -63,15 +63,15 @@ def _overview(one: Replay) -> str:
 
 
 def _section(one: Replay) -> str:
-    arguments = ["simulate", "--table", one.name]
+    arguments = ["--table", one.name]
     printed = io.StringIO()
     with redirect_stdout(printed):
-        run([*arguments, "--format", "markdown"])
+        simulate([*arguments, "--format", "markdown"])
     lines = printed.getvalue().splitlines()
     if len(one.rows) > LONGEST:
         table = [at for at, line in enumerate(lines) if line.startswith("|")]
         lines[table[0] : table[-1] + 1] = _summary(one.rows)
-    return "\n".join(["", f"## {one.name}", "", f"`vidspec {' '.join(arguments)}`", "", *lines])
+    return "\n".join(["", f"## {one.name}", "", f"`python -m research.simulate {' '.join(arguments)}`", "", *lines])
 
 
 def _summary(rows: tuple[Prediction, ...]) -> list[str]:

@@ -1,6 +1,6 @@
-"""Writes quality against speed: ``python docs/draw_pareto.py LLAVA.json QWEN.json LLAVA-BENCH.json QWEN-BENCH.json``.
+"""Writes quality against speed: ``python -m research.pages.pareto LLAVA.json QWEN.json LLAVA-BENCH.json QWEN-BENCH.json``.
 
-The first two files are of ``vidspec bench pareto --json``, the others of ``vidspec bench``, see ``CONTROL``. The full
+The first two files are of ``python -m research.pareto --json``, the others of ``vidspec bench``, see ``CONTROL``. The full
 tables and pictures go to ``docs/pareto.md`` and ``docs/pareto-PAIR.svg``; what people wrote about them stays.
 """
 
@@ -10,14 +10,13 @@ import json
 import sys
 from pathlib import Path
 
-from draw_measured import PAIRS, ROOT, full, write
-
-from vidspec.papers.pareto import markdown, outcome
-from vidspec.papers.pareto_plot import draw
+from research.pages.measured import PAIRS, ROOT, full, write
+from research.pareto.outcome import markdown, outcome
+from research.pareto.plot import draw
 
 ABOUT = """\
-Every method that may change the text, with lossless ones beside it, measured by `vidspec bench pareto --pair PAIR
---clips-dir DIR --json FILE` and written here by `python docs/draw_pareto.py`. The clips are 200 that the models
+Every method that may change the text, with lossless ones beside it, measured by `python -m research.pareto --pair PAIR
+--clips-dir DIR --json FILE` and written here by `python -m research.pages.pareto`. The clips are 200 that the models
 have not seen, drawn with exact ground truth; the first of them were timed in one interleaved run with nothing else
 on the machine, the others serve quality alone."""
 CONTROL = """\

@@ -1,18 +1,21 @@
-"""``vidspec bench pareto``: its options; measuring, summing up and drawing are in ``vidspec.bench``."""
+"""``python -m research.pareto``: its options; measuring, summing up and drawing are in the files beside this."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from research.commands import run
 from vidspec.cli.bench import Device, Draft, Dtype, Form, Pair, PairName, Target, Threads
 from vidspec.cli.printed import print_facts, print_json, say
 from vidspec.errors import OutputError, UsageError
 
-__all__ = ["pareto"]
+__all__ = ["main"]
 
 SUITE = "pareto"
 
@@ -24,7 +27,7 @@ class Part(str, Enum):
     quality = "quality"
 
 
-def pareto(
+def command(
     clips: Annotated[
         list[Path] | None,
         typer.Argument(metavar="CLIP...", help="Video files; drawn clips with known truth if none are named."),
@@ -33,7 +36,7 @@ def pareto(
         str | None,
         typer.Option(
             "--profiles",
-            help="As of `bench run`; the first is the baseline; draft: the draft model alone.",
+            help="As of `vidspec bench`; the first is the baseline; draft: the draft model alone.",
             show_default="the suite pareto",
         ),
     ] = None,
@@ -79,15 +82,15 @@ def pareto(
     if given is not None and (clips or json or only):
         raise UsageError("--from runs nothing", hint="leave out CLIP..., --json and --only")
     files = [_picture(file, kind) for file, kind in ((svg, "svg"), (png, "png")) if file is not None]
-    from vidspec.papers import pareto_plot
-    from vidspec.papers.pareto import markdown, outcome
+    from research.pareto import plot
+    from research.pareto.outcome import markdown, outcome
 
     if given is not None:
         results = read_results(given)
     else:
+        from research.pareto.run import Pareto, measure
+        from research.suites.rows import suite
         from vidspec.bench.loaded import Source, names_of
-        from vidspec.papers.pareto_run import Pareto, measure
-        from vidspec.papers.suites import suite
 
         results = measure(
             Pareto(
@@ -107,7 +110,7 @@ def pareto(
         )
     found = outcome(results)
     if files:
-        pareto_plot.draw(found, files)
+        plot.draw(found, files)
         for file in files:
             say(f"drew {file}")
     if form is Form.json:
@@ -120,7 +123,7 @@ def pareto(
 
 def _picture(file: Path, kind: str) -> Path:
     """A file that can be drawn into, said before anything runs."""
-    from vidspec.papers import plots
+    from research import plots
 
     plots.check(f"--{kind}")
     if file.suffix != f".{kind}":
@@ -128,3 +131,12 @@ def _picture(file: Path, kind: str) -> Path:
     if not file.resolve().parent.is_dir():
         raise OutputError(f"--{kind} {file}: there is no such folder")
     return file
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    return run(command, "pareto", args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from research.pareto.quality import DRAWS, LEVEL, Estimate, Quality, median, quality
+from research.world.scoring import Statement
 from vidspec.bench.compare import FEWEST
 from vidspec.bench.interleaved import speed_ups
 from vidspec.bench.results import accepted_shares, restored
-from vidspec.embedded.scoring import Statement
 from vidspec.errors import OutputError
-from vidspec.papers.quality import DRAWS, LEVEL, Estimate, Quality, median, quality
 from vidspec.profile.labels import DRAFT
 from vidspec.telling.markdown import bullets, cell, heading, spread, table
 from vidspec.telling.record import Caption
@@ -119,7 +119,7 @@ def outcome(results: Mapping[str, Any]) -> Outcome:
         if not one.get(QUALITY_ONLY):
             timed[name].setdefault(clip, []).append(caption)
     if not names or not captions[names[0]]:
-        raise OutputError("the results hold no record of the baseline", hint="`vidspec bench pareto --json` makes them")
+        raise OutputError("the results hold no record of the baseline", hint="research.pareto --json makes them")
     accepted = accepted_shares(results["records"])
     speeds = _speeds({name: by_clip for name, by_clip in timed.items() if by_clip}, names[0])
     found = {name: quality(captions[name], captions[names[0]], truth) for name in names}

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from research.pareto.outcome import ALONE, KINDS, Method, Outcome
+from research.pareto.quality import LEVEL, Estimate
 from vidspec.errors import OutputError, UsageError
-from vidspec.papers.pareto import ALONE, KINDS, Method, Outcome
-from vidspec.papers.quality import LEVEL, Estimate
 
 __all__ = ["draw"]
 

@@ -13,9 +13,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from research.pareto.likeness import edit_distance, rouge_l
+from research.world.scoring import Statement, score
 from vidspec.bench.compare import DRAWS, SEED, redrawn
-from vidspec.embedded.scoring import Statement, score
-from vidspec.papers.likeness import edit_distance, rouge_l
 from vidspec.telling.record import Caption
 
 __all__ = ["DRAWS", "LEVEL", "Estimate", "Quality", "mean", "median", "quality"]

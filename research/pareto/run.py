@@ -1,4 +1,4 @@
-"""Measures what ``vidspec bench pareto`` shows: times on a few clips, quality on all; every record goes to a file."""
+"""Measures what ``research.pareto`` shows: times on a few clips, quality on all; every record goes to a file."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from research.pareto.outcome import ALSO, DRAWN, QUALITY_ONLY
+from research.world.samples import HELD_OUT_SEED, TRUTH, draw, read_truth
+from research.world.scoring import Statement
 from vidspec._version import __version__
 from vidspec.bench.interleaved import by_other_draws, machine, run
 from vidspec.bench.judging import judge
@@ -19,10 +22,7 @@ from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.measure import fingerprint
 from vidspec.bench.results import Key, Results, read_results, restored
 from vidspec.captioner import Captioner
-from vidspec.embedded.samples import HELD_OUT_SEED, TRUTH, draw, read_truth
-from vidspec.embedded.scoring import Statement
 from vidspec.errors import UsageError
-from vidspec.papers.pareto import ALSO, DRAWN, QUALITY_ONLY
 from vidspec.profile import profiles
 from vidspec.profile.labels import DRAFT
 from vidspec.telling.record import Caption

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from research.replay.predict import Times
+from research.replay.whatif import best_chain, chain_speedup
+from research.sizes import DEVICES, MODELS, Device, Model
 from vidspec.models.known_pairs import PROMPT
-from vidspec.models.sizes import DEVICES, MODELS, Device, Model
 from vidspec.pace import speed
-from vidspec.papers.predict import Times
-from vidspec.papers.whatif import best_chain, chain_speedup
 
 __all__ = [
     "DEVICES",

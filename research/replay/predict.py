@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from research.replay.simulated import SimulatedWorkers, simulate
+from research.replay.virtual import Costs, Run, Text, simulate_sequential
 from vidspec.decoding.parallel import Scheduler, Settings
 from vidspec.pace import speed
 from vidspec.pace.base import WindowSize
-from vidspec.papers.simulated import SimulatedWorkers, simulate
-from vidspec.papers.virtual import Costs, Run, Text, simulate_sequential
 
 __all__ = ["Prefill", "Times", "even_lengths", "geometric_lengths", "parallel_run", "sequential_run", "speedup"]
 

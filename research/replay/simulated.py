@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from research.replay.virtual import Block, Costs, Run, Text, verified
 from vidspec.decoding.parallel import Scheduler
 from vidspec.decoding.protocol import (
     Abort,
@@ -29,7 +30,6 @@ from vidspec.decoding.protocol import (
     Verify,
     Worker,
 )
-from vidspec.papers.virtual import Block, Costs, Run, Text, verified
 from vidspec.telling.events import Round
 
 __all__ = ["Deadlock", "SimulatedWorkers", "drive", "simulate"]

@@ -16,10 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from vidspec.errors import UsageError
-from vidspec.pace import speed
-from vidspec.pace.gamma import FixedGamma
-from vidspec.papers.predict import (
+from research.replay.predict import (
     Prefill,
     Times,
     even_lengths,
@@ -28,7 +25,10 @@ from vidspec.papers.predict import (
     sequential_run,
     speedup,
 )
-from vidspec.papers.virtual import Pattern
+from research.replay.virtual import Pattern
+from vidspec.errors import UsageError
+from vidspec.pace import speed
+from vidspec.pace.gamma import FixedGamma
 from vidspec.registry import nearest
 
 if TYPE_CHECKING:
@@ -249,4 +249,4 @@ def _disagreements(table: Table) -> list[str]:
 
 @cache
 def _folder() -> Traversable:
-    return files("vidspec.papers") / "tables"
+    return files("research.replay") / "tables"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from research.replay.virtual import Block, Run
 from vidspec.live.lanes import ACCEPTED, LANE, WAITING, WASTED, Glyphs
-from vidspec.papers.virtual import Block, Run
 
 __all__ = ["timeline"]
 

@@ -1,7 +1,7 @@
 """What a simulated generation is made of: two models' texts, the costs of their work, the blocks of time it filled.
 
 The sequential schedule and plain decoding run here under the virtual clock; the parallel schedule, which needs
-workers, does in ``vidspec.papers.simulated``. Pure Python.
+workers, does in ``research.replay.simulated``. Pure Python.
 """
 
 from __future__ import annotations

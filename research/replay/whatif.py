@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from research.replay.predict import Times, geometric_lengths, parallel_run, sequential_run, speedup
+from research.replay.virtual import Pattern, Run, Text
 from vidspec.pace import speed
 from vidspec.pace.base import WindowSize
 from vidspec.pace.gamma import AutoGamma, FixedGamma, Rounding, settled
-from vidspec.papers.predict import Times, geometric_lengths, parallel_run, sequential_run, speedup
-from vidspec.papers.virtual import Pattern, Run, Text
 
 __all__ = ["HIGHEST_GAMMA", "Estimate", "best_chain", "chain_speedup", "what_if"]
 

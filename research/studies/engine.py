@@ -1,4 +1,4 @@
-"""Measures the engine beside an earlier one: ``python docs/measure_engine.py CLIP.mp4 ... [--earlier DIR]``.
+"""Measures the engine beside an earlier one: ``python -m research.studies.engine CLIP.mp4 ... [--earlier DIR]``.
 
 All contenders take turns on every clip, each in a process of its own with one thread, float32 and 8 frames: plain
 decoding and ``vanilla-sd`` of this checkout, and the same of an ``--earlier`` checkout of vidspec; ``vidspec bench``
@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FRAMES = 8
 
 #: Runs under any version of vidspec: answers one JSON line for each one it reads.

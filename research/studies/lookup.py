@@ -1,4 +1,4 @@
-"""Measures drafts that are looked up: ``python docs/measure_lookup.py [--tokenizer words|FOLDER|tokenizer.json] ...``.
+"""Measures drafts that are looked up: ``python -m research.studies.lookup [--tokenizer words|FOLDER|tokenizer.json] ...``.
 
 Texts are replayed as if a target wrote them, one after another as the clips of a folder are captioned: what is proposed
 is judged by the words that follow, and no model runs. Two kinds: captions of drawn clips, which repeat each other as
@@ -22,12 +22,12 @@ from itertools import islice
 from pathlib import Path
 from statistics import median, quantiles
 
+from research.world.samples import draw_sample
 from vidspec.drafting.lookup import Lookup
 from vidspec.drafting.memory import Memory
 from vidspec.drafting.memory_file import MemoryFile
 from vidspec.drafting.ngram import NgramDraft
 from vidspec.drafting.suffix import SuffixDraft
-from vidspec.embedded.samples import draw_sample
 from vidspec.models.loading import embedded_folder
 from vidspec.profile.sections import TREE
 from vidspec.profile.tree import parse_tree

@@ -1,4 +1,4 @@
-"""Measures what a second prompt about a clip costs: ``python docs/measure_prompts.py [--pair PAIR] [--profile NAME]``.
+"""Measures what a second prompt about a clip costs: ``python -m research.studies.prompts [--pair PAIR] [--profile NAME]``.
 
 Draws clips as ``vidspec sample`` does and answers one prompt and two about each, in turns, from the file on: up to the
 first token of each answer, which is all but the decoding, and whole. Prints Markdown: seconds, the least of the
@@ -15,12 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+from research.world.samples import draw
 from vidspec.captioner import Captioner
-from vidspec.embedded.samples import draw
+from vidspec.embedded.prompts import PROMPTS
 from vidspec.profile import profiles
 from vidspec.telling.markdown import table
-
-PROMPTS = ("Describe this video in detail.", "Describe the video.")
 
 
 def seconds(captioner: Captioner, clip: Path, prompts: Sequence[str]) -> float:
@@ -55,7 +54,7 @@ def main() -> None:
         one_token = profiles.override(whole.profile, {"generate.max_new_tokens": 1})
         first = Captioner(one_token, whole.target.model, whole.draft.model if whole.draft else None, embedded=True)
         for captioner in (first, whole):
-            captioner.captions(clips[0], PROMPTS)  # what only the first use costs
+            captioner.captions(clips[0], PROMPTS[:2])  # what only the first use costs
         columns = [measured(captioner, clips, asked.repeats) for captioner in (first, whole)]
     rows, ratios = [], []
     for clip, (one, two), (one_whole, two_whole) in zip(clips, *columns, strict=True):

@@ -1,4 +1,4 @@
-"""Measures folders of clips beside 0.1.0 and the peers: ``python docs/measure_throughput.py CLIP.mp4 ...``.
+"""Measures folders of clips beside 0.1.0 and the peers: ``python -m research.studies.throughput CLIP.mp4 ...``.
 
 All contenders take turns over the same clips, each in a process of its own with one thread, float32 and 8 frames:
 profiles of this checkout at batch 1, 4, 8 and 16, ``generate`` of ``transformers`` on padded batches, with
@@ -30,7 +30,7 @@ from vidspec.bench.throughput import Asked, Outcome, Throughput, contenders, mar
 from vidspec.telling.answering import Worker
 from vidspec.telling.markdown import table
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FRAMES = 8
 PROFILES = "ar,vanilla-sd,auto,specvlm-chain"
 EQUAL = "ar,vanilla-sd,sd-tree,specvlm-chain,parallelvlm"
@@ -88,8 +88,8 @@ answering.answer(prepare)
 """
 
 ABOUT = """\
-`python docs/measure_throughput.py CLIPS --pair PAIR --earlier CHECKOUT_OF_0.1.0`, for the Qwen pair with vLLM too
-(`--vllm`): drawn clips (`vidspec sample --count 32 --seed 20000000`), float32, 8 frames, one thread for each process,
+`python -m research.studies.throughput CLIPS --pair PAIR --earlier CHECKOUT_OF_0.1.0`, for the Qwen pair with vLLM too
+(`--vllm`): drawn clips (`python -m research.draw --count 32 --seed 20000000`), float32, 8 frames, one thread for each process,
 {repeats} turns, medians with the least and greatest.
 Models are warm; a run is timed from the first file opened to the last record written. *Decoding alone* are tokens a
 second from the moment in which the last of so many clips has its first token to the one in which a first of them ends.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from research.replay import tables
+from research.suites.rows import TABLES
 from vidspec.bench.interleaved import Row
 from vidspec.bench.talk import of_turn
-from vidspec.papers import tables
-from vidspec.papers.suites import TABLES
 from vidspec.telling.markdown import cell, spread, table
 
 __all__ = ["Claim", "claims", "markdown"]
@@ -34,12 +34,12 @@ def claims(name: str, benchmark: str = "") -> dict[tuple[str, bool], dict[str, C
     """The printed figures of a table on a benchmark.
 
     Args:
-        name: a key of :data:`~vidspec.papers.suites.TABLES`.
+        name: a key of :data:`~research.suites.rows.TABLES`.
         benchmark: one of its columns; that which is shown of it if empty.
 
     Returns:
         claims by the paper's pair of models, by the row's name and whether its target drafts for itself; empty where
-        ``papers/tables`` has no file of this table.
+        ``research/replay/tables`` has no file of this table.
     """
     suite = TABLES[name]
     if suite.claims is None:
@@ -59,7 +59,7 @@ def markdown(names: Sequence[str], rows: Sequence[Row], baseline: str) -> str:
     """A table for each of the papers'.
 
     Args:
-        names: keys of :data:`~vidspec.papers.suites.TABLES`.
+        names: keys of :data:`~research.suites.rows.TABLES`.
         rows: of a bench, by label; a row that it has not is left out. Where it talked about the clips a turn behind the
             first has a table of its own, with what the paper prints of second turns.
         baseline: the label that the bench's ratios are to.

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vidspec.embedded.captions import PROMPTS, caption
-from vidspec.embedded.world import draw_scene
+from research.world.captions import caption
+from research.world.scene import draw_scene
+from vidspec.embedded.prompts import PROMPTS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -135,8 +136,8 @@ def architecture(family: str) -> Architecture:
     Raises:
         KeyError: of another family.
     """
-    from training.architecture_llava import LlavaArchitecture
-    from training.architecture_qwen import QwenArchitecture
+    from research.training.architecture_llava import LlavaArchitecture
+    from research.training.architecture_qwen import QwenArchitecture
 
     return {kind.family: kind for kind in (LlavaArchitecture, QwenArchitecture)}[family]()
 

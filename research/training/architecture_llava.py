@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from training.architecture import SPECIALS, VOCABULARY, Architecture, Grid, Size, build_tokenizer
-from training.codes import pool
+from research.training.architecture import SPECIALS, VOCABULARY, Architecture, Grid, Size, build_tokenizer
+from research.training.codes import pool
 
 if TYPE_CHECKING:
     from transformers import LlavaOnevisionConfig, PreTrainedTokenizerFast

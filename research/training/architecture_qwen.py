@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from training.architecture import VOCABULARY, Architecture, Grid, Size
+from research.training.architecture import VOCABULARY, Architecture, Grid, Size
 from vidspec.models.loading import embedded_folder
 
 if TYPE_CHECKING:

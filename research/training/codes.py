@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from training.architecture import Grid
-from vidspec.embedded.drawing import Floats, Times, coverage
-from vidspec.embedded.world import BACKGROUNDS, COLOURS, PATTERNS, SHAPES, SIZES, Scene
+from research.training.architecture import Grid
+from research.world.drawing import Floats, Times, coverage
+from research.world.scene import BACKGROUNDS, COLOURS, PATTERNS, SHAPES, SIZES, Scene
 
 __all__ = ["Codes", "pool", "pool_shares", "shares"]
 

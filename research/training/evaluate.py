@@ -1,4 +1,4 @@
-"""Score a built-in pair on clips it has not seen: ``python -m training.evaluate --pair FOLDER --clips 200``.
+"""Score a built-in pair on clips it has not seen: ``python -m research.training.evaluate --pair FOLDER --clips 200``.
 
 Clips go the whole way (drawn, encoded as mp4, decoded, captioned). Reports fact F1 of target and draft, the share of
 questions behind the caption that they answer rightly, ``tau`` at the default window, and T_p, T_q with one thread
@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
+from research.world.questions import about_the_caption, is_right, questions
+from research.world.samples import HELD_OUT_SEED, draw, draw_sample
+from research.world.scene import Scene
+from research.world.scoring import Score, score, total
 from vidspec.captioner import Captioner
-from vidspec.embedded.captions import PROMPTS
-from vidspec.embedded.questions import KINDS, about_the_caption, is_right, questions
-from vidspec.embedded.samples import HELD_OUT_SEED, draw, draw_sample
-from vidspec.embedded.scoring import Score, score, total
-from vidspec.embedded.world import Scene
+from vidspec.embedded import prompts
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.models import loading
@@ -55,7 +55,7 @@ def evaluate(
         for path, scene in zip(draw(Path(folder), clips, seed), scenes, strict=True):
             for name, captioner in (("target", both), ("draft", alone)):
                 dialogue = captioner.dialogue(path)
-                record = dialogue.ask(PROMPTS[0])
+                record = dialogue.ask(prompts.PROMPTS[0])
                 scores[name].append(score(record.caption or "", scene))
                 for asked in [*rng.sample(questions(scene), QUESTIONS), *about_the_caption(record.caption or "")]:
                     answer = dialogue.ask(asked.text).caption or ""
@@ -81,7 +81,7 @@ def evaluate(
 def _shares(kinds: dict[str, list[bool]]) -> dict[str, float]:
     """Of answers that are right word for word, by kind and of all."""
     everything = [one for ones in kinds.values() for one in ones]
-    found = {"all": everything, **{kind: kinds[kind] for kind in KINDS if kind in kinds}}
+    found = {"all": everything, **{kind: kinds[kind] for kind in prompts.QUESTIONS if kind in kinds}}
     return {kind: round(sum(ones) / len(ones), 4) for kind, ones in found.items()}
 
 

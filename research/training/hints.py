@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from training.architecture import Grid
-from training.codes import pool_shares
-from vidspec.embedded.world import COLOURS, MOTIONS, PLACES, SHAPES, SIZES, Scene, Thing
+from research.training.architecture import Grid
+from research.training.codes import pool_shares
+from research.world.scene import COLOURS, MOTIONS, PLACES, SHAPES, SIZES, Scene, Thing
 
 __all__ = ["NAMED", "SEEN", "Hints", "colour_ids", "named_truth", "seen_truth"]
 

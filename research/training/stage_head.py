@@ -1,4 +1,4 @@
-"""Train an EAGLE-3 head for a built-in target: ``python -m training.stage_head --pair embedded-qwen --out DIR``.
+"""Train an EAGLE-3 head for a built-in target: ``python -m research.training.stage_head --pair PAIR --out DIR``.
 
 The target captions drawn clips, and its states on the way are what the head learns from. As EAGLE-3 trains (Li et al.
 2025, Sec. 3.2: training-time test) each token is also drafted from the head's own states of one step before, two, ...,
@@ -23,10 +23,10 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
-from training.stage_language import Learner, learning_rate
-from vidspec.embedded.captions import draw_prompt
-from vidspec.embedded.drawing import frames
-from vidspec.embedded.samples import FPS, HEIGHT, WIDTH, draw_sample
+from research.training.stage_language import Learner, learning_rate
+from research.world.captions import draw_prompt
+from research.world.drawing import frames
+from research.world.samples import FPS, HEIGHT, WIDTH, draw_sample
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.engine.taps import Taps

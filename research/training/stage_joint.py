@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from training.architecture import Architecture, Grid
-from training.codes import shares
-from training.stage_language import FRAMES, FRAMES_WEIGHT, Reader, Seen, Source, rank
-from training.stage_vision import pixels
-from vidspec.embedded.world import draw_scene
+from research.training.architecture import Architecture, Grid
+from research.training.codes import shares
+from research.training.stage_language import FRAMES, FRAMES_WEIGHT, Reader, Seen, Source, rank
+from research.training.stage_vision import pixels
+from research.world.scene import draw_scene
 
 __all__ = ["Bank", "build_bank", "grow"]
 

@@ -20,11 +20,11 @@ from torch import distributed as dist
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
-from training.architecture import Architecture, Grid
-from training.codes import Codes, pool_shares, shares
-from training.hints import NAMED, Hints, colour_ids, named_truth, seen_truth
-from vidspec.embedded.questions import draw_dialogue
-from vidspec.embedded.world import BACKGROUNDS, COLOURS, PATTERNS, PLACES, SHAPES, SIZES, Scene, draw_scene
+from research.training.architecture import Architecture, Grid
+from research.training.codes import Codes, pool_shares, shares
+from research.training.hints import NAMED, Hints, colour_ids, named_truth, seen_truth
+from research.world.questions import draw_dialogue
+from research.world.scene import BACKGROUNDS, COLOURS, PATTERNS, PLACES, SHAPES, SIZES, Scene, draw_scene
 
 __all__ = [
     "Batch",
@@ -319,7 +319,7 @@ def resume(learners: dict[str, Learner], file: Path) -> int:
 class Seen:
     """A scene, its visual tokens per model (tokens, hidden), and each patch's things.
 
-    ``share`` is what :func:`~training.codes.shares` gives for ``frames`` frames in ``grid``.
+    ``share`` is what :func:`~research.training.codes.shares` gives for ``frames`` frames in ``grid``.
     """
 
     scene: Scene

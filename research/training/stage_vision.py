@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from training.architecture import Architecture, Grid
-from training.codes import Codes, pool_shares, shares
-from training.stage_language import FRAMES, FRAMES_WEIGHT, Learner, learning_rate, save
-from vidspec.embedded.drawing import frames
-from vidspec.embedded.world import Scene, draw_scene
+from research.training.architecture import Architecture, Grid
+from research.training.codes import Codes, pool_shares, shares
+from research.training.stage_language import FRAMES, FRAMES_WEIGHT, Learner, learning_rate, save
+from research.world.drawing import frames
+from research.world.scene import Scene, draw_scene
 
 __all__ = ["pixels", "train_vision"]
 

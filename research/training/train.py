@@ -1,4 +1,4 @@
-"""Train a built-in pair: ``python -m training.train --family llava_onevision --out DIR`` runs every stage.
+"""Train a built-in pair: ``python -m research.training.train --family llava_onevision --out DIR`` runs every stage.
 
 It starts from the shipped pair's weights, which the stage ``shipped`` takes apart, and keeps their towers: in
 ``language`` the language models learn from fresh scenes as the oracle's codes, in ``joint`` also from the clips that
@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
-from training.architecture import Architecture, architecture
-from training.evaluate import digest
-from training.stage_joint import Bank, build_bank, grow
-from training.stage_language import Fresh, Reader, train_readers
-from training.stage_vision import train_vision
+from research.training.architecture import Architecture, architecture
+from research.training.evaluate import digest
+from research.training.stage_joint import Bank, build_bank, grow
+from research.training.stage_language import Fresh, Reader, train_readers
+from research.training.stage_vision import train_vision
 from vidspec.models.loading import embedded_folder
 
 #: Where the processes of a stage meet, on this machine only.
@@ -218,7 +218,7 @@ class Run:
     def scores(self) -> None:
         pair = self.out / "pair"
         subprocess.run(
-            [sys.executable, "-m", "training.evaluate", "--pair", str(pair), "--json", str(pair / "scores.json")],
+            [sys.executable, "-m", f"{__package__}.evaluate", "--pair", str(pair), "--json", str(pair / "scores.json")],
             check=True,
         )
 
@@ -271,7 +271,7 @@ def main() -> None:
     if args.stage:
         getattr(run, args.stage)()
         return
-    command = [sys.executable, "-m", "training.train", "--family", args.family, "--out", str(args.out)]
+    command = [sys.executable, "-m", f"{__package__}.train", "--family", args.family, "--out", str(args.out)]
     command += ["--from", args.begin]
     first = ("shipped",) if args.begin == "shipped" else ("language", "vision")
     running = [subprocess.Popen([*command, "--stage", stage]) for stage in first if not _done(args.out, stage)]

@@ -5,19 +5,10 @@ from __future__ import annotations
 import itertools
 import random
 
-from vidspec.embedded.world import Scene, Thing
+from research.world.scene import Scene, Thing
+from vidspec.embedded.prompts import PROMPTS
 
-__all__ = ["PROMPTS", "article", "caption", "counted", "draw_prompt", "listed"]
-
-#: What the built-in models were asked during training; the first is the default prompt.
-PROMPTS = (
-    "Describe this video in detail.",
-    "Describe the video.",
-    "What happens in this video?",
-    "Write a detailed caption for this clip.",
-    "Describe the subjects, their actions and the background.",
-    "Caption this video.",
-)
+__all__ = ["article", "caption", "counted", "draw_prompt", "listed"]
 
 _COUNTS = {1: "one", 2: "two", 3: "three", 4: "four"}
 _ORDINALS = ("first", "second", "third", "fourth")
@@ -73,7 +64,7 @@ def _introduction(rng: random.Random, thing: Thing, index: int, count: int) -> s
 
 
 def draw_prompt(rng: random.Random) -> str:
-    """One of :data:`PROMPTS`, most often the first."""
+    """One of :data:`~vidspec.embedded.prompts.PROMPTS`, most often the first."""
     return PROMPTS[0] if rng.random() < 0.6 else rng.choice(PROMPTS)
 
 

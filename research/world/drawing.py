@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from vidspec.embedded.world import ASPECT, BACKGROUNDS, COLOURS, Scene, Thing
+from research.world.scene import ASPECT, BACKGROUNDS, COLOURS, Scene, Thing
 
 __all__ = ["coverage", "frames"]
 

@@ -8,28 +8,19 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from vidspec.embedded.captions import PROMPTS, article, caption, counted, draw_prompt, listed
-from vidspec.embedded.scoring import parse
-from vidspec.embedded.world import COLOURS, SHAPES, Scene, Thing
+from research.world.captions import article, caption, counted, draw_prompt, listed
+from research.world.scene import Scene, Thing
+from research.world.scoring import parse
+from vidspec.embedded.prompts import QUESTIONS
 
-__all__ = ["KINDS", "Question", "about_the_caption", "draw_dialogue", "is_known", "is_right", "questions"]
+__all__ = ["Question", "about_the_caption", "draw_dialogue", "is_right", "questions"]
 
-#: What is asked, by kind; ``{thing}`` is named by colour and shape. The caption alone answers the last two.
-KINDS = {
-    "count": "How many objects are there?",
-    "moves": "Which objects move?",
-    "end": "Where does the {thing} end?",
-    "appears": "What appears or vanishes?",
-    "short": "Say it in one sentence.",
-    "first": "Which object did you name first?",
-    "backdrop": "What did you say about the background?",
-}
 _MOVING = ("right", "left", "up", "down", "circles")
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked and the one right answer; ``kind`` is a key of :data:`KINDS`."""
+    """What is asked and the one right answer; ``kind`` is a key of :data:`QUESTIONS`."""
 
     kind: str
     text: str
@@ -61,11 +52,11 @@ def questions(scene: Scene) -> list[Question]:
         "appears": " ".join(events) or "Nothing appears or vanishes.",
         "short": f"The video shows {listed(looks)} on {article(f'{scene.pattern} {scene.background} background')}.",
     }
-    asked = [Question(kind, KINDS[kind], answer) for kind, answer in answers.items()]
+    asked = [Question(kind, QUESTIONS[kind], answer) for kind, answer in answers.items()]
     return asked + [
         Question(
             "end",
-            KINDS["end"].format(thing=_name(thing)),
+            QUESTIONS["end"].format(thing=_name(thing)),
             f"It ends at the {thing.end_place}." if thing.end_place else "It is gone at the end.",
         )
         for thing in things
@@ -77,10 +68,10 @@ def about_the_caption(text: str) -> list[Question]:
     said = parse(text)
     found = []
     if said.objects and {"size", "colour", "shape"} <= (first := said.objects[0]).keys():
-        found.append(Question("first", KINDS["first"], f"The {first['size']} {first['colour']} {first['shape']}."))
+        found.append(Question("first", QUESTIONS["first"], f"The {first['size']} {first['colour']} {first['shape']}."))
     if {"pattern", "background"} <= said.general.keys():
         answer = f"It is {said.general['pattern']} and {said.general['background']}."
-        found.append(Question("backdrop", KINDS["backdrop"], answer))
+        found.append(Question("backdrop", QUESTIONS["backdrop"], answer))
     return found
 
 
@@ -94,14 +85,6 @@ def draw_dialogue(scene: Scene, rng: random.Random) -> list[tuple[str, str]]:
     said = [(draw_prompt(rng), caption(scene, rng))] if begins else []
     known = questions(scene) + [one for _, answer in said for one in about_the_caption(answer)]
     return said + [(one.text, one.answer) for one in rng.sample(known, min(len(known), turns - len(said)))]
-
-
-def is_known(prompt: str) -> bool:
-    """Whether the built-in models were trained for a prompt."""
-    if prompt in PROMPTS:
-        return True
-    things = [f"{colour} {shape}" for colour in COLOURS for shape in SHAPES]
-    return any(prompt in {text.format(thing=thing) for thing in things} for text in KINDS.values())
 
 
 def is_right(said: str, question: Question) -> bool:

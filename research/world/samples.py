@@ -1,6 +1,6 @@
-"""Writes drawn scenes as mp4 clips with their ground truth, and finds the clips that come with the package.
+"""Writes drawn scenes as mp4 clips with their ground truth.
 
-``python -m vidspec.embedded.samples`` makes the shipped clips anew.
+``python -m research.world.samples`` makes the clips that come with the package anew.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vidspec.embedded.captions import caption
-from vidspec.embedded.drawing import frames
-from vidspec.embedded.scoring import Statement, truth
-from vidspec.embedded.world import Scene, draw_scene
+from research.world.captions import caption
+from research.world.drawing import frames
+from research.world.scene import Scene, draw_scene
+from research.world.scoring import Statement, truth
+from vidspec.embedded.samples import CLIPS, TRUTH
 from vidspec.errors import OutputError, UsageError
 
-__all__ = ["FPS", "HELD_OUT_SEED", "Sample", "draw", "draw_sample", "read_truth", "ship", "shipped"]
+__all__ = ["FPS", "HELD_OUT_SEED", "Sample", "draw", "draw_sample", "read_truth", "ship"]
 
 HEIGHT, WIDTH, FPS = 240, 320, 15
 SECONDS = (8, 15)  # the shortest and the longest clip
 #: Scenes are drawn from streams of random numbers; the training stages' streams have the seeds 1, 2 and 3.
 HELD_OUT_SEED = 20_000_000
-TRUTH = "truth.json"
-CLIPS = Path(__file__).resolve().parent / "clips"
 
 #: The shipped clips: name, seed and number of objects. Together they show all patterns and most motions.
 SHIPPED = (
@@ -87,11 +86,6 @@ def ship(folder: Path = CLIPS) -> list[Path]:
     return _write(folder, {f"{name}.mp4": draw_sample(seed, count) for name, seed, count in SHIPPED})
 
 
-def shipped() -> list[Path]:
-    """The clips that come with the package, sorted by name."""
-    return sorted(CLIPS.glob("*.mp4"))
-
-
 def read_truth(folder: Path) -> dict[str, tuple[int, Statement]]:
     """Seed and facts of the clips in a folder by file name, from its ``truth.json``; empty if it has none.
 
@@ -106,7 +100,7 @@ def read_truth(folder: Path) -> dict[str, tuple[int, Statement]]:
         return {one["file"]: (one["seed"], Statement(**one["facts"])) for one in records}
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(
-            f"{path}: is no truth.json of `vidspec sample`", hint="rename it if it is something else"
+            f"{path}: is no truth.json of `python -m research.draw`", hint="rename it if it is something else"
         ) from None
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from vidspec.embedded.world import BACKGROUNDS, COLOURS, PATTERNS, PLACES, SHAPES, SIZES, Scene
+from research.world.scene import BACKGROUNDS, COLOURS, PATTERNS, PLACES, SHAPES, SIZES, Scene
 
 __all__ = ["Score", "Statement", "parse", "score", "total", "truth"]
 

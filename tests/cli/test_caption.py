@@ -10,10 +10,10 @@ import jsonschema
 import pytest
 from fake_captioner import TEXT, FakeCaptioner, FakeReader, events, record
 
+from research.world.captions import PROMPTS
 from vidspec.batch import inputs
 from vidspec.batch.schema import record_schema
 from vidspec.cli.start import NOTICE
-from vidspec.embedded.captions import PROMPTS
 from vidspec.errors import DeviceError, ModelError
 from vidspec.profile.prompts import STYLES
 from vidspec.telling.events import Again, Finished

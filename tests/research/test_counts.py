@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vidspec.bench.sizes import engine_of, language
+from research.counts import counted, table
+from research.random_decoder import engine_of, language
+from research.sizes import SIZES, Size
 from vidspec.engine.rows import Rows
-from vidspec.models.sizes import SIZES, Size
-from vidspec.papers.counts import counted, table
 
 SMALL = Size(layers=3, hidden=64, heads=4, kv_heads=2, inner=96, vocabulary=300)
 

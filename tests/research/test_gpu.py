@@ -7,12 +7,12 @@ import json
 import pytest
 import torch
 
-from vidspec.bench import gpu
-from vidspec.bench.gpu import Pair
-from vidspec.bench.ties import EPSILON, gap
+from research import gpu
+from research.gpu import Pair
+from research.sizes import SIZES, Size
+from research.ties import EPSILON, gap
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
-from vidspec.models.sizes import SIZES, Size
 
 SMALL = Size(layers=2, hidden=64, heads=4, kv_heads=2, inner=96, vocabulary=300)
 

@@ -2,14 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidspec.bench.position_table import block, table
+from research.position_bias import block, mean_bias, table
 from vidspec.pruning.position_bias import (
     Pair,
     PositionBias,
     border_share,
     ends_share,
     frame_shares,
-    mean_bias,
     over_bins,
     position_bias,
 )

@@ -2,9 +2,8 @@ import json
 
 import pytest
 
-from vidspec.bench.position_table import biases
+from research.position_bias import biases
 from vidspec.captioner import Captioner
-from vidspec.cli import main
 from vidspec.embedded.samples import shipped
 
 
@@ -26,12 +25,24 @@ def test_profiles_that_prune_are_measured(contenders):
     assert found["sd-attention"].bins != front.bins
 
 
-def test_bench_reports_it(tmp_path, monkeypatch, capsys, contenders):
-    monkeypatch.setattr("vidspec.bench.bandwidth.copy_bandwidth", lambda device: 1e9)
+def test_the_command_measures_profiles_that_prune(monkeypatch, command):
     monkeypatch.setenv("VIDSPEC_VIDEO__FRAMES", "4")
-    monkeypatch.setenv("VIDSPEC_GENERATE__MAX_NEW_TOKENS", "3")
-    args = [str(shipped()[0]), "--no-peers", "--repeats", "1", "--profiles", "sd-window-front", "--position-bias"]
-    assert main(["bench", *args, "--json", str(tmp_path / "b.json")]) == 0
-    assert "| sd-window-front | " in capsys.readouterr().out.rpartition("equal stretches")[2]
-    (measured,) = json.loads((tmp_path / "b.json").read_text())["position_bias"].values()
+    args = (str(shipped()[0]), "--profiles", "sd-window-front,ar")
+    ran = command("position_bias", *args)
+    assert (
+        ran.code == 0 and "| sd-window-front | " in ran.out.rpartition("equal stretches")[2] and "| ar" not in ran.out
+    )
+    (measured,) = json.loads(command("position_bias", *args, "--format", "json").out).values()
     assert measured["first"]["kept"] > measured["first"]["all"] and measured["last"]["kept"] == 0
+
+
+@pytest.mark.parametrize(
+    "args, complaint",
+    [
+        (("--profiles", "ar,vanilla-sd"), "--profiles ar,vanilla-sd: none of them prunes"),
+        (("no.mp4",), "no.mp4: there is no such file"),
+    ],
+)
+def test_bad_input_ends_in_one_line(command, args, complaint):
+    ran = command("position_bias", *args)
+    assert (ran.code, ran.out) == (2, "") and ran.err.splitlines()[-1].startswith(f"error: {complaint}")

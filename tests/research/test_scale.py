@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vidspec.bench import scale as scaling
+from research import scale as scaling
+from research.random_init import random_model
+from research.scale import markdown, measure_scale, scale
 from vidspec.bench.loaded import Source
-from vidspec.bench.scale import markdown, measure_scale, scale
 from vidspec.errors import ModelError
 from vidspec.models import loading
-from vidspec.models.random_init import random_model
 from vidspec.pace import speed
 from vidspec.pace.passes import pass_times
 
@@ -57,3 +57,20 @@ def test_it_ends_where_memory_does(monkeypatch):
 def test_a_config_that_is_not_there(tmp_path):
     with pytest.raises(ModelError, match=r"no config\.json there"):
         random_model(tmp_path, loading.placement("cpu"))
+
+
+@pytest.mark.parametrize(
+    "args, complaint",
+    [
+        (("--frames", "8,4"), "--frames 8,4: must be increasing numbers"),
+        (("--frames", "many"), "--frames many: must be increasing numbers"),
+        (("--beta", "1"), "--beta must lie between 0 and 1, not 1"),
+        (("--random-init", "c.json", "--target", "x"), "--random-init excludes --target"),
+        (("--random-init-draft", "c.json"), "--random-init-draft needs --random-init"),
+        (("--random-init", "c.json"), "c.json: no config.json there"),
+    ],
+)
+def test_bad_input_ends_in_one_line(command, args, complaint):
+    ran = command("scale", *args)
+    assert ran.code in (1, 2, 3) and ran.out == ""
+    assert ran.err.startswith("error: ") and complaint in ran.err and ran.err.count("\n") == 1

@@ -5,8 +5,8 @@ import torch
 from decoding import checkpoints
 from transformers import AutoTokenizer
 
+from research.lmms_eval.arguments import overrides_of
 from vidspec.captioner import Captioner
-from vidspec.integrations.lmms_eval.arguments import overrides_of
 from vidspec.models import loading
 
 

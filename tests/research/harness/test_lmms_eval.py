@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from integrations.harness import CLIP, GREEDY, OTHER, PROMPT, own, under
+from harness.standin import CLIP, GREEDY, OTHER, PROMPT, own, under
+from research.lmms_eval.answering import Answering, Totals
+from research.lmms_eval.arguments import overrides_of, wanted
+from research.lmms_eval.visuals import shown
 from vidspec.captioner import Captioner
 from vidspec.errors import ProfileError, UsageError, VideoError
-from vidspec.integrations.lmms_eval.answering import Answering, Totals
-from vidspec.integrations.lmms_eval.arguments import overrides_of, wanted
-from vidspec.integrations.lmms_eval.visuals import shown
 from vidspec.models import loading
 from vidspec.profile import profiles
 from vidspec.profile.sections import VideoSection

@@ -8,15 +8,15 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from integrations.harness import CLIP, GREEDY, OTHER, PROMPT, StandInModel, modules, under
+from harness.standin import CLIP, GREEDY, OTHER, PROMPT, StandInModel, modules, under
+from research import lmms_eval as integration
+from research.lmms_eval.arguments import overrides_of
 from vidspec.errors import UsageError, VideoError
-from vidspec.integrations import lmms_eval as integration
-from vidspec.integrations.lmms_eval.arguments import overrides_of
 from vidspec.profile import profiles
 
-MODEL = "vidspec.integrations.lmms_eval.model"
+MODEL = "research.lmms_eval.model"
 ASKED = ((CLIP, 24), (OTHER, 24), (CLIP, 5))
-PAGE = Path(__file__).resolve().parents[2] / "docs/lmms-eval.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs/lmms-eval.md"
 
 
 @pytest.fixture

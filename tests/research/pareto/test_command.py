@@ -1,13 +1,11 @@
 import pytest
 
-# Before the captioner gives way to one without models.
-import vidspec.papers.pareto_run  # noqa: F401
-from vidspec.papers.suites import suite
+from research.suites.rows import suite
 
 
-def test_help(vidspec):
-    ran = vidspec("bench", "pareto", "--help")
-    assert ran.code == 0 and "Usage: vidspec bench pareto" in ran.out and "--only" in ran.out
+def test_help(command):
+    ran = command("pareto", "--help")
+    assert ran.code == 0 and "Usage: python -m research.pareto" in ran.out and "--only" in ran.out
 
 
 @pytest.mark.parametrize(
@@ -18,7 +16,7 @@ def test_help(vidspec):
         (("--profiles", "ar,fly+accept.theta=0.1,draft"), {"contenders": ["ar", "fly+accept.theta=0.1", "draft"]}),
     ],
 )
-def test_what_is_asked(vidspec, monkeypatch, args, expected):
+def test_what_is_asked(command, monkeypatch, args, expected):
     asked = []
 
     def measure(one, say):
@@ -27,8 +25,8 @@ def test_what_is_asked(vidspec, monkeypatch, args, expected):
         asked.append(one)
         raise UsageError("enough")
 
-    monkeypatch.setattr("vidspec.papers.pareto_run.measure", measure)
-    assert vidspec("bench", "pareto", *args).err == "error: enough\n"
+    monkeypatch.setattr("research.pareto.run.measure", measure)
+    assert command("pareto", *args).err == "error: enough\n"
     assert {key: getattr(asked[0], key) for key in expected} == expected
 
 
@@ -46,12 +44,12 @@ def test_what_is_asked(vidspec, monkeypatch, args, expected):
         (("--profiles", "ar,ar"), "--profiles names ar twice"),
     ],
 )
-def test_bad_input_ends_in_one_line(vidspec, args, complaint):
-    ran = vidspec("bench", "pareto", *args)
+def test_bad_input_ends_in_one_line(command, args, complaint):
+    ran = command("pareto", *args)
     assert ran.code in (1, 2, 3) and ran.out == ""
     assert ran.err.startswith("error: ") and complaint in ran.err and ran.err.count("\n") == 1
 
 
-def test_without_matplotlib_it_says_so_first(vidspec, monkeypatch):
+def test_without_matplotlib_it_says_so_first(command, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "--svg: matplotlib is not installed" in vidspec("bench", "pareto", "--svg", "p.svg").err
+    assert "--svg: matplotlib is not installed" in command("pareto", "--svg", "p.svg").err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vidspec.papers.likeness import edit_distance, rouge_l
+from research.pareto.likeness import edit_distance, rouge_l
 
 
 @pytest.mark.parametrize(

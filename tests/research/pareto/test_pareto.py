@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import pytest
+from pareto.test_quality import ONE, RIGHT, WRONG
 
-from papers.test_quality import ONE, RIGHT, WRONG
+from research.pareto.outcome import beaten_by_draft, frontier, markdown, outcome
 from vidspec.errors import OutputError
-from vidspec.papers.pareto import beaten_by_draft, frontier, markdown, outcome
 
 
 def record(contender, clip, text=RIGHT, *, seconds=None, repeat=0, ids=(1, 2, 3), **more):

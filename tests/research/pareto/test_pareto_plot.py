@@ -7,11 +7,11 @@ from xml.etree import ElementTree
 
 import pytest
 from matplotlib.figure import Figure
+from pareto.test_pareto import everything, record, results
 
-from papers.test_pareto import everything, record, results
+from research.pareto.outcome import outcome
+from research.pareto.plot import draw
 from vidspec.errors import OutputError, UsageError
-from vidspec.papers.pareto import outcome
-from vidspec.papers.pareto_plot import draw
 
 
 @pytest.fixture

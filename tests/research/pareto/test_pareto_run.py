@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from research.pareto import run as pareto_run
+from research.pareto.outcome import outcome
+from research.pareto.run import Pareto, measure
+from research.world.samples import HELD_OUT_SEED, draw, draw_sample
+from research.world.scoring import truth
 from vidspec.bench.results import read_results
 from vidspec.cli import main
-from vidspec.embedded.samples import HELD_OUT_SEED, draw, draw_sample, shipped
-from vidspec.embedded.scoring import truth
+from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
-from vidspec.papers import pareto_run
-from vidspec.papers.pareto import outcome
-from vidspec.papers.pareto_run import Pareto, measure
 
 SMALL = "+video.frames=4+generate.max_new_tokens=20"
 NAMES = [f"ar{SMALL}", f"lvspec{SMALL}", f"fastv{SMALL}", "draft"]

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from research.replay import load
+from research.replay.load import DEVICES, PAIRS, Assumed, Device, memory, pass_seconds, read_seconds, throughput
+from research.replay.whatif import best_chain, chain_speedup
+from research.sizes import MODELS, SIZES, Model, Size, Tower
 from vidspec.models.known_pairs import known
-from vidspec.models.sizes import MODELS, SIZES, Model, Size, Tower
-from vidspec.papers import load
-from vidspec.papers.load import DEVICES, PAIRS, Assumed, Device, memory, pass_seconds, read_seconds, throughput
-from vidspec.papers.whatif import best_chain, chain_speedup
 
 H100, H200 = DEVICES["h100"], DEVICES["h200"]
 FULL = Assumed(decode_use=1.0, prefill_use=1.0)

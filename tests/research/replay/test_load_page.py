@@ -4,17 +4,17 @@ import re
 import shlex
 from pathlib import Path
 
-from vidspec.cli.app import run
+from research.simulate import main
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/load.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[3] / "docs/load.md").read_text(encoding="utf-8")
 
 
 def test_every_table_is_what_the_command_above_it_prints(capsys):
-    shown = re.findall(r"```console\n\$ vidspec (.*?)\n```\n\n(.*?\n)(?=\n#|\Z)", PAGE, re.DOTALL)
+    shown = re.findall(r"```console\n\$ python -m research\.simulate (.*?)\n```\n\n(.*?\n)(?=\n#|\Z)", PAGE, re.DOTALL)
     assert shown and len(shown) == PAGE.count("```console")
     outside = PAGE
     for command, output in shown:
-        run(shlex.split(command))
+        main(shlex.split(command))
         assert capsys.readouterr().out == output, command
         outside = outside.replace(output, "")
     assert not re.search(r"^\|", outside, re.MULTILINE), "a table that no command printed"

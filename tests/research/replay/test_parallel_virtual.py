@@ -3,7 +3,7 @@
 import pytest
 from decoding.parallel_toys import EOS, ToyText
 
-from vidspec.papers.virtual import Costs, Pattern, simulate_sequential
+from research.replay.virtual import Costs, Pattern, simulate_sequential
 
 COSTS = Costs(lambda rows: 10.0 + rows, lambda: 2.0, target_prefill=100.0, draft_prefill=30.0)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 WHATIF = ("simulate", "--tp", "420", "--tq", "47", "--beta", "0.87")
 
 
-def test_a_table_as_json(vidspec):
-    ran = vidspec("simulate", "--table", "parallelvlm-7", "--format", "json")
+def test_a_table_as_json(command):
+    ran = command("simulate", "--table", "parallelvlm-7", "--format", "json")
     assert ran.code == 0 and ran.err == ""
     content = json.loads(ran.out)
     first = content["rows"][0]
@@ -27,8 +27,8 @@ def test_a_table_as_json(vidspec):
     assert 0 < content["mean_absolute_deviation"] < 0.1
 
 
-def test_a_table_in_a_pipe_has_a_line_per_cell(vidspec):
-    ran = vidspec("simulate", "--table", "parallelvlm-3")
+def test_a_table_in_a_pipe_has_a_line_per_cell(command):
+    ran = command("simulate", "--table", "parallelvlm-3")
     lines = ran.out.splitlines()
     assert lines[0].split("\t")[:5] == ["method", "models", "benchmark", "predicted", "claimed"]
     assert [len(line.split("\t")) for line in lines[:7]] == [8] * 7
@@ -36,15 +36,15 @@ def test_a_table_in_a_pipe_has_a_line_per_cell(vidspec):
     assert any(line.startswith("- Theorem 1 promises") for line in lines)
 
 
-def test_a_table_as_csv_and_markdown(vidspec):
-    rows = list(csv.DictReader(io.StringIO(vidspec("simulate", "--table", "parallelvlm-6", "--format", "csv").out)))
+def test_a_table_as_csv_and_markdown(command):
+    rows = list(csv.DictReader(io.StringIO(command("simulate", "--table", "parallelvlm-6", "--format", "csv").out)))
     assert len(rows) == 4 and rows[3]["claimed"] == "2.5"
-    out = vidspec("simulate", "--table", "parallelvlm-6", "--format", "markdown").out
+    out = command("simulate", "--table", "parallelvlm-6", "--format", "markdown").out
     assert "| method | models | benchmark | predicted | claimed |" in out and "- The paper contradicts itself" in out
 
 
-def test_a_what_if_answers_with_formula_and_simulation(vidspec):
-    ran = vidspec(*WHATIF, "--gamma", "auto", "--format", "json")
+def test_a_what_if_answers_with_formula_and_simulation(command):
+    ran = command(*WHATIF, "--gamma", "auto", "--format", "json")
     rows = {row["method"]: row for row in json.loads(ran.out)["rows"]}
     assert rows["parallel"]["gamma"] == 8
     assert rows["parallel"]["formula"] == pytest.approx(3.35, abs=0.01)
@@ -53,8 +53,8 @@ def test_a_what_if_answers_with_formula_and_simulation(vidspec):
     assert "end_to_end" not in rows["parallel"]
 
 
-def test_a_what_if_draws_both_lanes(vidspec):
-    out = vidspec(*WHATIF).out
+def test_a_what_if_draws_both_lanes(command):
+    out = command(*WHATIF).out
     lines = out.splitlines()
     assert any(line.startswith("parallel\t8\t3.3") for line in lines)
     heads = [i for i, line in enumerate(lines) if line in ("sequential, gamma 8", "parallel, gamma 8")]
@@ -65,18 +65,18 @@ def test_a_what_if_draws_both_lanes(vidspec):
     assert "one column = 23.5 ms" in out
 
 
-def test_a_what_if_knows_passes_by_rows_prefill_and_self_drafting(vidspec):
+def test_a_what_if_knows_passes_by_rows_prefill_and_self_drafting(command):
     args = ("--tp", "1:6.3,6:10.5,11:12.2", "--tq", "1.2", "--beta", "0.8", "--format", "json")
-    rows = json.loads(vidspec("simulate", *args, "--target-prefill", "300", "--draft-prefill", "50").out)["rows"]
+    rows = json.loads(command("simulate", *args, "--target-prefill", "300", "--draft-prefill", "50").out)["rows"]
     assert rows[0]["end_to_end"] == 1 and 1 < rows[2]["end_to_end"] < rows[2]["predicted"]
     args = ("--tp", "78.3", "--tq", "46.6", "--beta", "0.93", "--format", "json")
-    gammas = [json.loads(vidspec("simulate", *args, *more).out)["rows"][2]["gamma"] for more in ((), ("--self",))]
+    gammas = [json.loads(command("simulate", *args, *more).out)["rows"][2]["gamma"] for more in ((), ("--self",))]
     assert gammas == [1, 2]
 
 
-def test_many_clips_at_once(vidspec):
+def test_many_clips_at_once(command):
     args = ("simulate", "--batch", "1,32", "--device", "h100", "--visual", "2000,25000", "--format")
-    content = json.loads(vidspec(*args, "json").out)
+    content = json.loads(command(*args, "json").out)
     rows = content["rows"]
     assert [(row["pair"], row["visual"], row["batch"]) for row in rows[:4]] == [
         ("7b+0.5b", visual, batch) for visual in (2000, 25000) for batch in (1, 32)
@@ -89,13 +89,13 @@ def test_many_clips_at_once(vidspec):
     assert all(
         part in said for part in ("3.35 TB/s", "reach 70%", "50% of", "256 tokens", "probability 0.8", "10% of the")
     )
-    written = list(csv.DictReader(io.StringIO(vidspec(*args, "csv").out)))
+    written = list(csv.DictReader(io.StringIO(command(*args, "csv").out)))
     assert [float(row["plain_clips_per_s"]) for row in written[:2]] == [row["plain_clips_per_s"] for row in rows[:2]]
     assert written[3]["unpruned_gain"] == ""
 
 
-def test_many_clips_at_once_to_read(vidspec):
-    lines = vidspec("simulate", "--batch", "4,32", "--device", "h100", "--pair", "32b+7b").out.splitlines()
+def test_many_clips_at_once_to_read(command):
+    lines = command("simulate", "--batch", "4,32", "--device", "h100", "--pair", "32b+7b").out.splitlines()
     assert lines[0].split("\t")[:6] == ["device", "pair", "visual", "batch", "plain tokens per s", "unpruned gain"]
     cells = lines[1].split("\t")
     assert cells[:6] == ["H100", "32b+7b", "2000", "4", "142", "does not fit"] and cells[-2:] == ["87%", "108%"]
@@ -103,10 +103,10 @@ def test_many_clips_at_once_to_read(vidspec):
     assert lines[-1].startswith("- Memory is weights and KV cache")
 
 
-def test_what_is_assumed_for_many_clips_can_be_said(vidspec):
+def test_what_is_assumed_for_many_clips_can_be_said(command):
     args = ("--beta", "0.9", "--gamma", "3", "--tokens", "512", "--kept", "0.2", "--weights", "float8")
     args = (*args, "--decode-use", "1", "--prefill-use", "0.6", "--device", "h200", "--pair", "32b+7b")
-    content = json.loads(vidspec("simulate", "--batch", "2", "--visual", "8000", *args, "--format", "json").out)
+    content = json.loads(command("simulate", "--batch", "2", "--visual", "8000", *args, "--format", "json").out)
     (row,), notes = content["rows"], " ".join(content["notes"])
     assert row["unpruned_gamma"] == row["pruned_gamma"] == 3
     said = ("probability 0.9", "gamma 3", "of 512 tokens", "keeps 20%", "in float8", "reach 100%", "prompts 60%")
@@ -149,16 +149,16 @@ def test_what_is_assumed_for_many_clips_can_be_said(vidspec):
         (("--batch", "4", "--beta", "2"), "--beta must lie between 0 and 1, not 2"),
     ],
 )
-def test_bad_input_ends_in_one_line(vidspec, args, complaint):
-    ran = vidspec("simulate", *args)
+def test_bad_input_ends_in_one_line(command, args, complaint):
+    ran = command("simulate", *args)
     assert ran.code == 2 and ran.out == ""
     assert ran.err.startswith("error: ") and complaint in ran.err and ran.err.count("\n") == 1
 
 
 def test_it_needs_no_torch():
     code = (
-        "import sys; from vidspec.cli import main; main(['simulate', '--table', 'parallelvlm-7']);"
-        "main(['simulate', '--batch', '4']);"
+        "import sys; from research.simulate import main; main(['--table', 'parallelvlm-7']);"
+        "main(['--batch', '4']);"
         "print('LOADED', [name for name in ('torch', 'transformers', 'av', 'numpy') if name in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)

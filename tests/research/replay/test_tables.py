@@ -3,9 +3,9 @@ from statistics import mean
 import pytest
 import yaml
 
+from research.replay import tables
 from vidspec.errors import UsageError
 from vidspec.pace import speed
-from vidspec.papers import tables
 
 NAMES = [
     "hippo-1",

@@ -1,9 +1,9 @@
+from research.replay.simulated import SimulatedWorkers, simulate
+from research.replay.timeline import timeline
+from research.replay.virtual import Costs, Pattern, simulate_sequential
 from vidspec.decoding.parallel import Scheduler, Settings
 from vidspec.live.lanes import Glyphs
 from vidspec.pace.gamma import FixedGamma
-from vidspec.papers.simulated import SimulatedWorkers, simulate
-from vidspec.papers.timeline import timeline
-from vidspec.papers.virtual import Costs, Pattern, simulate_sequential
 
 COSTS = Costs(lambda rows: 8.0, lambda: 2.0, target_prefill=8.0)
 ASCII = Glyphs.ascii()

@@ -1,10 +1,10 @@
 import pytest
 
+from research.replay.predict import Prefill, Times, even_lengths, geometric_lengths
+from research.replay.whatif import best_chain, what_if
 from vidspec.pace import speed
 from vidspec.pace.gamma import settled
 from vidspec.pace.passes import pass_times
-from vidspec.papers.predict import Prefill, Times, even_lengths, geometric_lengths
-from vidspec.papers.whatif import best_chain, what_if
 
 
 def by_method(*args, **options):

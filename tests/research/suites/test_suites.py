@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from research.replay import tables
+from research.suites import measured as paper_tables
+from research.suites import rows as suites
+from research.suites.rows import DRAFT, SUITES, TABLES, contenders, papers_of, suite
 from vidspec.bench.interleaved import Row
 from vidspec.bench.talk import of_turn
 from vidspec.errors import UsageError
-from vidspec.papers import measured as paper_tables
-from vidspec.papers import suites, tables
-from vidspec.papers.suites import DRAFT, SUITES, TABLES, contenders, papers_of, suite
 from vidspec.profile import labels, profiles
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from training.architecture import Grid, architecture, build_tokenizer
-from training.architecture_qwen import MAX_PIXELS, MIN_PIXELS
-from training.stage_language import Reader, Shown, encode, text_batch
-from vidspec.embedded.captions import PROMPTS
+from research.training.architecture import Grid, architecture, build_tokenizer
+from research.training.architecture_qwen import MAX_PIXELS, MIN_PIXELS
+from research.training.stage_language import Reader, Shown, encode, text_batch
+from vidspec.embedded.prompts import PROMPTS
 
 LLAVA, QWEN = (architecture(family) for family in ("llava_onevision", "qwen2_5_vl"))
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from training.architecture import Grid
-from training.codes import _INDEX, _LONG, Codes, pool, pool_shares, shares
-from vidspec.embedded.world import draw_scene
+from research.training.architecture import Grid
+from research.training.codes import _INDEX, _LONG, Codes, pool, pool_shares, shares
+from research.world.scene import draw_scene
 
 GRID = Grid(4, 4)
 

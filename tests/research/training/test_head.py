@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.stage_head import TrainedHead, clips, harvest, train_head
+from research.training.stage_head import TrainedHead, clips, harvest, train_head
 from vidspec.captioner import Captioner
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows

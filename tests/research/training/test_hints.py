@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from training.architecture import Grid, architecture, build_tokenizer
-from training.codes import shares
-from training.hints import NAMED, SEEN, Hints, colour_ids, named_truth, seen_truth
-from training.stage_language import Fresh, Reader, Shown, encode, fact_ids, hint_truth, read_loss, text_batch
-from vidspec.embedded.world import MOTIONS, PLACES, Scene, Thing
+from research.training.architecture import Grid, architecture, build_tokenizer
+from research.training.codes import shares
+from research.training.hints import NAMED, SEEN, Hints, colour_ids, named_truth, seen_truth
+from research.training.stage_language import Fresh, Reader, Shown, encode, fact_ids, hint_truth, read_loss, text_batch
+from research.world.scene import MOTIONS, PLACES, Scene, Thing
 
 GRID, FRAMES = Grid(4, 4), 16
 LLAVA = architecture("llava_onevision")

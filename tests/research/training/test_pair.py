@@ -8,12 +8,13 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from training.architecture import architecture
-from training.evaluate import digest, evaluate, pass_times
-from training.train import SETTINGS
+from research.training.architecture import architecture
+from research.training.evaluate import digest, evaluate, pass_times
+from research.training.train import SETTINGS
+from research.world.samples import draw_sample
+from research.world.scoring import score, total
 from vidspec import Captioner
-from vidspec.embedded.samples import draw_sample, shipped
-from vidspec.embedded.scoring import score, total
+from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.models import loading
 from vidspec.profile import profiles

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from training.architecture import Grid, architecture, build_tokenizer
-from training.codes import shares
-from training.stage_joint import Bank, build_bank, grow
-from training.stage_language import (
+from research.training.architecture import Grid, architecture, build_tokenizer
+from research.training.codes import shares
+from research.training.stage_joint import Bank, build_bank, grow
+from research.training.stage_language import (
     Fresh,
     Learner,
     Reader,
@@ -25,10 +25,11 @@ from training.stage_language import (
     text_batch,
     train_readers,
 )
-from training.stage_vision import pixels, train_vision
-from training.train import PAIRS, SETTINGS, Run
-from vidspec.embedded.captions import PROMPTS, caption
-from vidspec.embedded.world import draw_scene
+from research.training.stage_vision import pixels, train_vision
+from research.training.train import PAIRS, SETTINGS, Run
+from research.world.captions import caption
+from research.world.scene import draw_scene
+from vidspec.embedded.prompts import PROMPTS
 from vidspec.models import loading
 
 FAMILIES = ("llava_onevision", "qwen2_5_vl")

@@ -1,6 +1,6 @@
 """Scenes made by hand, of which everything is known."""
 
-from vidspec.embedded.world import Scene, Thing
+from research.world.scene import Scene, Thing
 
 PLACES_AT = (0.2, 0.5, 0.8)
 

@@ -3,9 +3,9 @@ import math
 import numpy as np
 import pytest
 
-from embedded.scenes import scene, thing
-from vidspec.embedded.drawing import coverage, frames
-from vidspec.embedded.world import ASPECT, BACKGROUNDS, COLOURS, PATTERNS, SHAPES, SIZES
+from research.world.drawing import coverage, frames
+from research.world.scene import ASPECT, BACKGROUNDS, COLOURS, PATTERNS, SHAPES, SIZES
+from world.scenes import scene, thing
 
 R = SIZES["large"]
 AREAS = {  # in units of the frame's height squared

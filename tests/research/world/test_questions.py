@@ -4,10 +4,11 @@ import random
 
 import pytest
 
-from vidspec.embedded.captions import PROMPTS, caption
-from vidspec.embedded.questions import KINDS, about_the_caption, draw_dialogue, is_known, is_right, questions
-from vidspec.embedded.scoring import truth
-from vidspec.embedded.world import Scene, Thing, draw_scene
+from research.world.captions import caption
+from research.world.questions import about_the_caption, draw_dialogue, is_right, questions
+from research.world.scene import Scene, Thing, draw_scene
+from research.world.scoring import truth
+from vidspec.embedded.prompts import PROMPTS, QUESTIONS, is_known
 
 STAYS = Thing("red", "circle", "small", "still", (0, 0), (0, 0), (0.2, 0.2))
 MOVES = Thing("blue", "star", "large", "right", (1, 1), (2, 1), (0.5, 0.5))
@@ -34,12 +35,12 @@ def test_the_answers_of_a_scene():
 
 def test_answers_of_none_and_of_several():
     one = answers(STAYS)
-    assert one["count", KINDS["count"]] == "There is one object."
-    assert one["moves", KINDS["moves"]] == "None of them moves."
-    assert one["appears", KINDS["appears"]] == "Nothing appears or vanishes."
+    assert one["count", QUESTIONS["count"]] == "There is one object."
+    assert one["moves", QUESTIONS["moves"]] == "None of them moves."
+    assert one["appears", QUESTIONS["appears"]] == "Nothing appears or vanishes."
     more = answers(MOVES, GOES, COMES)
-    assert more["appears", KINDS["appears"]] == "The pink cross appears. The green ring vanishes."
-    assert answers(MOVES, MOVES)["moves", KINDS["moves"]] == "The blue star and the blue star move."
+    assert more["appears", QUESTIONS["appears"]] == "The pink cross appears. The green ring vanishes."
+    assert answers(MOVES, MOVES)["moves", QUESTIONS["moves"]] == "The blue star and the blue star move."
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -63,7 +64,7 @@ def test_dialogues():
         assert all(is_known(prompt) for prompt, _ in turns) and len({prompt for prompt, _ in turns}) == len(turns)
         assert all(prompt not in PROMPTS for prompt, _ in turns[1:])
         if turns not in begun:
-            assert not {KINDS["first"], KINDS["backdrop"]} & {prompt for prompt, _ in turns}
+            assert not {QUESTIONS["first"], QUESTIONS["backdrop"]} & {prompt for prompt, _ in turns}
 
 
 def test_known_and_right():

@@ -4,10 +4,11 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from vidspec.embedded import samples
-from vidspec.embedded.drawing import frames
-from vidspec.embedded.samples import draw, draw_sample, read_truth, shipped
-from vidspec.embedded.scoring import score, truth
+from research.world import samples
+from research.world.drawing import frames
+from research.world.samples import draw, draw_sample, read_truth
+from research.world.scoring import score, truth
+from vidspec.embedded.samples import shipped
 from vidspec.errors import OutputError, UsageError
 from vidspec.video import read
 

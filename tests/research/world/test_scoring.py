@@ -1,7 +1,7 @@
 import pytest
 
-from embedded.scenes import scene, thing
-from vidspec.embedded.scoring import Score, parse, score, total, truth
+from research.world.scoring import Score, parse, score, total, truth
+from world.scenes import scene, thing
 
 ONE = scene(thing("red", "circle", "large", "right", (0, 1), (2, 1)), background="navy", pattern="striped")
 RIGHT = (

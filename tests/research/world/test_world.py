@@ -4,13 +4,18 @@ import random
 
 import pytest
 
-from embedded.scenes import PLACES_AT, thing
-from vidspec.embedded.captions import caption
-from vidspec.embedded.scoring import score
-from vidspec.embedded.world import ASPECT, BACKGROUNDS, COLOURS, MOTIONS, PATTERNS, PLACES, SHAPES, SIZES, draw_scene
+from research.world.captions import caption
+from research.world.scene import ASPECT, BACKGROUNDS, COLOURS, MOTIONS, PATTERNS, PLACES, SHAPES, SIZES, draw_scene
+from research.world.scoring import score
+from vidspec.embedded import prompts
+from world.scenes import PLACES_AT, thing
 
 SCENES = [draw_scene(random.Random(seed)) for seed in range(500)]
 THINGS = [thing for scene in SCENES for thing in scene.things]
+
+
+def test_the_models_were_told_of_its_colours_and_shapes():
+    assert tuple(COLOURS) == prompts.COLOURS and prompts.SHAPES == SHAPES
 
 
 def test_the_world_is_as_rich_as_promised():

@@ -12,6 +12,8 @@ import math
 import random
 from dataclasses import dataclass
 
+from vidspec.embedded.prompts import SHAPES
+
 __all__ = [
     "ASPECT",
     "BACKGROUNDS",
@@ -40,7 +42,6 @@ COLOURS: dict[str, tuple[int, int, int]] = {
     "pink": (250, 150, 200),
     "white": (245, 245, 245),
 }
-SHAPES = ("circle", "square", "triangle", "star", "cross", "ring")
 #: Radius in fractions of the frame's height.
 SIZES: dict[str, float] = {"small": 0.085, "large": 0.15}
 MOTIONS = ("still", "right", "left", "up", "down", "circles", "appears", "vanishes")

@@ -1,6 +1,6 @@
-"""Suites of labels for ``vidspec bench --suite``: the rows of the papers' tables that can be run; no torch, no figures.
+"""Suites of labels for ``research.suites``: the rows of the papers' tables that can be run; no torch, no figures.
 
-Figures that a paper prints for a row are in ``vidspec/papers/tables``; ``claims`` names the file, and a row's name
+Figures that a paper prints for a row are in ``research/replay/tables``; ``claims`` names the file, and a row's name
 is the method's there. A paper runs its rows on several pairs of models; here they are rows of one pair, whichever a
 bench is given, so that two tables that differ in the pair alone have the same rows.
 """
@@ -23,7 +23,7 @@ class Suite(NamedTuple):
         where: paper and number.
         rows: label and the paper's name of it, in the paper's order, plain decoding first.
         own: likewise, of those rows whose target drafts for itself (Self-SD).
-        claims: the file of ``papers/tables`` with the printed figures; None if there is none.
+        claims: the file of ``research/replay/tables`` with the printed figures; None if there is none.
         benchmark: which of that file's columns is shown.
         second: which of them beside second turns, where a bench talks about clips; none if empty.
         pairs: which of that file's pairs are this table's; all if None.

@@ -1,0 +1,1 @@
+"""What only researchers of this project need; run from a checkout, never installed."""

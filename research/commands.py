@@ -8,15 +8,20 @@ import typer
 
 from vidspec.cli.app import run_app
 
-__all__ = ["run"]
+__all__ = ["application", "run"]
 
 
-def run(command: Callable[..., int | None], name: str, args: Sequence[str] | None = None) -> int:
-    """Run the function behind ``python -m research.NAME`` on arguments (the process's own if None)."""
+def application(command: Callable[..., int | None]) -> typer.Typer:
+    """An application of a single command."""
     app = typer.Typer(
         add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.command()(command)
-    return run_app(app, f"python -m research.{name}", args)
+    return app
+
+
+def run(command: Callable[..., int | None], name: str, args: Sequence[str] | None = None) -> int:
+    """Run the function behind ``python -m research.NAME`` on arguments (the process's own if None)."""
+    return run_app(application(command), f"python -m research.{name}", args)

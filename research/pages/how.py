@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/how-it-works.md and docs/reports.md from real runs: ``python -m research.pages.how [OUT]``.
+"""Draws the pictures of docs/how-it-works.md and docs/reports.md from real runs: ``research.pages.how [OUT]``.
 
 Needs Chromium. Two clips are captioned by the built-in Qwen pair, a drawn one, which it can describe, and real video,
 which it cannot. Heatmaps are what ``caption --heatmap`` writes, the other pictures parts of the page that ``caption

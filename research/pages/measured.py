@@ -19,16 +19,16 @@ ROOT = Path(__file__).resolve().parents[2]
 PAIRS = ("embedded", "embedded-qwen")
 ABOUT = """\
 Every lossless profile and `transformers`' own `generate`, measured by `vidspec bench --profiles all --pair PAIR
---repeats 2 --json FILE` and written here by `python -m research.pages.measured`. After a warm-up of each, all took turns
-on every one of the four sample clips, twice; speed-ups are medians over clips of ratios to `ar` on the same clip,
+--repeats 2 --json FILE` and written here by `python -m research.pages.measured`. After a warm-up of each, all took
+turns on every one of the four sample clips, twice; speed-ups are medians over clips of ratios to `ar` on the same clip,
 with the least and the greatest. Those that take turns have both cores; of the parallel ones each worker has one.
 *Speed model* is what the formulas of `vidspec/pace/speed.py` give for the same run's forward times and accepted
 lengths: for the parallel profiles the renewal formula."""
 
 AUTO = """\
-`python -m research.draw --out clips --count 50 --seed 20000000`, then `vidspec bench clips/*.mp4 --profiles LIST --repeats 1
---no-peers --json FILE`: all in turn on each of 50 clips. `auto` begins knowing nothing, so what it measures on the
-first clip and what it tries on the next ones is in its time."""
+`python -m research.draw --out clips --count 50 --seed 20000000`, then `vidspec bench clips/*.mp4 --profiles LIST
+--repeats 1 --no-peers --json FILE`: all in turn on each of 50 clips. `auto` begins knowing nothing, so what it measures
+on the first clip and what it tries on the next ones is in its time."""
 
 
 def number(value: float | None, places: int = 2) -> str:

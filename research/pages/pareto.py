@@ -1,6 +1,6 @@
-"""Writes quality against speed: ``python -m research.pages.pareto LLAVA.json QWEN.json LLAVA-BENCH.json QWEN-BENCH.json``.
+"""Writes quality against speed: ``research.pages.pareto LLAVA.json QWEN.json LLAVA-BENCH.json QWEN-BENCH.json``.
 
-The first two files are of ``python -m research.pareto --json``, the others of ``vidspec bench``, see ``CONTROL``. The full
+The first two files are of ``research.pareto --json``, the others of ``vidspec bench``, see ``CONTROL``. The full
 tables and pictures go to ``docs/pareto.md`` and ``docs/pareto-PAIR.svg``; what people wrote about them stays.
 """
 

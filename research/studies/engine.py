@@ -163,8 +163,8 @@ def main() -> None:
     print("\n| eight sequences in one pass | target | draft |\n|---|---|---|")
     for n, some in together.items():
         gains = {role: [8 * one[role]["1"] / one[role]["8"] for one in some] for role in ("target", "draft")}
-        cells = " | ".join(spread(gains[role], unit="x") for role in gains)
-        print(f"| {n} row{'s' if n > 1 else ''} each: tokens/s beside one sequence | {cells} |")
+        both = " | ".join(spread(gains[role], unit="x") for role in gains)
+        print(f"| {n} row{'s' if n > 1 else ''} each: tokens/s beside one sequence | {both} |")
     if args.json:
         args.json.write_text(json.dumps({"times": times, "passes": found, "together": together}, indent=1) + "\n")
 

@@ -1,4 +1,4 @@
-"""Measures drafts that are looked up: ``python -m research.studies.lookup [--tokenizer words|FOLDER|tokenizer.json] ...``.
+"""Measures drafts that are looked up: ``research.studies.lookup [--tokenizer words|FOLDER|tokenizer.json] ...``.
 
 Texts are replayed as if a target wrote them, one after another as the clips of a folder are captioned: what is proposed
 is judged by the words that follow, and no model runs. Two kinds: captions of drawn clips, which repeat each other as

@@ -1,6 +1,6 @@
-"""Measures what a second prompt about a clip costs: ``python -m research.studies.prompts [--pair PAIR] [--profile NAME]``.
+"""Measures what a second prompt about a clip costs: ``research.studies.prompts [--pair PAIR] [--profile NAME]``.
 
-Draws clips as ``vidspec sample`` does and answers one prompt and two about each, in turns, from the file on: up to the
+Draws clips as ``research.draw`` does and answers one prompt and two about each, in turns, from the file on: up to the
 first token of each answer, which is all but the decoding, and whole. Prints Markdown: seconds, the least of the
 repeats, and how many times as much two prompts took as one: up to the first tokens, whole, and whole but for the
 decoding of the second. Meant for a quiet machine.

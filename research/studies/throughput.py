@@ -89,8 +89,8 @@ answering.answer(prepare)
 
 ABOUT = """\
 `python -m research.studies.throughput CLIPS --pair PAIR --earlier CHECKOUT_OF_0.1.0`, for the Qwen pair with vLLM too
-(`--vllm`): drawn clips (`python -m research.draw --count 32 --seed 20000000`), float32, 8 frames, one thread for each process,
-{repeats} turns, medians with the least and greatest.
+(`--vllm`): drawn clips (`python -m research.draw --count 32 --seed 20000000`), float32, 8 frames, one thread for each
+process, {repeats} turns, medians with the least and greatest.
 Models are warm; a run is timed from the first file opened to the last record written. *Decoding alone* are tokens a
 second from the moment in which the last of so many clips has its first token to the one in which a first of them ends.
 Memory is resident, a process and its children, sampled in a warm-up over twice as many clips as the batch has."""

@@ -46,7 +46,8 @@ def test_a_finished_bench_is_drawn_from_its_file(command, tmp_path):
     results = Results(tmp_path / "bench.json", {}, {})
     results.add(("ar", "a.mp4", 0), Caption("a.mp4", "x"))
     assert "bench.json: that bench has not finished" in command("plots", "bench.json", "--out", "new").err
-    results.add(("sd-attention", "a.mp4", 0), records(drafted=10, accepted_lengths=[4, 2, 2])["a.mp4"][0])
+    drafted = records(drafted=10, accepted_lengths=[4, 2, 2])
+    results.add(("sd-attention", "a.mp4", 0), drafted["a.mp4"][0])
     results.finish(rows=[asdict(PLAIN), asdict(FAST)])
     ran = command("plots", "bench.json", "--out", "new")
     assert ran.code == 0 and ran.err == "".join(f"drew new/{name}.svg\n" for name in ("speedup", *OTHERS))

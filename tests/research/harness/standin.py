@@ -4,6 +4,7 @@ It has the names and signatures of LMMs-Eval 0.7 that the model uses, and nothin
 """
 
 import abc
+import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -69,6 +70,14 @@ class StandInManifest:
     aliases: tuple[str, ...] = ()
 
 
+class StandInRegistry(dict):
+    """``lmms_eval.models.MODEL_REGISTRY_V2``: manifests by model."""
+
+    def register_manifest(self, manifest, *, overwrite=False):
+        assert overwrite or manifest.model_id not in self
+        self[manifest.model_id] = manifest
+
+
 @dataclass
 class StandInCounts:
     input_tokens: int | None = None
@@ -91,7 +100,8 @@ def modules(told):
         "lmms_eval.api": {},
         "lmms_eval.api.model": {"lmms": StandInModel},
         "lmms_eval.api.instance": {"GenerationResult": StandInResult, "TokenCounts": StandInCounts},
-        "lmms_eval.models": {},
+        "lmms_eval.models": {"MODEL_REGISTRY_V2": StandInRegistry()},
+        "lmms_eval.__main__": {"cli_evaluate": lambda: told.append(("evaluated", list(sys.argv[1:])))},
         "lmms_eval.models.registry_v2": {"ModelManifest": StandInManifest},
         "lmms_eval.models.model_utils": {},
         "lmms_eval.models.model_utils.gen_metrics": {

@@ -59,6 +59,16 @@ def test_the_class_is_what_the_registry_accepts(made):
     assert issubclass(made, StandInModel) and made.is_simple and not made.__abstractmethods__
 
 
+def test_the_harness_runs_with_the_model_in_its_registry(told, made, monkeypatch):
+    from research.lmms_eval.__main__ import main
+
+    monkeypatch.setattr(sys, "argv", ["research.lmms_eval", "--model", "vidspec"])
+    main()
+    registry = sys.modules["lmms_eval.models"].MODEL_REGISTRY_V2
+    assert list(registry) == ["vidspec"] and registry["vidspec"].simple_class_path.endswith(made.__name__)
+    assert told == [("evaluated", ["--model", "vidspec"])]
+
+
 def test_requests_are_answered_in_order(model, captioner, told):
     documents = [CLIP, OTHER]
     answers = model.generate_until(

@@ -19,7 +19,7 @@ from vidspec.live.overall import RECENT, overall
 from vidspec.live.panel import render
 from vidspec.live.state import PanelState
 from vidspec.models.request import Request
-from vidspec.telling.events import Finished, Opened
+from vidspec.telling.events import Finished, Load, Opened
 from vidspec.telling.tally import Tally
 
 WIDTH, HEIGHT = 100, 34
@@ -35,13 +35,14 @@ def one(captioner: Captioner, clip: str) -> RenderableType:
 
 def many(captioner: Captioner, folder: str) -> RenderableType:
     paths = sorted(Path(folder).glob("*.mp4"))
-    tally, states, loads = Tally(total=len(paths)), {}, deque(maxlen=RECENT)
+    tally, states, loads = Tally(total=len(paths)), dict[int, PanelState](), deque[Load](maxlen=RECENT)
     for key, said in captioner.serve(Read(captioner, paths), batch=BATCH):
-        if key is None:
+        if isinstance(said, Load):
             loads.append(said)
             continue
         if isinstance(said, Exception):
             raise said
+        assert isinstance(key, int)  # as Read numbers them
         if isinstance(said, Opened):
             states[key] = PanelState(path=said.path, profile=captioner.profile.name, began=time.monotonic())
         states[key].apply(said)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from research.pareto.outcome import ALSO, DRAWN, QUALITY_ONLY
-from research.world.samples import HELD_OUT_SEED, TRUTH, draw, read_truth
+from research.world.samples import HELD_OUT_SEED, draw, read_truth
 from research.world.scoring import Statement
 from vidspec._version import __version__
 from vidspec.bench.interleaved import by_other_draws, machine, run
@@ -22,6 +22,7 @@ from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.measure import fingerprint
 from vidspec.bench.results import Key, Results, read_results, restored
 from vidspec.captioner import Captioner
+from vidspec.embedded.samples import TRUTH
 from vidspec.errors import UsageError
 from vidspec.profile import profiles
 from vidspec.profile.labels import DRAFT

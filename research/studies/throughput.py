@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 from vidspec.bench.loaded import Source
 from vidspec.bench.memory import Watch
@@ -186,7 +187,8 @@ def equality(args: argparse.Namespace) -> None:
     asked = asked_of(args, args.clips, args.equal_profiles, batches=[1])
     given = list(asked.clips)
     orders = {"as given": given, "backwards": given[::-1], "shuffled": random.Random(0).sample(given, len(given))}
-    sizes, lines, plain = (1, 4, 16), [], {}
+    sizes, lines = (1, 4, 16), []
+    plain: dict[str, Any] = {}
     for label in asked.profiles:  # one at a time: nothing is timed
         alone = asked_of(args, args.clips, label, batches=[1])
         with contenders(alone, say) as workers:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from research.pareto import run as pareto_run
+from research.pareto.__main__ import main
 from research.pareto.outcome import outcome
 from research.pareto.run import Pareto, measure
 from research.world.samples import HELD_OUT_SEED, draw, draw_sample
 from research.world.scoring import truth
 from vidspec.bench.results import read_results
-from vidspec.cli import main
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
 
@@ -143,14 +143,14 @@ def test_the_machine_of_the_times_is_kept(asked, monkeypatch, tmp_path):
 
 def test_command(held_out, tmp_path, capsys):
     file, svg = tmp_path / "r.json", tmp_path / "p.svg"
-    line = ["bench", "pareto", "--profiles", ",".join(NAMES), "--count", "2", "--clips-dir", str(held_out)]
+    line = ["--profiles", ",".join(NAMES), "--count", "2", "--clips-dir", str(held_out)]
     assert main([*line, "--timed", "2", "--repeats", "1", "--json", str(file)]) == 0
     table = capsys.readouterr().out
     rows = [row for row in table.splitlines() if row.startswith("| ") and "method" not in row]
     assert [row.split(" | ")[1] for row in rows] == ["lossless", "loose", "lossy", "draft alone"]
     assert all("x (" in row for row in rows)
-    assert main(["bench", "pareto", "--from", str(file), "--svg", str(svg)]) == 0
+    assert main(["--from", str(file), "--svg", str(svg)]) == 0
     assert capsys.readouterr().out == table and svg.stat().st_size
-    assert main(["bench", "pareto", "--from", str(file), "--format", "json"]) == 0
+    assert main(["--from", str(file), "--format", "json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["baseline"] == NAMES[0] and [one["name"] for one in content["methods"]] == NAMES

@@ -62,11 +62,11 @@ gpu:
 
 on-gpu: $(VENV)/installed-test
 	@$(BIN)/python -m pytest -q -m gpu
-	@$(BIN)/python -m vidspec.bench.gpu $(ARGS)
+	@$(BIN)/python -m research.gpu $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find vidspec tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find vidspec research tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

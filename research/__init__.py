@@ -1,1 +1,1 @@
-"""Studies of the papers' premises on the built-in models; not part of what is installed."""
+"""What only researchers of this project need; run from a checkout, never installed."""

@@ -17,12 +17,12 @@ from statistics import fmean
 
 import torch
 
+from research.world.samples import HELD_OUT_SEED, draw
+from research.world.scene import BACKGROUNDS, COLOURS, PATTERNS, PLACES, SHAPES, SIZES
+from research.world.scoring import COUNTS, MOTIONS
 from vidspec import video
 from vidspec.acceptance.lvspec import relevance
 from vidspec.captioner import Captioner
-from vidspec.embedded.samples import HELD_OUT_SEED, draw
-from vidspec.embedded.scoring import COUNTS, MOTIONS
-from vidspec.embedded.world import BACKGROUNDS, COLOURS, PATTERNS, PLACES, SHAPES, SIZES
 from vidspec.engine.rows import Rows
 from vidspec.models.detokenizer import Detokenizer
 from vidspec.telling.markdown import cell, table
@@ -76,7 +76,7 @@ class Clip:
 def words_of_facts(text: str) -> list[tuple[int, int]]:
     """Where in a caption of the drawn world facts are stated, as (start, end) of characters, in order.
 
-    Facts are those that :mod:`vidspec.embedded.scoring` counts: numbers of objects, looks, places, sides, motions,
+    Facts are those that :mod:`research.world.scoring` counts: numbers of objects, looks, places, sides, motions,
     ends, backgrounds; of a motion's wording the words that only join others are none.
     """
     return [

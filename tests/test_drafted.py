@@ -10,8 +10,8 @@ import pytest
 from model_pairs import Pair, save_pair
 from test_lossless import LOSSLESS
 
+from research.world.samples import draw
 from vidspec.decoding import loop
-from vidspec.embedded.samples import draw
 from vidspec.engine import forward
 from vidspec.models.request import Request
 from vidspec.profile import profiles

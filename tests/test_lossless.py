@@ -11,9 +11,10 @@ import pytest
 from decoding.workers.pairs import Waiting
 from model_pairs import Pair, save_pair
 
+from research.world.samples import draw
 from vidspec import video
 from vidspec.acceptance.base import Verdict
-from vidspec.embedded.samples import draw, shipped
+from vidspec.embedded.samples import shipped
 from vidspec.models import loading
 from vidspec.profile import profiles
 from vidspec.registry import families, pruners, rules

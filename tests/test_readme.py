@@ -1,5 +1,6 @@
 """What the README and the pages in docs/ name exists, and what exists is named there."""
 
+import importlib.util
 import os
 import re
 import shlex
@@ -12,6 +13,7 @@ import pytest
 import typer
 from test_rooms import ORDER
 
+from research.commands import application
 from vidspec.bench.outside import OUTSIDE
 from vidspec.cli.app import app
 from vidspec.profile.profiles import available, load
@@ -69,14 +71,15 @@ def console_lines(page):
                 yield title, re.sub(r"  +#.*| {2,}", lambda gap: "" if "#" in gap[0] else " ", line[2:]).strip()
 
 
-def command_lines():
-    """Every ``vidspec`` command in a console block of any page."""
+def command_lines(*program):
+    """What follows ``vidspec``, or another program, in a console block of any page."""
+    program = list(program or ("vidspec",))
     for page in sorted(PAGES):
         for _, line in console_lines(page):
             for part in re.split(r"[|&;]", line):
                 words = shlex.split(part.partition(">")[0].strip())
-                if words[:1] == ["vidspec"]:
-                    yield page, tuple(words[1:])
+                if words[: len(program)] == program:
+                    yield page, tuple(words[len(program) :])
 
 
 def test_a_file_is_written_in_one_format_on_all_pages():
@@ -109,6 +112,22 @@ def test_commands_and_their_options_exist(page, words):
             load("parallelvlm", dict([value.split("=", 1)]), env={})
 
 
+@pytest.mark.parametrize(("page", "words"), sorted(set(command_lines("python", "-m"))))
+def test_commands_of_research_and_their_options_exist(page, words):
+    module, *rest = words
+    if module in ("pytest", "research.lmms_eval"):
+        return  # their own options
+    found = importlib.import_module(module)
+    found = importlib.import_module(f"{module}.__main__") if hasattr(found, "__path__") else found
+    typer.main.get_command(application(found.command)).make_context(module, rest)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_modules_that_a_page_runs_exist(page):
+    for module in re.findall(r"python -m (research(?:\.\w+)+)", PAGES[page]):
+        assert importlib.util.find_spec(module), module
+
+
 def anchors(page):
     """What a link may name on a page, as GitHub makes it of the headings."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL), re.MULTILINE)
@@ -125,7 +144,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_documents_that_the_code_refers_to_exist():
-    files = [path for room in ("vidspec", "tests", "training", "research") for path in (ROOT / room).rglob("*.py")]
+    files = [path for room in ("vidspec", "research", "tests") for path in (ROOT / room).rglob("*.py")]
     for path in [*files, ROOT / "vidspec/batch/record_schema.json"]:
         text = path.read_text(encoding="utf-8")
         for name in re.findall(r"\bdocs/[\w-]+\.md\b", text):
@@ -147,7 +166,7 @@ def test_map_names_every_room_in_the_order_of_imports():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_named_files_exist(page):
-    for name in re.findall(r"`((?:vidspec|tests|training|research|docs|profiles|constraints)/[\w./-]*)`", PAGES[page]):
+    for name in re.findall(r"`((?:vidspec|research|tests|docs|profiles|constraints)/[\w./-]*)`", PAGES[page]):
         assert (ROOT / name).exists(), name
     for name in re.findall(r"(?<![\w/])(?:tests|docs)/[\w/]+\.py", PAGES[page]):
         assert (ROOT / name).exists(), name

@@ -42,22 +42,23 @@ ELSEWHERE = {
     r"(pip|pipx|uv) ": "installs; from where is everybody's own",
     r"make caption": "tests/test_readme.py, over an installation that does nothing",
     r"make (test|lint|gpu)": "is what runs this, a part of it, and what needs a GPU",
-    r"python -m lmms_eval": "another package, and models of the hub: tests/integrations/test_lmms_eval_model.py",
+    r"python -m research\.lmms_eval": "another package, and models of the hub: tests/research/harness",
     r"python (-m pytest )?tests/": "tests, and a survey that takes an hour; that they exist is tested",
     r".* --target ": "models of the hub",
     r"vidspec doctor --model": "models of the hub, and one's own: tests/models/test_doctor_model.py",
     r".*\binner\.yaml": "wants the files above it: tests/test_readme_example.py",
     r"vidspec caption broken.ts": "a damaged file: tests/video/test_damage.py",
     r"vidspec bench --profiles all": "an hour: tests/bench/test_measure.py",
-    r"vidspec bench --suite": "hours: tests/papers/test_suites.py",
-    r"vidspec bench pareto": "hours: tests/papers/test_pareto_run.py",
+    r"python -m research\.suites": "hours: tests/research/suites/test_command.py",
+    r"python -m research\.pareto": "hours: tests/research/pareto/test_pareto_run.py",
     r"make peers|vidspec bench .*--peer vllm": "gigabytes from a registry: tests/bench/test_outside.py",
     r"vidspec bench compare": "results of two benches: tests/cli/test_bench.py",
     r"vidspec bench throughput": "processes with models of their own: tests/bench/test_throughput.py",
-    r"vidspec bench scale": "a model of gigabytes: tests/bench/test_scale.py",
+    r"python -m research\.scale": "a model of gigabytes: tests/research/test_scale.py",
+    r"python -m research\.plots": "results of a bench: tests/research/test_plots.py",
 }
 #: Makes a command cheaper than it stands there.
-MORE = {"sample": ("--count", "1"), "profile": ("--profiles", "ar,specvlm", "--repeats", "1", "--no-passes")}
+MORE = {"profile": ("--profiles", "ar,specvlm", "--repeats", "1", "--no-passes")}
 #: Sections about files, not captions.
 FAKED = {"Many clips"}
 #: What only a shell understands; Ray's daemons too are better in a process that ends.
@@ -115,6 +116,7 @@ def faked(monkeypatch):
 def run(line, capfd):
     """What a line prints; it must succeed."""
     if SHELL.search(line):
+        line = re.sub(r"^python ", f"{shlex.quote(sys.executable)} ", line)
         ran = subprocess.run(
             ["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, timeout=300, check=False
         )

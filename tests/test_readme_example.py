@@ -11,6 +11,7 @@ from PIL import Image
 from plugins import forget_plugins
 from pruning.given import irregular_tokens, random_signals, visual_tokens
 
+from research import position_bias
 from vidspec import cli, registry
 from vidspec.embedded.samples import shipped
 from vidspec.profile import profiles
@@ -74,5 +75,6 @@ def test_the_commands_work(folder, blocks, capsys, monkeypatch):
     assert cli.main(["bench", *command(blocks, "vidspec bench"), "--no-peers", "--repeats", "1"]) == 0
     out = capsys.readouterr().out
     assert "| inner.yaml | 1/1 |" in out  # the same tokens as plain decoding
-    rows = [row.split("|") for row in out.splitlines() if row.startswith("| inner.yaml |")]
-    assert rows[1][4].strip().startswith("0.0%")  # no kept token at the upper and lower border
+    assert position_bias.main(["clip.mp4", "--profiles", "inner.yaml"]) == 0
+    (row,) = [row.split("|") for row in capsys.readouterr().out.splitlines() if row.startswith("| inner.yaml |")]
+    assert row[4].strip().startswith("0.0%")  # no kept token at the upper and lower border

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from decoding import checkpoints
 
+from research.world.samples import draw
 from vidspec.captioner import Captioner
 from vidspec.decoding.run import InTurns
-from vidspec.embedded.samples import draw
 from vidspec.engine.asks import alone as decoded
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import GenerationError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from research.scale import synthetic
 from vidspec.bench.passes import Passes, measure_passes, prefilled_at
-from vidspec.bench.scale import synthetic
 from vidspec.engine.forward import Engine
 from vidspec.models import loading
 

@@ -6,7 +6,6 @@ import pytest
 # Before the captioner gives way to one without models.
 import vidspec.bench.compare
 import vidspec.bench.measure
-import vidspec.bench.scale
 import vidspec.bench.throughput  # noqa: F401
 
 
@@ -31,7 +30,7 @@ def results(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("args, code", [(("--help",), 0), (("run", "--help"), 0), (("scale", "--help"), 0)])
+@pytest.mark.parametrize("args, code", [(("--help",), 0), (("run", "--help"), 0), (("compare", "--help"), 0)])
 def test_help(vidspec, args, code):
     ran = vidspec("bench", *args)
     assert ran.code == code and "Usage: vidspec bench" in ran.out
@@ -57,23 +56,6 @@ def test_without_a_command_it_runs(vidspec, monkeypatch):
     assert str(asked[3].clips[0]) == "clip.mp4" and not asked[3].peers and asked[3].source.pair == "embedded-qwen"
 
 
-def test_a_suite_names_what_is_run_and_prints_the_papers_table(vidspec, monkeypatch):
-    from vidspec.bench.interleaved import Row
-    from vidspec.bench.measure import Outcome
-
-    def measure(bench, say):
-        ones = (1.0, 1.0, 1.0)
-        rows = [Row(name, 1, 1, 2.0, 3.0, None, 1.0, ones, ones, ones) for name in bench.profiles]
-        return Outcome(rows, "all rows", {"cores": 2}, {}, {})
-
-    monkeypatch.setattr("vidspec.bench.measure.measure", measure)
-    out = vidspec("bench", "--suite", "lvspec-2", "--no-peers").out
-    assert out.startswith("all rows\ncores 2\n\n### LVSpec Table 2 (`lvspec-2`)\n")
-    assert [line.split("`")[1] for line in out.splitlines() if " | `" in line] == ["ar", "lvspec-no-shift", "lvspec"]
-    assert vidspec("bench", "--suite", "papers").out.count("###") == 28
-    assert vidspec("bench", "--suite", "pareto").out == "all rows\ncores 2\n"
-
-
 def test_compare(vidspec, results):
     before, after = results("a.json", 1.0), results("b.json", 2.0)
     ran = vidspec("bench", "compare", before, after, "--format", "json")
@@ -93,15 +75,7 @@ def test_compare(vidspec, results):
         (("no.mp4",), "no.mp4: there is no such file"),
         (("--profiles", ","), "--profiles names none"),
         (("--profiles", "ar,fly+theta"), "fly+theta: theta is not KEY=VALUE"),
-        (("--suite", "lvspec-99"), "no suite is called 'lvspec-99'"),
-        (("--suite", "lvspec-1", "--profiles", "ar"), "--suite and --profiles exclude each other"),
         (("--draft", "x", "--pair", "embedded"), "--draft needs --target"),
-        (("scale", "--frames", "8,4"), "--frames 8,4: must be increasing numbers"),
-        (("scale", "--frames", "many"), "--frames many: must be increasing numbers"),
-        (("scale", "--beta", "1"), "--beta must lie between 0 and 1, not 1"),
-        (("scale", "--random-init", "c.json", "--target", "x"), "--random-init excludes --target"),
-        (("scale", "--random-init-draft", "c.json"), "--random-init-draft needs --random-init"),
-        (("scale", "--random-init", "c.json"), "c.json: no config.json there"),
         (("throughput",), "Missing argument"),
         (("throughput", "a.mp4", "--batch", "4,1"), "--batch 4,1: must be increasing numbers"),
         (("throughput", "a.mp4", "--batch", "0"), "--batch 0: must be increasing numbers"),

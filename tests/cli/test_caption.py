@@ -11,12 +11,12 @@ import jsonschema
 import pytest
 from fake_captioner import IDS, TEXT, FakeCaptioner, FakeReader, events, record
 
+from research.world.captions import PROMPTS
 from vidspec import video
 from vidspec.batch import inputs
 from vidspec.batch.schema import record_schema
 from vidspec.cli.report import failure, summary
 from vidspec.cli.start import NOTICE, REAL
-from vidspec.embedded.captions import PROMPTS
 from vidspec.errors import DeviceError, ModelError, VideoError
 from vidspec.profile.prompts import STYLES
 from vidspec.telling.events import Again, Finished

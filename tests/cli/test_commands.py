@@ -2,9 +2,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from vidspec.embedded.samples import shipped
 
 ROOT = Path(__file__).resolve().parents[2]
 # Typer itself takes pydantic for the page of a command, so what is ours to keep out is the schema built with it.
@@ -136,28 +137,13 @@ def test_a_profile_of_ones_own_is_grouped_by_what_it_does(vidspec, tmp_path):
     assert (groups["auto"], groups["bad"]) == ("loose", "exact")
 
 
-def test_sample_draws_and_prints_the_paths(vidspec, monkeypatch):
-    asked = []
-
-    def draw(out, count, seed):
-        asked.append((out, count, seed))
-        return [out / f"{number}.mp4" for number in range(count)]
-
-    module = ModuleType("vidspec.embedded.samples")
-    module.draw = draw
-    monkeypatch.setitem(sys.modules, "vidspec.embedded.samples", module)
-    ran = vidspec("sample", "--out", "d", "--count", "2", "--seed", "7")
-    assert (ran.code, ran.out, asked) == (0, "d/0.mp4\nd/1.mp4\n", [(Path("d"), 2, 7)])
+def test_sample_copies_and_prints_the_paths(vidspec):
+    ran = vidspec("sample", "--out", "d")
+    assert ran.code == 0 and ran.out == "".join(f"d/{clip.name}\n" for clip in shipped())
+    assert vidspec("sample", "--out", "d").err.startswith("error: d/coming-and-going.mp4: exists already")
     Path("file").write_text("")
     ran = vidspec("sample", "--out", "file")
     assert (ran.code, ran.err) == (2, "error: --out file: is not a folder\n")
-
-    def full(out, count, seed):
-        raise OSError(28, "No space left on device")
-
-    module.draw = full
-    ran = vidspec("sample", "--out", "d")
-    assert (ran.code, ran.err) == (1, "error: d: cannot be written: No space left on device\n")
 
 
 def test_doctor(vidspec, monkeypatch):

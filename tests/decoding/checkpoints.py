@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, GenerationConfig, LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
 
-from training.architecture import Size
+from research.training.architecture import Size
 from vidspec.models.loading import embedded_folder
 
 IMAGE_SIZE, PATCH = 32, 8

@@ -4,11 +4,11 @@ import heapq
 import random
 from dataclasses import dataclass, field
 
+from research.replay.simulated import SimulatedWorkers, drive
+from research.replay.virtual import Costs
 from vidspec.decoding.parallel import Scheduler, Settings
 from vidspec.decoding.protocol import Abort, Propose, Rollback
 from vidspec.pace.gamma import AutoGamma, FixedGamma
-from vidspec.papers.simulated import SimulatedWorkers, drive
-from vidspec.papers.virtual import Costs
 
 EOS = 0
 

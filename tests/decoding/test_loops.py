@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decoding.toys import blend, greedy_text, job, random_table, rounds_of
+from research.replay.simulated import SimulatedWorkers, simulate
+from research.replay.virtual import Costs
 from vidspec.acceptance.random_loose import RandomLoose
 from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import PERIOD, SHORTEST, TIMES, Limits, ended, loops
@@ -12,8 +14,6 @@ from vidspec.decoding.parallel import Scheduler, Settings
 from vidspec.decoding.sequential import sequential
 from vidspec.engine.sampling import Sampling
 from vidspec.pace.gamma import FixedGamma
-from vidspec.papers.simulated import SimulatedWorkers, simulate
-from vidspec.papers.virtual import Costs
 
 SENTENCE = list(range(100, 112))
 

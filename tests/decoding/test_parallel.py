@@ -8,6 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from decoding.parallel_toys import EOS, Case, ToyText, WatchedWorkers
+from research.replay.simulated import Deadlock, SimulatedWorkers, drive, simulate
+from research.replay.virtual import Costs, Pattern
 from vidspec.decoding.parallel import Scheduler, Settings
 from vidspec.decoding.protocol import (
     Abort,
@@ -26,8 +28,6 @@ from vidspec.decoding.protocol import (
 )
 from vidspec.errors import GenerationError
 from vidspec.pace.gamma import AutoGamma, FixedGamma
-from vidspec.papers.simulated import Deadlock, SimulatedWorkers, drive, simulate
-from vidspec.papers.virtual import Costs, Pattern
 
 
 @pytest.mark.parametrize("block", range(10))

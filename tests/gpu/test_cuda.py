@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from research.ties import EPSILON, gap
 from vidspec.bench.loaded import Loaded, Source, lossless_profiles
-from vidspec.bench.ties import EPSILON, gap
 from vidspec.embedded.samples import shipped
 
 pytestmark = pytest.mark.gpu

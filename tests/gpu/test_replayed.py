@@ -6,10 +6,10 @@ import pytest
 import torch
 from engine.passing import unreplayed
 
-from vidspec.bench.sizes import engine_of, language
+from research.random_decoder import engine_of, language
+from research.sizes import Size
 from vidspec.engine.attention import attend
 from vidspec.engine.rows import Rows
-from vidspec.models.sizes import Size
 
 pytestmark = pytest.mark.gpu
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
 
-from training.architecture import SPECIALS, build_tokenizer
+from research.training.architecture import SPECIALS, build_tokenizer
 from vidspec.models.base import Pixels, Seen
 from vidspec.models.llava_onevision import LlavaOnevision
 

@@ -14,11 +14,11 @@ import transformers
 
 from models.checkpoints import pixels
 from models.checkpoints_captioner import blip
+from research.random_init import random_model
 from vidspec.errors import ModelError
 from vidspec.models import chat_template, image_captioner
 from vidspec.models.chat_template import rendered
 from vidspec.models.loading import Placement, load
-from vidspec.models.random_init import random_model
 
 CPU = Placement(torch.device("cpu"), torch.float32)
 CODE = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\nclass Mine:\n    pass\n"

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from research.replay.simulated import SimulatedWorkers, simulate
+from research.replay.virtual import Costs, Pattern, simulate_sequential
 from vidspec.decoding.parallel import Scheduler, Settings
 from vidspec.pace import speed
 from vidspec.pace.gamma import FixedGamma
-from vidspec.papers.simulated import SimulatedWorkers, simulate
-from vidspec.papers.virtual import Costs, Pattern, simulate_sequential
 
 
 def test_chain_tokens_by_hand():

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from research.relevance import Clip, Loosened, Token, auc, facts_of, report, study, within, words_of_facts
+from research.world.captions import caption
+from research.world.samples import draw_sample
+from research.world.scoring import parse
 from vidspec.acceptance.lvspec import relevance
 from vidspec.captioner import Captioner
-from vidspec.embedded.captions import caption
-from vidspec.embedded.samples import draw_sample, shipped
-from vidspec.embedded.scoring import parse
+from vidspec.embedded.samples import shipped
 
 
 def stated(text):

@@ -17,14 +17,12 @@ from vidspec.bench.judging import judge
 from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.markdown import markdown
 from vidspec.bench.outside import Outside
-from vidspec.bench.position_table import biases, block
 from vidspec.bench.results import Results, accepted_shares
 from vidspec.bench.talk import Talk, of_turn
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
 from vidspec.profile.profiles import Profile, same
-from vidspec.pruning.position_bias import PositionBias
 from vidspec.telling.record import Caption
 
 __all__ = ["Bench", "Outcome", "fingerprint", "measure"]
@@ -42,7 +40,6 @@ class Bench:
         threads: of torch on a CPU; as it chooses if None.
         peers: whether ``transformers``' own ways to generate take part.
         outside: interpreters of peers of :data:`~vidspec.bench.outside.OUTSIDE`, by name.
-        position_bias: whether it is measured where kept tokens lie.
         json: where records go, one by one.
         overwrite: begin that file anew.
         turns: of a dialogue about each clip; the profiles' own prompt if empty. Each turn is measured by itself.
@@ -55,7 +52,6 @@ class Bench:
     threads: int | None = None
     peers: bool = True
     outside: Mapping[str, str] = field(default_factory=dict)
-    position_bias: bool = False
     json: Path | None = None
     overwrite: bool = False
     turns: tuple[str, ...] = ()
@@ -72,7 +68,6 @@ class Outcome:
     table: str
     machine: dict[str, Any]
     records: dict[str, dict[str, list[Caption]]]
-    position_bias: dict[str, PositionBias]
     left: dict[str, str] = field(default_factory=dict)
 
 
@@ -137,12 +132,10 @@ def measure(bench: Bench, say: Callable[[str], None] = lambda _: None) -> Outcom
             return speed / bandwidth.pass_bytes(loaded.target, context)
 
         table = "\n\n".join(markdown(one, one[0].name, limit, left) for one in by_turn)
-        found = biases(contenders, clips, say) if bench.position_bias else {}
         if results is not None:
             results.machine |= facts
-            bias = {"position_bias": block(found)} if bench.position_bias else {}
-            results.finish(rows=[asdict(row) for row in rows], left_out=left, **bias)
-        return Outcome(rows, table, facts, records, found, left)
+            results.finish(rows=[asdict(row) for row in rows], left_out=left)
+        return Outcome(rows, table, facts, records, left)
     finally:
         for peer in outside.values():
             peer.close()

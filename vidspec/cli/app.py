@@ -20,13 +20,11 @@ from vidspec.cli import (
     doctor,
     merge,
     pairs,
-    pareto,
     plan,
     profile,
     profiles,
     report_page,
     sample,
-    simulate,
     throughput,
 )
 from vidspec.cli.interrupts import ending_of, terminable
@@ -34,7 +32,7 @@ from vidspec.cli.report import complain
 from vidspec.errors import VidspecError
 from vidspec.escaping import shown
 
-__all__ = ["app", "run", "version"]
+__all__ = ["app", "run", "run_app", "version"]
 
 #: Typer brings its own click; its base of all usage errors is found through a class that Typer exports.
 ClickError: type[Exception] = next(
@@ -57,10 +55,8 @@ app.command("sample")(sample.sample)
 app.command("merge")(merge.merge)
 app.command("report")(report_page.report)
 app.add_typer(config.app, name="config")
-app.command("simulate")(simulate.simulate)
 app.command("profile")(profile.profile)
 app.command("plan")(plan.plan)
-bench.app.command("pareto")(pareto.pareto)
 bench.app.command("throughput")(throughput.throughput)
 app.add_typer(bench.app, name="bench")
 
@@ -89,12 +85,23 @@ def _root(
 
 
 def run(args: Sequence[str] | None = None) -> int:
-    """Run a command line; returns the exit code. Errors that are not the user's keep their traceback."""
+    """Run a command line of ``vidspec``; returns the exit code."""
+    return run_app(app, "vidspec", args)
+
+
+def run_app(application: typer.Typer, name: str, args: Sequence[str] | None = None) -> int:
+    """Run a command line of an application; returns the exit code. Errors that are not the user's keep their traceback.
+
+    Args:
+        application: its commands.
+        name: what help pages call it.
+        args: by default the process's own.
+    """
     args = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in args or os.environ.get("VIDSPEC_DEBUG", "") not in ("", "0")
     try:
         with terminable():
-            code = app(args=args, prog_name="vidspec", standalone_mode=False)
+            code = application(args=args, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except VidspecError as error:

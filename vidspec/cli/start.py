@@ -55,8 +55,7 @@ def demo_notes(profile: Profile, prompts: Iterable[str], command: str) -> list[s
         command: with a clip, as it would be given again with other models.
     """
     from vidspec.embedded import ships
-    from vidspec.embedded.captions import PROMPTS
-    from vidspec.embedded.questions import KINDS, is_known
+    from vidspec.embedded.prompts import PROMPTS, QUESTIONS, is_known
 
     models = profile.models
     if models.pair is None and not ships(models.target or ""):
@@ -67,7 +66,7 @@ def demo_notes(profile: Profile, prompts: Iterable[str], command: str) -> list[s
         shown = " ".join(untrained[0].split())
         notes.append(
             f"note: the built-in models were not trained for the prompt {shown[:60]!r}{more}; what they answer to it "
-            f"means nothing. They know {PROMPTS[0]!r} and others like it, and behind it such as {KINDS['count']!r}"
+            f"means nothing. They know {PROMPTS[0]!r} and others like it, and behind it such as {QUESTIONS['count']!r}"
         )
     return notes
 

@@ -130,7 +130,7 @@ class Engine(Generic[M]):
         if not all(one.finite for one in passed):
             raise ModelError(
                 f"{getattr(self.model, 'name', 'the model')}: its logits are not finite (NaN or infinite)",
-                hint="damaged weights, or numbers too large for this dtype: fetch the model again, or try another --dtype",
+                hint="damaged weights, or numbers too large for this dtype: fetch it again, or try another --dtype",
                 kind="not_finite",
             )
 

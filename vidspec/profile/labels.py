@@ -11,7 +11,7 @@ from vidspec.profile.schema import Profile
 
 __all__ = ["DRAFT", "load", "parse", "split"]
 
-#: What stands among labels for the draft model by itself. It is no profile; only ``vidspec bench pareto`` measures it.
+#: What stands among labels for the draft model by itself. It is no profile, and only research measures it.
 DRAFT = "draft"
 _SUCH_AS = "such as fly+accept.window=2+accept.theta=0.1"
 

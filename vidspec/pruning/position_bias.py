@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean
 
 __all__ = [
     "Pair",
@@ -13,7 +12,6 @@ __all__ = [
     "border_share",
     "ends_share",
     "frame_shares",
-    "mean_bias",
     "over_bins",
     "position_bias",
     "rasters",
@@ -164,23 +162,3 @@ def over_bins(shares: Sequence[float], bins: int) -> tuple[float, ...]:
             sum(share * max(0, end - start) / bins for share, (start, end) in zip(shares, covered, strict=True))
         )
     return tuple(found)
-
-
-def mean_bias(measured: Sequence[PositionBias]) -> PositionBias:
-    """The mean over clips, each counting the same; ``peak_rows`` is the largest of all.
-
-    Raises:
-        ValueError: there are no clips, or their bins differ in number.
-    """
-    if not measured:
-        raise ValueError("no clip was measured")
-    pairs: dict[str, Pair] = {}
-    for field in fields(PositionBias):
-        of = [getattr(one, field.name) for one in measured]
-        if isinstance(of[0], Pair):
-            pairs[field.name] = Pair(fmean(pair.kept for pair in of), fmean(pair.all for pair in of))
-    return PositionBias(
-        bins=tuple(fmean(column) for column in zip(*(one.bins for one in measured), strict=True)),
-        peak_rows=max(one.peak_rows for one in measured),
-        **pairs,
-    )

@@ -16,7 +16,7 @@ import pytest
 
 from decoding import checkpoints
 from decoding.workers.pairs import CLIP, CLIPS, Pairs, Waiting, gone
-from training.architecture import build_tokenizer
+from research.training.architecture import build_tokenizer
 from vidspec.cli.app import run
 from vidspec.decoding.base import Target
 from vidspec.decoding.parallel import WorkerLost

@@ -1,0 +1,27 @@
+"""How a command of research is run: as those of ``vidspec``, every error one line on stderr and an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import typer
+
+from vidspec.cli.app import run_app
+
+__all__ = ["application", "run"]
+
+
+def application(command: Callable[..., int | None]) -> typer.Typer:
+    """An application of a single command."""
+    app = typer.Typer(
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.command()(command)
+    return app
+
+
+def run(command: Callable[..., int | None], name: str, args: Sequence[str] | None = None) -> int:
+    """Run the function behind ``python -m research.NAME`` on arguments (the process's own if None)."""
+    return run_app(application(command), f"python -m research.{name}", args)

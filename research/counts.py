@@ -1,0 +1,147 @@
+"""What one decoding pass of published sizes launches, reads back, allocates and reads, counted without weights.
+
+``python -m research.counts`` prints it for the stock modules and for the fused decoder as a GPU replays it. The
+models are on the meta device: every operation is seen with its shapes, nothing is computed. An operation counts as one
+kernel, attention of the engine as its two, and a product that is added to a matrix as two: CUDA copies the matrix
+first. What torch splits up further is not seen, so the counts are lower bounds. Who decodes token by token waits for
+the token of each pass besides; a chain of replayed passes is waited for once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from research.random_decoder import engine_of, language
+from research.sizes import DEVICES, SIZES, Size
+from vidspec.engine.fused import FusedDecoder
+from vidspec.engine.graphs import Graphs
+from vidspec.engine.rows import Rows
+from vidspec.telling import markdown
+
+__all__ = ["Counts", "counted", "table"]
+
+_META = torch.device("meta")
+_PRODUCTS = ("mm", "addmm", "bmm", "linear", "matmul")
+_NOTHING = ("empty", "new_empty", "empty_like", "empty_strided", "detach_")
+
+
+@dataclass
+class Counts:
+    """Of one pass.
+
+    Attributes:
+        kernels: launches by operation.
+        reads: operations whose result the host waits for.
+        allocated: bytes of all that was made, once if the pass is replayed.
+        replayed: whether it is.
+        weights, cache: bytes that are read.
+    """
+
+    kernels: Counter[str] = field(default_factory=Counter)
+    reads: int = 0
+    allocated: int = 0
+    replayed: bool = False
+    weights: int = 0
+    cache: int = 0
+
+    @property
+    def launches(self) -> int:
+        return self.kernels.total()
+
+    @property
+    def products(self) -> int:
+        return sum(self.kernels[name] for name in _PRODUCTS)
+
+    @property
+    def per_pass(self) -> int:
+        """Bytes that each pass allocates."""
+        return 0 if self.replayed else self.allocated
+
+
+class _Counting(TorchDispatchMode):
+    """Counts into ``found`` what is done under it."""
+
+    def __init__(self, found: Counts) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found = found
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = {_storage(one) for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)}
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        made = [one for one in tree_leaves(out) if isinstance(one, torch.Tensor) and _storage(one) not in given]
+        self.found.reads += torch.Tag.data_dependent_output in func.tags
+        self.found.allocated += sum(one.nbytes for one in made)
+        if name not in _NOTHING and (made or func._schema.is_mutable):
+            self.found.kernels[name] += 1
+            if name == "addmm" and args[0].ndim == 2:
+                self.found.kernels["copy_"] += 1
+        return out
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+@torch.inference_mode()
+def counted(size: Size, kind: Literal["fused", "stock"], entries: int) -> Counts:
+    """A pass of one row, its token included, behind so many entries of one sequence."""
+    model = language(size, _META, kind=kind)
+    slab = model.decoder.slab
+    span = slab.open(entries + 1)
+    span.length = entries
+    found = Counts(replayed=kind == "fused", weights=model.weight_bytes, cache=(entries + 1) * slab.entry_bytes)
+
+    def attend(
+        query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, places: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        found.kernels["split_attention"] += 2
+        return query.new_empty(len(query), query.shape[1] * query.shape[2])
+
+    if isinstance(model.decoder, FusedDecoder):
+        _, replay = Graphs(model.decoder, attend).step(1, size.vocabulary)
+        with _Counting(found):
+            replay()
+    else:
+        engine, batch = engine_of(model), [Rows(span, [0])]
+        with _Counting(found):
+            engine.run(batch)[0].logits.argmax(-1)
+    return found
+
+
+def table(names: Sequence[str] = ("7B", "32B", "72B"), entries: int = 25_000) -> str:
+    """Markdown, a line for each size and decoder."""
+    header = ["model", "decoder", "kernels", "of them products", "host reads", "allocated per pass", "weights"]
+    header += [f"KV of {entries:,}", *(f"limit {device.name}" for device in DEVICES.values())]
+    lines = []
+    kinds: tuple[Literal["stock", "fused"], ...] = ("stock", "fused")
+    for name in names:
+        for kind in kinds:
+            one = counted(SIZES[name], kind, entries)
+            once = f" ({one.allocated / 2**20:.1f} MiB once)" if one.replayed else ""
+            read = one.weights + one.cache
+            lines.append(
+                (
+                    name,
+                    kind,
+                    *map(str, (one.launches, one.products, one.reads)),
+                    f"{one.per_pass / 2**20:.1f} MiB{once}",
+                    f"{one.weights / 1e9:.1f} GB",
+                    f"{one.cache / 1e9:.2f} GB",
+                    *(f"{1000 * read / device.bandwidth:.1f} ms" for device in DEVICES.values()),
+                )
+            )
+    return markdown.table(header, lines)
+
+
+if __name__ == "__main__":
+    print(table())

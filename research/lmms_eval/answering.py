@@ -1,0 +1,150 @@
+"""Answers requests by captioners over the same loaded models, one for each way of generating, and adds up what it took.
+
+Knows nothing of the harness, so that it can be tested without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from research.lmms_eval.arguments import wanted
+from research.lmms_eval.visuals import shown
+from vidspec.captioner import Asked, Captioner
+from vidspec.profile import profiles
+from vidspec.telling.record import Caption
+
+__all__ = ["Answering", "Totals"]
+
+
+@dataclass
+class Totals:
+    """What a number of answers took.
+
+    Attributes:
+        answers: how many there are.
+        tokens: emitted, EOS included.
+        later: those behind the first of their answer, which is what decoding gives.
+        windows: verifications.
+        accepted: drafted tokens that verifications kept.
+        loose: drafted tokens that were kept though the target would not have chosen them.
+        decode, seconds: in decoding, and from the opened file to the last token.
+    """
+
+    answers: int = 0
+    tokens: int = 0
+    later: int = 0
+    windows: int = 0
+    accepted: int = 0
+    loose: int = 0
+    decode: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, record: Caption) -> None:
+        """One more answer."""
+        counters = record.counters
+        self.answers += 1
+        self.tokens += counters["emitted"]
+        self.later += counters["emitted"] - 1
+        self.windows += len(counters["accepted_lengths"])
+        self.accepted += sum(counters["accepted_lengths"])
+        self.loose += counters["loose"]
+        self.decode += record.timings["decode"]
+        self.seconds += record.timings["end_to_end"]
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """``decode_tokens_per_s``, ``tau`` (accepted drafted tokens per verification), ``loose_share`` of all tokens.
+
+        Those that are undefined are left out.
+        """
+        found = {
+            "decode_tokens_per_s": (self.later, self.decode),
+            "tau": (self.accepted, self.windows),
+            "loose_share": (self.loose, self.tokens),
+        }
+        return {name: part / whole for name, (part, whole) in found.items() if whole}
+
+    def __str__(self) -> str:
+        rates = self.rates
+        parts = [f"{self.answers} answers", f"{self.tokens} tokens"]
+        if (speed := rates.get("decode_tokens_per_s")) is not None:
+            parts.append(f"{speed:.1f} tokens/s in decoding")
+        if (tau := rates.get("tau")) is not None:
+            parts.append(f"tau {tau:.2f}")
+        parts.append(f"{rates.get('loose_share', 0.0):.1%} of the tokens loosely accepted")
+        return ", ".join(parts)
+
+
+class Answering:
+    """A captioner that answers under the settings each request comes with.
+
+    Args:
+        captioner: its profile is what requests leave unsaid.
+
+    Attributes:
+        unread: keys of ``generation_kwargs`` that were met and have no effect.
+    """
+
+    def __init__(self, captioner: Captioner) -> None:
+        self.captioner = captioner
+        self.unread: set[str] = set()
+        self._others: dict[tuple[tuple[str, object], ...], Captioner] = {}
+
+    def answer(
+        self, context: str, kwargs: Mapping[str, Any], visual: Any, name: str, repeat: int = 0
+    ) -> tuple[str, Caption]:
+        """One request.
+
+        Args:
+            context: the question; the profile's prompt if empty. Places for images in it are taken out: the video
+                has its own.
+            kwargs: the task's ``generation_kwargs``.
+            visual: what its ``doc_to_visual`` gives.
+            name: what the request is called in messages.
+            repeat: how often it was asked before. Where tokens are drawn, each time is a draw of its own.
+
+        Returns:
+            the answer, and the record of what was generated, before a string of ``until`` cut it.
+
+        Raises:
+            VidspecError: the video or the settings are no good.
+        """
+        asked = wanted(kwargs)
+        self.unread.update(asked.unread)
+        captioner = self.under(asked.overrides, repeat)
+        what = shown(visual, captioner.profile.video)
+        question: Asked = {"prompt": context.replace("<image>", "").replace("<video>", "").strip()}
+        if not isinstance(what, str):
+            question["clip"], what = what, name
+        record = captioner.caption(what, **question)
+        text = record.caption or ""
+        for end in asked.until:
+            text = text.split(end, 1)[0]
+        return text, record
+
+    def under(self, overrides: Mapping[str, object], repeat: int = 0) -> Captioner:
+        """The captioner of some settings, over the models that are loaded."""
+        base = self.captioner
+        profile = profiles.override(base.profile, overrides)
+        if repeat and profile.generate.temperature > 0:
+            profile = profiles.override(profile, {"generate.seed": profile.generate.seed + repeat})
+        if profile == base.profile:
+            return base
+        generate = tuple(profile.generate.model_dump().items())
+        if generate not in self._others:
+            self._others[generate] = Captioner(
+                profile,
+                base.target.model,
+                base.draft.model if base.draft is not None else None,
+                embedded=base.embedded,
+                describe=base.setup.describe,
+                slot=base.slot,
+            )
+        return self._others[generate]
+
+    def close(self) -> None:
+        """Let go of the models."""
+        self._others.clear()
+        self.captioner.close()

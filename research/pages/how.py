@@ -1,0 +1,75 @@
+"""Draws the pictures of docs/how-it-works.md and docs/reports.md from real runs: ``research.pages.how [OUT]``.
+
+Needs Chromium. Two clips are captioned by the built-in Qwen pair, a drawn one, which it can describe, and real video,
+which it cannot. Heatmaps are what ``caption --heatmap`` writes, the other pictures parts of the page that ``caption
+--report`` writes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image, ImageChops
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+DRAWN = ROOT / "vidspec" / "embedded" / "clips" / "three-objects.mp4"
+REAL = DOCS / "clips" / "grand-prix-1906.ogv"
+#: Leaves one part of a page: a heading and what follows it.
+ALONE = """<script>addEventListener("load", () => {
+  const title = [...document.querySelectorAll("h2")].find((one) => one.textContent.trim().startsWith("%s"));
+  const kept = [title];
+  for (let one = title.nextElementSibling; one && one.tagName !== "H2"; one = one.nextElementSibling) kept.push(one);
+  document.body.replaceChildren(...kept);
+  document.body.style.margin = "1em";
+});</script>"""
+
+
+def captioned(clip: Path, folder: Path, heatmap: Path) -> Path:
+    """The page about a clip."""
+    page = folder / f"{clip.stem}.html"
+    command = [sys.executable, "-m", "vidspec", "caption", clip.relative_to(ROOT), "--pair", "embedded-qwen"]
+    command += ["--frames", "16", "--profile", "sd-attention-chain", "--baseline"]
+    command += ["--heatmap", heatmap, "--report", page]
+    subprocess.run(list(map(str, command)), check=True, cwd=ROOT)
+    return page
+
+
+def part(page: Path, title: str, out: Path, height: int | None = None) -> None:
+    """A picture of one part of a page, or of all if ``title`` is empty, down to ``height`` pixels."""
+    alone = page.with_name("part.html")
+    alone.write_text(page.read_text(encoding="utf-8") + (ALONE % title if title else ""), encoding="utf-8")
+    shot = page.with_name("part.png")
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        raise SystemExit("needs Chromium (Debian: apt-get install chromium)")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1000,2400"]
+    subprocess.run([browser, *options, f"--screenshot={shot}", alone.as_uri()], check=True, capture_output=True)
+    with Image.open(shot) as image:
+        whole = image.convert("RGB")
+    found = ImageChops.difference(whole, Image.new("RGB", whole.size, whole.getpixel((0, 0)))).getbbox()
+    if found is None:
+        raise SystemExit(f"{page}: has no part {title}")
+    whole.crop((0, 0, 1000, min(found[3] + 12, height or 2400))).quantize(64).save(out, optimize=True)
+
+
+def main() -> None:
+    """Draw all of them."""
+    out = Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS
+    with tempfile.TemporaryDirectory() as name:
+        drawn = captioned(DRAWN, Path(name), out / "how-seen.png")
+        part(captioned(REAL, Path(name), out / "how-seen-real.png"), "", out / "report-real.png", 850)
+        part(drawn, "Caption", out / "how-caption.png")
+        part(drawn, "Timeline", out / "how-timeline.png", 262)
+    for file in ("how-seen.png", "how-seen-real.png"):
+        with Image.open(out / file) as image:
+            small = image.convert("RGB").resize((1000, round(image.height * 1000 / image.width)))
+        small.quantize(128).save(out / file, optimize=True)
+
+
+if __name__ == "__main__":
+    main()

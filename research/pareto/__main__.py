@@ -1,0 +1,145 @@
+"""``python -m research.pareto``: its options; measuring, summing up and drawing are in the files beside this."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from research.commands import run
+from vidspec.cli.bench import Device, Draft, Dtype, Form, Pair, PairName, Target, Threads
+from vidspec.cli.printed import print_facts, print_json, say
+from vidspec.errors import UsageError
+
+__all__ = ["main"]
+
+SUITE = "pareto"
+
+
+class Part(str, Enum):
+    """What alone is measured."""
+
+    times = "times"
+    quality = "quality"
+
+
+def command(
+    clips: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="CLIP...", help="Video files; drawn clips with known truth if none are named."),
+    ] = None,
+    profiles: Annotated[
+        str | None,
+        typer.Option(
+            "--profiles",
+            help="As of `vidspec bench`; the first is the baseline; draft: the draft model alone.",
+            show_default="the suite pareto",
+        ),
+    ] = None,
+    pair: Pair = PairName.embedded,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Of every timed clip.")] = 3,
+    count: Annotated[int, typer.Option("--count", min=1, help="Number of drawn clips.")] = 200,
+    clips_dir: Annotated[
+        Path | None,
+        typer.Option("--clips-dir", metavar="DIR", help="Where drawn clips are kept and found again.", file_okay=False),
+    ] = None,
+    timed: Annotated[
+        int, typer.Option("--timed", min=1, help="Time so many of the clips; the others serve quality alone.")
+    ] = 24,
+    only: Annotated[Part | None, typer.Option("--only", help="One part; the other may continue FILE.")] = None,
+    target: Target = None,
+    draft: Draft = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    threads: Threads = None,
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Every record as it comes; the same command continues the file."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin FILE anew; the older becomes FILE~.")] = False,
+    given: Annotated[
+        Path | None, typer.Option("--from", metavar="FILE", help="Sum up this file of results; run nothing.")
+    ] = None,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Draw speed-up against quality; needs matplotlib.")
+    ] = None,
+    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="The same as PNG.")] = None,
+    form: Annotated[Form, typer.Option("--format", help="json: one object with methods.")] = Form.markdown,
+) -> int:
+    """Hold speed-up against quality for lossless, loose and lossy methods, and mark those that none beats in both.
+
+    Facts of captions are scored on clips whose truth is known from a truth.json beside them; on others captions are
+    held against plain decoding's. Intervals are 95% bootstrap intervals over clips.
+    """
+    from vidspec.bench.results import check_results, read_results
+
+    if clips and clips_dir is not None:
+        raise UsageError("--clips-dir is for drawn clips", hint="leave out CLIP...")
+    if given is not None and (clips or json or only):
+        raise UsageError("--from runs nothing", hint="leave out CLIP..., --json and --only")
+    named = list(map(str, clips or ()))
+    files = [_picture(file, kind, named) for file, kind in ((svg, "svg"), (png, "png")) if file is not None]
+    if json is not None:
+        check_results(json, named, overwrite=overwrite)
+    from research.pareto import plot
+    from research.pareto.outcome import markdown, outcome
+
+    if given is not None:
+        results = read_results(given)
+    else:
+        from research.pareto.run import Pareto, measure
+        from research.suites.rows import suite
+        from vidspec.bench.loaded import Source, names_of
+
+        results = measure(
+            Pareto(
+                contenders=suite(SUITE) if profiles is None else names_of(profiles),
+                clips=clips or (),
+                source=Source(pair.value, target, draft, device, dtype),
+                count=count,
+                clips_dir=clips_dir,
+                timed=timed,
+                repeats=repeats,
+                threads=threads,
+                only=only.value if only else None,
+                json=json,
+                overwrite=overwrite,
+            ),
+            say,
+        )
+    found = outcome(results)
+    if files:
+        plot.draw(found, files)
+        for file in files:
+            say(f"drew {file}")
+    if form is Form.json:
+        print_json(found.to_dict())
+    else:
+        print(markdown(found))
+        print_facts(found.machine)
+    return 0
+
+
+def _picture(file: Path, kind: str, clips: Sequence[str]) -> Path:
+    """A file that can be drawn into, said before anything runs."""
+    from research import plots
+    from vidspec.files import PICTURE, check_output
+
+    plots.check_drawing(f"--{kind}")
+    if file.suffix != f".{kind}":
+        raise UsageError(f"--{kind} {file}: the name must end in .{kind}")
+    check_output(file, clips, f"--{kind}", PICTURE)
+    return file
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    return run(command, "pareto", args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

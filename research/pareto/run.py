@@ -1,0 +1,201 @@
+"""Measures what ``research.pareto`` shows: times on a few clips, quality on all; every record goes to a file."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+
+from research.pareto.outcome import ALSO, DRAWN, QUALITY_ONLY
+from research.world.samples import HELD_OUT_SEED, draw, read_truth
+from research.world.scoring import Statement
+from vidspec._version import __version__
+from vidspec.bench.interleaved import by_other_draws, machine, run
+from vidspec.bench.judging import judge
+from vidspec.bench.loaded import Loaded, Source
+from vidspec.bench.measure import fingerprint
+from vidspec.bench.results import Key, Results, read_results, restored
+from vidspec.captioner import Captioner
+from vidspec.embedded.samples import TRUTH
+from vidspec.errors import UsageError
+from vidspec.profile import profiles
+from vidspec.profile.labels import DRAFT
+from vidspec.telling.record import Caption
+
+__all__ = ["Pareto", "Shown", "measure", "settings", "stripped"]
+
+
+@dataclass(frozen=True)
+class Pareto:
+    """What is to be measured.
+
+    Attributes:
+        contenders: labels, or ``draft`` for the draft model's own plain decoding; the first is the baseline.
+        clips: video files; held-out clips if empty.
+        source: the models.
+        count: of held-out clips.
+        clips_dir: where they are kept; a folder that goes when all is done if None.
+        timed: so many of the first clips are timed.
+        repeats: of each of those.
+        threads: of torch on a CPU; as it chooses if None.
+        only: ``times`` or ``quality`` for one part alone.
+        json: where records go, one by one.
+        overwrite: begin that file anew.
+    """
+
+    contenders: Sequence[str]
+    clips: Sequence[Path] = ()
+    source: Source = field(default_factory=Source)
+    count: int = 200
+    clips_dir: Path | None = None
+    timed: int = 24
+    repeats: int = 3
+    threads: int | None = None
+    only: str | None = None
+    json: Path | None = None
+    overwrite: bool = False
+
+
+class Shown(NamedTuple):
+    """A clip: where it is, and its facts if they are known."""
+
+    path: Path
+    facts: Statement | None
+
+
+class _Named:
+    """A contender whose records bear the clips' names, which for drawn clips say nothing of a folder."""
+
+    def __init__(self, captioner: Captioner, clips: Mapping[str, Shown]) -> None:
+        self.captioner, self.clips = captioner, clips
+
+    def caption(self, path: str | Path) -> Caption:
+        return replace(self.captioner.caption(self.clips[str(path)].path), path=str(path))
+
+
+def measure(asked: Pareto, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """Run what the results file does not hold yet.
+
+    Returns:
+        the results as ``read_results`` gives them.
+
+    Raises:
+        VidspecError: of profiles, models, clips and the results file.
+    """
+    if asked.threads:
+        torch.set_num_threads(asked.threads)
+    loaded = Loaded(asked.source)
+    try:
+        every = {name: _contender(loaded, name) for name in asked.contenders}
+        also = profiles.same({name: one.profile for name, one in every.items() if name != DRAFT})
+        contenders = {name: one for name, one in every.items() if name == DRAFT or name in also}
+        first = asked.contenders[0]
+        if first == DRAFT or not contenders[first].setup.lossless:
+            raise UsageError(f"{first}: the first profile is the baseline and must be lossless", hint="such as ar")
+        with tempfile.TemporaryDirectory() as folder:
+            clips = _clips(asked, Path(folder), say)
+            path = asked.json or Path(folder) / "results.json"
+            stated = settings(asked, clips, {name: one.profile for name, one in contenders.items()}, also)
+            results = Results(path, stated, _machine(asked, clips, contenders, loaded), overwrite=asked.overwrite)
+            if results.stored:
+                say(f"{path}: continuing behind {len(results.stored)} records; --overwrite begins anew")
+            named = {name: _Named(one, clips) for name, one in contenders.items()}
+            if asked.only != "quality":
+                timed = [Path(name) for name in clips][: asked.timed]
+                run(named, timed, asked.repeats, say, done=_timed(results.stored), keep=results.add)
+            if asked.only != "times":
+                _quality(named, clips, results, say)
+            judged = {name: one.path for name, one in list(clips.items())[: asked.timed]}
+            judge(contenders, judged, results.stored, say, results.rewrite)
+            return {"settings": results.settings, "machine": results.machine, "records": results.stored}
+    finally:
+        loaded.close()
+
+
+def settings(
+    asked: Pareto,
+    clips: Mapping[str, Shown],
+    used: Mapping[str, profiles.Profile],
+    also: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """What two runs must share for their records to be one run's, with the truth, without which they say little."""
+    drawn = by_other_draws(used, next(iter(used)))
+    return {
+        "vidspec": __version__,
+        **asdict(asked.source),
+        "threads": asked.threads,
+        "profiles": {name: fingerprint(one) for name, one in used.items()},
+        **({ALSO: others} if (others := {name: list(names) for name, names in also.items() if names}) else {}),
+        **({DRAWN: list(drawn)} if drawn else {}),
+        "clips": [[name, one.path.stat().st_size] for name, one in clips.items()],
+        "truth": {name: asdict(one.facts) for name, one in clips.items() if one.facts is not None},
+    }
+
+
+def stripped(caption: Caption) -> Caption:
+    """A record without times, for one that was made while they mean nothing."""
+    return replace(caption, timings={}, speed={}, trace=None)
+
+
+def _contender(loaded: Loaded, name: str) -> Captioner:
+    if name != DRAFT:
+        return loaded.captioner(name)
+    if loaded.draft is None:
+        raise UsageError(f"{DRAFT}: no draft was named", hint="name one with --draft, or choose --profiles without it")
+    return Captioner(profiles.load("ar"), loaded.draft, None)
+
+
+def _clips(asked: Pareto, folder: Path, say: Callable[[str], None]) -> dict[str, Shown]:
+    """Clips by name: the path of one that was named, the file's name of one that was drawn."""
+    if asked.clips:
+        if missing := [clip for clip in asked.clips if not clip.is_file()]:
+            raise UsageError(f"{missing[0]}: there is no such file")
+        known = {parent: read_truth(parent) for parent in {clip.parent for clip in asked.clips}}
+        facts = {clip: known[clip.parent].get(clip.name) for clip in asked.clips}
+        return {str(clip): Shown(clip, found[1] if found else None) for clip, found in facts.items()}
+    out = asked.clips_dir or folder
+    if not (out / TRUTH).exists():
+        say(f"drawing {asked.count} clips into {out}")
+        draw(out, asked.count, HELD_OUT_SEED)
+    drawn = dict(list(read_truth(out).items())[: asked.count])
+    rng = random.Random(HELD_OUT_SEED)
+    if [seed for seed, _ in drawn.values()] != [rng.randrange(2**31) for _ in range(asked.count)]:
+        raise UsageError(f"{out}: does not hold {asked.count} held-out clips", hint="name another --clips-dir")
+    return {name: Shown(out / name, facts) for name, (_, facts) in drawn.items()}
+
+
+def _machine(asked: Pareto, clips: Mapping[str, Shown], contenders: Iterable[str], loaded: Loaded) -> dict[str, Any]:
+    """Facts of the machine whose times the file will hold: those that it has, if no time comes to them."""
+    if asked.json is not None and asked.json.exists() and asked.json.stat().st_size and not asked.overwrite:
+        known = read_results(asked.json)
+        done = _timed(known["records"])
+        timed = list(clips)[: asked.timed]
+        wanted = ((name, clip, turn) for name in contenders for clip in timed for turn in range(asked.repeats))
+        if done and (asked.only == "quality" or all(key in done for key in wanted)):
+            return dict(known.get("machine", {}))
+    return machine(loaded.where.device)
+
+
+def _timed(stored: Sequence[Mapping[str, Any]]) -> dict[Key, Caption]:
+    return {
+        (one["contender"], one["path"], one["repeat"]): restored(one) for one in stored if not one.get(QUALITY_ONLY)
+    }
+
+
+def _quality(
+    contenders: Mapping[str, _Named], clips: Mapping[str, Shown], results: Results, say: Callable[[str], None]
+) -> None:
+    """Caption once whatever a contender has not captioned yet."""
+    done = {(one["contender"], one["path"]) for one in results.stored}
+    for number, clip in enumerate(clips, 1):
+        missing = [name for name in contenders if (name, clip) not in done]
+        if missing:
+            say(f"quality {number}/{len(clips)} {clip}")
+        for name in missing:
+            results.add((name, clip, 0), stripped(contenders[name].caption(clip)), **{QUALITY_ONLY: True})

@@ -1,0 +1,69 @@
+"""Language models of published sizes without a vision tower, made of nothing on any device: for times and counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from research.sizes import Size
+from vidspec.bench.bandwidth import weight_bytes
+from vidspec.engine.decoder import Decoder, decoder_of
+from vidspec.engine.forward import Engine
+
+__all__ = ["Language", "engine_of", "language"]
+
+
+@dataclass(frozen=True)
+class Language:
+    """What the engine asks of a model; its weights mean nothing.
+
+    Attributes:
+        weight_bytes: that one pass reads.
+    """
+
+    decoder: Decoder
+    device: torch.device
+    vocabulary: int
+    weight_bytes: int
+
+
+def language(
+    size: Size,
+    device: torch.device,
+    dtype: torch.dtype = torch.bfloat16,
+    kind: Literal["fused", "stock"] = "fused",
+) -> Language:
+    """A language model with M-RoPE and random weights; on the device ``meta`` it has none."""
+    from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
+    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
+
+    half = size.width // 2
+    config = Qwen2_5_VLTextConfig(
+        hidden_size=size.hidden,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        intermediate_size=size.inner,
+        vocab_size=size.vocabulary,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 1e6,
+            "mrope_section": [half // 4, half * 3 // 8, half - half // 4 - half * 3 // 8],
+        },
+    )
+    with torch.device(device):
+        model = Qwen2_5_VLTextModel._from_config(config, dtype=dtype)
+        head = torch.nn.Linear(size.hidden, size.vocabulary, bias=False, dtype=dtype)
+        if size.tied:
+            head.weight = model.embed_tokens.weight
+    model.requires_grad_(False)
+    head.requires_grad_(False)
+    read = weight_bytes(model, head)
+    return Language(decoder_of(model, head, kind), torch.device(device), size.vocabulary, read)
+
+
+def engine_of(model: Language) -> Engine:
+    """The engine of a model that has a language part only: its passes ask for nothing else."""
+    return Engine(model)  # type: ignore[arg-type]

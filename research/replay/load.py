@@ -1,0 +1,217 @@
+"""Many clips at once on one device: tokens/s, clips/s and memory from published configs; no model is run.
+
+A pass reads the weights once, and the KV cache of every clip in it; its arithmetic is two operations for each parameter
+and row. It lasts as long as the slower of the two. Plain decoding has one row for each clip, verification gamma + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from research.replay.predict import Times
+from research.replay.whatif import best_chain, chain_speedup
+from research.sizes import DEVICES, MODELS, Device, Model
+from vidspec.models.known_pairs import PROMPT
+from vidspec.pace import speed
+
+__all__ = [
+    "DEVICES",
+    "PAIRS",
+    "WEIGHTS",
+    "Assumed",
+    "Device",
+    "Throughput",
+    "memory",
+    "notes",
+    "pass_seconds",
+    "read_seconds",
+    "throughput",
+    "times_at",
+]
+
+#: Visual tokens of a frame (of Qwen2.5-VL of a pair of frames).
+PER_FRAME = 14**2
+#: Bytes of a number in the KV cache.
+ENTRY = 2
+#: Bytes of a weight.
+WEIGHTS = {"bfloat16": 2.0, "float8": 1.0, "int4": 0.5}
+#: Of the device's memory; the rest is for activations.
+USABLE = 0.9
+
+
+#: Target and draft.
+PAIRS = {
+    "7b+0.5b": (
+        MODELS["llava-hf/llava-onevision-qwen2-7b-ov-hf"],
+        MODELS["llava-hf/llava-onevision-qwen2-0.5b-ov-hf"],
+    ),
+    "7b+3b": (MODELS["Qwen/Qwen2.5-VL-7B-Instruct"], MODELS["Qwen/Qwen2.5-VL-3B-Instruct"]),
+    "32b+7b": (MODELS["Qwen/Qwen2.5-VL-32B-Instruct"], MODELS["Qwen/Qwen2.5-VL-7B-Instruct"]),
+}
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What no config says.
+
+    Attributes:
+        beta: probability that a drafted token is accepted, whether the draft is pruned or not.
+        kept: share of the visual tokens that a pruned draft keeps.
+        tokens: of a caption.
+        gamma: the window; None for the best at each batch size, which may be none.
+        weights: a key of :data:`WEIGHTS`; arithmetic is in bfloat16 all the same.
+        decode_use: share of bandwidth and operations that a decoding pass reaches.
+        prefill_use: share of the operations that a tower and the reading of a prompt reach.
+    """
+
+    beta: float = 0.8
+    kept: float = 0.1
+    tokens: int = 256
+    gamma: int | None = None
+    weights: str = "bfloat16"
+    decode_use: float = 0.7
+    prefill_use: float = 0.5
+
+    def context(self, visual: float) -> float:
+        """Entries of a clip halfway through its caption."""
+        return visual + PROMPT + self.tokens / 2
+
+    def weight_bytes(self, parameters: int) -> float:
+        return parameters * WEIGHTS[self.weights]
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """``batch`` clips at once; None where the device has no room.
+
+    Attributes:
+        device, pair: their names.
+        visual: tokens of each clip.
+        batch: clips.
+        plain_tokens_per_s, plain_clips_per_s: of plain decoding, all clips together.
+        unpruned_gain, unpruned_gamma: decode speed-up by a draft that sees all, and its window.
+        pruned_gain, pruned_gamma: by a draft that sees the share that is kept.
+        pruned_clips_per_s: with that draft, which has to read its prompt too.
+        plain_memory, pruned_memory: share of the device's memory.
+    """
+
+    device: str
+    pair: str
+    visual: int
+    batch: int
+    plain_tokens_per_s: float | None
+    unpruned_gain: float | None
+    unpruned_gamma: int | None
+    pruned_gain: float | None
+    pruned_gamma: int | None
+    plain_clips_per_s: float | None
+    pruned_clips_per_s: float | None
+    plain_memory: float
+    pruned_memory: float
+
+
+def pass_seconds(model: Model, device: Device, assumed: Assumed, batch: int, rows: int, entries: float) -> float:
+    """max((W + B L kappa) / BW, 2 P rows / F): a pass over ``rows`` tokens of each of ``batch`` clips.
+
+    Args:
+        model: whose weights W and parameters P a decoding pass reads.
+        device: BW and F.
+        assumed: how much of them is reached.
+        batch: clips B.
+        rows: of each clip.
+        entries: L of each clip's KV cache.
+    """
+    read = assumed.weight_bytes(model.language.read) + batch * entries * model.language.kv_per_token * ENTRY
+    operations = 2 * model.language.read * batch * rows
+    return max(read / device.bandwidth, operations / device.flops) / assumed.decode_use
+
+
+def times_at(
+    target: Model, draft: Model, device: Device, assumed: Assumed, batch: int, visual: int, kept: float
+) -> Times:
+    """Of passes over all clips: the target's by rows of each clip, and the draft's on one token of each."""
+
+    def verify(rows: int) -> float:
+        return pass_seconds(target, device, assumed, batch, rows, assumed.context(visual))
+
+    return Times(verify, pass_seconds(draft, device, assumed, batch, 1, assumed.context(kept * visual)))
+
+
+def read_seconds(model: Model, device: Device, assumed: Assumed, visual: int, kept: float = 1.0) -> float:
+    """From pixels to the KV cache of one clip: the tower over all frames, the prompt with what is kept of them."""
+    operations = model.tower.flops * visual / PER_FRAME + model.language.prefill_flops(kept * visual + PROMPT)
+    return operations / (device.flops * assumed.prefill_use)
+
+
+def memory(models: Sequence[tuple[Model, float]], assumed: Assumed, batch: int, visual: int) -> float:
+    """Bytes of weights, whole, and of the KV cache at the end of every caption.
+
+    Args:
+        models: each with the share of the visual tokens that it keeps.
+        assumed: type of the weights, length of a caption.
+        batch: clips.
+        visual: tokens of each.
+    """
+    weights = sum(assumed.weight_bytes(model.parameters) for model, _ in models)
+    entries = [(model.language.kv_per_token, kept * visual + PROMPT + assumed.tokens) for model, kept in models]
+    return weights + batch * ENTRY * sum(numbers * length for numbers, length in entries)
+
+
+def throughput(device: Device, pair: str, visual: int, batch: int, assumed: Assumed) -> Throughput:
+    """One line of the prediction. ``pair``: a key of :data:`PAIRS`."""
+    target, draft = PAIRS[pair]
+
+    def share(*models: tuple[Model, float]) -> float:
+        return memory(models, assumed, batch, visual) / device.memory
+
+    def drafted(kept: float) -> tuple[int, float] | tuple[None, None]:
+        if share((target, 1.0), (draft, kept)) > USABLE:
+            return None, None
+        times = times_at(target, draft, device, assumed, batch, visual, kept)
+        gamma = best_chain(assumed.beta, times, lowest=0) if assumed.gamma is None else assumed.gamma
+        return gamma, chain_speedup(assumed.beta, gamma, times)
+
+    (unpruned_gamma, unpruned), (pruned_gamma, pruned) = drafted(1.0), drafted(assumed.kept)
+    plain = share((target, 1.0))
+    fits = plain <= USABLE
+    step = pass_seconds(target, device, assumed, batch, 1, assumed.context(visual))
+    prefill, decode = read_seconds(target, device, assumed, visual), assumed.tokens * step / batch
+    ahead = read_seconds(draft, device, assumed, visual, assumed.kept) if pruned_gamma else 0.0
+    return Throughput(
+        device.name,
+        pair,
+        visual,
+        batch,
+        batch / step if fits else None,
+        unpruned,
+        unpruned_gamma,
+        pruned,
+        pruned_gamma,
+        1 / (prefill + decode) if fits else None,
+        None if pruned is None else speed.end_to_end(pruned, decode, prefill, ahead) / (prefill + decode),
+        plain,
+        share((target, 1.0), (draft, assumed.kept)),
+    )
+
+
+def notes(devices: Sequence[Device], assumed: Assumed) -> list[str]:
+    """What the figures rest on, a sentence or two each."""
+    sheets = "; ".join(
+        f"{one.name} {one.bandwidth / 1e12:g} TB/s, {one.flops / 1e12:g} TFLOP/s in bfloat16, {one.memory / 1e9:g} GB"
+        for one in devices
+    )
+    return [
+        f"Predicted, not measured. Data sheets: {sheets}. Decoding passes reach {assumed.decode_use:.0%} of bandwidth "
+        f"and arithmetic, vision towers and prompts {assumed.prefill_use:.0%} of arithmetic; the host and launching "
+        "kernels take no time.",
+        f"Captions of {assumed.tokens} tokens behind {PROMPT} of text and the visual tokens; {PER_FRAME} of these are "
+        f"a frame, of Qwen2.5-VL two frames. Weights in {assumed.weights}, KV cache and arithmetic in bfloat16.",
+        f"A drafted token is accepted with probability {assumed.beta:g}, pruned or not; the pruned draft keeps "
+        f"{assumed.kept:.0%} of the visual tokens. Gains are of decoding alone, "
+        + ("gamma is the best for each batch; 0 is no draft." if assumed.gamma is None else f"gamma {assumed.gamma}."),
+        "clips per s: vision, prompt and decoding follow each other on one device. A draft reads its prompt too, and "
+        "its tower sees all frames: where clips per s fall by it, plain decoding is the better choice.",
+        f"Memory is weights and KV cache; beyond {USABLE:.0%} of the device's it does not fit, for activations need "
+        "the rest.",
+    ]

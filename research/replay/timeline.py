@@ -1,0 +1,84 @@
+"""A simulated run as two lanes of characters: what the target did, what the draft did, and what of it was in vain."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from research.replay.virtual import Block, Run
+from vidspec.live.lanes import ACCEPTED, LANE, WAITING, WASTED, Glyphs
+
+__all__ = ["timeline"]
+
+
+def timeline(run: Run, *, width: int, strips: int = 3, glyphs: Glyphs | None = None, unit: str = "ms") -> list[Text]:
+    """Lines for a terminal: ``strips`` pairs of lanes, from the first token on, and a legend.
+
+    A draft pass is a mark, the time it takes a line behind it; a target pass is a line labelled with its rows and the
+    tokens it emitted. ``width``: columns, at least 40. ``unit``: of the run's times, for the legend.
+    """
+    glyphs = glyphs or Glyphs()
+    columns = max(width, 40) - LANE
+    begin = run.times[0]
+    step = _scale(run)
+    end = min(run.times[-1], begin + step * columns * strips)
+    lanes = {lane: _Lane(max(1, round((end - begin) / step)), glyphs) for lane in ("target", "draft")}
+    for block in run.blocks:
+        if block.end > begin and block.start < end and block.kind in ("draft", "verify"):
+            first = round((block.start - begin) / step)
+            last = max(round((block.end - begin) / step), first + 1)
+            lanes[block.worker].draw(first, last, *_looks(run, block, glyphs))
+    lines: list[Text] = []
+    for start in range(0, lanes["target"].length, columns):
+        if lines:
+            lines.append(Text(""))
+        for name, lane in lanes.items():
+            lines.append(Text(f"{name:<{LANE}}") + lane.strip(start, start + columns))
+    legend = Text.assemble(
+        (f"{glyphs.accepted} accepted", ACCEPTED),
+        "  ",
+        (f"{glyphs.wasted} wasted", WASTED),
+        "  ",
+        (f"{glyphs.waiting} waiting", WAITING),
+        f"  one column = {step:.3g} {unit}",
+    )
+    return [*lines, Text(""), legend]
+
+
+class _Lane:
+    """One line of cells; what is not drawn on is waiting."""
+
+    def __init__(self, length: int, glyphs: Glyphs) -> None:
+        self.length = length
+        self.cells = [(glyphs.waiting, WAITING)] * length
+
+    def draw(self, first: int, last: int, text: str, style: str, fill: str) -> None:
+        """``text`` from cell ``first`` on, then ``fill`` up to ``last``."""
+        for i in range(max(first, 0), min(last, self.length)):
+            self.cells[i] = (text[i - first] if i - first < len(text) else fill, style)
+
+    def strip(self, start: int, stop: int) -> Text:
+        line = Text()
+        for glyph, style in self.cells[start:stop]:
+            line.append(glyph, style)
+        return line
+
+
+def _scale(run: Run) -> float:
+    """Time per column: two columns for a draft pass, but no target pass over more than 30."""
+    drafts = [block.end - block.start for block in run.blocks if block.kind == "draft"]
+    passes = [block.end - block.start for block in run.blocks if block.kind == "verify"]
+    longest = max(passes, default=1.0)
+    finest = min((time for time in drafts if time > 0), default=longest / 10) / 2
+    return max(finest, longest / 30) or 1.0
+
+
+def _looks(run: Run, block: Block, glyphs: Glyphs) -> tuple[str, str, str]:
+    """Label, style and filling of a block."""
+    if block.kind == "draft":
+        kept = any(one.holds(block.epoch, block.position) for one in run.rounds)
+        return (glyphs.accepted, ACCEPTED, glyphs.line) if kept else (glyphs.wasted, WASTED, glyphs.line)
+    outcome = next((one for one in run.rounds[1:] if one.start == block.position), None)
+    if outcome is None:
+        return glyphs.edge, WAITING, glyphs.line
+    label = f"{glyphs.edge}{block.rows} row{'s' if block.rows > 1 else ''} +{len(outcome.token_ids)}"
+    return label, WASTED if outcome.origins[-1] == "correction" else ACCEPTED, glyphs.line

@@ -1,0 +1,111 @@
+"""What would a method gain with these forward times and this acceptance: formula and simulation beside each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from research.replay.predict import Times, geometric_lengths, parallel_run, sequential_run, speedup
+from research.replay.virtual import Pattern, Run, Text
+from vidspec.pace import speed
+from vidspec.pace.base import WindowSize
+from vidspec.pace.gamma import AutoGamma, FixedGamma, Rounding, settled
+
+__all__ = ["HIGHEST_GAMMA", "Estimate", "best_chain", "chain_speedup", "what_if"]
+
+HIGHEST_GAMMA = 32
+#: Tokens that are simulated altogether, in texts of the wanted length.
+SIMULATED = 8_000
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One way of decoding. ``formula`` and ``predicted`` (simulated) are decode speed-ups, ``end_to_end`` is simulated.
+
+    ``run`` is one of the simulated texts, None where there is only a formula.
+    """
+
+    method: str
+    gamma: int
+    formula: float
+    predicted: float | None
+    end_to_end: float | None
+    tokens_per_pass: float
+    run: Run | None
+
+
+def best_chain(beta: float, times: Times, lowest: int = 1) -> int:
+    """The chain length with the highest sequential speed-up by formula; ``lowest`` 0 allows for none."""
+    return speed.best_window(beta, times.verify, times.draft, highest=HIGHEST_GAMMA, lowest=lowest)[0]
+
+
+def what_if(
+    times: Times, beta: float, gamma: int | None, *, tokens: int = 512, seed: int = 0, rounding: Rounding = "down"
+) -> list[Estimate]:
+    """Plain, sequential and parallel decoding of ``tokens`` tokens that are accepted independently with ``beta``.
+
+    ``gamma`` None: for the sequential chain the best by formula, for the parallel schedule what it measures itself.
+    """
+    chain = best_chain(beta, times) if gamma is None else gamma
+    window = settled(times.verify, times.draft, rounding, HIGHEST_GAMMA) if gamma is None else gamma
+    tp1, tp = times.verify(1), times.verify(window)
+    # One after the other: without overlap the sequential schedule reads its prompts in turn.
+    apart = replace(times, prefill=replace(times.prefill, overlap=False, signals=None))
+    texts = [_text(beta, tokens, seed + i) for i in range(max(1, SIMULATED // tokens))]
+    sizes = [AutoGamma(rounding=rounding, highest=HIGHEST_GAMMA) if gamma is None else FixedGamma(gamma) for _ in texts]
+    return [
+        _estimate("autoregressive", 0, 1.0, [sequential_run(texts[0], apart, 0, tokens)], apart),
+        _estimate(
+            "sequential",
+            chain,
+            chain_speedup(beta, chain, times),
+            [sequential_run(text, apart, chain, tokens) for text in texts],
+            apart,
+        ),
+        _estimate(
+            "parallel",
+            window,
+            speed.parallel_with_abort(beta, window, tp1, tp, times.draft),
+            [_parallel(text, times, size, tokens) for text, size in zip(texts, sizes, strict=True)],
+            times,
+        ),
+        Estimate(
+            "parallel, one shared device",
+            window,
+            speed.parallel(beta, window, tp1, tp, times.draft, shared=True),
+            None,
+            None,
+            speed.round_tokens(beta, window),
+            None,
+        ),
+    ]
+
+
+def _text(beta: float, tokens: int, seed: int) -> Pattern:
+    if beta == 1:
+        return Pattern(lambda position: True)
+    return Pattern.of_lengths(geometric_lengths(beta / (1 - beta), max(20, round(tokens * (1 - beta))), seed))
+
+
+def _parallel(text: Text, times: Times, size: WindowSize, tokens: int) -> Run:
+    if times.prefill.target == 0:  # the draft needs some time for its start-up tokens
+        times = replace(times, prefill=replace(times.prefill, target=times.verify(1)))
+    return parallel_run(text, times, size, tokens, size.gamma)
+
+
+def _estimate(method: str, gamma: int, formula: float, runs: list[Run], times: Times) -> Estimate:
+    passes = sum(len(run.rounds) - 1 for run in runs)
+    return Estimate(
+        method,
+        gamma,
+        formula,
+        speedup(runs, times),
+        speedup(runs, times, end_to_end=True) if times.prefill.target > 0 else None,
+        sum(run.decoded for run in runs) / passes if passes else 0.0,
+        runs[0],
+    )
+
+
+def chain_speedup(beta: float, gamma: int, times: Times) -> float:
+    """Of the sequential schedule by formula; 1 where gamma is 0."""
+    tokens = speed.chain_tokens(beta, gamma)
+    return speed.sequential(tokens, gamma, times.verify(1), times.verify(gamma + 1), times.draft)

@@ -1,0 +1,135 @@
+"""A bench's rows as the papers' tables, with the figures that the papers print beside them. It measures nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from research.replay import tables
+from research.suites.rows import TABLES
+from vidspec.bench.interleaved import Row
+from vidspec.bench.talk import of_turn
+from vidspec.telling.markdown import cell, spread, table
+
+__all__ = ["Claim", "claims", "markdown"]
+
+_LENGTHS = {"tau": "tau", "tokens_per_target_pass": "tokens / target pass", "run_length": "run length"}
+
+
+class Claim(NamedTuple):
+    """What a paper prints for a row on one pair: the accepted length, what it means, and the speed-up if there is one.
+
+    ``length`` is a field of :class:`~vidspec.bench.interleaved.Row`.
+    """
+
+    accepted: float
+    length: str
+    speedup: float | None
+
+    def __str__(self) -> str:
+        return f"{self.accepted:g}" + (f", {self.speedup:.2f}x" if self.speedup is not None else "")
+
+
+def claims(name: str, benchmark: str = "") -> dict[tuple[str, bool], dict[str, Claim]]:
+    """The printed figures of a table on a benchmark.
+
+    Args:
+        name: a key of :data:`~research.suites.rows.TABLES`.
+        benchmark: one of its columns; that which is shown of it if empty.
+
+    Returns:
+        claims by the paper's pair of models, by the row's name and whether its target drafts for itself; empty where
+        ``research/replay/tables`` has no file of this table.
+    """
+    suite = TABLES[name]
+    if suite.claims is None:
+        return {}
+    printed = tables.load(suite.claims)
+    column = printed.benchmarks.index(benchmark or suite.benchmark)
+    found: dict[tuple[str, bool], dict[str, Claim]] = {}
+    for row in printed.rows:
+        if suite.pairs is not None and row.models not in suite.pairs:
+            continue
+        claim = Claim(row.lengths[column], printed.methods[row.method].length, row.claimed[column])
+        found.setdefault((row.method, _of_itself(row.models)), {})[row.models] = claim
+    return found
+
+
+def markdown(names: Sequence[str], rows: Sequence[Row], baseline: str) -> str:
+    """A table for each of the papers'.
+
+    Args:
+        names: keys of :data:`~research.suites.rows.TABLES`.
+        rows: of a bench, by label; a row that it has not is left out. Where it talked about the clips a turn behind the
+            first has a table of its own, with what the paper prints of second turns.
+        baseline: the label that the bench's ratios are to.
+    """
+    by_label = {name: row for row in rows for name in (row.name, *row.also)}
+    parts = []
+    for name in names:
+        turn = 0
+        while of_turn(baseline, turn) in by_label:
+            labels = {label for label, _ in (*TABLES[name].rows, *TABLES[name].own)}
+            of_this = {label: by_label[one] for label in labels if (one := of_turn(label, turn)) in by_label}
+            parts.append(_table(name, of_this, of_turn(baseline, turn), turn))
+            turn += 1
+    return "\n\n".join(parts)
+
+
+def _table(name: str, rows: dict[str, Row], baseline: str, turn: int) -> str:
+    """One of the paper's tables; of a turn whose figures the paper does not print, without any."""
+    suite = TABLES[name]
+    benchmark = (suite.benchmark, suite.second)[turn] if turn < 2 else ""
+    printed = claims(name, benchmark) if benchmark else {}
+    shown = [(*row, own) for own, part in ((False, suite.rows), (True, suite.own)) for row in part if row[0] in rows]
+    pairs = list(dict.fromkeys(pair for _, method, own in shown for pair in printed.get((method, own), {})))
+    pruned = any(rows[label].retention is not None for label, _, _ in shown)
+    columns = ["the paper's row", "profile", f"same tokens as {baseline}", "length", "decode", "end to end"]
+    lines = []
+    for label, method, own in shown:
+        of_pairs = printed.get((method, own), {})
+        length = next((claim.length for claim in of_pairs.values()), suite.length)
+        row = rows[label]
+        lines.append(
+            (
+                f"{method}, Self-SD" if own else method,
+                f"`{label}`",
+                row.equality,
+                _length(row, length),
+                spread(row.decode),
+                spread(row.end_to_end),
+                *((_share(row.retention, row), _share(row.accepted_by_target, row)) if pruned else ()),
+                *(str(of_pairs.get(pair, "-")) for pair in pairs),
+            )
+        )
+    columns += [*(["target reads", "accepted by target (A)"] if pruned else ()), *pairs]
+    behind = f", turn {turn + 1}" if turn else ""
+    parts = [f"### {suite.where} (`{name}`){behind}", table(columns, lines)]
+    if pruned:
+        parts.append(
+            "Target reads: share of the visual tokens, on average over its blocks and the clips. Accepted by target: "
+            "share of the tokens that the target with its whole prompt would choose (ParallelVLM 5.1)."
+        )
+    if pairs:
+        parts.append(
+            "In the columns of the paper's pairs: its accepted length, meant as ours is, and its speed-up, "
+            f"{benchmark}."
+        )
+    return "\n\n".join(parts)
+
+
+def _length(row: Row, field: str) -> str:
+    value = getattr(row, field)
+    return "-" if value is None else f"{_LENGTHS[field]} {value:.2f}"
+
+
+def _share(value: float | None, row: Row) -> str:
+    """Of a row whose text is plain decoding's, all."""
+    same = row.retention is None and row.accepted_by_target is None and row.equal == row.clips
+    return "100%" if same else cell(value, ".1%")
+
+
+def _of_itself(models: str) -> bool:
+    """Whether a pair as the papers write it, ``Qwen2.5-VL 7B/7B``, is one model."""
+    draft, _, target = models.rpartition(" ")[2].partition("/")
+    return draft == target

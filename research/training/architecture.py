@@ -1,0 +1,178 @@
+"""What the built-in pairs of all families have in common: sizes, tokenizer, and what a family must say of itself.
+
+No weights, no training. The families are in ``architecture_llava`` and ``architecture_qwen``.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from research.world.captions import caption
+from research.world.scene import draw_scene
+from vidspec.embedded.prompts import PROMPTS
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from transformers import PreTrainedTokenizerFast
+
+__all__ = ["SPECIALS", "VOCABULARY", "Architecture", "Grid", "Size", "architecture", "build_tokenizer"]
+
+VOCABULARY = 768
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
+
+
+@dataclass(frozen=True)
+class Size:
+    """Widths and depths of one model of the pair."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    vision_hidden: int
+    vision_layers: int
+    vision_heads: int
+    vision_intermediate: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Visual tokens of one temporal step: ``rows`` x ``columns``, each of 2 x 2 patches over ``frames`` frames."""
+
+    rows: int
+    columns: int
+    frames: int = 1
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.columns
+
+
+class Architecture(ABC):
+    """One family, as the training stages need it.
+
+    Attributes:
+        family: the ``model_type`` of ``transformers``.
+        sizes: of ``target`` and ``draft``; the depths they are shipped with.
+        grids: the grids of visual tokens that clips are shown in, with how often.
+        patch: width and height of a patch in pixels.
+        mean, std: of the pixels, per channel.
+        trailing: learned visual tokens behind a video (LLaVA-OneVision's newline).
+        pooled: the projector gives visual tokens, not patches that are pooled behind it.
+        seeded: the language models start from those of the shipped LLaVA-OneVision pair.
+    """
+
+    family: ClassVar[str]
+    sizes: ClassVar[dict[str, Size]]
+    grids: ClassVar[dict[Grid, int]]
+    patch: ClassVar[int] = 12
+    mean: ClassVar[tuple[float, float, float]]
+    std: ClassVar[tuple[float, float, float]]
+    trailing: ClassVar[int]
+    pooled: ClassVar[bool]
+    seeded: ClassVar[bool]
+
+    @abstractmethod
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """The pair's tokenizer, made anew."""
+
+    @abstractmethod
+    def dialogue(self, turns: Sequence[tuple[str, str]]) -> tuple[str, list[str]]:
+        """What the chat template renders of prompts and answers before a clip's visual tokens and behind them.
+
+        Behind them come, by turns, what leads to an answer and the answer with its end.
+        """
+
+    @abstractmethod
+    def config(self, size: Size, tokenizer: PreTrainedTokenizerFast, *, layers: int | None = None) -> Any:
+        """The stock ``transformers`` config of one model of the pair."""
+
+    @abstractmethod
+    def language(self, config: Any) -> Any:
+        """The family's language model with random weights: embeddings, blocks and last norm."""
+
+    @abstractmethod
+    def seer(self, config: Any) -> Any:
+        """The family's vision tower and projector with random weights.
+
+        Its ``forward`` takes normalised frames (T, 3, height, width) to what ``supervised`` asks for, its ``tokens``
+        to visual tokens (T / frames, rows, columns, hidden).
+        """
+
+    @abstractmethod
+    def positions(
+        self, before: int, kept: NDArray[np.int64], steps: int, grid: Grid, interval: float, after: int
+    ) -> NDArray[np.int64]:
+        """Rotary positions of a prompt and what is generated, (axes, before + len(kept) + after).
+
+        Args:
+            before: text tokens in front of the video.
+            kept: indices of the visual tokens shown, in raster order over steps, rows and columns, then trailing ones.
+            steps: temporal steps of the whole clip.
+            grid: of one step.
+            interval: seconds per step.
+            after: text tokens behind the video, generated ones included.
+        """
+
+    @abstractmethod
+    def take_apart(self, folder: Path, reader: Any, seer: Any) -> None:
+        """Load what :meth:`assemble` wrote into a reader and a vision tower with its projector."""
+
+    @abstractmethod
+    def assemble(self, config: Any, reader: Any, seer: Any, tokenizer: Any, folder: Path) -> None:
+        """Write one model as stock ``transformers`` loads it: half-precision safetensors, tokenizer, processor."""
+
+
+def architecture(family: str) -> Architecture:
+    """The architecture of ``llava_onevision`` or ``qwen2_5_vl``.
+
+    Raises:
+        KeyError: of another family.
+    """
+    from research.training.architecture_llava import LlavaArchitecture
+    from research.training.architecture_qwen import QwenArchitecture
+
+    return {kind.family: kind for kind in (LlavaArchitecture, QwenArchitecture)}[family]()
+
+
+def build_tokenizer(samples: int = 4000, seed: int = 7) -> PreTrainedTokenizerFast:
+    """Train the byte-level BPE tokenizer of the LLaVA-OneVision pair on its captions; any text can be encoded."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    from vidspec.models.llava_onevision import CHAT_TEMPLATE
+
+    rng = random.Random(seed)
+
+    def corpus() -> Iterable[str]:
+        for _ in range(samples):
+            yield caption(draw_scene(rng), rng)
+        yield from PROMPTS
+        yield from ("user", "assistant", "system", "\n")
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus(), trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=list(SPECIALS),
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast

@@ -1,0 +1,150 @@
+"""Score a built-in pair on clips it has not seen: ``python -m research.training.evaluate --pair FOLDER --clips 200``.
+
+Clips go the whole way (drawn, encoded as mp4, decoded, captioned). Reports fact F1 of target and draft, the share of
+questions behind the caption that they answer rightly, ``tau`` at the default window, and T_p, T_q with one thread
+each; ``--json`` writes them where the weights' scores are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from research.world.questions import about_the_caption, is_right, questions
+from research.world.samples import HELD_OUT_SEED, draw, draw_sample
+from research.world.scene import Scene
+from research.world.scoring import Score, score, total
+from vidspec.captioner import Captioner
+from vidspec.embedded import prompts
+from vidspec.engine.forward import Engine
+from vidspec.engine.rows import Rows
+from vidspec.models import loading
+from vidspec.models.base import VideoLanguageModel
+from vidspec.profile import profiles
+from vidspec.telling.record import Counts
+
+#: Asked behind a caption, of those that the clip answers; those that the caption answers come after them.
+QUESTIONS = 2
+
+
+def evaluate(
+    target: VideoLanguageModel, draft: VideoLanguageModel, clips: int, seed: int, frames: int
+) -> dict[str, Any]:
+    """Caption held-out clips with the pair (losslessly, hence the target's captions) and with the draft alone."""
+    shown = {"video.frames": frames}
+    both = Captioner(profiles.load("vanilla-sd", shown), target, draft)
+    alone = Captioner(profiles.load("ar", shown), draft, None)
+    rng = random.Random(seed)
+    scenes: list[Scene] = [draw_sample(rng.randrange(2**31)).scene for _ in range(clips)]
+    scores: dict[str, list[Score]] = {"target": [], "draft": []}
+    right: dict[str, dict[str, list[bool]]] = {"target": {}, "draft": {}}
+    counters: list[Counts] = []
+    visual = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for path, scene in zip(draw(Path(folder), clips, seed), scenes, strict=True):
+            for name, captioner in (("target", both), ("draft", alone)):
+                dialogue = captioner.dialogue(path)
+                record = dialogue.ask(prompts.PROMPTS[0])
+                scores[name].append(score(record.caption or "", scene))
+                for asked in [*rng.sample(questions(scene), QUESTIONS), *about_the_caption(record.caption or "")]:
+                    answer = dialogue.ask(asked.text).caption or ""
+                    right[name].setdefault(asked.kind, []).append(is_right(answer, asked))
+                if name == "target":
+                    counters.append(record.counters)
+                    visual = record.counters["visual_tokens"]
+            if len(counters) % 20 == 0:
+                print(f"{len(counters)} clips", file=sys.stderr, flush=True)
+    windows = sum(len(c["accepted_lengths"]) for c in counters)
+    return {
+        "clips": clips,
+        "seed": seed,
+        "frames": frames,
+        "visual_tokens": visual,
+        **{f"{name}_{key}": round(getattr(total(rows), key), 4) for name, rows in scores.items() for key in _MEASURES},
+        **{f"{name}_answers": _shares(kinds) for name, kinds in right.items()},
+        "tau": round(sum(c["accepted"] for c in counters) / windows, 3),
+        "gamma": both.profile.draft.gamma,
+    }
+
+
+def _shares(kinds: dict[str, list[bool]]) -> dict[str, float]:
+    """Of answers that are right word for word, by kind and of all."""
+    everything = [one for ones in kinds.values() for one in ones]
+    found = {"all": everything, **{kind: kinds[kind] for kind in prompts.QUESTIONS if kind in kinds}}
+    return {kind: round(sum(ones) / len(ones), 4) for kind, ones in found.items()}
+
+
+_MEASURES = ("precision", "recall", "f1")
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 of a model's weights, so that scores cannot outlive them."""
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def pass_times(model: VideoLanguageModel, prompt: int, rows: int, repeats: int = 30) -> float:
+    """Median seconds of one pass of ``rows`` rows over ``prompt`` cached tokens."""
+    engine = Engine(model)
+    span = engine.open(prompt + rows)
+    engine.run([Rows(span, [1] * prompt)])
+
+    def once() -> None:
+        engine.run([Rows(span, [1] * rows)])
+        span.rollback(prompt)
+
+    return _median_time(once, repeats)
+
+
+def _median_time(work: Callable[[], None], repeats: int) -> float:
+    for _ in range(5):
+        work()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known_pair = loading.embedded_folder("embedded", "target").parent
+    parser.add_argument("--pair", type=Path, default=known_pair, help="folder that holds target and draft")
+    parser.add_argument("--clips", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=HELD_OUT_SEED)
+    parser.add_argument("--frames", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", choices=("scores", "times"), help="leave out the other, which --json keeps")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    where = loading.placement()
+    target, draft = (loading.load(str(args.pair / role), where) for role in ("target", "draft"))
+    weights = {role: digest(args.pair / role) for role in ("target", "draft")}
+    known = json.loads(args.json.read_text(encoding="utf-8")) if args.json and args.json.is_file() else {}
+    found: dict[str, Any] = known if known.get("sha256") == weights else {"sha256": weights}
+    if args.only != "times":
+        found |= evaluate(target, draft, args.clips, args.seed, args.frames)
+    if args.only != "scores":
+        torch.set_num_threads(1)
+        times = {f"T_p({n})_ms": round(1e3 * pass_times(target, 640, n), 3) for n in (1, 2, 6)}
+        times["T_q_ms"] = round(1e3 * pass_times(draft, 640, 1), 3)
+        found |= times | {"c": round(times["T_p(1)_ms"] / times["T_q_ms"], 2)}
+    print(json.dumps(found, indent=2))
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

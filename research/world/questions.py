@@ -1,0 +1,92 @@
+"""Questions about a scene whose one right answer its truth decides, and dialogues made of them.
+
+An answer has one wording, so that it is right or wrong: what :func:`is_right` says is compared, not judged.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from research.world.captions import article, caption, counted, draw_prompt, listed
+from research.world.scene import Scene, Thing
+from research.world.scoring import parse
+from vidspec.embedded.prompts import QUESTIONS
+
+__all__ = ["Question", "about_the_caption", "draw_dialogue", "is_right", "questions"]
+
+_MOVING = ("right", "left", "up", "down", "circles")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked and the one right answer; ``kind`` is a key of :data:`QUESTIONS`."""
+
+    kind: str
+    text: str
+    answer: str
+
+
+def _name(thing: Thing) -> str:
+    return f"{thing.colour} {thing.shape}"
+
+
+def _those(things: list[Thing], one: str, many: str) -> str:
+    names = listed([f"the {_name(thing)}" for thing in things])
+    return f"{names[0].upper()}{names[1:]} {one if len(things) == 1 else many}."
+
+
+def questions(scene: Scene) -> list[Question]:
+    """All that a scene itself answers: one question of each kind, and where each of its things ends."""
+    things = scene.things
+    moving = [thing for thing in things if thing.motion in _MOVING]
+    events = [
+        _those([thing for thing in things if thing.motion == motion], one, many)
+        for motion, one, many in (("appears", "appears", "appear"), ("vanishes", "vanishes", "vanish"))
+        if any(thing.motion == motion for thing in things)
+    ]
+    looks = [article(f"{thing.size} {_name(thing)}") for thing in things]
+    answers = {
+        "count": f"There {'is' if len(things) == 1 else 'are'} {counted(len(things))}.",
+        "moves": _those(moving, "moves", "move") if moving else "None of them moves.",
+        "appears": " ".join(events) or "Nothing appears or vanishes.",
+        "short": f"The video shows {listed(looks)} on {article(f'{scene.pattern} {scene.background} background')}.",
+    }
+    asked = [Question(kind, QUESTIONS[kind], answer) for kind, answer in answers.items()]
+    return asked + [
+        Question(
+            "end",
+            QUESTIONS["end"].format(thing=_name(thing)),
+            f"It ends at the {thing.end_place}." if thing.end_place else "It is gone at the end.",
+        )
+        for thing in things
+    ]
+
+
+def about_the_caption(text: str) -> list[Question]:
+    """What a caption itself answers, right or wrong about its video; nothing of a caption that does not say it."""
+    said = parse(text)
+    found = []
+    if said.objects and {"size", "colour", "shape"} <= (first := said.objects[0]).keys():
+        found.append(Question("first", QUESTIONS["first"], f"The {first['size']} {first['colour']} {first['shape']}."))
+    if {"pattern", "background"} <= said.general.keys():
+        answer = f"It is {said.general['pattern']} and {said.general['background']}."
+        found.append(Question("backdrop", QUESTIONS["backdrop"], answer))
+    return found
+
+
+def draw_dialogue(scene: Scene, rng: random.Random) -> list[tuple[str, str]]:
+    """Prompts and right answers: a caption, one with up to three questions behind it, or four to seven questions only.
+
+    Every second dialogue begins with the caption, and only these ask what was said in it.
+    """
+    begins = rng.random() < 0.5
+    turns = rng.randint(1, 4) if begins else rng.randint(4, 7)
+    said = [(draw_prompt(rng), caption(scene, rng))] if begins else []
+    known = questions(scene) + [one for _, answer in said for one in about_the_caption(answer)]
+    return said + [(one.text, one.answer) for one in rng.sample(known, min(len(known), turns - len(said)))]
+
+
+def is_right(said: str, question: Question) -> bool:
+    """Whether an answer is the right one, but for space around it."""
+    return " ".join(said.split()) == question.answer

@@ -1,0 +1,36 @@
+"""``python -m research.suites``: what it runs, and the papers' tables behind the bench's own."""
+
+import pytest
+
+from vidspec.bench.interleaved import Row
+from vidspec.bench.measure import Outcome
+
+
+def test_a_suite_names_what_is_run_and_prints_the_papers_table(command, monkeypatch):
+    def measure(bench, say):
+        ones = (1.0, 1.0, 1.0)
+        rows = [Row(name, 1, 1, 2.0, 3.0, None, 1.0, ones, ones, ones) for name in bench.profiles]
+        return Outcome(rows, "all rows", {"cores": 2}, {})
+
+    monkeypatch.setattr("vidspec.bench.measure.measure", measure)
+    out = command("suites", "lvspec-2", "--no-peers").out
+    assert out.startswith("all rows\ncores 2\n\n### LVSpec Table 2 (`lvspec-2`)\n")
+    assert [line.split("`")[1] for line in out.splitlines() if " | `" in line] == ["ar", "lvspec-no-shift", "lvspec"]
+    assert command("suites", "papers").out.count("###") == 28
+    assert command("suites", "pareto").out == "all rows\ncores 2\n"
+
+
+@pytest.mark.parametrize(
+    "args, complaint",
+    [
+        ((), "Missing argument"),
+        (("lvspec-99",), "no suite is called 'lvspec-99'"),
+        (("lvspec-1", "--repeats", "0"), "--repeats"),
+        (("lvspec-1", "--draft", "x"), "--draft needs --target"),
+        (("lvspec-1", "--turn", " "), "--turn: is empty"),
+    ],
+)
+def test_bad_input_ends_in_one_line(command, args, complaint):
+    ran = command("suites", *args)
+    assert ran.code in (1, 2, 3) and ran.out == ""
+    assert ran.err.startswith("error: ") and complaint in ran.err and ran.err.count("\n") == 1

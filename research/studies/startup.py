@@ -1,4 +1,6 @@
-"""How often start-up tokens of the parallel profiles stand: ``python -m research.studies.startup CLIPS... --pair PAIR``.
+"""How often start-up tokens of the parallel profiles stand.
+
+``python -m research.studies.startup CLIPS... --pair PAIR``
 
 Start-up tokens are drafted while the target reads its prompt; they are all lost where the first of them is not the
 target's first token. Printed are the shares of first words in drawn training captions, which need no model, and of each

@@ -23,7 +23,7 @@ from research.sizes import DEVICES, SIZES, Size
 from vidspec.engine.fused import FusedDecoder
 from vidspec.engine.graphs import Graphs
 from vidspec.engine.rows import Rows
-from vidspec.telling import markdown
+from vidspec.events import markdown
 
 __all__ = ["Counts", "counted", "table"]
 

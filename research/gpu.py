@@ -33,9 +33,9 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.fused import FusedDecoder
 from vidspec.engine.graphs import Graphs
 from vidspec.engine.slab import KVSpan
+from vidspec.events.compare import decode_rate
+from vidspec.events.markdown import table
 from vidspec.models import loading
-from vidspec.telling.compare import decode_rate
-from vidspec.telling.markdown import table
 
 __all__ = ["Pair", "Timed", "main", "pairs", "timed"]
 

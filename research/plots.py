@@ -19,8 +19,8 @@ from vidspec.bench.interleaved import Row
 from vidspec.bench.results import read_results, restored
 from vidspec.cli.printed import say
 from vidspec.errors import OutputError, UsageError
+from vidspec.events.record import Caption
 from vidspec.files import PICTURE, check_output
-from vidspec.telling.record import Caption
 
 __all__ = ["check", "check_drawing", "draw", "main"]
 

@@ -22,10 +22,10 @@ from vidspec.cli.bench import Clips, Device, Draft, Dtype, Form, Pair, PairName,
 from vidspec.cli.printed import print_json, say
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
+from vidspec.events import markdown
+from vidspec.events.events import Prefilled
 from vidspec.pruning import position_bias as measuring
 from vidspec.pruning.position_bias import PositionBias, position_bias
-from vidspec.telling import markdown
-from vidspec.telling.events import Prefilled
 
 __all__ = ["biases", "block", "main", "mean_bias", "table"]
 

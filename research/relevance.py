@@ -24,9 +24,9 @@ from vidspec import video
 from vidspec.acceptance.lvspec import relevance
 from vidspec.captioner import Captioner
 from vidspec.engine.rows import Rows
+from vidspec.events.markdown import cell, table
+from vidspec.events.record import Caption
 from vidspec.models.detokenizer import Detokenizer
-from vidspec.telling.markdown import cell, table
-from vidspec.telling.record import Caption
 
 __all__ = ["Clip", "Loosened", "Token", "auc", "facts_of", "within", "words_of_facts"]
 

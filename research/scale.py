@@ -28,16 +28,16 @@ from vidspec.bench.passes import ALPHAS, MOST_ROWS, Passes, measure_passes, pref
 from vidspec.bench.turns import repeated, timed
 from vidspec.cli.bench import Device, Draft, Dtype, Form, Pair, PairName, Target, Threads, counts
 from vidspec.cli.printed import print_facts, print_json, say
+from vidspec.draft_length import speed
+from vidspec.draft_length.gamma import settled
+from vidspec.draft_length.passes import pass_times
 from vidspec.engine.device import free_memory, synchroniser
 from vidspec.engine.forward import Engine
 from vidspec.engine.slab import KVSpan
 from vidspec.errors import UsageError
+from vidspec.events.markdown import table
 from vidspec.models import loading
 from vidspec.models.base import Prefix, VideoLanguageModel, VisualTokens
-from vidspec.pace import speed
-from vidspec.pace.gamma import settled
-from vidspec.pace.passes import pass_times
-from vidspec.telling.markdown import table
 from vidspec.video import Clip, SourceFacts
 
 __all__ = ["ROWS", "Forecast", "Point", "main", "markdown", "measure_scale", "scale", "synthetic"]

@@ -134,7 +134,7 @@ def command(
     assert tp is not None and tq is not None and beta is not None
     from research.replay.predict import Prefill, Times
     from research.replay.whatif import what_if
-    from vidspec.pace.passes import pass_times
+    from vidspec.draft_length.passes import pass_times
 
     _positive("--tq", tq)
     for name, value in (
@@ -278,7 +278,7 @@ def _print_timelines(estimates: list[Estimate]) -> None:
     from rich.text import Text
 
     from research.replay.timeline import timeline
-    from vidspec.live.lanes import Glyphs
+    from vidspec.display.lanes import Glyphs
 
     console = Console(highlight=False)
     glyphs = Glyphs() if console.encoding.lower().startswith("utf") else Glyphs.ascii()
@@ -309,7 +309,7 @@ def _print_table(
     from rich.table import Table
     from rich.text import Text
 
-    from vidspec.telling import markdown
+    from vidspec.events import markdown
 
     cells = [[_cell(row[name]) for name in columns] for row in rows]
     heads = [name.replace("_", " ") for name in columns]

@@ -12,9 +12,9 @@ from pathlib import Path
 from vidspec.captioner import Captioner
 from vidspec.engine.asks import alone
 from vidspec.engine.rows import Rows
+from vidspec.events.compare import first_difference
+from vidspec.events.trace import Trace
 from vidspec.models.request import Request
-from vidspec.telling.compare import first_difference
-from vidspec.telling.trace import Trace
 
 __all__ = ["EPSILON", "gap"]
 

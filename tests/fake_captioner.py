@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 
 from vidspec.decoding.dialogue import Dialogue
 from vidspec.errors import DeviceError, GenerationError, ModelError, VideoError
+from vidspec.events.bell import Bell
+from vidspec.events.events import Event, Finished, Load, Opened, Prefilled, Round
+from vidspec.events.record import Caption
 from vidspec.models.request import Request
-from vidspec.telling.bell import Bell
-from vidspec.telling.events import Event, Finished, Load, Opened, Prefilled, Round
-from vidspec.telling.record import Caption
 
 TEXT = "A red circle\nmoves left."
 IDS = [7, 1, 2, 3, 9]

@@ -5,7 +5,7 @@ import os
 import time
 
 from vidspec.errors import ModelError
-from vidspec.telling.answering import answer
+from vidspec.events.answering import answer
 
 WRONG = os.environ.get("FAKE_PEER", "")
 ODD = {

@@ -13,8 +13,8 @@ from models import (
 )
 
 from vidspec.captioner import Captioner
+from vidspec.config import profiles
 from vidspec.models import loading
-from vidspec.profile import profiles
 
 PLACE = loading.placement("cpu", "float32")
 #: Modules with a ``save`` for one family.

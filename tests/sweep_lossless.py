@@ -15,8 +15,8 @@ from model_pairs import Pair, save_pair
 from test_lossless import CLIPS, LOSSLESS, clips_are_read_once  # noqa: F401
 
 from vidspec.errors import ProfileError
+from vidspec.events.events import Finished
 from vidspec.registry import families
-from vidspec.telling.events import Finished
 
 SEEDS = int(os.environ.get("VIDSPEC_SWEEP_SEEDS", "20"))
 TOKENS, FRAMES, WINDOWS, BATCH = 14, 4, 9, 4

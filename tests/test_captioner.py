@@ -9,15 +9,15 @@ import pytest
 import torch
 from decoding import checkpoints
 
-from vidspec.batch.schema import record_schema
 from vidspec.captioner import Captioner
+from vidspec.config import profiles
+from vidspec.dataset.schema import record_schema
 from vidspec.embedded.samples import shipped
 from vidspec.engine.slab import Slab
 from vidspec.errors import GenerationError, ModelError, VideoError
+from vidspec.events.events import Finished, Opened, Prefilled, Round
+from vidspec.events.record import RECORD_KEYS
 from vidspec.models import loading
-from vidspec.profile import profiles
-from vidspec.telling.events import Finished, Opened, Prefilled, Round
-from vidspec.telling.record import RECORD_KEYS
 
 CLIP = str(shipped()[1])
 FRAMES = 6

@@ -9,17 +9,17 @@ import pytest
 from decoding import checkpoints
 from models import checkpoints_internvl, checkpoints_llava, checkpoints_qwen
 
-from vidspec.batch.feed import Feed
-from vidspec.batch.run import run
-from vidspec.batch.schema import record_schema
-from vidspec.batch.work import Entry, How, Questions, Task
 from vidspec.captioner import Captioner
+from vidspec.config import profiles
+from vidspec.dataset.feed import Feed
+from vidspec.dataset.run import run
+from vidspec.dataset.schema import record_schema
+from vidspec.dataset.work import Entry, How, Questions, Task
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, UsageError
+from vidspec.events.events import Prefilled
 from vidspec.models import loading
 from vidspec.models.request import Exchange
-from vidspec.profile import profiles
-from vidspec.telling.events import Prefilled
 
 CLIP = str(shipped()[1])
 QUESTIONS = ("Describe the video.", "Where does the circle go?", "And then?")

@@ -11,11 +11,11 @@ from model_pairs import Pair, save_pair
 from test_lossless import LOSSLESS
 
 from research.world.samples import draw
+from vidspec.config import profiles
 from vidspec.decoding import loop
 from vidspec.engine import forward
+from vidspec.events.events import Finished
 from vidspec.models.request import Request
-from vidspec.profile import profiles
-from vidspec.telling.events import Finished
 
 #: A draft in a process of its own needs a while before its first proposal, longer on a busy machine.
 TOKENS, LONG = 16, 64
@@ -165,7 +165,7 @@ def test_parallel_prefill_of_a_prompt_in_chunks_under_m_rope(qwen, clips, name, 
 
 def test_what_is_kept_does_not_depend_on_chunks_or_company(pair, clips, monkeypatch):
     """The draft sees the same visual tokens, however the target's prompt was read."""
-    from vidspec.telling.events import Prefilled
+    from vidspec.events.events import Prefilled
 
     captioner = captioner_of(pair, "parallelvlm")
 

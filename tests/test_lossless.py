@@ -14,12 +14,12 @@ from model_pairs import Pair, save_pair
 from research.world.samples import draw
 from vidspec import video
 from vidspec.acceptance.base import Verdict
+from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
+from vidspec.events.compare import first_difference
+from vidspec.events.events import Finished
 from vidspec.models import loading
-from vidspec.profile import profiles
 from vidspec.registry import families, pruners, rules
-from vidspec.telling.compare import first_difference
-from vidspec.telling.events import Finished
 
 PACKAGED = sorted(info.name for info in profiles.available() if info.source == "packaged")
 
@@ -212,7 +212,7 @@ EVERYTHING = {
 @pytest.mark.parametrize("name", BUILT_IN)
 @pytest.mark.parametrize("method", EVERYTHING)
 def test_a_target_that_is_pruned_of_nothing(built_in_pairs, name, method):
-    """Of every family: ``tests/lossy/test_engine.py``."""
+    """Of every family: ``tests/pruning/target/test_engine.py``."""
     pair = built_in_pairs(name)
     record = check(pair, pair.captioner(method, EVERYTHING[method]), CLIPS["three-objects"])
     assert record.lossy["kept"] == [record.counters["visual_tokens"]] * len(record.lossy["kept"])

@@ -12,9 +12,9 @@ from plugins import forget_plugins
 
 from vidspec import cli, registry
 from vidspec.captioner import Captioner
+from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ProfileError
-from vidspec.profile import profiles
 from vidspec.registry import configured
 
 MINE = """

@@ -16,8 +16,8 @@ from test_rooms import ORDER
 from research.commands import application
 from vidspec.bench.outside import OUTSIDE
 from vidspec.cli.app import app
-from vidspec.profile.profiles import available, load
-from vidspec.telling.record import RECORD_KEYS
+from vidspec.config.profiles import available, load
+from vidspec.events.record import RECORD_KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {path.stem: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
@@ -145,7 +145,7 @@ def test_links_lead_somewhere(page):
 
 def test_documents_that_the_code_refers_to_exist():
     files = [path for room in ("vidspec", "research", "tests") for path in (ROOT / room).rglob("*.py")]
-    for path in [*files, ROOT / "vidspec/batch/record_schema.json"]:
+    for path in [*files, ROOT / "vidspec/dataset/record_schema.json"]:
         text = path.read_text(encoding="utf-8")
         for name in re.findall(r"\bdocs/[\w-]+\.md\b", text):
             assert (ROOT / name).exists(), f"{path}: {name}"

@@ -22,14 +22,14 @@ from fake_captioner import FakeCaptioner
 from test_readme import PAGES, ROOT, console_lines
 
 from vidspec import cli
-from vidspec.batch.pool import Factory
+from vidspec.dataset.pool import Factory
 from vidspec.embedded.samples import shipped
 
 PROGRAM = """#!{python}
 import sys
 from types import ModuleType
 from fake_captioner import FakeCaptioner
-from vidspec.batch.pool import Factory
+from vidspec.dataset.pool import Factory
 module = ModuleType("vidspec.captioner"); module.Captioner = FakeCaptioner
 sys.modules["vidspec.captioner"] = module
 Factory.__init__.__defaults__ = ("fake_captioner:FakeCaptioner",)

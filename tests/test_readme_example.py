@@ -13,8 +13,8 @@ from pruning.given import irregular_tokens, random_signals, visual_tokens
 
 from research import position_bias
 from vidspec import cli, registry
+from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
-from vidspec.profile import profiles
 from vidspec.pruning.base import budget
 from vidspec.registry import configured
 

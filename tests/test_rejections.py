@@ -10,9 +10,9 @@ from models.checkpoints_qwen import HYBRIDS
 from test_serving import Given
 
 from vidspec.drafting.base import FreeDrafter
+from vidspec.events.events import Finished
 from vidspec.models.request import Request
 from vidspec.registry import drafters, families
-from vidspec.telling.events import Finished
 
 CLIP = CLIPS["two-objects"]
 TOKENS = 80

@@ -9,16 +9,16 @@ from decoding import checkpoints
 
 from research.world.samples import draw
 from vidspec.captioner import Captioner
+from vidspec.config import profiles
 from vidspec.decoding.run import InTurns
+from vidspec.draft_length.batch import START
 from vidspec.engine.asks import alone as decoded
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import GenerationError
+from vidspec.events.bell import Bell
+from vidspec.events.events import Again, Finished, Load, Opened, Prefilled
+from vidspec.events.trace import Trace
 from vidspec.models.request import Request
-from vidspec.pace.batch import START
-from vidspec.profile import profiles
-from vidspec.telling.bell import Bell
-from vidspec.telling.events import Again, Finished, Load, Opened, Prefilled
-from vidspec.telling.trace import Trace
 
 CLIPS = 6
 
@@ -253,8 +253,8 @@ def test_the_first_clip_of_a_plan_is_measured_without_company(loaded, clips, mon
 def test_how_many_at_once_follows_from_what_passes_take(loaded, clips, monkeypatch):
     """Where nobody says how many: here twice as many always seem to give twice the tokens, so the most grows."""
     monkeypatch.setattr("vidspec.decoding.serving.EVERY", 0.0)
-    monkeypatch.setattr("vidspec.pace.batch.PASSES", 2)
-    monkeypatch.setattr("vidspec.pace.batch.BatchSize.rate", lambda self, n: n)
+    monkeypatch.setattr("vidspec.draft_length.batch.PASSES", 2)
+    monkeypatch.setattr("vidspec.draft_length.batch.BatchSize.rate", lambda self, n: n)
     expected, _ = served(loaded, arrivals(clips), 1)
     ended, loads = served(loaded, arrivals(clips), None)
     most = [load.batch for load in loads]

@@ -12,11 +12,11 @@ from vidspec._version import __version__
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner
-    from vidspec.telling.record import Caption
+    from vidspec.events.record import Caption
 
 __all__ = ["Caption", "Captioner", "__version__"]
 
-_LAZY = {"Captioner": "vidspec.captioner", "Caption": "vidspec.telling.record"}
+_LAZY = {"Captioner": "vidspec.captioner", "Caption": "vidspec.events.record"}
 
 
 def __getattr__(name: str) -> Any:

@@ -18,6 +18,8 @@ from typing_extensions import Unpack
 from vidspec import video
 from vidspec.choosing.plan import Plan
 from vidspec.choosing.planned import Planner
+from vidspec.config import profiles
+from vidspec.config.profiles import Profile
 from vidspec.decoding.dialogue import Dialogue
 from vidspec.decoding.parallel import WorkerLost
 from vidspec.decoding.prompts import Prompts
@@ -28,12 +30,17 @@ from vidspec.decoding.setup import Setup
 from vidspec.decoding.workers.places import beside_target, room_for_two, two_workers
 from vidspec.decoding.workers.run import SideBySide
 from vidspec.decoding.workers.slot import DraftSlot
+from vidspec.draft_length.pace import Pace
 from vidspec.drafting.base import DrafterKind
 from vidspec.embedded import ships
 from vidspec.engine.asks import Asks
 from vidspec.engine.device import synchroniser, take_one_core
 from vidspec.engine.forward import Engine
 from vidspec.errors import GenerationError, ModelError, UsageError
+from vidspec.events.bell import Bell
+from vidspec.events.events import Again, Event, Finished, Load, Opened, Prefilled
+from vidspec.events.record import Caption, Models
+from vidspec.events.trace import Trace
 from vidspec.models import eagle3, hub, image_captioner, loading, mtp
 from vidspec.models.base import Pixels, Seen, VideoLanguageModel
 from vidspec.models.head import Head
@@ -41,13 +48,6 @@ from vidspec.models.identity import check_sight
 from vidspec.models.image_captioner import DraftCaptioner, ImageCaptioner
 from vidspec.models.onlooker import Onlooker, possible
 from vidspec.models.request import Exchange, Question, Request
-from vidspec.pace.pace import Pace
-from vidspec.profile import profiles
-from vidspec.profile.profiles import Profile
-from vidspec.telling.bell import Bell
-from vidspec.telling.events import Again, Event, Finished, Load, Opened, Prefilled
-from vidspec.telling.record import Caption, Models
-from vidspec.telling.trace import Trace
 
 __all__ = ["Asked", "Captioner"]
 
@@ -481,7 +481,7 @@ class Captioner:
         """The frames that :meth:`stream` would show to the models, scaled down where they would take very much memory.
 
         They are decoded in this process: a decoder that dies of a damaged file takes it along. Whole folders, and the
-        command line, read in a process of their own (``vidspec.batch.reader``).
+        command line, read in a process of their own (``vidspec.dataset.reader``).
 
         Raises:
             VideoError: the file gives no frames.

@@ -307,7 +307,7 @@ schedules: Registry[ScheduleFacts] = Registry(
 )
 families: Registry[Callable[..., Family]] = Registry("families", "vidspec.models", "model family", "models.family")
 lossy: Registry[type[TargetPrunerFacts]] = Registry(
-    "lossy", "vidspec.lossy", "lossy method", "lossy.method", ("none",), (), TargetPrunerFacts
+    "lossy", "vidspec.pruning.target", "lossy method", "lossy.method", ("none",), (), TargetPrunerFacts
 )
 
 _PARTS = {registry.part: registry for registry in (pruners, drafters, rules, schedules, families, lossy)}

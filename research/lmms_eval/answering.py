@@ -12,8 +12,8 @@ from typing import Any
 from research.lmms_eval.arguments import wanted
 from research.lmms_eval.visuals import shown
 from vidspec.captioner import Asked, Captioner
-from vidspec.profile import profiles
-from vidspec.telling.record import Caption
+from vidspec.config import profiles
+from vidspec.events.record import Caption
 
 __all__ = ["Answering", "Totals"]
 

@@ -19,7 +19,7 @@ from research.lmms_eval.answering import Answering, Totals
 from research.lmms_eval.arguments import overrides_of
 from vidspec.captioner import Captioner
 from vidspec.errors import GenerationError, UsageError, VideoError, VidspecError
-from vidspec.telling.record import Caption
+from vidspec.events.record import Caption
 
 __all__ = ["Vidspec"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from PIL.Image import Image
 
+from vidspec.config.sections import VideoSection
 from vidspec.errors import UsageError
-from vidspec.profile.sections import VideoSection
 from vidspec.video import Clip, SourceFacts
 from vidspec.video.resize import fitted, resized
 from vidspec.video.sample import uniform

@@ -22,7 +22,7 @@ Every lossless profile and `transformers`' own `generate`, measured by `vidspec 
 --repeats 2 --json FILE` and written here by `python -m research.pages.measured`. After a warm-up of each, all took
 turns on every one of the four sample clips, twice; speed-ups are medians over clips of ratios to `ar` on the same clip,
 with the least and the greatest. Those that take turns have both cores; of the parallel ones each worker has one.
-*Speed model* is what the formulas of `vidspec/pace/speed.py` give for the same run's forward times and accepted
+*Speed model* is what the formulas of `vidspec/draft_length/speed.py` give for the same run's forward times and accepted
 lengths: for the parallel profiles the renewal formula."""
 
 AUTO = """\

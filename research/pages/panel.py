@@ -15,12 +15,12 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 
 from vidspec import Captioner
-from vidspec.live.overall import RECENT, overall
-from vidspec.live.panel import render
-from vidspec.live.state import PanelState
+from vidspec.display.overall import RECENT, overall
+from vidspec.display.panel import render
+from vidspec.display.state import PanelState
+from vidspec.events.events import Finished, Load, Opened
+from vidspec.events.tally import Tally
 from vidspec.models.request import Request
-from vidspec.telling.events import Finished, Load, Opened
-from vidspec.telling.tally import Tally
 
 WIDTH, HEIGHT = 100, 34
 BATCH = 8

@@ -14,10 +14,10 @@ from research.world.scoring import Statement
 from vidspec.bench.compare import FEWEST
 from vidspec.bench.interleaved import speed_ups
 from vidspec.bench.results import accepted_shares, restored
+from vidspec.config.labels import DRAFT
 from vidspec.errors import OutputError
-from vidspec.profile.labels import DRAFT
-from vidspec.telling.markdown import bullets, cell, heading, spread, table
-from vidspec.telling.record import Caption
+from vidspec.events.markdown import bullets, cell, heading, spread, table
+from vidspec.events.record import Caption
 
 __all__ = [
     "ALONE",

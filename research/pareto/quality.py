@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from research.pareto.likeness import edit_distance, rouge_l
 from research.world.scoring import Statement, score
 from vidspec.bench.compare import DRAWS, SEED, redrawn
-from vidspec.telling.counters import tau
-from vidspec.telling.record import Caption
+from vidspec.events.counters import tau
+from vidspec.events.record import Caption
 
 __all__ = ["DRAWS", "LEVEL", "Estimate", "Quality", "mean", "median", "quality"]
 

@@ -22,11 +22,11 @@ from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.measure import fingerprint
 from vidspec.bench.results import Key, Results, read_results, restored
 from vidspec.captioner import Captioner
+from vidspec.config import profiles
+from vidspec.config.labels import DRAFT
 from vidspec.embedded.samples import TRUTH
 from vidspec.errors import UsageError
-from vidspec.profile import profiles
-from vidspec.profile.labels import DRAFT
-from vidspec.telling.record import Caption
+from vidspec.events.record import Caption
 
 __all__ = ["Pareto", "Shown", "measure", "settings", "stripped"]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from research.replay.predict import Times
 from research.replay.whatif import best_chain, chain_speedup
 from research.sizes import DEVICES, MODELS, Device, Model
+from vidspec.draft_length import speed
 from vidspec.models.known_pairs import PROMPT
-from vidspec.pace import speed
 
 __all__ = [
     "DEVICES",

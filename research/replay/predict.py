@@ -14,8 +14,8 @@ from itertools import pairwise
 from research.replay.simulated import SimulatedWorkers, simulate
 from research.replay.virtual import Costs, Run, Text, simulate_sequential
 from vidspec.decoding.parallel import Scheduler, Settings
-from vidspec.pace import speed
-from vidspec.pace.base import WindowSize
+from vidspec.draft_length import speed
+from vidspec.draft_length.base import WindowSize
 
 __all__ = ["Prefill", "Times", "even_lengths", "geometric_lengths", "parallel_run", "sequential_run", "speedup"]
 

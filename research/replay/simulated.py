@@ -30,7 +30,7 @@ from vidspec.decoding.protocol import (
     Verify,
     Worker,
 )
-from vidspec.telling.events import Round
+from vidspec.events.events import Round
 
 __all__ = ["Deadlock", "SimulatedWorkers", "drive", "simulate"]
 

@@ -26,9 +26,9 @@ from research.replay.predict import (
     speedup,
 )
 from research.replay.virtual import Pattern
+from vidspec.draft_length import speed
+from vidspec.draft_length.gamma import FixedGamma
 from vidspec.errors import UsageError
-from vidspec.pace import speed
-from vidspec.pace.gamma import FixedGamma
 from vidspec.registry import nearest
 
 if TYPE_CHECKING:

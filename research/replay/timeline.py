@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from research.replay.virtual import Block, Run
-from vidspec.live.lanes import ACCEPTED, LANE, WAITING, WASTED, Glyphs
+from vidspec.display.lanes import ACCEPTED, LANE, WAITING, WASTED, Glyphs
 
 __all__ = ["timeline"]
 

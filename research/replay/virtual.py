@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from vidspec.decoding.protocol import Worker
-from vidspec.telling.events import Round
+from vidspec.events.events import Round
 
 if TYPE_CHECKING:
-    from vidspec.telling.events import Origin
+    from vidspec.events.events import Origin
 
 __all__ = ["Block", "Costs", "Pattern", "Run", "Text", "simulate_sequential", "verified"]
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from research.replay.predict import Times, geometric_lengths, parallel_run, sequential_run, speedup
 from research.replay.virtual import Pattern, Run, Text
-from vidspec.pace import speed
-from vidspec.pace.base import WindowSize
-from vidspec.pace.gamma import AutoGamma, FixedGamma, Rounding, settled
+from vidspec.draft_length import speed
+from vidspec.draft_length.base import WindowSize
+from vidspec.draft_length.gamma import AutoGamma, FixedGamma, Rounding, settled
 
 __all__ = ["HIGHEST_GAMMA", "Estimate", "best_chain", "chain_speedup", "what_if"]
 

@@ -28,7 +28,7 @@ import torch
 torch.set_num_threads(1)
 from vidspec import Captioner
 from vidspec.bench.passes import measure_passes, prefilled_at
-from vidspec.telling.trace import Trace
+from vidspec.events.trace import Trace
 from vidspec.engine.forward import Engine
 pair = sys.argv[1]
 fixed = {"models.pair": pair, "models.threads": 1, "video.frames": int(sys.argv[2]), "models.dtype": "float32"}

@@ -23,14 +23,14 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from research.world.samples import draw_sample
+from vidspec.config.sections import TREE
+from vidspec.config.tree import parse_tree
 from vidspec.drafting.lookup import Lookup
 from vidspec.drafting.memory import Memory
 from vidspec.drafting.memory_file import MemoryFile
 from vidspec.drafting.ngram import NgramDraft
 from vidspec.drafting.suffix import SuffixDraft
 from vidspec.models.loading import embedded_folder
-from vidspec.profile.sections import TREE
-from vidspec.profile.tree import parse_tree
 
 #: Characters of a paragraph that stands for a caption.
 SHORTEST, LONGEST = 200, 1500

@@ -17,9 +17,9 @@ from statistics import median
 
 from research.world.samples import draw
 from vidspec.captioner import Captioner
+from vidspec.config import profiles
 from vidspec.embedded.prompts import PROMPTS
-from vidspec.profile import profiles
-from vidspec.telling.markdown import table
+from vidspec.events.markdown import table
 
 
 def seconds(captioner: Captioner, clip: Path, prompts: Sequence[str]) -> float:

@@ -17,7 +17,7 @@ from pathlib import Path
 from research.world.captions import caption
 from research.world.scene import draw_scene
 from vidspec.captioner import Captioner
-from vidspec.telling.events import Round
+from vidspec.events.events import Round
 
 PROFILES = ("parallelvlm", "pearl-syn-prefill", "hippo")
 

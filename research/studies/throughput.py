@@ -28,8 +28,8 @@ from typing import Any
 from vidspec.bench.loaded import Source
 from vidspec.bench.memory import Watch
 from vidspec.bench.throughput import Asked, Outcome, Throughput, contenders, markdown, measure
-from vidspec.telling.answering import Worker
-from vidspec.telling.markdown import table
+from vidspec.events.answering import Worker
+from vidspec.events.markdown import table
 
 ROOT = Path(__file__).resolve().parents[2]
 FRAMES = 8
@@ -38,7 +38,7 @@ EQUAL = "ar,vanilla-sd,sd-tree,specvlm-chain,parallelvlm"
 #: Peers at fewer sizes: what is between can be told from these.
 SIZES = {"generate-batched": (1, 16), "vllm": (1, 16)}
 
-#: Runs under 0.1.0, one clip after the other by its own ``vidspec.batch``; readers are warm before the clock as ours.
+#: Runs under 0.1.0, one clip after the other by its own ``vidspec.dataset``; readers are warm before the clock as ours.
 EARLIER = r"""
 import importlib.util, json, sys, tempfile, time
 from pathlib import Path
@@ -46,11 +46,11 @@ spec = importlib.util.spec_from_file_location("answering", sys.argv[1])
 answering = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(answering)
 from vidspec import Captioner
-from vidspec.batch import bulk, local
-from vidspec.batch.outputs import OneFile
-from vidspec.batch.plan import plan
-from vidspec.batch.records import Settings
-from vidspec.batch.work import Entry, How
+from vidspec.dataset import bulk, local
+from vidspec.dataset.outputs import OneFile
+from vidspec.dataset.plan import plan
+from vidspec.dataset.records import Settings
+from vidspec.dataset.work import Entry, How
 Reader = local.Reader
 def prepare():
     captioner = Captioner.from_profile(sys.argv[2], overrides=json.loads(sys.argv[3]))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from vidspec.config.labels import DRAFT
 from vidspec.errors import UsageError
-from vidspec.profile.labels import DRAFT
 from vidspec.registry import nearest
 
 __all__ = ["DRAFT", "PAPERS", "SUITES", "TABLES", "Suite", "contenders", "papers_of", "suite"]

@@ -26,13 +26,13 @@ from research.world.samples import HELD_OUT_SEED, draw, draw_sample
 from research.world.scene import Scene
 from research.world.scoring import Score, score, total
 from vidspec.captioner import Captioner
+from vidspec.config import profiles
 from vidspec.embedded import prompts
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
+from vidspec.events.record import Counts
 from vidspec.models import loading
 from vidspec.models.base import VideoLanguageModel
-from vidspec.profile import profiles
-from vidspec.telling.record import Counts
 
 #: Asked behind a caption, of those that the clip answers; those that the caption answers come after them.
 QUESTIONS = 2

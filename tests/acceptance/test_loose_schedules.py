@@ -11,20 +11,20 @@ from engine.passing import forward
 
 from vidspec.acceptance.lvspec import LVSpec
 from vidspec.acceptance.random_loose import RandomLoose
-from vidspec.batch.schema import record_schema
 from vidspec.captioner import Captioner
+from vidspec.config import profiles
+from vidspec.dataset.schema import record_schema
 from vidspec.decoding.limits import Limits
 from vidspec.decoding.parallel import Scheduler, Settings
 from vidspec.decoding.protocol import Proposed, Ready, Verdict
 from vidspec.decoding.sequential import sequential
+from vidspec.draft_length.gamma import FixedGamma
 from vidspec.embedded.samples import shipped
 from vidspec.engine.asks import alone, answered
+from vidspec.events.events import Loosened, Round
+from vidspec.events.trace import Trace
 from vidspec.models import loading
 from vidspec.models.request import Request
-from vidspec.pace.gamma import FixedGamma
-from vidspec.profile import profiles
-from vidspec.telling.events import Loosened, Round
-from vidspec.telling.trace import Trace
 
 CLIP = shipped()[0]
 TOKENS = 48

@@ -9,10 +9,10 @@ from vidspec.acceptance.exact import Exact
 from vidspec.acceptance.fly import Fly
 from vidspec.acceptance.lvspec import LVSpec
 from vidspec.cli.report import summary
+from vidspec.config import profiles
+from vidspec.config.profiles import load
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ProfileError
-from vidspec.profile import profiles
-from vidspec.profile.profiles import load
 from vidspec.registry import configured, rules
 
 LOSSY = ("fly", "fly_minus", "lvspec", "random_loose")
@@ -92,7 +92,7 @@ def test_a_profile_that_does_not_say_it_is_lossy_is_listed_so(monkeypatch, tmp_p
     (tmp_path / "open.yaml").write_text("about: Not lossless, and quick.\naccept: {rule: fly}\n")
     (tmp_path / "exact.yaml").write_text("about: Slow.\naccept: {rule: exact}\n")
     (tmp_path / "odd.yaml").write_text("about: Odd.\naccept: 3\n")
-    monkeypatch.setattr("vidspec.profile.files.user_folder", lambda: tmp_path)
+    monkeypatch.setattr("vidspec.config.files.user_folder", lambda: tmp_path)
     about = {info.name: info.about for info in profiles.available() if info.source == "user"}
     assert about == {
         "quiet": "Quick. Not lossless.",

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from vidspec.acceptance.base import Verdict
 from vidspec.drafting.base import Draft
-from vidspec.telling.events import Loosened
+from vidspec.events.events import Loosened
 
 VOCABULARY, EOS, PROTECTED = 7, 5, 6
 END, SAFE = frozenset({EOS}), frozenset({PROTECTED})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vidspec.bench.breakdown import breakdown, innermost
-from vidspec.telling.trace import Span
+from vidspec.events.trace import Span
 
 
 def span(worker, kind, start, end):

@@ -12,8 +12,8 @@ import torch
 from vidspec.bench.bandwidth import copy_bandwidth, model_weight_bytes, weight_bytes
 from vidspec.bench.interleaved import by_other_draws, run, summary
 from vidspec.bench.markdown import markdown
-from vidspec.profile import profiles
-from vidspec.telling.record import Caption
+from vidspec.config import profiles
+from vidspec.events.record import Caption
 
 CLIPS = [Path("a.mp4"), Path("b.mp4")]
 

@@ -6,8 +6,8 @@ import pytest
 from models import checkpoints_eagle3, checkpoints_mtp, checkpoints_qwen
 
 from vidspec.bench.loaded import Loaded, Source, names_of
+from vidspec.config import profiles
 from vidspec.errors import UsageError
-from vidspec.profile import profiles
 
 
 def test_all_means_every_lossless_profile_with_plain_decoding_first():

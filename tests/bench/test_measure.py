@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from vidspec.bench.measure import Bench, measure
+from vidspec.config.files import packaged_folder
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
-from vidspec.profile.files import packaged_folder
 
 SMALL = "+video.frames=4+generate.max_new_tokens=12"
 

@@ -13,9 +13,9 @@ from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.measure import Bench, measure
 from vidspec.bench.outside import Outside, pythons
 from vidspec.bench.peers import Peer, PeerFailed, frames_of
+from vidspec.config import labels
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
-from vidspec.profile import labels
 
 SMALL = "+video.frames=4+generate.max_new_tokens=6"
 CLIP = shipped()[0]

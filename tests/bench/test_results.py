@@ -10,8 +10,8 @@ import pytest
 from vidspec.bench.interleaved import run, summary
 from vidspec.bench.results import Results, read_results
 from vidspec.errors import OutputError, UsageError
-from vidspec.telling.record import Caption
-from vidspec.telling.trace import Span, Trace
+from vidspec.events.record import Caption
+from vidspec.events.trace import Span, Trace
 
 SETTINGS = {"profiles": {"ar": "1"}, "clips": [["a.mp4", 3]]}
 

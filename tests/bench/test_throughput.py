@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from vidspec.batch.work import Outcome
 from vidspec.bench import throughput
 from vidspec.bench.generate_worker import padded
 from vidspec.bench.memory import Watch, family, resident
 from vidspec.bench.throughput import Throughput, contenders, markdown, measure, turns
+from vidspec.config import profiles
+from vidspec.dataset.work import Outcome
+from vidspec.draft_length.steady import Steady
 from vidspec.errors import GenerationError, UsageError, VidspecError
-from vidspec.pace.steady import Steady
-from vidspec.profile import profiles
-from vidspec.telling.answering import Worker
-from vidspec.telling.record import Caption
+from vidspec.events.answering import Worker
+from vidspec.events.record import Caption
 
 CLIPS = [f"{number}.mp4" for number in range(8)]
 
@@ -196,7 +196,7 @@ def test_a_peer_that_cannot_start_is_left_out(monkeypatch):
 
 
 ANSWERING = """
-from vidspec.telling.answering import answer
+from vidspec.events.answering import answer
 from vidspec.errors import UsageError
 def double(value):
     print("a library prints")
@@ -283,8 +283,8 @@ def test_batches_are_padded_on_the_left():
 
 @pytest.mark.parametrize("pair", ["embedded", "embedded-qwen"])
 def test_generate_in_batches_reads_the_same_prompts(pair):
-    from vidspec.batch.timed import Ours
     from vidspec.bench.generate_worker import Theirs
+    from vidspec.dataset.timed import Ours
     from vidspec.embedded.samples import shipped
 
     profile = Throughput(
@@ -299,7 +299,7 @@ def test_generate_in_batches_reads_the_same_prompts(pair):
 
 
 def test_a_folder_is_captioned_into_a_file():
-    from vidspec.batch.timed import folder, how_of
+    from vidspec.dataset.timed import folder, how_of
 
     def engine(tasks):
         for task in tasks:

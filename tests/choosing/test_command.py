@@ -9,9 +9,9 @@ import torch
 from vidspec import Captioner
 from vidspec.cli import main
 from vidspec.cli.plan import SAVED
+from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
 from vidspec.files import check_output
-from vidspec.profile import profiles
 
 CLIP = str(shipped()[0])
 

@@ -19,7 +19,7 @@ from vidspec.choosing.plan import (
     folder,
     ways,
 )
-from vidspec.pace import speed
+from vidspec.draft_length import speed
 
 WIDE = (8, 2.0)
 
@@ -152,7 +152,7 @@ def test_hiding_the_video_has_to_be_worth_it():
 
 
 def test_settings_make_a_profile():
-    from vidspec.profile import profiles
+    from vidspec.config import profiles
 
     base = profiles.load("auto", env={})
     for way in ways([drafting()], conditions(beside=Beside(passes))):

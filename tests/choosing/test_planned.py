@@ -12,18 +12,18 @@ from vidspec.captioner import Captioner
 from vidspec.choosing import planned
 from vidspec.choosing.plan import PLAIN, Plan
 from vidspec.choosing.planned import CLEARLY, SAMPLES, SHORT, Planner
+from vidspec.config import profiles
+from vidspec.draft_length.batch import SIZES
+from vidspec.draft_length.pace import Pace
 from vidspec.drafting.base import FreeDrafter
 from vidspec.drafting.memory_file import MemoryFile
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, UsageError
+from vidspec.events.events import Finished, Load, Round
 from vidspec.models import loading
 from vidspec.models.identity import identity
 from vidspec.models.request import Request
-from vidspec.pace.batch import SIZES
-from vidspec.pace.pace import Pace
-from vidspec.profile import profiles
 from vidspec.registry import drafters
-from vidspec.telling.events import Finished, Load, Round
 
 PLACE = loading.placement("cpu", "float32")
 CLIPS = shipped()

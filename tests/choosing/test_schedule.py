@@ -6,10 +6,10 @@ import pytest
 
 from vidspec.choosing import planned
 from vidspec.choosing.planned import Planner
+from vidspec.config import profiles
+from vidspec.events.events import Round
 from vidspec.models.held import Held
 from vidspec.models.request import Request
-from vidspec.profile import profiles
-from vidspec.telling.events import Round
 
 
 @pytest.mark.parametrize(

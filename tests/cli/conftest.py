@@ -27,13 +27,13 @@ def isolated(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(registry.Registry, "names", lambda self: NAMES[self.part])
-    for name in ("vidspec.captioner", "vidspec.telling.trace"):
+    for name in ("vidspec.captioner", "vidspec.events.trace"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setattr(sys.modules["vidspec.captioner"], "Captioner", FakeCaptioner, raising=False)
-    monkeypatch.setattr(sys.modules["vidspec.telling.trace"], "to_chrome", lambda trace: trace, raising=False)
-    monkeypatch.setattr("vidspec.batch.local.Reader", FakeReader)
+    monkeypatch.setattr(sys.modules["vidspec.events.trace"], "to_chrome", lambda trace: trace, raising=False)
+    monkeypatch.setattr("vidspec.dataset.local.Reader", FakeReader)
     monkeypatch.setattr("vidspec.models.hub.reach", lambda name: True)
-    monkeypatch.setattr("vidspec.batch.inputs.leave_out_missing", lambda found, named: None)
+    monkeypatch.setattr("vidspec.dataset.inputs.leave_out_missing", lambda found, named: None)
     monkeypatch.setattr(FakeCaptioner, "made", [])
     monkeypatch.setattr(FakeCaptioner, "refuse", None)
     folder = tmp_path / "work"

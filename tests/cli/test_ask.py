@@ -13,8 +13,8 @@ from fake_captioner import TEXT, FakeCaptioner, events, record
 
 from vidspec.cli.ask import Form, Session
 from vidspec.cli.interrupts import Terminated
-from vidspec.report.watching import ReportFile
-from vidspec.telling.events import Round
+from vidspec.display.pages.watching import ReportFile
+from vidspec.events.events import Round
 
 SAID = " ".join(TEXT.split())
 TURNS = ("What is there?", "What moves?")

@@ -15,9 +15,9 @@ import srt
 from fake_captioner import TEXT, FakeCaptioner
 from filelock import FileLock
 
-from vidspec.batch.schema import record_schema
 from vidspec.cli import main
-from vidspec.profile.prompts import STYLES
+from vidspec.config.prompts import STYLES
+from vidspec.dataset.schema import record_schema
 
 FLAT = " ".join(TEXT.split())
 #: For tests of what happens between two clips.
@@ -429,8 +429,8 @@ def test_a_place_that_cannot_be_opened_lets_go_of_the_others(vidspec, clips):
 
 
 def test_completion_of_formats():
-    from vidspec.batch.formats import FORMATS
     from vidspec.cli import options
+    from vidspec.dataset.formats import FORMATS
 
     assert options.format_names("jsonl,s") == ["jsonl,srt"] and options.format_names("jso") == ["json", "jsonl"]
     assert tuple(form.value for form in options.Format) == FORMATS

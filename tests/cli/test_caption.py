@@ -13,14 +13,14 @@ from fake_captioner import IDS, TEXT, FakeCaptioner, FakeReader, events, record
 
 from research.world.captions import PROMPTS
 from vidspec import video
-from vidspec.batch import inputs
-from vidspec.batch.schema import record_schema
 from vidspec.cli.report import failure, summary
 from vidspec.cli.start import NOTICE, REAL
+from vidspec.config.prompts import STYLES
+from vidspec.dataset import inputs
+from vidspec.dataset.schema import record_schema
 from vidspec.errors import DeviceError, ModelError, VideoError
-from vidspec.profile.prompts import STYLES
-from vidspec.telling.events import Again, Finished
-from vidspec.telling.record import failed
+from vidspec.events.events import Again, Finished
+from vidspec.events.record import failed
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = str(ROOT / "vidspec/embedded/pair/target")
@@ -515,7 +515,7 @@ import sys; sys.path.insert(0, {tests!r})
 from types import ModuleType
 from fake_captioner import FakeCaptioner, FakeReader
 from vidspec import registry
-from vidspec.batch import inputs, local
+from vidspec.dataset import inputs, local
 local.Reader, inputs.leave_out_missing = FakeReader, lambda found, named: None
 registry.Registry.names = lambda self: ("none", "model", "sequential", "exact")
 module = ModuleType("vidspec.captioner"); module.Captioner = FakeCaptioner
@@ -596,7 +596,7 @@ def test_how_a_caption_ended_is_said(vidspec, monkeypatch):
 
 def test_what_is_missing_is_an_error_before_models_are_loaded(vidspec, monkeypatch):
     """A clip, or a package that an option needs; nothing is recorded of either."""
-    monkeypatch.setattr("vidspec.batch.inputs.leave_out_missing", LEAVE_OUT)
+    monkeypatch.setattr("vidspec.dataset.inputs.leave_out_missing", LEAVE_OUT)
     Path("good.mp4").touch()
     ran = vidspec("caption", "good.mp4", "no.mp4", "-o", "out.jsonl")
     assert (ran.code, ran.err) == (2, "error: no.mp4: there is no such file (check the path)\n")
@@ -612,7 +612,7 @@ def test_what_is_missing_is_an_error_before_models_are_loaded(vidspec, monkeypat
 
 
 def test_lists_go_on_without_what_is_missing(vidspec, monkeypatch):
-    monkeypatch.setattr("vidspec.batch.inputs.leave_out_missing", LEAVE_OUT)
+    monkeypatch.setattr("vidspec.dataset.inputs.leave_out_missing", LEAVE_OUT)
     Path("good.mp4").touch()
     Path("list.txt").write_text("no.mp4\ngood.mp4\n")
     ran = vidspec("caption", "--from-file", "list.txt", "--format", "jsonl")

@@ -9,7 +9,7 @@ from vidspec.embedded.samples import shipped
 
 ROOT = Path(__file__).resolve().parents[2]
 # Typer itself takes pydantic for the page of a command, so what is ours to keep out is the schema built with it.
-HEAVY = ("torch", "transformers", "av", "decord", "numpy", "yaml", "vidspec.profile.schema")
+HEAVY = ("torch", "transformers", "av", "decord", "numpy", "yaml", "vidspec.config.schema")
 
 
 def python(code):
@@ -106,7 +106,7 @@ def test_profiles_on_a_terminal_have_headings(vidspec, monkeypatch):
 
 
 def test_groups_of_the_packaged_profiles():
-    from vidspec.profile import profiles
+    from vidspec.config import profiles
 
     groups = {info.name: info.group for info in profiles.available()}
     recommended = [name for name, group in groups.items() if group == "recommended"]
@@ -121,7 +121,7 @@ def test_groups_of_the_packaged_profiles():
 
 
 def test_profiles_that_work_at_the_same_time_say_what_that_wants():
-    from vidspec.profile import profiles
+    from vidspec.config import profiles
 
     told = {info.name: "for each of the two models" in info.about for info in profiles.available()}
     papers = ("parallelvlm", "self-parallelvlm", "hippo", "pearl-video", "pearl-syn-prefill", "pearl-specvlm")

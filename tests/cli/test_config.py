@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from fake_captioner import FakeCaptioner
 
-from vidspec.profile import files
-from vidspec.profile.user_config import config_path
+from vidspec.config import files
+from vidspec.config.user_config import config_path
 
 CONFIG = """
 profile: sd-rand

@@ -9,8 +9,8 @@ from fake_captioner import FakeCaptioner
 
 from vidspec.bench.results import Results
 from vidspec.embedded.samples import shipped
+from vidspec.events import trace
 from vidspec.files import check_output
-from vidspec.telling import trace
 
 VIDEO = shipped()[0].read_bytes()
 FOREIGN = (
@@ -27,7 +27,7 @@ CAPTION = ("caption", "good.mp4", "--profile", "sd-attention")
 @pytest.fixture(autouse=True)
 def real_traces(isolated, monkeypatch):
     """Pages are made of them."""
-    monkeypatch.setitem(sys.modules, "vidspec.telling.trace", trace)
+    monkeypatch.setitem(sys.modules, "vidspec.events.trace", trace)
 
 
 @pytest.mark.parametrize(

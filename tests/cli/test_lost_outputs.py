@@ -14,8 +14,8 @@ import pytest
 from fake_captioner import TEXT, FakeCaptioner
 
 import vidspec
-from vidspec.batch.outputs import OneFile
 from vidspec.cli.interrupts import SIGNALS, Terminated, terminable
+from vidspec.dataset.outputs import OneFile
 
 CLIPS = [f"{number}/good.mp4" for number in range(5)]
 
@@ -192,8 +192,8 @@ def test_a_full_disk_under_the_log_is_a_warning(vidspec):
 
 
 def test_lines_of_the_log_are_whole_when_there_is_room_again(tmp_path):
-    from vidspec.batch.log_file import LogFile
-    from vidspec.telling.tally import Tally
+    from vidspec.dataset.log_file import LogFile
+    from vidspec.events.tally import Tally
 
     said = []
     log = LogFile(tmp_path / "log", said.append)
@@ -226,9 +226,9 @@ TERMINATED = """
 import os, sys, time
 sys.path[:0] = sys.argv[1:2]
 from types import ModuleType
-import vidspec.batch.local
+import vidspec.dataset.local
 from fake_captioner import FakeCaptioner, FakeReader
-vidspec.batch.local.Reader = FakeReader
+vidspec.dataset.local.Reader = FakeReader
 module = sys.modules["vidspec.captioner"] = ModuleType("vidspec.captioner")
 
 class Stopped(FakeCaptioner):

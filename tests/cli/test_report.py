@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from vidspec.cli import main
+from vidspec.display.pages.watching import ReportFile
 from vidspec.embedded.samples import shipped
-from vidspec.report.watching import ReportFile
-from vidspec.telling.record import Caption
+from vidspec.events.record import Caption
 
 FEW = ("--frames", "4", "--max-new-tokens", "6", "--profile", "sd-attention")
 
@@ -127,7 +127,7 @@ def test_nothing_left_to_caption_says_how_to_see_the_records(vidspec, monkeypatc
 
 
 def test_a_bench_gives_its_page_with_the_command(real, monkeypatch, capsys):
-    from report.clips_of_reports import MEASURED
+    from display.pages.clips_of_reports import MEASURED
 
     from vidspec.bench import measure
     from vidspec.bench.measure import Outcome

@@ -8,7 +8,7 @@ from research.replay.simulated import SimulatedWorkers, drive
 from research.replay.virtual import Costs
 from vidspec.decoding.parallel import Scheduler, Settings
 from vidspec.decoding.protocol import Abort, Propose, Rollback
-from vidspec.pace.gamma import AutoGamma, FixedGamma
+from vidspec.draft_length.gamma import AutoGamma, FixedGamma
 
 EOS = 0
 

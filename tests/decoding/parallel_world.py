@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from decoding.parallel_toys import EOS, ToyText
+from vidspec.config import profiles
 from vidspec.decoding.limits import Limits
 from vidspec.decoding.loop import Done, Failed, Loop
 from vidspec.decoding.parallel import WorkerLost
@@ -25,12 +26,11 @@ from vidspec.decoding.workers import run as runs
 from vidspec.decoding.workers import slot as slots
 from vidspec.engine.asks import Look, Pass, Read
 from vidspec.engine.rows import Rows
+from vidspec.events.bell import Bell
+from vidspec.events.events import Round
+from vidspec.events.trace import Trace
 from vidspec.models.loading import Placement
 from vidspec.models.request import Request
-from vidspec.profile import profiles
-from vidspec.telling.bell import Bell
-from vidspec.telling.events import Round
-from vidspec.telling.trace import Trace
 
 CPU = torch.device("cpu")
 PROFILE = profiles.load("parallelvlm", {"workers.timeout": 60.0}, env={})

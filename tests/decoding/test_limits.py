@@ -8,7 +8,7 @@ from vidspec.acceptance.base import Verdict
 from vidspec.decoding.base import origins
 from vidspec.decoding.limits import Limits
 from vidspec.drafting.base import Draft
-from vidspec.telling.events import Loosened
+from vidspec.events.events import Loosened
 
 EOS = 9
 

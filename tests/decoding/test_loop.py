@@ -18,8 +18,8 @@ from vidspec.drafting.chain import ChainDrafter
 from vidspec.engine.asks import Continue, Hear, Look, Pass, Read
 from vidspec.engine.rows import Rows
 from vidspec.engine.sampling import Sampling
-from vidspec.telling.bell import Bell
-from vidspec.telling.events import Round
+from vidspec.events.bell import Bell
+from vidspec.events.events import Round
 
 VOCABULARY = 5
 

@@ -12,8 +12,8 @@ from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import PERIOD, SHORTEST, TIMES, Limits, ended, loops
 from vidspec.decoding.parallel import Scheduler, Settings
 from vidspec.decoding.sequential import sequential
+from vidspec.draft_length.gamma import FixedGamma
 from vidspec.engine.sampling import Sampling
-from vidspec.pace.gamma import FixedGamma
 
 SENTENCE = list(range(100, 112))
 

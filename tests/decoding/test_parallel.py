@@ -26,8 +26,8 @@ from vidspec.decoding.protocol import (
     Verdict,
     Verify,
 )
+from vidspec.draft_length.gamma import AutoGamma, FixedGamma
 from vidspec.errors import GenerationError
-from vidspec.pace.gamma import AutoGamma, FixedGamma
 
 
 @pytest.mark.parametrize("block", range(10))

@@ -6,7 +6,7 @@ from model_pairs import Pair, save_pair
 
 from decoding.workers.pairs import CLIPS
 from vidspec.engine.rows import Rows
-from vidspec.telling.events import Finished, Round
+from vidspec.events.events import Finished, Round
 
 CLIP = CLIPS["two-objects"]
 pytestmark = pytest.mark.usefixtures("forked_drafts")

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from decoding.toys import GREEDY, Reciter, Recorder, ToyEngine, blend, greedy_text, job, random_table, rounds_of
 from vidspec.acceptance.base import Verdict
 from vidspec.acceptance.exact import Exact
+from vidspec.config.sections import TREE
 from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import Limits
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.engine.asks import answered
-from vidspec.profile.sections import TREE
-from vidspec.telling.counters import count
+from vidspec.events.counters import count
 
 SETTINGS = settings(deadline=None, max_examples=120)
 ENDS = st.builds(Limits, st.integers(1, 20), st.frozensets(st.integers(0, 5), max_size=2))

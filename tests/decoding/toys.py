@@ -15,6 +15,7 @@ import torch
 
 from vidspec.acceptance.base import Acceptance
 from vidspec.acceptance.exact import Exact
+from vidspec.config.tree import parse_tree
 from vidspec.decoding.base import Job, Target
 from vidspec.decoding.limits import Limits
 from vidspec.drafting.base import Draft, Drafter
@@ -24,9 +25,8 @@ from vidspec.engine.asks import Asks, alone, answered, asked
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Passed, Prefill, Rows
 from vidspec.engine.sampling import Sampling
-from vidspec.profile.tree import parse_tree
-from vidspec.telling.events import Round
-from vidspec.telling.trace import Trace
+from vidspec.events.events import Round
+from vidspec.events.trace import Trace
 
 Prefix = tuple[int, ...]
 Table = Callable[[Prefix], torch.Tensor]  # emitted tokens -> logits (V,)

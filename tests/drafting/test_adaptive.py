@@ -12,12 +12,12 @@ from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import Limits
 from vidspec.decoding.loop import Failed, Loop
 from vidspec.decoding.sequential import sequential
+from vidspec.draft_length.pace import Pace
+from vidspec.draft_length.trees import DEEPEST, MOST, WIDEST
 from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.engine.sampling import Sampling
-from vidspec.pace.pace import Pace
-from vidspec.pace.trees import DEEPEST, MOST, WIDEST
-from vidspec.telling.events import Round
+from vidspec.events.events import Round
 
 GREEDY = Sampling()
 

@@ -3,9 +3,9 @@
 import pytest
 
 from drafting.test_lookup_profiles import DRAWN, Pair
+from vidspec.config import profiles
+from vidspec.draft_length import trees
 from vidspec.errors import ProfileError
-from vidspec.pace import trees
-from vidspec.profile import profiles
 
 WAYS = {
     "as it comes": {},

@@ -8,16 +8,16 @@ import torch
 from decoding import checkpoints
 from models.checkpoints_captioner import blip
 
-from vidspec.batch.schema import record_schema
 from vidspec.captioner import Captioner
+from vidspec.config import profiles
+from vidspec.dataset.schema import record_schema
 from vidspec.decoding.setup import Setup
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ProfileError
+from vidspec.events.events import Finished, Prefilled, Round
 from vidspec.models import image_captioner, loading
 from vidspec.models.image_captioner import HubCaptioner
 from vidspec.models.request import Request
-from vidspec.profile import profiles
-from vidspec.telling.events import Finished, Prefilled, Round
 
 PLACE = loading.placement("cpu", "float32")
 CLIP = str(shipped()[1])

@@ -11,16 +11,16 @@ from models.checkpoints_mtp import FAMILY as HYBRID
 from models.checkpoints_qwen import LAYERS, QWEN3, QWEN25, Kind, adapter
 
 from vidspec.captioner import Captioner
+from vidspec.config import profiles
 from vidspec.drafting.head import HeadChain
 from vidspec.drafting.hybrid import Hybrid
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError, ProfileError
+from vidspec.events.events import Finished, Prefilled
 from vidspec.models import eagle3, loading, mtp
 from vidspec.models.head import Fed
 from vidspec.models.request import Request
-from vidspec.profile import profiles
-from vidspec.telling.events import Finished, Prefilled
 from vidspec.video import Clip, SourceFacts
 
 GAMMA, TOKENS = 4, 30

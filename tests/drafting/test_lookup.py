@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import Limits
 from vidspec.decoding.sequential import sequential
+from vidspec.draft_length.pace import Pace
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.hybrid import Hybrid, HybridDraft
 from vidspec.drafting.lookup import LONGEST, PRIOR, Reliance
@@ -20,7 +21,6 @@ from vidspec.drafting.ngram import NgramDraft
 from vidspec.drafting.suffix import SuffixDraft
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ProfileError
-from vidspec.pace.pace import Pace
 
 VOCABULARY, EOS = 5, 4
 

@@ -6,14 +6,14 @@ import pytest
 
 from vidspec.bench.interleaved import run
 from vidspec.captioner import Captioner
+from vidspec.config import profiles
 from vidspec.drafting.memory_file import MemoryFile
 from vidspec.embedded.samples import shipped
 from vidspec.errors import OutputError, ProfileError, UsageError
+from vidspec.events.events import Finished
 from vidspec.models import loading
 from vidspec.models.identity import identity
 from vidspec.models.request import Request
-from vidspec.profile import profiles
-from vidspec.telling.events import Finished
 
 FRAMES, TOKENS, CLIPS = 4, 24, 2
 DRAWN = {"generate.temperature": 0.7, "generate.top_p": 0.95, "generate.seed": 5}

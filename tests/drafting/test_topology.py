@@ -2,8 +2,8 @@
 
 import pytest
 
-from vidspec.profile.sections import TREE
-from vidspec.profile.tree import parse_tree
+from vidspec.config.sections import TREE
+from vidspec.config.tree import parse_tree
 
 
 def test_the_tree_of_the_papers():

@@ -8,12 +8,12 @@ from decoding import checkpoints
 from decoding.toys import proposed
 from engine.passing import forward, poison
 
+from vidspec.config.sections import TREE
+from vidspec.config.tree import parse_tree
 from vidspec.drafting.tree import TreeDrafter
 from vidspec.engine.forward import Engine
 from vidspec.models import loading
 from vidspec.models.base import Pixels
-from vidspec.profile.sections import TREE
-from vidspec.profile.tree import parse_tree
 
 ROOM = 80
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from lossy.families import FAMILIES, case
 from models import checkpoints_qwen
+from pruning.target.families import FAMILIES, case
 
 from engine.passing import forward
 from vidspec.engine.decoder import decoder_of

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lossy.families import case
+from pruning.target.families import case
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -17,7 +17,7 @@ from engine.passing import poison, unreplayed
 from vidspec.engine.forward import Engine
 from vidspec.engine.graphs import Graphs, Step, graphs_of
 from vidspec.engine.rows import Rows
-from vidspec.lossy.span import PrunedSpan
+from vidspec.pruning.target.span import PrunedSpan
 
 FUSED = ["llava_onevision", "qwen2_5_vl", "qwen3_vl"]
 CLOSE = {"rtol": 0, "atol": 4e-5}  # of logits up to 4: 1e-5 of the largest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lossy.families import case
+from pruning.target.families import case
 
 from engine import test_graphs
 from engine.test_attention import reference

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lossy.families import FAMILIES, case, stock_logits
+from pruning.target.families import FAMILIES, case, stock_logits
 
 from engine.passing import forward, poison
 from vidspec.engine import forward as door

@@ -17,18 +17,18 @@ from models.checkpoints_gemma4 import MOST, PATCH, POOL, WINDOW, adapter, save, 
 from models.closeness import assert_close
 from vidspec.captioner import Captioner
 from vidspec.cli.checkpoint import inspect
+from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
 from vidspec.engine.decoder import decoder_of
 from vidspec.engine.forward import Engine
 from vidspec.engine.gemma4 import Gemma4Decoder
 from vidspec.engine.rows import Rows
 from vidspec.errors import ProfileError
+from vidspec.events.events import Finished
 from vidspec.models import loading
 from vidspec.models.gemma4 import Gemma4
 from vidspec.models.request import Request
 from vidspec.models.tiles import within
-from vidspec.profile import profiles
-from vidspec.telling.events import Finished
 
 PROMPT = "Describe the video."
 RECORDED = Path(__file__).parent / "fixtures" / "preprocess_gemma4.npz"

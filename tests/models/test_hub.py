@@ -11,10 +11,10 @@ from huggingface_hub.utils import are_progress_bars_disabled
 
 from models.checkpoints import TIED, save
 from vidspec.captioner import Captioner
+from vidspec.config.profiles import load as load_profile
 from vidspec.errors import ModelError, ProfileError
 from vidspec.models import hub, loading
 from vidspec.models.loading import Placement, load
-from vidspec.profile.profiles import load as load_profile
 
 CPU = Placement(torch.device("cpu"), torch.float32)
 

@@ -9,12 +9,12 @@ from test_serving import Given
 from models import checkpoints_qwen
 from models.checkpoints_qwen import HYBRIDS, STOCK, Kind
 from vidspec.captioner import Captioner
+from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ProfileError
+from vidspec.events.events import Finished
 from vidspec.models import loading
 from vidspec.models.request import Request
-from vidspec.profile import profiles
-from vidspec.telling.events import Finished
 
 CLIPS = {path.stem: str(path) for path in shipped()}
 TOKENS = 40

@@ -11,10 +11,10 @@ from transformers.models.internvl.processing_internvl import InternVLProcessor
 from models.checkpoints_internvl import IMAGE_SIZE, SIDE, adapter, save, stock
 from models.closeness import assert_close
 from vidspec.captioner import Captioner
+from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.models import loading
-from vidspec.profile import profiles
 
 PROMPT = "Describe the video."
 FRAMES = 3

@@ -5,10 +5,10 @@ import pytest
 from models import checkpoints_llava
 from models.checkpoints_llava import Kind
 from vidspec.captioner import Captioner
+from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ModelError
 from vidspec.models import loading
-from vidspec.profile import profiles
 
 FEW = {"generate.max_new_tokens": 24, "video.frames": 3}
 

@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from models import checkpoints_llava, checkpoints_qwen
 from models.checkpoints import IMAGE_SIZE, PADDED, TIED, UNTIED, adapter, pixels, save, stock, tokenizer
 from models.checkpoints_llava import Kind
+from vidspec.config import profiles
 from vidspec.decoding.workers.places import two_workers
 from vidspec.engine.forward import Engine
 from vidspec.errors import DeviceError, ModelError
 from vidspec.models.loading import Placement, check_pair, embedded_folder, load, placement, prepare
-from vidspec.profile import profiles
 
 CPU = Placement(torch.device("cpu"), torch.float32)
 

@@ -74,7 +74,7 @@ def test_its_files_are_its_own(looks, clip, tmp_path):
 
 @pytest.mark.parametrize("end", ["kill", "stop"])
 def test_a_captioner_does_without_it(models, clip, end, monkeypatch):
-    from vidspec.profile import profiles
+    from vidspec.config import profiles
 
     settings = {"models.pair": None, "models.target": "t", "models.draft": "d", "generate.max_new_tokens": 8}
     captioner = Captioner(profiles.load("vanilla-sd", settings, env={}), *models)
@@ -95,7 +95,7 @@ def test_a_captioner_does_without_it(models, clip, end, monkeypatch):
 
 
 def test_it_ends_with_the_captioner(models):
-    from vidspec.profile import profiles
+    from vidspec.config import profiles
 
     if not possible(models):
         pytest.skip("needs Linux and two cores")

@@ -15,12 +15,12 @@ from models import checkpoints, checkpoints_llava, checkpoints_qwen
 from models.checkpoints import TIED, stock
 from models.checkpoints_llava import Kind
 from vidspec.captioner import Captioner
+from vidspec.config import profiles
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.errors import DeviceError, ModelError, ProfileError
 from vidspec.models import hub, loading
 from vidspec.models.loading import Placement, load, placement
-from vidspec.profile import profiles
 
 CPU = Placement(torch.device("cpu"), torch.float32)
 

@@ -14,16 +14,16 @@ from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5Omni
 
 from models.checkpoints_omni import NAMED, PROCESSOR, adapter, pixels, save, sound, stock
 from models.closeness import assert_close
-from vidspec.batch.reader import Reader
 from vidspec.captioner import Captioner
+from vidspec.config import profiles
+from vidspec.dataset.reader import Reader
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
+from vidspec.events.events import Finished
 from vidspec.models import loading
 from vidspec.models.qwen2_5_vl import seconds_per_step
 from vidspec.models.request import Request
 from vidspec.models.vision import token_bytes
-from vidspec.profile import profiles
-from vidspec.telling.events import Finished
 from vidspec.video import Clip
 
 PROMPT = "Describe the video."

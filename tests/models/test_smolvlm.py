@@ -16,14 +16,14 @@ from models import record_preprocess_smolvlm
 from models.checkpoints_smolvlm import IMAGE_SIZE, SIDE, adapter, save, stock
 from models.closeness import assert_close
 from vidspec.captioner import Captioner
+from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
+from vidspec.events.events import Finished
 from vidspec.models import loading
 from vidspec.models.preprocess import _by_floats, resized
 from vidspec.models.request import Request
 from vidspec.models.smolvlm import SmolVLM, in_words
-from vidspec.profile import profiles
-from vidspec.telling.events import Finished
 
 PROMPT = "Describe the video."
 RECORDED = Path(__file__).parent / "fixtures" / "preprocess_smolvlm.npz"

@@ -10,6 +10,7 @@ from decoding import checkpoints
 from engine.passing import forward
 
 from vidspec.captioner import Captioner
+from vidspec.config.profiles import load
 from vidspec.decoding.workers.draft import DraftClip
 from vidspec.decoding.workers.frames import drop, share
 from vidspec.decoding.workers.messages import OpenClip
@@ -20,7 +21,6 @@ from vidspec.errors import ModelError
 from vidspec.models import loading
 from vidspec.models.adapter import Adapter
 from vidspec.models.identity import agree, check_sight, identity
-from vidspec.profile.profiles import load
 
 WHERE = loading.placement("cpu", "float32")
 SMALL = {

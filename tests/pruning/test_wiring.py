@@ -9,15 +9,15 @@ from decoding import checkpoints
 from pruning.given import visual_tokens
 from vidspec import video
 from vidspec.captioner import Captioner
+from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
+from vidspec.events.events import Prefilled
 from vidspec.models import loading
-from vidspec.profile import profiles
 from vidspec.pruning import base
 from vidspec.pruning.base import Signals, budget, evenly_spaced, taps_for, token_grid, whole_frames
 from vidspec.registry import configured, names
-from vidspec.telling.events import Prefilled
 
 METHODS = [name for name in names("pruning") if name != "none"]
 OPTIONS = {

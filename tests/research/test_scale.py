@@ -9,10 +9,10 @@ from research import scale as scaling
 from research.random_init import random_model
 from research.scale import markdown, measure_scale, scale
 from vidspec.bench.loaded import Source
+from vidspec.draft_length import speed
+from vidspec.draft_length.passes import pass_times
 from vidspec.errors import ModelError
 from vidspec.models import loading
-from vidspec.pace import speed
-from vidspec.pace.passes import pass_times
 
 
 def config(pair, role="target"):

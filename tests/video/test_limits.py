@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from vidspec import memory, video
-from vidspec.batch.read_worker import MOST_MEMORY
-from vidspec.batch.reader import Reader
-from vidspec.batch.segments import cut
+from vidspec.dataset.read_worker import MOST_MEMORY
+from vidspec.dataset.reader import Reader
+from vidspec.dataset.segments import cut
 from vidspec.errors import GenerationError, UsageError, VideoError
 from vidspec.video import reading
 from vidspec.video.decode_av import AvDecoder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
-from vidspec.telling.events import Loosened
+from vidspec.events.events import Loosened
 
 if TYPE_CHECKING:
     import torch

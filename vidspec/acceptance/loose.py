@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from vidspec.acceptance.base import Verdict
 from vidspec.errors import ProfileError
-from vidspec.telling.events import Loosened
+from vidspec.events.events import Loosened
 
 if TYPE_CHECKING:
     import torch

@@ -7,8 +7,8 @@ from copy import copy
 from typing import TYPE_CHECKING, ClassVar
 
 from vidspec.acceptance.loose import Branch, LooseRule
+from vidspec.events.events import Loosened
 from vidspec.registry import rules
-from vidspec.telling.events import Loosened
 
 if TYPE_CHECKING:
     import torch

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from vidspec.acceptance.loose import Branch, LooseRule
+from vidspec.events.events import Loosened
 from vidspec.registry import rules
-from vidspec.telling.events import Loosened
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from vidspec.telling.trace import KINDS, Span
+from vidspec.events.trace import KINDS, Span
 
 __all__ = ["OTHER", "Breakdown", "Piece", "breakdown", "innermost"]
 

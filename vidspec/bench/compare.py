@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from vidspec.bench.results import restored
 from vidspec.errors import OutputError
-from vidspec.telling.compare import decode_rate, time_at_length
-from vidspec.telling.markdown import bullets, table
-from vidspec.telling.record import Caption
+from vidspec.events.compare import decode_rate, time_at_length
+from vidspec.events.markdown import bullets, table
+from vidspec.events.record import Caption
 
 __all__ = ["FEWEST", "Change", "Compared", "compare", "interval", "markdown", "redrawn"]
 
@@ -33,7 +33,7 @@ class Change:
     Attributes:
         method: name of the contender.
         what: ``first token``, ``decode`` (time per token), ``end to end`` of texts of one length (the baseline's in A,
-            or the method's own in A where there is none; :func:`~vidspec.telling.compare.time_at_length`) or, where
+            or the method's own in A where there is none; :func:`~vidspec.events.compare.time_at_length`) or, where
             texts have other lengths, ``end to end, raw`` of the texts as they are.
         against: ``time`` for seconds themselves, ``baseline`` for seconds over the baseline's of the same run, which a
             machine that was busier during one of the runs does not move.

@@ -1,6 +1,6 @@
 """``generate`` of ``transformers`` on padded batches as a contender of ``vidspec bench throughput``.
 
-``python -m vidspec.bench.generate_worker JSON`` answers what a :class:`~vidspec.telling.answering.Worker` asks.
+``python -m vidspec.bench.generate_worker JSON`` answers what a :class:`~vidspec.events.answering.Worker` asks.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 
 from vidspec.bench.peers import Clock, PeerFailed, frames_of
 from vidspec.bench.recorded import recorded
+from vidspec.config import labels
+from vidspec.config.profiles import Profile
+from vidspec.draft_length.steady import Steady
 from vidspec.engine.device import peak_bytes
+from vidspec.events.answering import answer
 from vidspec.models import loading
 from vidspec.models.base import Pixels, Seen
-from vidspec.pace.steady import Steady
-from vidspec.profile import labels
-from vidspec.profile.profiles import Profile
-from vidspec.telling.answering import answer
 
 __all__ = ["Theirs", "main", "padded"]
 
@@ -48,7 +48,7 @@ class Theirs:
         return {**recorded(self._ahead(clips, batch)), "rows": float(batch), "device_bytes": peak_bytes()}
 
     def decode(self, clips: Sequence[str], batch: int) -> dict[str, float]:
-        """Tokens and seconds of decoding alone; see :class:`~vidspec.pace.steady.Steady`."""
+        """Tokens and seconds of decoding alone; see :class:`~vidspec.draft_length.steady.Steady`."""
         return Steady.together(self._counted(some) for some in _groups(clips, batch))
 
     @property

@@ -22,10 +22,10 @@ from vidspec.bench.predicted import predicted
 from vidspec.bench.talk import Talk
 from vidspec.bench.turns import TakingPart, rotated
 from vidspec.captioner import Captioner
-from vidspec.profile.profiles import Profile
-from vidspec.telling.compare import decode_rate, time_at_length
-from vidspec.telling.counters import tau
-from vidspec.telling.record import Caption
+from vidspec.config.profiles import Profile
+from vidspec.events.compare import decode_rate, time_at_length
+from vidspec.events.counters import tau
+from vidspec.events.record import Caption
 
 __all__ = ["Contender", "Row", "by_other_draws", "machine", "run", "speed_ups", "summary"]
 
@@ -55,7 +55,7 @@ class Row:
         place: by decode, from 1 on; those that differ by less than the spread share one (:mod:`~vidspec.bench.places`).
         context: mean entries in the target's cache while decoding: visual tokens and half of the text; None of peers.
         first, decode, end_to_end: speed-ups over the baseline: (median, least, greatest); ``end_to_end`` for texts as
-            long as the baseline's (:func:`~vidspec.telling.compare.time_at_length`).
+            long as the baseline's (:func:`~vidspec.events.compare.time_at_length`).
         end_to_end_raw: the same of the texts as they are, which loose and lossy methods may write shorter or longer.
         tokens: mean over its texts, the end token among them.
         model: the decode speed-up that the speed model gives for the measured times and lengths; None without a draft.

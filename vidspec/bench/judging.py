@@ -10,15 +10,15 @@ import torch
 
 from vidspec.bench.results import ACCEPTED
 from vidspec.captioner import Captioner
+from vidspec.config.labels import DRAFT
+from vidspec.config.profiles import Profile
 from vidspec.engine.asks import alone
 from vidspec.engine.forward import Engine
-from vidspec.lossy.metric import accepted_by_target
+from vidspec.events.trace import Trace
 from vidspec.models import prompt
 from vidspec.models.base import Prefix
 from vidspec.models.request import Request
-from vidspec.profile.labels import DRAFT
-from vidspec.profile.profiles import Profile
-from vidspec.telling.trace import Trace
+from vidspec.pruning.target.metric import accepted_by_target
 
 __all__ = ["judge"]
 

@@ -11,13 +11,13 @@ import torch
 from vidspec.bench.outside import Outside
 from vidspec.bench.peers import PEERS, Peer
 from vidspec.captioner import Captioner
+from vidspec.config import labels, profiles
+from vidspec.config.profiles import Profile
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.errors import UsageError
 from vidspec.models import eagle3, loading, mtp
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.head import Head
-from vidspec.profile import labels, profiles
-from vidspec.profile.profiles import Profile
 
 __all__ = ["Loaded", "Source", "lossless_profiles", "names_of"]
 
@@ -79,7 +79,7 @@ class Loaded:
         return mtp.load(self.target)
 
     def captioner(self, label: str, overrides: Mapping[str, object] | None = None) -> Captioner:
-        """A captioner of a label's profile (:mod:`~vidspec.profile.labels`), which wins over ``overrides``.
+        """A captioner of a label's profile (:mod:`~vidspec.config.labels`), which wins over ``overrides``.
 
         Raises:
             ProfileError: there is no such profile, or it cannot be set so.

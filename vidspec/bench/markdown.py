@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from vidspec.bench.interleaved import Row
-from vidspec.telling.markdown import cell, heading, left_out, spread, table
+from vidspec.events.markdown import cell, heading, left_out, spread, table
 
 __all__ = ["markdown"]
 

@@ -20,10 +20,10 @@ from vidspec.bench.outside import Outside
 from vidspec.bench.results import Results, accepted_shares
 from vidspec.bench.talk import Talk, of_turn
 from vidspec.captioner import Captioner
+from vidspec.config.profiles import Profile, same
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
-from vidspec.profile.profiles import Profile, same
-from vidspec.telling.record import Caption
+from vidspec.events.record import Caption
 
 __all__ = ["Bench", "Outcome", "fingerprint", "measure"]
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from vidspec.errors import ModelError
-from vidspec.telling.answering import answer
+from vidspec.events.answering import answer
 
 __all__ = ["main"]
 

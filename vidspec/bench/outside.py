@@ -1,6 +1,6 @@
 """Peers under other interpreters, a process each: given exactly the frames and the prompt that ours read.
 
-Frames go over in a file, questions and answers as lines of JSON (:mod:`~vidspec.telling.answering`). A peer that cannot
+Frames go over in a file, questions and answers as lines of JSON (:mod:`~vidspec.events.answering`). A peer that cannot
 be started, ends, is silent for too long, reads another prompt or answers nonsense is left out with its reason.
 """
 
@@ -20,11 +20,11 @@ import torch
 
 from vidspec.bench.peers import PeerFailed, frames_of, must_be_greedy, window
 from vidspec.bench.vllm_worker import environment
+from vidspec.config.profiles import Profile
 from vidspec.errors import UsageError, VidspecError
+from vidspec.events.answering import Worker, foreign
+from vidspec.events.record import Caption
 from vidspec.models.base import VideoLanguageModel
-from vidspec.profile.profiles import Profile
-from vidspec.telling.answering import Worker, foreign
-from vidspec.telling.record import Caption
 from vidspec.video import Clip
 
 __all__ = ["OUTSIDE", "Outside", "pythons"]

@@ -12,12 +12,12 @@ import torch
 
 from vidspec.bench.turns import repeated, timed
 from vidspec.choosing.trial import pass_seconds
+from vidspec.draft_length.gamma import Rounding, settled
+from vidspec.draft_length.passes import pass_times
 from vidspec.engine.device import synchroniser
 from vidspec.engine.forward import Engine
 from vidspec.engine.slab import KVSpan
 from vidspec.models.base import Prefix
-from vidspec.pace.gamma import Rounding, settled
-from vidspec.pace.passes import pass_times
 
 __all__ = ["ALPHAS", "MOST_ROWS", "Passes", "measure_passes", "prefilled_at", "timed_pass"]
 
@@ -44,7 +44,7 @@ class Passes:
         return self.target[1] / self.draft[alpha] if alpha in self.draft else None
 
     def gamma(self, alpha: float, rounding: Rounding = "down") -> int | None:
-        """The window that fills one target pass, see :func:`~vidspec.pace.gamma.settled`."""
+        """The window that fills one target pass, see :func:`~vidspec.draft_length.gamma.settled`."""
         verify = pass_times(list(self.target.items()))
         return settled(verify, self.draft[alpha], rounding, MOST_ROWS) if alpha in self.draft else None
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from vidspec import video
+from vidspec.config.profiles import Profile
 from vidspec.errors import GenerationError
+from vidspec.events.record import Caption
 from vidspec.models.base import VideoLanguageModel
-from vidspec.profile.profiles import Profile
-from vidspec.telling.record import Caption
 
 __all__ = ["PEERS", "Clock", "Peer", "PeerFailed", "frames_of", "must_be_greedy", "window"]
 

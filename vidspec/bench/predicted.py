@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean, median
 
-from vidspec.pace import speed
-from vidspec.telling.record import Caption
+from vidspec.draft_length import speed
+from vidspec.events.record import Caption
 
 __all__ = ["predicted"]
 

@@ -13,8 +13,8 @@ from rich.text import Text
 from vidspec.bench.breakdown import OTHER
 from vidspec.bench.passes import MOST_ROWS
 from vidspec.bench.profiled import Profiled, Report
-from vidspec.telling.markdown import bullets, cell, table
-from vidspec.telling.trace import KINDS
+from vidspec.events.markdown import bullets, cell, table
+from vidspec.events.trace import KINDS
 
 __all__ = ["CSV_COLUMNS", "csv_rows", "drawn", "markdown", "svg"]
 

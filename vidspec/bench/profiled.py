@@ -18,14 +18,14 @@ from vidspec.bench.memory import Memory, Peak, resident
 from vidspec.bench.passes import ALPHAS, Passes, measure_passes, prefilled_at
 from vidspec.bench.turns import repeated
 from vidspec.captioner import Captioner
+from vidspec.config.profiles import Profile
 from vidspec.engine.asks import alone
 from vidspec.engine.forward import Engine
 from vidspec.errors import UsageError
+from vidspec.events.events import Finished, Prefilled
+from vidspec.events.record import Caption
+from vidspec.events.trace import Trace
 from vidspec.models.request import Request
-from vidspec.profile.profiles import Profile
-from vidspec.telling.events import Finished, Prefilled
-from vidspec.telling.record import Caption
-from vidspec.telling.trace import Trace
 
 __all__ = ["Profiled", "Report", "profile_clip"]
 

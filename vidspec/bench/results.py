@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from vidspec.errors import OutputError, UsageError
+from vidspec.events.record import RECORD_KEYS, Caption
+from vidspec.events.trace import Span, Trace
 from vidspec.files import Kind, check_output
-from vidspec.telling.record import RECORD_KEYS, Caption
-from vidspec.telling.trace import Span, Trace
 
 __all__ = ["ACCEPTED", "RESULTS", "Key", "Results", "accepted_shares", "check_results", "read_results", "restored"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vidspec.captioner import Captioner
-from vidspec.profile.profiles import Profile
-from vidspec.telling.record import Caption
+from vidspec.config.profiles import Profile
+from vidspec.events.record import Caption
 
 __all__ = ["Talk", "of_turn"]
 

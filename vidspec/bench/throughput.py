@@ -22,10 +22,10 @@ from vidspec.bench.memory import Watch
 from vidspec.bench.outside import OUTSIDE
 from vidspec.bench.turns import TakingPart, swung
 from vidspec.bench.vllm_worker import environment
-from vidspec.profile import labels, profiles
-from vidspec.profile.profiles import Profile
-from vidspec.telling.answering import Worker, foreign
-from vidspec.telling.markdown import cell, heading, left_out, spread, table
+from vidspec.config import labels, profiles
+from vidspec.config.profiles import Profile
+from vidspec.events.answering import Worker, foreign
+from vidspec.events.markdown import cell, heading, left_out, spread, table
 
 __all__ = ["BATCHED", "Asked", "Measured", "Outcome", "Row", "Throughput", "contenders", "markdown", "measure", "turns"]
 
@@ -36,7 +36,7 @@ Key: TypeAlias = tuple[str, int]
 
 
 class Asked(Protocol):
-    """What is needed of a :class:`~vidspec.telling.answering.Worker`."""
+    """What is needed of a :class:`~vidspec.events.answering.Worker`."""
 
     @property
     def pid(self) -> int: ...
@@ -98,7 +98,7 @@ class Measured:
     Attributes:
         seconds: of each run, from the first file opened to the last record written.
         rates: tokens per second of decoding alone, with so many clips at once; see
-            :class:`~vidspec.pace.steady.Steady`.
+            :class:`~vidspec.draft_length.steady.Steady`.
         ids: token ids by clip, of each run.
         errors: of clips that failed, by clip.
         rows: of a target pass, the mean of each run.
@@ -209,7 +209,7 @@ def _command(asked: Throughput, name: str, loaded: Mapping[str, Profile]) -> tup
     threads = {} if asked.threads is None else {"OMP_NUM_THREADS": str(asked.threads)}
     if name not in asked.pythons:
         label = name if name in loaded else next(iter(loaded))
-        module = "vidspec.batch.timed" if name in loaded else "vidspec.bench.generate_worker"
+        module = "vidspec.dataset.timed" if name in loaded else "vidspec.bench.generate_worker"
         about = {"label": label, "overrides": asked.overrides}
         return [sys.executable, "-m", module, json.dumps(about)], threads
     first = next(iter(loaded.values()))

@@ -22,9 +22,9 @@ import numpy as np
 
 from vidspec import video
 from vidspec.bench.recorded import recorded
+from vidspec.draft_length.steady import Steady
 from vidspec.errors import GenerationError
-from vidspec.pace.steady import Steady
-from vidspec.telling.answering import answer
+from vidspec.events.answering import answer
 
 __all__ = ["environment", "main"]
 
@@ -126,7 +126,7 @@ class Engine:
         return {"token_ids": list(last.outputs[0].token_ids), "first": first - began, "decode": end - first}
 
     def decode(self, clips: Sequence[str], batch: int) -> dict[str, float]:
-        """Tokens and seconds of decoding alone; see :class:`~vidspec.pace.steady.Steady`."""
+        """Tokens and seconds of decoding alone; see :class:`~vidspec.draft_length.steady.Steady`."""
         found = []
         for first in range(0, len(clips), batch):
             some = list(self._read(clips[first : first + batch]))

@@ -2,7 +2,7 @@
 
 A way is a drafter with what it sees, a topology, a schedule, a window, and how many clips are decoded at once; its
 speed-up follows from the forward times and the acceptance that were measured, by the formulas of
-:mod:`vidspec.pace.speed`.
+:mod:`vidspec.draft_length.speed`.
 
 Of B clips at once a pass carries the rows of all: windows are drafted in lockstep and verified in T_p(B, B (gamma+1)).
 The device then spends p + D / S on a clip: p on its vision and its prompts, D on its text in plain decoding, which is
@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from vidspec.pace import speed
-from vidspec.pace.gamma import settled
-from vidspec.pace.trees import DEEPEST
+from vidspec.draft_length import speed
+from vidspec.draft_length.gamma import settled
+from vidspec.draft_length.trees import DEEPEST
 
 __all__ = [
     "FEWER",

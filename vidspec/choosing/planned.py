@@ -31,20 +31,20 @@ import torch
 
 from vidspec.choosing.plan import PLAIN, Conditions, Drafting, Plan, Way, decide, decide_folder, favoured, folder, ways
 from vidspec.choosing.trial import Trial, candidates
+from vidspec.config import profiles
+from vidspec.config.profiles import Profile
 from vidspec.decoding.run import Choice, InTurns, Run
 from vidspec.decoding.setup import Setup
 from vidspec.decoding.workers.run import SideBySide
 from vidspec.decoding.workers.slot import DraftSlot
+from vidspec.draft_length.batch import SIZES
+from vidspec.draft_length.pace import Pace
 from vidspec.engine.asks import Asks, answered, overheard
+from vidspec.events.events import Prefilled, Round
+from vidspec.events.trace import Trace
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.request import Request
-from vidspec.pace.batch import SIZES
-from vidspec.pace.pace import Pace
-from vidspec.profile import profiles
-from vidspec.profile.profiles import Profile
-from vidspec.telling.events import Prefilled, Round
-from vidspec.telling.trace import Trace
 
 __all__ = ["Planner"]
 

@@ -19,8 +19,11 @@ from typing import Any
 import torch
 
 from vidspec.choosing.plan import PRIOR, Beside, Conditions, Drafting, Replay
+from vidspec.config import profiles
 from vidspec.decoding.run import InTurns
 from vidspec.decoding.setup import Setup
+from vidspec.draft_length.pace import Pace
+from vidspec.draft_length.passes import PassTimes, pass_times
 from vidspec.drafting.base import Draft, Drafter, Learner, Paced, Watcher
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.engine.asks import alone, asked
@@ -29,9 +32,6 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.errors import GenerationError, ProfileError
-from vidspec.pace.pace import Pace
-from vidspec.pace.passes import PassTimes, pass_times
-from vidspec.profile import profiles
 from vidspec.registry import drafters
 
 __all__ = ["Candidate", "Trial", "candidates", "pass_seconds"]

@@ -20,11 +20,11 @@ from vidspec.errors import OutputError, UsageError, VidspecError
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner
+    from vidspec.config.schema import Profile as Loaded
     from vidspec.decoding.dialogue import Dialogue
-    from vidspec.profile.schema import Profile as Loaded
-    from vidspec.report.watching import ReportFile
-    from vidspec.telling.events import Event
-    from vidspec.telling.record import Caption
+    from vidspec.display.pages.watching import ReportFile
+    from vidspec.events.events import Event
+    from vidspec.events.record import Caption
 
 __all__ = ["Form", "Session", "ask"]
 
@@ -74,7 +74,7 @@ def ask(
     from vidspec.cli import start as beginning
     from vidspec.cli.report import note
     from vidspec.cli.request import how_of, overrides_of, part_of
-    from vidspec.profile.user_config import read_config, resolve
+    from vidspec.config.user_config import read_config, resolve
 
     request = Request(
         paths=[clip],
@@ -93,7 +93,7 @@ def ask(
         temperature=temperature,
     )
     if report is not None:
-        from vidspec.report.page import check_page
+        from vidspec.display.pages.page import check_page
 
         check_page(report, [clip])
     part = part_of(request)
@@ -126,9 +126,9 @@ def _opened(
     path: str, part: tuple[float | None, float | None], profile: Loaded, frames: Any, stages: tuple[bool, bool]
 ) -> Iterator[tuple[Captioner, Dialogue]]:
     """The models, and the clip read by a process of its own; ``stages``: whether reading and loading are shown."""
-    from vidspec.batch.local import readers_for
-    from vidspec.batch.work import How
     from vidspec.cli import start as beginning
+    from vidspec.dataset.local import readers_for
+    from vidspec.dataset.work import How
 
     (reader,) = readers_for(How(batch=1), 1)
     with closing(reader):
@@ -153,7 +153,7 @@ def _page(file: Path | None, profile: Loaded) -> Iterator[ReportFile | None]:
     if file is None:
         yield None
         return
-    from vidspec.report.watching import ReportFile
+    from vidspec.display.pages.watching import ReportFile
 
     page = ReportFile(file, profile)
     try:
@@ -215,9 +215,9 @@ class Session:
             UsageError: a line is longer than any question.
         """
         from vidspec.cli.report import failure
-        from vidspec.profile.bounds import LONGEST_PROMPT
-        from vidspec.telling.events import Finished
-        from vidspec.telling.record import failed
+        from vidspec.config.bounds import LONGEST_PROMPT
+        from vidspec.events.events import Finished
+        from vidspec.events.record import failed
 
         code = 0
         while line := questions.readline(LONGEST_PROMPT + 1):
@@ -271,7 +271,7 @@ class Session:
 
     def _told(self, events: Iterator[Event]) -> Iterator[Event]:
         """A turn's events, which the page hears too; of a turn that is given up it shows nothing."""
-        from vidspec.telling.events import Finished
+        from vidspec.events.events import Finished
 
         self._turn += 1
         if self.page is not None:
@@ -286,12 +286,12 @@ class Session:
 
     def _show(self, events: Iterator[Event], *, quiet: bool) -> None:
         """An answer as it is written. Ctrl-C stops it between two of its rounds, a second one the session."""
-        from vidspec.batch.formats import MARK
         from vidspec.cli.report import note, summary
         from vidspec.cli.start import status
+        from vidspec.dataset.formats import MARK
         from vidspec.escaping import shown
-        from vidspec.telling.events import Finished, Opened, Round
-        from vidspec.telling.wrapping import WordWrap, columns
+        from vidspec.events.events import Finished, Opened, Round
+        from vidspec.events.wrapping import WordWrap, columns
 
         begun, caption, events = False, None, self._told(events)
         wrap, mark = WordWrap(columns(self.out)), ""
@@ -318,8 +318,8 @@ class Session:
             note(summary(caption))
 
     def _line(self, caption: Caption, text: str) -> str:
-        from vidspec.batch.formats import line
-        from vidspec.batch.records import lean
+        from vidspec.dataset.formats import line
+        from vidspec.dataset.records import lean
         from vidspec.escaping import json_text
 
         record = caption.to_dict()

@@ -12,8 +12,8 @@ import typer
 from typer.core import TyperGroup
 
 from vidspec.cli.printed import print_facts, print_json, say
+from vidspec.config.bounds import THREADS
 from vidspec.errors import UsageError
-from vidspec.profile.bounds import THREADS
 
 if TYPE_CHECKING:
     from vidspec.bench.loaded import Source
@@ -146,8 +146,8 @@ def run_bench(
     from vidspec.bench.measure import Bench, measure
     from vidspec.bench.outside import pythons
     from vidspec.bench.results import check_results
-    from vidspec.report.bench import write_bench
-    from vidspec.report.page import check_page
+    from vidspec.display.pages.bench import write_bench
+    from vidspec.display.pages.page import check_page
 
     named = list(map(str, clips))
     if json is not None:

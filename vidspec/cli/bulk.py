@@ -18,21 +18,21 @@ from vidspec.cli.options import EngineName, Request
 from vidspec.cli.report import left_out, loaded, note, totals
 from vidspec.cli.request import check, forms_of, how_of, overrides_of, parameters, part_of, sources_of
 from vidspec.errors import UsageError
+from vidspec.events.observer import Observer, Several
+from vidspec.events.tally import Tally
 from vidspec.files import check_output
-from vidspec.telling.observer import Observer, Several
-from vidspec.telling.tally import Tally
 
 if TYPE_CHECKING:
-    from vidspec.batch.bulk import Executor, Listener
-    from vidspec.batch.formats import Format
-    from vidspec.batch.inputs import Found
-    from vidspec.batch.outputs import Output
-    from vidspec.batch.plan import Remaining
-    from vidspec.batch.records import Settings
-    from vidspec.batch.work import Entry, How, Outcome, Task
-    from vidspec.live.heatmap_files import HeatmapFiles
-    from vidspec.profile.schema import Profile
-    from vidspec.report.watching import ReportFile
+    from vidspec.config.schema import Profile
+    from vidspec.dataset.bulk import Executor, Listener
+    from vidspec.dataset.formats import Format
+    from vidspec.dataset.inputs import Found
+    from vidspec.dataset.outputs import Output
+    from vidspec.dataset.plan import Remaining
+    from vidspec.dataset.records import Settings
+    from vidspec.dataset.work import Entry, How, Outcome, Task
+    from vidspec.display.heatmap_files import HeatmapFiles
+    from vidspec.display.pages.watching import ReportFile
 
 __all__ = ["caption_all"]
 
@@ -62,7 +62,7 @@ class Run:
     @property
     def prompts(self) -> set[str]:
         """All that are asked, the system prompt and what ``--context`` makes of a prompt included."""
-        from vidspec.batch.run import CONTEXT
+        from vidspec.dataset.run import CONTEXT
 
         several = [self.how.questions_of(entry) for entry in self.entries]
         asked = {
@@ -78,10 +78,10 @@ class Run:
 
 def caption_all(request: Request) -> int:
     """Caption what is asked for; returns the exit code."""
-    from vidspec.batch import inputs
-    from vidspec.batch.records import Settings
-    from vidspec.batch.shards import shard_of
-    from vidspec.profile.user_config import PAIRED, read_config, resolve
+    from vidspec.config.user_config import PAIRED, read_config, resolve
+    from vidspec.dataset import inputs
+    from vidspec.dataset.records import Settings
+    from vidspec.dataset.shards import shard_of
 
     check(request)
     begin, end = part_of(request)
@@ -126,19 +126,19 @@ def caption_all(request: Request) -> int:
 def _check_files(request: Request, profile: Profile, clips: Sequence[str]) -> None:
     """Refuse what cannot be written beside the captions, or would take the place of what others wrote."""
     if request.trace is not None:
-        from vidspec.batch.trace_file import TRACE
+        from vidspec.dataset.trace_file import TRACE
 
         check_output(request.trace, clips, "--trace", TRACE)
     if request.log_file is not None:
-        from vidspec.batch.log_file import check_log
+        from vidspec.dataset.log_file import check_log
 
         check_log(request.log_file, clips)
     if request.heatmap is not None:
-        from vidspec.live.heatmap_files import check_heatmap
+        from vidspec.display.heatmap_files import check_heatmap
 
         check_heatmap(request.heatmap, profile, clips)
     if request.report is not None:
-        from vidspec.report.page import check_page
+        from vidspec.display.pages.page import check_page
 
         check_page(request.report, clips)
 
@@ -154,9 +154,9 @@ def _check_questions(how: How, forms: Sequence[Format], entries: Sequence[Entry]
 
 
 def _run(run: Run) -> int:
-    from vidspec.batch.bulk import execute
-    from vidspec.batch.plan import plan
-    from vidspec.batch.run import exit_code
+    from vidspec.dataset.bulk import execute
+    from vidspec.dataset.plan import plan
+    from vidspec.dataset.run import exit_code
 
     request = run.request
     tally = Tally(total=len(run.entries))
@@ -223,7 +223,7 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
     request = run.request
     listeners: list[Listener] = []
     if request.log_file is not None:
-        from vidspec.batch.log_file import LogFile
+        from vidspec.dataset.log_file import LogFile
 
         log = LogFile(request.log_file, note)
         stack.callback(log.close)
@@ -248,7 +248,7 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
         engine = _elsewhere(run)
         observer, drawn = _observer(stack, run, tally)
     else:
-        from vidspec.batch.local import outcomes, readers_for
+        from vidspec.dataset.local import outcomes, readers_for
 
         readers = readers_for(run.how, len(planned.tasks))
         for reader in readers:  # their processes start while models load
@@ -286,12 +286,12 @@ def _drawing(stack: ExitStack, run: Run) -> Iterator[Observer]:
     """Who draws pictures and pages of what happens."""
     request = run.request
     if request.heatmap is not None:
-        from vidspec.live.heatmap_files import HeatmapFiles
+        from vidspec.display.heatmap_files import HeatmapFiles
 
         run.pictures = HeatmapFiles(request.heatmap, run.profile)
         yield run.pictures
     if request.report is not None:
-        from vidspec.report.watching import ReportFile
+        from vidspec.display.pages.watching import ReportFile
 
         run.page = ReportFile(request.report, run.profile)
         stack.callback(run.page.write)
@@ -300,24 +300,24 @@ def _drawing(stack: ExitStack, run: Run) -> Iterator[Observer]:
 
 def _elsewhere(run: Run) -> Executor:
     """An engine of several captioners in processes of their own, here or on a Ray cluster."""
-    from vidspec.batch.pool import Factory, device_groups
+    from vidspec.dataset.pool import Factory, device_groups
 
     request = run.request
     groups = device_groups(request.replicas, run.profile, ray=request.engine is EngineName.ray, address=request.address)
     factory = Factory(run.profile.model_dump())
     if request.engine is EngineName.ray:
-        from vidspec.batch.ray_engine import ray_outcomes
+        from vidspec.dataset.ray_engine import ray_outcomes
 
         return lambda tasks: ray_outcomes(factory, tasks, run.how, groups, address=request.address)
-    from vidspec.batch.replicas import replica_outcomes
+    from vidspec.dataset.replicas import replica_outcomes
 
     return lambda tasks: replica_outcomes(factory, tasks, run.how, groups)
 
 
 def _observer(stack: ExitStack, run: Run, tally: Tally) -> tuple[Observer, bool]:
     """Who watches the clips in flight, and whether that always shows how far the whole run is."""
-    from vidspec.batch.outputs import Stream
     from vidspec.cli.listeners import Restarts
+    from vidspec.dataset.outputs import Stream
 
     request = run.request
     if request.quiet:
@@ -332,11 +332,11 @@ def _observer(stack: ExitStack, run: Run, tally: Tally) -> tuple[Observer, bool]
     # Where the terminal shows stdout too, the finished caption stands there and not twice.
     shown = isinstance(run.output, Stream) and sys.__stdout__ is not None and sys.__stdout__.isatty()
     if run.several:
-        from vidspec.live.overall import BulkPanel
+        from vidspec.display.overall import BulkPanel
 
         bar = BulkPanel(console, tally, profile=run.profile.name, shared=shown, verbose=request.verbose)
         return stack.enter_context(bar), not shown
-    from vidspec.live.panel import LivePanel
+    from vidspec.display.panel import LivePanel
 
     panel = LivePanel(
         console,

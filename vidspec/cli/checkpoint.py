@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from vidspec.config import profiles
 from vidspec.decoding.setup import STATES
 from vidspec.engine.decoder import decoder_of
 from vidspec.engine.device import free_memory
@@ -20,7 +21,6 @@ from vidspec.models.adapter import Adapter
 from vidspec.models.identity import related
 from vidspec.models.known_pairs import BYTES, PROMPT, KnownModel, known, visual_tokens
 from vidspec.models.text_only import TextModel
-from vidspec.profile import profiles
 from vidspec.registry import families
 
 __all__ = ["Checkpoint", "Fit", "inspect"]

@@ -42,7 +42,7 @@ def show(
     A flag wins over a VIDSPEC_* variable, that over the profile, that over the user's config, that over the default.
     """
     from vidspec.cli.request import overrides_of
-    from vidspec.profile.user_config import DEFAULT_PROFILE, read_config, resolve
+    from vidspec.config.user_config import DEFAULT_PROFILE, read_config, resolve
 
     defaults = read_config()
     resolved = resolve(profile, overrides_of(Request(settings=settings)), defaults)

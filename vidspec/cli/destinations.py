@@ -13,13 +13,13 @@ from vidspec.errors import UsageError
 from vidspec.files import check_output
 
 if TYPE_CHECKING:
-    from vidspec.batch.formats import Format
-    from vidspec.batch.inputs import Found
-    from vidspec.batch.outputs import Output
-    from vidspec.batch.shards import Shard
-    from vidspec.batch.sidecars import Names
-    from vidspec.batch.work import Entry
     from vidspec.cli.options import Request
+    from vidspec.dataset.formats import Format
+    from vidspec.dataset.inputs import Found
+    from vidspec.dataset.outputs import Output
+    from vidspec.dataset.shards import Shard
+    from vidspec.dataset.sidecars import Names
+    from vidspec.dataset.work import Entry
 
 __all__ = ["Destination", "destinations_of", "output_of"]
 
@@ -38,7 +38,7 @@ class Destination:
 
     def journal(self, entry: Entry, label: str) -> Path | None:
         """The file that remembers what was done of an entry, if one does."""
-        from vidspec.batch.outputs import journal_beside, journal_of
+        from vidspec.dataset.outputs import journal_beside, journal_of
 
         if self.names:
             return journal_beside(self.names[0], entry, label)
@@ -53,8 +53,8 @@ def destinations_of(
     Raises:
         UsageError: it cannot be written, is one of the clips, or two formats would share it.
     """
-    from vidspec.batch.formats import SUFFIXES
-    from vidspec.batch.sidecars import Names, check_names
+    from vidspec.dataset.formats import SUFFIXES
+    from vidspec.dataset.sidecars import Names, check_names
 
     label = shard.label if shard else ""
     clips = [entry.path for entry in entries]
@@ -108,8 +108,8 @@ def output_of(
     Raises:
         UsageError: one cannot be written, or another run writes it.
     """
-    from vidspec.batch.outputs import OneFile, Several, Sidecars, Stream
-    from vidspec.batch.writers import FileLines, StdoutLines
+    from vidspec.dataset.outputs import OneFile, Several, Sidecars, Stream
+    from vidspec.dataset.writers import FileLines, StdoutLines
 
     order = entries if request.ordered else None
 

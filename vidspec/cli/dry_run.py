@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from vidspec.cli.report import complain, left_out, named, note
 from vidspec.escaping import one_line
-from vidspec.telling.tally import duration
+from vidspec.events.tally import duration
 
 if TYPE_CHECKING:
-    from vidspec.batch.dry_run import Wanted
-    from vidspec.batch.inputs import Found
-    from vidspec.batch.records import Settings
-    from vidspec.batch.work import Entry
     from vidspec.cli.destinations import Destination
     from vidspec.cli.options import Request
+    from vidspec.dataset.dry_run import Wanted
+    from vidspec.dataset.inputs import Found
+    from vidspec.dataset.records import Settings
+    from vidspec.dataset.work import Entry
 
 __all__ = ["dry_run"]
 
@@ -40,10 +40,10 @@ def dry_run(
         settings: how clips would be captioned.
         label: of the shard.
     """
-    from vidspec.batch.dry_run import estimate, past, wanted
-    from vidspec.batch.outputs import Looked, Several
-    from vidspec.batch.plan import plan
-    from vidspec.batch.writers import StdoutLines
+    from vidspec.dataset.dry_run import estimate, past, wanted
+    from vidspec.dataset.outputs import Looked, Several
+    from vidspec.dataset.plan import plan
+    from vidspec.dataset.writers import StdoutLines
 
     kept = [one for one in destinations if one.journal(entries[0], label) and not request.overwrite]
     journals = [Looked(partial(_journal, one, label)) for one in kept]

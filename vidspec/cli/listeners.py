@@ -8,14 +8,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vidspec.batch.bulk import Listener
-from vidspec.batch.work import Outcome
 from vidspec.cli.report import failure, note, progress, summary, where_time_went
+from vidspec.dataset.bulk import Listener
+from vidspec.dataset.work import Outcome
 from vidspec.errors import UsageError
-from vidspec.telling.events import Again, Event
-from vidspec.telling.observer import Observer
-from vidspec.telling.record import Caption
-from vidspec.telling.tally import Tally
+from vidspec.events.events import Again, Event
+from vidspec.events.observer import Observer
+from vidspec.events.record import Caption
+from vidspec.events.tally import Tally
 
 __all__ = ["Notifier", "OutcomeLines", "Restarts", "Traces"]
 
@@ -91,7 +91,7 @@ class Notifier(Listener):
 
 def every_of(text: str) -> tuple[int | None, float | None]:
     """Clips or seconds, the other None."""
-    from vidspec.batch.manifests import seconds
+    from vidspec.dataset.manifests import seconds
 
     if re.fullmatch(r"[1-9]\d*", text.strip()):
         return int(text), None
@@ -123,8 +123,8 @@ class Traces(Listener):
         """Write the file, whole or not at all; nothing where nothing was captioned."""
         if not self._traces and not self._ended:
             return
-        from vidspec.batch.trace_file import joined
+        from vidspec.dataset.trace_file import joined
+        from vidspec.events.trace import to_chrome
         from vidspec.files import write_whole
-        from vidspec.telling.trace import to_chrome
 
         write_whole(self.path, json.dumps(joined([(path, to_chrome(events)) for path, events in self._traces])))

@@ -25,9 +25,9 @@ def merge(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of every error.")] = False,
 ) -> None:
     """Merge records of several runs or shards: each clip once, a caption before a failure, sorted by path."""
-    from vidspec.batch.merge import kind_of, rendered
-    from vidspec.batch.merge import merge as merged
-    from vidspec.batch.writers import StdoutLines
+    from vidspec.dataset.merge import kind_of, rendered
+    from vidspec.dataset.merge import merge as merged
+    from vidspec.dataset.writers import StdoutLines
 
     if output != "-":
         check_output(Path(output), (), "--output", kind_of(form.value))

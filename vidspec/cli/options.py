@@ -45,7 +45,7 @@ class EngineName(str, Enum):
 
 def profile_names(incomplete: str) -> list[tuple[str, str]]:
     """For completion: names of profiles and what they are."""
-    from vidspec.profile.profiles import available
+    from vidspec.config.profiles import available
 
     return [(info.name, info.about) for info in available() if info.name.startswith(incomplete)]
 
@@ -72,7 +72,7 @@ def target_names(incomplete: str) -> list[tuple[str, str]]:
 
 def style_names(incomplete: str) -> list[tuple[str, str]]:
     """For completion: names of prompts and what they say."""
-    from vidspec.profile.prompts import STYLES
+    from vidspec.config.prompts import STYLES
 
     return [(name, text) for name, text in STYLES.items() if name.startswith(incomplete)]
 

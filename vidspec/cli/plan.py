@@ -17,10 +17,10 @@ from vidspec.errors import GenerationError, UsageError, VideoError
 from vidspec.files import Kind, check_output, write_whole
 
 if TYPE_CHECKING:
-    from vidspec.batch.work import Entry
     from vidspec.captioner import Captioner
     from vidspec.choosing.plan import Plan, Way
-    from vidspec.profile.profiles import Profile
+    from vidspec.config.profiles import Profile
+    from vidspec.dataset.work import Entry
 
 __all__ = ["plan"]
 
@@ -75,10 +75,10 @@ def plan(
     vidspec plan clip.mp4 --save fast.yaml
     vidspec plan clips/
     """
-    from vidspec.batch import inputs
     from vidspec.cli.request import batch_of
-    from vidspec.profile import profiles
-    from vidspec.profile.profiles import setting
+    from vidspec.config import profiles
+    from vidspec.config.profiles import setting
+    from vidspec.dataset import inputs
 
     overrides: dict[str, object] = {"models.device": device, "models.dtype": dtype, "models.threads": threads}
     if target is not None:
@@ -133,7 +133,7 @@ def _planned(captioner: Captioner, entries: Sequence[Entry], tokens: int, batch:
 def _save(profile: Profile, found: Plan, path: Path) -> None:
     import yaml
 
-    from vidspec.profile import profiles
+    from vidspec.config import profiles
 
     chosen = profiles.override(profile, dict(found.chosen.overrides))
     content = chosen.model_dump(mode="json", exclude_defaults=True)

@@ -49,7 +49,7 @@ def profile(
 
     vidspec profile clip.mp4 --profiles ar,specvlm,parallelvlm
     """
-    from vidspec.profile.profiles import setting
+    from vidspec.config.profiles import setting
 
     overrides: dict[str, object] = {}
     for given in settings or ():

@@ -25,8 +25,8 @@ def profiles(
 
     Begin with a recommended one. Exact and parallel ones give the target's own text, loose and lossy ones do not.
     """
-    from vidspec.profile.files import user_folder
-    from vidspec.profile.profiles import available
+    from vidspec.config.files import user_folder
+    from vidspec.config.profiles import available
 
     found = available()
     if form is Form.json:

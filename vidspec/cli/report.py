@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from vidspec.errors import VidspecError
 from vidspec.escaping import one_line, shown
-from vidspec.telling.record import Caption
-from vidspec.telling.tally import Tally, duration
-from vidspec.telling.wrapping import columns, wrapped
+from vidspec.events.record import Caption
+from vidspec.events.tally import Tally, duration
+from vidspec.events.wrapping import columns, wrapped
 
 if TYPE_CHECKING:
-    from vidspec.batch.inputs import Found
     from vidspec.captioner import Captioner
+    from vidspec.dataset.inputs import Found
 
 __all__ = [
     "complain",

@@ -32,8 +32,8 @@ def report(
 
     Which token the draft wrote, and where in the frames it looked, only a run tells that is watched: caption --report.
     """
-    from vidspec.report.finished import read_trace, write_finished
-    from vidspec.report.page import check_page
+    from vidspec.display.pages.finished import read_trace, write_finished
+    from vidspec.display.pages.page import check_page
 
     check_page(output, [str(source) for source in sources], "--output")
     traces = read_trace(trace) if trace is not None else {}
@@ -54,7 +54,7 @@ def _records(sources: list[Path]) -> list[dict[str, Any]]:
     Raises:
         UsageError: a file that was named holds something else.
     """
-    from vidspec.batch.merge import merge
+    from vidspec.dataset.merge import merge
 
     lines, whole = [], []
     for source in sources:

@@ -7,16 +7,16 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from vidspec.cli.options import EngineName, Request
+from vidspec.config.bounds import LONGEST_PROMPT, MANY
 from vidspec.errors import UsageError
 from vidspec.files import read_whole
-from vidspec.profile.bounds import LONGEST_PROMPT, MANY
 
 if TYPE_CHECKING:
-    from vidspec.batch.formats import Format
-    from vidspec.batch.inputs import Sources
-    from vidspec.batch.work import How
-    from vidspec.profile.schema import Profile
-    from vidspec.profile.user_config import Defaults
+    from vidspec.config.schema import Profile
+    from vidspec.config.user_config import Defaults
+    from vidspec.dataset.formats import Format
+    from vidspec.dataset.inputs import Sources
+    from vidspec.dataset.work import How
 
 __all__ = ["batch_of", "check", "forms_of", "how_of", "overrides_of", "part_of", "sources_of"]
 
@@ -85,7 +85,7 @@ def part_of(request: Request) -> tuple[float | None, float | None]:
     Raises:
         UsageError: one of them is no time, or they are the wrong way round.
     """
-    from vidspec.batch.manifests import moment
+    from vidspec.dataset.manifests import moment
 
     start, end = moment(request.start, "--start"), moment(request.end, "--end")
     if end is not None and end <= (start or 0.0):
@@ -114,7 +114,7 @@ def sources_of(request: Request) -> Sources:
     Raises:
         UsageError: nowhere.
     """
-    from vidspec.batch.inputs import Sources
+    from vidspec.dataset.inputs import Sources
 
     paths, lists, manifests = (tuple(one or ()) for one in (request.paths, request.from_file, request.manifest))
     if not (paths or lists or manifests):
@@ -128,7 +128,7 @@ def sources_of(request: Request) -> Sources:
 
 def overrides_of(request: Request) -> dict[str, object]:
     """Options and ``--set`` as dotted keys; the same key by both is refused, since neither is the obvious winner."""
-    from vidspec.profile import profiles
+    from vidspec.config import profiles
 
     overrides: dict[str, object] = {
         key: getattr(request, option) for option, key in KEYS.items() if getattr(request, option) is not None
@@ -149,7 +149,7 @@ def overrides_of(request: Request) -> dict[str, object]:
 
 def _prompt(request: Request) -> str | None:
     if request.style is not None:
-        from vidspec.profile.prompts import style
+        from vidspec.config.prompts import style
 
         return style(request.style)
     if request.prompt_file is None:
@@ -166,7 +166,7 @@ def _prompt(request: Request) -> str | None:
 
 def forms_of(request: Request, defaults: Defaults) -> tuple[Format, ...]:
     """The formats: the option's, what the suffix of the one output file names, the config's, or text."""
-    from vidspec.batch.formats import FORMATS, format_of
+    from vidspec.dataset.formats import FORMATS, format_of
 
     if request.form is not None:
         said, where = request.form, f"--format {request.form}"
@@ -197,8 +197,8 @@ def how_of(request: Request, profile: Profile, total: int) -> How:
         UsageError: a wrong --segment, a package that is missing, or --verify where correct captions differ from plain
             decoding's.
     """
-    from vidspec.batch.segments import parse_segment
-    from vidspec.batch.work import How, Questions
+    from vidspec.dataset.segments import parse_segment
+    from vidspec.dataset.work import How, Questions
 
     if request.verify and not profile.token_for_token:
         raise UsageError(

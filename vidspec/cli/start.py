@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from vidspec.cli.report import note
 
 if TYPE_CHECKING:
-    from vidspec.profile.profiles import Profile
+    from vidspec.config.profiles import Profile
 
 __all__ = ["announce", "demo_notes", "status", "uncollected"]
 

@@ -60,12 +60,12 @@ def throughput(
     """
     from dataclasses import asdict
 
-    from vidspec.batch.inputs import Sources, collect, leave_out_missing
     from vidspec.bench.interleaved import machine
     from vidspec.bench.loaded import Source
     from vidspec.bench.outside import pythons
     from vidspec.bench.results import RESULTS
     from vidspec.bench.throughput import BATCHED, Outcome, Throughput, contenders, markdown, measure
+    from vidspec.dataset.inputs import Sources, collect, leave_out_missing
     from vidspec.files import check_output, write_whole
 
     named = tuple(str(clip) for clip in clips)

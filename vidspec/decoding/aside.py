@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 from vidspec.engine.asks import Asks, Hear
-from vidspec.telling.bell import Bell
+from vidspec.events.bell import Bell
 
 __all__ = ["Aside"]
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from vidspec.decoding.limits import Limits
+from vidspec.draft_length.pace import Window
 from vidspec.drafting.base import Draft, Drafter
 from vidspec.engine.asks import Asks, Pass
 from vidspec.engine.rows import Passed, Prefill, Rows
-from vidspec.pace.pace import Window
-from vidspec.telling.events import Origin, Rejected, Round
+from vidspec.events.events import Origin, Rejected, Round
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vidspec.acceptance.base import Acceptance, Verdict
     from vidspec.engine.forward import Engine
     from vidspec.engine.sampling import Sampling
-    from vidspec.telling.trace import Trace
+    from vidspec.events.trace import Trace
 
 __all__ = ["NOTHING", "Job", "Schedule", "Target"]
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vidspec.errors import UsageError
+from vidspec.events.events import Finished
 from vidspec.models.held import Held
 from vidspec.models.request import Exchange, Question, Request
-from vidspec.telling.events import Finished
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from vidspec.telling.events import Event
-    from vidspec.telling.record import Caption
+    from vidspec.events.events import Event
+    from vidspec.events.record import Caption
 
 __all__ = ["Dialogue"]
 

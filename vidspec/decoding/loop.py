@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from vidspec.telling.bell import Bell
+from vidspec.events.bell import Bell
 
 __all__ = ["Done", "Failed", "Loop", "Passing"]
 

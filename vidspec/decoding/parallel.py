@@ -48,11 +48,11 @@ from vidspec.decoding.protocol import (
     Verify,
 )
 from vidspec.errors import GenerationError
+from vidspec.events.events import Mode, Origin, Rejected, Round
 from vidspec.registry import schedules
-from vidspec.telling.events import Mode, Origin, Rejected, Round
 
 if TYPE_CHECKING:
-    from vidspec.pace.base import WindowSize
+    from vidspec.draft_length.base import WindowSize
 
 __all__ = ["Scheduler", "Settings", "WorkerLost", "WorkerTraceback", "failure"]
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from vidspec.telling.events import Loosened
+from vidspec.events.events import Loosened
 
 __all__ = [
     "Abort",

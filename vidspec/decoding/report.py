@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, cast
 
 from vidspec.decoding.limits import ended
 from vidspec.embedded import ships
-from vidspec.telling.counters import count, estimate_speedup, lengths, weights_by_context
-from vidspec.telling.events import Prefilled, Round
-from vidspec.telling.record import (
+from vidspec.events.counters import count, estimate_speedup, lengths, weights_by_context
+from vidspec.events.events import Prefilled, Round
+from vidspec.events.record import (
     Caption,
     Counts,
     Ensemble,

@@ -12,19 +12,19 @@ from vidspec.acceptance.base import for_clip
 from vidspec.decoding.aside import Aside
 from vidspec.decoding.base import Job, Target
 from vidspec.decoding.setup import Setup, prefilled
+from vidspec.draft_length.pace import Window
 from vidspec.drafting.base import Drafter, Holder, Paced, Watcher
 from vidspec.drafting.opening import Opening
 from vidspec.engine.asks import Asks, asked, overheard, timed
 from vidspec.engine.device import take_one_core
 from vidspec.engine.sampling import Sampling
-from vidspec.lossy.engine import kept_per_layer
+from vidspec.events.events import Prefilled, Rejected, Round
+from vidspec.events.trace import Trace
 from vidspec.models.detokenizer import Detokenizer
 from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.request import Request
-from vidspec.pace.pace import Window
 from vidspec.pruning.base import ranked, taps_for
-from vidspec.telling.events import Prefilled, Rejected, Round
-from vidspec.telling.trace import Trace
+from vidspec.pruning.target.engine import kept_per_layer
 
 __all__ = ["Choice", "InTurns", "Run"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from vidspec.decoding.base import Job, origins, rejected
 from vidspec.drafting.base import Learner, Rememberer, Watcher
 from vidspec.engine.asks import Asks, timed
+from vidspec.events.events import Round
 from vidspec.registry import schedules
-from vidspec.telling.events import Round
 
 
 @schedules.register("sequential")

@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vidspec.decoding.loop import Done, Failed, Loop, Passing
+from vidspec.draft_length.batch import BatchSize
 from vidspec.engine.device import free_memory, half_the_cores, synchroniser
 from vidspec.errors import GenerationError
-from vidspec.pace.batch import BatchSize
-from vidspec.telling.bell import Bell
-from vidspec.telling.events import Again, Load, Round
-from vidspec.telling.trace import Trace
+from vidspec.events.bell import Bell
+from vidspec.events.events import Again, Load, Round
+from vidspec.events.trace import Trace
 
 if TYPE_CHECKING:
+    from vidspec.draft_length.pace import Pace
     from vidspec.engine.asks import Asks
     from vidspec.engine.forward import Engine
     from vidspec.models.base import VideoLanguageModel
     from vidspec.models.request import Request
-    from vidspec.pace.pace import Pace
 
 __all__ = ["Arrivals", "Serves", "Serving"]
 

@@ -11,8 +11,13 @@ import torch
 
 from vidspec.acceptance.base import Acceptance, Grounded
 from vidspec.acceptance.protect import protected_ids
+from vidspec.config import profiles
+from vidspec.config.profiles import Profile
+from vidspec.config.tree import parse_tree
 from vidspec.decoding.base import Schedule
 from vidspec.decoding.limits import Limits
+from vidspec.draft_length.pace import Pace
+from vidspec.draft_length.trees import MOST
 from vidspec.drafting.base import DrafterKind, drafter_of
 from vidspec.engine.asks import Asks, Look, Read
 from vidspec.engine.device import free_memory
@@ -22,24 +27,19 @@ from vidspec.engine.rows import Prefill
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.taps import Taps
 from vidspec.errors import GenerationError, ModelError, ProfileError
-from vidspec.lossy.base import TargetPruner
-from vidspec.lossy.engine import LossyEngine
+from vidspec.events.events import Prefilled
+from vidspec.events.trace import Trace
 from vidspec.models.base import Prefix, VideoLanguageModel
 from vidspec.models.head import Head
 from vidspec.models.held import Held, Start
 from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.prompt import read
 from vidspec.models.request import Request
-from vidspec.pace.pace import Pace
-from vidspec.pace.trees import MOST
-from vidspec.profile import profiles
-from vidspec.profile.profiles import Profile
-from vidspec.profile.tree import parse_tree
 from vidspec.pruning.base import Pruner, signals_of
 from vidspec.pruning.placement import placed
+from vidspec.pruning.target.base import TargetPruner
+from vidspec.pruning.target.engine import LossyEngine
 from vidspec.registry import configured, lossy, pruners, rules, schedules
-from vidspec.telling.events import Prefilled
-from vidspec.telling.trace import Trace
 
 __all__ = ["ROWS", "STATES", "Setup", "prefilled"]
 

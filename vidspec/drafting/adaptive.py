@@ -1,6 +1,7 @@
 """A tree, wide where the draft is unsure and deep where it is sure (as EAGLE-2's), or a chain where that pays more.
 
-What grows, and when, is chosen by :mod:`vidspec.pace.trees`, from measured times and the draft's own probabilities.
+What grows, and when, is chosen by :mod:`vidspec.draft_length.trees`, from measured times and the draft's own
+probabilities.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from itertools import takewhile
 
 import torch
 
+from vidspec.draft_length.pace import Pace, Window
+from vidspec.draft_length.trees import Budget, Growth
 from vidspec.drafting.base import Draft
 from vidspec.drafting.tree import TreeDrafter
 from vidspec.engine.asks import Asks, Continue
 from vidspec.engine.forward import Engine
 from vidspec.engine.slab import KVSpan
-from vidspec.pace.pace import Pace, Window
-from vidspec.pace.trees import Budget, Growth
 
 __all__ = ["AdaptiveDrafter"]
 

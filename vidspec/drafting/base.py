@@ -18,12 +18,12 @@ from vidspec.registry import configured, drafters
 if TYPE_CHECKING:
     import torch
 
+    from vidspec.config.sections import DraftSection
+    from vidspec.draft_length.pace import Pace, Window
     from vidspec.drafting.opening import Opening
     from vidspec.engine.asks import Asks
     from vidspec.engine.slab import KVSpan
     from vidspec.models.base import Prefix, VideoLanguageModel
-    from vidspec.pace.pace import Pace, Window
-    from vidspec.profile.sections import DraftSection
 
 __all__ = [
     "Draft",

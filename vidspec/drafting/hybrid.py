@@ -16,11 +16,11 @@ from vidspec.registry import drafters, options_of
 if TYPE_CHECKING:
     import torch
 
+    from vidspec.draft_length.pace import Pace, Window
     from vidspec.drafting.opening import Opening
     from vidspec.engine.asks import Asks
     from vidspec.engine.slab import KVSpan
     from vidspec.models.base import VideoLanguageModel
-    from vidspec.pace.pace import Pace, Window
 
 
 class Hybrid:
@@ -62,8 +62,8 @@ class Hybrid:
         self.lookup.begin(token)
 
     def propose(self, gamma: int) -> Asks[Draft]:
+        from vidspec.draft_length.speed import chain_tokens
         from vidspec.engine.asks import asked
-        from vidspec.pace.speed import chain_tokens
 
         found = self.lookup.look(gamma)
         window = min(self.window.gamma if self.gamma is None else self.gamma, gamma)

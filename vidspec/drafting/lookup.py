@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from vidspec.config.tree import parse_tree
 from vidspec.drafting.base import Draft, FreeDrafter
 from vidspec.drafting.memory import BREAK, Match, Memory, Text, longest
-from vidspec.profile.tree import parse_tree
 
 if TYPE_CHECKING:
+    from vidspec.draft_length.pace import Pace, Window
     from vidspec.drafting.opening import Opening
-    from vidspec.pace.pace import Pace, Window
 
 __all__ = ["LONGEST", "Found", "Lookup", "Prices", "Reliance"]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from vidspec.config.tree import parse_tree
 from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.base import Drafter
 from vidspec.drafting.chain import ChainDrafter
@@ -20,16 +21,15 @@ from vidspec.errors import ModelError
 from vidspec.models.base import Prefix, VideoLanguageModel
 from vidspec.models.prompt import read
 from vidspec.models.request import Request
-from vidspec.profile.tree import parse_tree
 
 if TYPE_CHECKING:
+    from vidspec.config.profiles import Profile
     from vidspec.engine.rows import Prompt
     from vidspec.engine.slab import KVSpan
     from vidspec.engine.taps import Taps
+    from vidspec.events.trace import Trace
     from vidspec.models.head import Head
     from vidspec.models.held import Start
-    from vidspec.profile.profiles import Profile
-    from vidspec.telling.trace import Trace
 
 __all__ = ["Opening"]
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
+from vidspec.config.tree import Node
 from vidspec.drafting.base import Draft
 from vidspec.engine.asks import Asks, Pass
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.engine.slab import KVSpan
-from vidspec.profile.tree import Node
 
 __all__ = ["TreeDrafter"]
 

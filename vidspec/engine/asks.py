@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from vidspec.engine.rows import Prompt
     from vidspec.engine.slab import KVSpan
     from vidspec.engine.taps import Taps
-    from vidspec.telling.bell import Bell
-    from vidspec.telling.trace import Kind, Trace
+    from vidspec.events.bell import Bell
+    from vidspec.events.trace import Kind, Trace
 
 __all__ = [
     "Ask",
@@ -57,7 +57,7 @@ class Ask:
     answer: Any = None
 
 
-#: A part of a decoding: yields asks, and events of :mod:`vidspec.telling.events` on the outermost level.
+#: A part of a decoding: yields asks, and events of :mod:`vidspec.events.events` on the outermost level.
 Asks: TypeAlias = Generator[Any, Any, T]
 
 

@@ -9,8 +9,8 @@ from vidspec.engine.asks import Asks, Lane, Look, timed
 from vidspec.models.base import Pixels, Prefix, Seen, VideoLanguageModel
 
 if TYPE_CHECKING:
+    from vidspec.events.trace import Trace
     from vidspec.models.request import Request
-    from vidspec.telling.trace import Trace
 
 __all__ = ["read"]
 

@@ -147,7 +147,7 @@ def signals_of(prefix: Prefix, taps: Taps | None, seed: int = 0) -> Signals:
 
 
 def ranked(taps: Taps | None) -> tuple[tuple[str, bytes], ...]:
-    """The attention that was observed, as :class:`~vidspec.telling.events.Prefilled` has it."""
+    """The attention that was observed, as :class:`~vidspec.events.events.Prefilled` has it."""
     if taps is None:
         return ()
     whole = (

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vidspec.telling.source import SourceFacts
+    from vidspec.events.source import SourceFacts
     from vidspec.video.base import Clip, Decoder, Index
     from vidspec.video.probing import probe
     from vidspec.video.reading import read, read_at

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from vidspec import memory
 from vidspec.errors import UsageError, VideoError
-from vidspec.telling.source import SourceFacts
+from vidspec.events.source import SourceFacts
 from vidspec.video import decode_decord, sample, sound
 from vidspec.video.base import Clip, Decoder, Index, NotDelivered, check_seconds, format_seconds
 from vidspec.video.decode_av import AvDecoder

@@ -7,9 +7,9 @@ from functools import cache
 
 from decoding import checkpoints
 from vidspec.captioner import Captioner
+from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
 from vidspec.models.request import Request
-from vidspec.profile import profiles
 
 CLIPS = {path.stem: path for path in shipped()}
 CLIP = CLIPS["one-object"]

@@ -25,10 +25,10 @@ from vidspec.decoding.workers.remote import RemoteDraft
 from vidspec.decoding.workers.run import rounds
 from vidspec.decoding.workers.target import TargetSide
 from vidspec.decoding.workers.text import DraftText
+from vidspec.draft_length.gamma import FixedGamma
 from vidspec.engine.asks import alone
 from vidspec.engine.sampling import Sampling, draw
-from vidspec.pace.gamma import FixedGamma
-from vidspec.telling.trace import Trace
+from vidspec.events.trace import Trace
 
 VOCABULARY, EOS, LENGTH = 3, 2, 5
 TARGET = random_table(11, VOCABULARY, 1.2)

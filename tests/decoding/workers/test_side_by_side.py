@@ -17,6 +17,7 @@ import torch
 from decoding.workers.pairs import CLIP, CLIPS, Pairs, Waiting, gone
 from vidspec.captioner import Captioner
 from vidspec.choosing.planned import TURNS
+from vidspec.config import profiles
 from vidspec.decoding.protocol import Abort, Proposed
 from vidspec.decoding.run import InTurns
 from vidspec.decoding.setup import Setup
@@ -26,10 +27,9 @@ from vidspec.decoding.workers.messages import Order
 from vidspec.decoding.workers.run import SideBySide
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.engine.asks import Look, overheard
+from vidspec.events.events import Finished, Prefilled, Round
+from vidspec.events.trace import to_chrome
 from vidspec.models import loading
-from vidspec.profile import profiles
-from vidspec.telling.events import Finished, Prefilled, Round
-from vidspec.telling.trace import to_chrome
 
 
 @pytest.fixture(scope="module")

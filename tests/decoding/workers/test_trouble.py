@@ -18,6 +18,7 @@ from decoding import checkpoints
 from decoding.workers.pairs import CLIP, CLIPS, Pairs, Waiting, gone
 from research.training.architecture import build_tokenizer
 from vidspec.cli.app import run
+from vidspec.config import profiles
 from vidspec.decoding.base import Target
 from vidspec.decoding.parallel import WorkerLost
 from vidspec.decoding.protocol import Rollback
@@ -25,10 +26,9 @@ from vidspec.decoding.workers import frames
 from vidspec.decoding.workers import process as processes
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.errors import GenerationError, ModelError
+from vidspec.events.events import Again, Finished, Prefilled, Round
 from vidspec.models import loading
 from vidspec.models.request import Request
-from vidspec.profile import profiles
-from vidspec.telling.events import Again, Finished, Prefilled, Round
 
 KILLS = int(os.environ.get("VIDSPEC_KILLS", "3"))
 pytestmark = pytest.mark.usefixtures("forked_drafts")
@@ -227,7 +227,7 @@ def test_too_little_shared_memory_is_an_error_and_not_the_end(monkeypatch, pairs
 BEGIN = """
 import sys
 import time
-from vidspec.profile import profiles
+from vidspec.config import profiles
 from vidspec.captioner import Captioner
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.models.loading import placement

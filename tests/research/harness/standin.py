@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from vidspec.captioner import Captioner
+from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
-from vidspec.profile import profiles
 
 CLIP, OTHER = (str(path) for path in shipped()[:2])
 PROMPT = "What is shown?"

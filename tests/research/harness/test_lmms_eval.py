@@ -11,10 +11,10 @@ from research.lmms_eval.answering import Answering, Totals
 from research.lmms_eval.arguments import overrides_of, wanted
 from research.lmms_eval.visuals import shown
 from vidspec.captioner import Captioner
+from vidspec.config import profiles
+from vidspec.config.sections import VideoSection
 from vidspec.errors import ProfileError, UsageError, VideoError
 from vidspec.models import loading
-from vidspec.profile import profiles
-from vidspec.profile.sections import VideoSection
 
 
 @pytest.fixture

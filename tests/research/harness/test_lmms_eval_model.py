@@ -11,8 +11,8 @@ import pytest
 from harness.standin import CLIP, GREEDY, OTHER, PROMPT, StandInModel, modules, under
 from research import lmms_eval as integration
 from research.lmms_eval.arguments import overrides_of
+from vidspec.config import profiles
 from vidspec.errors import UsageError, VideoError
-from vidspec.profile import profiles
 
 MODEL = "research.lmms_eval.model"
 ASKED = ((CLIP, 24), (OTHER, 24), (CLIP, 5))

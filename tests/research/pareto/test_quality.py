@@ -11,7 +11,7 @@ from world.scenes import scene, thing
 
 from research.pareto.quality import mean, median, quality
 from research.world.scoring import truth
-from vidspec.telling.record import Caption
+from vidspec.events.record import Caption
 
 ONE = truth(scene(thing("red", "circle", "large", "right", (0, 1), (2, 1)), background="navy", pattern="striped"))
 RIGHT = (

@@ -4,8 +4,8 @@ import pytest
 import yaml
 
 from research.replay import tables
+from vidspec.draft_length import speed
 from vidspec.errors import UsageError
-from vidspec.pace import speed
 
 NAMES = [
     "hippo-1",

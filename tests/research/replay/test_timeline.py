@@ -2,8 +2,8 @@ from research.replay.simulated import SimulatedWorkers, simulate
 from research.replay.timeline import timeline
 from research.replay.virtual import Costs, Pattern, simulate_sequential
 from vidspec.decoding.parallel import Scheduler, Settings
-from vidspec.live.lanes import Glyphs
-from vidspec.pace.gamma import FixedGamma
+from vidspec.display.lanes import Glyphs
+from vidspec.draft_length.gamma import FixedGamma
 
 COSTS = Costs(lambda rows: 8.0, lambda: 2.0, target_prefill=8.0)
 ASCII = Glyphs.ascii()

@@ -2,9 +2,9 @@ import pytest
 
 from research.replay.predict import Prefill, Times, even_lengths, geometric_lengths
 from research.replay.whatif import best_chain, what_if
-from vidspec.pace import speed
-from vidspec.pace.gamma import settled
-from vidspec.pace.passes import pass_times
+from vidspec.draft_length import speed
+from vidspec.draft_length.gamma import settled
+from vidspec.draft_length.passes import pass_times
 
 
 def by_method(*args, **options):

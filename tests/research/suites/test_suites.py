@@ -10,8 +10,8 @@ from research.suites import rows as suites
 from research.suites.rows import DRAFT, SUITES, TABLES, contenders, papers_of, suite
 from vidspec.bench.interleaved import Row
 from vidspec.bench.talk import of_turn
+from vidspec.config import labels, profiles
 from vidspec.errors import UsageError
-from vidspec.profile import labels, profiles
 
 
 def row(name: str, **fields: object) -> Row:

@@ -7,10 +7,10 @@ import torch
 
 from research.training.stage_head import TrainedHead, clips, harvest, train_head
 from vidspec.captioner import Captioner
+from vidspec.config import profiles
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.models import eagle3, loading
-from vidspec.profile import profiles
 
 PLACE = loading.placement("cpu", "float32")
 TOKENS, DEPTH = 24, 4

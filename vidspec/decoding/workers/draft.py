@@ -47,11 +47,11 @@ from vidspec.engine.device import synchroniser
 from vidspec.engine.forward import Engine
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import VidspecError
+from vidspec.events.trace import Trace
 from vidspec.models import loading
 from vidspec.models.base import Prefix, VideoLanguageModel
 from vidspec.models.identity import identity
 from vidspec.models.request import Request
-from vidspec.telling.trace import Trace
 
 __all__ = ["DraftClip", "DraftWorker", "serve"]
 

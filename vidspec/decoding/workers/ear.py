@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from vidspec.decoding.protocol import Result
 from vidspec.decoding.workers.messages import Spans
-from vidspec.telling.bell import Bell
+from vidspec.events.bell import Bell
 
 __all__ = ["Ear", "Heard"]
 

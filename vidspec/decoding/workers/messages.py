@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from vidspec.decoding.protocol import DraftMessage, Result
 
 if TYPE_CHECKING:
+    from vidspec.config.profiles import Profile
+    from vidspec.events.trace import Span
     from vidspec.models.identity import Identity
     from vidspec.models.loading import Placement
     from vidspec.models.request import Exchange
-    from vidspec.profile.profiles import Profile
-    from vidspec.telling.trace import Span
 
 __all__ = ["Answer", "CloseClip", "Loaded", "OpenClip", "Order", "Spans", "Start", "Taken", "Unloadable"]
 

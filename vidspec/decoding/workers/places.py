@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from vidspec.config.profiles import Profile
 from vidspec.models import loading
-from vidspec.profile.profiles import Profile
 
 __all__ = ["beside_target", "room_for_two", "two_workers"]
 

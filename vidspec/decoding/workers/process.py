@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from vidspec.config.profiles import Profile
 from vidspec.decoding.parallel import WorkerLost, WorkerTraceback, failure
 from vidspec.decoding.protocol import DraftMessage, Failed, Ready
 from vidspec.decoding.workers.draft import serve
@@ -38,7 +39,6 @@ from vidspec.decoding.workers.pulse import Pulse
 from vidspec.errors import ModelError
 from vidspec.models.identity import Identity
 from vidspec.models.request import Request
-from vidspec.profile.profiles import Profile
 
 __all__ = ["DraftProcess"]
 

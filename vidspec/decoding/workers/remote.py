@@ -11,7 +11,7 @@ from vidspec.decoding.workers.messages import Spans
 from vidspec.decoding.workers.process import DraftProcess
 from vidspec.decoding.workers.pulse import PATIENCE
 from vidspec.engine.asks import Asks, Hear
-from vidspec.telling.trace import Trace
+from vidspec.events.trace import Trace
 
 __all__ = ["RemoteDraft"]
 

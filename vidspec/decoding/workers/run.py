@@ -18,14 +18,14 @@ from vidspec.decoding.workers.messages import Spans
 from vidspec.decoding.workers.remote import RemoteDraft
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.decoding.workers.target import Publish, TargetSide
+from vidspec.draft_length.base import WindowSize
+from vidspec.draft_length.gamma import AutoGamma, FixedGamma
 from vidspec.engine.asks import Asks, timed
+from vidspec.events.events import Prefilled, Round
+from vidspec.events.trace import Trace
 from vidspec.models.base import Prefix
 from vidspec.models.request import Request
-from vidspec.pace.base import WindowSize
-from vidspec.pace.gamma import AutoGamma, FixedGamma
 from vidspec.pruning.base import ranked, taps_for
-from vidspec.telling.events import Prefilled, Round
-from vidspec.telling.trace import Trace
 
 __all__ = ["SideBySide", "rounds"]
 

@@ -6,6 +6,7 @@ import weakref
 
 import torch
 
+from vidspec.config.profiles import Profile
 from vidspec.decoding.parallel import WorkerLost
 from vidspec.decoding.workers.messages import Start
 from vidspec.decoding.workers.process import DraftProcess
@@ -14,7 +15,6 @@ from vidspec.engine.device import Sharing
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.identity import Identity, agree, check_sight, identity
 from vidspec.models.loading import Placement
-from vidspec.profile.profiles import Profile
 
 __all__ = ["DraftSlot", "split_threads"]
 

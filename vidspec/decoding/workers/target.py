@@ -11,7 +11,7 @@ from vidspec.decoding.base import Target
 from vidspec.decoding.protocol import Ready, TargetMessage, Verdict, Verify
 from vidspec.drafting.base import Draft
 from vidspec.engine.asks import Asks, timed
-from vidspec.telling.trace import Trace
+from vidspec.events.trace import Trace
 
 __all__ = ["Publish", "TargetSide"]
 

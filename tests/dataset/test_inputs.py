@@ -1,0 +1,195 @@
+import io
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from vidspec.dataset.identity import clip_id
+from vidspec.dataset.inputs import Sources, collect, matches
+from vidspec.dataset.manifests import parse_manifest, seconds
+from vidspec.dataset.work import Entry
+from vidspec.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def make(*paths):
+    for path in paths:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        with open(path, "wb"):
+            pass
+
+
+def stdin(monkeypatch, data):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
+
+
+def paths(*args, **more):
+    return [entry.path for entry in collect(Sources(args, **more)).entries]
+
+
+def test_folders_are_searched_in_order(tmp_path):
+    make("d/b.MP4", "d/a.mkv", "d/sub/c.webm", "d/notes.txt", "d/.hidden.mp4", "d/.git/x.mp4", "d/x.mp4/inner.mov")
+    found = collect(Sources(("d",)))
+    assert [entry.path for entry in found.entries] == ["d/a.mkv", "d/b.MP4", "d/sub/c.webm", "d/x.mp4/inner.mov"]
+    assert (found.not_video, found.several) == (1, True)
+    assert {entry.root for entry in found.entries} == {"d"}
+    assert found.entries[2].relative == "sub/c.webm"
+
+
+def test_extensions_include_and_exclude():
+    make("d/a.mp4", "d/b.mkv", "d/c.xyz", "d/tmp/e.mp4", "d/keep/f.mp4")
+    assert paths("d", extensions=frozenset({"xyz"})) == ["d/c.xyz"]
+    assert len(paths("d", extensions=frozenset())) == 5
+    found = collect(Sources(("d",), include=("*.mp4",), exclude=("tmp",)))
+    assert [entry.path for entry in found.entries] == ["d/a.mp4", "d/keep/f.mp4"]
+    assert found.excluded == 1  # b.mkv; the folder tmp was not even looked into
+    assert paths("d", include=("keep/**",)) == ["d/keep/f.mp4"]
+
+
+def test_a_file_that_is_named_is_always_tried():
+    make("notes.txt")
+    found = collect(Sources(("notes.txt", "absent.mp4")))
+    assert [entry.path for entry in found.entries] == ["notes.txt", "absent.mp4"] and found.several
+    assert not collect(Sources(("notes.txt",))).several
+
+
+@pytest.mark.parametrize("data", [b"a.mp4\nb c.mp4\r\n\n./d/e.mp4\nn.txt", b"a.mp4\0b c.mp4\0./d/e.mp4\0n.txt\0"])
+def test_lists_by_line_and_by_nul(monkeypatch, data):
+    stdin(monkeypatch, data)
+    found = collect(Sources(("-",)))
+    assert [entry.path for entry in found.entries] == ["a.mp4", "b c.mp4", "./d/e.mp4"]
+    assert found.not_video == 1 and found.several
+    assert found.entries[2].relative == "d/e.mp4"
+
+
+def test_a_name_with_a_newline_in_a_nul_list(monkeypatch):
+    stdin(monkeypatch, b"a\nb.mp4\0c.mp4\0")
+    assert paths(lists=("-",)) == ["a\nb.mp4", "c.mp4"]
+
+
+def test_a_list_of_names_that_are_not_utf8(monkeypatch):
+    stdin(monkeypatch, b"caf\xe9.mp4\n")
+    assert paths("-") == [os.fsdecode(b"caf\xe9.mp4")]
+
+
+def test_standard_input_is_read_once():
+    with pytest.raises(UsageError, match="once only"):
+        collect(Sources(("-",), lists=("-",)))
+
+
+def test_duplicates_are_counted_whatever_they_are_called():
+    make("d/a.mp4")
+    os.symlink("a.mp4", "d/link.mp4")
+    found = collect(Sources(("d/a.mp4", "./d/a.mp4", "d", os.path.abspath("d/a.mp4"))))
+    assert [entry.path for entry in found.entries] == ["d/a.mp4"] and found.duplicates == 4
+
+
+def test_links_that_lead_nowhere_are_clips_of_their_own():
+    os.makedirs("d")
+    for name in ("a.mp4", "b.mp4"):
+        os.symlink("gone.mp4", f"d/{name}")
+    assert paths("d") == ["d/a.mp4", "d/b.mp4"]
+
+
+def test_manifest_rows_of_one_clip_are_no_duplicates():
+    with open("m.jsonl", "w") as file:
+        file.write('{"path": "a.mp4", "start": 0, "end": 5}\n\n{"path": "a.mp4", "start": 5}\n{"video": "a.mp4"}\n')
+    found = collect(Sources(("m.jsonl",)))
+    assert [(entry.start, entry.end) for entry in found.entries] == [(0, 5), (5, None), (None, None)]
+    assert found.duplicates == 0 and found.several
+
+
+@pytest.mark.parametrize("name", ["m.csv", "m.tsv"])
+def test_csv_manifest(name):
+    comma = "\t" if name == "m.tsv" else ","
+    os.makedirs("sub")
+    rows = [["path", "Prompt", "start", "end"], ["a.mp4", '"What, and why?"', "1:30", "95.5"], ["b.mp4", "", "", ""]]
+    with open(f"sub/{name}", "w", encoding="utf-8-sig") as file:
+        file.write("\n".join(comma.join(row) for row in rows))
+    a, b = collect(Sources((), manifests=(f"sub/{name}",))).entries
+    assert a == Entry("sub/a.mp4", "sub", 90.0, 95.5, "What, and why?")
+    assert b == Entry("sub/b.mp4", "sub") and b.relative == "b.mp4"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"path": "a"}\n{"path": ', "m, line 2: not JSON"),
+        ('{"start": 1}', "m, line 1: has no path"),
+        ('{"path": "a", "start": "x"}', "m, line 1: start 'x': must be seconds"),
+        ('{"path": "a", "start": -1}', "must be zero or more"),
+        ('{"path": "a", "start": 5, "end": 5}', "end 5 must be after start 5"),
+        ('{"path": "a", "prompt": 3}', "prompt must be text or a list of texts"),
+        ('{"path": "a", "id": 1.5}', "the id must be text or a whole number"),
+        ('{"path": "a", "score": NaN}', "m, line 1: not JSON: a number must be finite"),
+        ("name,start\nx,1", "first line must name the columns"),
+    ],
+)
+def test_manifest_mistakes_name_the_line(text, message):
+    with pytest.raises(UsageError, match=message):
+        list(parse_manifest(text, "m", ""))
+
+
+def test_what_a_manifest_says_of_a_clip_is_kept():
+    one, two, three = parse_manifest(
+        '{"path": "a", "video": "b", "id": 7, "labels": {"x": [1]}}\n{"path": "a", "id": "7"}\n{"path": "a"}', "m", ""
+    )
+    assert (one.id, dict(one.columns)) == (7, {"video": "b", "labels": {"x": [1]}})
+    assert (two.id, dict(two.columns), three.id) == ("7", {}, None)
+    (row,) = parse_manifest("ID,File, Camera ,prompt\nx,a.mp4,north,\n", "m", "")
+    assert (row.path, row.id, dict(row.columns), row.prompt) == ("a.mp4", "x", {"Camera": "north"}, None)
+
+
+def test_rows_of_one_part_with_ids_are_inputs_of_their_own():
+    with open("m.jsonl", "w") as file:
+        file.write("\n".join(f'{{"path": "a.mp4", "id": {name}}}' for name in ("1", '"1"', "2", "2")))
+    found = collect(Sources(("m.jsonl",)))
+    assert [entry.id for entry in found.entries] == [1, "1", 2] and found.duplicates == 1
+    assert len({clip_id(entry) for entry in found.entries}) == 3
+    assert clip_id(Entry("a.mp4")) not in {clip_id(entry) for entry in found.entries}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("30s", 30), ("1.5", 1.5), ("2m", 120), ("1h", 3600), ("1:30", 90), ("1:00:00.5", 3600.5)]
+)
+def test_seconds(text, value):
+    assert seconds(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1:2:3:4", "5d", "nan"])
+def test_what_is_no_time(text):
+    with pytest.raises(ValueError):
+        seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern", "meant"),
+    [
+        ("a/b.mp4", "*.mp4", True),
+        ("a/b.mp4", "a", True),
+        ("a/b.mp4", "b", False),
+        ("a/b.mp4", "a/*", True),
+        ("a/c/b.mp4", "a/*.mp4", False),
+        ("a/c/b.mp4", "a/**/*.mp4", True),
+        ("a/b.mp4", "a/**/*.mp4", True),
+        ("a/c/b.mp4", "a/c", True),
+        ("c/b.mp4", "./c/", True),
+        ("b1.mp4", "b[0-9].mp4", True),
+        ("b1.mp4", "b[!0-9].mp4", False),
+        ("b.mp4", "?.mp4", True),
+        ("b(1).mp4", "b(1).mp4", True),
+    ],
+)
+def test_globs(path, pattern, meant):
+    assert matches(path, [pattern]) is meant
+
+
+def test_an_absent_list_is_a_usage_error():
+    for sources in (Sources((), lists=("no",)), Sources((), manifests=("no.csv",))):
+        with pytest.raises(UsageError, match="cannot be read: No such file"):
+            collect(sources)

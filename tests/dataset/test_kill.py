@@ -1,0 +1,63 @@
+"""SIGKILL at random moments, then the same command again: the outcome is that of a run nobody disturbed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CLIPS, FAILING = 300, 30
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    """300 files of which 30 fail; what they hold does not matter to the captioner without models."""
+    folder = tmp_path_factory.mktemp("clips")
+    for number in range(CLIPS):
+        name = "missing" if number % (CLIPS // FAILING) == 3 else "good"
+        clip = folder / f"{number:03d}" / f"{name}.mp4"
+        clip.parent.mkdir()
+        clip.write_bytes(bytes(number))
+    return folder
+
+
+def killed(kills, where, clips, *args):
+    """The number of kills and the final exit code of runs in the folder ``where``, and all files they left."""
+    where.mkdir()
+    command = [sys.executable, str(ROOT / "tests/dataset/kill_and_resume.py"), "7", str(kills), "0.25"]
+    command += ["caption", str(clips), *args]
+    ran = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=300, env=environment(where))
+    assert ran.returncode == 0, ran.stderr
+    times, code = map(int, ran.stdout.split())
+    left = {str(path.relative_to(where)): path.read_bytes() for path in where.rglob("*") if path.is_file()}
+    return times, code, {name: data for name, data in left.items() if not name.endswith(".part")}
+
+
+def environment(where):
+    import os
+
+    return {**os.environ, "XDG_CONFIG_HOME": str(where), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--format", "jsonl", "-o", "out.jsonl", "--batch", "1"),
+        ("--format", "jsonl", "-o", "out.jsonl", "--batch", "4"),
+        ("--format", "csv", "-o", "out.csv", "--batch", "4"),
+        ("--format", "vtt", "--output-dir", "out", "--batch", "4"),
+    ],
+    ids=["one by one", "jsonl", "csv", "vtt"],
+)
+def test_killed_twenty_times(clips, tmp_path, args):
+    times, code, files = killed(20, tmp_path / "killed", clips, *args)
+    undisturbed, whole_code, whole = killed(0, tmp_path / "whole", clips, *args)
+    assert (times, undisturbed) == (20, 0)
+    assert code == whole_code == 1
+    assert files == whole
+    if "jsonl" in args:
+        records = [json.loads(line) for line in files["out.jsonl"].splitlines()]
+        assert [record["path"] for record in records] == sorted(map(str, clips.rglob("*.mp4")))
+        assert sum(record["error"] is None for record in records) == CLIPS - FAILING

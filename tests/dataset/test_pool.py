@@ -1,0 +1,233 @@
+"""Captioners in other processes: replicas on this machine and Ray actors give what one process gives."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fake_captioner import FakeCaptioner
+from fake_captioner import record as captioned
+
+from dataset.test_reading import alive
+from vidspec.config import profiles
+from vidspec.dataset import pool
+from vidspec.dataset.identity import content_of
+from vidspec.dataset.local import outcomes
+from vidspec.dataset.pool import Dealer, Factory, Group, device_groups
+from vidspec.dataset.records import Settings, record_of
+from vidspec.dataset.replicas import replica_outcomes
+from vidspec.dataset.work import Entry, How, Outcome, Task
+from vidspec.embedded.samples import shipped
+from vidspec.errors import DeviceError, ModelError, UsageError
+
+TESTS = Path(__file__).resolve().parents[1]
+PROFILE = profiles.load("vanilla-sd", env={})
+HOW = How(video={"frames": 2, "max_pixels": 64}, prompt="Describe.")
+FACTORY = Factory(PROFILE.model_dump(), "fake_captioner:FakeCaptioner")
+GROUPS = [Group(), Group()]
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    """Other processes find the fake captioner too."""
+    monkeypatch.setenv("PYTHONPATH", f"{TESTS.parent}:{TESTS}")
+
+
+@pytest.fixture
+def tasks(tmp_path):
+    names = ["a/good", "b/good", "bug", "missing", "dies-once", "dies", "c/good", "d/good", "e/good"]
+    for name in names:
+        path = tmp_path / f"{name}.mp4"
+        path.parent.mkdir(exist_ok=True)
+        if name != "missing":
+            shutil.copy(shipped()[0], path)
+    return [Task(Entry(str(tmp_path / f"{name}.mp4")), number) for number, name in enumerate(names, start=1)]
+
+
+def records(found):
+    settings = Settings(PROFILE.model_dump(), HOW)
+    made = [record_of(outcome, settings, content_of(outcome.work.path)) for outcome in found]
+    for record in made:
+        record["timings"].pop("decode_video", None)
+    return sorted(json.dumps(record, sort_keys=True) for record in made)
+
+
+def alone(tasks):
+    """What one process gives; it cannot survive a clip that ends it."""
+    captioner = FakeCaptioner(SimpleNamespace(name=PROFILE.name))
+    return outcomes(captioner, [task for task in tasks if Path(task.entry.path).stem != "dies"], HOW)
+
+
+def check(found, tasks):
+    dead = [outcome for outcome in found if outcome.caption.error and outcome.caption.error["kind"] == "crashed"]
+    assert [Path(outcome.work.path).stem for outcome in dead] == ["dies"]
+    assert all(outcome.work.clip is None for outcome in found)
+    assert records(one for one in found if one not in dead) == records(alone(tasks))
+
+
+def test_replicas_give_what_one_process_gives_and_survive_deaths(tasks):
+    check(list(replica_outcomes(FACTORY, tasks, HOW, GROUPS)), tasks)
+
+
+def test_replicas_end_with_a_run_that_is_killed(tasks):
+    paths = [task.entry.path for task in tasks[:2]]
+    code = (
+        "import multiprocessing, os; from batch.test_pool import *\n"
+        "if __name__ == '__main__':\n"
+        f"    todo = [Task(Entry(path), number) for number, path in enumerate({paths!r})]\n"
+        "    found = replica_outcomes(FACTORY, todo, HOW, GROUPS); next(found)\n"
+        "    print(*[one.pid for one in multiprocessing.active_children()], flush=True); os.kill(os.getpid(), 9)"
+    )
+    script = Path(tasks[0].entry.path).parent / "killed.py"
+    script.write_text(code)
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    left = [int(pid) for pid in ran.stdout.split() if pid.isdigit()]
+    assert len(left) == 2, ran.stderr
+    for _ in range(600):
+        left = [pid for pid in left if alive(pid)]
+        if not left:
+            return
+        time.sleep(0.05)
+    pytest.fail("captioners outlived their run")
+
+
+def test_ray_actors_give_what_one_process_gives_and_survive_deaths(tasks):
+    ray = pytest.importorskip("ray")
+    from vidspec.dataset.ray_engine import ray_outcomes
+
+    try:
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        check(list(ray_outcomes(FACTORY, tasks, HOW, [Group(threads=1)] * 2)), tasks)
+        refusing = Factory(PROFILE.model_dump(), "fake_captioner:Refusing")
+        with pytest.raises(ModelError, match="no such model"):
+            list(ray_outcomes(refusing, tasks, HOW, [Group(threads=1)]))
+    finally:
+        ray.shutdown()
+
+
+def test_a_replica_without_models_ends_the_run(tasks):
+    refusing = Factory(PROFILE.model_dump(), "fake_captioner:Refusing")
+    with pytest.raises(ModelError, match="no such model"):
+        list(replica_outcomes(refusing, tasks, HOW, GROUPS))
+
+
+class Players:
+    """Captioners that take what a dealer gives, caption four pieces at once, and die of those that are ``deadly``."""
+
+    def __init__(self, seed, count, tasks, deadly, segments=1):
+        self.rng, self.deadly, self.segments = random.Random(seed), deadly, segments
+        self.dealer, self.outcomes, self.deaths = Dealer(tasks, "x"), [], 0
+        self.hands = {number: [] for number in range(count)}
+        while not self.dealer.over:
+            self.turn(self.rng.choice(list(self.hands)))
+
+    def turn(self, who):
+        hand = self.hands[who]  # pieces, and which of them are begun
+        task = self.dealer.deal(who) if len(hand) < 6 else None
+        if task is not None:
+            hand += [[piece, False] for piece in self.pieces(task)]
+        idle = [one for one in hand if not one[1] and not (one[0].alone and any(begun for _, begun in hand))]
+        busy = [one for one in hand if one[1]]
+        if idle and len(busy) < 4 and self.rng.random() < 0.6:
+            idle[0][1] = True
+            piece = idle[0][0]
+            self.dealer.begun(who, piece)
+            if (piece.number, piece.segment) in self.deadly:
+                self.outcomes += self.dealer.died(who, "SIGKILL")
+                self.deaths += 1
+                del self.hands[who]
+                self.hands[max(self.hands, default=0) + self.deaths + 10] = []
+        elif busy:
+            piece = busy[0][0]
+            hand.remove(busy[0])
+            self.outcomes.append(Outcome(captioned(piece.path), None, piece))
+            self.dealer.done(who, self.outcomes[-1])
+
+    def pieces(self, task):
+        if self.segments == 1:
+            return [task.whole]
+        left = [number for number in range(self.segments) if number not in task.done]
+        parts = [replace(task.whole, segment=one, segments=self.segments, last=one == left[-1]) for one in left]
+        assert parts, "a task with nothing left to do was dealt"
+        return parts
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("segments", [1, 5])
+def test_only_what_a_captioner_dies_of_fails(count, segments):
+    """Whatever is captioned beside it, and in whatever order things happen."""
+    parts = [None] if segments == 1 else range(segments)
+    everything = {(number, part) for number in range(20) for part in parts}
+    for seed in range(50):
+        deadly = set(random.Random(seed).sample(sorted(everything, key=str), 4))
+        played = Players(seed, count, [Task(Entry(f"{n}.mp4"), n) for n in range(20)], deadly, segments)
+        ended = [(one.work.number, one.work.segment) for one in played.outcomes]
+        assert sorted(ended, key=str) == sorted(everything, key=str), "each once"
+        failed = {key for key, one in zip(ended, played.outcomes, strict=True) if one.error}
+        assert failed == deadly and played.deaths <= 3 * len(deadly)
+        assert all(one.caption.error["kind"] == "crashed" for one in played.outcomes if one.error)
+        lasts = [one.work.number for one in played.outcomes if one.work.last]
+        assert sorted(lasts) == list(range(20)), "every clip ends once"
+
+
+def test_a_death_before_anything_is_captioned_blames_what_was_there():
+    dealer = Dealer([Task(Entry("a"), 1)], "x")
+    for who, fails in ((1, 0), (2, 1)):
+        assert dealer.deal(who).number == 1 and dealer.deal(who) is None
+        assert len(dealer.died(who, "exit code 9")) == fails
+    assert dealer.over
+
+
+def groups(monkeypatch, gpus, replicas, changes=None, **more):
+    monkeypatch.setattr(pool, "_gpus", lambda: gpus)
+    monkeypatch.setattr(pool, "_ray_gpus", lambda address: gpus)
+    monkeypatch.setattr(pool, "_cores", lambda: 8)
+    return device_groups(replicas, profiles.override(PROFILE, changes or {}), **more)
+
+
+def test_one_captioner_for_each_group_of_gpus(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    two = {"models.draft_device": "cuda:1"}
+    assert [one.visible for one in groups(monkeypatch, 3, "auto")] == ["0", "1", "2"]
+    assert [one.visible for one in groups(monkeypatch, 3, "2")] == ["0", "1"]
+    assert [one.visible for one in groups(monkeypatch, 5, "auto", two)] == ["0,1", "2,3"]
+    assert [one.visible for one in groups(monkeypatch, 4, "2", {"models.device_map": "auto"})] == ["0,1", "2,3"]
+    assert groups(monkeypatch, 4, "auto", {"models.device_map": "auto"}) == [Group()]
+    assert groups(monkeypatch, 5, "auto", two, ray=True) == [Group(gpus=2)] * 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b,GPU-a")
+    assert [one.visible for one in groups(monkeypatch, 2, "auto")] == ["GPU-b", "GPU-a"]
+
+
+def test_captioners_share_the_cores_where_there_is_no_gpu(monkeypatch):
+    assert groups(monkeypatch, 0, "auto") == [Group(threads=8)]
+    assert groups(monkeypatch, 0, "4") == [Group(threads=2)] * 4
+    assert groups(monkeypatch, 2, "2", {"models.device": "cpu"}) == [Group(threads=4)] * 2
+    assert groups(monkeypatch, 0, "2", ray=True) == [Group(threads=1)] * 2
+
+
+@pytest.mark.parametrize(
+    ("gpus", "replicas", "changes", "error", "message"),
+    [
+        (2, "3", {}, DeviceError, "there are 2 GPUs"),
+        (3, "2", {"models.draft_device": "cuda:1"}, DeviceError, "2 of 2 each: there are 3 GPUs"),
+        (4, "2", {"models.device": "cuda:1"}, UsageError, "names one device"),
+        (0, "many", {}, UsageError, "must be a number or auto"),
+        (0, "0", {}, UsageError, "must be a number or auto"),
+    ],
+)
+def test_groups_that_cannot_be(monkeypatch, gpus, replicas, changes, error, message):
+    with pytest.raises(error, match=message):
+        groups(monkeypatch, gpus, replicas, changes)
+
+
+def test_a_captioner_sees_its_group_alone(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "all")
+    made = FACTORY.make(Group(visible="2,3", threads=5))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3" and made.profile.models.threads == 5

@@ -1,0 +1,529 @@
+import gc
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from contextlib import closing
+from itertools import pairwise
+from types import SimpleNamespace
+
+import av
+import numpy as np
+import pytest
+from fake_captioner import TEXT, FakeCaptioner
+
+from vidspec.dataset.bulk import execute
+from vidspec.dataset.feed import Feed, reader_count
+from vidspec.dataset.identity import Content
+from vidspec.dataset.local import outcomes
+from vidspec.dataset.plan import Remaining
+from vidspec.dataset.reader import Budget, Reader
+from vidspec.dataset.segments import fixed, parse_segment
+from vidspec.dataset.work import Entry, How, Task
+from vidspec.embedded.samples import shipped
+from vidspec.errors import GenerationError, UsageError, VideoError
+from vidspec.events.tally import Tally
+from vidspec.video import Clip, read
+
+CLIP = str(shipped()[0])
+VIDEO = {"frames": 3, "max_pixels": 64}
+
+
+@pytest.fixture
+def reader():
+    made = Reader()
+    yield made
+    made.close()
+
+
+def test_frames_come_over_as_they_are_read(reader):
+    clip, here = reader.read(CLIP, 1.0, 3.0, VIDEO), read(CLIP, start=1.0, end=3.0, **VIDEO)
+    assert np.array_equal(clip.frames, here.frames) and np.array_equal(clip.timestamps, here.timestamps)
+    assert clip.facts == here.facts and clip.frames.dtype == np.uint8
+
+
+def test_errors_come_over_with_their_kinds(reader, tmp_path):
+    with pytest.raises(VideoError) as caught:
+        reader.read(str(tmp_path / "no.mp4"), None, None, VIDEO)
+    assert (caught.value.kind, caught.value.stage) == ("missing", "decode_video")
+    with pytest.raises(UsageError, match="exclude each other"):
+        reader.read(CLIP, None, None, {"frames": 3, "fps": 2.0})
+    assert len(reader.read(CLIP, None, None, VIDEO)) == 3, "it goes on after errors"
+
+
+def test_the_reader_loads_no_torch(reader):
+    reader.start()
+    reader.read(CLIP, None, None, VIDEO)
+    with open(f"/proc/{reader._process.pid}/maps") as file:
+        assert "libtorch" not in file.read()
+
+
+def test_single_clips_are_read_by_it_too(monkeypatch):
+    slow = Slow()
+    monkeypatch.setattr("vidspec.dataset.local.Reader", lambda timeout: slow)
+    (outcome,) = outcomes(FakeCaptioner(SimpleNamespace(name="x")), tasks("good.mp4"), How())
+    assert slow.asked == ["good.mp4"] and slow.closed and outcome.error is None
+
+
+@pytest.mark.parametrize("hears", [None, 12.0])
+def test_sound_is_read_for_a_captioner_that_hears(monkeypatch, hears):
+    """And for no other: damage to what nobody hears is no error."""
+    asked, slow = [], Slow()
+    monkeypatch.setattr(slow, "read", lambda path, start, end, video, check=None: asked.append(video))
+    captioner = FakeCaptioner(SimpleNamespace(name="x"))
+    captioner.hears = hears
+    list(outcomes(captioner, tasks("good.mp4"), How(video={"frames": 3}), readers=[slow]))
+    assert asked == [{"frames": 3, "sound": hears}]
+
+
+def test_a_captioners_objection_is_the_clips_error(reader):
+    def refuse(path, prompt, frames, height, width):
+        raise GenerationError(f"{path}: {prompt} {frames}", kind="context")
+
+    (work,) = works([Task(Entry(CLIP, prompt="Why?"), 1)], How(video=VIDEO), reader, refuse=refuse)
+    assert work.clip is None and str(work.error) == f"{CLIP}: Why? 3"
+
+
+def test_a_reader_that_dies_is_named_and_replaced(reader):
+    reader.read(CLIP, None, None, VIDEO)
+    first = reader._process
+    os.kill(first.pid, 9)
+    first.wait()
+    with pytest.raises(VideoError, match="ended by SIGKILL") as caught:
+        reader.read(CLIP, None, None, VIDEO)
+    assert caught.value.kind == "crashed"
+    assert len(reader.read(CLIP, None, None, VIDEO)) == 3 and reader._process.pid != first.pid
+
+
+def dying(monkeypatch, starts):
+    """The first so many processes that read clips die before they are ready; returns all that were started."""
+    popen, started = subprocess.Popen, []
+
+    def start(command, **more):
+        if len(started) < starts:
+            command = [sys.executable, "-c", "import sys; sys.exit(7)"]
+        started.append(popen(command, **more))
+        return started[-1]
+
+    monkeypatch.setattr("vidspec.dataset.reader.subprocess.Popen", start)
+    return started
+
+
+def test_a_reader_that_dies_while_it_starts_is_started_again(monkeypatch, reader):
+    started = dying(monkeypatch, 1)
+    reader.start()
+    assert len(reader.read(CLIP, None, None, VIDEO)) == 3 and len(started) == 2
+
+
+def test_a_reader_that_never_starts_costs_the_clip_and_not_the_run(monkeypatch, reader):
+    started = dying(monkeypatch, 2)
+    first, second = works(tasks(CLIP, CLIP), How(video=VIDEO), reader)
+    assert first.error.kind == "crashed" and second.clip is not None and len(started) == 3
+    assert "ended with exit code 7 while it started, 2 times" in str(first.error) and CLIP in str(first.error)
+
+
+def test_a_reader_that_hangs_is_killed(monkeypatch):
+    reader = Reader()
+    reader.read(CLIP, None, None, VIDEO)
+    reader.timeout = 0.3
+    os.kill(reader._process.pid, 19)  # SIGSTOP: as a decoder that never returns
+    hung = reader._process
+    with pytest.raises(VideoError, match=r"not read within 0.3 s") as caught:
+        reader.read(CLIP, None, None, VIDEO)
+    assert caught.value.kind == "timeout" and hung.poll() is not None
+    reader.close()
+
+
+def test_readers_take_turns_with_pictures_that_are_too_large_for_several(monkeypatch):
+    """What one waits for the other does not count as its time."""
+    budget = Budget(100)
+    order = queue.Queue()
+
+    def large(name, size):
+        with budget.share() as take:
+            take(size)
+            order.put((name, budget.taken))
+
+    with budget.share() as take:
+        take(70)
+        take(70)  # the same clip, indexed anew
+        threads = [threading.Thread(target=large, args=(size, size)) for size in (20, 500)]
+        for thread in threads:
+            thread.start()
+        assert order.get(timeout=5) == (20, 90) and budget.taken <= 90
+        time.sleep(0.1)
+        assert order.empty()
+    assert order.get(timeout=5) == (500, 500), "more than all is given to one alone"
+    for thread in threads:
+        thread.join(5)
+    assert not budget.taken
+
+
+def test_waiting_for_memory_is_not_reading(reader, tmp_path, monkeypatch):
+    from vidspec.dataset import reader as module
+
+    path = tmp_path / "large.mp4"
+    with av.open(str(path), "w") as out:
+        stream = out.add_stream("mpeg4", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 2560, 1664, "yuv420p"
+        picture = av.VideoFrame.from_ndarray(np.zeros((1664, 2560, 3), np.uint8), "rgb24")
+        out.mux(stream.encode(picture))
+        out.mux(stream.encode(None))
+    budget = module.Budget(1)
+    monkeypatch.setattr(module, "_BUDGET", budget)
+    reader.read(CLIP, None, None, VIDEO)
+    reader.timeout = 4.0
+    with budget.share() as take:
+        take(1)
+        got = queue.Queue()
+        waiting = threading.Thread(target=lambda: got.put(reader.read(str(path), None, None, {"frames": 1})))
+        waiting.start()
+        time.sleep(5.0)
+        assert got.empty() and len(read(CLIP, frames=1)) == 1
+    assert len(got.get(timeout=30)) == 1
+    waiting.join(5)
+    assert not budget.taken
+
+
+def test_the_reader_ends_with_its_parent():
+    code = (
+        "import os, sys; from vidspec.dataset.reader import Reader; r = Reader();"
+        f"r.read({CLIP!r}, None, None, {{'frames': 1}}); print(r._process.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    child = int(ran.stdout)
+    for _ in range(200):
+        if not alive(child):
+            return
+        time.sleep(0.05)
+    pytest.fail("the reader outlived its parent")
+
+
+def alive(process):
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Slow:
+    """Reads 1000 bytes at once, and notes what it was asked; ``bad`` fails, ``hang`` waits for the end."""
+
+    def __init__(self, size=1000):
+        self.size, self.asked, self.closed, self.ended = size, [], False, threading.Event()
+
+    def read(self, path, start, end, video, check=None):
+        self.asked.append(path)
+        if path.endswith("bad"):
+            raise VideoError("bad")
+        if path.endswith("hang"):
+            self.ended.wait(10)
+            raise VideoError("ended")
+        return Clip(np.zeros(self.size, np.uint8), np.zeros(0), None)
+
+    def segments(self, path, segment, start, end):
+        if path.endswith("uncut"):
+            raise VideoError("uncut")
+        return [(0.0, 2.0), (2.0, 4.0), (4.0, 5.0)]
+
+    def close(self):
+        self.closed = True
+        self.ended.set()
+
+
+def tasks(*names):
+    return [Task(Entry(name), number) for number, name in enumerate(names, start=1)]
+
+
+def taken(feed, most=10.0):
+    """The next piece of a feed; None where it is over."""
+    until = time.monotonic() + most
+    while time.monotonic() < until:
+        over = feed.over
+        work = feed.take()
+        if work is not None or over:
+            return work
+        feed.bell.wait(0.1)
+    pytest.fail("nothing came")
+
+
+def works(todo, how, *readers, **more):
+    """All pieces in the order in which they come, each finished when it has come."""
+    with closing(Feed(todo, how, readers, **more)) as feed:
+        while (work := taken(feed)) is not None:
+            yield work
+            feed.finished(work, None)
+
+
+def settled(slow):
+    """What was read once nothing more is."""
+    count = -1
+    while count != len(slow.asked):
+        count = len(slow.asked)
+        time.sleep(0.1)
+    return count
+
+
+@pytest.mark.parametrize(("ahead", "most", "read"), [(2, 1 << 30, 3), (5, 1 << 30, 6), (5, 2500, 2), (5, 10, 1)])
+@pytest.mark.parametrize("readers", [1, 2])
+def test_no_more_is_read_than_may_wait_and_than_memory_is_allowed(ahead, most, read, readers):
+    slow = Slow()
+    with closing(Feed(tasks(*map(str, range(20))), How(ahead=ahead), [slow] * readers, most_bytes=most)) as feed:
+        first = taken(feed)
+        assert settled(slow) <= read + readers - 1 and len(slow.asked) >= read
+        assert feed.held <= max(most, 1000 * readers)
+        feed.finished(first, None)
+        paths = {first.path}
+        while (work := taken(feed)) is not None:
+            assert feed.held <= max(most, 1000 * readers)
+            feed.finished(work, None)
+            paths.add(work.path)
+    assert paths == set(map(str, range(20))) and slow.closed
+
+
+def test_what_is_in_work_counts_until_it_is_finished():
+    """300 tiny clips, taken at once and finished late: no more are held than memory is allowed for."""
+    slow = Slow()
+    with closing(Feed(tasks(*map(str, range(300))), How(ahead=4), [slow, slow], most_bytes=8000)) as feed:
+        inside, done, most = deque(), 0, 0
+        while not feed.over:
+            if (work := feed.take()) is not None:
+                inside.append(work)
+            elif inside:
+                feed.finished(inside.popleft(), None)
+                done += 1
+            most = max(most, feed.held)
+        assert done + len(inside) == 300 and 4000 <= most <= 8000
+
+
+def test_one_reader_hands_over_in_order_and_several_what_is_ready():
+    assert [work.path for work in works(tasks("a", "b", "c"), How(), Slow())] == ["a", "b", "c"]
+    slow = Slow()
+    with closing(Feed(tasks("hang", *"abcdefgh"), How(ahead=3), [slow, slow])) as feed:
+        for name in "abcdefgh":
+            work = taken(feed)
+            assert work.path == name
+            feed.finished(work, None)
+        assert feed.take() is None and not feed.over
+        slow.ended.set()
+        assert isinstance(taken(feed).error, VideoError) and feed.over
+
+
+def test_readers_by_what_they_are_worth(monkeypatch):
+    for cores, readers in ((1, 2), (2, 2), (8, 4), (64, 8)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
+        assert reader_count(How(), 100) == reader_count(How()) == reader_count(How(segment=2.0), 1) == readers
+        assert reader_count(How(), 1) == reader_count(How(batch=1), 100) == 1
+
+
+def test_preprocessing_is_done_ahead_and_counts(monkeypatch):
+    prepared = []
+
+    def prepare(clip):
+        prepared.append(clip)
+        if len(prepared) == 2:
+            raise MemoryError
+        return 500
+
+    found = list(works(tasks("a", "b", "bad", "c"), How(), Slow(), prepare=prepare))
+    assert [work.clip is not None for work in found] == [True, True, False, True] and len(prepared) == 3
+    assert [work.held for work in found] == [1500, 1000, 0, 1500]
+    monkeypatch.setattr("vidspec.dataset.local.Reader", lambda timeout: Slow())
+    captioner = FakeCaptioner(SimpleNamespace(name="x"))
+    captioner.prepare = prepare
+    list(outcomes(captioner, tasks("good.mp4", "2/good.mp4"), How(batch=1)))
+    assert [asked["clip"] for asked in captioner.asked] == prepared[3:]
+    list(outcomes(captioner, tasks("good.mp4", "2/good.mp4"), How(batch=1, baseline=True)))
+    assert len(prepared) == 5, "times that are compared must not lack it"
+
+
+def test_closing_ends_the_reading():
+    slow = Slow()
+    feed = Feed(tasks("hang", "hang", *map(str, range(20))), How(ahead=2), [slow, slow])
+    settled(slow)
+    began = time.monotonic()
+    feed.close()
+    assert slow.closed and len(slow.asked) == 2 and time.monotonic() - began < 0.5
+    assert not [one for one in threading.enumerate() if one.name == "feed"]
+
+
+def test_frames_are_let_go_clip_by_clip(settings):
+    """Of captioned clips, and of failed ones, whose errors would hold on to them."""
+    alive = []
+
+    class Counted(Slow):
+        def read(self, path, start, end, video, check=None):
+            clip = super().read(path, start, end, video)
+            alive.append(weakref.ref(clip.frames))
+            return clip
+
+    class Kept:
+        def add(self, entry, record):
+            gc.collect()
+            assert sum(one() is not None for one in alive) <= 3
+
+    captioner = FakeCaptioner(SimpleNamespace(name="x"))
+    captioner.asked = SimpleNamespace(append=lambda asked: None)  # it would remember the frames
+    names = [f"{number}/{kind}.mp4" for number in range(6) for kind in ("good", "bug", "differs")]
+    todo = Remaining(tasks(*names), {number: Content(1, 2) for number in range(1, 19)})
+    how = How(verify=True, ahead=1, batch=1)
+
+    def engine(todo):
+        return outcomes(captioner, todo, how, readers=[Counted()])
+
+    assert execute(todo, engine, Kept(), settings, Tally(total=18)) == 1
+    assert len(alive) == 18
+
+
+def test_errors_of_clips_are_works_and_bugs_are_raised():
+    bad, good = works(tasks("bad", "good"), How(), Slow())
+    assert isinstance(bad.error, VideoError) and good.clip is not None
+    (whole,) = works(tasks("uncut"), How(segment=2.0), Slow())
+    assert isinstance(whole.error, VideoError) and whole.segment is None and whole.last
+
+    def broken():
+        raise TypeError("bug")
+        yield
+
+    with pytest.raises(TypeError, match="bug"):
+        list(works(broken(), How(), Slow()))
+
+
+def test_tasks_may_be_long_in_coming():
+    """One thread waits for the next task; the others read what there is of the last."""
+    more = queue.SimpleQueue()
+    with closing(Feed(iter(more.get, None), How(segment=2.0), [Slow(), Slow()])) as feed:
+        assert feed.take() is None and not feed.over
+        more.put(Task(Entry("a"), 1))
+        for _ in range(3):
+            feed.finished(taken(feed), None)
+        assert feed.take() is None and not feed.over
+        more.put(None)
+        assert taken(feed) is None and feed.over
+
+
+def test_segments_that_are_done_are_not_read():
+    task = Task(Entry("a", start=None), 1, {0: "first", 2: None})
+    (work,) = works([task], How(segment=2.0), Slow())
+    assert (work.segment, work.segments, work.start, work.end, work.previous, work.last) == (
+        1,
+        3,
+        2.0,
+        4.0,
+        "first",
+        True,
+    )
+
+
+def test_with_context_a_segment_waits_for_the_one_before_it_and_nobody_else_does():
+    slow = Slow()
+    how = How(segment=2.0, context=True, ahead=1)
+    with closing(Feed(tasks("a", "b"), how, [slow, slow])) as feed:
+        inside = [taken(feed), taken(feed)]
+        assert [work.segment for work in inside] == [0, 0] and {work.path for work in inside} == {"a", "b"}
+        settled(slow)
+        assert feed.take() is None and not feed.over
+        feed.finished(inside[1], "so it was")
+        second = taken(feed)
+        assert (second.path, second.segment, second.previous) == (inside[1].path, 1, "so it was")
+        feed.finished(second, None)
+        third = taken(feed)
+        assert (third.path, third.segment, third.previous, third.last) == (inside[1].path, 2, None, True)
+        feed.finished(third, None)
+        feed.finished(inside[0], "other")
+        last = taken(feed)
+        assert last.previous == "other"
+        feed.finished(last, None)
+        assert taken(feed).last and feed.over
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_context_quotes_the_segment_before(monkeypatch, batch):
+    monkeypatch.setattr("vidspec.dataset.local.Reader", lambda timeout: Slow())
+    captioner = FakeCaptioner(SimpleNamespace(name="x"))
+    how = How(prompt="Describe.", segment=2.0, context=True, batch=batch)
+    done = list(outcomes(captioner, tasks("good.mp4", "other/good.mp4"), how))
+    prompts = {}
+    for (_, path, start, _), asked in zip(captioner.calls, captioner.asked, strict=True):
+        prompts[path, start] = asked.get("prompt")
+    for path in ("good.mp4", "other/good.mp4"):
+        assert prompts[path, 0.0] is None, "context crossed from clip to clip"
+        assert all(prompts[path, start].startswith("Describe.\n\n") for start in (2.0, 4.0))
+        assert TEXT in prompts[path, 2.0]
+        mine = [outcome.work for outcome in done if outcome.work.path == path]
+        assert [work.segment for work in mine] == [0, 1, 2] and [work.last for work in mine] == [False, False, True]
+    assert captioner.most == min(batch, 2)
+
+
+def test_a_caption_that_takes_too_long_fails_and_its_neighbours_do_not(monkeypatch):
+    monkeypatch.setattr("vidspec.dataset.local.Reader", lambda timeout: Slow())
+
+    class Stuck(FakeCaptioner):
+        def stream(self, path, **asked):
+            for event in super().stream(path, **asked):
+                yield event
+                while path.startswith("slow/"):
+                    yield event
+
+    captioner = Stuck(SimpleNamespace(name="x"))
+    found = list(outcomes(captioner, tasks("a/good.mp4", "slow/good.mp4", "b/good.mp4"), How(timeout=0.3, batch=2)))
+    assert {one.work.path: one.caption.error and one.caption.error["kind"] for one in found} == {
+        "a/good.mp4": None,
+        "slow/good.mp4": "timeout",
+        "b/good.mp4": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("length", "start", "end", "cuts"),
+    [
+        (5, 0, 12, [0, 5, 10, 12]),
+        (5, 0, 15, [0, 5, 10, 15]),
+        (5, 0, 15.4, [0, 5, 10, 15.4]),
+        (5, 0, 15.6, [0, 5, 10, 15, 15.6]),
+        (5, 2, 8, [2, 7, 8]),
+        (5, 0, 0.1, [0, 0.1]),
+    ],
+)
+def test_fixed_segments(length, start, end, cuts):
+    assert fixed(length, start, end) == list(pairwise(cuts))
+
+
+def test_segments_of_a_clip(reader):
+    duration = read(CLIP, frames=1).facts.duration_s
+    found = reader.segments(CLIP, 5.0, 1.0, None)
+    assert found[0] == (1.0, 6.0) and found[-1][1] == pytest.approx(duration, abs=1e-3)
+    with pytest.raises(VideoError) as caught:
+        reader.segments(CLIP, 5.0, 99.0, None)
+    assert caught.value.kind == "range"
+
+
+@pytest.mark.parametrize("text", ["0", "-3s", "x", "nan", ""])
+def test_what_is_no_segment(text):
+    with pytest.raises(UsageError, match="must be scenes or a length"):
+        parse_segment(text)
+
+
+def test_scenes_are_cut_where_the_picture_changes(tmp_path):
+    pytest.importorskip("scenedetect")
+    import av
+
+    from vidspec.dataset.segments import cut
+
+    path = str(tmp_path / "cuts.mp4")
+    with av.open(path, "w") as file:
+        stream = file.add_stream("libx264", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 64, "yuv420p"
+        for shade in (0, 255, 90):
+            for _ in range(30):
+                picture = np.full((64, 64, 3), (shade, 255 - shade, shade), np.uint8)
+                file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        file.mux(stream.encode(None))
+    assert cut(path, "scenes", None, None) == [(0.0, 3.0), (3.0, 6.0), (6.0, 9.0)]
+    assert cut(path, "scenes", 4.0, 7.0) == [(4.0, 6.0), (6.0, 7.0)]
+    assert cut(CLIP, "scenes", None, None) == [(0.0, pytest.approx(read(CLIP, frames=1).facts.duration_s, abs=1e-3))]

@@ -1,0 +1,277 @@
+"""What a second run finds of the first: outputs, plans and names of files."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from vidspec.dataset.identity import Content, content_of, settings_id
+from vidspec.dataset.outputs import OneFile, Sidecars, hidden_journal
+from vidspec.dataset.plan import left, plan
+from vidspec.dataset.records import Settings
+from vidspec.dataset.sidecars import Names, check_names
+from vidspec.dataset.work import Entry, How
+from vidspec.errors import UsageError
+
+
+@pytest.fixture
+def clips(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in "abc":
+        (tmp_path / f"{name}.mp4").write_bytes(name.encode())
+    return [Entry(f"{name}.mp4") for name in "abc"]
+
+
+def note(output, recorded, entry, **more):
+    output.add(entry, recorded(entry.path, entry=entry, content=content_of(entry.path, checksum=True), **more))
+
+
+def jsonl(**how):
+    return OneFile(Path("out.jsonl"), "jsonl", several=True, **how)
+
+
+def test_finished_clips_are_left_out(clips, recorded, settings):
+    output = jsonl()
+    note(output, recorded, clips[0])
+    note(output, recorded, clips[1], error="broken")
+    output.close(clips, complete=False)
+    output = jsonl()
+    made = plan(clips, output, settings)
+    assert [task.number for task in made.tasks] == [3] and (made.captioned, made.failed) == (1, 1)
+    assert made.contents[3] == content_of("c.mp4")
+    retried = plan(clips, output, settings, retry=True)
+    assert [task.number for task in retried.tasks] == [2, 3]
+    output.close(clips, complete=True)
+
+
+def test_changed_content_is_captioned_again(clips, recorded, settings):
+    output = jsonl()
+    note(output, recorded, clips[0])
+    os.utime("a.mp4", ns=(1, 1))
+    assert len(plan(clips[:1], output, settings).tasks) == 1
+    assert not plan(clips[:1], output, settings, checksum=True).tasks, "the bytes are the same"
+    with open("a.mp4", "wb") as file:
+        file.write(b"x")
+    assert len(plan(clips[:1], output, settings, checksum=True).tasks) == 1
+    output.close(clips, complete=False)
+
+
+def test_changed_settings_are_told_apart(clips, recorded, settings):
+    output = jsonl()
+    note(output, recorded, clips[0])
+    for other in (
+        Settings({**settings.profile, "video": {"frames": 8}}, settings.how),
+        Settings(settings.profile, How(prompt="Why?")),
+        Settings(settings.profile, How(prompt="Describe.", segment=5.0)),
+    ):
+        assert len(plan(clips[:1], output, other).tasks) == 1
+    note(output, recorded, clips[0], settings=Settings(settings.profile, How(prompt="Why?")))
+    output.close(clips, complete=True)
+    lines = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    assert [line["prompt"] for line in lines] == ["Describe.", "Why?"], "the older caption was lost"
+
+
+def test_what_changes_no_answer_is_no_setting():
+    profile = {"name": "a", "about": "b", "models": {"device": "cpu", "threads": 1, "packed": "auto", "target": "t"}}
+    same = {
+        "name": "c",
+        "about": "d",
+        "workers": {"timeout": 9},
+        "models": {"device": "cuda", "threads": 2, "packed": False, "target": "t"},
+    }
+    assert settings_id(profile, prompt="x") == settings_id(same, prompt="x") != settings_id(same, prompt="y")
+    other = {**same, "models": {**same["models"], "attention": "eager"}}
+    assert settings_id(other, prompt="x") != settings_id(same, prompt="x")
+
+
+def test_the_same_bytes_under_another_name_keep_their_caption(clips, recorded, settings):
+    output = jsonl()
+    note(output, recorded, clips[0])
+    os.rename("a.mp4", "moved.mp4")
+    moved = Entry("moved.mp4")
+    made = plan([moved, clips[1]], output, settings, checksum=True)
+    assert made.reused == 1 and [task.entry for task in made.tasks] == [clips[1]]
+    assert plan([moved], output, settings, checksum=True).captioned == 1
+    output.close([moved], complete=True)
+    assert [json.loads(line)["path"] for line in Path("out.jsonl").read_text().splitlines()] == ["a.mp4", "moved.mp4"]
+
+
+SAME = Content(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("made", "done"),
+    [
+        ([], set()),
+        ([{"segment": 0, "segments": 2}], {0}),
+        ([{"segment": 0, "segments": 2}, {"segment": 1, "segments": 2}], None),
+        ([{"segment": 0, "segments": 2}, {"segment": 1, "segments": 2, "error": "x"}], None),
+        ([{"error": "cannot be cut"}], None),
+    ],
+)
+def test_segments_left(tmp_path, recorded, settings, made, done):
+    from vidspec.dataset.identity import clip_id
+    from vidspec.dataset.journal import Journal
+
+    journal = Journal(tmp_path / "out.jsonl")
+    for part in made:
+        journal.append(recorded(**part))
+    parts = journal.parts(clip_id(Entry("a.mp4")), settings.of(Entry("a.mp4")))
+    assert left(parts, SAME, segmented=True, retry=False) == done
+    assert left(parts, Content(9, 9), segmented=True, retry=False) == set()
+    if made and "error" in made[-1]:
+        assert left(parts, SAME, segmented=True, retry=True) == set(range(len(made) - 1))
+    journal.close()
+
+
+def test_csv_is_rendered_from_its_hidden_journal(clips, recorded, tmp_path):
+    path = tmp_path / "out.csv"
+    path.write_text("precious\n")
+    output = OneFile(path, "csv", several=True)
+    note(output, recorded, clips[0])
+    assert path.read_text().count("\n") == 3 and "a.mp4" in path.read_text()
+    assert (tmp_path / "out.csv~").read_text() == "precious\n"
+    note(output, recorded, clips[1])
+    path.write_text(path.read_text()[:-5])  # torn
+    for journal in output._journals.values():
+        journal.close()  # the process is gone
+    output = OneFile(path, "csv", several=True)
+    note(output, recorded, clips[2])
+    output.close(clips, complete=True)
+    rows = path.read_text().splitlines()
+    assert [row.split(",")[0] for row in rows if row.startswith(("path", "a", "b", "c"))] == [
+        "path",
+        "a.mp4",
+        "b.mp4",
+        "c.mp4",
+    ]
+    assert hidden_journal(path).is_file() and (tmp_path / "out.csv~").read_text() == "precious\n"
+
+
+def test_a_file_of_others_is_kept_even_by_a_run_that_is_killed_at_once(clips, recorded, tmp_path, monkeypatch):
+    path = tmp_path / "out.csv"
+    path.write_text("precious\n")
+    output = OneFile(path, "csv", several=True)
+    monkeypatch.setattr(output, "_append", lambda record: None)  # killed when the record was written
+    note(output, recorded, clips[0])
+    for journal in output._journals.values():
+        journal.close()
+    output = OneFile(path, "csv", several=True)
+    note(output, recorded, clips[1])
+    output.close(clips, complete=True)
+    assert (tmp_path / "out.csv~").read_text() == "precious\n" and "b.mp4" in path.read_text()
+
+
+def sidecars(form, entries, folder=None, template=None, **how):
+    return Sidecars([Names(form, folder, template, "vanilla-sd")], entries, **how)
+
+
+def test_sidecars_mirror_the_tree(tmp_path, monkeypatch, recorded):
+    monkeypatch.chdir(tmp_path)
+    entries = [Entry("d/x.mp4", "d"), Entry("d/sub/y.mp4", "d")]
+    output = sidecars("txt", entries, "out")
+    for entry in entries:
+        output.add(entry, recorded(entry.path, entry=entry))
+    output.close(entries, complete=True)
+    assert {str(path) for path in (tmp_path / "out").rglob("*.txt")} == {
+        str(tmp_path / "out/x.txt"),
+        str(tmp_path / "out/sub/y.txt"),
+    }
+
+
+def test_a_sidecar_waits_for_its_last_segment(clips, recorded):
+    output = sidecars("srt", clips)
+    for number in range(2):
+        assert not os.path.exists("a.srt")
+        output.add(clips[0], recorded(segment=number, segments=2, start=number * 2.0, end=number * 2.0 + 2))
+    assert Path("a.srt").read_text().count("-->") == 2
+    output.close(clips, complete=True)
+
+
+def test_a_sidecar_of_others_is_kept(clips, recorded, settings):
+    with open("a.srt", "w") as file:
+        file.write("made by hand")
+    output = sidecars("srt", clips)
+    note(output, recorded, clips[0])
+    note(output, recorded, clips[0], settings=Settings(settings.profile, How(prompt="Why?")))
+    notes = output.close(clips, complete=True)
+    assert Path("a.srt~").read_text() == "made by hand" and "a.srt~" in notes[0]
+    assert "-->" in Path("a.srt").read_text()
+
+
+def test_a_sidecar_that_is_gone_comes_back_without_captioning(clips, recorded, settings):
+    output = sidecars("txt", clips)
+    note(output, recorded, clips[0])
+    os.remove("a.txt")
+    assert not plan(clips[:1], output, settings).tasks
+    assert os.path.exists("a.txt")
+    output.close(clips, complete=True)
+
+
+def test_another_format_of_the_same_captions_needs_no_captioning(clips, recorded, settings):
+    output = sidecars("txt", clips)
+    note(output, recorded, clips[0])
+    output.close(clips, complete=True)
+    output = sidecars("vtt", clips)
+    assert not plan(clips[:1], output, settings).tasks
+    assert Path("a.vtt").read_text().startswith("WEBVTT")
+    output.close(clips, complete=True)
+
+
+@pytest.mark.parametrize(
+    ("template", "path"),
+    [
+        (None, "d/a.b.srt"),
+        ("{stem}.{profile}{suffix}", "d/a.b.vanilla-sd.srt"),
+        ("{key}.en.{format}", "d/a.en.srt"),
+        ("subs/{name}{suffix}", "d/subs/a.b.mp4.srt"),
+        ("{stem}-{start}-{end}{suffix}", "d/a.b-1.5-end.srt"),
+    ],
+)
+def test_names(template, path):
+    assert str(Names("srt", None, template, "vanilla-sd").path(Entry("d/a.b.mp4", start=1.5))) == path
+
+
+def test_webdataset_files_share_the_key_of_their_clip():
+    assert str(Names("webdataset-txt", None, None, "p").path(Entry("d/000017.cam1.mp4"))) == "d/000017.txt"
+
+
+@pytest.mark.parametrize(
+    ("template", "entries", "message"),
+    [
+        ("{nope}", ["a.mp4"], "there is no field {nope}"),
+        ("{stem", ["a.mp4"], "--name {stem:"),
+        ("../{stem}", ["a.mp4"], "leads out of the folder"),
+        (None, ["a.mp4", "a.mkv"], r"a.mp4 and a.mkv would share the file a.txt \(tell them apart by --name '{name}"),
+        ("all.txt", ["a.mp4", "b.mp4"], "would share the file all.txt"),
+        ("{name}", ["a.mp4"], "a.mp4: is one of the clips"),
+    ],
+)
+def test_names_that_cannot_be(template, entries, message):
+    with pytest.raises(UsageError, match=message.replace("{", r"\{")):
+        check_names([Names("txt", None, template, "p")], [Entry(path) for path in entries])
+
+
+def test_several_clips_do_not_fit_into_one_subtitle_file(tmp_path):
+    with pytest.raises(UsageError, match="several clips need a file each"):
+        OneFile(tmp_path / "a.srt", "srt", several=True)
+
+
+def test_a_caption_taken_over_has_the_new_rows_id_and_prompt(clips, recorded, settings):
+    first = Entry("a.mp4", prompt="Why?", id="first", columns={"camera": "north", "take": 1})
+    output = jsonl()
+    note(output, recorded, first)
+    os.rename("a.mp4", "z.mp4")
+    second = Entry("z.mp4", prompt="Why?", columns={"camera": "south"})
+    assert plan([second], output, settings, checksum=True).reused == 1
+    output.close([second], complete=True)
+    one, two = (json.loads(line) for line in Path("out.jsonl").read_text().splitlines())
+    assert (one["id"], one["columns"], one["prompt"]) == ("first", {"camera": "north", "take": 1}, "Why?")
+    assert (two["id"], two["columns"], two["prompt"]) == (None, {"camera": "south"}, "Why?")
+    assert {"id", "columns", "prompt"}.isdisjoint(two["job"])
+
+
+def test_two_rows_of_one_clip_need_names_that_tell_them_apart():
+    with pytest.raises(UsageError, match=r"--name '\{stem}-\{clip}"):
+        check_names([Names("txt", None, None, "p")], [Entry("a.mp4", id=1), Entry("a.mp4", id=2)])

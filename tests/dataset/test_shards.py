@@ -1,0 +1,137 @@
+import json
+import os
+
+import pytest
+
+from vidspec.dataset.merge import merge, rendered
+from vidspec.dataset.records import LEAN_KEYS, lean
+from vidspec.dataset.shards import Shard, shard_of
+from vidspec.dataset.work import Entry
+from vidspec.errors import UsageError
+
+ENTRIES = [Entry(f"d/{number}.mp4", "d") for number in range(200)]
+
+
+def test_shards_part_the_clips():
+    parts = [Shard(number, 4).mine(ENTRIES) for number in range(1, 5)]
+    assert sorted(entry.path for part in parts for entry in part) == sorted(entry.path for entry in ENTRIES)
+    assert all(30 <= len(part) <= 70 for part in parts)
+    assert Shard(1, 1).mine(ENTRIES) == ENTRIES
+
+
+def test_a_shard_depends_on_the_path_below_the_folder_alone():
+    mine = Shard(2, 3).mine(ENTRIES)
+    elsewhere = [Entry(f"/mnt/x/{number}.mp4", "/mnt/x") for number in range(0, 200, 3)]
+    names = {os.path.basename(entry.path) for entry in mine}
+    assert {os.path.basename(entry.path) for entry in Shard(2, 3).mine(elsewhere)} == {
+        os.path.basename(entry.path) for entry in elsewhere if os.path.basename(entry.path) in names
+    }
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2", "1/2/3"])
+def test_what_is_no_shard(text):
+    with pytest.raises(UsageError, match="must be I/N"):
+        shard_of(text, {})
+
+
+@pytest.mark.parametrize(
+    ("env", "shard"),
+    [
+        ({}, None),
+        ({"ID": "0", "COUNT": "4", "MIN": "0"}, (1, 4)),
+        ({"ID": "4", "COUNT": "4", "MIN": "1"}, (4, 4)),
+        ({"ID": "20", "COUNT": "3", "MIN": "10", "STEP": "5"}, (3, 3)),
+        ({"ID": "0", "COUNT": "1", "MIN": "0"}, None),
+        ({"ID": "2"}, None),
+    ],
+)
+def test_the_job_array_is_the_default(env, shard):
+    env = {f"SLURM_ARRAY_TASK_{key}": value for key, value in env.items()}
+    found = shard_of(None, env)
+    assert (found and (found.number, found.count)) == shard
+    assert shard_of("1/2", env) == Shard(1, 2), "the option wins"
+
+
+def test_an_irregular_array_is_refused():
+    env = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_COUNT": "2", "SLURM_ARRAY_TASK_MIN": "1"}
+    with pytest.raises(UsageError, match="give --shard"):
+        shard_of(None, env)
+
+
+def test_files_of_shards():
+    assert str(Shard(2, 8, automatic=True).named("x/out.jsonl")) == "x/out.2-of-8.jsonl"
+    assert str(Shard(2, 8).named("x/out.jsonl")) == "x/out.jsonl", "a name that the user gave is kept"
+    assert str(Shard(2, 8).named("x/{shard}.jsonl")) == "x/2-of-8.jsonl"
+
+
+def write(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_merge_takes_each_clip_once_and_captions_before_failures(tmp_path, recorded):
+    a = write(tmp_path / "a", [recorded("b.mp4"), recorded("c.mp4", error="x"), recorded("a.mp4", error="x")])
+    b = write(tmp_path / "b", [recorded("c.mp4"), recorded("b.mp4", error="x"), recorded("a.mp4", error="y")])
+    found = merge([a, b])
+    assert [(one["path"], one["error"] is None) for one in found.records] == [
+        ("a.mp4", False),
+        ("b.mp4", True),
+        ("c.mp4", True),
+    ]
+    assert "y" in found.records[0]["error"]["message"]
+    assert (found.duplicates, found.failed) == (3, 1)
+
+
+def test_of_two_captions_the_last_is_taken(tmp_path, recorded):
+    a, b = (write(tmp_path / name, [recorded("a.mp4", changes={"caption": name})]) for name in ("old", "new"))
+    assert [one["caption"] for one in merge([a, b]).records] == ["new"]
+
+
+def test_merge_does_not_depend_on_the_order_of_shards(tmp_path, recorded):
+    a, b = (write(tmp_path / name, [recorded(f"{name}{number}.mp4") for number in range(3)]) for name in "ab")
+    assert merge([a, b]).records == merge([b, a]).records
+
+
+def test_merge_leaves_torn_lines_out_and_refuses_others(tmp_path, recorded):
+    path = write(tmp_path / "a", [recorded("a.mp4")])
+    with path.open("a") as file:
+        file.write('{"path": "b.m')
+    found = merge([path])
+    assert len(found.records) == 1 and found.torn == 1
+    other = tmp_path / "b"
+    other.write_text("hello\n")
+    with pytest.raises(UsageError, match="b, line 1: is no record of vidspec"):
+        merge([other])
+    with pytest.raises(UsageError, match="cannot be read"):
+        merge([tmp_path / "absent"])
+
+
+def test_segments_are_put_in_order_and_make_a_clip_cut(tmp_path, recorded):
+    part = {"segments": 2}
+    records = [
+        recorded(segment=1, start=5.0, end=9.0, **part),
+        recorded(error="cannot be cut"),
+        recorded(segment=0, start=0.0, end=5.0, **part),
+    ]
+    found = merge([write(tmp_path / "a", [lean(record) for record in records])])
+    assert [record["start"] for record in found.records] == [0.0, 5.0]
+    assert rendered(found.records, "srt").count("-->") == 2
+
+
+def test_rendered(tmp_path, recorded):
+    full = merge([write(tmp_path / "a", [recorded("a.mp4"), recorded("b.mp4")])]).records
+    assert [tuple(json.loads(line)) for line in rendered(full, "jsonl").splitlines()] == [LEAN_KEYS] * 2
+    assert rendered(full, "csv").startswith("path,") and rendered(full, "text").startswith("a.mp4\t")
+    assert json.loads(rendered(full, "json").splitlines()[0])["timings"]
+    with pytest.raises(UsageError, match="hold no measurements"):
+        rendered([lean(one) for one in full], "json")
+    with pytest.raises(UsageError, match="a file each"):
+        rendered(full, "srt")
+
+
+def test_lines_of_an_earlier_version_keep_what_they_say(recorded, tmp_path):
+    one = lean(recorded(entry=Entry("a.mp4", prompt="Why?"), start=1.0, end=2.0))
+    old = {key: value for key, value in one.items() if key not in ("id", "columns", "ended", "demo")}
+    (tmp_path / "old.jsonl").write_text(json.dumps(old) + "\n")
+    (line,) = rendered(merge([tmp_path / "old.jsonl"]).records, "jsonl").splitlines()
+    assert {key: json.loads(line)[key] for key in old} == old and json.loads(line)["ended"] is None

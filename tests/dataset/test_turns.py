@@ -1,0 +1,128 @@
+"""Dialogues in a run: a record for each turn, in their order; resumed where they were."""
+
+from contextlib import closing
+from types import SimpleNamespace
+
+import pytest
+from fake_captioner import TEXT, FakeCaptioner, FakeReader, question
+
+from vidspec.dataset.feed import Feed
+from vidspec.dataset.formats import document, line
+from vidspec.dataset.manifests import parse_manifest
+from vidspec.dataset.pool import Dealer
+from vidspec.dataset.records import Settings, lean
+from vidspec.dataset.run import run
+from vidspec.dataset.work import Entry, How, Questions, Task
+from vidspec.errors import UsageError
+from vidspec.models.request import Exchange
+
+TURNS = ("What is there?", "What moves?", "Where to?")
+TALK = Questions(TURNS, in_turns=True)
+
+
+@pytest.fixture
+def captioner():
+    return FakeCaptioner(SimpleNamespace(name="vanilla-sd"))
+
+
+def outcomes(captioner, tasks, how):
+    with closing(Feed(tasks, how, [FakeReader()])) as feed:
+        return list(run(captioner, feed, how))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_each_turn_knows_those_before(captioner, batch):
+    tasks = [Task(Entry(path), number) for number, path in enumerate(("a.mp4", "b.mp4"), start=1)]
+    found = outcomes(captioner, tasks, How(questions=TALK, batch=batch))
+    for path in ("a.mp4", "b.mp4"):
+        of_one = [one.work for one in found if one.work.path == path]
+        assert [(work.segment, work.segments, work.last) for work in of_one] == [
+            (0, 3, False),
+            (1, 3, False),
+            (2, 3, True),
+        ]
+    said = [Exchange(turn, TEXT) for turn in TURNS]
+    asked = sorted(((one["prompt"], one.get("earlier", ())) for one in captioner.asked), key=lambda one: len(one[1]))
+    assert asked == [(TURNS[turn], tuple(said[:turn])) for turn in range(3) for _ in range(2)]
+
+
+def test_a_turn_that_fails_ends_the_talk(captioner):
+    found = outcomes(captioner, [Task(Entry("missing.mp4")), Task(Entry("a.mp4"), 2)], How(questions=TALK, batch=1))
+    kinds = [(one.work.path, one.work.segment, one.caption.error and one.caption.error["kind"]) for one in found]
+    assert sorted(kinds, key=lambda one: one[0], reverse=True) == [  # of one clip as they came
+        *(("missing.mp4", turn, "turn" if turn else "missing") for turn in range(3)),
+        *(("a.mp4", turn, None) for turn in range(3)),
+    ]
+
+
+def test_what_was_answered_before_is_not_asked_again(captioner):
+    (*_, last) = found = outcomes(captioner, [Task(Entry("a.mp4"), done={0: "A.", 1: "B."})], How(questions=TALK))
+    assert len(found) == 1 and last.work.segment == 2
+    (asked,) = captioner.asked
+    assert asked["earlier"] == (Exchange(TURNS[0], "A."), Exchange(TURNS[1], "B."))
+    failed = outcomes(captioner, [Task(Entry("a.mp4"), done={0: "A.", 1: None})], How(questions=TALK))
+    assert [one.caption.error["kind"] for one in failed] == ["turn"] and len(captioner.asked) == 1
+
+
+def test_verify_asks_plain_decoding_the_same(captioner, monkeypatch):
+    told = []
+    plain = FakeCaptioner.baseline
+    monkeypatch.setattr(FakeCaptioner, "baseline", lambda self, path, **more: told.append(more) or plain(self, path))
+    outcomes(captioner, [Task(Entry("a.mp4"))], How(questions=Questions(TURNS[:2], True), verify=True))
+    assert [one.get("earlier", ()) for one in told] == [(), (Exchange(TURNS[0], TEXT),)]
+
+
+def test_a_captioner_that_dies_goes_on_with_the_turn(captioner):
+    how = How(questions=TALK, batch=1)
+    dealer = Dealer([Task(Entry("a.mp4"))], "vanilla-sd")
+    task = dealer.deal("first")
+    first = outcomes(captioner, [task], how)[0]
+    dealer.begun("first", first.work)
+    dealer.done("first", first)
+    assert dealer.died("first", "signal 9") == []
+    assert dealer.deal("second").done == {0: TEXT}
+
+
+def test_other_turns_are_other_settings():
+    def of(entry, how):
+        return Settings({"name": "vanilla-sd"}, how).of(entry)
+
+    plain, talk = How(prompt="Describe."), How(prompt="Describe.", questions=TALK)
+    names = [
+        of(Entry("a.mp4"), plain),
+        of(Entry("a.mp4"), talk),
+        of(Entry("a.mp4"), How(prompt="Describe.", questions=Questions(TURNS[:2], True))),
+        of(Entry("a.mp4", questions=Questions(TURNS[:1], True)), talk),
+    ]
+    assert len(set(names)) == 4
+    assert of(Entry("a.mp4", prompt="Describe."), talk) == names[0]  # its own prompt goes before the run's turns
+    assert of(Entry("a.mp4", questions=TALK), plain) == names[1]
+
+
+def test_records_of_turns(recorded):
+    settings = Settings({"name": "vanilla-sd"}, How(prompt="Describe.", questions=TALK))
+    turns = [
+        recorded(
+            "a.mp4",
+            settings=settings,
+            segment=turn,
+            segments=3,
+            changes={"question": question("turn", turn, TURNS[turn])},
+        )
+        for turn in range(3)
+    ]
+    assert [one["job"]["prompt"] for one in turns] == list(TURNS) == [lean(one)["question"]["prompt"] for one in turns]
+    assert len({one["job"]["settings"] for one in turns}) == 1
+    said = " ".join(TEXT.split())
+    assert line(turns[1], "text", several=False) == said and line(turns[1], "text", several=True) == f"a.mp4\t{said}"
+    assert document(turns, "txt") == 3 * f"{said}\n"
+
+
+def test_turns_in_a_manifest():
+    entries = parse_manifest('{"path": "a.mp4", "turns": ["What is there?", "What moves?"]}', "m.jsonl", ".")
+    assert [one.questions for one in entries] == [Questions(TURNS[:2], True)]
+    for turns, why in (("[]", "list of texts"), ('"x"', "list of texts"), ('["x", 1]', "list"), ('[" "]', "list")):
+        with pytest.raises(UsageError, match=f"line 1: turns must be a {why}"):
+            list(parse_manifest(f'{{"path": "a.mp4", "turns": {turns}}}', "m.jsonl", "."))
+    with pytest.raises(UsageError, match="exclude each other"):
+        list(parse_manifest('{"path": "a.mp4", "prompt": "x", "turns": ["y"]}', "m.jsonl", "."))

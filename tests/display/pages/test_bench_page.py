@@ -1,0 +1,44 @@
+from dataclasses import replace
+
+import pytest
+
+from display.pages.clips_of_reports import MEASURED
+from vidspec.display.pages.bench import bars, write_bench
+
+
+def test_bars_are_in_percent_of_the_greatest_and_the_fastest_is_first():
+    decoding, _, first = bars(MEASURED, "ar")
+    assert [one.name for one in decoding.rows] == ["fast = quick", "ar", "slow"]
+    assert (decoding.rows[0].low, decoding.rows[0].middle, decoding.rows[0].high) == (50.0, 62.5, 100.0)
+    assert decoding.even == 25.0 and decoding.meaning.endswith("over ar")
+    assert [one.name for one in first.rows] == ["ar", "fast = quick", "slow"] and first.even == 100.0
+
+
+def test_the_line_of_the_baseline_stays_on_the_page_where_all_are_slower():
+    assert [chart.even for chart in bars(MEASURED[2:], "slow")] == [100.0] * 3
+
+
+@pytest.mark.parametrize("demo", [True, False])
+def test_a_page_says_what_was_run_where_and_by_which_models(tmp_path, demo):
+    file = tmp_path / "page.html"
+    write_bench(file, MEASURED, "ar", "vidspec bench run 'a <b>.mp4'", {"cores": 2}, demo=demo)
+    page = file.read_text(encoding="utf-8")
+    assert page.count('<svg class="plane"') == 1 and "Left out" not in page
+    assert "vidspec bench run &#39;a &lt;b&gt;.mp4&#39;" in page and "<dt>cores</dt><dd>2</dd>" in page
+    assert page.count('<div class="bar">') == 9 and "in distribution" in page and "2.50x, from 2.00x to 4.00x" in page
+    assert ('class="demo-bar"' in page, "know drawn shapes only: the figures" in page) == (demo, demo)
+
+
+def test_a_page_shows_lengths_where_texts_differ(tmp_path):
+    rows = [replace(row, tokens=tokens) for row, tokens in zip(MEASURED, (120.0, 120.0, 97.5), strict=True)]
+    for shown, expected in ((rows, 1), (rows[:2], 0)):
+        file = tmp_path / "page.html"
+        write_bench(file, shown, "ar", "vidspec bench", {}, demo=False)
+        page = file.read_text(encoding="utf-8")
+        assert page.count('data-v="97.5"') == page.count("at the baseline's length") == expected
+
+
+def test_a_page_says_why_a_peer_has_no_row(tmp_path):
+    file = tmp_path / "page.html"
+    write_bench(file, MEASURED, "ar", "vidspec bench", {}, demo=False, left={"vllm": "knows no <family>"})
+    assert "<dt>vllm</dt><dd>knows no &lt;family&gt;</dd>" in file.read_text(encoding="utf-8")

@@ -1,0 +1,112 @@
+import pytest
+
+from display.pages.clips_of_reports import ROUNDS, SEEN, SPANS, clip, told
+from vidspec.display.pages.clip import Clip, Window
+
+
+def test_every_token_says_who_wrote_it_and_when():
+    tokens = clip().tokens
+    assert [one.text for one in tokens] == ["A", " red", " <b>circle</b>", "\nmoves", " left.", "∎"]
+    assert [one.origin for one in tokens] == ["target", "draft", "loose", "correction", "draft", "bonus"]
+    assert [one.round for one in tokens] == [0, 1, 1, 1, 2, 2]
+    assert "given by the target's prefill" in tokens[0].about
+    assert (
+        "round 1: 4 drafted, 2 accepted; the target gave it a probability of 0.75; 500 ms after the prefill"
+        in tokens[1].about
+    )
+    assert "probability" not in tokens[0].about and "a probability of 2e-05" in tokens[2].about
+    assert (
+        "2 accepted; the draft proposed “ stays”, “∎” here; the target gave it a probability of 1; 500 ms"
+        in tokens[3].about
+    )
+    assert sum("the draft proposed" in one.about for one in tokens) == 1
+    assert tokens[2].about.endswith("let pass by relevance, the target wanted “ square”; visual relevance 0.250")
+    assert clip().origins == {"draft": 2, "correction": 1, "bonus": 1, "loose": 1, "target": 1}
+
+
+def test_a_record_alone_tells_the_counts_and_what_it_lacks():
+    made = Clip(told())
+    assert not made.tokens and made.timeline is None and not made.pictures
+    assert made.origins == {"draft": 2, "correction": 1, "bonus": 1, "loose": 1, "target": 1}
+    assert made.windows == [Window(0 + 1, 2), Window(2, 1)]
+    assert [said.partition(":")[0] for said in made.missing] == [
+        "Who wrote which token, and how probable it was",
+        "Where in a frame the draft saw",
+        "The timeline",
+    ]
+    assert clip().missing == []
+
+
+def test_a_clip_that_is_asked_several_things_is_named_by_what_it_was_asked():
+    assert Clip(told(question={"prompt": "What\nmoves?"})).name.endswith(".mp4: What\\nmoves?")
+    assert Clip(told(question=None)).name.endswith(".mp4")
+
+
+def test_windows_hold_what_was_drafted_and_the_targets_own():
+    assert clip().windows == [Window(1, 2, 4, 1), Window(2, 1, 1, 1)]
+    assert clip().tallest == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "was shown 3 of them (38%)"),
+        ({}, "It proposed 5 tokens, and 3 (75%) were accepted"),
+        ({}, "passes for the 5 tokens after the first, one each in plain decoding: 4.00 tokens a pass"),
+        ({}, "it is at most about 2.00x in decoding"),
+        ({}, "not lossless: the caption may differ from the target's own. 17% of its tokens are not"),
+        ({"lossless": True, "loose": None}, "is lossless: the caption is the one that the target writes by itself"),
+        (
+            {"speed": {"baseline": {"decode": 2.5, "end_to_end": 1.5}}},
+            "decoding was 2.50x as fast, and the whole clip 1.50x",
+        ),
+        (
+            {"speed": {"baseline": {"decode": 2.5, "end_to_end": 1.5, "tokens": 9}}},
+            "and the whole clip, had it 9 tokens as well, 1.50x",
+        ),
+        (
+            {"counters": {"drafted": 0, "emitted": 6, "visual_tokens": 8}},
+            "was drafted: it wrote the 6 tokens one by one",
+        ),
+        ({"lossy": {"method": "fastv", "retention": 0.25}}, "itself was pruned by fastv: its layers read 25% of these"),
+        ({"counters": {}}, "This record holds the caption and nothing that was measured"),
+    ],
+)
+def test_in_short(changes, said):
+    assert said in " ".join(Clip(told(**changes)).in_short)
+
+
+def test_speeds_stand_beside_plain_decoding_where_that_was_measured():
+    alone = clip().speeds
+    assert [one.method for one in alone] == [0.5, 1.0, 1.5] and {one.plain for one in alone} == {None}
+    timings = {"time_to_first_token": 0.25, "decode": 3.0, "end_to_end": 3.25}
+    baseline = {"timings": timings, "time_to_first_token": 0.5, "decode": 3.0, "end_to_end": 2.17}
+    both = Clip(told(speed={"baseline": baseline}))
+    assert [one.plain for one in both.speeds] == [0.25, 3.0, 3.25] and both.slowest == 3.25
+
+
+def test_every_counter_has_a_definition():
+    rows = clip().counters
+    names = {name.replace(" ", "_") for name, _, _ in rows}
+    of = told()
+    assert names == (of["counters"].keys() - {"accepted_lengths"}) | of["lengths"].keys()
+    assert all(meaning for _, _, meaning in rows)
+
+
+def test_a_part_of_a_file_says_which():
+    video = {"duration_s": 20.0, "timestamps": [5.0, 6.0, 7.0, 8.0], "frames": 4}
+    assert Clip(told(video=video)).name.endswith(".mp4, 0:05 to 0:08")
+    assert Clip({**told(), "job": {"start": 5.0, "end": 65.0}}).name.endswith(".mp4, 0:05 to 1:05")
+    assert Clip(told(video={**video, "timestamps": [0.0, 6.6, 13.2, 19.8]})).name.endswith(".mp4")
+
+
+def test_what_a_terminal_or_a_reader_would_obey_is_made_harmless():
+    made = Clip(told(path="a\x1b[31m\u202eb.mp4", caption="a\u202eb"))
+    assert made.name == "a\\x1b[31m\\u202eb.mp4" and made.caption == "a\\u202eb"
+
+
+def test_reading_in_another_process_is_told_apart():
+    assert clip(record=told(timings={"decode_video": 0.5})).read_before == 0.5
+    read = (*SPANS, type(SPANS[0])("target", "decode_video", 0.0, 0.1))
+    assert clip(record=told(timings={"decode_video": 0.5}), spans=read).read_before is None
+    assert SEEN.grid == (2, 2, 2) and len(ROUNDS) == 3

@@ -1,0 +1,176 @@
+"""What the files hold that are written; how they behave is asked of a browser in ``test_browser``."""
+
+import base64
+import re
+from dataclasses import replace
+from io import BytesIO
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from display.pages.clips_of_reports import PATH, SEEN, SIGNALS, clip, told
+from vidspec import video
+from vidspec.display.pages import folder as folders
+from vidspec.display.pages.clip import Clip
+from vidspec.display.pages.folder import Folder
+from vidspec.display.pages.page import check_page
+from vidspec.display.pages.pictures import pictures
+from vidspec.display.pages.writing import write
+from vidspec.errors import OutputError, UsageError, VideoError
+
+FAILED = {"stage": "decode_video", "kind": "not_video", "message": "x.mp4: is <not> a video"}
+
+
+@pytest.fixture
+def times():
+    return [float(one) for one in video.read(PATH, frames=2).timestamps]
+
+
+def written(tmp_path, *clips, **changes):
+    """The page of ``clips``, all of them in full."""
+    folder = Folder()
+    numbered = [replace(one, number=folder.add(one.record)) for one in clips]
+    errors = write(tmp_path / "page.html", folder, numbered, "run", **changes)
+    return (tmp_path / "page.html").read_text(encoding="utf-8"), errors
+
+
+def test_a_page_of_one_clip_holds_it_and_loads_nothing(tmp_path, times):
+    whole = clip(record=told(video={"timestamps": times, "frames": 2}))
+    page, errors = written(tmp_path, whole)
+    assert not errors and "{{" not in page
+    assert page.count('class="t ') == 6 and "<title>" + PATH in page
+    assert "&lt;b&gt;circle&lt;/b&gt;" in page and "<b>circle" not in page
+    assert page.count('class="veil"') == 2 and "1/4" in page and "2/4" in page
+    loads = re.findall(r"""\s(?:src|href)="([^"]*)|url\(""", page)
+    assert loads and all(one.startswith(("data:", "#")) for one in loads)
+    assert not re.search(r"https?://", page)
+
+
+def test_the_veil_covers_what_the_draft_did_not_see(times):
+    one, two = pictures(told(video={"timestamps": times}), SEEN, 10**6)
+    assert (one.kept, one.tokens, two.kept, two.tokens) == (1, 4, 2, 4)
+    veils = [Image.open(BytesIO(base64.b64decode(each.veil.partition(",")[2]))) for each in (one, two)]
+    alpha = [np.asarray(each.convert("RGBA"))[..., 3] for each in veils]
+    middles = [(each[16::32, 16::32] > 0).tolist() for each in alpha]
+    assert middles == [[[False, True], [True, True]], [[False, False], [True, True]]]
+    line = np.asarray(veils[0].convert("RGBA"))[:32, :32, :3] == (
+        255,
+        176,
+        32,
+    )  # below and right of the one that is seen
+    assert line.all(-1).sum() == 63 and line[31].all() and line[:, 31].all()
+
+
+def test_signals_are_laid_out_frame_by_frame(times):
+    """Of tokens in another order than their cells, the last of them a separator."""
+    seen = replace(SEEN, cells=(4, 5, 6, 7, 0, 1, 2, -1), signals=SIGNALS[:1])
+    found = pictures(told(video={"timestamps": times}), seen, 10**6)
+    assert [one.sides for one in found] == [(2, 2), (2, 2)]
+    levels = [[list(base64.b64decode(level)) for level in one.levels] for one in found]
+    assert levels == [[[218, 182, 72, 0]], [[255, 109, 0, 36]]]
+
+
+def test_a_frame_that_the_draft_saw_whole_has_no_veil(times):
+    one, two = pictures(told(video={"timestamps": times}), replace(SEEN, kept=(0, 1, 2, 3, 5)), 10**6)
+    assert (one.veil, one.kept, one.share) == (None, 4, 1.0) and two.veil is not None
+
+
+def test_records_alone_have_counts_and_no_veil(times):
+    found = pictures(told(video={"timestamps": times}), None, 10**6)
+    assert [(one.seconds, one.kept, one.tokens, one.veil) for one in found] == [
+        (times[0], 1, None, None),
+        (times[1], 2, None, None),
+    ]
+
+
+def test_each_raster_of_a_frame_is_drawn(times):
+    """Two views of the whole frame, of 1 x 2 and 1 x 2 tokens, one below the other in the grid."""
+    found = pictures(told(video={"timestamps": times}), replace(SEEN, views=((1, 2), (1, 2))), 10**6)
+    assert [(one.view, one.kept, one.tokens) for one in found] == [
+        ("view of 1 x 2", 1, 2),
+        ("view of 1 x 2", 0, 2),
+        ("view of 1 x 2", 2, 2),
+        ("view of 1 x 2", 0, 2),
+    ]
+
+
+def test_a_page_of_32_frames_is_under_3_mb_whatever_they_show(tmp_path, monkeypatch):
+    noise = np.random.default_rng(0).integers(0, 255, (240, 426, 3), np.uint8)
+    monkeypatch.setattr(video, "read_at", lambda path, at, **_: type("Clip", (), {"frames": [noise] * len(at)}))
+    every = told(video={"timestamps": [at / 4 for at in range(32)], "frames": 32}, kept_per_frame=[9] * 32)
+    page, _ = written(tmp_path, clip(record=every, seen=None))
+    assert page.count("<figure>") == 32 and len(page.encode()) < 3_000_000
+
+
+def test_a_long_clip_says_how_many_frames_are_left_out(tmp_path, monkeypatch):
+    frame = np.zeros((24, 32, 3), np.uint8)
+    monkeypatch.setattr(video, "read_at", lambda path, at, **_: type("Clip", (), {"frames": [frame] * len(at)}))
+    every = told(video={"timestamps": list(range(100)), "frames": 100}, kept_per_frame=[])
+    page, _ = written(tmp_path, clip(record=every, seen=None))
+    assert page.count("<figure>") == 64 and "36 further frames are not drawn" in page
+
+
+def test_frames_that_are_gone_leave_a_page_that_says_so(tmp_path, monkeypatch, times):
+    record = told(path="gone.mp4", video={"timestamps": times})
+    page, errors = written(tmp_path, clip(record=record))
+    assert "The frames: there is no file gone.mp4 here." in page and not errors
+
+    def broken(*_, **__):
+        raise VideoError("it cannot be decoded")
+
+    monkeypatch.setattr(video, "read_at", broken)
+    page, errors = written(tmp_path, clip(record=told(video={"timestamps": times})))
+    assert "The frames: it cannot be decoded." in page and [str(one) for one in errors] == ["it cannot be decoded"]
+    changed = {**told(), "job": {"size": 1, "mtime_ns": 2}}
+    assert "The frames: the file is another one since." in written(tmp_path, clip(record=changed))[0]
+
+
+@pytest.mark.parametrize("demo", [True, False])
+def test_captions_of_the_built_in_models_cannot_be_taken_for_more(tmp_path, demo):
+    page, _ = written(tmp_path, clip(record=told(demo=demo, video={})))
+    marks = ('class="demo-bar"', 'class="demo-note"', "know drawn shapes only", 'class="badge"')
+    assert [mark in page for mark in marks] == [demo] * 4
+
+
+def test_a_folder_says_which_of_its_captions_are_the_built_in_models(tmp_path):
+    page, _ = written(tmp_path, *(Clip(told(demo=demo, video={})) for demo in (True, False, False)))
+    assert "1 of 3 are by vidspec&#39;s built-in models" in page and page.count("drawn shapes only</span>") == 2
+
+
+def test_failures_come_first_and_are_counted(tmp_path):
+    failed = told(path="x.mp4", caption=None, error=FAILED, token_ids=[], counters={}, lengths={}, timings={}, speed={})
+    folder = Folder()
+    for record in (told(), failed, told(ended="loop")):
+        folder.add(record)
+    assert [(row.number, row.state) for row in folder.table] == [(2, "failed"), (1, "captioned"), (3, "ends in a loop")]
+    assert folder.said == "3 records, one for each clip or part of one: 2 captioned, 1 failed."
+    write(tmp_path / "page.html", folder, [], "run")
+    page = (tmp_path / "page.html").read_text()
+    assert "decode_video/not_video: x.mp4: is &lt;not&gt; a video" in page and page.count('data-failed="1"') == 1
+
+
+def test_spreads_are_of_captioned_clips_that_have_the_value():
+    folder = Folder()
+    for rate in (1.0, 2.0, 4.0, None):
+        folder.add(told(speed={"tokens_per_s": rate}))
+    folder.add(told(error=FAILED, speed={"tokens_per_s": 99.0}))
+    spread = next(one for one in folder.spreads if one.name.startswith("tokens/s"))
+    assert (spread.clips, spread.low, spread.median, spread.high) == (3, "1.00", "2.00", "4.00")
+    assert sum(spread.counts) == 3 and spread.counts[0] == spread.counts[-1] == spread.counts[8] == 1
+
+
+def test_a_million_clips_do_not_all_stand_on_the_page(monkeypatch):
+    monkeypatch.setattr(folders, "MOST_ROWS", 2)
+    folder = Folder()
+    for at in range(5):
+        folder.add(told(error=FAILED if at > 3 else None))
+    assert [row.state for row in folder.table] == ["failed", "captioned", "captioned"]
+    assert folder.left_out == "2 further clips are counted above and have no row here."
+
+
+def test_a_page_that_cannot_be_written(tmp_path):
+    with pytest.raises(OutputError, match="cannot be written"):
+        write(tmp_path / "no" / "page.html", Folder(), [], "run")
+    with pytest.raises(UsageError, match=r"--report x.pdf: must end in \.html"):
+        check_page(tmp_path.joinpath("x.pdf").relative_to(tmp_path), [])

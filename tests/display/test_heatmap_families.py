@@ -1,0 +1,72 @@
+"""The tokens of every family find their places over the frames that they were made from."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from models import (
+    checkpoints,
+    checkpoints_gemma4,
+    checkpoints_internvl,
+    checkpoints_llava,
+    checkpoints_omni,
+    checkpoints_qwen,
+    checkpoints_smolvlm,
+)
+
+from vidspec import video
+from vidspec.config import profiles
+from vidspec.decoding.setup import prefilled
+from vidspec.display import heatmap_image
+from vidspec.display.heatmap_files import HeatmapFiles
+from vidspec.embedded.samples import shipped
+from vidspec.events.events import Opened
+from vidspec.registry import names
+
+MODELS = {
+    "llava_onevision": lambda: checkpoints.adapter(checkpoints.TIED),
+    "llava": lambda: checkpoints_llava.adapter(checkpoints_llava.Kind("llava")),
+    "llava_next": lambda: checkpoints_llava.adapter(checkpoints_llava.Kind("llava_next")),
+    "gemma4": checkpoints_gemma4.adapter,
+    "internvl": checkpoints_internvl.adapter,
+    "qwen2_5_omni": checkpoints_omni.adapter,
+    "smolvlm": checkpoints_smolvlm.adapter,
+    **{family: partial(checkpoints_qwen.adapter, checkpoints_qwen.Kind(family)) for family in checkpoints_qwen.EVERY},
+}
+
+
+def test_no_family_is_forgotten():
+    assert set(MODELS) == set(names("families"))
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_the_upper_left_token_is_drawn_there(tmp_path, monkeypatch, family):
+    model = MODELS[family]()
+    clip = video.read(shipped()[0], frames=5, max_pixels=80 * 60)
+    prefix = model.prefix(model.see(model.preprocess(clip)), "Describe the video.")
+    visual = prefix.visual
+    # Kept are the upper left token of every raster and of every frame; that of the tiles lies below the whole's.
+    corner = (visual.column == 0) & ((visual.row == 0) | (visual.row == (visual.views[0][0] if visual.views else 0)))
+    event = prefilled(profiles.load("sd-attention", env={}), prefix, corner.nonzero()[:, 0], 0.1)
+    steps, rows, columns = event.grid
+    assert len(event.cells) == event.visual_tokens and max(event.cells) < steps * rows * columns
+    drawn = []
+    monkeypatch.setattr(heatmap_image, "_thumbnail", lambda frame, mask, *size: drawn.append(mask) or blank(*size))
+    files = HeatmapFiles(tmp_path / "heat.png", profiles.load("sd-attention", env={}))
+    files.begin(1, "x", 1)
+    files.event(1, Opened(str(shipped()[0]), clip.facts, 5, tuple(clip.timestamps.tolist())))
+    files.event(1, event)
+    files.end(1, SimpleNamespace(error=None))
+    assert not files.errors and files.written
+    layers = event.views or ((rows, columns),)
+    assert steps == (3 if family.startswith("qwen") else 5) and len(drawn) == steps * len(layers)
+    for number, mask in enumerate(drawn):
+        assert mask.shape == layers[number % len(layers)]
+        assert mask[0, 0] and mask.sum() == 1
+
+
+def blank(wide, high):
+    from PIL import Image
+
+    return Image.fromarray(np.zeros((high, wide, 3), np.uint8))

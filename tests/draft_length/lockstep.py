@@ -1,0 +1,79 @@
+"""A virtual machine on which clips draft in lockstep and one pass verifies them all."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from vidspec.draft_length.pace import Pace, Window
+from vidspec.draft_length.speed import chain_tokens
+
+
+@dataclass
+class Machine:
+    """True times of a pass by clips and rows; what is measured of them has noise and, rarely, is many times as long."""
+
+    verify: Callable[[int, int], float]
+    draft: Callable[[int, int], float]
+    noise: float = 0.05
+    spikes: float = 0.05
+    seed: int = 0
+    rng: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+
+    def measured(self, seconds: float) -> float:
+        spike = self.rng.uniform(3, 10) if self.rng.random() < self.spikes else 1.0
+        return seconds * (1 + abs(self.rng.gauss(0, self.noise))) * spike
+
+    def passes(self, gammas: Sequence[int]) -> list[tuple[str, int, int, float]]:
+        """Of a round: lane, clips, rows and true seconds."""
+        clips = [sum(gamma >= g for gamma in gammas) for g in range(1, max(gammas) + 1)]
+        rows = len(gammas) + sum(gammas)
+        verify = self.verify(len(gammas), rows)
+        return [*(("draft", n, n, self.draft(n, n)) for n in clips), ("target", len(gammas), rows, verify)]
+
+    def rate(self, rounds: Sequence[Sequence[int]], betas: Sequence[float]) -> float:
+        """Tokens per second that these rounds' windows give."""
+        tokens = sum(sum(map(chain_tokens, betas, gammas)) for gammas in rounds)
+        return tokens / sum(one[3] for gammas in rounds for one in self.passes(gammas))
+
+    def best_fixed(self, betas: Sequence[float], highest: int = 16) -> float:
+        """Tokens per second with the best window that is the same for all and stays."""
+        return max(self.rate([[gamma] * len(betas)], betas) for gamma in range(highest + 1))
+
+    def decode(self, pace: Pace, windows: Sequence[Window], betas: Sequence[float], rounds: int) -> list[list[int]]:
+        """Rounds of independent acceptance; returns the windows of each."""
+        seen = []
+        for _ in range(rounds):
+            gammas = [window.gamma for window in windows]
+            seen.append(gammas)
+            for lane, clips, rows, seconds in self.passes(gammas):
+                pace.passed(lane, clips, rows, self.measured(seconds))
+            for window, gamma, beta in zip(windows, gammas, betas, strict=True):
+                accepted = 0
+                while accepted < gamma and self.rng.random() < beta:
+                    accepted += 1
+                window.judged(gamma, accepted)
+        return seen
+
+
+def bandwidth(draft_clip: float, seed: int = 0) -> Machine:
+    """A GPU: passes cost what they read until rows need more; the draft's cost of a clip says how much it sees."""
+    return Machine(lambda n, rows: max(6 + 0.6 * n, 0.05 * rows), lambda n, rows: 0.5 + draft_clip * n, seed=seed)
+
+
+def processor(seed: int = 0) -> Machine:
+    """A CPU: the second row costs more than the third, and clips and rows each their share."""
+    return Machine(
+        lambda n, rows: 2.8 + 0.45 * n + 0.08 * rows + 0.3 * (rows > n),
+        lambda n, rows: 0.5 + 0.05 * n + 0.04 * rows,
+        seed=seed,
+    )
+
+
+def compute(seed: int = 0) -> Machine:
+    """Rows are free up to a point, then dear: many clips leave nothing over for windows."""
+    return Machine(lambda n, rows: max(10.0, 2 + 0.6 * rows), lambda n, rows: 1 + 0.1 * n, seed=seed)

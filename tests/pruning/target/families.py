@@ -1,0 +1,89 @@
+"""A small random model of every family with a prompt, and plain decoding of it."""
+
+from functools import cache
+
+import torch
+from engine.passing import forward
+from models import checkpoints, checkpoints_llava, checkpoints_omni, checkpoints_qwen
+
+from vidspec.pruning.target.base import Choice, TargetPruner
+from vidspec.registry import families
+
+PROMPT = "Describe the video."
+#: Without those whose blocks keep states, and those of another's blocks.
+FAMILIES = sorted({*families.names()} - {"gemma4", "internvl", "smolvlm", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
+ROOM = 16
+
+
+@cache
+def case(family):
+    """(model, prompt)."""
+    if family == "llava_onevision":
+        model = checkpoints.adapter(checkpoints.TIED)
+        shown = checkpoints.pixels(6)
+    elif family == "qwen2_5_omni":
+        model = checkpoints_omni.adapter()
+        shown = checkpoints_omni.pixels(model, frames=12)
+    elif family.startswith("qwen"):
+        model = checkpoints_qwen.adapter(checkpoints_qwen.Kind(family))
+        shown = checkpoints_qwen.pixels(model, frames=12)
+    else:
+        model = checkpoints_llava.adapter(checkpoints_llava.Kind(family))
+        shown = model.preprocess(checkpoints_llava.clip(6, 60, 90))
+    return model, model.prefix(model.see(shown), PROMPT)
+
+
+def decode(engine, prefix, tokens=8):
+    """The greedy text, the logits of each place, and the state behind it."""
+    state = engine.prefill(prefix, ROOM)
+    logits = [state.logits]
+    text = [int(state.logits.argmax())]
+    for _ in range(tokens - 1):
+        logits.append(forward(engine, state, text[-1:]).logits[-1])
+        text.append(int(logits[-1].argmax()))
+    return text, torch.stack(logits), state
+
+
+@torch.inference_mode()
+def stock_logits(model, prefix, token_ids):
+    """(1 + n, V) behind the prompt and behind each token, by the stock language model's own forward."""
+    n, axes = len(token_ids), model.decoder.axes
+    embeds = torch.cat([prefix.embeds, model.embed(torch.tensor([token_ids], dtype=torch.long))], dim=1)
+    following = (prefix.next_position + torch.arange(n)).expand(axes, 1, -1)
+    positions = torch.cat([prefix.positions.reshape(axes, 1, -1), following], dim=-1)
+    extra = {}
+    if prefix.visual.deepstack:
+        shown = torch.zeros(1, embeds.shape[1], dtype=torch.bool)
+        shown[0, prefix.visual.index] = True
+        extra = {"visual_pos_masks": shown, "deepstack_visual_embeds": list(prefix.visual.deepstack)}
+    length = embeds.shape[1]
+    mask = torch.full((1, 1, length, length), float("-inf")).triu(1)
+    states = model.language(
+        inputs_embeds=embeds,
+        position_ids=positions if axes == 3 else positions[0],
+        attention_mask=mask,
+        use_cache=False,
+        **extra,
+    ).last_hidden_state
+    return model.model.lm_head(states)[0, prefix.length - 1 :, : model.vocabulary]
+
+
+class Recorded(TargetPruner):
+    """A method that notes, per stage, which of the prompt's visual tokens are left."""
+
+    def __init__(self, method, visual):
+        self.method, self.left, self.kept = method, torch.arange(len(visual)), {}
+
+    def before(self, prefix):
+        return self.method.before(prefix)
+
+    def stages(self, depth):
+        self.shares = self.method.stages(depth)
+        self.waiting = sorted(self.shares)
+        return self.shares
+
+    def choose(self, reading, share) -> Choice:
+        choice = self.method.choose(reading, share)
+        self.left = self.left[choice.kept]
+        self.kept[self.waiting.pop(0)] = self.left
+        return choice

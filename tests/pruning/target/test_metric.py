@@ -1,0 +1,40 @@
+"""Metric A by hand, and with a model that judges its own and others' texts."""
+
+import pytest
+from engine.passing import forward
+
+from pruning.target.families import case, decode
+from vidspec.engine.forward import Engine
+from vidspec.pruning.target.engine import LossyEngine
+from vidspec.pruning.target.fastv import FastV
+from vidspec.pruning.target.metric import acceptance_share, accepted_by_target, wanted_tokens
+
+
+def test_by_hand():
+    assert acceptance_share([5, 6, 7, 8], [5, 6, 9, 8]) == 0.75
+    assert acceptance_share([5], [5]) == 1.0
+    assert acceptance_share([1, 2], [2, 1]) == 0.0
+    for token_ids, wanted in (([], []), ([1], [1, 2])):
+        with pytest.raises(ValueError, match="cannot compare"):
+            acceptance_share(token_ids, wanted)
+
+
+def test_a_target_accepts_its_own_text():
+    model, prefix = case("qwen2_5_vl")
+    engine = Engine(model)
+    text = decode(engine, prefix)[0]
+    assert wanted_tokens(engine, prefix, text) == text and accepted_by_target(engine, prefix, text) == 1.0
+    assert wanted_tokens(engine, prefix, text[:1]) == text[:1]
+
+
+def test_what_it_wants_follows_the_text_that_is_judged():
+    model, prefix = case("qwen2_5_vl")
+    engine = Engine(model)
+    text = decode(LossyEngine(model, FastV(layer=1, keep=[0.05])), prefix)[0]
+    expected = []
+    for place in range(len(text)):
+        state = engine.prefill(prefix, len(text))
+        rows = [forward(engine, state, [token]).logits[-1] for token in text[:place]]
+        expected.append(int((rows[-1] if rows else state.logits).argmax()))
+    assert wanted_tokens(engine, prefix, text) == expected != text
+    assert accepted_by_target(engine, prefix, text) == acceptance_share(text, expected) < 1

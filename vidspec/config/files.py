@@ -1,0 +1,184 @@
+"""Profile files: which names there are, and what a file says of each; no value is checked here, and no torch.
+
+A file holds the profile of its own name and, under ``variants``, others that differ from it by a few keys. ``base``
+names the profile whose keys hold where one says nothing itself, ``aliases`` are further names of the same thing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from vidspec.config.mistakes import mistake
+from vidspec.config.yaml_files import mentions, read_yaml
+from vidspec.errors import ProfileError
+from vidspec.registry import nearest
+
+__all__ = ["Entry", "Shelf", "named_file", "packaged_folder", "user_folder"]
+
+ENDINGS = (".yaml", ".yml")
+#: Place in its group of a profile that names none: behind those that do, among its like by name.
+LAST = 1000
+
+
+class Entry(NamedTuple):
+    """One profile as a file says it: ``source`` is ``user``, ``packaged`` or, of a file named by its path, empty;
+    ``error`` is why the file cannot be read."""
+
+    name: str
+    path: Path
+    source: str
+    base: str | None = None
+    group: str | None = None
+    rank: int = LAST
+    keys: Mapping[str, Any] = {}
+    error: ProfileError | None = None
+
+    @property
+    def origin(self) -> str:
+        """Where its keys stand; ``--profile`` takes it as it is."""
+        return str(self.path) if self.name == self.path.stem else f"{self.path}:{self.name}"
+
+
+class _Said(BaseModel):
+    """What a file says beside a profile's keys, which are ``model_extra``."""
+
+    model_config = ConfigDict(extra="allow")
+
+    base: str | None = Field(default=None, min_length=1)
+    group: str | None = Field(default=None, min_length=1)
+    rank: int = LAST
+    aliases: list[str] = []
+    variants: dict[str, dict[str, Any]] = {}
+
+
+class Shelf:
+    """The profiles of the user's folder and of the package, and those in files named; reads each file once."""
+
+    def __init__(self) -> None:
+        self._held: dict[Path, dict[str, Entry]] = {}
+
+    def chain(self, profile: str | Entry) -> list[Entry]:
+        """A profile and, before it, all that it is based on, the lowest first.
+
+        Raises:
+            ProfileError: one of them does not exist or cannot be read, or a profile is based on itself.
+        """
+        chain = [self._find(profile) if isinstance(profile, str) else profile]
+        while (lowest := chain[0]).error is None and lowest.base is not None:
+            below = self._find(lowest.base, lowest)
+            if below in chain:
+                names = " -> ".join(one.name for one in (*chain[::-1], below))
+                raise ProfileError(f"base: {names} goes round in a circle", hint=f"set by {lowest.origin}")
+            chain.insert(0, below)
+        if lowest.error is not None:
+            raise lowest.error
+        return chain
+
+    def all(self, word: str = "", of: Entry | None = None) -> dict[str, Entry]:
+        """Every profile that can be named, by name.
+
+        Args:
+            word: the name that is looked for: its own file is read if it has one, else those that hold the word.
+            of: the profile whose base may be one of them. It is none itself, so that one that hides another may be
+                based on that; a packaged one is based on packaged ones.
+        """
+        found: dict[str, Entry] = {}
+        for source, all_files in self._files.items():
+            if of is None or of.source in ("", "user", source):
+                files = [file for file in all_files if file.stem == word]
+                files = files or [file for file in all_files if mentions(file, word)]
+                entries = [entry for file in files for entry in self._in(file, source).values() if entry is not of]
+                for entry in sorted(entries, key=lambda one: one.name != one.path.stem):
+                    found.setdefault(entry.name, entry)
+        return found
+
+    @cached_property
+    def _files(self) -> dict[str, list[Path]]:
+        """By source, those that hide others first."""
+        folders = {"user": user_folder(), "packaged": packaged_folder()}
+        return {
+            source: sorted(file for ending in ENDINGS for file in folder.glob(f"*{ending}"))
+            for source, folder in folders.items()
+        }
+
+    def _find(self, name_or_path: str, of: Entry | None = None) -> Entry:
+        """A profile, or the base of one: files are found from beside its own, and names in that first."""
+        key, hint = ("base: ", f"set by {of.origin}") if of else ("", "`vidspec profiles` lists them")
+        if (file := named_file(name_or_path)) is not None:
+            path = (of.path.parent / file[0]).resolve() if of else file[0]
+            if not path.is_file():
+                raise ProfileError(f"{key}{name_or_path}: there is no such profile file", hint=of and hint)
+            held, name = self._in(path, ""), file[1] or path.stem
+            if (own := held[path.stem]).error is not None:
+                return own
+        else:
+            name, near = name_or_path, self._in(of.path, of.source) if of else {}
+            held = near if near.get(name, of) is not of else self.all(name, of)
+        if name not in held:
+            close = nearest(name, held if file else self.all())
+            meant = f"; did you mean {close}?" if close else ""
+            raise ProfileError(f"{key}no profile is called {name!r}{meant}", hint=hint)
+        return held[name]
+
+    def _in(self, path: Path, source: str) -> dict[str, Entry]:
+        """The profiles that a file holds, by name."""
+        if path not in self._held:
+            held: dict[str, Entry] = {}
+            try:
+                data = read_yaml(path, ProfileError)
+                if not isinstance(data, dict):
+                    raise ProfileError(f"{path}: a profile is a mapping of keys, not {type(data).__name__}")
+                for entry in _entries(path.stem, path, source, data):
+                    if entry.name in held:
+                        raise ProfileError(f"{path}: two profiles are called {entry.name!r}")
+                    held[entry.name] = entry
+            except ProfileError as error:
+                held = {path.stem: Entry(path.stem, path, source, error=error)}
+            self._held[path] = held
+        return self._held[path]
+
+
+def user_folder() -> Path:
+    """Where a user's own profiles live; one there hides a packaged one of the same name."""
+    import platformdirs
+
+    return Path(platformdirs.user_config_dir("vidspec")) / "profiles"
+
+
+def packaged_folder() -> Path:
+    """The profiles that come with vidspec: inside the installed package, or beside it in a checkout."""
+    here = Path(__file__).resolve().parents[1]
+    installed = here / "_profiles"
+    return installed if installed.is_dir() else here.parent / "profiles"
+
+
+def named_file(text: str) -> tuple[Path, str] | None:
+    """The file that ``text`` means and, behind a colon, which of its profiles; None if it is a profile's name."""
+    file, _, variant = text.rpartition(":")
+    if not file.endswith(ENDINGS):
+        file, variant = text, ""
+    if file.endswith(ENDINGS) or os.sep in file or "/" in file:
+        return Path(file.strip()).expanduser(), variant
+    return None
+
+
+def _entries(name: str, path: Path, source: str, data: Mapping[Any, Any]) -> Iterator[Entry]:
+    """A profile, its aliases, and its variants, which are based on it unless they name another base."""
+    origin = Entry(name, path, source).origin
+    try:
+        said = _Said.model_validate({str(key): value for key, value in data.items()})
+    except ValidationError as error:
+        raise ProfileError(mistake(error)[1], hint=f"set by {origin}") from None
+    keys = said.model_extra or {}
+    yield Entry(name, path, source, said.base, said.group, said.rank, keys)
+    for alias in said.aliases:
+        about = f"The same as {name}: {keys.get('about') or ''}".rstrip(": ")
+        yield Entry(alias, path, source, name, said.group, said.rank, {"about": about})
+    for variant, own in said.variants.items():
+        yield from _entries(variant, path, source, {"base": name, **own})

@@ -1,0 +1,332 @@
+"""Profiles: which models, draft, pruner, schedule and rule make up one way of captioning; no torch here.
+
+``load`` finds a profile by name or file and lays the layers over each other: a flag wins over a ``VIDSPEC_*`` variable,
+that over the profile, that over the profile's base, that over the default. Every mistake is one
+:class:`~vidspec.errors.ProfileError` whose message begins with the key's path.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from pydantic import BaseModel, ValidationError
+
+from vidspec.config.files import Entry, Shelf, named_file
+from vidspec.config.mistakes import mistake
+from vidspec.config.schema import Profile
+from vidspec.errors import ProfileError
+from vidspec.escaping import one_line
+from vidspec.registry import nearest, rules
+
+__all__ = [
+    "KEYS",
+    "RESERVED_VARIABLES",
+    "RIVALS",
+    "Profile",
+    "ProfileInfo",
+    "available",
+    "dotted",
+    "exists",
+    "from_env",
+    "from_flags",
+    "lay",
+    "load",
+    "override",
+    "parse",
+    "said_by_files",
+    "same",
+    "setting",
+    "unknown",
+]
+
+PREFIX = "VIDSPEC_"
+#: Variables of vidspec that are not keys of a profile. All others that hold a double underscore are keys:
+#: ``VIDSPEC_PRUNE__ALPHA=0.8`` sets ``prune.alpha``.
+RESERVED_VARIABLES = ("VIDSPEC_PROFILE", "VIDSPEC_DEBUG")
+
+#: Keys of which some exclude others: setting one takes back what the layers below said about those of the other side.
+RIVALS = (
+    (("video.frames",), ("video.fps",)),
+    (("lossy.keep",), ("lossy.retention",)),
+    (("models.pair",), ("models.target", "models.draft")),
+)
+
+#: Options belong to the part that a key names: another part takes them back.
+_OWNERS = {
+    f"{key}.options": f"{key}.{name}"
+    for key, name in (("draft", "kind"), ("prune", "method"), ("accept", "rule"), ("lossy", "method"))
+}
+
+#: In which order groups are listed; a profile's file may name others, such as ``ablations``, which come last.
+ORDER = ("recommended", "exact", "parallel", "loose", "lossy")
+
+
+class ProfileInfo(NamedTuple):
+    """A profile that can be named: ``source`` is ``user`` or ``packaged``; ``group`` as its file says, or as it works:
+    ``exact`` or ``parallel`` if it keeps the text, ``loose`` or ``lossy`` if not."""
+
+    name: str
+    about: str
+    path: Path
+    source: str
+    group: str
+
+
+def available() -> list[ProfileInfo]:
+    """All profiles that can be named, those to begin with first. One that cannot be read is listed and says so."""
+    shelf, found = Shelf(), []
+    for name, entry in shelf.all().items():
+        about, kind = str(entry.keys.get("about") or ""), "exact"
+        try:
+            layers = [layer for _, layer in _said(shelf.chain(entry))]
+            kind = _kind({key: value for key, (value, _) in _merged(layers).items()})
+        except ProfileError as error:
+            about = f"unreadable: {error.message}"
+        if kind in ("loose", "lossy") and "not lossless" not in about.lower():
+            about = f"{about} Not lossless."
+        group = one_line(entry.group or kind)
+        place = ORDER.index(group) if group in ORDER else len(ORDER)
+        info = ProfileInfo(one_line(name), one_line(" ".join(about.split())), entry.path, entry.source, group)
+        found.append((place, group, entry.rank, info))
+    return [info for *_, info in sorted(found)]
+
+
+def exists(name: str) -> bool:
+    """Whether a profile, by name or file, is there; it need not be right."""
+    if (file := named_file(name)) is not None:
+        return file[0].is_file()
+    return name in Shelf().all()
+
+
+def _kind(keys: Mapping[str, object]) -> str:
+    """What a profile's keys make of it, whoever wrote it."""
+    if keys.get("lossy.method", "none") not in (None, "none"):
+        return "lossy"
+    with suppress(ProfileError):  # of a plugin, which is not run for a list
+        if isinstance(rule := keys.get("accept.rule"), str) and not rules.get(rule).lossless:
+            return "loose"
+    return "parallel" if keys.get("schedule.kind") == "parallel" else "exact"
+
+
+def load(
+    name_or_path: str,
+    overrides: Mapping[str, object] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Profile:
+    """The profile called ``name_or_path`` under the environment's and the caller's settings.
+
+    Args:
+        name_or_path: a file (it ends in .yaml or .yml, or holds a path separator), or a name that is looked up in the
+            user's folder, then among the packaged ones.
+        overrides: values by dotted key, such as ``{"prune.alpha": 0.8}``; text is converted to the key's type.
+        env: the environment to read ``VIDSPEC_<SECTION>__<KEY>`` from; ``os.environ`` if None.
+
+    Raises:
+        ProfileError: it cannot be found or read, has an unknown key, a wrong value or an impossible combination.
+    """
+    said = (layer for _, layer in said_by_files(name_or_path))
+    return lay(*said, from_env(os.environ if env is None else env), from_flags(overrides))[0]
+
+
+def override(profile: Profile, overrides: Mapping[str, object] | None) -> Profile:
+    """``profile`` with some keys set anew, under the same rules as :func:`load`."""
+    return lay(_layer(profile.model_dump()), from_flags(overrides))[0] if overrides else profile
+
+
+def parse(data: Mapping[str, Any]) -> Profile:
+    """A profile from nested values, without lookup or environment.
+
+    Raises:
+        ProfileError: an unknown key, a wrong value or an impossible combination.
+    """
+    return lay(_layer(data))[0]
+
+
+def same(named: Mapping[str, Profile]) -> dict[str, tuple[str, ...]]:
+    """The first name of each way of captioning with its other names, whatever the profiles say of themselves."""
+    found: dict[str, list[str]] = {}
+    for name, profile in named.items():
+        found.setdefault(profile.model_dump_json(exclude={"name", "about"}), []).append(name)
+    return {first: tuple(others) for first, *others in found.values()}
+
+
+def setting(text: str) -> tuple[str, str]:
+    """``KEY=VALUE``, as a command line writes an override, without the blanks around either.
+
+    Raises:
+        ValueError: it has no key or no equals sign.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ValueError(f"{text!r} is not KEY=VALUE")
+    return key.strip(), value.strip()
+
+
+#: Dotted keys, each with its value and where it was set; nowhere if whoever calls knows what it passed.
+Layer: TypeAlias = dict[str, tuple[object, str]]
+
+
+def said_by_files(name_or_path: str) -> list[tuple[str, Layer]]:
+    """What a profile's file says and, before it, what those of its bases say; each with its source.
+
+    Raises:
+        ProfileError: as :meth:`vidspec.config.files.Shelf.chain`.
+    """
+    return _said(Shelf().chain(name_or_path))
+
+
+def _said(chain: Sequence[Entry]) -> list[tuple[str, Layer]]:
+    said, plugins = [], list[object]()
+    for entry in chain:
+        keys = {"name": entry.name, **entry.keys}
+        if entry is not chain[-1]:  # what a base is called, and says of itself, is its own
+            keys = {key: value for key, value in keys.items() if key not in ("name", "about")}
+        if "plugins" in keys:
+            keys["plugins"] = _beside(entry.path, keys["plugins"])
+            if isinstance(keys["plugins"], list):
+                keys["plugins"] = plugins = [*plugins, *keys["plugins"]]
+        said.append((entry.source, _layer(keys, entry.origin)))
+    return said
+
+
+def from_env(env: Mapping[str, str]) -> Layer:
+    """What ``VIDSPEC_*`` variables set."""
+    layer: Layer = {}
+    for variable, value in sorted(env.items()):
+        if not variable.startswith(PREFIX) or variable in RESERVED_VARIABLES or value == "":
+            continue
+        words = variable.removeprefix(PREFIX).lower()
+        section, double, key = words.partition("__")
+        if double:
+            layer[f"{section}.{key}"] = (_null(f"{section}.{key}", value), variable)
+        elif (section := words.partition("_")[0]) in Profile.model_fields and words != section:
+            right = f"{PREFIX}{section.upper()}__{words.removeprefix(section + '_').upper()}"
+            raise ProfileError(f"{variable}: not a key; did you mean {right}?")
+    return layer
+
+
+def from_flags(overrides: Mapping[str, object] | None) -> Layer:
+    """What a caller sets."""
+    return {key: (_null(key, value), "") for key, value in (overrides or {}).items()}
+
+
+def _null(key: str, value: object) -> object:
+    return None if value == "null" and key != "generate.prompt" else value
+
+
+def lay(*layers: Layer) -> tuple[Profile, dict[str, str]]:
+    """The profile that ``layers`` make, each over those before it, and where each key that one of them set was set.
+
+    Raises:
+        ProfileError: an unknown key, a wrong value or an impossible combination.
+    """
+    merged = _merged(layers)
+    origins = {key: origin for key, (_, origin) in merged.items()}
+    for key, origin in origins.items():
+        if key not in KEYS:
+            raise ProfileError(f"{key}: {unknown(key)}", hint=_set_by(origin))
+    try:
+        return Profile.model_validate(_nested({key: value for key, (value, _) in merged.items()})), origins
+    except ValidationError as error:
+        key, message = mistake(error)
+        raise ProfileError(message, hint=_set_by(origins.get(key))) from None
+
+
+def _merged(layers: Iterable[Layer]) -> Layer:
+    """Each key as the last layer has it that speaks of it; a layer takes back what it contradicts."""
+    merged: Layer = {}
+    for layer in layers:
+        said = {key for key, (value, _) in layer.items() if value is not None}
+        pairs = [pair for sides in RIVALS for pair in (sides, sides[::-1])]
+        dropped = {key for these, others in pairs if not said.isdisjoint(these) for key in others}
+        if "prune.method" in layer and "none" in (layer["prune.method"][0], merged.get("prune.method", ("none",))[0]):
+            dropped.add("prune.alpha")  # an alpha belongs to its method: 0 without one
+        dropped |= {
+            options
+            for options, owner in _OWNERS.items()
+            if owner in layer and layer[owner][0] != merged.get(owner, (None,))[0]
+        }
+        merged = {key: one for key, one in merged.items() if key not in dropped}
+        for key, one in layer.items():
+            options, _, option = key.partition(".options.")
+            if option and (mapping := f"{options}.options") in KEYS:
+                before = merged.get(mapping, ({}, ""))[0]
+                key, one = mapping, ({**(before if isinstance(before, Mapping) else {}), option: one[0]}, one[1])
+            merged[key] = one
+    return merged
+
+
+def _set_by(origin: str | None) -> str | None:
+    return f"set by {origin}" if origin else None
+
+
+def _beside(profile: Path, plugins: object) -> object:
+    """Files that a profile names, found from where it lies."""
+    if isinstance(plugins, str):
+        plugins = [plugins]
+    if not isinstance(plugins, list):
+        return plugins
+    return [str(profile.parent / Path(file).expanduser()) if isinstance(file, str) else file for file in plugins]
+
+
+def dotted(data: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"prune": {"alpha": 1}}`` as ``{"prune.alpha": 1}``; only the two levels a profile has."""
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{key}.{inner}": deep for inner, deep in value.items()}
+        elif value is not None or str(key) not in _SECTIONS:
+            flat[str(key)] = value
+    return flat
+
+
+def _layer(data: Mapping[str, Any], origin: str = "") -> Layer:
+    return {key: (value, origin) for key, value in dotted(data).items()}
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    for key, value in flat.items():
+        section, dot, inner = key.partition(".")
+        if dot:
+            data.setdefault(section, {})[inner] = value
+        else:
+            data[key] = value
+    return data
+
+
+_SECTIONS: dict[str, type[BaseModel]] = {
+    name: field.annotation
+    for name, field in Profile.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+}
+#: Every key a profile may hold, dotted.
+KEYS = frozenset(
+    {key for key in Profile.model_fields if key not in _SECTIONS}
+    | {f"{section}.{key}" for section, model in _SECTIONS.items() for key in model.model_fields}
+)
+
+
+#: Keys of earlier versions, and why they are gone.
+_GONE = {
+    "models.attention": (
+        "cannot be chosen any more: all passes run vidspec's own attention, on torch's flash kernels where there are "
+        "any; the kernels of transformers know no windows of several sequences. Leave it out"
+    )
+}
+
+
+def unknown(key: str) -> str:
+    """What to say of a key that no profile holds."""
+    if key in _GONE:
+        return _GONE[key]
+    if key in _SECTIONS:
+        return f"is a section of keys, such as {key}.{next(iter(_SECTIONS[key].model_fields))}"
+    last = key.rpartition(".")[2]
+    same = sorted(known for known in KEYS if known.rpartition(".")[2] == last)
+    close = same[0] if same else nearest(key, (*KEYS, *_SECTIONS))
+    return f"unknown key; did you mean {close}?" if close else f"unknown key; sections: {', '.join(_SECTIONS)}"

@@ -1,0 +1,135 @@
+"""The user's own defaults: ``config.yaml`` in the user's folder, laid under variables and flags. No torch.
+
+Under the user's own profiles too, but over the packaged ones: the models, frames and prompts that those name are there
+so that they work at once. It holds ``profile``, ``format`` and the sections ``models``, ``video`` and ``generate`` of a
+profile; a method of one's own is a profile of one's own::
+
+    profile: specvlm-chain
+    format: jsonl
+    models: {target: llava-hf/llava-onevision-qwen2-7b-ov-hf, draft: llava-hf/llava-onevision-qwen2-0.5b-ov-hf}
+    video: {frames: 64}
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vidspec.errors import UsageError
+
+__all__ = ["DEFAULT_PROFILE", "PAIRED", "Defaults", "Resolved", "config_path", "read_config", "resolve"]
+
+DEFAULT_PROFILE = "vanilla-sd"
+#: Where a draft comes from that nobody named.
+PAIRED = "vidspec pairs"
+OWN_KEYS = ("profile", "format")
+SECTIONS = ("models", "video", "generate")
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """A config file as it is: ``profile`` and ``format`` if it names them, and keys of a profile, dotted."""
+
+    path: Path
+    profile: str | None = None
+    format: str | None = None
+    keys: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A profile under all layers, and where each value of it was set.
+
+    ``sources`` maps dotted keys to ``flag``, a variable's name, a file (the profile's, its base's, the config),
+    ``default``, or :data:`PAIRED`. ``models_named`` says whether the models are others than a packaged profile's own.
+    """
+
+    profile: Any
+    sources: Mapping[str, str]
+    models_named: bool = False
+
+
+def config_path() -> Path:
+    """Where the config is, if there is one."""
+    import platformdirs
+
+    return Path(platformdirs.user_config_dir("vidspec")) / "config.yaml"
+
+
+def read_config(path: Path | None = None) -> Defaults:
+    """The user's config; empty if there is none.
+
+    Raises:
+        UsageError: it cannot be read, is not YAML, or holds a key that is not known.
+    """
+    from vidspec.config.yaml_files import read_yaml
+
+    path = config_path() if path is None else path
+    if not path.is_file():
+        return Defaults(path)
+    data = read_yaml(path)
+    if data is None:
+        return Defaults(path)
+    if not isinstance(data, dict):
+        raise UsageError(f"{path}: must be a mapping of keys, not {type(data).__name__}")
+    own = {key: data.pop(key, None) for key in OWN_KEYS}
+    for key, value in own.items():
+        if value is not None and not isinstance(value, str):
+            raise UsageError(f"{path}: {key}: must be text, not {type(value).__name__}")
+    return Defaults(path, own["profile"], own["format"], _checked(path, data))
+
+
+def resolve(
+    name: str | None,
+    overrides: Mapping[str, object],
+    defaults: Defaults,
+    env: Mapping[str, str] | None = None,
+) -> Resolved:
+    """The profile to use: a flag wins over a ``VIDSPEC_*`` variable, that over the profile, that over the config.
+
+    The config lies under the bases that are the user's own too, and over those that came with vidspec.
+
+    Args:
+        name: of the profile, or its file; None for the config's, else the built-in default.
+        overrides: flags, by dotted key.
+        defaults: the config.
+        env: the environment; ``os.environ`` if None.
+
+    Raises:
+        ProfileError: as ``vidspec.config.profiles.load``.
+    """
+    from vidspec.config import profiles
+
+    said = profiles.said_by_files(name or defaults.profile or DEFAULT_PROFILE)
+    packaged, own = ([layer for source, layer in said if (source == "packaged") is wanted] for wanted in (True, False))
+    above = (*own, profiles.from_env(os.environ if env is None else env), profiles.from_flags(overrides))
+    spoken = {key for layer in above for key in layer}
+    # Of keys that exclude each other, a config's word on one counts only if nobody above it spoke of any.
+    unheard = spoken.union(*(one for sides in profiles.RIVALS if not spoken.isdisjoint(one := {*sides[0], *sides[1]})))
+    under = {key: (value, str(defaults.path)) for key, value in defaults.keys.items() if key not in unheard}
+    profile, origins = profiles.lay(*packaged, under, *above)
+    unsaid = {"models.draft": PAIRED} if profile.models.draft else {}
+    values = profiles.dotted(profile.model_dump())
+    sources = {key: origins.get(key, unsaid.get(key, "default")) or "flag" for key in values}
+    named = any(key in layer for layer in (under, *above) for key in ("models.pair", "models.target"))
+    return Resolved(profile, sources, named)
+
+
+def _checked(path: Path, data: dict[str, Any]) -> dict[str, Any]:
+    """The keys, dotted, if a profile has each of them; otherwise the complaint that a profile would get."""
+    from vidspec.config import profiles
+
+    for key in (keys := profiles.dotted(data)):
+        section, inner, _ = key.partition(".")
+        if key not in profiles.KEYS:
+            raise UsageError(f"{path}: {key}: {profiles.unknown(key)}")
+        if not inner:
+            raise UsageError(f"{path}: {key}: is not a key of a config")
+        if section not in SECTIONS:
+            raise UsageError(
+                f"{path}: {key}: is part of a method", hint="put it into a profile, and name that with profile:"
+            )
+    return keys

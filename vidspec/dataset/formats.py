@@ -1,0 +1,251 @@
+"""How records look when they are written: lines for one file or a terminal, documents for a file per clip. Pure.
+
+SRT and VTT are made by the libraries ``srt`` and ``webvtt-py``. A record is a dictionary as ``Caption.to_dict`` makes
+it, with the ``job`` that ``vidspec.dataset.records`` adds.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from itertools import accumulate
+from typing import Any, Literal, get_args
+
+from vidspec.escaping import cell, cue, json_text, one_line, shown
+
+__all__ = [
+    "CSV_COLUMNS",
+    "FORMATS",
+    "MARK",
+    "SUFFIXES",
+    "Format",
+    "clock",
+    "cues",
+    "document",
+    "format_of",
+    "header",
+    "line",
+    "listing",
+    "span",
+]
+
+Format = Literal["text", "txt", "json", "jsonl", "csv", "srt", "vtt", "webdataset-txt"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+#: Of a file in each format.
+SUFFIXES: Mapping[str, str] = {
+    "text": ".txt",
+    "txt": ".txt",
+    "json": ".json",
+    "jsonl": ".jsonl",
+    "csv": ".csv",
+    "srt": ".srt",
+    "vtt": ".vtt",
+    "webdataset-txt": ".txt",
+}
+CSV_COLUMNS = (
+    "path",
+    "id",
+    "start",
+    "end",
+    "caption",
+    "profile",
+    "target",
+    "draft",
+    "lossless",
+    "demo",
+    "tokens",
+    "ended",
+    "error_stage",
+    "error_kind",
+    "error_message",
+    "settings",
+    "prompt",
+)
+#: Of these, what may have several lines; names, messages and paths have one.
+_PROSE = ("caption", "prompt")
+
+#: Of a subtitle, what is read at a glance: lines, and characters of a line.
+LINES, WIDTH = 2, 42
+#: The comment of a WebVTT file. SRT has none: whatever stands in it may be shown.
+DEMO = "Captions of vidspec's built-in models, which know drawn shapes only."
+#: Before such a caption in formats without room for a remark, unless the user named these models.
+MARK = "[demo] "
+
+Record = Mapping[str, Any]
+
+
+def format_of(path: str) -> Format | None:
+    """The format that the suffix of a file names; None if it names none."""
+    suffix = os.path.splitext(path)[1].lower()
+    return next((form for form in FORMATS if SUFFIXES[form] == suffix), None)
+
+
+def header(form: Format) -> str | None:
+    """The first line of a file of records, without its end; only CSV has one."""
+    return ",".join(CSV_COLUMNS) if form == "csv" else None
+
+
+def line(record: Record, form: Format, *, several: bool, raw_csv: bool = False) -> str | None:
+    """One record of several as it is written, without the final newline; None if nothing is (a failed clip as text).
+
+    As text one clip gives its bare caption; each of several gives one line, the path, a tab and the caption, whose line
+    breaks become spaces; a segment's times come before its caption, and each of several answers is a line. As JSON
+    every clip, failed or not, gives one object on one line, and as CSV one row, whose cells are kept from being
+    formulas unless ``raw_csv``. A caption of the built-in models that nobody named is marked in text. What a terminal
+    would obey becomes escapes (``vidspec.escaping``).
+    """
+    if form in ("json", "jsonl"):
+        return json_text(record)
+    if form == "csv":
+        return _row(record, raw_csv)
+    if record["caption"] is None:
+        return None
+    if form == "webdataset-txt":
+        return _flat(_marked(record))
+    part = _segment(record) is not None
+    timed = f"{_interval(record)}\t" if part and not record.get("question") else ""
+    if several:
+        return f"{one_line(record['path'])}\t{timed}{_flat(_marked(record))}"
+    return f"{timed}{_flat(_marked(record))}" if part else shown(_marked(record))
+
+
+def document(records: Sequence[Record], form: Format) -> str | None:
+    """All records of one clip, in the order of its segments, as one file's content; None if it has no caption."""
+    captioned = [record for record in records if record["caption"] is not None]
+    if not captioned:
+        return None
+    if form == "json":
+        whole: Any = dict(records[0]) if _segment(records[0]) is None else [dict(record) for record in records]
+        return json_text(whole, indent=1) + "\n"
+    if form == "srt":
+        return _srt(captioned)
+    if form == "vtt":
+        return _vtt(captioned)
+    if form == "webdataset-txt":
+        return " ".join(_flat(_marked(record)) for record in captioned) + "\n"
+    return listing(records, form, several=False)
+
+
+def listing(records: Iterable[Record], form: Format, *, several: bool, raw_csv: bool = False) -> str:
+    """Records as the content of one file, a :func:`line` each below the :func:`header`."""
+    lines = (line(record, form, several=several, raw_csv=raw_csv) for record in records)
+    return "".join(f"{one}\n" for one in (header(form), *lines) if one is not None)
+
+
+def _said(record: Record) -> Record:
+    """The record with what its job says of the part, which a lean record says beside the job."""
+    return {**record, **(record.get("job") or {})}
+
+
+def span(record: Record) -> tuple[float, float]:
+    """From where to where the caption is about, in seconds of the video."""
+    part = _said(record)
+    start = float(part.get("start") or 0.0)
+    duration = record.get("video", {}).get("duration_s")
+    end = part.get("end")
+    if end is None or (duration is not None and duration > start):
+        end = min(duration, end) if end is not None else duration
+    return start, float(end if end is not None else start)
+
+
+def clock(seconds: float) -> str:
+    """``hh:mm:ss.mmm``."""
+    milliseconds = round(seconds * 1000)
+    minutes, rest = divmod(milliseconds, 60_000)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest // 1000:02d}.{rest % 1000:03d}"
+
+
+def _segment(record: Record) -> int | None:
+    number: int | None = (record.get("job") or {}).get("segment")
+    return number
+
+
+def _interval(record: Record) -> str:
+    return "-".join(clock(moment) for moment in span(record))
+
+
+def _marked(record: Record) -> str:
+    """The caption as text, with :data:`MARK` where it is the built-in models' and nobody named these."""
+    unasked = record.get("demo") and not (record.get("job") or {}).get("models_named")
+    return f"{MARK if unasked else ''}{record['caption']}"
+
+
+def _flat(caption: str) -> str:
+    return one_line(" ".join(caption.split()))
+
+
+def _row(record: Record, raw: bool) -> str:
+    start, end = span(record) if record["error"] is None else (None, None)
+    error = record["error"] or {}
+    values = {
+        "path": record["path"],
+        "id": _said(record).get("id"),
+        "start": start,
+        "end": end,
+        "caption": record["caption"],
+        "profile": record["profile"],
+        "target": record["models"].get("target"),
+        "draft": record["models"].get("draft"),
+        "lossless": record["lossless"],
+        "demo": record.get("demo"),
+        "tokens": len(record["token_ids"]) if record["caption"] is not None else None,
+        "ended": record.get("ended"),
+        "settings": (record.get("job") or {}).get("settings"),
+        "prompt": _said(record).get("prompt"),
+        **{f"error_{key}": error.get(key) for key in ("stage", "kind", "message")},
+    }
+    buffer = io.StringIO()
+    # Line breaks inside a value are quoted only if they are among those of the terminator.
+    csv.writer(buffer, lineterminator="\r\n").writerow(
+        cell(value, raw=raw, lines=column in _PROSE) if isinstance(value := values[column], str) else value
+        for column in CSV_COLUMNS
+    )
+    return buffer.getvalue().removesuffix("\r\n")
+
+
+def cues(record: Record, text: str | None = None) -> list[tuple[int, int, str]]:
+    """A caption, or its marked ``text``, as a viewer can read it: two lines of 42 characters at a time, each as long as
+    its share of the text.
+
+    Returns:
+        start and end in milliseconds, one cue beginning where the one before ends, and the text with its line break. A
+        caption whose time is unknown, or too short for its parts, stays one cue.
+    """
+    start, end = (round(moment * 1000) for moment in span(record))
+    lines = textwrap.wrap(_flat(record["caption"] if text is None else text), WIDTH, break_on_hyphens=False)
+    parts = ["\n".join(lines[at : at + LINES]) for at in range(0, len(lines), LINES)]
+    if end - start < len(parts):
+        return [(start, end, "\n".join(lines))]
+    ends = [start + round((end - start) * read / sum(map(len, parts))) for read in accumulate(map(len, parts))]
+    return list(zip([start, *ends], ends, parts, strict=False))
+
+
+def _escaped(text: str) -> str:
+    """The lines of one of :func:`cues` as subtitles hold them; what is escaped has been wrapped before."""
+    return "\n".join(cue(one) for one in text.split("\n"))
+
+
+def _srt(records: Sequence[Record]) -> str:
+    import srt  # type: ignore[import-untyped]
+
+    times = (
+        (timedelta(milliseconds=start), timedelta(milliseconds=end), _escaped(text))
+        for record in records
+        for start, end, text in cues(record, _marked(record))
+    )
+    return str(srt.compose([srt.Subtitle(number, *one) for number, one in enumerate(times, start=1)], reindex=False))
+
+
+def _vtt(records: Sequence[Record]) -> str:
+    import webvtt
+
+    file = webvtt.WebVTT()
+    if any(record.get("demo") for record in records):
+        file.header_comments.append(DEMO)
+    for start, end, text in (one for record in records for one in cues(record)):
+        file.captions.append(webvtt.Caption(clock(start / 1000), clock(end / 1000), _escaped(text)))
+    return str(file.content) + "\n"

@@ -1,0 +1,213 @@
+"""Finds the clips of a run: files, folders, lists and manifests become entries, each once; opens no clip."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from wcmatch import glob
+
+from vidspec.dataset.manifests import SUFFIXES, parse_manifest
+from vidspec.dataset.work import Entry
+from vidspec.errors import UsageError
+from vidspec.files import read_whole
+
+__all__ = ["EXTENSIONS", "Found", "Sources", "collect", "leave_out_missing", "matches"]
+
+#: Bytes of a list or a manifest: some ten million clips.
+LONGEST_LIST = 1 << 30
+#: What is taken for a video in folders and lists; files that are named one by one are always tried.
+EXTENSIONS = frozenset(
+    "3g2 3gp asf avi divx dv f4v flv gif m1v m2t m2ts m2v m4v mj2 mjpeg mjpg mkv mov mp4 mpe mpeg "  # noqa: SIM905
+    "mpg mts mxf nut ogm ogv qt rm rmvb ts vob webm wmv y4m".split()
+)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where clips are looked for.
+
+    Attributes:
+        paths: files, folders, manifests (by their suffix), and ``-`` for a list on standard input.
+        lists: files that list paths, separated by newlines or, if there is any, by NUL; ``-`` for standard input.
+        manifests: JSONL or CSV files; ``-`` for standard input.
+        include, exclude: globs over the paths in folders and lists; see :func:`matches`.
+        extensions: suffixes without the dot, lower case; None for :data:`EXTENSIONS`, empty for any.
+    """
+
+    paths: tuple[str, ...] = ()
+    lists: tuple[str, ...] = ()
+    manifests: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    extensions: frozenset[str] | None = None
+
+
+@dataclass
+class Found:
+    """The entries in their order, and what was left out on the way to them.
+
+    ``several`` says whether a list, a folder or more than one file was asked for, so that output names each clip.
+    """
+
+    entries: list[Entry] = field(default_factory=list)
+    duplicates: int = 0
+    not_video: int = 0
+    excluded: int = 0
+    unreadable: list[str] = field(default_factory=list)
+    several: bool = False
+
+
+def collect(sources: Sources) -> Found:
+    """All clips that ``sources`` name, folders in the order of their sorted paths.
+
+    The same file (links followed) with the same part, prompt and id counts once; later ones are duplicates.
+
+    Raises:
+        UsageError: a list or manifest cannot be read, or standard input is asked for twice.
+    """
+    found = Found()
+    stdin = [name for name in (*sources.paths, *sources.lists, *sources.manifests) if name == "-"]
+    if len(stdin) > 1:
+        raise UsageError("standard input can be read once only", hint="name - once")
+    seen: set[tuple[object, ...]] = set()
+    for entry in _entries(sources, found):
+        # Links that lead nowhere are mistakes of their own, wherever they were meant to lead.
+        file = os.path.realpath(entry.path) if os.path.exists(entry.path) else os.path.abspath(entry.path)
+        key = (file, entry.start, entry.end, entry.prompt, entry.questions, type(entry.id), entry.id)
+        if key in seen:
+            found.duplicates += 1
+        else:
+            seen.add(key)
+            found.entries.append(entry)
+    found.several |= len(sources.paths) > 1 or bool(sources.lists or sources.manifests)
+    return found
+
+
+def leave_out_missing(found: Found, named: Sequence[str]) -> None:
+    """Leave out entries of lists and manifests that do not exist, and say so in ``found.unreadable``.
+
+    Raises:
+        UsageError: one of ``named`` does not exist, which the user wrote himself.
+    """
+    missing = [entry for entry in found.entries if not os.path.lexists(entry.path)]
+    for entry in missing:
+        if entry.path in named:
+            hint = "vidspec reads files; download it first" if "://" in entry.path else "check the path"
+            raise UsageError(f"{entry.path}: there is no such file", hint=hint)
+        found.unreadable.append(f"{entry.path}: there is no such file")
+    gone = {id(entry) for entry in missing}
+    found.entries = [entry for entry in found.entries if id(entry) not in gone]
+
+
+def _entries(sources: Sources, found: Found) -> Iterator[Entry]:
+    for path in sources.paths:
+        if path == "-":
+            found.several = True
+            yield from _listed(path, sources, found)
+        elif os.path.isdir(path):
+            found.several = True
+            yield from _below(path, sources, found)
+        elif path.lower().endswith(SUFFIXES):
+            found.several = True
+            yield from _manifest(path)
+        else:
+            yield Entry(path, _root(path))
+    for name in sources.lists:
+        yield from _listed(name, sources, found)
+    for name in sources.manifests:
+        yield from _manifest(name)
+
+
+def _root(path: str) -> str:
+    """The working folder for a relative path below it, else the folder the file is in."""
+    relative = os.path.normpath(path)
+    if os.path.isabs(relative) or relative.startswith(os.pardir):
+        return os.path.dirname(path) or "."
+    return "."
+
+
+def _listed(name: str, sources: Sources, found: Found) -> Iterator[Entry]:
+    data = _content(name)
+    for line in data.split(b"\0" if b"\0" in data else b"\n"):
+        path = os.fsdecode(line.rstrip(b"\r") if b"\0" not in data else line)
+        if path.strip() and _wanted(path, path, sources, found):
+            yield Entry(path, _root(path))
+
+
+def _manifest(name: str) -> Iterator[Entry]:
+    try:
+        text = _content(name).decode("utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"{name}: is not UTF-8 text") from None
+    yield from parse_manifest(text, "standard input" if name == "-" else name, "" if name == "-" else _folder(name))
+
+
+def _folder(name: str) -> str:
+    return os.path.dirname(name)
+
+
+def _below(folder: str, sources: Sources, found: Found) -> Iterator[Entry]:
+    """The videos in ``folder`` and below, hidden ones left out; links to folders are not followed."""
+
+    paths: list[str] = []
+
+    def failed(error: OSError) -> None:
+        found.unreadable.append(f"{error.filename}: cannot be listed: {error.strerror}")
+
+    for here, folders, files in os.walk(folder, onerror=failed):
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".") and not matches(_slashed(os.path.join(here, name), folder), sources.exclude)
+        ]
+        paths += [os.path.join(here, name) for name in files if not name.startswith(".")]
+    for path in sorted(paths):
+        if _wanted(path, _slashed(path, folder), sources, found):
+            yield Entry(path, folder)
+
+
+def _slashed(path: str, folder: str) -> str:
+    return os.path.relpath(path, folder).replace(os.sep, "/")
+
+
+def _wanted(path: str, relative: str, sources: Sources, found: Found) -> bool:
+    """Whether a path of a folder or list is one of the clips; counts it where it is not."""
+    allowed = EXTENSIONS if sources.extensions is None else sources.extensions
+    if allowed and os.path.splitext(path)[1].lstrip(".").lower() not in allowed:
+        found.not_video += 1
+        return False
+    relative = relative.replace(os.sep, "/").lstrip("/")
+    if matches(relative, sources.exclude) or (sources.include and not matches(relative, sources.include)):
+        found.excluded += 1
+        return False
+    return True
+
+
+def _content(name: str) -> bytes:
+    return read_whole(name, LONGEST_LIST, "standard input" if name == "-" else name, pipe=True)
+
+
+def matches(relative: str, patterns: Iterable[str]) -> bool:
+    """Whether ``relative``, a path with ``/``, is meant by one of ``patterns``.
+
+    A pattern without ``/`` is compared with every part of the path, so that ``tmp`` means a folder of that name and all
+    that is in it; one with ``/`` is compared with the whole path and its leading folders. ``*`` and ``?`` stay within
+    a part, ``**`` is any number of parts, ``[ab]`` is one of these characters.
+    """
+    parts = [part for part in relative.split("/") if part not in ("", ".")]
+    leading = ["/".join(parts[: length + 1]) for length in range(len(parts))]
+    return any(
+        _compiled(pattern).fullmatch(one)
+        for pattern in (pattern.removeprefix("./").rstrip("/") for pattern in patterns)
+        for one in (leading if "/" in pattern else parts)
+    )
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    (regex,), _ = glob.translate(pattern, flags=glob.GLOBSTAR | glob.DOTGLOB | glob.CASE)
+    return re.compile(regex)

@@ -1,0 +1,103 @@
+"""The log of a run as JSON lines, for machines: ``start``, one ``clip`` for each outcome, and ``end``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from vidspec.dataset.bulk import Listener
+from vidspec.dataset.work import Outcome
+from vidspec.errors import UsageError
+from vidspec.escaping import json_text
+from vidspec.events.tally import Tally
+from vidspec.files import Kind, check_output, encoded
+
+__all__ = ["LOG", "LogFile", "check_log"]
+
+#: The first fields of every line.
+LOG = Kind("log of vidspec", rb'\A\s*\{"time": "[-+:.T\d]+", "event": "')
+
+
+def check_log(path: Path, inputs: Iterable[str]) -> None:
+    """Find out before any model is loaded that lines cannot be added to ``path``: a log, or a device or a pipe.
+
+    Raises:
+        UsageError: naming ``--log-file``.
+    """
+    loses_nothing = path.exists() and not path.is_file()
+    check_output(path, inputs, "--log-file", None if loses_nothing else LOG)
+
+
+class LogFile(Listener):
+    """Adds to the file at ``path``; every line has ``time`` (UTC) and ``event``.
+
+    A line that cannot be written is left out and the run goes on: captions matter more than what is said of them.
+
+    Args:
+        path: the file.
+        warn: is told of the first line that could not be written.
+
+    Raises:
+        UsageError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path, warn: Callable[[str], None] = lambda _: None) -> None:
+        self.path, self.warn = path, warn
+        self._warned = self._torn = False
+        try:
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise UsageError(f"--log-file {path}: cannot be written: {error.strerror or error}") from None
+
+    def start(self, tally: Tally, profile: str, options: Mapping[str, Any]) -> None:
+        """The run begins."""
+        self._write("start", profile=profile, options=options, **_counts(tally))
+
+    def outcome(self, outcome: Outcome, tally: Tally) -> None:
+        caption, work = outcome.caption, outcome.work
+        self._write(
+            "clip",
+            path=caption.path,
+            start=work.start,
+            end=work.end,
+            segment=work.segment,
+            segments=work.segments,
+            tokens=len(caption.token_ids),
+            timings=caption.timings,
+            error=caption.error,
+            **_counts(tally),
+        )
+
+    def ended(self, tally: Tally) -> None:
+        self._write("end", kinds=dict(tally.kinds), stopped=tally.stopped, **_counts(tally))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, event: str, **fields: Any) -> None:
+        record = {"time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"), "event": event, **fields}
+        line = encoded("\n" * self._torn + json_text(record, default=str) + "\n")
+        written, why = 0, "the disk is full"
+        try:
+            written = self._file.write(line) or 0
+        except OSError as error:
+            why = error.strerror or str(error)
+        if written < len(line) and not self._warned:
+            self._warned = True
+            self.warn(f"warning: --log-file {self.path}: cannot be written: {why}; the run goes on, lines are missing")
+        self._torn = written < len(line) and (self._torn or written > 0)
+
+
+def _counts(tally: Tally) -> dict[str, Any]:
+    return {
+        "total": tally.total,
+        "earlier": tally.earlier + tally.earlier_failed + tally.reused,
+        "captioned": tally.captioned,
+        "failed": tally.failed,
+        "seconds": round(tally.seconds, 3),
+        "clips_per_s": round(tally.clips_per_s, 4),
+        "tokens_per_s": round(tally.tokens_per_s, 2),
+        "eta_s": None if tally.eta is None else round(tally.eta, 1),
+    }

@@ -1,0 +1,159 @@
+"""Manifests: JSONL or CSV lists of clips with a prompt, a part and an id of their own; opens no clip."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vidspec.dataset.work import Entry, Questions
+from vidspec.errors import UsageError
+
+__all__ = ["SUFFIXES", "moment", "parse_manifest", "seconds"]
+
+SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv")
+PATH_KEYS = ("path", "video", "file", "filename")
+OWN_KEYS = ("prompt", "turns", "start", "end", "id")
+
+
+def parse_manifest(text: str, name: str, folder: str) -> Iterator[Entry]:
+    """The entries of a manifest.
+
+    Args:
+        text: its content. JSONL where the first character is ``{``, otherwise CSV (or TSV) with a header.
+        name: what it is called in error messages.
+        folder: what its relative paths are relative to.
+
+    Each row has ``path`` (or ``video``, ``file``, ``filename``) and may have ``prompt``, ``start`` and ``end``
+    (seconds, or ``[hh:]mm:ss``) and ``id`` (text or a whole number). In JSONL the prompt may be a list, of texts that
+    are asked at once, or there are ``turns`` instead, which are asked one after the other. Other keys are kept as the
+    entry's ``columns``.
+
+    Raises:
+        UsageError: naming the line.
+    """
+    text = text.removeprefix("\ufeff")
+    rows = _json_rows(text, name) if text.lstrip()[:1] == "{" else _csv_rows(text, name)
+    for line, row in rows:
+        where = f"{name}, line {line}"
+        named = next((key for key in PATH_KEYS if row.get(key)), "path")
+        path = row.get(named)
+        if not isinstance(path, str):
+            raise UsageError(f"{where}: has no path", hint="a key or column path names the clip")
+        prompt, questions = _asked(row, where)
+        asked = questions.texts if questions else ()
+        if not (_encodes(path, "surrogateescape") and all(map(_encodes, (prompt or "", *asked)))):
+            raise UsageError(f"{where}: holds a character that no text has", hint="a NUL, or half of a surrogate pair")
+        start, end = (moment(row.get(key), f"{where}: {key}") for key in ("start", "end"))
+        if end is not None and end <= (start or 0.0):
+            raise UsageError(f"{where}: end {end:g} must be after start {start or 0.0:g}")
+        called = row.get("id")
+        if isinstance(called, bool) or not isinstance(called, str | int | None):
+            raise UsageError(f"{where}: the id must be text or a whole number")
+        columns = {key: value for key, value in row.items() if key not in (named, *OWN_KEYS) and value is not None}
+        try:
+            json.dumps(columns, allow_nan=False)
+        except ValueError:
+            raise UsageError(f"{where}: not JSON: a number must be finite") from None
+        except RecursionError:
+            raise UsageError(f"{where}: not JSON that can be kept: too deep") from None
+        yield Entry(
+            os.path.join(folder, path),
+            folder or ".",
+            start,
+            end,
+            prompt or None,
+            questions,
+            None if called == "" else called,
+            columns,
+        )
+
+
+def seconds(text: str) -> float:
+    """``90``, ``1.5``, ``30s``, ``2m``, ``1h``, ``1:30`` or ``0:01:30.5`` in seconds.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    clock = re.fullmatch(r"(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)", text.strip())
+    if clock:
+        return int(clock[1] or 0) * 3600 + int(clock[2]) * 60 + float(clock[3])
+    unit = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|sec|m|min|h)?", text.strip())
+    if not unit:
+        raise ValueError(f"{text!r} is not a time")
+    return float(unit[1]) * {"m": 60, "min": 60, "h": 3600}.get(unit[2] or "s", 1)
+
+
+def _encodes(text: str, errors: str = "strict") -> bool:
+    """Whether UTF-8 has it, for names that are not UTF-8 with surrogates for their bytes, and C's strings do."""
+    try:
+        return b"\0" not in text.encode("utf-8", errors)
+    except UnicodeEncodeError:
+        return False
+
+
+def _asked(row: Mapping[str, Any], where: str) -> tuple[str | None, Questions | None]:
+    """What a row asks: one thing, or several."""
+    prompt, turns = row.get("prompt"), row.get("turns")
+    if turns is not None and prompt:
+        raise UsageError(f"{where}: prompt and turns exclude each other")
+    if turns is None and (prompt is None or isinstance(prompt, str)):
+        return prompt or None, None
+    name, asked = ("prompt", prompt) if turns is None else ("turns", turns)
+    if not (isinstance(asked, list) and asked and all(isinstance(one, str) and one.strip() for one in asked)):
+        kind = "text or a list of texts" if turns is None else "a list of texts"
+        raise UsageError(f"{where}: {name} must be {kind}", hint=f'{{"path": "a.mp4", "{name}": ["...", "..."]}}')
+    if turns is None and len(set(asked)) < len(asked):
+        raise UsageError(f"{where}: prompt: the same is asked twice")
+    if turns is None and len(asked) == 1:
+        return asked[0], None
+    return None, Questions(tuple(asked), turns is not None)
+
+
+def moment(value: Any, where: str) -> float | None:
+    """What a manifest or ``--start`` says of a time, in seconds; None where it says nothing.
+
+    Raises:
+        UsageError: it is no time; the message begins with ``where``.
+    """
+    if value is None or value == "":
+        return None
+    try:
+        time = seconds(value) if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise UsageError(f"{where} {value!r}: must be seconds or [hh:]mm:ss, from 0") from None
+    if not (math.isfinite(time) and time >= 0):
+        raise UsageError(f"{where} {value!r}: must be zero or more seconds")
+    return time
+
+
+def _json_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{name}, line {number}: not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise UsageError(f"{name}, line {number}: must be an object with a path")
+        yield number, row
+
+
+def _csv_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    header = text.split("\n", 1)[0]
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if "\t" in header else ",", strict=True)
+    names = {str(column): str(column).strip() for column in reader.fieldnames or ()}
+    names |= {column: name.lower() for column, name in names.items() if name.lower() in (*PATH_KEYS, *OWN_KEYS)}
+    if set(names.values()).isdisjoint(PATH_KEYS):
+        raise UsageError(f"{name}: its first line must name the columns, path among them")
+    try:
+        for row in reader:
+            yield reader.line_num, {names[key]: value for key, value in row.items() if key}
+    except csv.Error as error:
+        raise UsageError(f"{name}, line {reader.line_num}: not CSV: {error}") from None

@@ -1,0 +1,118 @@
+"""Puts the records of several runs into one file: each clip once, captions before failures. Captions nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vidspec.dataset.formats import CSV_COLUMNS, Format, document, listing
+from vidspec.dataset.journal import parsed
+from vidspec.dataset.records import lean
+from vidspec.errors import UsageError
+from vidspec.files import Kind
+
+__all__ = ["Merged", "kind_of", "merge", "rendered"]
+
+Record = dict[str, Any]
+
+
+@dataclass
+class Merged:
+    """Records in the order of their paths and times, and what was left out.
+
+    ``duplicates`` were in several files, ``torn`` lines were cut off by a crash; ``failed`` records are among
+    ``records``.
+    """
+
+    records: list[Record] = field(default_factory=list)
+    duplicates: int = 0
+    torn: int = 0
+
+    @property
+    def failed(self) -> int:
+        return sum(record.get("error") is not None for record in self.records)
+
+
+def merge(paths: Iterable[Path]) -> Merged:
+    """The records of all ``paths``; of the same captioning the last one that did not fail, else the last.
+
+    Raises:
+        UsageError: a file cannot be read or holds something else than records.
+    """
+    made = Merged()
+    best: dict[tuple[Any, ...], Record] = {}
+    for path in paths:
+        for record in _records(path, made):
+            job = record["job"]
+            key = (job["clip"], job["settings"], job.get("segment"))
+            old = best.get(key)
+            made.duplicates += old is not None
+            if old is None or record.get("error") is None or old.get("error") is not None:
+                best[key] = record
+    cut = {(clip, settings) for clip, settings, segment in best if segment is not None}
+    # That a clip could not be cut is void once it was.
+    void = {(*whole, None) for whole in cut}
+    made.records = sorted((one for key, one in best.items() if key not in void), key=_place)
+    return made
+
+
+def kind_of(form: Format) -> Kind:
+    """What may be replaced by records in this format: earlier ones, where the format shows that they are ours."""
+    if form in ("json", "jsonl"):
+        return Kind("file of records of vidspec", rb'\A\{"path": [^\n]*"job": \{"clip": "')
+    if form == "csv":
+        return Kind("table of vidspec", rb"\A" + ",".join(CSV_COLUMNS[:5]).encode())
+    return Kind("empty file", rb"(?!)")
+
+
+def rendered(records: Sequence[Record], form: Format, *, raw_csv: bool = False) -> str:
+    """All records as the content of one file.
+
+    Raises:
+        UsageError: a format that knows one clip only, or one that needs more than the records have.
+    """
+    if form in ("srt", "vtt", "webdataset-txt"):
+        if len({record["job"]["clip"] for record in records}) > 1:
+            raise UsageError(f"--format {form}: several clips need a file each")
+        return document(records, form) or ""
+    if form == "json" and any("timings" not in record for record in records):
+        raise UsageError("--format json: these records hold no measurements", hint="--format jsonl")
+    if form == "jsonl":
+        records = [lean(record) for record in records]
+    return listing(records, form, several=True, raw_csv=raw_csv)
+
+
+def _records(path: Path, made: Merged) -> Iterable[Record]:
+    try:
+        if path.is_char_device():
+            raise UsageError(f"{path}: is no regular file", hint="merge what --format jsonl or json wrote")
+        with path.open("rb") as file:
+            for number, text in enumerate(file, start=1):
+                record = parsed(text)
+                if record is not None:
+                    yield record
+                elif not text.endswith(b"\n") and not _whole(text):
+                    made.torn += 1
+                else:
+                    raise UsageError(
+                        f"{path}, line {number}: is no record of vidspec",
+                        hint="merge what --format jsonl or json wrote",
+                    )
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _whole(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _place(record: Record) -> tuple[Any, ...]:
+    job = {**record, **record["job"]}
+    return (record["path"], job.get("start") or 0.0, job.get("end") or float("inf"), job["settings"])

@@ -1,0 +1,119 @@
+"""The process that reads clips for another: ``python -m vidspec.dataset.read_worker``. Loads no model.
+
+It says that it is ready with one byte. Requests are lines of JSON on standard input. An answer is the length of a
+header (8 bytes, big endian), the header as JSON, and for frames their bytes, those of their timestamps and of their
+sound. Where a request says ``check``, a header ``planned`` comes first, how many frames of what height and width there
+will be, and ``go`` or ``stop`` is waited for; so it is behind a header ``pixels``, which comes before pictures of more
+than :data:`LARGE` pixels are decoded. The process ends when its standard input does, whatever it is doing then,
+so that it never outlives the run it belongs to.
+
+What a file makes a decoder take is not known before: the process limits itself to :data:`MOST_MEMORY` above what it
+has when it is ready. A file that needs more is an error, or the end of this process, and never of the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+from contextlib import suppress
+from typing import Any, BinaryIO
+
+from vidspec import memory
+
+__all__ = ["LARGE", "MOST_MEMORY", "main"]
+
+#: Pixels of a picture: beyond 2560 x 1600 or so, readers take turns.
+LARGE = 1 << 22
+
+#: Bytes: the frames and what decoding takes beside them, an 8K picture of 10 bits in eight copies.
+MOST_MEMORY = 5 << 28
+
+
+def main() -> None:
+    """Serve requests until standard input ends."""
+    # Libraries that print must not write into the answers: they get standard error.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    import vidspec.dataset.segments
+    import vidspec.video.reading  # noqa: F401  what every request needs
+
+    memory.limit(MOST_MEMORY)
+    answers.write(b"!")
+    answers.flush()
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(sys.stdin.buffer, requests), daemon=True).start()
+    while True:
+        with suppress(_Stopped):
+            _answer(json.loads(requests.get()), requests, answers)
+
+
+class _Stopped(Exception):
+    """What was planned is not wanted."""
+
+
+def _listen(source: BinaryIO, requests: queue.SimpleQueue[bytes]) -> None:
+    for line in source:
+        requests.put(line)
+    os._exit(0)
+
+
+def _answer(request: dict[str, Any], requests: queue.SimpleQueue[bytes], answers: BinaryIO) -> None:
+    from dataclasses import asdict
+
+    import numpy as np
+
+    from vidspec import video
+    from vidspec.dataset.segments import cut
+    from vidspec.errors import VidspecError
+    from vidspec.video.reading import MOST_BYTES
+
+    def asked(**header: Any) -> None:
+        _write(header, answers)
+        if json.loads(requests.get())["op"] != "go":
+            raise _Stopped
+
+    def planned(frames: int, height: int, width: int) -> None:
+        asked(planned=(frames, height, width))
+
+    def admit(pixels: int) -> None:
+        if pixels > LARGE:
+            asked(pixels=pixels)
+
+    payload: tuple[Any, ...] = ()
+    try:
+        if request.pop("op") == "segments":
+            header: dict[str, Any] = {"segments": cut(**request)}
+        else:
+            check = planned if request.pop("check") else None
+            clip = video.read(**request, most_bytes=MOST_BYTES, check=check, admit=admit)
+            samples = None if clip.sound is None else len(clip.sound)
+            header = {"shape": clip.frames.shape, "samples": samples, "facts": asdict(clip.facts)}
+            payload = (np.ascontiguousarray(clip.frames), np.ascontiguousarray(clip.timestamps))
+            if clip.sound is not None:
+                payload += (clip.sound,)
+    except VidspecError as error:
+        known = {"message": error.message, "hint": error.hint, "kind": error.kind, "stage": error.stage}
+        header = {"error": known, "class": type(error).__name__}
+    except _Stopped:
+        raise
+    except Exception as error:  # the parent tells it apart from the errors above, and goes on
+        header = {"error": {"message": f"{type(error).__name__}: {error}"}, "class": None}
+    _write(header, answers, payload)
+
+
+def _write(header: dict[str, Any], answers: BinaryIO, payload: tuple[Any, ...] = ()) -> None:
+    text = json.dumps(header).encode()
+    answers.write(len(text).to_bytes(8, "big") + text)
+    for array in payload:
+        answers.write(memoryview(array).cast("B"))
+    answers.flush()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BrokenPipeError:  # nobody waits for the answer any more
+        os._exit(0)

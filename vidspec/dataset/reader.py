@@ -1,0 +1,273 @@
+"""Reads clips in another process, which can be killed where it hangs and replaced where it dies."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from vidspec import errors
+from vidspec.dataset.read_worker import MOST_MEMORY
+from vidspec.errors import VideoError
+
+if TYPE_CHECKING:
+    from vidspec.video.base import Clip
+    from vidspec.video.reading import Check
+
+__all__ = ["Reader"]
+
+#: How often the process is started for a clip: one that dies while it starts has not seen the clip.
+STARTS = 2
+#: Bytes that decoding takes for each pixel of a picture: some coded ones that others refer to, two or three in RGB.
+PIXEL_BYTES = 32
+
+
+class Budget:
+    """Memory that the readers of this process share for large pictures. One that needs more than all gets it alone."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.taken = most, 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def share(self) -> Iterator[Callable[[int], None]]:
+        """Gives what takes so many bytes, once, and may wait for them; they are given back at the end."""
+        mine = 0
+
+        def take(size: int) -> None:
+            nonlocal mine
+            with self._changed:
+                if not mine:
+                    self._changed.wait_for(lambda: not self.taken or self.taken + size <= self.most)
+                    mine = size
+                    self.taken += size
+
+        try:
+            yield take
+        finally:
+            with self._changed:
+                self.taken -= mine
+                self._changed.notify_all()
+
+
+_BUDGET = Budget(MOST_MEMORY)
+
+
+class Reader:
+    """A process of its own that reads one clip at a time; started by :meth:`start`, or with the first clip.
+
+    It may take only so much memory (see ``vidspec.dataset.read_worker``), and frames are scaled down to what
+    ``vidspec.video.reading.MOST_BYTES`` holds.
+
+    Args:
+        timeout: seconds a request may take, or None. A process that takes longer is killed.
+    """
+
+    def __init__(self, timeout: float | None = None) -> None:
+        self.timeout = timeout
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+        self._ready = False
+        self._starting = threading.Lock()
+
+    def start(self) -> None:
+        """Start the process without waiting for it, so that it is ready when the first clip comes."""
+        with self._starting:
+            self._start()
+
+    def read(
+        self, path: str, start: float | None, end: float | None, video: Mapping[str, Any], check: Check | None = None
+    ) -> Clip:
+        """What ``vidspec.video.read`` gives for these arguments.
+
+        Raises:
+            VideoError: as there; also ``timeout``, and ``crashed`` if the process died of the clip or could not start.
+            Exception: whatever ``check`` raises.
+        """
+        import numpy as np
+
+        from vidspec.video import Clip, SourceFacts
+
+        with _Limit(self, path) as limit, _BUDGET.share() as take:
+            request = {"op": "read", "path": path, "start": start, "end": end, **video, "check": check is not None}
+            header = self._ask(request, limit)
+            while "planned" in header or "pixels" in header:
+                try:
+                    if "pixels" in header:
+                        with limit.paused():
+                            take(header["pixels"] * PIXEL_BYTES)
+                    elif check is not None:
+                        check(*header["planned"])
+                except BaseException:
+                    self._tell({"op": "stop"}, limit)
+                    raise
+                header = self._ask({"op": "go"}, limit)
+            frames = np.empty(header["shape"], np.uint8)
+            timestamps = np.empty(len(frames), np.float64)
+            sound = None if header["samples"] is None else np.empty(header["samples"], np.float32)
+            arrays: tuple[Any, ...] = (frames, timestamps) if sound is None else (frames, timestamps, sound)
+            for array in arrays:
+                self._fill(memoryview(array).cast("B"), limit)
+        facts = {**header["facts"], "damage": tuple(header["facts"]["damage"])}  # JSON has no tuples
+        return Clip(frames, timestamps, SourceFacts(**facts), sound)
+
+    def segments(
+        self, path: str, segment: float | str, start: float | None, end: float | None
+    ) -> list[tuple[float, float]]:
+        """What ``vidspec.dataset.segments.cut`` gives; raises as :meth:`read` does."""
+        with _Limit(self, path) as limit:
+            header = self._ask({"op": "segments", "path": path, "segment": segment, "start": start, "end": end}, limit)
+        return [(low, high) for low, high in header["segments"]]
+
+    def close(self) -> None:
+        """End the process, whatever it is doing; a request that waits for it fails."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            process.kill()  # who waits for its start, in here, waits no longer
+        with self._starting:  # or a process that starts now would be nobody's
+            self._kill()
+
+    def _tell(self, request: Mapping[str, Any], limit: _Limit) -> None:
+        process = self._started(limit.path)
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+        except OSError:
+            raise limit.failure() from None
+
+    def _ask(self, request: Mapping[str, Any], limit: _Limit) -> dict[str, Any]:
+        self._tell(request, limit)
+        length = bytearray(8)
+        self._fill(memoryview(length), limit)
+        text = bytearray(int.from_bytes(length, "big"))
+        self._fill(memoryview(text), limit)
+        header: dict[str, Any] = json.loads(text)
+        if "error" in header:
+            if header["class"] is None:
+                raise RuntimeError(header["error"]["message"])
+            raise getattr(errors, header["class"])(**header["error"])
+        return header
+
+    def _fill(self, buffer: memoryview, limit: _Limit) -> None:
+        process = self._process
+        at = 0
+        while at < len(buffer):
+            got = process.stdout.readinto(buffer[at:]) if process and process.stdout else 0  # type: ignore[attr-defined]
+            if not got:
+                raise limit.failure()
+            at += got
+
+    def _started(self, path: str) -> subprocess.Popen[bytes]:
+        """The process, ready: no clip pays for its start."""
+        code = None
+        with self._starting:
+            for _ in range(STARTS):
+                process = self._start()
+                if not self._ready:
+                    self._ready = bool(process.stdout and process.stdout.read(1))
+                if self._ready:
+                    return process
+                code = self._kill()
+        raise VideoError(
+            f"{path}: the process that reads clips ended {_ended(code)} while it started, {STARTS} times",
+            kind="crashed",
+            hint="there may be too little memory; its own messages stand above",
+        )
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if self._closed:
+            raise RuntimeError("the reader is closed")
+        if self._process is None:
+            self._ready = False
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "vidspec.dataset.read_worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,  # Ctrl-C is for the run, which ends this process itself
+            )
+        return self._process
+
+    def _kill(self) -> int | None:
+        """End the process; returns how it had ended before, if it had."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        code = process.poll()
+        if code is None:
+            process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        return code
+
+
+class _Limit:
+    """The time one request may take, and what to say when the process gave no answer."""
+
+    def __init__(self, reader: Reader, path: str) -> None:
+        self.reader, self.path = reader, path
+        self.expired = False
+        self._left = reader.timeout
+        self._began = 0.0
+        self._timer: threading.Timer | None = None
+
+    def __enter__(self) -> _Limit:
+        self._run()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time that does not count."""
+        self.__exit__()
+        if self._left is not None:
+            self._left = max(0.0, self._left - (time.monotonic() - self._began))
+        yield
+        self._run()
+
+    def _run(self) -> None:
+        process = self.reader._started(self.path)
+        if self._left is not None:
+            self._began = time.monotonic()
+            self._timer = threading.Timer(self._left, self._expire, (process,))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _expire(self, process: subprocess.Popen[bytes]) -> None:
+        self.expired = True
+        process.kill()
+
+    def failure(self) -> VideoError:
+        """The process is gone: let go of it, so that the next clip gets a new one, and say why."""
+        deadline = time.monotonic() + 5
+        process = self.reader._process
+        while process is not None and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)  # its pipe closes a moment before it ends
+        code = self.reader._kill()
+        if self.expired:
+            return VideoError(
+                f"{self.path}: not read within {self.reader.timeout:g} s", kind="timeout", hint="raise --timeout"
+            )
+        return VideoError(
+            f"{self.path}: the process that read it ended {_ended(code)}",
+            kind="crashed",
+            hint="the file may be damaged; ffmpeg -i IN OUT writes it anew",
+        )
+
+
+def _ended(code: int | None) -> str:
+    """How a process ended, behind "ended"."""
+    return f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"

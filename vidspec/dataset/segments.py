@@ -1,0 +1,102 @@
+"""Cuts a clip into segments: of a fixed length, or at its scenes (PySceneDetect). Captions nothing."""
+
+from __future__ import annotations
+
+import math
+import os
+from importlib import import_module
+from itertools import pairwise
+from typing import Any
+
+from vidspec.dataset.manifests import seconds
+from vidspec.errors import UsageError, VideoError
+
+__all__ = ["cut", "fixed", "parse_segment", "scenes"]
+
+#: A clip of more segments than this is an error in its timestamps, or in the length that was asked for.
+MOST = 100_000
+#: A last piece shorter than this share of a segment belongs to the one before.
+SHORTEST = 0.1
+#: Seconds of a segment that is asked for; hours of video in shorter ones would be more parts than memory holds.
+BRIEFEST = 0.1
+Segments = list[tuple[float, float]]
+
+
+def parse_segment(text: str | None) -> float | str | None:
+    """What ``--segment`` says: ``scenes``, a length in seconds (``30s``, ``2m``, ``1:30``), or None.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if text is None or text == "scenes":
+        return text
+    try:
+        length = seconds(text)
+    except ValueError:
+        length = 0.0
+    if not (math.isfinite(length) and length >= BRIEFEST):
+        raise UsageError(f"--segment {text}: must be scenes or a length such as 30s, of {BRIEFEST:g} s or more")
+    return length
+
+
+def fixed(length: float, start: float, end: float) -> Segments:
+    """Segments of ``length`` seconds from ``start`` to ``end``; a last piece under a tenth of it joins the one before.
+
+    >>> fixed(5, 0, 12)
+    [(0, 5), (5, 10), (10, 12)]
+    """
+    count = max(1, math.ceil((end - start) / length - SHORTEST))
+    edges = [start + number * length for number in range(count)] + [end]
+    return list(pairwise(edges))
+
+
+def scenes(path: str, start: float, end: float) -> Segments:
+    """The scenes of a clip between ``start`` and ``end`` (seconds); one if it has no cut.
+
+    Scenes are found by PySceneDetect's ContentDetector with its own defaults.
+
+    Raises:
+        UsageError: PySceneDetect is not installed.
+        VideoError: it cannot read the clip.
+    """
+    try:
+        found: Any = import_module("scenedetect")
+    except ImportError as error:
+        raise UsageError(
+            f"--segment scenes needs PySceneDetect ({error})", hint="pip install 'vidspec[scenes]'"
+        ) from None
+    try:
+        video = found.open_video(os.path.abspath(path))
+        manager = found.SceneManager()
+        manager.add_detector(found.ContentDetector())
+        manager.detect_scenes(video)
+    except (found.VideoOpenFailure, OSError) as error:
+        raise VideoError(f"{path}: its scenes cannot be found: {error}", kind="unsupported") from None
+    cuts = [first.seconds for first, _ in manager.get_scene_list()]
+    edges = [start, *(moment for moment in cuts if start < moment < end), end]
+    return list(pairwise(edges))
+
+
+def cut(path: str, segment: float | str, start: float | None, end: float | None) -> Segments:
+    """The segments of the clip at ``path`` between ``start`` and ``end``, whole without them, in seconds.
+
+    Raises:
+        VideoError: the clip gives no frames, or none there.
+    """
+    from vidspec.video import probe
+
+    index = probe(path)
+    first = start or 0.0
+    last = index.duration_s if end is None else min(end, index.duration_s)
+    if last <= first:
+        raise VideoError(
+            f"{path}: has no frame at {first:g} s or later: it lasts {index.duration_s:.3f} s", kind="range"
+        )
+    if not isinstance(segment, str) and (last - first) / segment > MOST:
+        raise VideoError(
+            f"{path}: lasts {last - first:.0f} s, more than {MOST} segments of {segment:g} s",
+            kind="range",
+            hint="longer segments, or set end",
+        )
+    found = scenes(path, first, last) if isinstance(segment, str) else fixed(segment, first, last)
+    return [(round(low, 3), round(high, 3)) for low, high in found]

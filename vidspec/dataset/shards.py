@@ -1,0 +1,72 @@
+"""Splits a run over machines: which clips are this one's, by a hash of their paths that no other clip can change."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vidspec.dataset.work import Entry
+from vidspec.errors import UsageError
+
+__all__ = ["Shard", "shard_of"]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part ``number`` (from 1) of ``count``; ``automatic`` if a job array said so and not the user."""
+
+    number: int
+    count: int
+    automatic: bool = False
+
+    @property
+    def label(self) -> str:
+        """For names of files; empty for the only shard."""
+        return f".{self.number}-of-{self.count}" if self.count > 1 else ""
+
+    def named(self, path: str) -> Path:
+        """``path`` with ``{shard}`` filled in; all tasks of a job array have one command line, so there the label goes
+        before the suffix if the path has no ``{shard}``."""
+        if "{shard}" in path:
+            return Path(path.replace("{shard}", self.label.lstrip(".") or "1-of-1"))
+        whole = Path(path)
+        return whole.with_name(f"{whole.stem}{self.label}{whole.suffix}") if self.automatic else whole
+
+    def mine(self, entries: Iterable[Entry]) -> list[Entry]:
+        """The entries of this shard. All parts of one file are in the same shard."""
+        return [entry for entry in entries if _place(entry, self.count) == self.number]
+
+
+def shard_of(text: str | None, env: Mapping[str, str]) -> Shard | None:
+    """The shard that ``--shard I/N`` names, else that of a SLURM job array, else None.
+
+    Raises:
+        UsageError: it is not I/N with I from 1 to N.
+    """
+    if text is not None:
+        found = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+        if not found or not 1 <= int(found[1]) <= int(found[2]):
+            raise UsageError(f"--shard {text}: must be I/N with I from 1 to N, such as 1/8")
+        return Shard(int(found[1]), int(found[2]))
+    try:
+        task, count = int(env["SLURM_ARRAY_TASK_ID"]), int(env["SLURM_ARRAY_TASK_COUNT"])
+        first, step = int(env.get("SLURM_ARRAY_TASK_MIN", 0)), int(env.get("SLURM_ARRAY_TASK_STEP", 1))
+    except (KeyError, ValueError):
+        return None
+    number = (task - first) // max(1, step) + 1
+    if not 1 <= number <= count:
+        raise UsageError(
+            f"SLURM_ARRAY_TASK_ID {task} is not one of {count} tasks in regular steps", hint="give --shard I/N"
+        )
+    return Shard(number, count, automatic=True) if count > 1 else None
+
+
+def _place(entry: Entry, count: int) -> int:
+    """1 to ``count``: by the path below the folder that was named, so that machines may mount it anywhere."""
+    path = os.path.normpath(entry.relative).replace(os.sep, "/")
+    digest = hashlib.sha256(path.encode("utf-8", "surrogateescape")).digest()
+    return int.from_bytes(digest[:8], "big") % count + 1

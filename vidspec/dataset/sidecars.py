@@ -1,0 +1,98 @@
+"""Where the file of each clip goes: beside it or below another folder, under a name from a template."""
+
+from __future__ import annotations
+
+import os
+import string
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from vidspec.dataset.formats import SUFFIXES, Format
+from vidspec.dataset.identity import clip_id
+from vidspec.dataset.work import Entry
+from vidspec.errors import UsageError
+
+__all__ = ["FIELDS", "Names", "check_names"]
+
+#: What a template may hold.
+FIELDS = ("stem", "name", "key", "suffix", "profile", "format", "start", "end", "clip")
+
+
+class Names:
+    """The path of each clip's file.
+
+    Args:
+        form: gives ``{suffix}``.
+        folder: below which the tree of the clips is mirrored; None for beside each clip.
+        template: the name, with fields of :data:`FIELDS`: ``stem`` is the clip's name without its suffix, ``key`` its
+            name up to the first dot (what WebDataset joins files by), ``start`` and ``end`` are seconds, ``clip`` is
+            the clip's 16 hex digits. It may hold ``/``.
+        profile: gives ``{profile}``.
+
+    Raises:
+        UsageError: a template with an unknown field, or one that leads out of the folder.
+    """
+
+    def __init__(self, form: Format, folder: str | None, template: str | None, profile: str) -> None:
+        self.form, self.folder, self.profile = form, folder, profile
+        self.template = template or ("{key}{suffix}" if form == "webdataset-txt" else "{stem}{suffix}")
+        try:
+            fields = {name for _, name, _, _ in string.Formatter().parse(self.template) if name is not None}
+        except ValueError as error:
+            raise UsageError(f"--name {self.template}: {error}") from None
+        unknown = sorted(fields - set(FIELDS))
+        if unknown:
+            raise UsageError(
+                f"--name {self.template}: there is no field {{{unknown[0]}}}", hint=f"fields: {', '.join(FIELDS)}"
+            )
+        if os.path.isabs(self.template) or os.pardir in self.template.split("/"):
+            raise UsageError(f"--name {self.template}: leads out of the folder")
+
+    def base(self, entry: Entry) -> Path:
+        """The folder that the file lies in or below."""
+        if self.folder is None:
+            return Path(os.path.dirname(entry.path) or ".")
+        return Path(self.folder, os.path.dirname(entry.relative))
+
+    def path(self, entry: Entry) -> Path:
+        """The file of ``entry``."""
+        name = os.path.basename(entry.path)
+        values = {
+            "stem": os.path.splitext(name)[0],
+            "name": name,
+            "key": name.split(".", 1)[0] or name,
+            "suffix": SUFFIXES[self.form],
+            "profile": self.profile,
+            "format": self.form,
+            "start": f"{entry.start or 0:g}",
+            "end": "end" if entry.end is None else f"{entry.end:g}",
+            "clip": clip_id(entry),
+        }
+        return self.base(entry) / self.template.format_map(values)
+
+
+def check_names(names: Sequence[Names], entries: Iterable[Entry]) -> None:
+    """Find out before anything is captioned that two clips or formats would share a file, or that a clip would be lost.
+
+    Raises:
+        UsageError: naming both.
+    """
+    taken: dict[str, Entry] = {}
+    clips = set()
+    for entry in entries:
+        clips.add(os.path.normpath(entry.path))
+        paths = [os.path.normpath(one.path(entry)) for one in names]
+        if len(set(paths)) < len(paths):
+            forms = ",".join(one.form for one in names)
+            raise UsageError(f"--format {forms}: two would share the file {paths[0]}", hint="--name '{stem}.{format}'")
+        for path in paths:
+            other = taken.setdefault(path, entry)
+            if other is not entry:
+                parts = os.path.normpath(other.path) == os.path.normpath(entry.path)
+                apart = "{start}-{end}" if (other.start, other.end) != (entry.start, entry.end) else "{clip}"
+                better = f"{{stem}}-{apart}{{suffix}}" if parts else "{name}{suffix}"
+                both = f"{other.path} and {entry.path}"
+                raise UsageError(f"{both} would share the file {path}", hint=f"tell them apart by --name '{better}'")
+    lost = next((path for path in taken if path in clips), None)
+    if lost is not None:
+        raise UsageError(f"{lost}: is one of the clips, and would be replaced", hint="choose another --name")

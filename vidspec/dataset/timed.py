@@ -1,0 +1,163 @@
+"""A profile as a contender of ``vidspec bench throughput``, in a process of its own.
+
+``python -m vidspec.dataset.timed JSON`` answers what a :class:`~vidspec.events.answering.Worker` asks. Clips go the
+whole way of ``vidspec caption``: read ahead, captioned, and each record kept in a file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from vidspec.captioner import Captioner
+from vidspec.config import labels
+from vidspec.config.profiles import Profile
+from vidspec.dataset.bulk import Executor, Listener, execute
+from vidspec.dataset.feed import reader_count
+from vidspec.dataset.local import outcomes
+from vidspec.dataset.outputs import OneFile
+from vidspec.dataset.plan import plan
+from vidspec.dataset.reader import Reader
+from vidspec.dataset.records import Settings
+from vidspec.dataset.work import Entry, How, Outcome
+from vidspec.draft_length.steady import Steady
+from vidspec.engine.device import peak_bytes
+from vidspec.events.answering import answer
+from vidspec.events.events import Finished, Load, Round
+from vidspec.events.observer import Observer
+from vidspec.events.tally import Tally
+from vidspec.models.request import Request
+
+__all__ = ["Ours", "folder", "how_of", "main"]
+
+
+@dataclass
+class Heard(Listener):
+    """Token ids and failures by clip; ``rows`` of the target's windows, of all clips together."""
+
+    ids: dict[str, list[int]] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    rows: int = 0
+
+    def outcome(self, outcome: Outcome, tally: Tally) -> None:
+        if outcome.error is None:
+            self.ids[outcome.work.path] = outcome.caption.token_ids
+            counters = outcome.caption.counters
+            self.rows += counters.get("drafted", 0) + counters.get("target_forwards", 0)
+        else:
+            self.errors[outcome.work.path] = str(outcome.error)
+
+
+class Loads(Observer):
+    """Target passes that the captioner has told of."""
+
+    passes = 0
+
+    def load(self, load: Load) -> None:
+        self.passes = load.passes
+
+
+@dataclass
+class Ready:
+    """Clips whose frames are in memory, as the captioner takes them."""
+
+    waiting: deque[Request]
+
+    @property
+    def over(self) -> bool:
+        return not self.waiting
+
+    def take(self) -> Request | None:
+        return self.waiting.popleft() if self.waiting else None
+
+
+class Ours:
+    """A profile, by the label of a bench."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.captioner = Captioner.from_profile(profile)
+
+    def run(self, clips: Sequence[str], batch: int) -> dict[str, Any]:
+        """Caption a folder of clips; see :func:`folder`."""
+        self.captioner.forget()  # a plan that was made before would cost nothing
+        how = how_of(self.captioner.profile, len(clips), batch)
+        loads, readers = Loads(), [Reader(how.timeout) for _ in range(reader_count(how, len(clips)))]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.read(clips[0], None, None, how.video)  # models are warm, and so are they
+        told = folder(
+            lambda tasks: outcomes(self.captioner, tasks, how, loads, readers), clips, self.captioner.profile, how
+        )
+        rows = told["rows"] / loads.passes if loads.passes else None  # prompts left out
+        return {**told, "rows": rows, "device_bytes": peak_bytes()}
+
+    def decode(self, clips: Sequence[str], batch: int) -> dict[str, float]:
+        """Tokens and seconds of decoding alone; see :class:`~vidspec.draft_length.steady.Steady`."""
+        found = []
+        for some in (clips[first : first + batch] for first in range(0, len(clips), batch)):
+            read = [(path, self.captioner.read(path)) for path in some]
+            arrivals = Ready(deque(Request(path, clip, key=path) for path, clip in read))
+            counted = Steady(len(some))
+            for key, event in self.captioner.serve(arrivals, batch=batch):
+                if isinstance(event, Exception):
+                    raise event
+                if isinstance(event, Round):
+                    counted.emitted(time.perf_counter(), key, len(event.token_ids))
+                elif isinstance(event, Finished):
+                    counted.finished(time.perf_counter())
+            found.append(counted)
+        return Steady.together(found)
+
+    def plain(self, clips: Sequence[str]) -> dict[str, list[int]]:
+        """Token ids of plain decoding."""
+        return {path: self.captioner.baseline(path).token_ids for path in clips}
+
+    @property
+    def functions(self) -> Mapping[str, Callable[..., Any]]:
+        return {"run": self.run, "decode": self.decode, "plain": self.plain}
+
+
+def how_of(profile: Profile, total: int, batch: int) -> How:
+    """How ``vidspec caption --batch`` does a folder by this profile."""
+    keys = ("frames", "fps", "max_pixels", "decoder", "allow_damaged")
+    read = {key: getattr(profile.video, key) for key in keys}
+    return How(video=read, prompt=profile.generate.prompt, batch=batch, total=total)
+
+
+def folder(engine: Executor, clips: Sequence[str], profile: Profile, how: How) -> dict[str, Any]:
+    """Caption clips into a file.
+
+    Returns:
+        ``seconds`` from the first file opened to the last record written, ``ids`` and ``errors`` by clip, and how
+        many ``rows`` windows had.
+    """
+    heard = Heard()
+    with TemporaryDirectory() as place:
+        entries = [Entry(clip) for clip in clips]
+        settings = Settings(profile.model_dump(), how)
+        output = OneFile(Path(place) / "captions.jsonl", "jsonl", several=True)
+        began = time.perf_counter()
+        try:
+            tally = Tally(total=len(entries))
+            execute(plan(entries, output, settings), engine, output, settings, tally, [heard])
+        finally:
+            output.close(entries, complete=True)
+        seconds = time.perf_counter() - began
+    return {"seconds": seconds, "ids": heard.ids, "errors": heard.errors, "rows": heard.rows}
+
+
+def main(about: str) -> None:
+    """Answer questions. ``about`` is JSON: the ``label`` of a profile, and ``overrides`` it gives way to."""
+    answer(lambda: Ours(labels.load(**json.loads(about))).functions)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

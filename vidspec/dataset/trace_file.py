@@ -1,0 +1,36 @@
+"""One Chrome/Perfetto trace of several clips; the trace of one clip is made by ``vidspec.events.trace``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vidspec.files import Kind
+
+__all__ = ["TRACE", "joined"]
+
+#: How what :func:`joined` gives begins as JSON.
+TRACE = Kind("trace of vidspec", rb'\A\{"displayTimeUnit": "ms", "traceEvents": \[')
+
+#: Process numbers of one clip; further apart than any clip has workers.
+STRIDE = 1000
+
+
+def joined(traces: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """``(path, Chrome trace)`` of each clip as one trace in which each clip has its own, named processes."""
+    events: list[dict[str, Any]] = []
+    for number, (path, trace) in enumerate(traces):
+        names: dict[int, str] = {}
+        for event in trace["traceEvents"]:
+            process = event.get("pid", 0)
+            moved = {**event, "pid": number * STRIDE + process}
+            if event.get("ph") == "M" and event.get("name") == "process_name":
+                names[process] = str(event.get("args", {}).get("name", ""))
+                continue
+            names.setdefault(process, "")
+            events.append(moved)
+        for process, name in names.items():
+            label = f"{path}: {name}" if name else path
+            args = {"name": label}
+            events.append({"ph": "M", "name": "process_name", "pid": number * STRIDE + process, "args": args})
+    return {"displayTimeUnit": "ms", "traceEvents": events}

@@ -1,0 +1,82 @@
+"""Where lines go, each flushed at once; decides nothing about their content."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from vidspec.errors import OutputError
+from vidspec.events.wrapping import columns, wrapped
+from vidspec.files import encoded
+
+__all__ = ["FileLines", "Lines", "StdoutLines"]
+
+
+class Lines(Protocol):
+    """Takes finished lines."""
+
+    def write(self, line: str) -> None:
+        """Write ``line`` and its end, and flush."""
+
+    def close(self, *, complete: bool) -> None:
+        """No more lines come; ``complete`` says whether the run reached its end."""
+
+
+class StdoutLines:
+    """Standard output as it was when this was made, so that what prints later cannot mix into it.
+
+    Args:
+        prose: whether lines are text for people, which a terminal shows broken between words.
+    """
+
+    def __init__(self, *, prose: bool = False) -> None:
+        if sys.stdout is None:
+            raise OutputError("standard output is closed", hint="name a file with --output")
+        self._stream = sys.stdout
+        self._wrapping = prose and self._stream.isatty()
+
+    def write(self, line: str) -> None:
+        if self._wrapping:
+            line = wrapped(line, columns(self._stream))
+        buffer = getattr(self._stream, "buffer", None)
+        try:
+            if buffer is None:
+                self._stream.write(line + "\n")
+            else:
+                self._stream.flush()
+                buffer.write(encoded(line + "\n"))
+            self._stream.flush()
+        except BrokenPipeError:
+            raise  # the reader has enough: not an error
+        except OSError as error:
+            raise OutputError(f"standard output cannot be written: {error.strerror or error}") from None
+
+    def close(self, *, complete: bool) -> None:
+        """Every line was flushed when it was written."""
+
+
+class FileLines:
+    """A device or a pipe, opened with the first line; a regular file is the business of ``vidspec.dataset.outputs``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: BinaryIO | None = None
+
+    def write(self, line: str) -> None:
+        try:
+            if self._file is None:
+                self._file = self.path.open("wb")
+            self._file.write(encoded(line + "\n"))
+            self._file.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputError(f"{self.path}: cannot be written: {error.strerror or error}") from None
+
+    def close(self, *, complete: bool) -> None:
+        """Every line was flushed when it was written."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()

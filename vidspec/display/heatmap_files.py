@@ -1,0 +1,126 @@
+"""Writes the picture of what a draft saw, one file a clip; reads the shown frames again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Sequence
+from io import BytesIO
+from pathlib import Path
+
+from vidspec.config.schema import Profile
+from vidspec.errors import OutputError, UsageError, VidspecError
+from vidspec.events.events import Event, Opened, Prefilled
+from vidspec.events.observer import Observer
+from vidspec.events.record import Caption
+from vidspec.files import PICTURE, check_output, write_whole
+
+__all__ = ["HeatmapFiles", "check_heatmap"]
+
+_MAX_PIXELS = 400 * 400
+
+
+def check_heatmap(file: Path, profile: Profile, inputs: Sequence[str]) -> None:
+    """Find out before any model is loaded that a picture cannot be drawn.
+
+    Raises:
+        UsageError: it could not be written, or ``profile`` has no draft that is shown some of the visual tokens.
+    """
+    if file.suffix.lower() != ".png":
+        raise UsageError(f"--heatmap {file}: must end in .png")
+    why = None
+    if profile.drafter is None:
+        why = "drafts nothing"
+    elif profile.drafter.sees == "nothing":
+        why = "shows its draft no video"
+    elif profile.drafter.sees == "own":
+        why = "keeps other tokens in every layer and KV head"
+    if why is not None:
+        hint = "take a profile with a pruner, such as sd-attention"
+        raise UsageError(f"--heatmap {file}: the profile {profile.name} {why}", hint=hint)
+    names: dict[Path, None] = {}
+    for clip in inputs:
+        names[_name(file, clip, names, several=len(inputs) > 1)] = None
+    for name in names:
+        check_output(name, inputs, "--heatmap", PICTURE)
+
+
+class HeatmapFiles(Observer):
+    """Draws one picture for each clip that was captioned.
+
+    Args:
+        file: of a single clip; of several each has its own beside it, ``STEM-CLIP.png``. No picture of a run replaces
+            another of it: equal names are numbered.
+        profile: how clips are captioned.
+
+    Attributes:
+        written: the files, in order.
+        errors: what kept a picture from being drawn; the caption is not touched by it.
+    """
+
+    def __init__(self, file: Path, profile: Profile) -> None:
+        self.file, self.profile = file, profile
+        self.written: list[Path] = []
+        self.errors: list[VidspecError] = []
+        self._several = False
+        self._opened: dict[int, Opened] = {}
+        self._prefilled: dict[int, Prefilled] = {}
+
+    def begin(self, number: int, path: str, total: int) -> None:
+        self._several = total > 1
+
+    def event(self, number: int, event: Event) -> None:
+        if isinstance(event, Opened):
+            self._opened[number] = event
+        elif isinstance(event, Prefilled):
+            self._prefilled[number] = event
+
+    def end(self, number: int, caption: Caption) -> None:
+        opened, prefilled = self._opened.pop(number, None), self._prefilled.pop(number, None)
+        if opened is None or prefilled is None or caption.error is not None:
+            return
+        try:
+            self._write(opened, prefilled)
+        except VidspecError as error:
+            self.errors.append(error)
+
+    def _write(self, opened: Opened, seen: Prefilled) -> None:
+        from PIL.PngImagePlugin import PngInfo
+
+        from vidspec import video
+        from vidspec._version import __version__
+        from vidspec.display.heatmap_image import heatmap_image
+        from vidspec.video.sample import first_of_steps
+
+        times = first_of_steps(opened.timestamps, seen.grid[0])
+        if not times or 0 in seen.grid:
+            raise OutputError(f"{opened.path}: its visual tokens lie in no grid of frames, so there is no heatmap")
+        wanted = self.profile.video
+        clip = video.read_at(
+            opened.path, times, max_pixels=_MAX_PIXELS, decoder=wanted.decoder, allow_damaged=wanted.allow_damaged
+        )
+        title, frames = self._title(opened, seen), list(clip.frames)
+        picture = heatmap_image(frames, times, seen.grid, seen.cells, seen.kept, title, seen.views)
+        file = _name(self.file, opened.path, self.written, several=self._several)
+        png, mark = BytesIO(), PngInfo()
+        mark.add_text("Software", f"vidspec {__version__}")
+        picture.save(png, "png", pnginfo=mark)
+        write_whole(file, png.getvalue())
+        self.written.append(file)
+
+    def _title(self, opened: Opened, seen: Prefilled) -> str:
+        prune = self.profile.prune
+        total = seen.visual_tokens
+        return (
+            f"{os.path.basename(opened.path)}: profile {self.profile.name}, method {prune.method}, "
+            f"alpha {prune.alpha:g}, kept {len(seen.kept)}/{total} ({len(seen.kept) / max(1, total):.1%})"
+        )
+
+
+def _name(file: Path, clip: str, taken: Container[Path], *, several: bool) -> Path:
+    """Where the picture of a clip goes, which is none of ``taken``."""
+    stem = f"{file.stem}-{Path(clip).stem}" if several else file.stem
+    name, count = file.with_stem(stem), 1
+    while name in taken:
+        count += 1
+        name = file.with_stem(f"{stem}-{count}")
+    return name

@@ -1,0 +1,88 @@
+"""Draws the last rounds of the parallel schedule as two lanes: what target and draft did, and where they waited."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from vidspec.events.events import Round
+
+__all__ = ["ACCEPTED", "LANE", "ROUNDS", "WAITING", "WASTED", "Glyphs", "lanes"]
+
+#: How many rounds are shown at most.
+ROUNDS = 12
+#: How it is drawn what came of a draft pass or of time.
+ACCEPTED, WASTED, WAITING = "green", "red", "dim"
+#: Columns that a lane's name takes.
+LANE = len("target ")
+
+
+@dataclass(frozen=True)
+class Glyphs:
+    """What the lanes are drawn with."""
+
+    accepted: str = "■"
+    wasted: str = "□"
+    line: str = "─"
+    edge: str = "├"
+    waiting: str = "·"
+
+    @classmethod
+    def ascii(cls) -> Glyphs:
+        """For terminals that cannot show others."""
+        return cls("#", "x", "-", "|", ".")
+
+
+def lanes(rounds: Sequence[Round], width: int, *, ascii_only: bool = False) -> list[Text]:
+    """Two lines, ``target`` and ``draft``, over the last rounds, and one that says how to read them.
+
+    A round lasts from the last one's end to its own. The target's pass fills the beginning of it, red where it ended
+    in a correction. The draft's passes fill as much as they took: first those whose tokens were emitted, then those
+    that were in vain, in the proportion in which this round decided on tokens; which of them came first is not known
+    here. What is left was waiting. No lines before the first round after the prefill.
+
+    Args:
+        rounds: all of the clip, as they came.
+        width: columns to draw in.
+        ascii_only: for terminals without box characters.
+    """
+    first = max(1, len(rounds) - ROUNDS)
+    begin = rounds[first - 1].elapsed if len(rounds) > 1 else 0.0
+    span = rounds[-1].elapsed - begin if rounds else 0.0
+    columns = width - LANE
+    if columns < 1 or span <= 0:
+        return []
+    glyphs = Glyphs.ascii() if ascii_only else Glyphs()
+    target, draft = Text("target "), Text("draft  ")
+    place = 0
+    for before, one in zip(rounds[first - 1 :], rounds[first:], strict=False):
+        end = round((one.elapsed - begin) / span * columns)
+        room, seconds = end - place, one.elapsed - before.elapsed
+        place = end
+        if room < 1 or seconds <= 0:
+            continue
+        busy = min(room, max(1, round(one.verify_s / seconds * room)))
+        corrected = "correction" in one.origins
+        target.append(glyphs.edge + glyphs.line * (busy - 1), WASTED if corrected else ACCEPTED)
+        target.append(glyphs.waiting * (room - busy), WAITING)
+        busy = min(room, round(one.draft_s / seconds * room))
+        vain = round(busy * one.wasted / one.drafted) if one.drafted else 0
+        draft.append(glyphs.accepted * (busy - vain), ACCEPTED)
+        draft.append(glyphs.wasted * vain, WASTED)
+        draft.append(glyphs.waiting * (room - busy), WAITING)
+    return [target, draft, _reading(glyphs, span)]
+
+
+def _reading(glyphs: Glyphs, span: float) -> Text:
+    return Text.assemble(
+        (f"{glyphs.edge}{glyphs.line} pass", ACCEPTED),
+        "  ",
+        (f"{glyphs.accepted} drafted", ACCEPTED),
+        "  ",
+        (f"{glyphs.wasted} wasted", WASTED),
+        "  ",
+        (f"{glyphs.waiting} waiting", WAITING),
+        f"  last {span:.3g} s" if span >= 1 else f"  last {span * 1000:.3g} ms",
+    )

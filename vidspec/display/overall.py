@@ -1,0 +1,164 @@
+"""The panel of a run over many clips: a bar, a line for each clip in flight, the oldest in full; gone when it ends."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+from vidspec.display.clip_lines import clip_lines, headings
+from vidspec.display.panel import LivePanel, flowed, render
+from vidspec.display.state import PanelState
+from vidspec.events.events import Load
+from vidspec.events.record import Caption
+from vidspec.events.tally import Tally, duration
+
+__all__ = ["BulkPanel", "bar", "overall"]
+
+#: Lines that a clip's panel takes at least.
+MINI = 10
+#: Lines of a terminal that has room for headings and all figures; a shorter one shows the first two lines of them.
+ROOMY = 16
+#: Loads over which rows per pass are averaged: of a single one, a prompt's rows would hide those of the windows.
+RECENT = 16
+
+
+def overall(
+    tally: Tally,
+    states: Sequence[PanelState],
+    loads: Sequence[Load] = (),
+    *,
+    now: float,
+    width: int,
+    height: int,
+    most: int = 0,
+    ascii_only: bool = False,
+    verbose: bool = False,
+) -> RenderableType:
+    """What :class:`BulkPanel` draws, one line less than ``height`` at most; pure but for the clock of ``tally``.
+
+    Where a line for each clip and a panel have room, the first clip has a panel; then, if it is alone, no line.
+
+    Args:
+        tally: of the run.
+        states: the clips in flight, in the order in which they were begun.
+        loads: the last ones that were told, the newest last.
+        now: by ``time.monotonic``.
+        width, height: of the terminal.
+        most: how many clips were in flight at a time so far, for which lines are kept free: a panel that came and went
+            with each clip could not be read.
+        ascii_only: for terminals that cannot show block characters.
+        verbose: whether it also says how full passes and caches are.
+    """
+    roomy = height >= ROOMY
+    facts = _facts(tally, loads, width, ascii_only, verbose)[: None if roomy else 2]
+    parts: list[RenderableType] = [bar(tally, width), *facts]
+    left = height - 1 - len(parts)
+    alone = max(most, len(states)) == 1
+    table = 0 if alone else max(most, len(states)) + roomy
+    if states and roomy and left - table >= MINI:
+        shown, left = states[0], left - table
+        lines = [] if alone else _table(states, now, width, table, roomy, ascii_only)
+        return Group(*parts, *lines, render(shown, width=width, height=left, ascii_only=ascii_only, verbose=verbose))
+    return Group(*parts, *_table(states, now, width, left, roomy, ascii_only))
+
+
+def bar(tally: Tally, width: int) -> RenderableType:
+    """How much of the run is done, in ``width`` columns."""
+    # A bar ends no line of its own; padding makes it one.
+    return Padding(ProgressBar(total=max(1, tally.total), completed=tally.done, width=width))
+
+
+def _table(
+    states: Sequence[PanelState], now: float, width: int, lines: int, headed: bool, ascii_only: bool
+) -> list[Text]:
+    if not states:
+        return []
+    above = [headings(width)] if headed else []
+    return above + clip_lines(states, now=now, width=width, lines=lines - headed, ascii_only=ascii_only)
+
+
+def _facts(tally: Tally, loads: Sequence[Load], width: int, ascii_only: bool, verbose: bool) -> list[Text]:
+    """The figures of a run, the most wanted first, on as many lines as they need."""
+    load = loads[-1] if loads else None
+    facts = [f"{tally.done}/{tally.total} clips", f"{tally.failed} failed"]
+    facts.append(f"{duration(tally.eta)} left" if tally.eta is not None else "")
+    facts += [f"{tally.clips_per_s:.2f} clips/s", f"{tally.tokens_per_s:.1f} tokens/s"]
+    if load is not None:
+        facts.append(f"{load.clips} of {load.batch} in flight")
+        facts.append(f"{load.waiting} waiting" if load.waiting else "")
+        if load.accepted and load.passes:
+            facts.append(f"{load.accepted / load.passes:.1f} accepted tokens per pass")
+        if verbose and load.passes:
+            facts.append(f"{sum(one.rows for one in loads) / len(loads):.1f} rows/pass")
+        facts.append(_memory(load.kv_used, load.kv_capacity) if verbose else "")
+    if tally.earlier or tally.earlier_failed:
+        facts.append(f"{tally.earlier + tally.earlier_failed} done before")
+    lines = flowed([Text(fact) for fact in facts if fact], width).split("\n")
+    for line in lines:
+        line.truncate(width, overflow="crop" if ascii_only else "ellipsis")
+        if tally.failed:
+            line.highlight_words([f"{tally.failed} failed"], "bold red")
+    return list(lines)
+
+
+def _memory(used: int, capacity: int) -> str:
+    """Of a cache, in the unit that its capacity has."""
+    unit, name = (2**30, "GiB") if capacity >= 2**30 else (2**20, "MiB")
+    return f"KV {used / unit:.1f} of {capacity / unit:.1f} {name}" if capacity else ""
+
+
+class BulkPanel(LivePanel):
+    """Draws a whole run: what its tally counts, and the clips in flight.
+
+    Args:
+        console: on standard error.
+        tally: counts the run; read, never changed.
+        profile: the name shown with the counters.
+        verbose: see :func:`overall`.
+        shared: whether captions go to the same terminal. Then it is gone from a clip's end until something else
+            is told, which leaves the time to write what ended.
+    """
+
+    frames_per_s = 4  # it takes the time of the thread that captions
+    transient = True
+
+    def __init__(
+        self, console: Console, tally: Tally, *, profile: str = "", shared: bool = False, verbose: bool = False
+    ) -> None:
+        super().__init__(console, profile=profile, verbose=verbose)
+        self.tally, self.shared = tally, shared
+        self.loads: deque[Load] = deque(maxlen=RECENT)
+        self.most = 0
+
+    def begin(self, number: int, path: str, total: int) -> None:
+        super().begin(number, path, total)
+        self.most = max(self.most, len(self.states))
+
+    def load(self, load: Load) -> None:
+        self.loads.append(load)
+
+    def end(self, number: int, caption: Caption) -> None:
+        del self.states[number]
+        if self.shared:
+            self.close()
+
+    def _drawn(self) -> RenderableType:
+        size = self.console.size
+        return overall(
+            self.tally,
+            [replace(state) for state in list(self.states.values())],
+            list(self.loads),
+            now=time.monotonic(),
+            width=size.width,
+            height=size.height,
+            most=self.most,
+            ascii_only=self.ascii_only,
+            verbose=self.verbose,
+        )

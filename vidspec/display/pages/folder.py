@@ -1,0 +1,162 @@
+"""Many clips as a table, and how their lengths and speeds are spread; keeps what a page can show, and draws nothing."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from vidspec.display.pages import words
+from vidspec.display.pages.clip import Clip
+from vidspec.escaping import one_line
+
+__all__ = ["MOST_ROWS", "Folder", "Row", "Spread"]
+
+#: Of the clips that failed, and of the others, so many stand in the table.
+MOST_ROWS = 2000
+#: So many of the clips have a picture in the table.
+MOST_PICTURES = 200
+_STEPS = 24
+
+
+@dataclass(frozen=True)
+class Row:
+    """A clip in the table; ``words`` are its caption, or why there is none."""
+
+    number: int
+    name: str
+    state: str
+    words: str
+    demo: bool
+    tokens: int | None
+    seconds: float | None
+    rate: float | None
+    tau: float | None
+    accepted: float | None
+    faster: float | None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How many clips lie in each of equal steps from ``low`` to ``high``."""
+
+    name: str
+    clips: int
+    low: str
+    median: str
+    high: str
+    counts: tuple[int, ...]
+
+    @property
+    def most(self) -> int:
+        return max(self.counts)
+
+
+@dataclass
+class Folder:
+    """Clips as they come, in any order.
+
+    Attributes:
+        clips, failed, demo: how many there were.
+        pictured: of the first captioned clips by number, what their thumbnails are made from.
+        rows: those of the table; beyond :data:`MOST_ROWS` of a kind clips are counted and have no row.
+    """
+
+    clips: int = 0
+    failed: int = 0
+    demo: int = 0
+    rows: list[Row] = field(default_factory=list)
+    pictured: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    _values: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in _SPREADS})
+
+    def add(self, record: Mapping[str, Any]) -> int:
+        """Take in a clip; its number, from 1."""
+        self.clips += 1
+        failed = record.get("error") is not None
+        self.failed += failed
+        self.demo += bool(record.get("demo"))
+        if (self.failed if failed else self.clips - self.failed) <= MOST_ROWS:
+            self.rows.append(_row(self.clips, record))
+        if not failed and len(self.pictured) < MOST_PICTURES:
+            kept = {key: record.get(key) for key in ("path", "job")}
+            self.pictured[self.clips] = {**kept, "video": {"timestamps": _middle(record)}}
+        for name, (value, _) in _SPREADS.items():
+            if not failed and (found := value(record)) is not None:
+                self._values[name].append(found)
+        return self.clips
+
+    @property
+    def table(self) -> list[Row]:
+        """The rows, failures first."""
+        return sorted(self.rows, key=lambda row: row.state != "failed")
+
+    @property
+    def left_out(self) -> str:
+        """What of the clips is in no row."""
+        count = self.clips - len(self.rows)
+        return f"{words.number(count)} further clips are counted above and have no row here." if count else ""
+
+    @property
+    def said(self) -> str:
+        """How many clips, and what became of them."""
+        done = self.clips - self.failed
+        counts = f"{words.number(done)} captioned, {words.number(self.failed)} failed"
+        return f"{words.number(self.clips)} records, one for each clip or part of one: {counts}."
+
+    @property
+    def compared(self) -> bool:
+        """Whether plain decoding was measured beside any of them."""
+        return any(row.faster is not None for row in self.rows)
+
+    @property
+    def spreads(self) -> list[Spread]:
+        """Of each measured value that clips have; none where there are fewer than three."""
+        return [_spread(name, values, _SPREADS[name][1]) for name, values in self._values.items() if len(values) >= 3]
+
+
+def _row(number: int, record: Mapping[str, Any]) -> Row:
+    clip = Clip(record)
+    measured, speed = record.get("lengths") or {}, record.get("speed") or {}
+    captioned = clip.error is None
+    state = {"loop": "ends in a loop", "length": "cut off"}.get(record.get("ended") or "", "captioned")
+    return Row(
+        number=number,
+        name=clip.name,
+        state=state if captioned else "failed",
+        words=one_line(" ".join(clip.caption.split())) if captioned else clip.error or "",
+        demo=clip.demo,
+        tokens=len(record["token_ids"]) if captioned else None,
+        seconds=(record.get("timings") or {}).get("end_to_end"),
+        rate=speed.get("tokens_per_s"),
+        tau=measured.get("tau"),
+        accepted=measured.get("acceptance_rate"),
+        faster=(speed.get("baseline") or {}).get("end_to_end"),
+    )
+
+
+def _middle(record: Mapping[str, Any]) -> tuple[float, ...]:
+    times = (record.get("video") or {}).get("timestamps") or ()
+    return tuple(times[len(times) // 2 :][:1])
+
+
+def _under(key: str, name: str) -> Callable[[Mapping[str, Any]], float | None]:
+    return lambda record: (record.get(key) or {}).get(name)
+
+
+_SPREADS: Mapping[str, tuple[Callable[[Mapping[str, Any]], float | None], Callable[[float], str]]] = {
+    "tokens": (lambda record: len(record["token_ids"]), lambda value: words.number(round(value))),
+    "tokens/s while decoding": (_under("speed", "tokens_per_s"), words.number),
+    "time end to end": (_under("timings", "end_to_end"), words.time),
+    "tau": (_under("lengths", "tau"), words.number),
+    "tokens per target pass": (_under("lengths", "tokens_per_target_pass"), words.number),
+}
+
+
+def _spread(name: str, values: Sequence[float], shown: Callable[[float], str]) -> Spread:
+    low, high = min(values), max(values)
+    counts = [0] * (_STEPS if high > low else 1)
+    for value in values:
+        counts[min(len(counts) - 1, int((value - low) / (high - low) * len(counts))) if high > low else 0] += 1
+    return Spread(name, len(values), shown(low), shown(median(values)), shown(high), tuple(counts))

@@ -1,0 +1,56 @@
+"""Renders templates into pages that load nothing, and says where none can be written; knows no clips."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vidspec._version import __version__
+from vidspec.display.pages import words
+from vidspec.errors import UsageError
+from vidspec.files import Kind, check_output
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+__all__ = ["check_page", "rendered"]
+
+#: What every page of ours has in its head.
+PAGE = Kind("page of vidspec", rb'<meta name="generator" content="vidspec ')
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def check_page(file: Path, inputs: Iterable[str], option: str = "--report") -> None:
+    """Find out before any work that a page cannot be written.
+
+    Raises:
+        UsageError: naming ``option``.
+    """
+    if file.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"{option} {file}: must end in .html")
+    check_output(file, inputs, option, PAGE)
+
+
+def rendered(template: str, **content: Any) -> str:
+    """A whole page. Texts in ``content`` are escaped."""
+    return _environment().get_template(template).render(version=__version__, words=words, **content)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    for name in ("page.css", "page.js"):
+        environment.globals[name.replace(".", "_")] = Markup((_TEMPLATES / name).read_text(encoding="utf-8"))
+    return environment

@@ -1,0 +1,182 @@
+"""The frames of a clip, read again and made small, and over each a veil on the places that the draft did not see."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from itertools import product
+from typing import Any
+
+from vidspec.errors import OutputError
+from vidspec.events.events import Prefilled
+
+__all__ = ["MOST", "Picture", "pictures", "thumbnail"]
+
+#: Of a clip's frames, so many are drawn at most, spread evenly.
+MOST = 64
+_PIXELS, _THUMBNAIL = 320 * 320, 128 * 128
+_QUALITY = 78
+#: Over what the draft did not see, and the line around what it saw, which parts the two on frames of any colour.
+_VEIL, _EDGE = (96, 100, 112, 205), (255, 176, 32, 255)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A frame as a page has it; the pictures are ``data:`` addresses.
+
+    ``kept`` of the frame's ``tokens`` were shown to the draft, ``veil`` covers the others; None where that is not
+    known. ``view`` names one of several rasters of tokens over the same frame, of so many ``sides``, rows and columns;
+    ``levels`` has of each signal its ranks in it, in base64.
+    """
+
+    seconds: float
+    image: str
+    ratio: float
+    veil: str | None = None
+    kept: int | None = None
+    tokens: int | None = None
+    view: str = ""
+    sides: tuple[int, int] = (0, 0)
+    levels: tuple[str, ...] = ()
+
+    @property
+    def share(self) -> float | None:
+        return self.kept / self.tokens if self.kept is not None and self.tokens else None
+
+
+def pictures(
+    record: Mapping[str, Any],
+    seen: Prefilled | None,
+    budget: int,
+    *,
+    decoder: str = "auto",
+    allow_damaged: bool = False,
+) -> list[Picture]:
+    """The frames that the models saw, of a temporal step of two frames the first.
+
+    Args:
+        record: of the clip; its file is read again.
+        seen: what the draft saw, where it was watched; without it a frame has at most its number of kept tokens.
+        budget: bytes that all pictures together take on the page; they become smaller for it.
+        decoder, allow_damaged: as the clip was read.
+
+    Raises:
+        VidspecError: the frames cannot be read again.
+    """
+    from vidspec import video
+    from vidspec.video.sample import first_of_steps, uniform
+
+    every = tuple(record.get("video", {}).get("timestamps") or ())
+    per_frame = tuple(record.get("kept_per_frame") or ())
+    grid = seen.grid if seen is not None and 0 not in seen.grid else None
+    steps = grid[0] if grid else len(per_frame)
+    times = first_of_steps(every, steps) if steps else ()
+    if not times:
+        times, grid, per_frame = every, None, ()
+    if not times:
+        raise OutputError(f"{record['path']}: its record names no frames")
+    chosen = uniform(len(times), MOST).tolist()
+    moments = [times[index] for index in chosen]
+    clip = video.read_at(record["path"], moments, max_pixels=_PIXELS, decoder=decoder, allow_damaged=allow_damaged)
+    images = _within(budget, list(clip.frames))
+    height, width = clip.frames[0].shape[:2]
+    if grid is None or seen is None:
+        counts = [per_frame[index] if per_frame else None for index in chosen]
+        return [
+            Picture(time, image, width / height, kept=kept)
+            for time, image, kept in zip(moments, images, counts, strict=True)
+        ]
+    return [
+        Picture(moments[at], images[at], width / height, *veiled, view, layer[1:], _levels(seen, grid, index, layer))
+        for (at, index), (view, layer) in product(enumerate(chosen), _layers(grid, seen.views))
+        for veiled in [_veiled(seen, grid, index, layer)]
+    ]
+
+
+def thumbnail(record: Mapping[str, Any]) -> str:
+    """The frame in the middle of a clip, small.
+
+    Raises:
+        VidspecError: it cannot be read.
+    """
+    from vidspec import video
+
+    times = record.get("video", {}).get("timestamps") or (0.0,)
+    clip = video.read_at(record["path"], [times[len(times) // 2]], max_pixels=_THUMBNAIL, allow_damaged=True)
+    return _jpeg(clip.frames[0], 1.0)
+
+
+def _layers(grid: tuple[int, int, int], views: Sequence[tuple[int, int]]) -> list[tuple[str, tuple[int, int, int]]]:
+    """Names, first row, rows and columns of the rasters that show a whole frame each."""
+    from vidspec.pruning.position_bias import rasters
+
+    layers = rasters(grid, views)
+    return [
+        (f"view of {rows} x {columns}" if len(layers) > 1 else "", (first, rows, columns))
+        for first, rows, columns in layers
+    ]
+
+
+def _veiled(
+    seen: Prefilled, grid: tuple[int, int, int], frame: int, layer: tuple[int, int, int]
+) -> tuple[str | None, int | None, int | None]:
+    """The veil over one frame, its kept tokens and all of them; nothing where the draft is shown no tokens at all."""
+    import numpy as np
+    from PIL import Image
+
+    if not seen.kept_per_frame:
+        return None, None, None
+    first, rows, columns = layer
+    mask = np.zeros(grid, np.bool_)
+    cells = np.asarray(seen.cells, np.int64)[np.asarray(seen.kept, np.int64)]
+    mask.reshape(-1)[cells[cells >= 0]] = True
+    shown = mask[frame, first : first + rows, :columns]
+    if shown.all():
+        return None, rows * columns, rows * columns
+    size = min(32, max(6, 256 // columns))  # of a token, so that the line around it is about a pixel wide
+    around = np.pad(np.kron(shown, np.ones((size, size), np.bool_)), 1, mode="edge")
+    inside = around[1:-1, 1:-1]
+    beside = around[:-2, 1:-1] & around[2:, 1:-1] & around[1:-1, :-2] & around[1:-1, 2:]
+    veil = Image.fromarray(np.where(inside, np.where(beside, 0, 2), 1).astype(np.uint8), "P")
+    veil.putpalette([0, 0, 0, 0, *_VEIL, *_EDGE], "RGBA")
+    return _address(veil, "png"), int(shown.sum()), rows * columns
+
+
+def _levels(seen: Prefilled, grid: tuple[int, int, int], frame: int, layer: tuple[int, int, int]) -> tuple[str, ...]:
+    """Of each signal the ranks over one frame, row by row; 0 where there is no token."""
+    import numpy as np
+
+    (first, rows, columns), cells, found = layer, np.asarray(seen.cells, np.int64), list[str]()
+    for _, ranks in seen.signals:
+        placed = np.zeros(grid, np.uint8)
+        placed.reshape(-1)[cells[cells >= 0]] = np.frombuffer(ranks, np.uint8)[cells >= 0]
+        found.append(base64.b64encode(placed[frame, first : first + rows, :columns].tobytes()).decode("ascii"))
+    return tuple(found)
+
+
+def _within(budget: int, frames: Sequence[Any]) -> list[str]:
+    """Each frame as an address; all of them smaller until they fit."""
+    scale = 1.0
+    while True:
+        images = [_jpeg(frame, scale) for frame in frames]
+        if sum(map(len, images)) <= budget or scale < 0.2:
+            return images
+        scale *= 0.75
+
+
+def _jpeg(frame: Any, scale: float) -> str:
+    from PIL import Image
+
+    image = Image.fromarray(frame)
+    if scale < 1:
+        size = (max(16, round(image.width * scale)), max(16, round(image.height * scale)))
+        image = image.resize(size, Image.Resampling.LANCZOS)
+    return _address(image, "jpeg", quality=_QUALITY)
+
+
+def _address(image: Any, kind: str, **options: int) -> str:
+    buffer = BytesIO()
+    image.save(buffer, kind, optimize=True, **options)
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"

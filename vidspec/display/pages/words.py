@@ -1,0 +1,134 @@
+"""What the names on a page mean, and how its figures are written. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vidspec.events.tally import duration
+
+__all__ = [
+    "COUNTERS",
+    "KINDS",
+    "LENGTHS",
+    "MEASURED",
+    "ORIGINS",
+    "demo",
+    "number",
+    "ratio",
+    "share",
+    "signal",
+    "span",
+    "time",
+]
+
+#: What is said of figures that were measured with the models that come with vidspec.
+MEASURED = (
+    "Measured with vidspec's built-in models, which are tiny and know drawn shapes only: the figures compare methods "
+    "on these models, and say nothing about real models or real video."
+)
+
+#: Who wrote a token.
+ORIGINS: Mapping[str, str] = {
+    "draft": "proposed by the draft, accepted by the target",
+    "correction": "the target's own, where a proposal was rejected",
+    "bonus": "the target's own, added behind a window that was accepted whole",
+    "loose": "proposed by the draft, let pass by a lossy rule although the target wanted another",
+    "target": "the target alone: the first token, and all of plain decoding",
+}
+
+COUNTERS: Mapping[str, str] = {
+    "visual_tokens": "tokens that stand for the video in the target's prompt",
+    "visual_tokens_kept": "how many of these the draft was shown",
+    "audio_tokens": "tokens that stand for the sound; target and draft hear all of it",
+    "state_bytes": "most bytes that states of recurrent blocks took, of target and draft",
+    "emitted": "tokens of the caption, the one that ends it included",
+    "target_forwards": "passes of the target after it had read its prompt; each verifies a window or writes one token",
+    "draft_forwards": "passes of the draft while it proposed; reading its prompt is not counted",
+    "drafted": "tokens that the draft proposed and whose fate was decided",
+    "accepted": "proposed tokens that stand in the caption",
+    "loose": "accepted tokens that a lossy rule let pass although the target would have chosen another",
+    "corrections": "tokens that the target wrote where it rejected a proposal",
+    "bonus": "tokens that the target added behind a window that it accepted whole",
+}
+
+LENGTHS: Mapping[str, str] = {
+    "tau": "accepted tokens per verification; corrections and bonus tokens are not counted",
+    "tokens_per_target_pass": "tokens after the first per pass of the target; 1 is plain decoding",
+    "run_length": "accepted tokens from one correction to the next, across rounds",
+    "acceptance_rate": "accepted tokens as a share of the drafted ones",
+}
+
+#: Kinds of work in a trace: which colour they share, and what is done.
+KINDS: Mapping[str, tuple[str, str]] = {
+    "decode_video": ("reading", "reading frames out of the file"),
+    "preprocess": ("reading", "making the model's input of them"),
+    "vision": ("vision", "the vision encoder"),
+    "caption": ("vision", "captioning a frame for a draft that is shown a text"),
+    "target_prefill": ("prefill", "the target reads its prompt"),
+    "draft_prefill": ("prefill", "the draft reads its prompt"),
+    "signals": ("prune", "measuring what pruning goes by"),
+    "prune": ("prune", "choosing what the draft sees"),
+    "draft": ("draft", "the draft proposes"),
+    "verify": ("verify", "a pass of the target"),
+    "accept": ("other", "comparing proposals with the target's choice"),
+    "rollback": ("other", "forgetting what was rejected"),
+    "wait": ("wait", "waiting for the other"),
+    "plan": ("other", "choosing settings"),
+}
+
+
+def demo(of: int, captions: int) -> str:
+    """What is said where so many of the captions on a page are by the models that come with vidspec."""
+    if not of:
+        return ""
+    whose = (
+        "This caption is" if captions == 1 else "These captions are" if of == captions else f"{of} of {captions} are"
+    )
+    return (
+        f"{whose} by vidspec's built-in models, which know drawn shapes only. What they write shows how the method "
+        "works; it says nothing about real video, nor about how well or how fast real models caption it."
+    )
+
+
+def signal(name: str) -> str:
+    """What a pruning signal is."""
+    block = name.partition("@")[2]
+    return f"the target's attention in block {block}" if block else "the target's attention in all blocks"
+
+
+def number(value: float | int | None) -> str:
+    """``12,345`` or ``3.14``; a dash for None."""
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+
+
+def share(value: float | None) -> str:
+    """``42%``, with a decimal below 10%."""
+    if value is None:
+        return "-"
+    return f"{value:.1%}" if 0 < value < 0.0995 else f"{value:.0%}"
+
+
+def ratio(value: float | None) -> str:
+    """``2.05x``"""
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def time(seconds: float | None) -> str:
+    """``71 ms``, ``2.89 s`` or as :func:`~vidspec.events.tally.duration` has it."""
+    if seconds is None:
+        return "-"
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms" if seconds < 0.1 else f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.2f} s" if seconds < 10 else duration(seconds)
+
+
+def span(start: float, end: float) -> str:
+    """A part of a video, ``0:05 to 1:10``."""
+    return f"{_clock(start)} to {_clock(end)}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"

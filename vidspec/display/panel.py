@@ -1,0 +1,260 @@
+"""The live panel: ``render`` turns a state into something Rich can draw, ``LivePanel`` keeps drawing it on stderr."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
+
+from vidspec.display.heatmap import frame_map, heatmap
+from vidspec.display.lanes import lanes
+from vidspec.display.sparkline import weight_lines
+from vidspec.display.state import PanelState, estimate_speedup
+from vidspec.escaping import one_line, shown
+from vidspec.events.events import Event, Finished, Origin
+from vidspec.events.observer import Observer
+from vidspec.events.record import Caption
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["STYLES", "LivePanel", "PanelState", "estimate_speedup", "flowed", "render"]
+
+#: Colour and attribute of each origin; the attributes differ as well, so that the five stay apart under NO_COLOR.
+STYLES: dict[Origin, str] = {
+    "draft": "green",
+    "correction": "bold red",
+    "bonus": "italic cyan",
+    "target": "dim",
+    "loose": "underline yellow",
+}
+LABELS: dict[Origin, str] = {
+    "draft": "draft accepted",
+    "correction": "corrected",
+    "bonus": "bonus",
+    "target": "target",
+    "loose": "loosely accepted",
+}
+#: Lines of a terminal that has room for where in the frames the kept tokens lie.
+DETAILED = 30
+#: Lines of a terminal that has room for what target and draft did.
+LANED = 14
+
+#: Below a caption of the built-in models, which is worth nothing for other video.
+DEMO = Text(" built-in models: they know drawn shapes only ", style="bold black on yellow")
+
+
+def render(
+    state: PanelState,
+    *,
+    width: int = 80,
+    height: int | None = None,
+    caption: bool = True,
+    ascii_only: bool = False,
+    verbose: bool = False,
+) -> RenderableType:
+    """The panel for ``state``; pure.
+
+    Args:
+        width, height: of the terminal; a caption that would not fit into ``height`` shows its end.
+        caption: whether to show the caption and its legend.
+        ascii_only: for terminals that cannot show block characters.
+        verbose: whether figures go by the names that docs/metrics.md gives them.
+    """
+    inner = max(1, width - 4)
+    below: list[Text] = [flowed([Text(fact) for fact in _facts(state, verbose)], inner)]
+    if state.prefilled is not None and state.prefilled.kept_per_frame:
+        seen = state.prefilled
+        below.append(heatmap(seen.kept_per_frame, seen.tokens_per_frame, inner, ascii_only=ascii_only))
+        one_raster = 0 not in seen.grid and not seen.views
+        if one_raster and len(seen.kept) < seen.visual_tokens and (height is None or height >= DETAILED):
+            below.append(frame_map(seen.grid, seen.cells, seen.kept, inner, ascii_only=ascii_only))
+    if state.side_by_side and (height is None or height >= LANED):
+        drawn = [line for line in lanes(state.rounds, inner, ascii_only=ascii_only) if line.cell_len <= inner]
+        below += [Text("\n").join(drawn)] if drawn else []
+    if state.weights:
+        below.append(flowed(weight_lines(state.weights, inner, ascii_only=ascii_only), inner))
+    parts: list[RenderableType] = []
+    if caption:
+        below.insert(0, flowed(_legend(state), inner))
+        taken = sum(len(_wrapped(text, inner)) for text in below) + 3
+        parts.append(_tail(_streamed(state), inner, None if height is None else max(1, height - taken)))
+    label = Text(one_line(state.path), style="bold", no_wrap=True, overflow="ellipsis")
+    label.truncate(max(1, inner - 2), overflow="ellipsis")
+    whose = DEMO if any(told is not None and told.demo for told in (state.opened, state.caption)) else None
+    return Panel(
+        Group(*parts, *below), title=label, subtitle=whose, title_align="left", border_style="bright_black", width=width
+    )
+
+
+def _streamed(state: PanelState) -> Text:
+    text = Text()
+    for piece, origin in state.pieces:
+        text.append(shown(piece), style=STYLES[origin])
+    if not text:
+        text.append(f"{state.phase} ...", style="dim")
+    return text
+
+
+def _legend(state: PanelState) -> list[Text]:
+    """The origins that occur; the usual four before any token, so that the panel does not jump."""
+    seen = {origin for one in state.rounds for origin in one.origins}
+    shown = [origin for origin in STYLES if origin in seen] or ["draft", "correction", "bonus", "target"]
+    return [Text(LABELS[origin], style=STYLES[origin]) for origin in shown]
+
+
+def _facts(state: PanelState, verbose: bool) -> list[str]:
+    facts = [state.profile, state.phase, f"{state.emitted} tokens"]
+    if state.drafted:
+        facts.append(f"accepted {state.accepted}/{state.drafted}")
+    if state.tau is not None:
+        facts.append(f"tau {state.tau:.2f}" if verbose else f"{state.tau:.1f} accepted per pass")
+    facts.append(f"{state.target_passes} target passes")
+    if state.side_by_side:
+        facts.append(f"{'gamma' if verbose else 'window'} {state.rounds[-1].gamma}")
+        facts.append(f"wasted {state.wasted}" + (f" ({state.aborted} aborted)" if state.aborted else ""))
+    if state.prefilled is not None and not state.prefilled.lossless:
+        drafted = bool(state.prefilled.kept_per_frame)
+        facts.append(f"not lossless: {state.loose} loose" if drafted else "not lossless")
+    if state.tokens_per_s is not None:
+        facts.append(f"{state.tokens_per_s:.1f} tokens/s")
+    if state.speedup is not None:
+        value, measured = state.speedup
+        if value is None:
+            facts.append("too short to measure")
+        elif measured:
+            facts.append(f"{value:.2f}x")
+        else:
+            facts.append(f"{value:.2f}x est." if verbose else f"estimated {value:.1f}x")
+    if state.prefilled is not None and state.prefilled.why:
+        facts.append(f"schedule {state.prefilled.why}")
+    return [fact for fact in facts if fact]
+
+
+def flowed(parts: list[Text], width: int) -> Text:
+    """``parts`` side by side, on as many lines as they need, none broken that fits into ``width``."""
+    flowed, column = Text(), 0
+    for part in parts:
+        if column and column + 2 + part.cell_len > width:
+            flowed.append("\n")
+            column = 0
+        elif column:
+            flowed.append("  ")
+            column += 2
+        flowed.append_text(part)
+        column += part.cell_len
+    return flowed
+
+
+def _wrapped(text: Text, width: int) -> list[Text]:
+    return list(text.wrap(Console(width=width, force_terminal=False), width))
+
+
+def _tail(text: Text, width: int, lines: int | None) -> Text:
+    wrapped = _wrapped(text, width)
+    if lines is None or len(wrapped) <= lines:
+        return text
+    return Text("\n").join(wrapped[-lines:])
+
+
+class LivePanel(Observer):
+    """Draws a clip on ``console`` while it is captioned and leaves its last state above what follows.
+
+    Of several segments in flight the one that was begun first is drawn, and in the end each of them once.
+
+    Args:
+        console: on standard error; NO_COLOR and the width of the terminal are its business.
+        path: of the clip that is read first.
+        profile: the name shown with the counters.
+        keep_caption: whether the last state still shows the caption, or leaves that to standard output.
+        verbose: see :func:`render`.
+    """
+
+    frames_per_s = 8
+    #: Whether what is drawn goes when drawing stops.
+    transient = False
+
+    def __init__(
+        self,
+        console: Console,
+        *,
+        path: str = "",
+        profile: str = "",
+        keep_caption: bool = True,
+        verbose: bool = False,
+    ) -> None:
+        self.console = console
+        self.verbose = verbose
+        self.profile = profile
+        self.keep_caption = keep_caption
+        self.state = PanelState(path=path, profile=profile)
+        self.states: dict[int, PanelState] = {}
+        self._live: Live | None = None
+
+    def begin(self, number: int, path: str, total: int) -> None:
+        self.states[number] = PanelState(path=path, profile=self.profile, began=time.monotonic())
+        self.open()
+
+    def event(self, number: int, event: Event) -> None:
+        self.states[number].apply(event)
+        self.open()
+
+    def end(self, number: int, caption: Caption) -> None:
+        """Show ``caption``'s figures (the measured speed-up among them) and let go of the terminal.
+
+        Until something else is told, it may be written to.
+        """
+        self.open()
+        self.state = self.states.pop(number)
+        self.state.apply(Finished(caption))
+        self.close()
+
+    def open(self) -> None:
+        """Begin drawing, if it is not being done, at the first line that is free."""
+        self.state = next(iter(self.states.values()), self.state)
+        if self._live is None:
+            self._live = Live(
+                console=self.console,
+                get_renderable=self._drawn,
+                refresh_per_second=self.frames_per_s,
+                transient=self.transient,
+            )
+            self._live.start()
+
+    def close(self) -> None:
+        """Stop drawing; the terminal is as it was, below the panel's last state if that stays."""
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+
+    @property
+    def ascii_only(self) -> bool:
+        """Whether the terminal can show no block characters."""
+        return not self.console.encoding.lower().startswith("utf")
+
+    def _drawn(self) -> RenderableType:
+        size = self.console.size
+        state = replace(self.state)  # whose rounds are not taken back while they are drawn
+        return render(
+            state,
+            width=size.width,
+            height=None if state.caption else size.height,
+            caption=self.keep_caption or state.caption is None,
+            ascii_only=self.ascii_only,
+            verbose=self.verbose,
+        )
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

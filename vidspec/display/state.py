@@ -1,0 +1,117 @@
+"""What the live panel knows of the current clip: events folded together, everything else derived; draws nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vidspec.events.counters import estimate_speedup, tau, weights_by_context
+from vidspec.events.events import Again, Event, Finished, Opened, Origin, Prefilled, Round
+from vidspec.events.record import Caption
+
+__all__ = ["PanelState", "estimate_speedup"]
+
+
+@dataclass
+class PanelState:
+    """One clip on its way. Feed it events with :meth:`apply`; counts and rates are properties of what it was fed.
+
+    ``began`` is when it was begun, by ``time.monotonic``.
+    """
+
+    path: str = ""
+    profile: str = ""
+    began: float = 0.0
+    opened: Opened | None = None
+    prefilled: Prefilled | None = None
+    rounds: list[Round] = field(default_factory=list)
+    caption: Caption | None = None
+
+    def apply(self, event: Event) -> None:
+        """Take in one event of this clip."""
+        if isinstance(event, Opened):
+            self.opened = event
+        elif isinstance(event, Again):
+            self.prefilled, self.rounds = None, []
+        elif isinstance(event, Prefilled):
+            self.prefilled = event
+        elif isinstance(event, Round):
+            self.rounds.append(event)
+        elif isinstance(event, Finished):
+            self.caption = event.caption
+
+    @property
+    def phase(self) -> str:
+        """What is being done now."""
+        if self.caption is not None:
+            return "failed" if self.caption.error else "done"
+        if self.prefilled is not None:
+            return "decoding"
+        return "vision and prefill" if self.opened is not None else "reading frames"
+
+    @property
+    def pieces(self) -> list[tuple[str, Origin]]:
+        """The caption so far, piece by piece with its origin."""
+        return [piece for one in self.rounds for piece in zip(one.texts, one.origins, strict=False)]
+
+    @property
+    def emitted(self) -> int:
+        return sum(len(one.token_ids) for one in self.rounds)
+
+    @property
+    def drafted(self) -> int:
+        return sum(one.drafted for one in self.rounds)
+
+    @property
+    def accepted(self) -> int:
+        return sum(one.accepted for one in self.rounds)
+
+    @property
+    def loose(self) -> int:
+        """Emitted tokens that a lossy rule let pass."""
+        return sum(one.origins.count("loose") for one in self.rounds)
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether target and draft work at the same time."""
+        return any(one.mode for one in self.rounds)
+
+    @property
+    def wasted(self) -> int:
+        """Drafted tokens that were not emitted, of the parallel schedule."""
+        return sum(one.wasted for one in self.rounds)
+
+    @property
+    def aborted(self) -> int:
+        """Those of the wasted tokens that came after they had lost their prefix."""
+        return sum(one.aborted for one in self.rounds)
+
+    @property
+    def target_passes(self) -> int:
+        """Decoding passes of the target; the token that its prefill yields costs none."""
+        return sum(1 for one in self.rounds if one.drafted or one.verify_s > 0)
+
+    @property
+    def tau(self) -> float | None:
+        """Accepted draft tokens per verification (docs/metrics.md)."""
+        return tau([one.accepted for one in self.rounds[1:] if one.drafted])
+
+    @property
+    def weights(self) -> dict[str, tuple[float, ...]]:
+        """Of an ensemble's contexts, window by window."""
+        return weights_by_context(self.prefilled.contexts if self.prefilled else (), self.rounds)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Decode rate: tokens after the first over the time after the first."""
+        seconds = self.rounds[-1].elapsed - self.rounds[0].elapsed if self.rounds else 0.0
+        tokens = self.emitted - len(self.rounds[0].token_ids) if self.rounds else 0
+        return tokens / seconds if seconds > 0 else None
+
+    @property
+    def speedup(self) -> tuple[float | None, bool] | None:
+        """The decode speed-up, None of a text too short to measure, and whether it was measured or is an estimate."""
+        baseline = self.caption.speed.get("baseline") if self.caption else None
+        if baseline:
+            return baseline["decode"], True
+        estimate = estimate_speedup(self.rounds)
+        return (estimate, False) if estimate is not None else None

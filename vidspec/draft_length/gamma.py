@@ -1,0 +1,123 @@
+"""The window of a draft that works beside its target: a given number, or the ratio of measured forward times.
+
+It fills one target pass, whatever is accepted, and so is not what :mod:`vidspec.draft_length.pace` chooses for
+drafts in turns, whose passes add up. Pure: times come in as numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+from typing import Literal
+
+__all__ = ["AutoGamma", "FixedGamma", "settled", "window_for"]
+
+Rounding = Literal["down", "up"]
+
+
+def window_for(tp: float, tq: float, rounding: Rounding = "down", lowest: int = 1, highest: int = 32) -> int:
+    """The window that fills one target pass: T_p(gamma) / T_q(alpha), rounded (ParallelVLM Eq. 6 and App. A).
+
+    Args:
+        tp: time of a target pass on the window.
+        tq: time of a draft pass on one token, same unit.
+        rounding: ``down`` keeps the target from waiting; ``up`` suits self drafting, with its small windows and long
+            accepted runs.
+        lowest, highest: the result stays between them.
+
+    Raises:
+        ValueError: a time that is not positive.
+    """
+    if not (tp > 0 and tq > 0):
+        raise ValueError(f"forward times must be positive, not {tp} and {tq}")
+    ratio = tp / tq
+    return max(lowest, min(highest, math.ceil(ratio) if rounding == "up" else math.floor(ratio)))
+
+
+def settled(verify: Callable[[int], float], tq: float, rounding: Rounding = "down", highest: int = 32) -> int:
+    """The window that fills a target pass on that window, from below: where :class:`AutoGamma` settles.
+
+    Args:
+        verify: time of a target pass by its rows.
+        tq: time of a draft pass on one token, same unit.
+        rounding, highest: see :func:`window_for`.
+    """
+    gamma = 1
+    while (wider := window_for(verify(gamma), tq, rounding, highest=highest)) > gamma:
+        gamma = wider
+    return gamma
+
+
+class FixedGamma:
+    """A window that stays as it is."""
+
+    def __init__(self, gamma: int) -> None:
+        if gamma < 1:
+            raise ValueError(f"gamma must be at least 1, not {gamma}")
+        self.gamma = gamma
+
+    def drafted(self, seconds: float) -> None:
+        """Nothing depends on it."""
+
+    def verified(self, rows: int, seconds: float) -> None:
+        """Nothing depends on it."""
+
+
+class AutoGamma:
+    """The window that fills one target pass, as measured while running.
+
+    T_p and T_q are medians of the last ``memory`` passes. T_p counts passes over a window; only until there is one,
+    those over a single token count instead. The window changes when the ratio lies outside the present window's
+    interval by more than ``slack``, so that a ratio near a whole number does not make it swing. As T_p depends on the
+    window, its measurements are forgotten when the window changes, and the window settles where both agree.
+
+    Args:
+        start: the window before anything has been measured.
+        rounding: see ``window_for``.
+        lowest, highest: the window stays between them.
+        slack: hysteresis, in tokens.
+        memory: passes that are remembered of each kind.
+    """
+
+    def __init__(
+        self,
+        start: int = 5,
+        rounding: Rounding = "down",
+        *,
+        lowest: int = 1,
+        highest: int = 32,
+        slack: float = 0.15,
+        memory: int = 9,
+    ) -> None:
+        if not 1 <= lowest <= start <= highest:
+            raise ValueError(f"gamma must satisfy 1 <= lowest <= start <= highest, not {lowest}, {start}, {highest}")
+        self.gamma = start
+        self.rounding, self.lowest, self.highest, self.slack = rounding, lowest, highest, slack
+        self._draft: deque[float] = deque(maxlen=memory)
+        self._single: deque[float] = deque(maxlen=memory)
+        self._window: deque[float] = deque(maxlen=memory)
+        self._settled = False
+
+    def drafted(self, seconds: float) -> None:
+        """A draft forward pass on one token took ``seconds``."""
+        self._draft.append(seconds)
+
+    def verified(self, rows: int, seconds: float) -> None:
+        """A target forward pass on ``rows`` tokens took ``seconds``; the window may change."""
+        (self._window if rows > 1 else self._single).append(seconds)
+        passes = self._window or self._single
+        tq, tp = (median(self._draft) if self._draft else 0.0), median(passes)
+        if tq <= 0 or tp <= 0:
+            return
+        low = self.gamma - (1 if self.rounding == "up" else 0)
+        # The first measurement decides alone: there is no settled window to hold on to yet.
+        slack = self.slack if self._settled else 0.0
+        self._settled = True
+        if low - slack <= tp / tq < low + 1 + slack:
+            return
+        chosen = window_for(tp, tq, self.rounding, self.lowest, self.highest)
+        if chosen != self.gamma:
+            self.gamma = chosen
+            self._window.clear()

@@ -1,0 +1,442 @@
+"""How many tokens each clip in flight drafts next, so that all together gain most per second. Pure: numbers come in.
+
+Clips draft in lockstep: a draft pass carries one row of each clip whose window is not full yet, so windows gamma_i cost
+sum over g of T_q(clips with gamma_i >= g). Then one target pass verifies them all: T_p(B clips, sum of (gamma_i + 1)
+rows). Its tokens are the sum of E_i = (1 - beta_i^(gamma_i + 1)) / (1 - beta_i). The windows are those with the most
+tokens per second; with many clips rows stop being free and windows shrink, down to 0, which is plain decoding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from operator import sub
+
+from vidspec.draft_length.passes import Curve, PassTimes
+from vidspec.draft_length.speed import chain_tokens
+from vidspec.draft_length.trees import Trees
+
+__all__ = ["REST", "TRIAL", "Pace", "Window", "allot"]
+
+#: Rounds of plain decoding before a draft that did not pay is tried again, and the window of that trial.
+REST, TRIAL = 16, 2
+#: Trials may cost this share of the time; where they are dear there are more rounds between them.
+TRYING = 0.01
+#: Other windows than the chosen ones are measured if no pass of about their width was heard among so many.
+UNSEEN = 128
+#: What rows cost is looked up anew after so many rounds.
+PRICED = 8
+#: The acceptance before any token was judged, as of so many tokens; what is known of other clips counts as so many.
+PRIOR, PRIOR_TOKENS, INHERITED = 0.8, 4.0, 8.0
+
+
+class _Acceptance:
+    """How often a drafted token was accepted, older rounds counting less."""
+
+    def __init__(self, beta: float, tokens: float) -> None:
+        self.passed, self.failed = tokens * beta, tokens * (1 - beta)
+
+    @property
+    def tokens(self) -> float:
+        return self.passed + self.failed
+
+    @property
+    def beta(self) -> float:
+        return self.passed / self.tokens
+
+    def judged(self, drafted: int, accepted: int, kept: float) -> None:
+        """A window was judged; what was seen before it counts ``kept`` from now on."""
+        self.passed = kept * self.passed + accepted
+        self.failed = kept * self.failed + (accepted < drafted)
+
+
+class Window:
+    """One clip's window; see :meth:`Pace.window`."""
+
+    def __init__(self, pace: Pace, start: int, seen: _Acceptance) -> None:
+        self.start = start
+        self._pace = pace
+        self._seen = seen
+        self._chosen = self._next = start
+        self._idle = 0
+
+    @property
+    def gamma(self) -> int:
+        """Tokens to draft in this clip's next round; 0 lets its draft rest."""
+        self._pace._settle()
+        return self._next
+
+    @property
+    def chosen(self) -> int:
+        """The window that pays best, whatever the next round tries."""
+        self._pace._settle()
+        return self._chosen
+
+    @property
+    def beta(self) -> float:
+        """Acceptance as seen so far."""
+        return self._seen.beta
+
+    def judged(self, drafted: int, accepted: int, beside: int = 0) -> None:
+        """A round of this clip is over.
+
+        Args:
+            drafted, accepted: how many tokens its window had, and how many of them were accepted; of a tree those of
+                its best path.
+            beside: further tokens that were accepted.
+        """
+        pace = self._pace
+        if drafted:
+            # What was seen before a rest is old by the rounds of the rest.
+            self._seen.judged(drafted, accepted, pace.fade ** min(1 + self._idle, REST // 2))
+            self._idle = 0
+        else:
+            self._idle += 1
+        pace._judged(drafted, accepted, beside)
+
+    def close(self) -> None:
+        """The clip is over, however it ended."""
+        self._pace._close(self)
+
+
+class Pace:
+    """Chooses the windows of all clips of one loop together.
+
+    It hears every pass that read no prompt, and of every window what became of it. The first rounds try ``start``
+    and twice as many, which shows what a row costs, unless :meth:`learn` has told. Windows are chosen anew after each
+    pass of the target; they change for a gain of more than ``slack``, and at once when a clip joins or leaves. Where
+    plain decoding is faster the draft rests, and is tried again now and then, by all resting clips in one round. Where
+    it drafts, a round of plain decoding, of half and of double windows shows now and then what those cost. All that
+    takes a small share of the time.
+
+    Windows depend on times, so a token's random numbers must not depend on windows.
+
+    Args:
+        highest: the longest window.
+        slack: hysteresis, as a share of the tokens per second.
+        fade: what a round's outcome still counts one round later.
+
+    Attributes:
+        trees: how those grow that are drafted in place of chains.
+    """
+
+    def __init__(self, *, highest: int = 16, slack: float = 0.02, fade: float = 0.98) -> None:
+        self.highest, self.slack, self.fade = highest, slack, fade
+        self._windows: list[Window] = []
+        self._seen = _Acceptance(PRIOR, PRIOR_TOKENS)
+        self._verify, self._draft, self._grow = PassTimes(), PassTimes(), PassTimes()
+        self._told = False
+        self._rounds = 0
+        self._answers = 0
+        self._due: int | None = None
+        self._looks = 0
+        self._rate = 0.0
+        self._tokens = self._seconds = 0.0
+        self._priced: tuple[int, int] | None = None  # clips and rounds of what follows
+        self._rows_cost: list[float] = []
+        self._pass_cost: float | None = None
+        self._news = self._heard = self._changed = False
+        self.trees = Trees(self)
+
+    def window(self, start: int = 5) -> Window:
+        """The window of a clip whose prompt has been read; it counts until it is closed.
+
+        Args:
+            start: the window before anything is known.
+        """
+        if not 1 <= start <= self.highest:
+            raise ValueError(f"the window must satisfy 1 <= start <= highest, not {start}, {self.highest}")
+        made = Window(self, start, _Acceptance(self._seen.beta, min(INHERITED, self._seen.tokens)))
+        self._windows.append(made)
+        self._news = self._changed = True
+        return made
+
+    def passed(
+        self, lane: str, sequences: int, rows: int, seconds: float, passes: int = 1, grows: bool = False
+    ) -> None:
+        """A pass is over that read no prompt.
+
+        Args:
+            lane: ``target`` or ``draft``.
+            sequences: clips in it; one whose drafter reads several contexts at once counts once.
+            rows: tokens of all of them.
+            seconds: what it took; of a chain that runs as one piece, the mean of its ``passes``.
+            grows: whether the draft grows a tree with it, and reads what it says before the next.
+        """
+        self._seconds += seconds * passes
+        if lane == "target":
+            self._tokens, self._seconds = self.fade * self._tokens, self.fade * self._seconds
+            self._verify.heard(sequences, rows, seconds)
+            self._news = self._heard = True
+        else:
+            (self._grow if grows else self._draft).heard(sequences, rows, seconds)
+
+    def learn(self, verify: Callable[[int], float], tq: float, beta: float, weight: float = 16.0) -> None:
+        """What a measurement with one clip found, instead of all that was heard before.
+
+        Args:
+            verify: seconds of a target pass by its rows.
+            tq: seconds of a draft pass on one token.
+            beta: an acceptance; it counts as ``weight`` tokens.
+        """
+        self._verify, self._draft, self._grow = PassTimes(), PassTimes(), PassTimes()
+        for rows in range(1, self.highest + 2):
+            for _ in range(3):
+                self._verify.heard(1, rows, verify(rows))
+        for _ in range(3):
+            self._draft.heard(1, 1, tq)
+        self._seen = _Acceptance(beta, weight)
+        for window in self._windows:
+            window._seen = _Acceptance(beta, weight)
+        self._told = self._news = True
+
+    def _close(self, window: Window) -> None:
+        if window in self._windows:
+            self._windows.remove(window)
+            self._news = self._changed = True
+
+    def prices(self, rows: int) -> list[float]:
+        """How many tokens 0, 1, ... ``rows`` drafted rows of each clip cost: those that all would be given meanwhile.
+
+        At the rate of late, or that of chains if it is higher. Empty until it is known, and perhaps longer.
+        """
+        if not self._verify or not self._tokens:
+            return []
+        self._price_anew()
+        if len(self._rows_cost) <= rows:
+            clips, verify = self.clips, self._verify.by_rows(self.clips)
+            rate, plain = self._at_least / clips, verify(clips)
+            self._rows_cost = [rate * (verify(clips * (drafted + 1)) - plain) for drafted in range(rows + 1)]
+        return self._rows_cost
+
+    def price_of_drafting(self, passes: int) -> float:
+        """How many tokens so many passes of the draft model cost each clip; 0 until it is known."""
+        if not self._draft or not self._tokens:
+            return 0.0
+        self._price_anew()
+        if self._pass_cost is None:
+            self._pass_cost = self._draft.by_clips()(self.clips) * self._at_least / self.clips
+        return passes * self._pass_cost
+
+    def _price_anew(self) -> None:
+        """Forget prices that are old: every clip asks for them in every round, and they take longer than its draft."""
+        now = self.clips, self._rounds if self._rounds < PRICED else self._rounds // PRICED
+        if self._priced != now:
+            self._priced, self._rows_cost, self._pass_cost = now, [], None
+
+    def prices_of_levels(self, rows: int, own: float = 0.0) -> list[float]:
+        """How many tokens a pass that grows trees costs each clip, with 0, 1, ... ``rows`` rows of each.
+
+        Args:
+            rows: the most.
+            own: seconds that each clip takes beside the pass.
+        """
+        times = self._grow or self._draft
+        if not times or not self._tokens:
+            return [0.0] * (rows + 1)
+        clips, seconds = self.clips, times.by_rows(self.clips)
+        return [0.0, *(self._at_least * (seconds(clips * count) / clips + own) for count in range(1, rows + 1))]
+
+    @property
+    def _at_least(self) -> float:
+        """Tokens per second of all clips; something must have been emitted."""
+        return max(self._rate, self._tokens / self._seconds)
+
+    @property
+    def widest(self) -> int:
+        """Rows of each clip, up to which it is known what they cost."""
+        return self._verify.widest(self.clips)
+
+    @property
+    def clips(self) -> int:
+        """In flight, at least 1."""
+        return max(1, len(self._windows))
+
+    @property
+    def rounds(self) -> int:
+        """So far; one of each clip in flight is a round."""
+        return self._rounds
+
+    def _judged(self, drafted: int, accepted: int, beside: int = 0) -> None:
+        self._tokens += accepted + beside + 1
+        if drafted:
+            self._seen.judged(drafted, accepted, self.fade)
+        self._answers += 1
+        if self._answers >= len(self._windows):  # one of each clip, which is a round
+            self._answers = 0
+            self._rounds += 1
+            self._news |= not self._heard  # else this pass's windows are chosen already
+            self._heard = False
+
+    def _settle(self) -> None:
+        if not self._news or not self._windows:
+            return
+        self._news = False
+        windows = self._windows
+        if not self._verify:
+            for window in windows:
+                window._chosen = window._next = window.start
+            self._changed = False
+            return
+        clips = len(windows)
+        verify = self._verify.by_rows(clips)
+        draft = [0.0] * (clips + 1)
+        if self._draft:
+            draft[1:] = map(self._draft.by_clips(), range(1, clips + 1))
+        betas = [window.beta for window in windows]
+        chosen, rate = allot(betas, draft, verify, self.highest, self._rate)
+        present = [window._chosen for window in windows]
+        now = _rate(betas, present, draft, verify)
+        if not self._changed and chosen != present:
+            needed = 1 + self.slack if any(chosen) else 1.0
+            if rate <= now * needed:
+                chosen, rate = present, now
+        self._changed, self._rate = False, rate
+        for window, gamma in zip(windows, chosen, strict=True):
+            window._chosen = window._next = gamma
+        if self._rounds < 3 and not self._told:
+            for window in windows:
+                wide = window.start if self._rounds < 2 else 2 * window.start
+                window._next = min(wide, 2 * window._chosen, self.highest)
+            return
+        self._try(betas, chosen, draft, verify)
+
+    def _try(self, betas: list[float], chosen: list[int], draft: list[float], verify: Curve) -> None:
+        """For one round, what was not chosen: a rested draft, or windows of which little is known."""
+        clips = len(chosen)
+        if 0 not in chosen:
+            self._due = None
+        elif self._due is None:
+            self._due = self._rounds + REST
+        tried = None
+        if self._due is not None and self._rounds >= self._due:
+            tried = [gamma or min(TRIAL, self.highest) for gamma in chosen]
+            self._due = self._rounds + 1 + self._rest(betas, tried, chosen, draft, verify)
+        elif any(chosen) and self._rounds >= self._looks:
+            others = [[0] * clips, [gamma // 2 for gamma in chosen], [min(2 * g, self.highest) for g in chosen]]
+            seen = [self._verify.since(clips, clips + sum(other)) for other in others]
+            if max(seen) >= UNSEEN:
+                tried = others[seen.index(max(seen))]
+                self._looks = self._rounds + self._rest(betas, tried, chosen, draft, verify)
+        if tried is not None:
+            for window, gamma in zip(self._windows, tried, strict=True):
+                window._next = gamma
+
+    def _rest(self, betas: list[float], tried: list[int], chosen: list[int], draft: list[float], verify: Curve) -> int:
+        """Rounds until something may be tried again, by what it loses this time."""
+        loss = _seconds(tried, draft, verify) * (1 - _rate(betas, tried, draft, verify) / self._rate)
+        return max(REST, math.ceil(loss / (TRYING * _seconds(chosen, draft, verify))))
+
+
+def allot(
+    betas: Sequence[float],
+    draft: Sequence[float],
+    verify: Curve,
+    highest: int = 16,
+    rate: float = 0.0,
+) -> tuple[list[int], float]:
+    """The windows with the most tokens per second, and those.
+
+    For a guess of the rate (Dinkelbach) and the price of a row, each draft pass takes the clips that are worth it, the
+    surest first: those of pass g gain the sum of beta_i^g. Where all rows cost the same this is exact. Else each price
+    that the curve knows is tried, windows that end where it bends, and windows of one length.
+
+    Args:
+        betas: acceptance of each clip.
+        draft: seconds of a draft pass by clips, from 0 on.
+        verify: seconds of the target's pass by rows, with all clips in it.
+        highest: the longest window.
+        rate: a guess of the outcome.
+    """
+    clips = len(betas)
+    order = sorted(range(clips), key=lambda i: -betas[i])
+    sums = _sums([betas[i] for i in order], highest)
+    best: list[int] = []  # clips in the first, second, ... draft pass
+    fastest = clips / verify(clips)
+    ends = [x - clips for x in verify.kinks]
+
+    def reached(passes: list[int]) -> float:
+        nonlocal fastest, best
+        tokens, seconds, rows, most = float(clips), 0.0, clips, 0.0
+        for g, (gains, n) in enumerate(zip(sums, passes, strict=False), 1):
+            tokens += gains[n]
+            seconds += draft[n]
+            rows += n
+            most = max(most, found := tokens / (seconds + verify(rows)))
+            if found > fastest:
+                fastest, best = found, passes[:g]
+        return most
+
+    reached([clips] * highest)
+    guess = max(rate, fastest)
+    for _ in range(8):
+        found = []
+        for price in verify.prices:
+            passes = _worth(sums, [guess * (seconds + price * n) for n, seconds in enumerate(draft)])
+            found.append((reached(passes), passes))
+        at = max(range(len(found)), key=lambda k: found[k][0])
+        for (_, wider), (_, narrower) in pairwise(found[max(0, at - 1) : at + 2]):
+            for passes in _between(sums, narrower, wider, ends):
+                reached(passes)
+        if fastest - guess <= 0.01 * guess:
+            break
+        guess = fastest
+    gammas = [0] * clips
+    for place, i in enumerate(order):
+        gammas[i] = sum(n > place for n in best)
+    return gammas, fastest
+
+
+def _worth(sums: list[list[float]], costs: list[float]) -> list[int]:
+    """Clips in each draft pass, where as many take part as gain most over their cost; none behind the first without."""
+    costs[0] = 0.0
+    passes = []
+    for gains in sums:
+        worth = list(map(sub, gains, costs))
+        most = max(worth)
+        if most <= 0:
+            break
+        passes.append(worth.index(most))
+    return passes
+
+
+def _between(sums: list[list[float]], passes: list[int], wider: list[int], rows: list[float]) -> list[list[int]]:
+    """Of those between these and wider ones, the ones that end at so many rows drafted, rounded both ways."""
+    least, most = sum(passes), sum(wider)
+    ends = sorted({end for x in rows if least < x < most for end in (math.floor(x), math.ceil(x))} - {least, most})
+    if not ends:
+        return []
+    now = passes + [0] * (len(wider) - len(passes))
+    steps = [(sums[g][n] - sums[g][n + 1], g, n) for g, m in enumerate(now) for n in range(m, wider[g])]
+    steps.sort()
+    made = []
+    for start, end in pairwise([least, *ends]):
+        for _, g, _ in steps[start - least : end - least]:
+            now[g] += 1
+        made.append([n for n in now if n])
+    return made
+
+
+def _sums(betas: Sequence[float], highest: int) -> list[list[float]]:
+    """By g, from 1 on: the sum of beta^g over the first n, by n."""
+    powers = list(betas)
+    sums = []
+    for _ in range(highest):
+        sums.append(list(accumulate(powers, initial=0.0)))
+        powers = [power * beta for power, beta in zip(powers, betas, strict=True)]
+    return sums
+
+
+def _seconds(gammas: Sequence[int], draft: Sequence[float], verify: Callable[[float], float]) -> float:
+    """Of a round with these windows."""
+    passes = (sum(gamma >= g for gamma in gammas) for g in range(1, max(gammas) + 1))
+    return sum(draft[n] for n in passes) + verify(len(gammas) + sum(gammas))
+
+
+def _rate(
+    betas: Sequence[float], gammas: Sequence[int], draft: Sequence[float], verify: Callable[[float], float]
+) -> float:
+    """Tokens per second with these windows."""
+    tokens = sum(map(chain_tokens, betas, gammas))
+    return tokens / _seconds(gammas, draft, verify)

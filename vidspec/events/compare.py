@@ -1,0 +1,71 @@
+"""Compares two records of the same clip: are the tokens the same, and how much faster was one; runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from vidspec.events.record import Baseline, Caption
+
+__all__ = ["LEAST", "decode_rate", "first_difference", "speed_against", "time_at_length"]
+
+#: Tokens after the first that a text needs for its decoding to be measured: fewer take a window or two.
+LEAST = 16
+
+
+def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
+    """The first position at which two token sequences differ, their ends included; None if they are equal."""
+    pairs = enumerate(zip_longest(left, right))
+    return next((position for position, (a, b) in pairs if a != b), None)
+
+
+def decode_rate(caption: Caption) -> float | None:
+    """Tokens per second of decoding: tokens after the first over the time after the first (docs/metrics.md, Times)."""
+    tokens, seconds = len(caption.token_ids) - 1, caption.timings.get("decode", 0.0)
+    return tokens / seconds if tokens > 0 and seconds > 0 else None
+
+
+def time_at_length(caption: Caption, tokens: int) -> float | None:
+    """Seconds from the opened file to the last token, had the text been ``tokens`` (at least 1) long.
+
+    time to first token + (tokens - 1) * seconds per token after the first (docs/metrics.md, Times); of a text that is
+    as long, the measured end to end itself. None where a text of one token, or no timing, tells no rate.
+    """
+    if len(caption.token_ids) == tokens:
+        return caption.timings.get("end_to_end")
+    first, rate = caption.timings.get("time_to_first_token"), decode_rate(caption)
+    if first is None or (rate is None and tokens > 1):
+        return None
+    return first + (tokens - 1) / (rate or 1.0)
+
+
+def speed_against(method: Caption, plain: Caption) -> Baseline:
+    """The ``speed.baseline`` object: plain decoding's own figures and the three speed-ups over it, at its length.
+
+    Args:
+        method: the record of the method.
+        plain: the record of plain decoding of the same clip by the same engine.
+
+    Returns:
+        ``timings`` (seconds), ``tokens`` (how many) and ``tokens_per_s`` of ``plain``; ``time_to_first_token`` and
+        ``end_to_end`` as ratios of times, the latter by :func:`time_at_length` for as many tokens as ``plain`` has
+        (``end_to_end_raw``: of both texts as they are), ``decode`` as the ratio of token rates, each above 1 where
+        ``method`` is faster and None where one of the two was not measured; ``decode`` also where one has fewer than
+        :data:`LEAST` tokens after the first.
+    """
+    long = min(len(method.token_ids), len(plain.token_ids)) > LEAST
+    return {
+        "timings": dict(plain.timings),
+        "tokens": len(plain.token_ids),
+        "tokens_per_s": decode_rate(plain),
+        "time_to_first_token": _ratio(
+            plain.timings.get("time_to_first_token"), method.timings.get("time_to_first_token")
+        ),
+        "decode": _ratio(decode_rate(method), decode_rate(plain)) if long else None,
+        "end_to_end": _ratio(plain.timings.get("end_to_end"), time_at_length(method, len(plain.token_ids))),
+        "end_to_end_raw": _ratio(plain.timings.get("end_to_end"), method.timings.get("end_to_end")),
+    }
+
+
+def _ratio(numerator: float | None, denominator: float | None) -> float | None:
+    return numerator / denominator if numerator and denominator else None

@@ -1,0 +1,98 @@
+"""Counters from events, and the lengths the papers print, each by its own name. Pure functions, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from vidspec.events.events import Round
+from vidspec.events.record import Lengths
+
+__all__ = ["Counters", "count", "estimate_speedup", "lengths", "tau", "weights_by_context"]
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Raw counters of one generation. The prefill passes are not counted as forwards.
+
+    ``accepted_lengths`` has one entry per verification: accepted draft tokens, correction and bonus excluded. Their sum
+    is ``accepted``, less the start-up token that a parallel prefill may have accepted.
+    """
+
+    target_forwards: int
+    draft_forwards: int
+    drafted: int
+    accepted: int
+    loose: int
+    corrections: int
+    bonus: int
+    emitted: int
+    accepted_lengths: tuple[int, ...]
+
+
+def count(rounds: Iterable[Round], draft_forwards: int) -> Counters:
+    """Fold the rounds of one clip. The first is the target's prefill, which gives a token and is no forward."""
+    rows = list(rounds)
+    passes = rows[1:]
+    origins = [origin for row in rows for origin in row.origins]
+    return Counters(
+        target_forwards=len(passes),
+        draft_forwards=draft_forwards,
+        drafted=sum(row.drafted for row in rows),
+        accepted=sum(row.accepted for row in rows),
+        loose=origins.count("loose"),
+        corrections=origins.count("correction"),
+        bonus=origins.count("bonus"),
+        emitted=len(origins),
+        accepted_lengths=tuple(row.accepted for row in passes if row.drafted),
+    )
+
+
+def tau(accepted_lengths: Sequence[int]) -> float | None:
+    """Accepted draft tokens per verification; None without any. ``accepted_lengths`` has one entry for each.
+
+    The start-up token that a parallel prefill accepts is in none of them: the prefill is no verification.
+    """
+    return sum(accepted_lengths) / len(accepted_lengths) if accepted_lengths else None
+
+
+def lengths(counters: Counters) -> Lengths:
+    """The lengths by name (docs/metrics.md, "Lengths").
+
+    ``tau``: see :func:`tau`. ``tokens_per_target_pass``: tokens after the first (which the
+    prefill gives) per target forward. ``run_length``: accepted tokens between two corrections, across rounds; the last
+    run counts although the text ended it. ``acceptance_rate``: accepted / drafted.
+    """
+    drafted = counters.drafted > 0
+    return {
+        "tau": tau(counters.accepted_lengths),
+        "tokens_per_target_pass": (counters.emitted - 1) / counters.target_forwards
+        if counters.target_forwards
+        else None,
+        "run_length": counters.accepted / (counters.corrections + 1) if drafted else None,
+        "acceptance_rate": counters.accepted / counters.drafted if drafted else None,
+    }
+
+
+def weights_by_context(contexts: Sequence[str], rounds: Iterable[Round]) -> dict[str, tuple[float, ...]]:
+    """The weight of each context of an ensemble, window by window (TABED Fig. 3); empty without contexts."""
+    windows = [one.weights for one in rounds if one.weights]
+    return {context: tuple(weights[at] for weights in windows) for at, context in enumerate(contexts)}
+
+
+def estimate_speedup(rounds: Sequence[Round]) -> float | None:
+    """Decode speed-up guessed from a run's own rounds: emitted tokens x median verify time / total time.
+
+    It takes plain decoding to cost one verification per token. A plain pass has one row instead of gamma + 1 and may
+    be cheaper, so this is an upper bound more than a measurement, and is shown as "est.". None before the first
+    verification and where nothing was drafted.
+    """
+    verified = [one for one in rounds if one.verify_s > 0]
+    spent = sum(one.draft_s + one.verify_s for one in verified)
+    if any(one.mode for one in verified):  # both halves at the same time: their sum is more than the time it took
+        spent = rounds[-1].elapsed
+    if not any(one.drafted for one in verified) or spent <= 0:
+        return None
+    emitted = sum(len(one.token_ids) for one in verified)
+    return emitted * median(one.verify_s for one in verified) / spent

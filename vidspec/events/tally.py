@@ -1,0 +1,84 @@
+"""Counts what came of the clips of a run, and how fast; knows neither inputs nor outputs."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from vidspec.events.record import Caption
+
+__all__ = ["Tally", "duration"]
+
+
+@dataclass
+class Tally:
+    """What has happened so far. Clips are counted when their last segment is done, as failed if any of them failed.
+
+    Attributes:
+        total: clips of the run, finished earlier or not.
+        earlier, earlier_failed, reused: clips that needed no captioning.
+        captioned, failed: clips of this run.
+        tokens: emitted by this run.
+        kinds: failures by ``stage/kind``.
+        stopped: why the run ended early, or None.
+        began: when, by ``time.monotonic``.
+    """
+
+    total: int = 0
+    earlier: int = 0
+    earlier_failed: int = 0
+    reused: int = 0
+    captioned: int = 0
+    failed: int = 0
+    tokens: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    stopped: str | None = None
+    began: float = field(default_factory=time.monotonic)
+    _failed: set[int] = field(default_factory=set)  # clips of which a segment failed, and more are to come
+
+    @property
+    def done(self) -> int:
+        """Clips finished by this run or before."""
+        return self.earlier + self.earlier_failed + self.reused + self.captioned + self.failed
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    @property
+    def clips_per_s(self) -> float:
+        return (self.captioned + self.failed) / max(self.seconds, 1e-9)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / max(self.seconds, 1e-9)
+
+    @property
+    def eta(self) -> float | None:
+        """Seconds to the end at this run's own rate; None before its first clip is done."""
+        mine = self.captioned + self.failed
+        return (self.total - self.done) * self.seconds / mine if mine else None
+
+    def add(self, number: int, caption: Caption, *, last: bool = True) -> bool:
+        """Count what came of clip ``number`` or of one of its segments; whether the clip is finished with it."""
+        error = caption.error
+        if error is None:
+            self.tokens += len(caption.token_ids)
+        else:
+            self.kinds[f"{error['stage']}/{error['kind']}"] += 1
+            self._failed.add(number)
+        if not last:
+            return False
+        self.failed += number in self._failed
+        self.captioned += number not in self._failed
+        self._failed.discard(number)
+        return True
+
+
+def duration(seconds: float) -> str:
+    """``42 s``, ``3:05`` or ``1:02:03``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

@@ -1,0 +1,107 @@
+"""DyCoke: like tokens of neighbouring frames are merged before the target, and decoding reads a part of the cache.
+
+Tao et al. 2025 (arXiv 2411.15024). Merging: in groups of four frames, the second loses the share k of its tokens that
+are most like the same places of the first, the fourth those most like the third, the third those most like the first
+(cosine of the features). Decoding: blocks from ``layer`` on read, of the prompt's visual entries, those the current
+token attends to most in the block before; the others stay in memory and may come back.
+
+**D**: a block reads a tenth of the video's tokens on average, the retention of ParallelVLM's Table 2, merged ones
+counted as not read; DyCoke itself keeps 30% of the entries. Fewer blocks than ``layer`` read everything where they are
+more than that already. Entries are chosen anew when the cosine of the attention with that of the last choice is below
+0.9; the released code compares with the step before. Merged tokens are dropped, not averaged, as there. The rule holds
+for a last group of fewer than four frames too, as far as it has the frames. Kept tokens keep their positions.
+Separators are no frame's tokens and stay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from vidspec.errors import ProfileError
+from vidspec.pruning.base import token_grid
+from vidspec.pruning.target.base import Choice, Reading, whole_blocks
+from vidspec.registry import lossy
+
+if TYPE_CHECKING:
+    import torch
+
+    from vidspec.models.base import Prefix
+
+__all__ = ["DyCoke", "temporally_merged"]
+
+#: Frame of a group -> the frame it is compared with.
+_LIKE = {1: 0, 2: 0, 3: 2}
+
+
+def temporally_merged(features: torch.Tensor, grid: torch.Tensor, merge: float) -> torch.Tensor:
+    """The tokens that are left when like ones are merged in groups of four frames.
+
+    Args:
+        features: (N, d).
+        grid: (frames, rows, columns) which token is where, -1 where there is none.
+        merge: k, the share of its tokens that a later frame of a group loses, rounded up.
+
+    Returns:
+        (K,) sorted indices; tokens that are not in the grid stay.
+    """
+    import torch
+    from torch.nn import functional as F
+
+    stays = torch.ones(len(features), dtype=torch.bool, device=features.device)
+    cells = grid.flatten(1).to(features.device)
+    for frame in range(len(cells)):
+        if frame % 4 not in _LIKE:
+            continue
+        own, other = cells[frame], cells[frame - frame % 4 + _LIKE[frame % 4]]
+        both = (own >= 0) & (other >= 0)
+        own, other = own[both], other[both]
+        alike = F.cosine_similarity(features[own].float(), features[other].float(), dim=-1)
+        kept = math.floor((1 - merge) * len(own) + 1e-6)  # 0.3 of 10 is 3, whatever binary fractions make of it
+        stays[own[alike.sort(stable=True).indices[kept:]]] = False
+    return stays.nonzero()[:, 0]
+
+
+@lossy.register("dycoke")
+class DyCoke:
+    """Args: ``merge``, k; ``retention``, the mean share of the visual tokens that a block reads, or ``keep``, that of
+    the visual entries behind ``layer`` blocks, 1 - p; ``layer``, blocks that read all entries; ``similarity``, the
+    cosine below which they are chosen anew."""
+
+    shares: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        merge: float = 0.7,
+        keep: Sequence[float] | None = None,
+        layer: int = 3,
+        similarity: float = 0.9,
+        retention: float = 0.1,
+    ) -> None:
+        most = 1 - 0.75 * merge  # three of four frames are merged
+        if keep is None and retention > most:
+            raise ProfileError(
+                f"lossy.retention: {retention:g} is more than the {most:g} that merging leaves",
+                hint=f"lossy.merge: {(1 - retention) / 0.75:.2g} leaves as much",
+            )
+        self.merge, self.keep, self.layer, self.similarity, self.retention = merge, keep, layer, similarity, retention
+
+    def reads(self, depth: int, entered: float) -> tuple[int, float]:
+        whole = min(self.layer, depth - 1)
+        if self.keep is not None:
+            (share,) = self.keep
+            return whole, share
+        of_entries = min(1.0, self.retention / entered)
+        whole = min(whole, whole_blocks(whole, depth, of_entries))
+        return whole, min(1.0, (of_entries * depth - whole) / (depth - whole))
+
+    def before(self, prefix: Prefix) -> torch.Tensor | None:
+        return temporally_merged(prefix.visual.features, token_grid(prefix.visual), self.merge)
+
+    def stages(self, depth: int) -> Mapping[int, float]:
+        self.reads(depth, 1.0)  # says so if there are too few blocks
+        return {}
+
+    def choose(self, reading: Reading, share: float) -> Choice:
+        raise AssertionError("this method has no stages")

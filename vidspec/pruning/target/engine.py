@@ -1,0 +1,213 @@
+"""A target that is pruned while it reads its prompt: rows are dropped between the decoder's blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch.nn import functional as F
+
+from vidspec.engine.attention import Attention
+from vidspec.engine.forward import Engine, Prefilling, finite
+from vidspec.engine.rows import Passed, Prefill, Prompt, Rows
+from vidspec.engine.slab import KVSpan
+from vidspec.engine.taps import Taps
+from vidspec.models.base import Prefix, VideoLanguageModel, VisualTokens
+from vidspec.pruning.target.base import Choice, Dynamic, Reading, TargetPruner, best, last_row_attention, share_of
+from vidspec.pruning.target.span import PrunedSpan
+
+__all__ = ["LossyEngine", "kept_per_layer"]
+
+
+class _Look(Taps):
+    """Keeps what the attention of one block was computed from."""
+
+    def __init__(self, block: int) -> None:
+        super().__init__(rows=torch.empty(0), visual=torch.empty(0))
+        self.block = block
+        self.seen: tuple[torch.Tensor, torch.Tensor, float] | None = None
+
+    def attended(self, block: int, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
+        if block == self.block:
+            self.seen = query.transpose(0, 1)[None], key, scaling
+
+
+class _Reselect(Taps):
+    """Watches one block of each step of decoding and chooses what the later ones read (DyCoke)."""
+
+    def __init__(self, similarity: float, share: float, visual: VisualTokens, span: PrunedSpan, prompt: int) -> None:
+        super().__init__(rows=torch.empty(0), visual=visual.index)
+        self.similarity, self.share = similarity, share
+        self.tokens, self.span, self.prompt = visual, span, prompt
+        self.last: torch.Tensor | None = None
+
+    def attended(self, block: int, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
+        if block != self.span.whole - 1:
+            return
+        scores = last_row_attention(query.transpose(0, 1)[None], key, self.visual, scaling)
+        if self.last is not None:
+            alike = float(F.cosine_similarity(scores, self.last.to(scores.device), dim=0))
+            if alike >= self.similarity:
+                return
+        self.last = scores
+        kept = best(scores, self.tokens, share_of(len(scores), self.share)).to(self.visual.device)
+        stays = torch.ones(self.prompt, dtype=torch.bool, device=self.visual.device)
+        stays[self.visual] = False
+        stays[self.visual[kept]] = True
+        self.span.choose(stays.nonzero()[:, 0], self.prompt)
+
+
+class _Sequence(PrunedSpan):
+    """A sequence of a pruned target; ``watch`` observes each step, ``kept`` counts visual tokens that blocks read."""
+
+    watch: Taps | None = None
+    kept: tuple[int, ...] = ()
+
+
+def kept_per_layer(span: KVSpan) -> tuple[int, ...]:
+    """How many visual tokens of the prompt each block of a pruned target reads while decoding; () of a whole one."""
+    return span.kept if isinstance(span, _Sequence) else ()
+
+
+class LossyEngine(Engine[VideoLanguageModel]):
+    """Runs a pruned target, one sequence and one token at a time: for plain decoding.
+
+    Args:
+        model: a model of one of the families.
+        method: what it drops.
+
+    Raises:
+        ModelError: the model's blocks are too few.
+    """
+
+    alone: ClassVar[bool] = True
+
+    def __init__(self, model: VideoLanguageModel, method: TargetPruner) -> None:
+        super().__init__(model)
+        self.method = method
+        method.stages(model.layers)  # whether its blocks suffice is said now
+
+    def reading(
+        self,
+        prompt: Prompt,
+        room: int,
+        taps: Taps | None = None,
+        *,
+        states: bool = False,
+        held: tuple[KVSpan, int] | None = None,
+    ) -> Prefilling:
+        """Refused: what the method drops it drops of a whole prompt."""
+        raise ValueError("a pruned target reads its prompt in one go")
+
+    @torch.inference_mode()
+    def prefill(self, prompt: Prompt, room: int, taps: Taps | None = None, *, states: bool = False) -> Prefill:
+        """Read a prompt, dropping what the method drops; see :meth:`Engine.prefill`.
+
+        Raises:
+            ValueError: something else wants to observe the pass, or it is no prompt of a video.
+        """
+        if taps is not None or states or not isinstance(prompt, Prefix):
+            raise ValueError("the prefill of a pruned target shows nothing")
+        prefix, every = prompt, len(prompt.visual)
+        if every and (kept := self.method.before(prefix)) is not None:
+            prefix = prefix.keep(kept.to(prefix.visual.index.device))
+        depth, length = self.model.decoder.depth, prefix.length
+        whole, share, watched = depth, 1.0, None
+        if isinstance(self.method, Dynamic) and depth > 1 and len(prefix.visual):
+            whole, share = self.method.reads(depth, len(prefix.visual) / every)
+            watched = self.method.similarity
+        span = _Sequence(self.model.decoder.slab, length + room, prefix.next_position - length, whole)
+        if watched is not None:
+            span.watch = _Reselect(watched, share, prefix.visual, span, length)
+        hidden, rows = self._blocks(prefix, span)
+        normed = self.model.decoder.norm(hidden[-1:])
+        passed = finite([Passed(self.model.decoder.logits(normed)[:, : self.model.vocabulary], normed)])
+        self.check(passed)
+        logits = passed[0].logits[0]
+        span.length, span.missing = length, [length - count for count in rows]
+        visual, text = len(prefix.visual), length - len(prefix.visual)
+        read = [count - text if block < whole else share_of(visual, share) for block, count in enumerate(rows)]
+        span.kept = tuple(read)
+        return Prefill(span, logits.to(self.model.device))
+
+    def run(self, batch: Sequence[Rows]) -> list[Passed]:
+        """Append one token to one sequence; see :meth:`Engine.run`.
+
+        Raises:
+            ValueError: it is more than one, or not a plain one.
+        """
+        if len(batch) != 1 or len(batch[0].token_ids) != 1 or batch[0].parents is not None:
+            raise ValueError("a pruned target decodes one sequence token by token")
+        span = batch[0].span
+        return super().run([replace(batch[0], taps=span.watch if isinstance(span, _Sequence) else None)])
+
+    def _blocks(self, prefix: Prefix, span: _Sequence) -> tuple[torch.Tensor, list[int]]:
+        """(rows, hidden) behind the last block, and how many rows each block has read into the sequence."""
+        decoder, method = self.model.decoder, self.method
+        visual, rows = prefix.visual, torch.arange(prefix.length, device=prefix.embeds.device)
+        hidden, counts = prefix.embeds[0], []
+        positions = prefix.positions.reshape(decoder.axes, -1)
+        stages = method.stages(decoder.depth) if len(visual) else {}
+        attention: Attention | None = None
+        for index in range(decoder.depth):
+            if attention is None or index + 1 in stages:
+                look = _Look(index) if index + 1 in stages else None
+                passing = Rows(span, prompt=prefix, stretch=(0, len(rows)), taps=look)
+                rotation = decoder.rotation(positions[:, rows])
+                attention = Attention([passing], decoder.scaling, decoder.windows)
+            counts.append(len(rows))
+            hidden = decoder.block(index, hidden, rotation, attention)
+            if index < len(visual.deepstack):
+                features = visual.deepstack[index]
+                hidden = hidden.index_add(0, visual.index.to(hidden.device), features.to(hidden))
+            if look is None or look.seen is None:
+                continue
+            attention = None
+            choice = method.choose(Reading(prefix, visual, hidden, *look.seen), stages[index + 1])
+            if len(choice.kept) < len(visual):
+                hidden, visual, stays = _dropped(hidden, visual, choice)
+                rows = rows[stays.to(rows.device)]
+        return hidden, counts
+
+
+def _dropped(
+    hidden: torch.Tensor, visual: VisualTokens, choice: Choice
+) -> tuple[torch.Tensor, VisualTokens, torch.Tensor]:
+    """What a choice leaves of (rows, hidden) states and of the visual tokens, and which rows (sorted) it leaves."""
+    place = visual.index.device
+    kept, into = choice.kept.to(place), choice.into
+    deepstack = visual.deepstack
+    if into is not None:
+        at = visual.index.to(hidden.device)
+        hidden = hidden.clone()
+        hidden[at] = _means(hidden[at], into)
+        deepstack = tuple(_means(level, into) for level in deepstack)
+    stays = torch.ones(len(hidden), dtype=torch.bool, device=place)
+    stays[visual.index] = False
+    stays[visual.index[kept]] = True
+    left = replace(
+        visual,
+        index=(stays.cumsum(0) - 1)[visual.index[kept]],
+        frame=visual.frame[kept],
+        row=visual.row[kept],
+        column=visual.column[kept],
+        required=visual.required[kept],
+        features=visual.features[kept],
+        deepstack=tuple(level[kept.to(level.device)] for level in deepstack),
+    )
+    rows = stays.nonzero()[:, 0]
+    return hidden[rows.to(hidden.device)], left, rows
+
+
+def _means(states: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+    """(n, d) in which each token that others go into is the mean of them, in float32; the rest as they are."""
+    into = into.to(states.device)
+    taking_part = (into >= 0).nonzero()[:, 0]
+    centres, group = into[taking_part].unique(return_inverse=True)
+    total = torch.zeros(len(centres), states.shape[1], dtype=torch.float32, device=states.device)
+    total.index_add_(0, group, states[taking_part].float())
+    merged = states.clone()
+    merged[centres] = (total / group.bincount(minlength=len(centres))[:, None]).to(states.dtype)
+    return merged

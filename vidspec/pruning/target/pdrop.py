@@ -1,0 +1,53 @@
+"""PyramidDrop: behind each quarter of the target's blocks, fewer visual tokens stay.
+
+Xing et al. 2025 (arXiv 2410.17247): four stages of equal depth with 1, 1/2, 1/4 and 1/8 of the visual tokens, ranked at
+the end of a stage by the attention of the last instruction token, the mean over heads.
+
+**D**: these shares are 47% on average over the blocks, and ParallelVLM's Table 2 compares at 10%, of which a first
+quarter that reads everything would alone be 25%. So all four stages are scaled alike, the first of them too: it drops
+behind the first block, and each leaves half of the one before. The ranking token is the last one of the prompt, as in
+the released code at inference. The attention is the one that the last block of the stage computed; the released code
+projects its output once more with the next block's weights. Kept tokens keep their positions; the released code
+renumbers them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from vidspec.pruning.target.base import Choice, Reading, best, on_average, places, without_overlap
+from vidspec.registry import lossy
+
+if TYPE_CHECKING:
+    import torch
+
+    from vidspec.models.base import Prefix
+
+#: Of the visual tokens, in the paper's four stages.
+_SHARES = (1.0, 0.5, 0.25, 0.125)
+
+
+@lossy.register("pdrop")
+class PyramidDrop:
+    """Args: ``retention``, the mean share of the visual tokens that a block reads, or ``keep``, the shares behind a
+    quarter, a half and three quarters of the blocks."""
+
+    shares: ClassVar[int] = 3
+
+    def __init__(self, keep: Sequence[float] | None = None, retention: float = 0.1) -> None:
+        self.keep, self.retention = keep, retention
+
+    def before(self, prefix: Prefix) -> torch.Tensor | None:
+        return None
+
+    def stages(self, depth: int) -> Mapping[int, float]:
+        def placed(shares: Sequence[float]) -> list[tuple[int, float]]:
+            return [(depth * i // len(_SHARES), share) for i, share in enumerate(shares, len(_SHARES) - len(shares))]
+
+        if self.keep is None:
+            return on_average(placed(_SHARES), depth, self.retention)
+        return without_overlap(placed(self.keep), depth)
+
+    def choose(self, reading: Reading, share: float) -> Choice:
+        return Choice(best(reading.last_attention(), reading.visual, places(reading, share)))

@@ -1,0 +1,108 @@
+"""SparseVLM: text tokens that have to do with the video rate its tokens, and the best of the dropped are recycled.
+
+Zhang et al. 2025 (arXiv 2410.04417). Raters are the text tokens behind the video whose relevance, the mean over visual
+tokens of the softmax over text tokens of their products as embeddings, is above the mean. Behind three blocks (of 32:
+the 3rd, 7th and 16th) the visual tokens with the highest attention of the raters (mean over heads and raters) stay; of
+the dropped, the top 30% are clustered ten to one, and each cluster leaves its mean.
+
+**D**: the shares of the three stages are to each other as in the paper's smallest setting (66, 30 and 17 of 576), and
+such that a block reads a tenth on average, the retention of ParallelVLM's Table 2. What is recycled is part of a
+stage's share, at most half of it. Of n tokens dropped floor(0.3 n) + 1 are clustered, m of them into floor(m / 10) + 1,
+the released code's counts. A cluster's mean stands at the place and the position of its centre; the released code puts
+all of them behind the other visual tokens and renumbers. Stages of models of other depths are at the same share of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from vidspec.pruning.target.base import Choice, Reading, best, on_average, places, without_overlap
+from vidspec.registry import lossy
+
+if TYPE_CHECKING:
+    import torch
+
+    from vidspec.models.base import Prefix
+
+__all__ = ["SparseVLM", "raters"]
+
+#: Blocks behind which LLaVA-1.5-7B is pruned, of its 32.
+_BLOCKS, _OF = (3, 7, 16), 32
+#: What stays there of 576 in the paper's smallest setting; only their ratios count.
+_SHARES = (66, 30, 17)
+
+
+def raters(visual: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+    """Text tokens whose relevance to the video is above the mean.
+
+    Args:
+        visual: (N, d) embeddings.
+        text: (r, d) embeddings.
+
+    Returns:
+        (k,) sorted indices; all r if none is above the mean.
+    """
+    relevance = (visual.float() @ text.float().T).softmax(dim=-1).mean(dim=0)
+    above = (relevance > relevance.mean()).nonzero()[:, 0]
+    return above if len(above) else above.new_tensor(range(len(text)))
+
+
+@lossy.register("sparsevlm")
+class SparseVLM:
+    """Args: ``retention``, the mean share of the visual tokens that a block reads, or ``keep``, that behind each stage;
+    ``recycle``, the share of the dropped that is clustered; ``cluster``, tokens per cluster."""
+
+    shares: ClassVar[int] = 3
+
+    def __init__(
+        self,
+        keep: Sequence[float] | None = None,
+        recycle: float = 0.3,
+        cluster: int = 10,
+        retention: float = 0.1,
+    ) -> None:
+        self.keep, self.recycle, self.cluster, self.retention = keep, recycle, cluster, retention
+
+    def before(self, prefix: Prefix) -> torch.Tensor | None:
+        return None
+
+    def stages(self, depth: int) -> Mapping[int, float]:
+        shares = _SHARES if self.keep is None else self.keep
+        placed = [(depth * blocks // _OF, share) for blocks, share in zip(_BLOCKS, shares, strict=True)]
+        return on_average(placed, depth, self.retention) if self.keep is None else without_overlap(placed, depth)
+
+    def choose(self, reading: Reading, share: float) -> Choice:
+        import torch
+
+        from vidspec.pruning.target.clustering import clusters
+
+        visual, prompt = reading.visual, reading.prompt
+        text = reading.text
+        if len(text):
+            embeds = prompt.embeds[0]
+            rating = raters(embeds[prompt.visual.index], embeds[prompt.text_rows_after_video])
+            text = text[rating.to(text.device)]
+        scores = reading.attention(text) if len(text) else reading.last_attention()
+        wanted = places(reading, share)
+        again, centres = self._recycled(len(visual), wanted)
+        kept = best(scores, visual, wanted - centres)
+        if not centres:
+            return Choice(kept)
+        dropped = torch.ones(len(visual), dtype=torch.bool, device=kept.device)
+        dropped[kept] = False
+        rest = dropped.nonzero()[:, 0]
+        again_at = rest[scores[rest].sort(descending=True, stable=True).indices[:again]].sort().values
+        states = reading.states[visual.index.to(reading.states.device)[again_at.to(reading.states.device)]]
+        centre = again_at[clusters(states, centres).to(again_at.device)]
+        into = torch.full((len(visual),), -1, dtype=torch.long, device=kept.device)
+        into[again_at] = centre
+        return Choice(torch.cat([kept, centre.unique()]).sort().values, into)
+
+    def _recycled(self, tokens: int, wanted: int) -> tuple[int, int]:
+        """How many of the dropped tokens are clustered, and into how many of the ``wanted`` that stay."""
+        dropped = tokens - wanted
+        if not dropped or not self.recycle:
+            return 0, 0
+        again = min(dropped, int(dropped * self.recycle) + 1)
+        return again, min(again, again // self.cluster + 1, wanted // 2)

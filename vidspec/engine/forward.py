@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Generic
 
@@ -301,9 +302,14 @@ class Prefilling:
 def finite(passed: list[Passed]) -> list[Passed]:
     """The same, those marked whose logits are not finite: one sum and one read of the whole pass if none is."""
     some = [one.logits for one in passed if len(one.logits)]
-    if not some or some[0].is_meta or bool(torch.isfinite(torch.cat(some).sum(dtype=torch.float32))):
+    if not some or some[0].is_meta or _sums(torch.cat(some) if len(some) > 1 else some[0]):
         return passed
-    return [one._replace(finite=bool(torch.isfinite(one.logits.sum(dtype=torch.float32)))) for one in passed]
+    return [one._replace(finite=_sums(one.logits)) for one in passed]
+
+
+def _sums(logits: torch.Tensor) -> bool:
+    """Whether no number of ``logits`` is NaN or infinite, by their sum."""
+    return math.isfinite(float(logits.sum(dtype=torch.float32)))
 
 
 def _last(rows: torch.Tensor, sizes: Sequence[int], counts: Sequence[int]) -> torch.Tensor:

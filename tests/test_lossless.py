@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 from decoding.workers.pairs import Waiting
 from model_pairs import Pair, save_pair
+from tiers import full_but
 
 from research.world.samples import draw
 from vidspec import video
@@ -57,6 +58,24 @@ CLIPS = {path.stem: path for path in shipped()}
 USUAL = 6
 DRAWN = int(os.environ.get("VIDSPEC_LOSSLESS_CLIPS", USUAL))
 BUILT_IN = ("embedded", "embedded-qwen")
+PRODUCT = [
+    (family, *one) for family in FAMILIES for one in enumerate(LOSSLESS) if family != HYBRID or goes_back(one[1])
+]
+#: A chain, a tree, both models at once: what ``make test`` shows of every family.
+SHAPES = ("vanilla-sd", "specvlm", "parallelvlm")
+#: One for each way of drafting: of one family and of the built-in pairs.
+MECHANISMS = (
+    "auto",
+    "hippo",
+    "hybrid",
+    "parallelvlm",
+    "sd-adaptive-tree",
+    "self-sd",
+    "specvlm",
+    "std",
+    "tabed-mtcp-star",
+    "vanilla-sd",
+)
 pytestmark = pytest.mark.usefixtures("forked_drafts")
 
 
@@ -123,7 +142,10 @@ def test_profiles_are_found():
 
 @pytest.mark.parametrize(
     ("family", "number", "profile"),
-    [(family, *one) for family in FAMILIES for one in enumerate(LOSSLESS) if family != HYBRID or goes_back(one[1])],
+    full_but(
+        [one for one in PRODUCT if one[2] in (MECHANISMS if one[0] == "llava_onevision" else SHAPES)],
+        PRODUCT,
+    ),
 )
 def test_every_profile_on_every_family(random_pairs, family, number, profile):
     """Small random models. Clips take turns; all of them in a longer run."""
@@ -133,8 +155,13 @@ def test_every_profile_on_every_family(random_pairs, family, number, profile):
         check(pair, captioner, clip)
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
-@pytest.mark.parametrize(("number", "profile"), list(enumerate(LOSSLESS)))
+@pytest.mark.parametrize(
+    ("name", "number", "profile"),
+    full_but(
+        [(BUILT_IN[at % 2], LOSSLESS.index(one), one) for at, one in enumerate(MECHANISMS)],
+        [(name, *one) for name in BUILT_IN for one in enumerate(LOSSLESS)],
+    ),
+)
 def test_every_profile_on_the_built_in_pairs(built_in_pairs, name, number, profile):
     """Trained weights."""
     pair = built_in_pairs(name)
@@ -148,6 +175,7 @@ def turns(number):
     return [CLIPS[sorted(CLIPS)[number % len(CLIPS)]]] if DRAWN <= USUAL else list(CLIPS.values())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("gamma", [1, 3, 8])
 @pytest.mark.parametrize("alpha", [0, 0.5, 0.99])
 def test_any_window_and_any_share(random_pair, gamma, alpha):
@@ -169,20 +197,22 @@ def check_nothing_loose(pair, profile, overrides, clips):
         assert check(pair, captioner, clip).loose == {"share": 0.0, "tokens": []}
 
 
-@pytest.mark.parametrize("family", DENSE)
+@pytest.mark.parametrize("family", full_but(["llava_onevision"], DENSE))
 @pytest.mark.parametrize("profile", ["lvspec", "lvspec-tree"])
 def test_lvspec_without_anything_loose(random_pairs, family, profile):
     """A chain and two."""
     check_nothing_loose(random_pairs(family), profile, NOTHING_LOOSE, CLIPS.values())
 
 
-@pytest.mark.parametrize(("number", "family"), list(enumerate(DENSE)))
+@pytest.mark.parametrize(
+    ("number", "family"), full_but([(DENSE.index("llava_onevision"), "llava_onevision")], enumerate(DENSE))
+)
 @pytest.mark.parametrize(("profile", "overrides"), [("specvlm", NOTHING_LOOSE), ("lvspec", BESIDE)])
 def test_lvspec_without_anything_loose_on_a_tree_and_in_parallel(random_pairs, number, family, profile, overrides):
     check_nothing_loose(random_pairs(family), profile, overrides, turns(number))
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", full_but(["embedded"], BUILT_IN))
 def test_hippo_of_four_clips_at_once_on_the_built_in_pairs(built_in_pairs, name):
     pair = built_in_pairs(name)
     captioner = pair.captioner("hippo")
@@ -194,6 +224,7 @@ def test_hippo_of_four_clips_at_once_on_the_built_in_pairs(built_in_pairs, name)
     assert texts == {clip: pair.plain(path) for clip, path in CLIPS.items()}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_lvspec_without_anything_loose_on_the_built_in_pairs(built_in_pairs, name):
     check_nothing_loose(built_in_pairs(name), "lvspec", NOTHING_LOOSE, CLIPS.values())
@@ -209,6 +240,7 @@ EVERYTHING = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", BUILT_IN)
 @pytest.mark.parametrize("method", EVERYTHING)
 def test_a_target_that_is_pruned_of_nothing(built_in_pairs, name, method):
@@ -259,6 +291,7 @@ def test_drawn_texts_are_others_where_the_draft_draws_too(random_pair, profile):
     assert captioner.caption(CLIPS["one-object"]).token_ids != plain.token_ids
 
 
+@pytest.mark.full
 def test_drawn_clips(random_pair, built_in_pairs, drawn):
     assert len(drawn) == DRAWN
     for number, clip in enumerate(drawn):

@@ -25,6 +25,8 @@ from vidspec import cli
 from vidspec.dataset.pool import Factory
 from vidspec.embedded.samples import shipped
 
+pytestmark = pytest.mark.full
+
 PROGRAM = """#!{python}
 import sys
 from types import ModuleType

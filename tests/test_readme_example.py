@@ -66,6 +66,7 @@ def test_the_pruner_keeps_its_contract(folder):
     assert torch.isin(visual.row[kept[:-1]], torch.tensor([2, 3])).all() and kept[-1] == len(visual) - 1
 
 
+@pytest.mark.full
 def test_the_commands_work(folder, blocks, capsys, monkeypatch):
     assert cli.main(["caption", *command(blocks, "vidspec caption")]) == 0
     assert capsys.readouterr().out.strip()

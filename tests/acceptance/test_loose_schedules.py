@@ -80,7 +80,7 @@ def pair(tmp_path_factory):
         ("specvlm", {}),
         ("tabed-mt-star", {"draft.gamma": 10}),
         ("std", {}),
-        ("parallelvlm", {"draft.gamma": 6}),
+        pytest.param("parallelvlm", {"draft.gamma": 6}, marks=pytest.mark.full),
         ("lvspec", {"schedule.kind": "parallel"}),
     ],
 )

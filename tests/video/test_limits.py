@@ -57,6 +57,7 @@ def most_held(reader):
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
 
 
+@pytest.mark.full
 def test_huge_pictures_are_scaled_down_one_by_one(huge, reader):
     clip = reader.read(huge, None, None, {**VIDEO, "fps": 200.0})
     assert len(clip) == 40 and clip.frames.nbytes <= reading.MOST_BYTES // 4 and clip.facts.decoder == "av"

@@ -9,6 +9,8 @@ from vidspec.display.pages import watching
 from vidspec.display.pages.watching import ReportFile
 from vidspec.events.events import Again
 
+pytestmark = pytest.mark.full
+
 FAILED = {"stage": "verify", "kind": "mismatch", "message": "x"}
 
 

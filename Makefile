@@ -34,7 +34,7 @@ caption: $(VENV)/installed
 PYTEST := $(BIN)/python -m pytest -q --numprocesses=auto --maxprocesses=8 --dist=worksteal
 
 test: lint
-	@$(PYTEST) -m "not full and not gpu" $(ARGS)
+	@$(PYTEST) -m "not full and not gpu" --ignore=tests/gpu $(ARGS)
 
 test-all: lint
 	@$(PYTEST) $(ARGS)

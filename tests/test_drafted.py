@@ -6,11 +6,11 @@ compared with those of batch 1 and prompts read in one pass.
 
 import pytest
 from model_pairs import Pair, save_pair
+from packaged import packaged
 from test_lossless import LOSSLESS
 from tiers import full_but
 
 from research.world.samples import draw
-from vidspec.config import profiles
 from vidspec.decoding import loop
 from vidspec.engine import forward
 from vidspec.events.events import Finished
@@ -90,7 +90,7 @@ def exact(profile):
 
 
 def captioner_of(pair, name):
-    longer = profiles.load(name, env={}).concurrent
+    longer = packaged()[name].concurrent
     return pair.captioner(name, {"generate.max_new_tokens": LONG if longer else TOKENS})
 
 
@@ -124,7 +124,7 @@ def alone(pair, name, paths):
 
 
 #: All but the one that may find plain decoding the fastest.
-SPECULATIVE = [name for name in LOSSLESS if not profiles.load(name, env={}).plans]
+SPECULATIVE = [name for name in LOSSLESS if not packaged()[name].plans]
 
 
 @pytest.mark.parametrize("name", full_but(["hippo", "hybrid", "sd-adaptive-tree", "specvlm", "std"], SPECULATIVE))

@@ -10,19 +10,17 @@ from functools import cache
 import pytest
 from decoding.workers.pairs import Waiting
 from model_pairs import Pair, save_pair
+from packaged import packaged
 from tiers import full_but
 
 from research.world.samples import draw
 from vidspec import video
 from vidspec.acceptance.base import Verdict
-from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
 from vidspec.events.compare import first_difference
 from vidspec.events.events import Finished
 from vidspec.models import loading
 from vidspec.registry import families, pruners, rules
-
-PACKAGED = sorted(info.name for info in profiles.available() if info.source == "packaged")
 
 
 def speculates_losslessly(profile):
@@ -30,11 +28,10 @@ def speculates_losslessly(profile):
     return profile.draft.kind != "none" and rules.get(profile.accept.rule).lossless and not profile.drafts_with_a_head
 
 
-def different(packaged):
+def different():
     """Names of the lossless ones; of profiles that differ in name and description alone, as papers call them, one."""
     by_settings = {}
-    for name in packaged:
-        profile = profiles.load(name, env={})
+    for name, profile in packaged().items():
         if speculates_losslessly(profile):
             by_settings.setdefault(profile.model_dump_json(exclude={"name", "about"}), name)
     return list(by_settings.values())
@@ -42,13 +39,13 @@ def different(packaged):
 
 def goes_back(name):
     """Whether states of recurrent blocks can follow; the others are refused, see ``models/test_hybrid_profiles.py``."""
-    profile = profiles.load(name, env={})
+    profile = packaged()[name]
     draft, schedule = profile.draft, profile.schedule
     chosen = draft.kind == "sparse_kv" or (draft.kind == "self" and draft.prefill == "gather")
     return draft.topology == "chain" and not chosen and (schedule.kind, schedule.startup) != ("parallel", "fit")
 
 
-LOSSLESS = different(PACKAGED)
+LOSSLESS = different()
 #: Families of the same blocks and prompts as one of these have their own, shorter tests in ``tests/models``.
 _OWN = {"gemma4", "internvl", "smolvlm", "qwen2_5_omni", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
 DENSE = sorted({*families.names()} - _OWN)

@@ -1,7 +1,8 @@
 # Everything runs in .venv here, which is made once and again only when what is to be installed has changed.
 #
 #   make caption [CLIP=path] [ARGS="--profile ar ..."]   caption a shipped clip, or another
-#   make test [ARGS="-k caption ..."]                    ruff, mypy, pytest on all cores
+#   make test [ARGS="-k caption ..."]                    ruff, mypy, and what any change may break: minutes
+#   make test-all [ARGS=...]                             the same and the tests marked "full": all that has to pass
 #   make sweep [ARGS="-k internvl ..."]                  every lossless profile of every family over 20 random models: hours
 #   make bench [ARGS=...]                                measure
 #   make peers                                           environments with OpenVINO and vLLM for vidspec bench --peer
@@ -22,7 +23,7 @@ HAS_GPU = nvidia-smi -L >/dev/null 2>&1
 PIP_INSTALL = if $(HAS_GPU); then set --; else set -- -c constraints/cpu.txt; fi; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"
 
-.PHONY: caption test sweep lint bench peers gpu on-gpu clean
+.PHONY: caption test test-all sweep lint bench peers gpu on-gpu clean
 
 caption: $(VENV)/installed
 	@$(BIN)/vidspec caption "$(CLIP)" $(ARGS)
@@ -30,11 +31,16 @@ caption: $(VENV)/installed
 		"uv tool install or pipx install, as the README has them, for good" >&2
 
 # Each process takes a stretch of the tests, and from others what they have left: few files are begun by more than one.
+PYTEST := $(BIN)/python -m pytest -q --numprocesses=auto --maxprocesses=8 --dist=worksteal
+
 test: lint
-	@$(BIN)/python -m pytest -q --numprocesses=auto --maxprocesses=8 --dist=worksteal $(ARGS)
+	@$(PYTEST) -m "not full and not gpu" --ignore=tests/gpu $(ARGS)
+
+test-all: lint
+	@$(PYTEST) $(ARGS)
 
 sweep: $(VENV)/installed-test
-	@$(BIN)/python -m pytest -q --numprocesses=auto --maxprocesses=8 --dist=worksteal tests/sweep_lossless.py $(ARGS)
+	@$(PYTEST) tests/sweep_lossless.py $(ARGS)
 
 lint: $(VENV)/installed-test
 	@$(BIN)/ruff check --quiet .

@@ -1,4 +1,4 @@
-"""Every lossless profile of every family over many random models: ``make sweep`` (hours); no part of ``make test``.
+"""Every lossless profile of every family over many random models: ``make sweep`` (hours); no part of ``make test-all``.
 
 A run is one pair of random models, drawn by ``seed``, under every profile that its family takes. Windows go from 1 to 9
 and clips come alone or four at a time, another way with every seed, so that over twenty seeds every profile has met

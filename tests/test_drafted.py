@@ -4,14 +4,13 @@ Equal texts alone do not show it: a method that has stopped drafting writes plai
 compared with those of batch 1 and prompts read in one pass.
 """
 
-import os
-
 import pytest
 from model_pairs import Pair, save_pair
+from packaged import packaged
 from test_lossless import LOSSLESS
+from tiers import full_but
 
 from research.world.samples import draw
-from vidspec.config import profiles
 from vidspec.decoding import loop
 from vidspec.engine import forward
 from vidspec.events.events import Finished
@@ -21,23 +20,6 @@ from vidspec.models.request import Request
 TOKENS, LONG = 16, 64
 #: Rows of a prompt in a pass: several passes for every prompt.
 SMALL = 150
-EVERY = bool(os.environ.get("VIDSPEC_EVERY_BATCH"))
-#: One for each way of drafting; the others in a longer run (``make test-all``).
-USUAL = (
-    "hippo",
-    "hybrid",
-    "onsd",
-    "parallelvlm",
-    "pearl-specvlm",
-    "sd-adaptive-tree",
-    "self-parallelvlm",
-    "self-sd",
-    "specvlm",
-    "std",
-    "tabed-mtcp-star",
-    "uv-sequential",
-    "vanilla-sd",
-)
 pytestmark = pytest.mark.usefixtures("forked_drafts")
 
 
@@ -108,7 +90,7 @@ def exact(profile):
 
 
 def captioner_of(pair, name):
-    longer = profiles.load(name, env={}).concurrent
+    longer = packaged()[name].concurrent
     return pair.captioner(name, {"generate.max_new_tokens": LONG if longer else TOKENS})
 
 
@@ -142,10 +124,10 @@ def alone(pair, name, paths):
 
 
 #: All but the one that may find plain decoding the fastest.
-SPECULATIVE = [name for name in LOSSLESS if not profiles.load(name, env={}).plans]
+SPECULATIVE = [name for name in LOSSLESS if not packaged()[name].plans]
 
 
-@pytest.mark.parametrize("name", [name for name in SPECULATIVE if EVERY or name in USUAL])
+@pytest.mark.parametrize("name", full_but(["hippo", "hybrid", "sd-adaptive-tree", "specvlm", "std"], SPECULATIVE))
 def test_every_method_drafts_in_company_and_from_chunks(pair, clips, name, monkeypatch):
     expected = alone(pair, name, clips)
     check(pair, name, clips, 4, 4, expected)
@@ -153,10 +135,15 @@ def test_every_method_drafts_in_company_and_from_chunks(pair, clips, name, monke
     monkeypatch.setattr(loop, "SHARED", SMALL)
     check(pair, name, clips, 1, 1, expected)
     check(pair, name, clips, 4, 4, expected)
-    if EVERY or name == "specvlm":
-        check(pair, name, clips, 16, 16, expected)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("name", SPECULATIVE)
+def test_sixteen_clips_at_once(pair, clips, name, small):
+    check(pair, name, clips, 16, 16, alone(pair, name, clips))
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["parallelvlm", "self-parallelvlm", "hippo"])
 def test_parallel_prefill_of_a_prompt_in_chunks_under_m_rope(qwen, clips, name, small):
     expected = alone(qwen, name, clips)
@@ -212,8 +199,3 @@ def test_a_pruner_that_fails_fails_its_clip_alone(pair, clips):
         if str(path) in rest:
             assert rest[str(path)].token_ids == plain.caption(path).token_ids
     drafted(captioner.profile, rest.values())
-
-
-def test_profiles_listed_here_exist():
-    assert set(USUAL) <= set(LOSSLESS)
-    assert all(profiles.load(name, env={}).draft.kind != "none" for name in USUAL)

@@ -10,18 +10,17 @@ from functools import cache
 import pytest
 from decoding.workers.pairs import Waiting
 from model_pairs import Pair, save_pair
+from packaged import packaged
+from tiers import full_but
 
 from research.world.samples import draw
 from vidspec import video
 from vidspec.acceptance.base import Verdict
-from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
 from vidspec.events.compare import first_difference
 from vidspec.events.events import Finished
 from vidspec.models import loading
 from vidspec.registry import families, pruners, rules
-
-PACKAGED = sorted(info.name for info in profiles.available() if info.source == "packaged")
 
 
 def speculates_losslessly(profile):
@@ -29,11 +28,10 @@ def speculates_losslessly(profile):
     return profile.draft.kind != "none" and rules.get(profile.accept.rule).lossless and not profile.drafts_with_a_head
 
 
-def different(packaged):
+def different():
     """Names of the lossless ones; of profiles that differ in name and description alone, as papers call them, one."""
     by_settings = {}
-    for name in packaged:
-        profile = profiles.load(name, env={})
+    for name, profile in packaged().items():
         if speculates_losslessly(profile):
             by_settings.setdefault(profile.model_dump_json(exclude={"name", "about"}), name)
     return list(by_settings.values())
@@ -41,13 +39,13 @@ def different(packaged):
 
 def goes_back(name):
     """Whether states of recurrent blocks can follow; the others are refused, see ``models/test_hybrid_profiles.py``."""
-    profile = profiles.load(name, env={})
+    profile = packaged()[name]
     draft, schedule = profile.draft, profile.schedule
     chosen = draft.kind == "sparse_kv" or (draft.kind == "self" and draft.prefill == "gather")
     return draft.topology == "chain" and not chosen and (schedule.kind, schedule.startup) != ("parallel", "fit")
 
 
-LOSSLESS = different(PACKAGED)
+LOSSLESS = different()
 #: Families of the same blocks and prompts as one of these have their own, shorter tests in ``tests/models``.
 _OWN = {"gemma4", "internvl", "smolvlm", "qwen2_5_omni", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
 DENSE = sorted({*families.names()} - _OWN)
@@ -57,6 +55,24 @@ CLIPS = {path.stem: path for path in shipped()}
 USUAL = 6
 DRAWN = int(os.environ.get("VIDSPEC_LOSSLESS_CLIPS", USUAL))
 BUILT_IN = ("embedded", "embedded-qwen")
+PRODUCT = [
+    (family, *one) for family in FAMILIES for one in enumerate(LOSSLESS) if family != HYBRID or goes_back(one[1])
+]
+#: A chain, a tree, both models at once: what ``make test`` shows of every family.
+SHAPES = ("vanilla-sd", "specvlm", "parallelvlm")
+#: One for each way of drafting: of one family and of the built-in pairs.
+MECHANISMS = (
+    "auto",
+    "hippo",
+    "hybrid",
+    "parallelvlm",
+    "sd-adaptive-tree",
+    "self-sd",
+    "specvlm",
+    "std",
+    "tabed-mtcp-star",
+    "vanilla-sd",
+)
 pytestmark = pytest.mark.usefixtures("forked_drafts")
 
 
@@ -123,7 +139,10 @@ def test_profiles_are_found():
 
 @pytest.mark.parametrize(
     ("family", "number", "profile"),
-    [(family, *one) for family in FAMILIES for one in enumerate(LOSSLESS) if family != HYBRID or goes_back(one[1])],
+    full_but(
+        [one for one in PRODUCT if one[2] in (MECHANISMS if one[0] == "llava_onevision" else SHAPES)],
+        PRODUCT,
+    ),
 )
 def test_every_profile_on_every_family(random_pairs, family, number, profile):
     """Small random models. Clips take turns; all of them in a longer run."""
@@ -133,8 +152,13 @@ def test_every_profile_on_every_family(random_pairs, family, number, profile):
         check(pair, captioner, clip)
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
-@pytest.mark.parametrize(("number", "profile"), list(enumerate(LOSSLESS)))
+@pytest.mark.parametrize(
+    ("name", "number", "profile"),
+    full_but(
+        [(BUILT_IN[at % 2], LOSSLESS.index(one), one) for at, one in enumerate(MECHANISMS)],
+        [(name, *one) for name in BUILT_IN for one in enumerate(LOSSLESS)],
+    ),
+)
 def test_every_profile_on_the_built_in_pairs(built_in_pairs, name, number, profile):
     """Trained weights."""
     pair = built_in_pairs(name)
@@ -148,6 +172,7 @@ def turns(number):
     return [CLIPS[sorted(CLIPS)[number % len(CLIPS)]]] if DRAWN <= USUAL else list(CLIPS.values())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("gamma", [1, 3, 8])
 @pytest.mark.parametrize("alpha", [0, 0.5, 0.99])
 def test_any_window_and_any_share(random_pair, gamma, alpha):
@@ -169,20 +194,22 @@ def check_nothing_loose(pair, profile, overrides, clips):
         assert check(pair, captioner, clip).loose == {"share": 0.0, "tokens": []}
 
 
-@pytest.mark.parametrize("family", DENSE)
+@pytest.mark.parametrize("family", full_but(["llava_onevision"], DENSE))
 @pytest.mark.parametrize("profile", ["lvspec", "lvspec-tree"])
 def test_lvspec_without_anything_loose(random_pairs, family, profile):
     """A chain and two."""
     check_nothing_loose(random_pairs(family), profile, NOTHING_LOOSE, CLIPS.values())
 
 
-@pytest.mark.parametrize(("number", "family"), list(enumerate(DENSE)))
+@pytest.mark.parametrize(
+    ("number", "family"), full_but([(DENSE.index("llava_onevision"), "llava_onevision")], enumerate(DENSE))
+)
 @pytest.mark.parametrize(("profile", "overrides"), [("specvlm", NOTHING_LOOSE), ("lvspec", BESIDE)])
 def test_lvspec_without_anything_loose_on_a_tree_and_in_parallel(random_pairs, number, family, profile, overrides):
     check_nothing_loose(random_pairs(family), profile, overrides, turns(number))
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", full_but(["embedded"], BUILT_IN))
 def test_hippo_of_four_clips_at_once_on_the_built_in_pairs(built_in_pairs, name):
     pair = built_in_pairs(name)
     captioner = pair.captioner("hippo")
@@ -194,6 +221,7 @@ def test_hippo_of_four_clips_at_once_on_the_built_in_pairs(built_in_pairs, name)
     assert texts == {clip: pair.plain(path) for clip, path in CLIPS.items()}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_lvspec_without_anything_loose_on_the_built_in_pairs(built_in_pairs, name):
     check_nothing_loose(built_in_pairs(name), "lvspec", NOTHING_LOOSE, CLIPS.values())
@@ -209,6 +237,7 @@ EVERYTHING = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", BUILT_IN)
 @pytest.mark.parametrize("method", EVERYTHING)
 def test_a_target_that_is_pruned_of_nothing(built_in_pairs, name, method):
@@ -259,6 +288,7 @@ def test_drawn_texts_are_others_where_the_draft_draws_too(random_pair, profile):
     assert captioner.caption(CLIPS["one-object"]).token_ids != plain.token_ids
 
 
+@pytest.mark.full
 def test_drawn_clips(random_pair, built_in_pairs, drawn):
     assert len(drawn) == DRAWN
     for number, clip in enumerate(drawn):

@@ -185,6 +185,7 @@ def test_each_clip_has_a_drafter_of_its_own(looked_up, monkeypatch):
     assert opened[0].text == opened[1].text and opened[0].seen[: len(opened[0].prompt)] == list(opened[0].prompt)
 
 
+@pytest.mark.full
 def test_it_drafts_for_several_clips_at_once(tmp_path, capsys):
     for number in range(3):
         shutil.copy(shipped()[number], tmp_path / f"{number}.mp4")
@@ -197,6 +198,7 @@ def test_it_drafts_for_several_clips_at_once(tmp_path, capsys):
     assert len(texts["1"]) == 3 and texts["1"] == texts["4"]
 
 
+@pytest.mark.full
 def test_it_is_measured_beside_others(capsys, monkeypatch):
     for key, value in FEW.items():
         monkeypatch.setenv("VIDSPEC_" + key.upper().replace(".", "__"), str(value))
@@ -207,12 +209,14 @@ def test_it_is_measured_beside_others(capsys, monkeypatch):
     assert f"| {EXAMPLE} | 1/1 |" in capsys.readouterr().out  # the same tokens as plain decoding
 
 
+@pytest.mark.full
 def test_its_passes_are_the_targets_alone(capsys):
     few = [word for key, value in FEW.items() for word in ("--set", f"{key}={value}")]
     assert cli.main(["profile", CLIP, "--profiles", str(EXAMPLE), "--repeats", "1", *few]) == 0
     assert "lookup" in capsys.readouterr().out
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("batch", [1, None], ids=["alone", "a folder"])
 def test_a_plan_tries_it_with_the_others(looked_up, batch, monkeypatch):
     monkeypatch.setattr("vidspec.choosing.trial.BUDGET", 1e9)
@@ -231,6 +235,7 @@ def test_a_plan_tries_it_with_the_others(looked_up, batch, monkeypatch):
     assert own.draft.kind == "lookup" and own.draft.options == {"longest": 3}
 
 
+@pytest.mark.full
 def test_a_plan_of_a_pair_tries_its_draft_too(capsys, monkeypatch):
     monkeypatch.setattr("vidspec.choosing.trial.BUDGET", 1e9)
     named = ["--set", f"plugins={EXAMPLE.with_suffix('.py')}", "--set", "draft.kind=lookup", "--threads", "1"]

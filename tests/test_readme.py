@@ -177,15 +177,6 @@ def test_index_names_every_page():
     assert sorted(listed) == sorted(set(PAGES) - {"README", "index"})
 
 
-def test_the_readme_is_short():
-    assert len(PAGES["README"].splitlines()) <= 160
-
-
-def test_how_to_do_without_cuda_comes_before_the_commands():
-    readme = PAGES["README"]
-    assert readme.index("Without an NVIDIA GPU") < min(readme.index("make caption"), readme.index("$ pip install"))
-
-
 @pytest.fixture
 def checkout(tmp_path):
     """The Makefile over an installation that does nothing."""

@@ -25,6 +25,8 @@ from vidspec import cli
 from vidspec.dataset.pool import Factory
 from vidspec.embedded.samples import shipped
 
+pytestmark = pytest.mark.full
+
 PROGRAM = """#!{python}
 import sys
 from types import ModuleType
@@ -41,7 +43,7 @@ if __name__ == "__main__":
 ELSEWHERE = {
     r"(pip|pipx|uv) ": "installs; from where is everybody's own",
     r"make caption": "tests/test_readme.py, over an installation that does nothing",
-    r"make (test|lint|gpu)": "is what runs this, a part of it, and what needs a GPU",
+    r"make (test|test-all|lint|gpu)": "is what runs this, a part of it, and what needs a GPU",
     r"python -m research\.lmms_eval": "another package, and models of the hub: tests/research/harness",
     r"python (-m pytest )?tests/": "tests, and a survey that takes an hour; that they exist is tested",
     r".* --target ": "models of the hub",

@@ -49,10 +49,6 @@ def command(blocks, program):
     return shlex.split(line.removeprefix(f"$ {program} "))
 
 
-def test_the_example_is_short(blocks):
-    assert sum(len(blocks[kind].splitlines()) for kind in ("python", "yaml", "console")) <= 40
-
-
 def test_the_pruner_keeps_its_contract(folder):
     prune = profiles.load("inner.yaml", env={}).prune
     pruner = configured(registry.pruners.get(prune.method), {**prune.model_dump(), "options": {"border": 2}}, depth=4)
@@ -66,6 +62,7 @@ def test_the_pruner_keeps_its_contract(folder):
     assert torch.isin(visual.row[kept[:-1]], torch.tensor([2, 3])).all() and kept[-1] == len(visual) - 1
 
 
+@pytest.mark.full
 def test_the_commands_work(folder, blocks, capsys, monkeypatch):
     assert cli.main(["caption", *command(blocks, "vidspec caption")]) == 0
     assert capsys.readouterr().out.strip()

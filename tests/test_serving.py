@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from decoding import checkpoints
+from tiers import full_but
 
 from research.world.samples import draw
 from vidspec.captioner import Captioner
@@ -103,7 +104,7 @@ PROFILES = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in PROFILES if name in {info.name for info in profiles.available()}])
+@pytest.mark.parametrize("name", full_but(["specvlm", "tabed-mt-star", "fastv", "sd-attention-chain"], PROFILES))
 def test_texts_do_not_depend_on_batch_order_or_neighbours(loaded, clips, name):
     captioner = under(loaded, name, **PROFILES[name])
     expected = {path: captioner.caption(path, clip=clip).token_ids for path, clip in clips.items()}
@@ -237,6 +238,7 @@ def test_leaving_early_gives_everything_back(loaded, clips):
     assert loaded.target.model.decoder.slab.used == loaded.draft.model.decoder.slab.used == 0
 
 
+@pytest.mark.full
 def test_the_first_clip_of_a_plan_is_measured_without_company(loaded, clips, monkeypatch):
     monkeypatch.setattr("vidspec.decoding.serving.EVERY", 0.0)
     captioner = under(loaded, "auto")

@@ -66,6 +66,7 @@ def test_too_few_clips_say_nothing():
     assert set(verdicts(found).values()) == {"too few clips"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("clips", [FEWEST, 30])
 def test_the_interval_is_wrong_about_as_often_as_it_says(clips):
     rng = np.random.default_rng(7)

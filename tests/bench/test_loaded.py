@@ -10,6 +10,7 @@ from vidspec.config import profiles
 from vidspec.errors import UsageError
 
 
+@pytest.mark.full
 def test_all_means_every_lossless_profile_with_plain_decoding_first():
     names = names_of("all")
     assert names[0] == "ar" and len(names) == len(set(names)) > 10

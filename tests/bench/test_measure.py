@@ -10,6 +10,8 @@ from vidspec.config.files import packaged_folder
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
 
+pytestmark = pytest.mark.full
+
 SMALL = "+video.frames=4+generate.max_new_tokens=12"
 
 

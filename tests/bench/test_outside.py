@@ -46,6 +46,7 @@ def peer(loaded, monkeypatch, tmp_path):
         one.close()
 
 
+@pytest.mark.full
 def test_a_peer_is_handed_our_frames_and_our_prompt(peer, loaded, tmp_path):
     one = peer()
     caption = one.caption(CLIP)
@@ -69,18 +70,18 @@ def test_a_peer_is_handed_our_frames_and_our_prompt(peer, loaded, tmp_path):
     [
         ("dead", "vllm: its process ended with exit code 1: cannot open shared object file"),
         ("no pair", r"vllm: llava_onevision \| is not supported \(another pair\)"),
-        ("silent", "vllm: its process did not answer within 1 s"),
+        pytest.param("silent", "vllm: its process did not answer within 1 s", marks=pytest.mark.full),
         ("hanging", "vllm: its process did not answer within 1 s"),
-        ("babbling", "vllm: its process wrote what is no answer: loading"),
-        ("dying", "vllm: its process ended with exit code 7"),
-        ("elsewhere", "vllm: runs on cuda, the models on cpu"),
+        pytest.param("babbling", "vllm: its process wrote what is no answer: loading", marks=pytest.mark.full),
+        pytest.param("dying", "vllm: its process ended with exit code 7", marks=pytest.mark.full),
+        pytest.param("elsewhere", "vllm: runs on cuda, the models on cpu", marks=pytest.mark.full),
         ("no tokens", 'vllm: answered what is no caption: {"token_ids": '),
-        ("no numbers", "no caption"),
-        ("unknown token", "no caption"),
-        ("no time", "no caption"),
-        ("no number of seconds", "no caption"),
-        ("nothing", "vllm: answered what is no caption: null"),
-        ("another clock", r"vllm: answered within .* s that it took 1e\+06 s"),
+        pytest.param("no numbers", "no caption", marks=pytest.mark.full),
+        pytest.param("unknown token", "no caption", marks=pytest.mark.full),
+        pytest.param("no time", "no caption", marks=pytest.mark.full),
+        pytest.param("no number of seconds", "no caption", marks=pytest.mark.full),
+        pytest.param("nothing", "vllm: answered what is no caption: null", marks=pytest.mark.full),
+        pytest.param("another clock", r"vllm: answered within .* s that it took 1e\+06 s", marks=pytest.mark.full),
     ],
 )
 def test_a_bad_peer_fails_with_a_reason_and_is_ended(peer, wrong, reason, monkeypatch):
@@ -116,6 +117,7 @@ def test_peers_do_not_draw(peer):
         Peer("generate", labels.load(hot), None, None).caption(CLIP)
 
 
+@pytest.mark.full
 def test_a_bench_has_a_row_for_each_peer_and_goes_on_without_asking_again(peer, tmp_path, monkeypatch):
     peer()
     file, said = tmp_path / "r.json", list[str]()

@@ -29,6 +29,7 @@ def report():
     )
 
 
+@pytest.mark.full
 def test_parts_add_up_to_the_wall_clock(report):
     for one in report.runs:
         parts = one.breakdown.parts
@@ -87,6 +88,7 @@ def test_it_is_written_in_every_form(report):
     assert ElementTree.fromstring(picture).tag.endswith("svg") and "target_prefill" in picture
 
 
+@pytest.mark.full
 def test_the_command(capsys, monkeypatch, tmp_path):
     args = ["profile", str(shipped()[0]), "--profiles", "ar", "--set", "video.frames=4", "--repeats", "1"]
     args += ["--set", "generate.max_new_tokens=3", "--no-passes", "--svg", str(tmp_path / "p.svg")]

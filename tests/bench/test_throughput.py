@@ -281,6 +281,7 @@ def test_batches_are_padded_on_the_left():
         padded([clip(3, 2), other], 9)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("pair", ["embedded", "embedded-qwen"])
 def test_generate_in_batches_reads_the_same_prompts(pair):
     from vidspec.bench.generate_worker import Theirs

@@ -28,6 +28,7 @@ def threads():
     torch.set_num_threads(before)
 
 
+@pytest.mark.full
 def test_a_table_a_reason_and_a_profile_that_captions_the_same(capsys, tmp_path):
     saved = tmp_path / "fast.yaml"
     assert main(["plan", CLIP, "--threads", "1", "--tokens", "24", "--save", str(saved)]) == 0
@@ -46,6 +47,7 @@ def test_a_table_a_reason_and_a_profile_that_captions_the_same(capsys, tmp_path)
         assert made.caption(CLIP).token_ids == plain.caption(CLIP).token_ids
 
 
+@pytest.mark.full
 def test_json_holds_everything_that_was_measured(capsys):
     args = ["plan", CLIP, "--threads", "1", "--tokens", "24", "--pair", "embedded-qwen", "--format", "json"]
     assert main(args) == 0
@@ -67,6 +69,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.full
 def test_a_folder_has_ways_with_numbers_of_clips(capsys, folder):
     assert main(["plan", str(folder), "--threads", "1", "--tokens", "16"]) == 0
     out, err = capsys.readouterr()
@@ -83,6 +86,7 @@ def test_a_folder_has_ways_with_numbers_of_clips(capsys, folder):
     assert "a.mp4: " in err and "the next clip is taken" in err and "by clips x rows of each: 4x1: " in err
 
 
+@pytest.mark.full
 def test_a_number_of_clips_is_kept_to(capsys, folder):
     assert main(["plan", str(folder), "--threads", "1", "--tokens", "16", "--batch", "3", "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -103,7 +107,11 @@ def test_a_number_of_clips_is_kept_to(capsys, folder):
         ((CLIP, "--draft", "x"), "--draft needs --target"),
         ((CLIP, "--save", __file__), "test_command.py: is there already, and is no profile that `vidspec plan` saved"),
         ((CLIP, "--save", "nowhere/p.yaml"), "--save nowhere/p.yaml: there is no folder nowhere"),
-        ((CLIP, "--set", "generate.max_new_tokens=4", "--threads", "1"), "says nothing about drafters"),
+        pytest.param(
+            (CLIP, "--set", "generate.max_new_tokens=4", "--threads", "1"),
+            "says nothing about drafters",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_bad_input_ends_in_one_line(capsys, args, complaint):

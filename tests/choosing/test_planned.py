@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 import torch
 from decoding import checkpoints
+from tiers import full_but
 
 from vidspec.captioner import Captioner
 from vidspec.choosing import planned
@@ -57,7 +58,7 @@ def auto(models, draft=True, **more):
     return captioner
 
 
-@pytest.mark.parametrize("draft", [True, False], ids=["a draft", "the target alone"])
+@pytest.mark.parametrize("draft", full_but([True], [True, False]), ids=["a draft", "the target alone"])
 def test_every_clip_has_the_text_of_plain_decoding(models, plain, draft):
     captioner = auto(models, draft)
     for clip in CLIPS:
@@ -71,6 +72,7 @@ def test_every_clip_has_the_text_of_plain_decoding(models, plain, draft):
     assert kinds & with_a_model and kinds <= {"ngram", "suffix", *with_a_model}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("draft", "names"),
     [
@@ -129,6 +131,7 @@ def knowing(monkeypatch, plain):
     del drafters._entries["knowing"]
 
 
+@pytest.mark.full
 def test_a_drafter_of_others_is_considered_and_costs_no_pass(models, plain, knowing, monkeypatch):
     """What passes take is virtual."""
 
@@ -148,6 +151,7 @@ def test_a_drafter_of_others_is_considered_and_costs_no_pass(models, plain, know
     assert profile.drafts_for_free and profile.draft.gamma == "auto"
 
 
+@pytest.mark.full
 def test_a_first_clip_that_may_be_the_only_one_is_not_measured(models, plain):
     captioner = auto(models)
     captioner.forget()
@@ -157,6 +161,7 @@ def test_a_first_clip_that_may_be_the_only_one_is_not_measured(models, plain):
     assert first.schedule["kind"] == "sequential" and "first clip" in first.schedule["why"]
 
 
+@pytest.mark.full
 def test_measuring_counts_as_time_of_the_first_clip_alone(models):
     captioner = auto(models)
     first, second = (captioner.caption(LONG) for _ in range(2))
@@ -168,7 +173,7 @@ def test_measuring_counts_as_time_of_the_first_clip_alone(models):
     assert "plan" in captioner.caption(LONG).timings
 
 
-@pytest.mark.parametrize("at", range(8))
+@pytest.mark.parametrize("at", full_but([5], range(8)))
 def test_a_clip_goes_on_with_any_drafter_that_was_tried(models, plain, at, monkeypatch):
     """Whichever drafter is judged best, it knows the text as if it had drafted from the start."""
     captioner = auto(models)
@@ -183,6 +188,7 @@ def test_a_clip_goes_on_with_any_drafter_that_was_tried(models, plain, at, monke
     assert again.counters["visual_tokens_kept"] == _kept(option, again.counters["visual_tokens"])
 
 
+@pytest.mark.full
 def test_what_is_written_on_the_way_is_remembered(models, plain, tmp_path, monkeypatch):
     """By the clip that was measured, from where it goes on with the chosen drafter, and by those behind it."""
     monkeypatch.setattr(planned.Planner, "settle", _only(planned.Planner.settle, "suffix, from the text"))
@@ -197,6 +203,7 @@ def test_what_is_written_on_the_way_is_remembered(models, plain, tmp_path, monke
     assert list(known) == 3 * [-1, *plain[LONG]]
 
 
+@pytest.mark.full
 def test_what_is_to_be_forgotten_is_so_by_all_that_may_draft(models, monkeypatch):
     monkeypatch.setattr(planned.Planner, "settle", _only(planned.Planner.settle, "suffix, from the text"))
     captioner = auto(models)
@@ -222,6 +229,7 @@ def _kept(option, tokens):
     return max(1, round((1 - option.overrides["prune.alpha"]) * tokens))
 
 
+@pytest.mark.full
 def test_acceptance_is_what_drafting_would_have_had(models, plain):
     """Read at once, a drafter proposes behind each token what it proposes there step by step."""
     captioner = auto(models)
@@ -241,6 +249,7 @@ def test_acceptance_is_what_drafting_would_have_had(models, plain):
     assert text[:2] == [token for step in rounds for token in step.token_ids][:2]
 
 
+@pytest.mark.full
 def test_nothing_loose_is_chosen_unless_it_is_asked_for(models):
     assert auto(models).caption(LONG).loose is None
     loose = auto(models, **{"accept.rule": "lvspec"}).caption(LONG)
@@ -281,10 +290,12 @@ def test_two_workers_are_tried_and_kept_if_they_are_faster(models, beside, kept)
     assert "measured" in told.planner.plan.why
 
 
+@pytest.mark.full
 def test_two_workers_that_promise_little_are_not_tried(models):
     assert set(Told(models, beside=1.2).clips({"sequential": 1.0}, 8)) == {"sequential"}
 
 
+@pytest.mark.full
 def test_other_frames_are_measured_anew(models):
     captioner = auto(models)
     captioner.caption(LONG)
@@ -294,6 +305,7 @@ def test_other_frames_are_measured_anew(models):
     assert "plan" in captioner.caption(LONG, clip=short).timings
 
 
+@pytest.mark.full
 def test_what_cannot_be_planned_says_so(models):
     named = Captioner(profiles.load("ar", asked(), env={}), models["target"], None)
     with pytest.raises(UsageError, match="names its schedule"):
@@ -370,8 +382,8 @@ def told_of_all(monkeypatch):
     monkeypatch.setattr("vidspec.choosing.trial.PACKING", 1e9)  # a busy machine leaves nothing out
 
 
-@pytest.mark.parametrize("draft", [True, False], ids=["a draft", "the target alone"])
-@pytest.mark.parametrize("batch", [None, 3])
+@pytest.mark.parametrize("draft", full_but([False], [True, False]), ids=["a draft", "the target alone"])
+@pytest.mark.parametrize("batch", full_but([None], [None, 3]))
 def test_a_folder_has_the_texts_of_plain_decoding(models, plain, draft, batch, told_of_all):
     captioner = auto(models, draft, **SHORTER)
     ended, together = folder(captioner, Given(captioner, [LONG, *CLIPS, LONG]), batch)
@@ -388,6 +400,7 @@ def test_a_folder_has_the_texts_of_plain_decoding(models, plain, draft, batch, t
     assert models["target"].decoder.slab.used == models["draft"].decoder.slab.used == 0
 
 
+@pytest.mark.full
 def test_what_passes_of_several_clips_take_is_measured_on_copies(models, monkeypatch, told_of_all):
     """Passes are run, and what they take is virtual."""
     captioner, seen = auto(models, **SHORTER), []
@@ -428,6 +441,7 @@ def test_what_passes_of_several_clips_take_is_measured_on_copies(models, monkeyp
     assert seen[-1][1].verify_many is None
 
 
+@pytest.mark.full
 def test_without_memory_for_a_second_clip_there_is_one_at_a_time(models, plain, monkeypatch, told_of_all):
     captioner = auto(models, **SHORTER)
     monkeypatch.setattr("vidspec.choosing.trial.free_memory", lambda device: -1)
@@ -436,6 +450,7 @@ def test_without_memory_for_a_second_clip_there_is_one_at_a_time(models, plain, 
     assert all(caption.token_ids == plain[LONG][:FEW] for caption in ended.values())
 
 
+@pytest.mark.full
 def test_copies_that_find_no_room_leave_nothing_behind(models, plain, monkeypatch, told_of_all):
     """The slab's budget is enough for the clip and not for another."""
     captioner = auto(models, **SHORTER)
@@ -455,6 +470,7 @@ def test_copies_that_find_no_room_leave_nothing_behind(models, plain, monkeypatc
     assert all(caption.token_ids == plain[LONG][:FEW] for caption in ended.values())
 
 
+@pytest.mark.full
 def test_a_measurement_serves_runs_that_it_tells_of(models, told_of_all):
     captioner = auto(models, **SHORTER)
     planner = captioner.chooser
@@ -470,6 +486,7 @@ def test_a_measurement_serves_runs_that_it_tells_of(models, told_of_all):
     assert planner.most(None) == 1, "the most at once were four"
 
 
+@pytest.mark.full
 def test_in_company_nobody_is_measured_anew_and_windows_keep_what_they_heard(models, plain, monkeypatch, told_of_all):
     learned = []
     learn = Pace.learn
@@ -497,6 +514,7 @@ def test_texts_too_short_to_measure_are_captioned_in_company(models, told_of_all
     assert captioner.chooser.plan is None and captioner.chooser.most(1) == 1 and captioner.chooser.most(None) is None
 
 
+@pytest.mark.full
 def test_a_shorter_beginning_is_tried_where_texts_are_short(models, told_of_all):
     captioner = auto(models, **{"generate.max_new_tokens": 24})
     ended, _ = folder(captioner, Given(captioner, 4 * [LONG]), None)
@@ -504,6 +522,7 @@ def test_a_shorter_beginning_is_tried_where_texts_are_short(models, told_of_all)
     assert captioner.chooser.plan is not None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("rate", "places", "schedules"),
     [

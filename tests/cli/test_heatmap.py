@@ -28,6 +28,7 @@ def test_a_clip_gives_the_picture(real, capsys):
     assert [path.name for path in Path().glob("*.p*")] == ["heat.png"]
 
 
+@pytest.mark.full
 def test_several_clips_give_a_picture_each(real):
     one, other = map(str, shipped()[:2])
     assert main(["caption", one, other, *FEW, "--heatmap", "heat.png"]) == 0

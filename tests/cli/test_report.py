@@ -38,6 +38,7 @@ def test_a_run_gives_its_page_and_its_records_another(real, capsys):
     assert 'class="t ' not in again and "Who wrote which token, and how probable it was: only a run" in again
 
 
+@pytest.mark.full
 def test_several_clips_give_one_page_and_the_heatmaps(real):
     clips = [str(path) for path in shipped()[:2]]
     broken = Path("broken.mp4")

@@ -41,6 +41,7 @@ def environment(tmp_path):
     return {**kept, "PATH": path, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.full
 def test_damaged_clips_and_sigkill(clips, environment, tmp_path):
     folder, kinds = clips
     command = ["vidspec", "caption", str(folder), "--format", "jsonl", *SMALL, "--timeout", "60"]
@@ -70,6 +71,7 @@ def lines(path):
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
 def test_the_pipeline(clips, environment):
     folder, _ = clips

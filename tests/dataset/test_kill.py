@@ -44,12 +44,11 @@ def environment(where):
 @pytest.mark.parametrize(
     "args",
     [
-        ("--format", "jsonl", "-o", "out.jsonl", "--batch", "1"),
-        ("--format", "jsonl", "-o", "out.jsonl", "--batch", "4"),
-        ("--format", "csv", "-o", "out.csv", "--batch", "4"),
-        ("--format", "vtt", "--output-dir", "out", "--batch", "4"),
+        pytest.param(("--format", "jsonl", "-o", "out.jsonl", "--batch", "1"), id="one by one", marks=pytest.mark.full),
+        pytest.param(("--format", "jsonl", "-o", "out.jsonl", "--batch", "4"), id="jsonl"),
+        pytest.param(("--format", "csv", "-o", "out.csv", "--batch", "4"), id="csv", marks=pytest.mark.full),
+        pytest.param(("--format", "vtt", "--output-dir", "out", "--batch", "4"), id="vtt", marks=pytest.mark.full),
     ],
-    ids=["one by one", "jsonl", "csv", "vtt"],
 )
 def test_killed_twenty_times(clips, tmp_path, args):
     times, code, files = killed(20, tmp_path / "killed", clips, *args)

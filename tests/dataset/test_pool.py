@@ -72,10 +72,12 @@ def check(found, tasks):
     assert records(one for one in found if one not in dead) == records(alone(tasks))
 
 
+@pytest.mark.full
 def test_replicas_give_what_one_process_gives_and_survive_deaths(tasks):
     check(list(replica_outcomes(FACTORY, tasks, HOW, GROUPS)), tasks)
 
 
+@pytest.mark.full
 def test_replicas_end_with_a_run_that_is_killed(tasks):
     paths = [task.entry.path for task in tasks[:2]]
     code = (
@@ -98,6 +100,7 @@ def test_replicas_end_with_a_run_that_is_killed(tasks):
     pytest.fail("captioners outlived their run")
 
 
+@pytest.mark.full
 def test_ray_actors_give_what_one_process_gives_and_survive_deaths(tasks):
     ray = pytest.importorskip("ray")
     from vidspec.dataset.ray_engine import ray_outcomes

@@ -140,6 +140,7 @@ def test_records_of_prompts(recorded):
     assert [line(one, "csv", several=True).rpartition(",")[2] for one in records] == list(PROMPTS)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("form", ["jsonl", "csv"])
 def test_a_run_resumed_behind_the_first_prompt_gives_the_same_bytes(tmp_path, monkeypatch, form):
     """With real models, whose second prompt finds the first one's rows only where both are asked in one run."""

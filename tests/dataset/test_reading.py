@@ -163,6 +163,7 @@ def test_readers_take_turns_with_pictures_that_are_too_large_for_several(monkeyp
     assert not budget.taken
 
 
+@pytest.mark.full
 def test_waiting_for_memory_is_not_reading(reader, tmp_path, monkeypatch):
     from vidspec.dataset import reader as module
 

@@ -163,6 +163,7 @@ def test_what_cannot_be_drawn_is_refused_before_any_work(tmp_path, monkeypatch, 
     check_heatmap(Path("heat.PNG"), profile(), ["clip.mp4"])
 
 
+@pytest.mark.full
 def test_a_real_run(tmp_path):
     """The events of the captioner place every token that it says is kept in each frame."""
     with Captioner.from_profile(profile(**{"video.frames": 5, "generate.max_new_tokens": 2})) as captioner:

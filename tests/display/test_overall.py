@@ -6,6 +6,7 @@ from fake_captioner import events, record
 from rich.cells import cell_len
 from rich.console import Console
 
+from display.screen import on_screen
 from vidspec.display.clip_lines import clip_lines, headings
 from vidspec.display.overall import BulkPanel, overall
 from vidspec.display.state import PanelState
@@ -232,9 +233,9 @@ def panel_on(tally, height=30, **options):
 
 
 def test_the_panel_follows_the_clips_in_flight_and_goes(tally):
-    _, panel = panel_on(tally)
+    out, panel = panel_on(tally)
     with panel:
-        assert panel._live is not None, "the bar is there before the first clip"
+        assert on_screen(out), "the bar is there before the first clip"
         for number, path in ((7, "a/good.mp4"), (3, "b/good-2.mp4"), (5, "b/good-3.mp4")):
             panel.begin(number, path, 10)
         for event, number in [(event, number) for event in events()[:4] for number in (3, 5, 7)]:
@@ -257,21 +258,21 @@ def test_the_panel_follows_the_clips_in_flight_and_goes(tally):
             panel.end(number, record())
         assert len(drawn(panel._drawn()).splitlines()) <= 4
         panel.close()
-        assert panel._live is None
+        assert not on_screen(out)
 
 
 def test_on_a_shared_terminal_the_panel_leaves_room_for_what_ends(tally):
     out, panel = panel_on(tally, shared=True)
     with panel:
-        assert panel._live is not None, "while the first clip is read"
+        assert on_screen(out), "while the first clip is read"
         for number, path in ((1, "good.mp4"), (2, "good-2.mp4")):
             panel.begin(number, path, 2)
-        assert panel._live is not None
+        assert on_screen(out)
         panel.end(2, record())
-        assert panel._live is None and out.getvalue().endswith("\x1b[2K"), "its lines are erased"
+        assert not on_screen(out) and out.getvalue().endswith("\x1b[2K"), "its lines are erased"
         panel.event(1, events()[0])
-        assert panel._live is not None
-    assert panel._live is None
+        assert on_screen(out)
+    assert not on_screen(out)
 
 
 @pytest.mark.parametrize(

@@ -42,11 +42,11 @@ def texts(sampling, rule, count, *, draft_sampling=None, change=lambda drafter: 
 @pytest.mark.parametrize(
     ("rule", "greedy_draft", "sampling"),
     [
-        ("equal", False, SAMPLINGS[0]),
+        pytest.param("equal", False, SAMPLINGS[0], marks=pytest.mark.full),
         ("equal", False, SAMPLINGS[1]),
-        ("equal", True, SAMPLINGS[1]),
-        ("grid", False, SAMPLINGS[0]),
-        ("softmax", False, SAMPLINGS[1]),
+        pytest.param("equal", True, SAMPLINGS[1], marks=pytest.mark.full),
+        pytest.param("grid", False, SAMPLINGS[0], marks=pytest.mark.full),
+        pytest.param("softmax", False, SAMPLINGS[1], marks=pytest.mark.full),
     ],
     ids=str,
 )
@@ -86,6 +86,7 @@ def drafts_its_best(drafter):
     return drafter
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wrong", [says_one_context, drafts_its_best])
 def test_wrong_ensembles_are_rejected(wrong):
     """The control: the same test, fewer draws even."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 from decoding import checkpoints
 from models.checkpoints_captioner import blip
+from tiers import full_but
 
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
@@ -124,7 +125,7 @@ def test_the_video_of_an_ensemble_can_be_pruned(captioned):
 
 
 @pytest.mark.parametrize("divergence", ["kl", "tvd"])
-@pytest.mark.parametrize("history", [1, 16])
+@pytest.mark.parametrize("history", full_but([16], [1, 16]))
 @pytest.mark.parametrize("weights", ["grid", "softmax", "inverse"])
 def test_every_rule_is_lossless(captioned, weights, history, divergence):
     events = captioned("tabed-mtcp", draft__weights=weights, draft__history=history, draft__divergence=divergence)
@@ -132,6 +133,7 @@ def test_every_rule_is_lossless(captioned, weights, history, divergence):
     assert len({one.weights for one in events[2:-1] if one.weights}) > 1
 
 
+@pytest.mark.full
 def test_a_captioner_of_the_hub(pair, tmp_path):
     folder = blip(tmp_path / "blip")
     profile = load("tabed-c", {"video.frames": 6, "generate.max_new_tokens": 8, "models.captioner": str(folder)})
@@ -209,6 +211,7 @@ class Waiting:
         return self._left.pop(0) if self._left else None
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("cores")
 def test_other_clips_draft_while_the_draft_captions_one(pair):
     """Both use its weights and no cache of the other."""

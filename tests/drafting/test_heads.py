@@ -9,6 +9,7 @@ from models import checkpoints_eagle3 as heads
 from models import checkpoints_mtp, checkpoints_qwen
 from models.checkpoints_mtp import FAMILY as HYBRID
 from models.checkpoints_qwen import LAYERS, QWEN3, QWEN25, Kind, adapter
+from tiers import full_but
 
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
@@ -172,7 +173,7 @@ def right_for_a_while(plain):
 
 
 @pytest.mark.parametrize("family", [QWEN25, QWEN3, HYBRID])
-@pytest.mark.parametrize("visual", ["all", "none", "pruned"])
+@pytest.mark.parametrize("visual", full_but(["pruned"], ["all", "none", "pruned"]))
 def test_a_head_drafts_what_a_plain_pass_over_all_pairs_gives(pairs, monkeypatch, family, visual):
     """Behind every outcome of a window: nothing, some or all of it accepted."""
     pair = pairs(family)
@@ -193,7 +194,7 @@ def test_a_head_drafts_what_a_plain_pass_over_all_pairs_gives(pairs, monkeypatch
         assert list(tokens) == found
 
 
-@pytest.mark.parametrize("family", [QWEN25, QWEN3, HYBRID])
+@pytest.mark.parametrize("family", full_but([QWEN25, HYBRID], [QWEN25, QWEN3, HYBRID]))
 def test_texts_are_those_of_plain_decoding(pairs, family):
     pair = pairs(family)
     plain = pair.texts(pair.captioner("ar"), 1)
@@ -205,6 +206,7 @@ def test_texts_are_those_of_plain_decoding(pairs, family):
     assert pair.texts(pair.captioner(**hybrid), 4) == plain
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["embedded", "embedded-qwen"])
 def test_texts_of_the_built_in_targets_are_those_of_plain_decoding(name, tmp_path, monkeypatch):
     """Also of one whose positions have one axis; and where some of every window is accepted."""
@@ -223,7 +225,7 @@ def test_texts_of_the_built_in_targets_are_those_of_plain_decoding(name, tmp_pat
     assert len(rounds) < len(plain["0"]) * 2 / 3
 
 
-@pytest.mark.parametrize("family", [QWEN25, HYBRID])
+@pytest.mark.parametrize("family", full_but([QWEN25], [QWEN25, HYBRID]))
 def test_drawn_texts_are_those_of_plain_decoding(pairs, family):
     pair = pairs(family)
     drawn = {"generate.temperature": 0.7, "generate.seed": 5}
@@ -242,6 +244,7 @@ def test_the_record_names_the_head(pairs, family):
     assert record.counters["draft_forwards"] > 0
 
 
+@pytest.mark.full
 def test_beside_what_is_looked_up_a_head_hears_of_every_token(pairs, monkeypatch):
     """What it drafts behind windows of another is what it would draft had it followed from the first token on."""
     pair = pairs(QWEN25)
@@ -321,7 +324,7 @@ def test_a_head_with_one_axis_counts_the_tokens_of_the_prompt(pairs, monkeypatch
         assert list(tokens) == found
 
 
-@pytest.mark.parametrize("family", [QWEN3, HYBRID])
+@pytest.mark.parametrize("family", full_but([QWEN3], [QWEN3, HYBRID]))
 def test_several_questions_about_a_clip(pairs, family):
     """Heads look at the target's prefill, which reads the whole prompt of each."""
     pair, questions = pairs(family), ("What is there?", "What moves?")

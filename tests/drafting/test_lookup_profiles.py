@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tiers import full_but
 
 from vidspec.bench.interleaved import run
 from vidspec.captioner import Captioner
@@ -94,7 +95,11 @@ def pairs():
 
 
 @pytest.mark.parametrize(
-    ("pair", "way"), [*(("embedded", way) for way in WAYS), ("embedded-qwen", "suffix"), ("embedded-qwen", "hybrid")]
+    ("pair", "way"),
+    full_but(
+        [("embedded", way) for way in ("ngram", "suffix in trees", "hybrid", "hybrid with the target")],
+        [*(("embedded", way) for way in WAYS), ("embedded-qwen", "suffix"), ("embedded-qwen", "hybrid")],
+    ),
 )
 def test_texts_are_those_of_plain_decoding(pairs, pair, way):
     pair, settings = pairs(pair), WAYS[way]
@@ -140,6 +145,7 @@ def test_a_damaged_memory_is_told(pairs, tmp_path, profile):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("profile", ["suffix", "hybrid"])
 def test_no_repeat_of_a_bench_knows_the_captions_of_the_one_before(pairs, profile):
     """One that knows it needs two thirds as many passes at most, of the target or of the draft that it asks instead."""

@@ -200,6 +200,7 @@ def large(tmp_path_factory):
     return folder, small
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc, which is Linux's")
 @pytest.mark.parametrize("packed", ["packed", "plain"])
 def test_a_loaded_model_takes_its_weights_once(packed, large):

@@ -6,9 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from models import checkpoints_eagle3
 from models.checkpoints_eagle3 import DRAFTED, config, save, tensors
-from models.checkpoints_qwen import HIDDEN, LAYERS, QWEN3, QWEN25, Kind, adapter
+from models.checkpoints_qwen import HIDDEN, LAYERS, QWEN25, Kind, adapter
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.errors import ModelError
@@ -99,8 +98,6 @@ def test_which_states_are_read(tmp_path, target):
 def test_positions_count_on_as_many_axes_as_the_config_has(tmp_path, target):
     assert load(tmp_path, target).decoder.axes == 3
     assert load(tmp_path, target, config(KIND, rope_scaling=None)).decoder.axes == 1
-    decoder = load(tmp_path, target, config(KIND, rope_scaling=None, rope_theta=1e6)).decoder
-    assert float(decoder._frequencies[1]) == pytest.approx(1e6 ** (-2 / checkpoints_eagle3.WIDTH))
 
 
 @pytest.mark.parametrize(
@@ -146,10 +143,3 @@ def test_files_that_are_missing_or_broken(tmp_path, target):
     (folder / "config.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelError, match=r"cannot be loaded|pickled"):
         eagle3.load(str(folder), target, PLACE)
-
-
-@pytest.mark.parametrize("family", [QWEN25, QWEN3])
-def test_frequencies_belong_to_axes_as_in_the_target(tmp_path, family):
-    kind = Kind(family)
-    head = load(tmp_path, adapter(kind), config(kind), tensors(kind))
-    assert head.decoder._axis.tolist() == checkpoints_eagle3.SECTIONS[family][1]

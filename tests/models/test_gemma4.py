@@ -206,6 +206,7 @@ def test_a_published_one():
     assert 4.6e9 < sum(weight.numel() for weight in model.model.language_model.parameters()) < 5.1e9
 
 
+@pytest.mark.full
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", ["small", "large"])
 def test_plain_decoding_is_generate(kind):

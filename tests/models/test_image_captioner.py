@@ -56,6 +56,7 @@ def test_first_sentence(text, sentence):
     assert first_sentence(text) == sentence
 
 
+@pytest.mark.full
 def test_models_of_the_hub_see_the_middle_frame_alone(captioner):
     whole = clip(1)
     caption = captioner(whole)
@@ -85,6 +86,7 @@ def test_the_text_is_that_of_the_stock_model(captioner, folder):
     assert captioner.name == str(folder)
 
 
+@pytest.mark.full
 def test_captions_are_short(captioner):
     assert max(len(captioner(clip(seed)).split()) for seed in range(6)) <= LONGEST
 
@@ -142,6 +144,7 @@ def test_the_draft_captions_greedily_until_a_sentence_ends(draft, seed):
     assert alone(DraftCaptioner(draft.model)(whole)) == first_sentence(text) != ""
 
 
+@pytest.mark.full
 def test_the_built_in_draft_says_something_true():
     from vidspec.embedded.samples import shipped
 

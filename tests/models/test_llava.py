@@ -156,6 +156,7 @@ def test_taps_see_the_stock_models_attention(plain):
     assert_close(taps.states[2], out.hidden_states[2][0])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", KINDS)
 def test_loaded_from_a_folder(name, tmp_path):
     kind = KINDS[name]

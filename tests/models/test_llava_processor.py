@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from tiers import full_but
 
 from models.checkpoints_llava import PATCH, Kind, adapter, clip, stock, tokenizer
 from vidspec.models.llava import VICUNA
@@ -35,7 +36,7 @@ ALREADY = VICUNA.replace("{% for message", "<s>{% for message", 1)
 @pytest.mark.parametrize("words", ["legacy", "first", "bare"])
 @pytest.mark.parametrize("template", [VICUNA, MISTRAL, ALREADY], ids=["vicuna", "mistral", "with-bos"])
 @pytest.mark.parametrize("prompt, system", [(PROMPT, None), ("Zwei Wörter?\n Ein 🚲!", "Be brief.")])
-@pytest.mark.parametrize("family", ["llava", "llava_next"])
+@pytest.mark.parametrize("family", full_but(["llava_next"], ["llava", "llava_next"]))
 def test_prompt_is_the_processors(family, words, template, prompt, system):
     kind = Kind(family=family, tokenizer=words)
     model, shown = adapter(kind, template=template), clip(FRAMES, 60, 90)

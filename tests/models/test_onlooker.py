@@ -72,6 +72,7 @@ def test_its_files_are_its_own(looks, clip, tmp_path):
     assert len(held) <= 5  # the three standard ones, its pipe, and the listing's own where it counts
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("end", ["kill", "stop"])
 def test_a_captioner_does_without_it(models, clip, end, monkeypatch):
     from vidspec.config import profiles

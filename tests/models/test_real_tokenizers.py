@@ -89,6 +89,7 @@ def expected(family, prompt, seen, system=None):
     return f"{before}<|im_start|>user\n{video}{prompt}<|im_end|>\n<|im_start|>assistant\n"
 
 
+@pytest.mark.full
 def test_ids_are_the_published_ones(loaded):
     model, words, known, rows = loaded
     ids = {name: words.convert_tokens_to_ids(f"<|{name}|>") for name in MARKS}

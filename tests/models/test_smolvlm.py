@@ -144,6 +144,7 @@ def test_prefill_and_windows(case):
         assert_close(forward(case.engine, read, new[:size]).logits, expected[:size])
 
 
+@pytest.mark.full
 @torch.inference_mode()
 def test_plain_decoding_is_generate():
     for seed in SEEDS:

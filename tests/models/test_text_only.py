@@ -8,6 +8,7 @@ import torch
 import transformers
 from decoding import checkpoints
 from engine.passing import forward
+from tiers import full_but
 
 from vidspec.captioner import Captioner
 from vidspec.config.profiles import load
@@ -84,7 +85,7 @@ def read(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("kind", ["Qwen2", "Qwen3", "Llama"])
+@pytest.mark.parametrize("kind", full_but(["Llama"], ["Qwen2", "Qwen3", "Llama"]))
 @pytest.mark.parametrize("system", [None, "Be brief."])
 def test_it_reads_the_targets_prompt_with_a_newline_for_the_video(folders, tmp_path, read, kind, system):
     """Whatever templates the two have."""
@@ -101,6 +102,7 @@ def test_it_reads_the_targets_prompt_with_a_newline_for_the_video(folders, tmp_p
     assert read == [(draft, expected)] and "~answer:" in text and "<video>" not in text
 
 
+@pytest.mark.full
 def test_a_draft_in_another_process_reads_the_targets_prompt_too(folders, monkeypatch):
     sent, send = [], DraftProcess._send
     monkeypatch.setattr(DraftProcess, "_send", lambda self, order: (sent.append(order), send(self, order)))

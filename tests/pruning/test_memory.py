@@ -20,6 +20,7 @@ def small(pruner):
     return random_signals(visual_tokens(FRAMES, SIDE, SIDE, HIDDEN), pruner.needs, text=TEXT)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", METHODS)
 def test_a_long_video_in_a_wide_model(name):
     """25,089 tokens of 8,192 dimensions: never as much as one copy of the features, and at the end only the result."""

@@ -138,6 +138,7 @@ def test_what_the_softmax_runs_over_is_watched(pair):
         taps_for(["attention", "visual_attention"], prefix)
 
 
+@pytest.mark.full
 def test_stock_blocks_show_the_same_signals(tmp_path):
     """Every pruner keeps the same tokens, whatever runs the blocks."""
     folder = str(checkpoints.save(tmp_path))

@@ -10,6 +10,8 @@ from research.random_decoder import engine_of, language
 from research.sizes import SIZES, Size
 from vidspec.engine.rows import Rows
 
+pytestmark = pytest.mark.full
+
 SMALL = Size(layers=3, hidden=64, heads=4, kv_heads=2, inner=96, vocabulary=300)
 
 

@@ -14,6 +14,8 @@ from research.ties import EPSILON, gap
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
 
+pytestmark = pytest.mark.full
+
 SMALL = Size(layers=2, hidden=64, heads=4, kv_heads=2, inner=96, vocabulary=300)
 
 

@@ -14,6 +14,8 @@ from vidspec.bench.results import Results
 from vidspec.errors import UsageError
 from vidspec.events.record import Caption
 
+pytestmark = pytest.mark.full
+
 PLAIN = Row("ar", 1, 1, None, None, None, 10.0, (1.0, 1.0, 1.0), (1.0, 1.0, 1.0), (1.0, 1.0, 1.0))
 FAST = Row("sd-attention", 1, 1, 3.0, 4.0, 0.1, 20.0, (0.9, 0.8, 1.0), (2.0, 1.5, 2.5), (1.8, 1.2, 2.0))
 

@@ -13,6 +13,8 @@ from vidspec.pruning.position_bias import (
     position_bias,
 )
 
+pytestmark = pytest.mark.full
+
 
 def test_frame_shares():
     """Two frames of 2 x 2: three kept tokens in the first, one in the second."""

@@ -6,6 +6,8 @@ from research.position_bias import biases
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def contenders():

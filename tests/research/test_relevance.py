@@ -76,6 +76,7 @@ def test_the_report_says_what_was_counted():
     )
 
 
+@pytest.mark.full
 def test_a_clip_of_the_built_in_pair():
     with Captioner.from_profile("lvspec", overrides={"video.frames": 8}) as captioner:
         found = study(captioner, shipped()[0])

@@ -14,6 +14,8 @@ from vidspec.draft_length.passes import pass_times
 from vidspec.errors import ModelError
 from vidspec.models import loading
 
+pytestmark = pytest.mark.full
+
 
 def config(pair, role="target"):
     return str(loading.embedded_folder(pair, role) / "config.json")

@@ -53,6 +53,7 @@ def refused(path, **options):
     return caught.value.message
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_four_packets_cut_from_a_transport_stream(tmp_path, stream, decoder):
     path = without(tmp_path / "cut.ts", stream, stream.stat().st_size // 2, 752)
@@ -238,6 +239,7 @@ def test_a_run_inside_a_picture_is_noticed(tmp_path, codec, byte, size):
             assert "damaged" in refused(path, frames=1000)
 
 
+@pytest.mark.full
 def test_a_hidden_picture_of_vp9_is_read_to_its_end(tmp_path):
     """It shares a packet with one that is shown, and only what depends on it shows that it was changed."""
     path = damage_survey.encode(tmp_path / "a.webm", *damage_survey.SOURCES["vp9"][:2])
@@ -253,12 +255,14 @@ def test_a_hidden_picture_of_vp9_is_read_to_its_end(tmp_path):
             assert "damaged" in refused(path, frames=1000)
 
 
+@pytest.mark.full
 def test_still_pictures_and_filler_are_no_damage(tmp_path, monkeypatch):
     kinds = ["h264 cavlc", "h264 filler", "hevc steady", "vp8 steady", "vp9 steady", "mpeg4 steady", "mpeg2 steady"]
     monkeypatch.setattr(sound_kinds, "ENCODERS", {name: sound_kinds.ENCODERS[name] for name in kinds})
     assert damage_survey.sound_survey(tmp_path, [(176, 144)]) == (70, [])
 
 
+@pytest.mark.full
 def test_a_sample_of_damaged_files(tmp_path):
     """``damage_survey`` runs the whole of it; bits changed in compressed pictures are those that may not show."""
     names = ["h264", "hevc", "vp9", "mpeg4", "av1"]
@@ -269,6 +273,7 @@ def test_a_sample_of_damaged_files(tmp_path):
     assert len(silent) <= 3
 
 
+@pytest.mark.full
 def test_allowed_damage_never_ends_in_anything_but_whole_frames_or_an_error(tmp_path):
     def allowed(path, whole, decoder):
         try:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiers import full_but
 
 from decoding.workers.pairs import CLIP, CLIPS, Pairs, Waiting, gone
 from vidspec.captioner import Captioner
@@ -108,7 +109,7 @@ def test_rounds_tell_what_they_were(pairs):
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("name", ["hippo", "hippo-random"])
+@pytest.mark.parametrize("name", full_but(["hippo"], ["hippo", "hippo-random"]))
 def test_hippo_drafts_before_the_targets_prefill_ends(pairs, same_process, monkeypatch, name, batch):
     """A target whose prefill takes as long as the drafts of all clips take to say three tokens."""
     captioner, clips = pairs.sharing(name), list(CLIPS)[:batch]
@@ -190,6 +191,7 @@ def test_variants_give_the_same_text(pairs, name):
         assert bool(looked) == (name != "text only")
 
 
+@pytest.mark.full
 def test_drafting_with_the_targets_weights_and_nothing_left_behind(pairs):
     threads = set(threading.enumerate())
     captioner = pairs.loaded(**{"draft.kind": "self", "models.draft": None})
@@ -202,6 +204,7 @@ def test_drafting_with_the_targets_weights_and_nothing_left_behind(pairs):
     assert set(threading.enumerate()) <= threads
 
 
+@pytest.mark.full
 def test_seeded_sampling_gives_the_text_of_plain_decoding(pairs, same_process):
     """One draw for each emitted token, wherever the windows end: what the workers' timing decides does not show."""
     drawn = {"generate.temperature": 1.0, "generate.top_p": 0.95}
@@ -312,6 +315,7 @@ def test_ctrl_c_cannot_reach_the_draft_even_while_it_starts(pairs):
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("faster", ["sequential", "parallel"])
 def test_the_schedule_is_chosen_once_and_said(pairs, same_process, monkeypatch, faster):
     """Decided by trying both on the first clip; here by a clock that favours one."""

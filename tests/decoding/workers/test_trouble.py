@@ -72,6 +72,7 @@ def test_a_draft_that_is_killed_is_started_again_and_the_clip_done_again(pairs):
     assert pairs.first.caption(CLIP).token_ids == pairs.plain("one-object")
 
 
+@pytest.mark.full
 def test_a_draft_that_dies_costs_none_of_its_clips(pairs):
     """They are begun again with one fresh process for all."""
     clips = list(CLIPS)[:4]
@@ -111,6 +112,7 @@ def test_an_error_in_one_clip_leaves_the_others_alone(pairs):
     assert pairs.slot.ready() is process
 
 
+@pytest.mark.full
 def test_a_clip_that_kills_its_draft_each_time_has_failed(pairs):
     with pytest.raises(GenerationError, match="exit code -9") as caught:
         for event in pairs.first.stream(CLIP):
@@ -136,6 +138,7 @@ def test_a_process_that_died_before_the_clip_began_is_told_of(pairs):
     assert not process._blocks
 
 
+@pytest.mark.full
 def test_a_draft_that_is_stopped_is_replaced_and_the_clip_done_again(pairs):
     captioner = pairs.sharing(**{"workers.timeout": 2.0})
     pid = pairs.slot.ready().process.pid
@@ -158,6 +161,7 @@ def spawned(monkeypatch):
     monkeypatch.setattr(processes, "multiprocessing", multiprocessing)
 
 
+@pytest.mark.full
 def test_a_draft_that_is_stopped_while_it_loads_is_replaced(pairs, spawned):
     slot = DraftSlot(pairs.slot.model, pairs.slot._start.where, pairs.first.profile)
     slot.target, slot._timeout = pairs.model, 1.0
@@ -213,6 +217,7 @@ def test_a_draft_that_cannot_be_loaded_is_one_line(pairs, tmp_path, capfd):
     assert [line for line in shown if "in serve" in line], "the traceback of the other process"
 
 
+@pytest.mark.full
 def test_too_little_shared_memory_is_an_error_and_not_the_end(monkeypatch, pairs):
     small = os.statvfs("/")
     monkeypatch.setattr(frames.os, "statvfs", lambda _: type("S", (), {"f_bavail": 1, "f_frsize": small.f_frsize}))
@@ -253,6 +258,7 @@ except AttributeError:  # loaded before the signal came, and there is no target 
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("script", "how"), [(DECODING, signal.SIGINT), (DECODING, signal.SIGKILL), (LOADING, signal.SIGINT)]
 )

@@ -12,7 +12,7 @@ from vidspec.display.pages.clip import Clip
 from vidspec.display.pages.folder import Folder
 from vidspec.display.pages.writing import write
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason=WHY)
+pytestmark = [pytest.mark.full, pytest.mark.skipif(BROWSER is None, reason=WHY)]
 
 #: Texts that stand out too little from what is behind them (WCAG 2, level AA), each once.
 CONTRAST = """

@@ -16,6 +16,8 @@ from vidspec.config.sections import VideoSection
 from vidspec.errors import ProfileError, UsageError, VideoError
 from vidspec.models import loading
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def answering(captioner):

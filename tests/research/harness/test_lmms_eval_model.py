@@ -14,6 +14,8 @@ from research.lmms_eval.arguments import overrides_of
 from vidspec.config import profiles
 from vidspec.errors import UsageError, VideoError
 
+pytestmark = pytest.mark.full
+
 MODEL = "research.lmms_eval.model"
 ASKED = ((CLIP, 24), (OTHER, 24), (CLIP, 5))
 PAGE = Path(__file__).resolve().parents[3] / "docs/lmms-eval.md"

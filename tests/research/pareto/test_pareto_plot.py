@@ -14,6 +14,8 @@ from research.pareto.plot import draw
 from vidspec.errors import OutputError, UsageError
 from vidspec.files import PICTURE, check_output
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def drawn(monkeypatch):

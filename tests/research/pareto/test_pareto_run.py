@@ -18,6 +18,8 @@ from vidspec.bench.results import read_results
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
 
+pytestmark = pytest.mark.full
+
 SMALL = "+video.frames=4+generate.max_new_tokens=20"
 NAMES = [f"ar{SMALL}", f"lvspec{SMALL}", f"fastv{SMALL}", "draft"]
 

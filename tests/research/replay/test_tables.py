@@ -51,6 +51,7 @@ def test_a_table_is_complete_and_says_where_it_comes_from(name):
             assert len(row.tokens_per_s) == len(models.plain_tokens_per_s) == len(table.benchmarks)
 
 
+@pytest.mark.full
 def test_the_parallel_rows_of_parallelvlm_1(replayed):
     """Renewal formula by hand: 2.29, 3.50, 2.34, 1.54, 1.46 on VideoDetailCaption."""
     rows = [row for row in cells(replayed["parallelvlm-1"], "ParallelVLM") if row.benchmark == "VideoDetailCaption"]

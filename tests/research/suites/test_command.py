@@ -5,6 +5,8 @@ import pytest
 from vidspec.bench.interleaved import Row
 from vidspec.bench.measure import Outcome
 
+pytestmark = pytest.mark.full
+
 
 def test_a_suite_names_what_is_run_and_prints_the_papers_table(command, monkeypatch):
     def measure(bench, say):

@@ -13,6 +13,8 @@ from vidspec.bench.talk import of_turn
 from vidspec.config import labels, profiles
 from vidspec.errors import UsageError
 
+pytestmark = pytest.mark.full
+
 
 def row(name: str, **fields: object) -> Row:
     """A row of one clip in which nothing is fast or slow."""

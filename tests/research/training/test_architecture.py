@@ -13,6 +13,8 @@ from research.training.architecture_qwen import MAX_PIXELS, MIN_PIXELS
 from research.training.stage_language import Reader, Shown, encode, text_batch
 from vidspec.embedded.prompts import PROMPTS
 
+pytestmark = pytest.mark.full
+
 LLAVA, QWEN = (architecture(family) for family in ("llava_onevision", "qwen2_5_vl"))
 
 

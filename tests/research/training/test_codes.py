@@ -12,6 +12,8 @@ from research.training.architecture import Grid
 from research.training.codes import _INDEX, _LONG, Codes, pool, pool_shares, shares
 from research.world.scene import draw_scene
 
+pytestmark = pytest.mark.full
+
 GRID = Grid(4, 4)
 
 

@@ -12,6 +12,8 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.models import eagle3, loading
 
+pytestmark = pytest.mark.full
+
 PLACE = loading.placement("cpu", "float32")
 TOKENS, DEPTH = 24, 4
 ((CLIP, PROMPT),) = clips(1, shown=4)

@@ -12,6 +12,8 @@ from research.training.hints import NAMED, SEEN, Hints, colour_ids, named_truth,
 from research.training.stage_language import Fresh, Reader, Shown, encode, fact_ids, hint_truth, read_loss, text_batch
 from research.world.scene import MOTIONS, PLACES, Scene, Thing
 
+pytestmark = pytest.mark.full
+
 GRID, FRAMES = Grid(4, 4), 16
 LLAVA = architecture("llava_onevision")
 SO_FAR = ("still", "right", "left", "up", "down", "circles")

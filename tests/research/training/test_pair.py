@@ -19,6 +19,8 @@ from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.models import loading
 
+pytestmark = pytest.mark.full
+
 FAMILIES = {"embedded": "llava_onevision", "embedded-qwen": "qwen2_5_vl"}
 #: The least fact F1 of the default clip, and of all four pooled: later, better pairs raise them.
 DEFAULT_F1 = {"embedded": 1.0, "embedded-qwen": 1.0}

@@ -32,6 +32,8 @@ from research.world.scene import draw_scene
 from vidspec.embedded.prompts import PROMPTS
 from vidspec.models import loading
 
+pytestmark = pytest.mark.full
+
 FAMILIES = ("llava_onevision", "qwen2_5_vl")
 LLAVA, QWEN = (architecture(family) for family in FAMILIES)
 GRID = Grid(4, 4)

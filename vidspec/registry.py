@@ -232,7 +232,8 @@ class Registry(Generic[T]):
         """
         found: dict[str, tuple[Any, Any]] = {}
         for name in sorted(self._modules()):
-            for option, one in _parameters(cast(Callable[..., object], self.get(name)), self.known).items():
+            importlib.import_module(f"{self.package}.{name}")  # `get` would look for all modules with each name
+            for option, one in _parameters(cast(Callable[..., object], self._entries[name]), self.known).items():
                 fields = [about for about in getattr(one[0], "__metadata__", ()) if isinstance(about, FieldInfo)]
                 if any(field.json_schema_extra is _KEY for field in fields) and found.setdefault(option, one) != one:
                     raise TypeError(f"{self.noun} {name}: {option} has another type or default elsewhere")

@@ -129,7 +129,7 @@ def _own(captioner: Captioner, clip: video.Clip, record: Caption) -> list[Token]
     read = engine.prefill(prefix, len(ids), states=True)
     assert read.visual_states is not None  # they were asked for
     (passed,) = engine.run([Rows(read.span, ids)])
-    scores = relevance(passed.hidden, read.visual_states, asked.accept.similar).tolist()
+    scores = relevance(passed.hidden, read.visual_states, asked.accept.model_dump()["similar"]).tolist()
     facts = facts_of(_pieces(captioner, ids))
     places = [at / len(ids) for at in range(len(ids))]
     found = zip(scores, places, facts, ids, strict=True)

@@ -5,8 +5,10 @@ A method is one module whose file name is the name it registers: ``vidspec/pruni
 through entry points of the group ``vidspec.<part>`` (for example ``vidspec.pruning``), a profile may name files that
 hold more (:func:`load_plugin`), and a running process may register more itself.
 
-A method says of itself what others must know, on its class: the protocols here. Its options are what its constructor
-takes (:func:`options_of`). Modules of vidspec's own methods import no torch, so that a profile is checked without it.
+A method says of itself what others must know, on its class: the protocols here. Its options are the typed parameters
+of its constructor, of which :func:`options_of` makes a model; those of vidspec's own methods that are marked
+:func:`key` are keys of the profile's section too. What a method refuses of a profile, its ``check`` says
+(:func:`problems`). Modules of vidspec's own methods import no torch, so that a profile is checked without it.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, get_type_hints
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar, cast, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic.fields import FieldInfo
 
 from vidspec.errors import ProfileError
 
@@ -34,6 +37,7 @@ __all__ = [
     "DrafterFacts",
     "Family",
     "Options",
+    "Problem",
     "PrunerFacts",
     "Registry",
     "RuleFacts",
@@ -42,18 +46,30 @@ __all__ = [
     "configured",
     "drafters",
     "families",
+    "key",
     "load_plugin",
     "lossy",
     "names",
     "nearest",
     "options_of",
+    "problems",
     "pruners",
     "rules",
     "schedules",
 ]
 
+_KEY: dict[str, Any] = {"key": True}
+
 T = TypeVar("T")
 Obj = TypeVar("Obj")
+
+
+class Problem(NamedTuple):
+    """Keys that exclude each other: the one to change, why, and what to write instead."""
+
+    key: str
+    reason: str
+    instead: str
 
 
 class DrafterFacts(Protocol):
@@ -114,8 +130,8 @@ class ScheduleFacts(Protocol):
         beside: whether target and draft work at the same time, in workers of their own.
     """
 
-    drafts: bool
-    beside: bool
+    drafts: bool = True
+    beside: bool = False
 
 
 class Family(Protocol):
@@ -146,7 +162,7 @@ class Registry(Generic[T]):
         key: the profile key that names a method of this part; begins the error message.
         always: names that are valid without a module of their own.
         known: what its methods' constructors may take besides their options.
-        facts: what each method must say of itself.
+        facts: what each method must say of itself, save where there is a default.
     """
 
     def __init__(
@@ -200,10 +216,28 @@ class Registry(Generic[T]):
             raise self.unknown(name)
         method, facts = self._entries[name], self.facts
         for fact in (*get_type_hints(facts), *vars(facts)) if facts else ():
-            if not fact.startswith("_") and not hasattr(method, fact):
+            if fact.startswith("_") or hasattr(method, fact):
+                continue
+            if not hasattr(facts, fact):
                 where = f"{facts.__module__}.{facts.__name__}" if facts else ""
                 raise ProfileError(f"{self.key}: the {self.noun} {name} does not say its {fact}", hint=f"see {where}")
+            setattr(method, fact, getattr(facts, fact))
         return method
+
+    def section_keys(self) -> dict[str, tuple[Any, Any]]:
+        """Type and default of each option of vidspec's own methods that is a key of the section; imports all of them.
+
+        Raises:
+            TypeError: two methods disagree about a key.
+        """
+        found: dict[str, tuple[Any, Any]] = {}
+        for name in sorted(self._modules()):
+            importlib.import_module(f"{self.package}.{name}")  # `get` would look for all modules with each name
+            for option, one in _parameters(cast(Callable[..., object], self._entries[name]), self.known).items():
+                fields = [about for about in getattr(one[0], "__metadata__", ()) if isinstance(about, FieldInfo)]
+                if any(field.json_schema_extra is _KEY for field in fields) and found.setdefault(option, one) != one:
+                    raise TypeError(f"{self.noun} {name}: {option} has another type or default elsewhere")
+        return found
 
     def owns(self, name: str) -> bool:
         """Whether a method is vidspec's own."""
@@ -253,6 +287,15 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
+def key(about: str, **bounds: Any) -> Any:
+    """Makes an option of vidspec's own a key of its section, such as ``prune.layer``.
+
+    Written as ``layer: Annotated[int, key("the layer L", ge=1)] = 20``. Parts that share a key share its type. All
+    other options stand in the section's ``options``.
+    """
+    return Field(description=about, json_schema_extra=_KEY, **bounds)
+
+
 def options_of(part: Callable[..., object], *given: str) -> type[Options]:
     """The options of a part: the parameters of its constructor, with their types, bounds and defaults.
 
@@ -260,6 +303,11 @@ def options_of(part: Callable[..., object], *given: str) -> type[Options]:
         part: ``Annotated[int, Field(ge=1)]`` bounds a parameter; one without a type takes any value.
         given: parameters that are no options; the decoding knows them.
     """
+    return create_model("Options", __base__=Options, **_parameters(part, given))  # type: ignore[call-overload, no-any-return]
+
+
+def _parameters(part: Callable[..., object], given: Iterable[str]) -> dict[str, tuple[Any, Any]]:
+    """Type and default of each parameter of a constructor, as :func:`pydantic.create_model` takes them."""
     made = part.__init__ if isinstance(part, type) else part  # type: ignore[misc]
     taken = {name: one for name, one in inspect.signature(part).parameters.items() if name not in given}
     hints = get_type_hints(
@@ -267,11 +315,16 @@ def options_of(part: Callable[..., object], *given: str) -> type[Options]:
         getattr(made, "__globals__", {}),
         include_extras=True,
     )
-    fields = {
+    return {
         name: (Any if one.annotation is one.empty else hints[name], ... if one.default is one.empty else one.default)
         for name, one in taken.items()
     }
-    return create_model("Options", __base__=Options, **fields)  # type: ignore[call-overload, no-any-return]
+
+
+def problems(part: object, profile: object) -> Iterable[Problem]:
+    """What a part refuses of a profile that names it: what its ``check(profile)`` yields; most parts have none."""
+    check: Callable[[object], Iterable[Problem]] | None = getattr(part, "check", None)
+    return check(profile) if check else ()
 
 
 def configured(part: Callable[..., T], section: BaseModel | Mapping[str, Any], **known: object) -> T:
@@ -303,7 +356,7 @@ rules: Registry[type[RuleFacts]] = Registry(
     RuleFacts,
 )
 schedules: Registry[ScheduleFacts] = Registry(
-    "schedules", "vidspec.decoding", "schedule", "schedule.kind", ("auto", "plan")
+    "schedules", "vidspec.decoding", "schedule", "schedule.kind", ("auto", "plan"), (), ScheduleFacts
 )
 families: Registry[Callable[..., Family]] = Registry("families", "vidspec.models", "model family", "models.family")
 lossy: Registry[type[TargetPrunerFacts]] = Registry(

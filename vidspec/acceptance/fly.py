@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from vidspec.acceptance.fly_minus import FlyMinus
+from vidspec.acceptance.fly_minus import FlyMinus, Theta
+from vidspec.config.bounds import MANY
 from vidspec.events.events import Loosened
-from vidspec.registry import rules
+from vidspec.registry import key, rules
 
 if TYPE_CHECKING:
     from vidspec.acceptance.loose import Branch
@@ -28,8 +29,6 @@ class Fly(FlyMinus):
     behind them was not seen.
 
     Args:
-        theta: the gate, in nats.
-        window: W.
         sampling, eos, protected: of :class:`LooseRule`.
     """
 
@@ -38,8 +37,8 @@ class Fly(FlyMinus):
         sampling: Sampling,
         eos: frozenset[int] = frozenset(),
         protected: frozenset[int] = frozenset(),
-        theta: float = 0.3,
-        window: int = 6,
+        theta: Theta = 0.3,
+        window: Annotated[int, key("W, places that must be seen from a mismatch on", ge=1, le=MANY)] = 6,
     ) -> None:
         super().__init__(sampling, eos, protected, theta)
         self.window = window

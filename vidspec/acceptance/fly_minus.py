@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from vidspec.acceptance.loose import Branch, LooseRule
 from vidspec.events.events import Loosened
-from vidspec.registry import rules
+from vidspec.registry import key, rules
 
 if TYPE_CHECKING:
     import torch
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from vidspec.drafting.base import Draft
     from vidspec.engine.sampling import Sampling
 
+__all__ = ["FlyMinus", "Theta"]
+
+Theta = Annotated[float, key("the entropy in nats from which a mismatch may pass", ge=0, allow_inf_nan=False)]
 #: How many of the likeliest tokens the entropy sums over.
 LIKELIEST = 3
 
@@ -29,7 +32,6 @@ class FlyMinus(LooseRule):
         accept d_i  if  d_i = t_i  or  H_i >= theta
 
     Args:
-        theta: the gate, in nats.
         sampling, eos, protected: of :class:`LooseRule`.
     """
 
@@ -38,7 +40,7 @@ class FlyMinus(LooseRule):
         sampling: Sampling,
         eos: frozenset[int] = frozenset(),
         protected: frozenset[int] = frozenset(),
-        theta: float = 0.3,
+        theta: Theta = 0.3,
     ) -> None:
         super().__init__(sampling, eos, protected)
         self.theta = theta

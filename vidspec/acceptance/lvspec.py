@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from vidspec.acceptance.loose import Branch, LooseRule
+from vidspec.config.bounds import MANY
 from vidspec.events.events import Loosened
-from vidspec.registry import rules
+from vidspec.registry import key, rules
 
 if TYPE_CHECKING:
     import torch
@@ -53,9 +54,6 @@ class LVSpec(LooseRule):
     takes the mean over all.
 
     Args:
-        lam: share of a window that is loose.
-        similar: N, how many of the most similar visual positions count.
-        tolerance: whether the position-shift tolerance is on.
         sampling, eos, protected: of :class:`LooseRule`.
     """
 
@@ -66,9 +64,11 @@ class LVSpec(LooseRule):
         sampling: Sampling,
         eos: frozenset[int] = frozenset(),
         protected: frozenset[int] = frozenset(),
-        lam: float = 0.7,
-        similar: int = 10,
-        tolerance: bool = True,
+        lam: Annotated[float, key("share of a window that is loose", ge=0, le=1, allow_inf_nan=False)] = 0.7,
+        similar: Annotated[
+            int, key("N, visual positions that a token's relevance is the mean over", ge=1, le=MANY)
+        ] = 10,
+        tolerance: Annotated[bool, key("a token may pass at a shifted position (Eq. 11)")] = True,
     ) -> None:
         super().__init__(sampling, eos, protected)
         self.lam, self.similar, self.tolerance = lam, similar, tolerance

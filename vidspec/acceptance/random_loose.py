@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from vidspec.acceptance.loose import Branch, LooseRule
 from vidspec.events.events import Loosened
-from vidspec.registry import rules
+from vidspec.registry import key, rules
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,6 @@ class RandomLoose(LooseRule):
     A draw belongs to a node of the window, so that branches of a tree that share it judge it alike.
 
     Args:
-        rate: r, the probability with which a mismatch passes.
         sampling, eos, protected: of :class:`LooseRule`.
     """
 
@@ -34,7 +33,7 @@ class RandomLoose(LooseRule):
         sampling: Sampling,
         eos: frozenset[int] = frozenset(),
         protected: frozenset[int] = frozenset(),
-        rate: float = 0.5,
+        rate: Annotated[float, key("r, the probability that a mismatch passes", ge=0, le=1, allow_inf_nan=False)] = 0.5,
     ) -> None:
         super().__init__(sampling, eos, protected)
         self.rate = rate

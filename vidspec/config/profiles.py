@@ -20,7 +20,7 @@ from vidspec.config.mistakes import mistake
 from vidspec.config.schema import Profile
 from vidspec.errors import ProfileError
 from vidspec.escaping import one_line
-from vidspec.registry import nearest, rules
+from vidspec.registry import drafters, lossy, nearest, pruners, rules
 
 __all__ = [
     "KEYS",
@@ -56,10 +56,7 @@ RIVALS = (
 )
 
 #: Options belong to the part that a key names: another part takes them back.
-_OWNERS = {
-    f"{key}.options": f"{key}.{name}"
-    for key, name in (("draft", "kind"), ("prune", "method"), ("accept", "rule"), ("lossy", "method"))
-}
+_OWNERS = {f"{part.key.partition('.')[0]}.options": part.key for part in (drafters, pruners, rules, lossy)}
 
 #: In which order groups are listed; a profile's file may name others, such as ``ablations``, which come last.
 ORDER = ("recommended", "exact", "parallel", "loose", "lossy")

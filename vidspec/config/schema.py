@@ -1,8 +1,8 @@
-"""A profile as a whole: its sections and the combinations of keys that make sense; no lookup, no torch."""
+"""A profile as a whole: its sections, and what follows from them together; no lookup, no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,14 +22,15 @@ from vidspec.config.sections import (
     WorkersSection,
 )
 from vidspec.models.known_pairs import draft_of
-from vidspec.models.unsupported import doubt_of
 from vidspec.registry import (
     DrafterFacts,
+    Problem,
     RuleFacts,
     configured,
     drafters,
     load_plugin,
     lossy,
+    problems,
     pruners,
     rules,
     schedules,
@@ -170,7 +171,12 @@ class Profile(Section):
     @property
     def concurrent(self) -> bool:
         """Whether target and draft work at the same time, in workers of their own."""
-        return not (self.plans or self.chooses) and getattr(schedules.get(self.schedule.kind), "beside", False)
+        return not (self.plans or self.chooses) and schedules.get(self.schedule.kind).beside
+
+    @property
+    def beside(self) -> bool:
+        """Whether target and draft work at the same time, or may come to by measurement."""
+        return self.concurrent or self.chooses
 
     @property
     def token_for_token(self) -> bool:
@@ -196,201 +202,22 @@ class Profile(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Profile:
-        for broken, key, reason, instead in _combinations(self):
-            if broken:
-                raise PydanticCustomError(
-                    "combination", "{text}", {"text": f"{key}: {reason}; nearest valid choice: {instead}"}
-                )
-        # Their constructors say which options exclude each other.
-        if self.prune.method != "none":
-            configured(pruners.get(self.prune.method), self.prune)
-        if self.prunes_the_target:
-            configured(lossy.get(self.lossy.method), self.lossy)
+        for key, reason, instead in self._problems():
+            text = f"{key}: {reason}; nearest valid choice: {instead}"
+            raise PydanticCustomError("combination", "{text}", {"text": text})
         return self
 
-
-def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
-    """Each as: is it broken, the key to change, the reason, what to do instead."""
-    models, drafter, beside = p.models, p.drafter, p.concurrent or p.chooses
-    drafts, contexts = drafter is not None, drafter.contexts if drafter else ()
-    undrafted = p.drafts_with_a_model and models.target is not None and models.draft is None
-    doubt = doubt_of(models.target) if undrafted and models.target is not None else None
-    shares = lossy.get(p.lossy.method).shares if p.prunes_the_target else None
-    sequential = p.plans or p.chooses or getattr(schedules.get(p.schedule.kind), "drafts", True)
-    return (
-        (
-            drafter is not None and p.draft.topology != "chain" and not drafter.trees,
-            "draft.topology",
-            f"{'an' if p.draft.kind[0] in 'aeiou' else 'a'} {p.draft.kind} drafts a chain",
-            "draft.topology: chain",
-        ),
-        (
-            len(set(contexts)) < len(contexts),
-            "draft.contexts",
-            "names a context twice",
-            "draft.contexts: " + str(list(dict.fromkeys(contexts))).replace("'", ""),
-        ),
-        (
-            p.draft.topology == "adaptive" and p.drafts_for_free,
-            "draft.topology",
-            f"adaptive trees grow by the probabilities of a model, and those of {p.draft.kind} by what it finds anyway",
-            "draft.topology: tree",
-        ),
-        (
-            models.captioner is not None and not p.describes,
-            "models.captioner",
-            "has no effect without an ensemble's context caption",
-            "leave it out, or the profile tabed-mtcp",
-        ),
-        (
-            p.prune.method != "none" and len(contexts) > 0 and "video" not in contexts,
-            "prune.method",
-            f"{p.prune.method} prunes the context video, which draft.contexts lacks",
-            "prune.method: none",
-        ),
-        (
-            p.draft.topology != "chain" and beside,
-            "draft.topology",
-            "the parallel schedule drafts a chain",
-            "draft.topology: chain, or schedule.kind: sequential",
-        ),
-        (
-            beside and drafter is not None and not drafter.remote,
-            "draft.kind",
-            f"{p.draft.kind} needs more of the target than token ids, and the parallel schedule sends no more",
-            "draft.kind: model, or schedule.kind: sequential",
-        ),
-        (
-            p.draft.gamma == "auto" and p.draft.topology == "tree" and not (drafter and drafter.paces),
-            "draft.gamma",
-            "auto measures chains, and draft.topology is tree",
-            "draft.gamma: 5, or draft.topology: chain",
-        ),
-        (
-            p.draft.gamma == "auto" and not drafts,
-            "draft.gamma",
-            "auto has no use without a draft",
-            "draft.gamma: 5, or draft.kind: model",
-        ),
-        (
-            p.plans and ((p.draft.kind != "model" and not p.drafts_for_free) or p.draft.topology != "chain"),
-            "draft.kind",
-            "the schedule plan chooses drafter and topology itself",
-            "draft.kind: model with draft.topology: chain, or schedule.kind: sequential",
-        ),
-        (
-            p.plans and p.prune.method != "none",
-            "prune.method",
-            "the schedule plan chooses the pruning itself",
-            "prune.method: none, or schedule.kind: sequential",
-        ),
-        (
-            p.schedule.prefill == "parallel" and not beside,
-            "schedule.prefill",
-            f"parallel needs two workers, and schedule.kind is {p.schedule.kind}",
-            "schedule.prefill: sequential, or schedule.kind: parallel",
-        ),
-        (
-            p.prune.when == "late" and p.prune.positions == "compact" and p.schedule.prefill == "parallel",
-            "prune.when",
-            "late prunes what has been read at its positions, and prune.positions is compact",
-            "prune.when: wait, or prune.positions: original",
-        ),
-        (
-            p.prune.method != "none" and drafter is not None and drafter.sees != "kept",
-            "prune.method",
-            f"{p.prune.method} chooses what a draft sees, and draft.kind {p.draft.kind} chooses itself",
-            "prune.method: none",
-        ),
-        (
-            p.generate.temperature > 0 and not p.rule.draws,
-            "generate.temperature",
-            f"{p.accept.rule} compares greedy choices, and {p.generate.temperature:g} draws tokens",
-            "generate.temperature: 0, or accept.rule: exact",
-        ),
-        (
-            p.prunes_the_target and drafts,
-            "lossy.method",
-            f"{p.lossy.method} prunes the target of plain decoding, and draft.kind is {p.draft.kind}",
-            "lossy.method: none, or draft.kind: none with schedule.kind: autoregressive",
-        ),
-        (
-            p.lossy.keep is not None and p.lossy.retention is not None,
-            "lossy.keep",
-            "excludes lossy.retention",
-            f"lossy.retention: {p.lossy.retention} alone",
-        ),
-        (
-            p.lossy.keep is not None and shares not in (None, len(p.lossy.keep)),
-            "lossy.keep",
-            f"{p.lossy.method} takes {shares} shares, not {len(p.lossy.keep or ())}",
-            "lossy.keep: " + str([0.5, 0.25, 0.125][:shares]),
-        ),
-        (
-            p.video.frames is not None and p.video.fps is not None,
-            "video.fps",
-            "excludes video.frames",
-            f"video.frames: {p.video.frames} alone",
-        ),
-        (
-            models.pair is not None and (models.target is not None or models.draft is not None),
-            "models.pair",
-            "excludes models.target and models.draft",
-            f"models.pair: {models.pair} alone",
-        ),
-        (
-            models.device_map is not None and models.device != "auto",
-            "models.device",
-            f"{models.device} excludes models.device_map, which takes all devices",
-            "models.device: auto, and models.draft_device for the draft",
-        ),
-        (
-            models.pair is None and models.target is None,
-            "models.target",
-            "is needed with models.draft",
-            "name a target, or models.pair: embedded",
-        ),
-        (
-            doubt is not None,
-            "models.target",
-            doubt.what if doubt else "",
-            doubt.instead if doubt else "",
-        ),
-        (
-            undrafted,
-            "models.draft",
-            f"is needed with draft.kind {p.draft.kind}",
-            "name a draft of the target's family (`vidspec pairs` lists some), or take the profile ar",
-        ),
-        (
-            p.names_a_head and models.target is not None and models.draft is None,
-            "models.draft",
-            f"is needed with draft.kind {p.draft.kind}",
-            "name the head that was trained for the target, or take the profile ar",
-        ),
-        (
-            sequential and not drafts,
-            "schedule.kind",
-            f"{p.schedule.kind} needs a draft, and draft.kind is none",
-            "schedule.kind: autoregressive, or draft.kind: model",
-        ),
-        (
-            not sequential and drafts,
-            "schedule.kind",
-            f"autoregressive has no use for a draft, and draft.kind is {p.draft.kind}",
-            "schedule.kind: sequential, or draft.kind: none",
-        ),
-        (
-            not drafts and p.prune.method != "none",
-            "prune.method",
-            f"{p.prune.method} prunes what the draft sees, and draft.kind is none",
-            "prune.method: none",
-        ),
-        (
-            p.prune.method == "none" and p.prune.alpha > 0,
-            "prune.alpha",
-            f"{p.prune.alpha:g} has no effect with prune.method none",
-            "prune.alpha: 0, or prune.method: "
-            + next((n for n in ("uniform", *pruners.names()) if n != "none"), "none"),
-        ),
-    )
+    def _problems(self) -> Iterator[Problem]:
+        """What the sections and the parts they name refuse; a part's constructor may raise a ProfileError as well."""
+        yield from self.draft.check(self)
+        if self.drafter is not None:
+            yield from problems(self.drafter, self)
+        for section in (self.lossy, self.video, self.models, self.schedule, self.prune, self.accept, self.generate):
+            yield from section.check(self)
+        yield from problems(self.rule, self)
+        if not (self.plans or self.chooses):
+            yield from problems(schedules.get(self.schedule.kind), self)
+        if self.prune.method != "none":
+            yield from problems(configured(pruners.get(self.prune.method), self.prune), self)
+        if self.prunes_the_target:
+            yield from problems(configured(lossy.get(self.lossy.method), self.lossy), self)

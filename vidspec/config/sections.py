@@ -1,10 +1,9 @@
-"""The sections of a profile: their keys, types and defaults, each checked by itself; no torch."""
+"""The sections of a profile: the keys that are not a part's own, and the combinations that are refused; no torch."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -14,12 +13,29 @@ from pydantic import (
     Field,
     ValidationError,
     ValidationInfo,
+    create_model,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from vidspec.config.bounds import COLDEST, FASTEST, HOTTEST, LAYERS, MANY, SEED, THREADS, WIDEST
-from vidspec.registry import Options, Registry, drafters, lossy, nearest, options_of, pruners, rules, schedules
+from vidspec.config import values
+from vidspec.config.bounds import FASTEST, MANY, SEED, THREADS
+from vidspec.models.unsupported import doubt_of
+from vidspec.registry import (
+    Options,
+    Problem,
+    Registry,
+    drafters,
+    lossy,
+    nearest,
+    options_of,
+    pruners,
+    rules,
+    schedules,
+)
+
+if TYPE_CHECKING:
+    from vidspec.config.schema import Profile
 
 __all__ = [
     "TREE",
@@ -49,51 +65,12 @@ def _named(registry: Registry[Any]) -> Callable[[str], str]:
 TREE = "0 1 2 3 | 00 01 02 10 11 20 21 30 | 000 001 002 010 011 020 021 100 | 0000 0001 0002 | 00000 00001"
 
 
-def _tree(text: str) -> str:
-    from vidspec.config.tree import parse_tree
-
-    if len(text.split()) > WIDEST:
-        raise PydanticCustomError("tree", "{text}", {"text": f"must have at most {WIDEST} nodes"})
-    try:
-        parse_tree(text)
-    except ValueError as error:
-        raise PydanticCustomError("tree", "{text}", {"text": str(error)}) from error
-    return text
-
-
-def _gamma(value: Any) -> Any:
-    if value == "auto":
-        return value
-    if isinstance(value, str) and value.isdecimal() and len(value) <= len(str(WIDEST)):
-        value = int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= WIDEST:
-        return value
-    raise PydanticCustomError("gamma", "must be auto or a whole number from 1 to {widest}", {"widest": WIDEST})
-
-
-def _temperature(value: float) -> float:
-    if value == 0 or COLDEST <= value <= HOTTEST:
-        return value
-    raise PydanticCustomError(
-        "temperature", "must be 0 or from {coldest} to {hottest}", {"coldest": COLDEST, "hottest": int(HOTTEST)}
-    )
-
-
-def _packed(value: Any) -> Any:
-    chosen = {"auto": "auto", "true": True, "false": False}.get(str(value).lower())
-    if chosen is None:
-        raise PydanticCustomError("packed", "must be auto, true or false")
-    return chosen
-
-
-def _device(name: str) -> str:
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
-        raise PydanticCustomError("device", "must be auto, cpu, cuda, cuda:N or mps")
-    return name
-
-
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    def check(self, profile: Profile) -> Iterator[Problem]:
+        """What of its keys makes no sense together with others of the profile."""
+        yield from ()
 
 
 def _options(registry: Registry[Any]) -> AfterValidator:
@@ -121,6 +98,35 @@ def _options(registry: Registry[Any]) -> AfterValidator:
     return AfterValidator(check)
 
 
+class PartSection(Section):
+    """A section that names a part, and takes its options."""
+
+    if TYPE_CHECKING:  # set by _with_parts, behind all keys
+        options: dict[str, Any] = Field(default_factory=dict)
+
+
+S = TypeVar("S", bound=PartSection)
+
+
+def _with_parts(registry: Registry[Any]) -> Callable[[type[S]], type[S]]:
+    """Class decorator: a section also takes the keys of vidspec's own parts, and ``options`` for all other options.
+
+    A key is taken and checked whichever part is named, so that a profile may change the part alone.
+    """
+
+    def extended(section: type[S]) -> type[S]:
+        options = Annotated[dict[str, Any], _options(registry)]
+        fields: dict[str, Any] = {
+            **registry.section_keys(),
+            "options": (options, Field(default_factory=dict, validate_default=True)),
+        }
+        return create_model(
+            section.__name__, __base__=section, __module__=section.__module__, __doc__=section.__doc__, **fields
+        )
+
+    return extended
+
+
 class ModelsSection(Section):
     """Which models, and how they are loaded. ``pair`` names a built-in target and draft at once.
 
@@ -137,13 +143,13 @@ class ModelsSection(Section):
     draft: str | None = Field(default=None, min_length=1)
     captioner: str | None = Field(default=None, min_length=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: Annotated[str, AfterValidator(_device)] = "auto"
+    device: Annotated[str, AfterValidator(values.device)] = "auto"
     device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | None = None
-    draft_device: Annotated[str, AfterValidator(_device)] | None = None
+    draft_device: Annotated[str, AfterValidator(values.device)] | None = None
     quantization: Literal["8bit", "4bit"] | None = None
     decoder: Literal["auto", "fused", "stock"] = "auto"
     threads: int | None = Field(default=None, ge=1, le=THREADS)
-    packed: Annotated[bool | Literal["auto"], BeforeValidator(_packed)] = "auto"
+    packed: Annotated[bool | Literal["auto"], BeforeValidator(values.packed)] = "auto"
 
     @model_validator(mode="before")
     @classmethod
@@ -151,6 +157,28 @@ class ModelsSection(Section):
         if isinstance(data, Mapping) and all(data.get(key) is None for key in ("pair", "target", "draft")):
             return {**data, "pair": "embedded"}
         return data
+
+    def check(self, profile: Profile) -> Iterator[Problem]:
+        kind, unnamed = profile.draft.kind, self.target is not None and self.draft is None
+        if self.captioner is not None and not profile.describes:
+            reason = "has no effect without an ensemble's context caption"
+            yield Problem("models.captioner", reason, "leave it out, or the profile tabed-mtcp")
+        if self.pair is not None and (self.target is not None or self.draft is not None):
+            reason = "excludes models.target and models.draft"
+            yield Problem("models.pair", reason, f"models.pair: {self.pair} alone")
+        if self.device_map is not None and self.device != "auto":
+            reason = f"{self.device} excludes models.device_map, which takes all devices"
+            yield Problem("models.device", reason, "models.device: auto, and models.draft_device for the draft")
+        if self.pair is None and self.target is None:
+            yield Problem("models.target", "is needed with models.draft", "name a target, or models.pair: embedded")
+        if unnamed and profile.drafts_with_a_model and self.target is not None:
+            if (doubt := doubt_of(self.target)) is not None:
+                yield Problem("models.target", doubt.what, doubt.instead)
+            instead = "name a draft of the target's family (`vidspec pairs` lists some), or take the profile ar"
+            yield Problem("models.draft", f"is needed with draft.kind {kind}", instead)
+        if unnamed and profile.names_a_head:
+            instead = "name the head that was trained for the target, or take the profile ar"
+            yield Problem("models.draft", f"is needed with draft.kind {kind}", instead)
 
 
 class VideoSection(Section):
@@ -174,45 +202,56 @@ class VideoSection(Section):
             return {**data, "frames": 32}
         return data
 
+    def check(self, profile: Profile) -> Iterator[Problem]:
+        if self.frames is not None and self.fps is not None:
+            yield Problem("video.fps", "excludes video.frames", f"video.frames: {self.frames} alone")
 
-class DraftSection(Section):
+
+@_with_parts(drafters)
+class DraftSection(PartSection):
     """What proposes tokens, in which shape and how many at a time.
 
     ``gamma`` is the length of a chain and the depth of a tree; ``auto`` measures which length pays. ``topology``
     adaptive is a tree that grows by the draft's probabilities, as far as rows and passes are worth their measured time,
-    or a chain. The rest is read by the drafters it is named for: ``tree`` by the topology tree, its nodes by the ranks
-    of children; ``prefill`` by self, where its cache comes from; ``entries`` and ``share`` by sparse_kv, how many cache
-    entries it reads and of the visual ones at most which share; ``contexts``, ``weights``, ``divergence`` and
-    ``history`` by ensemble: what the draft is shown, how the distributions are weighed, by which divergence from the
-    target, over how many of the last tokens (all if null); ``memory`` by suffix and hybrid, a file that keeps captions
-    from run to run. ``options``, here and in the sections of other parts, are what the named part's constructor takes
-    besides, each checked by its type there.
+    or a chain; ``tree`` is that of the topology tree, its nodes named by the ranks of children. Further keys, and
+    ``options``, here and in the sections of other parts, are what the parts' constructors take, checked by its type
+    there.
     """
 
     kind: Annotated[str, AfterValidator(_named(drafters))] = "none"
     topology: Literal["chain", "tree", "adaptive"] = "chain"
-    gamma: Annotated[int | Literal["auto"], BeforeValidator(_gamma)] = 5
-    tree: Annotated[str, AfterValidator(_tree)] = TREE
-    prefill: Literal["gather", "again"] = "gather"
-    entries: int = Field(default=1024, ge=1, le=MANY)
-    share: float = Field(default=0.1, gt=0, le=1, allow_inf_nan=False)
-    contexts: tuple[Literal["video", "text", "caption", "pooled"], ...] = Field(default=("video", "text"), min_length=1)
-    weights: Literal["equal", "grid", "softmax", "inverse"] = "equal"
-    divergence: Literal["kl", "tvd"] = "kl"
-    history: int | None = Field(default=None, ge=1, le=MANY)
-    memory: str | None = Field(default=None, min_length=1)
-    options: Annotated[dict[str, Any], _options(drafters)] = Field(default_factory=dict, validate_default=True)
+    gamma: Annotated[int | Literal["auto"], BeforeValidator(values.gamma)] = 5
+    tree: Annotated[str, AfterValidator(values.tree)] = TREE
+
+    def check(self, profile: Profile) -> Iterator[Problem]:
+        drafter, kind, beside = profile.drafter, self.kind, profile.beside
+        if drafter is not None and self.topology != "chain" and not drafter.trees:
+            reason = f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} drafts a chain"
+            yield Problem("draft.topology", reason, "draft.topology: chain")
+        if self.topology == "adaptive" and profile.drafts_for_free:
+            found = f"those of {kind} by what it finds anyway"
+            reason = f"adaptive trees grow by the probabilities of a model, and {found}"
+            yield Problem("draft.topology", reason, "draft.topology: tree")
+        if beside and self.topology != "chain":
+            instead = "draft.topology: chain, or schedule.kind: sequential"
+            yield Problem("draft.topology", "the parallel schedule drafts a chain", instead)
+        if beside and drafter is not None and not drafter.remote:
+            reason = f"{kind} needs more of the target than token ids, and the parallel schedule sends no more"
+            yield Problem("draft.kind", reason, "draft.kind: model, or schedule.kind: sequential")
+        if self.gamma == "auto" and self.topology == "tree" and not (drafter and drafter.paces):
+            reason = "auto measures chains, and draft.topology is tree"
+            yield Problem("draft.gamma", reason, "draft.gamma: 5, or draft.topology: chain")
+        if self.gamma == "auto" and drafter is None:
+            yield Problem("draft.gamma", "auto has no use without a draft", "draft.gamma: 5, or draft.kind: model")
+        if profile.plans and ((kind != "model" and not profile.drafts_for_free) or self.topology != "chain"):
+            instead = "draft.kind: model with draft.topology: chain, or schedule.kind: sequential"
+            yield Problem("draft.kind", "the schedule plan chooses drafter and topology itself", instead)
 
 
-class PruneSection(Section):
-    """What the draft sees of the video: ``alpha`` is the share of visual tokens it does not see.
-
-    The rest is read by the pruners it is named for: ``seed`` by random; ``place`` by window, where its run of tokens
-    lies; ``lam_r`` by specvlm, the share of all attention its first stage keeps (null: 0.5 for Qwen, 0.4 for
-    others); ``layer`` by uv, uv_similarity and uv_attention (null: 20, and half the depth of a target of fewer
-    than 24 blocks); the three ``_term``
-    by hippo, whether each counts; ``keys`` by attention and hippo, whether the softmax of attention runs over all keys
-    or the visual ones alone.
+@_with_parts(pruners)
+class PruneSection(PartSection):
+    """What the draft sees of the video: ``alpha`` is the share of visual tokens it does not see; ``seed`` is of what
+    pruners draw.
 
     ``when`` is read by the schedule parallel where both prompts are read at the same time: ``wait``, the draft reads
     its prompt once it is known what it may see; ``late``, it reads the whole video at once and drafts from it, and its
@@ -225,14 +264,6 @@ class PruneSection(Section):
     seed: int = Field(default=0, ge=0, le=SEED)
     positions: Literal["original", "compact"] = "original"
     when: Literal["wait", "late"] | None = None
-    place: Literal["front", "middle", "end"] = "middle"
-    lam_r: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
-    layer: int | None = Field(default=None, ge=1, le=LAYERS)
-    keys: Literal["all", "visual"] = "all"
-    attention_term: bool = True
-    temporal_term: bool = True
-    spatial_term: bool = True
-    options: Annotated[dict[str, Any], _options(pruners)] = Field(default_factory=dict, validate_default=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -240,6 +271,22 @@ class PruneSection(Section):
         if isinstance(data, Mapping) and data.get("method", "none") == "none":
             return {"alpha": 0.0, **data}
         return data
+
+    def check(self, profile: Profile) -> Iterator[Problem]:
+        drafter, method, kind = profile.drafter, self.method, profile.draft.kind
+        if self.when == "late" and self.positions == "compact" and profile.schedule.prefill == "parallel":
+            reason = "late prunes what has been read at its positions, and prune.positions is compact"
+            yield Problem("prune.when", reason, "prune.when: wait, or prune.positions: original")
+        if method != "none" and drafter is None:
+            reason = f"{method} prunes what the draft sees, and draft.kind is none"
+            yield Problem("prune.method", reason, "prune.method: none")
+        if method != "none" and drafter is not None and drafter.sees != "kept":
+            reason = f"{method} chooses what a draft sees, and draft.kind {kind} chooses itself"
+            yield Problem("prune.method", reason, "prune.method: none")
+        if method == "none" and self.alpha > 0:
+            instead = next((name for name in ("uniform", *pruners.names()) if name != "none"), "none")
+            reason = f"{self.alpha:g} has no effect with prune.method none"
+            yield Problem("prune.alpha", reason, f"prune.alpha: 0, or prune.method: {instead}")
 
 
 class ScheduleSection(Section):
@@ -255,6 +302,21 @@ class ScheduleSection(Section):
     prefill: Literal["sequential", "parallel"] = "sequential"
     startup: Literal["window", "fit"] = "window"
 
+    def check(self, profile: Profile) -> Iterator[Problem]:
+        if profile.plans and profile.prune.method != "none":
+            instead = "prune.method: none, or schedule.kind: sequential"
+            yield Problem("prune.method", "the schedule plan chooses the pruning itself", instead)
+        if self.prefill == "parallel" and not profile.beside:
+            reason = f"parallel needs two workers, and schedule.kind is {self.kind}"
+            yield Problem("schedule.prefill", reason, "schedule.prefill: sequential, or schedule.kind: parallel")
+        drafts = self.kind in schedules.always or schedules.get(self.kind).drafts
+        if drafts and profile.drafter is None:
+            reason = f"{self.kind} needs a draft, and draft.kind is none"
+            yield Problem("schedule.kind", reason, "schedule.kind: autoregressive, or draft.kind: model")
+        if not drafts and profile.drafter is not None:
+            reason = f"autoregressive has no use for a draft, and draft.kind is {profile.draft.kind}"
+            yield Problem("schedule.kind", reason, "schedule.kind: sequential, or draft.kind: none")
+
 
 class WorkersSection(Section):
     """How the parallel schedule divides the machine: devices of target and draft, the draft's threads on a CPU.
@@ -263,64 +325,48 @@ class WorkersSection(Section):
     model or reads its prompt, seconds without a sign of work.
     """
 
-    target: Annotated[str, AfterValidator(_device)] | None = None
-    draft: Annotated[str, AfterValidator(_device)] | None = None
+    target: Annotated[str, AfterValidator(values.device)] | None = None
+    draft: Annotated[str, AfterValidator(values.device)] | None = None
     draft_threads: int | None = Field(default=None, ge=1, le=THREADS)
     timeout: float = Field(default=30.0, gt=0, le=MANY, allow_inf_nan=False)
 
 
-def _words(words: Any) -> Any:
-    return [word.strip() for word in words.split(",") if word.strip()] if isinstance(words, str) else words
-
-
-class AcceptSection(Section):
+@_with_parts(rules)
+class AcceptSection(PartSection):
     """Which proposed tokens are kept.
 
-    The rest is read by the lossy rules it is named for: ``lam``, the loose share of a window, ``similar``, how many
-    visual positions a token's relevance is the mean over, and ``tolerance`` of shifted positions by lvspec; ``theta``,
-    the entropy in nats from which a mismatch may pass, by fly and fly_minus; ``window``, how many places must be seen
-    from a mismatch on, by fly; ``rate``, how often a mismatch passes, by random_loose. ``protect`` names words, and
-    the classes ``numbers`` and ``negations``, that none of them lets pass.
+    ``protect`` names words, and the classes ``numbers`` and ``negations``, that no lossy rule lets pass.
     """
 
     rule: Annotated[str, AfterValidator(_named(rules))] = "exact"
-    lam: float = Field(default=0.7, ge=0, le=1, allow_inf_nan=False)
-    similar: int = Field(default=10, ge=1, le=MANY)
-    tolerance: bool = True
-    theta: float = Field(default=0.3, ge=0, allow_inf_nan=False)
-    window: int = Field(default=6, ge=1, le=MANY)
-    rate: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
-    protect: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_words)] = ()
-    options: Annotated[dict[str, Any], _options(rules)] = Field(default_factory=dict, validate_default=True)
+    protect: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(values.words)] = ()
 
 
-def _shares(shares: Any) -> Any:
-    if isinstance(shares, str):
-        return [share.strip() for share in shares.strip("[] ").split(",")]
-    return [shares] if isinstance(shares, int | float) and not isinstance(shares, bool) else shares
-
-
-class LossySection(Section):
+@_with_parts(lossy)
+class LossySection(PartSection):
     """What the target itself does not see of the video, in plain decoding, for comparison; its text is another then.
 
-    The rest is read by the methods it is named for, null being the method's own value: ``retention`` by all, the share
-    of the visual tokens that a block of the target reads, on average over the blocks, which each method's own shares
-    are scaled to; ``keep``, instead of it, these shares as they are (fastv one, pdrop and sparsevlm three, dycoke one,
-    that of the cache entries read); ``layer`` by fastv and dycoke, the blocks that read everything; ``recycle``, the
-    share of the dropped tokens that is clustered, and ``cluster``, tokens per cluster, by sparsevlm; ``merge``, the
-    share of like tokens merged between frames, and ``similarity`` of attention below which entries are chosen anew, by
-    dycoke.
+    Null is the method's own value: of ``retention``, the share of the visual tokens that a block of the target reads,
+    on average over the blocks, which each method's own shares are scaled to; of ``keep``, instead of it, these shares
+    as they are, as many as the method has.
     """
 
     method: Annotated[str, AfterValidator(_named(lossy))] = "none"
     retention: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
-    keep: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...] | None, BeforeValidator(_shares)] = None
-    layer: int | None = Field(default=None, ge=1, le=LAYERS)
-    recycle: float = Field(default=0.3, ge=0, le=1, allow_inf_nan=False)
-    cluster: int = Field(default=10, ge=1, le=MANY)
-    merge: float = Field(default=0.7, ge=0, le=1, allow_inf_nan=False)
-    similarity: float = Field(default=0.9, ge=-1, le=1, allow_inf_nan=False)
-    options: Annotated[dict[str, Any], _options(lossy)] = Field(default_factory=dict, validate_default=True)
+    keep: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...] | None, BeforeValidator(values.shares)] = None
+
+    def check(self, profile: Profile) -> Iterator[Problem]:
+        if self.method != "none" and profile.drafter is not None:
+            reason = f"{self.method} prunes the target of plain decoding, and draft.kind is {profile.draft.kind}"
+            instead = "lossy.method: none, or draft.kind: none with schedule.kind: autoregressive"
+            yield Problem("lossy.method", reason, instead)
+        if self.keep is not None and self.retention is not None:
+            yield Problem("lossy.keep", "excludes lossy.retention", f"lossy.retention: {self.retention} alone")
+        if self.keep is not None and self.method != "none":
+            shares = lossy.get(self.method).shares
+            if shares != len(self.keep):
+                reason = f"{self.method} takes {shares} shares, not {len(self.keep)}"
+                yield Problem("lossy.keep", reason, f"lossy.keep: {[0.5, 0.25, 0.125][:shares]}")
 
 
 class GenerateSection(Section):
@@ -331,8 +377,13 @@ class GenerateSection(Section):
 
     max_new_tokens: int = Field(default=512, ge=1, le=MANY)
     stop_loops: bool = False
-    temperature: Annotated[float, AfterValidator(_temperature)] = Field(default=0.0, allow_inf_nan=False)
+    temperature: Annotated[float, AfterValidator(values.temperature)] = Field(default=0.0, allow_inf_nan=False)
     top_p: float = Field(default=1.0, ge=1e-6, le=1, allow_inf_nan=False)
     seed: int = Field(default=0, ge=0, le=SEED)
     prompt: str = Field(default="Describe this video in detail.", min_length=1)
     system: str | None = Field(default=None, min_length=1)
+
+    def check(self, profile: Profile) -> Iterator[Problem]:
+        if self.temperature > 0 and not profile.rule.draws:
+            reason = f"{profile.accept.rule} compares greedy choices, and {self.temperature:g} draws tokens"
+            yield Problem("generate.temperature", reason, "generate.temperature: 0, or accept.rule: exact")

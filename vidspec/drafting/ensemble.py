@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from vidspec.config.bounds import MANY
 from vidspec.drafting.base import Drafter, DrafterKind
-from vidspec.registry import drafters
+from vidspec.registry import Problem, drafters, key
 
 if TYPE_CHECKING:
+    from vidspec.config.schema import Profile
     from vidspec.drafting.opening import Opening
     from vidspec.engine.asks import Asks
     from vidspec.models.base import Prefix
@@ -17,25 +20,30 @@ __all__ = ["EnsembleDraft", "prefix_of"]
 
 @drafters.register("ensemble")
 class EnsembleDraft(DrafterKind):
-    """Contexts M, T, C, P of TABED in one batch of the draft model; each prompt is read on its own first.
-
-    Args:
-        contexts: what the draft is shown; see :func:`prefix_of`.
-        weights: how the distributions are weighed.
-        divergence: from the target, which the weights follow.
-        history: over how many of the last tokens; None for all.
-    """
+    """Contexts M, T, C, P of TABED in one batch of the draft model; each prompt is read on its own first."""
 
     def __init__(
         self,
-        contexts: tuple[Literal["video", "text", "caption", "pooled"], ...] = ("video", "text"),
-        weights: Literal["equal", "grid", "softmax", "inverse"] = "equal",
-        divergence: Literal["kl", "tvd"] = "kl",
-        history: int | None = None,
+        contexts: Annotated[
+            tuple[Literal["video", "text", "caption", "pooled"], ...], key("what the draft is shown", min_length=1)
+        ] = ("video", "text"),
+        weights: Annotated[
+            Literal["equal", "grid", "softmax", "inverse"], key("how the distributions are weighed")
+        ] = "equal",
+        divergence: Annotated[Literal["kl", "tvd"], key("from the target, which the weights follow")] = "kl",
+        history: Annotated[int | None, key("over how many of the last tokens; null: all", ge=1, le=MANY)] = None,
     ) -> None:
         self.contexts: tuple[str, ...] = contexts
         self.weights, self.divergence, self.history = weights, divergence, history
         self.sees = "kept" if "video" in contexts else "all" if "pooled" in contexts else "nothing"
+
+    def check(self, profile: Profile) -> Iterator[Problem]:
+        once = list(dict.fromkeys(self.contexts))
+        if len(once) < len(self.contexts):
+            yield Problem("draft.contexts", "names a context twice", f"draft.contexts: [{', '.join(once)}]")
+        if (method := profile.prune.method) != "none" and "video" not in once:
+            reason = f"{method} prunes the context video, which draft.contexts lacks"
+            yield Problem("prune.method", reason, "prune.method: none")
 
     def open(self, clip: Opening) -> Asks[Drafter]:
         from vidspec.drafting.ensemble_chain import AdaptiveEnsemble, Ensemble

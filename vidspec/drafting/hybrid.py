@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
 from vidspec.drafting.base import Draft, Drafter, DrafterKind, Holder, Learner, Watcher
 from vidspec.drafting.lookup import Lookup
-from vidspec.drafting.suffix import SuffixDraft
+from vidspec.drafting.suffix import MemoryPath, SuffixDraft
 from vidspec.errors import ProfileError
-from vidspec.registry import drafters, options_of
+from vidspec.registry import Problem, drafters, options_of, problems
 
 if TYPE_CHECKING:
     import torch
 
+    from vidspec.config.schema import Profile
     from vidspec.draft_length.pace import Pace, Window
     from vidspec.drafting.opening import Opening
     from vidspec.engine.asks import Asks
@@ -153,7 +154,7 @@ class HybridDraft(DrafterKind):
         least: Annotated[int, Field(ge=1, le=16)] = 1,
         most: Annotated[int, Field(ge=1, le=256)] = 16,
         capacity: Annotated[int, Field(ge=1000, le=100_000_000)] = 1_000_000,
-        memory: str | None = None,
+        memory: MemoryPath = None,
     ) -> None:
         made = drafters.get(of)
         if made is HybridDraft:
@@ -165,6 +166,9 @@ class HybridDraft(DrafterKind):
         self.needs, self.model, self.sees = self.inner.needs, self.inner.model, self.inner.sees
         self.contexts, self.gathers = self.inner.contexts, self.inner.gathers
         self.lookup = SuffixDraft(least, most, capacity, memory)
+
+    def check(self, profile: Profile) -> Iterable[Problem]:
+        return problems(self.inner, profile)
 
     def prepare(self, target: VideoLanguageModel) -> None:
         self.inner.prepare(target)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from vidspec.drafting.base import Drafter, RemoteKind
-from vidspec.registry import drafters
+from vidspec.registry import drafters, key
 
 if TYPE_CHECKING:
     from vidspec.drafting.opening import Opening
@@ -19,15 +19,18 @@ class SelfDraft(RemoteKind):
     The kept entries are gathered from the target's own prefilled cache, so there is no second prefill; they have seen
     the whole video through the layers below. A drafter in a process of its own holds the same weights a second time and
     reads the pruned prompt afresh.
-
-    Args:
-        prefill: where its cache comes from: ``again`` reads the pruned prompt afresh in this process too.
     """
 
     model = "target"
     trees = True
 
-    def __init__(self, prefill: Literal["gather", "again"] = "gather") -> None:
+    def __init__(
+        self,
+        prefill: Annotated[
+            Literal["gather", "again"],
+            key("its cache is gathered from the target's, or the pruned prompt is read again"),
+        ] = "gather",
+    ) -> None:
         self.prefill, self.gathers = prefill, prefill == "gather"
 
     def open(self, clip: Opening) -> Asks[Drafter]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from vidspec.config.bounds import MANY
 from vidspec.drafting.base import Drafter, DrafterKind
-from vidspec.registry import drafters
+from vidspec.registry import drafters, key
 
 if TYPE_CHECKING:
     import torch
@@ -34,10 +35,6 @@ class SparseKVDraft(DrafterKind):
 
     The attention of the text rows behind the video, summed over the query heads of the group, is observed during the
     target's prefill; entries are chosen once. Generated tokens keep their positions.
-
-    Args:
-        entries: how many cache entries it reads.
-        share: of the visual ones, at most.
     """
 
     needs = frozenset({"head_attention"})
@@ -46,7 +43,11 @@ class SparseKVDraft(DrafterKind):
     gathers = True
     trees = True
 
-    def __init__(self, entries: int = 1024, share: float = 0.1) -> None:
+    def __init__(
+        self,
+        entries: Annotated[int, key("cache entries that are read", ge=1, le=MANY)] = 1024,
+        share: Annotated[float, key("of the visual entries, at most", gt=0, le=1, allow_inf_nan=False)] = 0.1,
+    ) -> None:
         self.entries, self.share = entries, share
 
     def open(self, clip: Opening) -> Drafter:

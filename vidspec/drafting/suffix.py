@@ -11,10 +11,16 @@ from pydantic import Field
 from vidspec.drafting.lookup import Lookup
 from vidspec.drafting.memory import Memory
 from vidspec.drafting.memory_file import MemoryFile
-from vidspec.registry import drafters
+from vidspec.registry import drafters, key
 
 if TYPE_CHECKING:
     from vidspec.models.base import VideoLanguageModel
+
+__all__ = ["MemoryPath", "SuffixDraft"]
+
+MemoryPath = Annotated[
+    str | None, key("a file that keeps captions from run to run; runs that go on at once may share it", min_length=1)
+]
 
 
 @drafters.register("suffix")
@@ -25,7 +31,6 @@ class SuffixDraft(Lookup):
         least: the shortest match, in tokens.
         most: matches are compared no further back.
         capacity: tokens of captions that are remembered.
-        memory: a file that keeps them from run to run; runs that go on at once may share it.
     """
 
     def __init__(
@@ -33,7 +38,7 @@ class SuffixDraft(Lookup):
         least: Annotated[int, Field(ge=1, le=16)] = 1,
         most: Annotated[int, Field(ge=1, le=256)] = 16,
         capacity: Annotated[int, Field(ge=1000, le=100_000_000)] = 1_000_000,
-        memory: str | None = None,
+        memory: MemoryPath = None,
     ) -> None:
         super().__init__(least, most)
         self.capacity, self.file = capacity, memory

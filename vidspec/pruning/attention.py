@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from vidspec.pruning.base import Signals, top_scored
-from vidspec.registry import pruners
+from vidspec.registry import key, pruners
 
 if TYPE_CHECKING:
     import torch
 
 
+__all__ = ["Attention", "Keys"]
+
+Keys = Annotated[
+    Literal["all", "visual"],
+    key("the softmax of a text row runs over all keys it sees (SpecVLM) or the visual ones (HIPPO Eq. 2)"),
+]
+
+
 @pruners.register("attention")
 class Attention:
-    """Args: ``keys``, what the softmax of each text row runs over: ``all`` it sees (SpecVLM) or the ``visual`` ones."""
-
-    def __init__(self, keys: Literal["all", "visual"] = "all") -> None:
+    def __init__(self, keys: Keys = "all") -> None:
         self.needs = frozenset({"visual_attention" if keys == "visual" else "attention"})
 
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:

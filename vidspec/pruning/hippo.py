@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from vidspec.errors import ProfileError
+from vidspec.pruning.attention import Keys
 from vidspec.pruning.base import Signals, token_grid, top_scored
-from vidspec.registry import pruners
+from vidspec.registry import key, pruners
 
 if TYPE_CHECKING:
     import torch
@@ -17,21 +18,14 @@ _COSINE, _VARIANCE = 1e-6, 1e-12
 
 @pruners.register("hippo")
 class Hippo:
-    """Each term can be switched off, as in the paper's ablations.
-
-    Args:
-        attention_term: global semantic relevance (Eq. 2).
-        temporal_term: difference from the neighbouring frames (Eq. 3-4).
-        spatial_term: variety within a crop of 5 x 5 tokens (Eq. 5-6).
-        keys: what the attention's softmax runs over: the ``visual`` keys (Eq. 2) or ``all`` that a row sees (SpecVLM).
-    """
+    """Each term can be switched off, as in the paper's ablations."""
 
     def __init__(
         self,
-        attention_term: bool = True,
-        temporal_term: bool = True,
-        spatial_term: bool = True,
-        keys: Literal["all", "visual"] = "all",
+        attention_term: Annotated[bool, key("global semantic relevance (Eq. 2) counts")] = True,
+        temporal_term: Annotated[bool, key("difference of frames (Eq. 3-4) counts")] = True,
+        spatial_term: Annotated[bool, key("variety in 5 x 5 tokens (Eq. 5-6) counts")] = True,
+        keys: Keys = "all",
     ) -> None:
         if not (attention_term or temporal_term or spatial_term):
             raise ProfileError(

@@ -7,10 +7,10 @@ first and the last of the remaining tokens among those kept, as the released cod
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from vidspec.pruning.base import Signals, split
-from vidspec.registry import pruners
+from vidspec.registry import key, pruners
 
 if TYPE_CHECKING:
     import torch
@@ -21,13 +21,19 @@ class SpecVLM:
     """Two-stage pruning by the target's attention.
 
     Args:
-        lam_r: share of all attention that stage I keeps; that of the target's family if None.
         family: of the target; App. A has 0.5 for Qwen2.5-VL, taken here for all of Qwen's, and 0.4 for LLaVA-OneVision.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"attention"})
 
-    def __init__(self, lam_r: float | None = None, family: str = "") -> None:
+    def __init__(
+        self,
+        lam_r: Annotated[
+            float | None,
+            key("share of attention that stage I keeps; null: the family's", ge=0, le=1, allow_inf_nan=False),
+        ] = None,
+        family: str = "",
+    ) -> None:
         self.lam_r = (0.5 if family.startswith("qwen") else 0.4) if lam_r is None else lam_r
 
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:

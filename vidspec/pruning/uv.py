@@ -6,16 +6,21 @@ video cannot have seen it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from vidspec.config.bounds import LAYERS
 from vidspec.errors import ProfileError
 from vidspec.pruning.base import Signals, top_scored
-from vidspec.registry import pruners
+from vidspec.registry import key, pruners
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["UVPrune", "signal_layer"]
+__all__ = ["Layer", "UVPrune", "signal_layer"]
+
+Layer = Annotated[
+    int | None, key("L of ParallelVLM Eq. 3; null: 20, half the depth of a target under 24 blocks", ge=1, le=LAYERS)
+]
 
 #: L of the paper, for all of its targets of 28 to 80 blocks.
 _LAYER = 20
@@ -52,11 +57,10 @@ class UVPrune:
     """UV-Prune: similarity variation between layer 0 and layer L.
 
     Args:
-        layer: L of Eq. 3; see :func:`signal_layer`.
         depth: blocks of the target.
     """
 
-    def __init__(self, layer: int | None = None, depth: int | None = None) -> None:
+    def __init__(self, layer: Layer = None, depth: int | None = None) -> None:
         self.layer = signal_layer(layer, depth)
 
     @property

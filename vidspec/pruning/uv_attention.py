@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vidspec.pruning.base import Signals, top_scored
-from vidspec.pruning.uv import signal_layer
+from vidspec.pruning.uv import Layer, signal_layer
 from vidspec.registry import pruners
 
 if TYPE_CHECKING:
@@ -19,14 +19,13 @@ if TYPE_CHECKING:
 
 @pruners.register("uv_attention")
 class UVAttention:
-    """Variation of the text's attention between block 0 and block L.
+    """Variation of the text's attention between block 0 and block L; the last layer is the one the last block reads.
 
     Args:
-        layer: the layer L; see :func:`~vidspec.pruning.uv.signal_layer`. The last that a block enters is the last.
         depth: blocks of the target.
     """
 
-    def __init__(self, layer: int | None = None, depth: int | None = None) -> None:
+    def __init__(self, layer: Layer = None, depth: int | None = None) -> None:
         self.layer = signal_layer(layer, depth, last=None if depth is None else depth - 1)
 
     @property

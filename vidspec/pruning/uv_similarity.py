@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vidspec.pruning.base import Signals, top_scored
-from vidspec.pruning.uv import signal_layer
+from vidspec.pruning.uv import Layer, signal_layer
 from vidspec.registry import pruners
 
 if TYPE_CHECKING:
@@ -17,11 +17,10 @@ class UVSimilarity:
     """Similarity to the text at layer L alone.
 
     Args:
-        layer: the layer L; see :func:`~vidspec.pruning.uv.signal_layer`.
         depth: blocks of the target.
     """
 
-    def __init__(self, layer: int | None = None, depth: int | None = None) -> None:
+    def __init__(self, layer: Layer = None, depth: int | None = None) -> None:
         self.layer = signal_layer(layer, depth)
 
     @property

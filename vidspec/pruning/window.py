@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from vidspec.pruning.base import Signals, split
-from vidspec.registry import pruners
+from vidspec.registry import key, pruners
 
 if TYPE_CHECKING:
     import torch
@@ -13,15 +13,14 @@ if TYPE_CHECKING:
 
 @pruners.register("window")
 class Window:
-    """A window over the visual tokens in prompt order.
-
-    Args:
-        place: where in the video it lies.
-    """
+    """A window over the visual tokens in prompt order."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
 
-    def __init__(self, place: Literal["front", "middle", "end"] = "middle") -> None:
+    def __init__(
+        self,
+        place: Annotated[Literal["front", "middle", "end"], key("where in the video the window lies")] = "middle",
+    ) -> None:
         self.place = place
 
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol, runtime_checkable
 
+from vidspec.config.bounds import LAYERS
 from vidspec.errors import ModelError
+from vidspec.registry import key
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Choice",
     "Dynamic",
+    "Layer",
     "Reading",
     "TargetPruner",
     "best",
@@ -27,6 +30,8 @@ __all__ = [
     "whole_blocks",
     "without_overlap",
 ]
+
+Layer = Annotated[int | None, key("blocks that read everything; null: as many as the paper's", ge=1, le=LAYERS)]
 
 
 @dataclass(frozen=True)

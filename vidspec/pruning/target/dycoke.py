@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from vidspec.errors import ProfileError
 from vidspec.pruning.base import token_grid
-from vidspec.pruning.target.base import Choice, Reading, whole_blocks
-from vidspec.registry import lossy
+from vidspec.pruning.target.base import Choice, Layer, Reading, whole_blocks
+from vidspec.registry import key, lossy
 
 if TYPE_CHECKING:
     import torch
@@ -65,18 +65,21 @@ def temporally_merged(features: torch.Tensor, grid: torch.Tensor, merge: float) 
 
 @lossy.register("dycoke")
 class DyCoke:
-    """Args: ``merge``, k; ``retention``, the mean share of the visual tokens that a block reads, or ``keep``, that of
-    the visual entries behind ``layer`` blocks, 1 - p; ``layer``, blocks that read all entries; ``similarity``, the
-    cosine below which they are chosen anew."""
+    """Args: ``retention``, the mean share of the visual tokens that a block reads, or ``keep``, that of the visual
+    entries behind ``layer`` blocks, 1 - p; ``layer``, 3 if None."""
 
     shares: ClassVar[int] = 1
 
     def __init__(
         self,
-        merge: float = 0.7,
+        merge: Annotated[
+            float, key("k, the share of like tokens merged between frames", ge=0, le=1, allow_inf_nan=False)
+        ] = 0.7,
         keep: Sequence[float] | None = None,
-        layer: int = 3,
-        similarity: float = 0.9,
+        layer: Layer = None,
+        similarity: Annotated[
+            float, key("of attention, below which entries are chosen anew", ge=-1, le=1, allow_inf_nan=False)
+        ] = 0.9,
         retention: float = 0.1,
     ) -> None:
         most = 1 - 0.75 * merge  # three of four frames are merged
@@ -85,7 +88,8 @@ class DyCoke:
                 f"lossy.retention: {retention:g} is more than the {most:g} that merging leaves",
                 hint=f"lossy.merge: {(1 - retention) / 0.75:.2g} leaves as much",
             )
-        self.merge, self.keep, self.layer, self.similarity, self.retention = merge, keep, layer, similarity, retention
+        self.merge, self.keep, self.similarity, self.retention = merge, keep, similarity, retention
+        self.layer = 3 if layer is None else layer
 
     def reads(self, depth: int, entered: float) -> tuple[int, float]:
         whole = min(self.layer, depth - 1)

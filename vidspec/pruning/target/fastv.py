@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from vidspec.pruning.target.base import Choice, Reading, best, on_average, places, without_overlap
+from vidspec.pruning.target.base import Choice, Layer, Reading, best, on_average, places, without_overlap
 from vidspec.registry import lossy
 
 if TYPE_CHECKING:
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
 @lossy.register("fastv")
 class FastV:
-    """Args: ``layer``, FastV's K, the blocks that read everything; ``retention``, the mean share of the visual tokens
-    that a block reads, or ``keep``, the one share behind K blocks."""
+    """Args: ``layer``, FastV's K, 2 if None; ``retention``, the mean share of the visual tokens that a block reads, or
+    ``keep``, the one share behind K blocks."""
 
     shares: ClassVar[int] = 1
 
-    def __init__(self, layer: int = 2, keep: Sequence[float] | None = None, retention: float = 0.1) -> None:
-        self.layer, self.keep, self.retention = layer, keep, retention
+    def __init__(self, layer: Layer = None, keep: Sequence[float] | None = None, retention: float = 0.1) -> None:
+        self.layer = 2 if layer is None else layer
+        self.keep, self.retention = keep, retention
 
     def before(self, prefix: Prefix) -> torch.Tensor | None:
         return None

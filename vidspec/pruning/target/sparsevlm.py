@@ -15,10 +15,11 @@ all of them behind the other visual tokens and renumbers. Stages of models of ot
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from vidspec.config.bounds import MANY
 from vidspec.pruning.target.base import Choice, Reading, best, on_average, places, without_overlap
-from vidspec.registry import lossy
+from vidspec.registry import key, lossy
 
 if TYPE_CHECKING:
     import torch
@@ -50,16 +51,15 @@ def raters(visual: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
 
 @lossy.register("sparsevlm")
 class SparseVLM:
-    """Args: ``retention``, the mean share of the visual tokens that a block reads, or ``keep``, that behind each stage;
-    ``recycle``, the share of the dropped that is clustered; ``cluster``, tokens per cluster."""
+    """Args: ``retention``, the mean share of the visual tokens that a block reads, or ``keep``, that behind a stage."""
 
     shares: ClassVar[int] = 3
 
     def __init__(
         self,
         keep: Sequence[float] | None = None,
-        recycle: float = 0.3,
-        cluster: int = 10,
+        recycle: Annotated[float, key("share of the dropped that is clustered", ge=0, le=1, allow_inf_nan=False)] = 0.3,
+        cluster: Annotated[int, key("tokens per cluster", ge=1, le=MANY)] = 10,
         retention: float = 0.1,
     ) -> None:
         self.keep, self.recycle, self.cluster, self.retention = keep, recycle, cluster, retention

@@ -1,0 +1,120 @@
+"""Parts own their options and the combinations that they refuse."""
+
+import sys
+
+import pytest
+from plugins import forget_plugins
+
+from vidspec.config import profiles, sections
+from vidspec.errors import ProfileError
+from vidspec.registry import Registry, drafters, lossy, options_of, pruners, rules
+
+SECTIONS = {
+    sections.DraftSection: drafters,
+    sections.PruneSection: pruners,
+    sections.AcceptSection: rules,
+    sections.LossySection: lossy,
+}
+PART = """
+from typing import Annotated
+from owned import made
+from vidspec.registry import key
+
+@made.register("{name}")
+class Part:
+    def __init__(self, known, size: Annotated[int, key("how large", ge=1)] = {default}, other=0): ...
+"""
+REFUSES = """
+from vidspec.registry import Problem, pruners
+
+@pruners.register("choosy")
+class Choosy:
+    needs = frozenset()
+
+    def __init__(self, most: int = 4) -> None:
+        self.most = most
+
+    def check(self, profile):
+        if profile.draft.gamma > self.most:
+            yield Problem("draft.gamma", f"choosy takes {self.most}", f"draft.gamma: {self.most}")
+"""
+
+
+def problem(*args):
+    with pytest.raises(ProfileError) as caught:
+        profiles.load(*args, env={})
+    return caught.value.message
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.__name__)
+def test_a_section_says_nothing_of_its_parts_options(section):
+    shared, taken = section.__mro__[1], SECTIONS[section].section_keys()
+    assert shared.__name__ == section.__name__ and taken
+    assert set(section.model_fields) == {*shared.model_fields, *taken, "options"}
+    assert set(shared.model_fields).isdisjoint({*taken, "options"})
+
+
+@pytest.mark.parametrize("registry", SECTIONS.values(), ids=lambda registry: registry.part)
+def test_every_key_of_a_part_is_described(registry):
+    for name in registry._modules():
+        for key, field in options_of(registry.get(name), *registry.known).model_fields.items():
+            assert key not in registry.section_keys() or field.description, (name, key)
+
+
+@pytest.fixture
+def owned(tmp_path, monkeypatch):
+    """A package of parts, with a function that adds one."""
+    (tmp_path / "owned").mkdir()
+    (tmp_path / "owned" / "__init__.py").write_text(
+        "from vidspec.registry import Registry\nmade = Registry('test', 'owned', 'part', 'part.kind', (), ('known',))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def add(name, default):
+        (tmp_path / "owned" / f"{name}.py").write_text(PART.format(name=name, default=default))
+        import owned
+
+        return owned.made
+
+    yield add
+    for name in [name for name in sys.modules if name.partition(".")[0] == "owned"]:
+        del sys.modules[name]
+
+
+def test_one_file_adds_a_key_to_a_section(owned):
+    made = owned("one", 3)
+
+    @sections._with_parts(made)
+    class Given(sections.PartSection):
+        """A section."""
+
+        kind: str = "one"
+
+    assert isinstance(made, Registry) and Given(size="2").model_dump() == {"kind": "one", "size": 2, "options": {}}
+    assert Given().size == 3 and Given(options={"other": 1}).options == {"other": 1}
+    for wrong in ({"size": 0}, {"other": 1}, {"options": {"size": 2}}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Given(**wrong)
+
+
+def test_parts_that_disagree_about_a_key_are_a_mistake(owned):
+    owned("one", 3)
+    with pytest.raises(TypeError, match="part two: size has another type or default elsewhere"):
+        owned("two", 4).section_keys()
+
+
+def test_what_a_plugin_refuses_is_said_like_any_combination(tmp_path):
+    (tmp_path / "choosy.py").write_text(REFUSES)
+    settings = {"plugins": str(tmp_path / "choosy.py"), "prune.method": "choosy"}
+    try:
+        assert problem("sd-uniform", settings) == ("draft.gamma: choosy takes 4; nearest valid choice: draft.gamma: 4")
+        assert profiles.load("sd-uniform", {**settings, "prune.options.most": 9}, env={}).prune.method == "choosy"
+    finally:
+        forget_plugins()
+
+
+def test_a_hybrid_refuses_what_its_drafter_refuses():
+    settings = {"draft.options.of": "ensemble", "draft.options.settings": {"contexts": ["text", "text"]}}
+    assert problem("hybrid", settings) == (
+        "draft.contexts: names a context twice; nearest valid choice: draft.contexts: [text]"
+    )

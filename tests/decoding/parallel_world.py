@@ -211,13 +211,13 @@ class DraftClip(drafts.DraftClip):
         self._look, self._text, self._prefill, self._prune, self._prefix = order.eager, None, None, None, None
         self._eos, self._epoch, self._until = frozenset(), 0, 0
 
-    def look(self, opening):
+    def encode(self, opening):
         while self.steps_of_look:
             yield Look(lambda: self.engine.took(()), "draft")
             self.steps_of_look -= 1
 
-    def prompt(self, opening):
-        yield from self.look(opening)
+    def prefix(self, opening):
+        yield from self.encode(opening)
         return SimpleNamespace(text=self.text, length=self.length)
 
     def prefill(self, engine, prefix):
@@ -365,6 +365,7 @@ class Case:
                 schedule=schedule,
                 draft=SimpleNamespace(gamma=rng.choice([1, 2, 4]), kind="model"),
                 workers=PROFILE.workers,
+                shows_the_video=True,
                 generate=SimpleNamespace(seed=0),
             ),
             limits=Limits(rng.choice([1, 3, 8, 16]), frozenset({EOS})),
@@ -373,7 +374,7 @@ class Case:
             room=9,
         )
         length, looks = rng.randint(1, self.prompts), rng.randrange(3)
-        frames = SimpleNamespace(frames=np.zeros((1, 1, 1, 3), np.uint8), timestamps=(0.0,), sound=None)
+        frames = SimpleNamespace(frames=np.zeros((1, 1, 1, 3), np.uint8), timestamps=np.zeros(1), sound=None)
         request = Request("clip", frames, (text, rng.randint(1, self.prompts), looks))
 
         def steps():

@@ -24,7 +24,7 @@ from vidspec.decoding.run import InTurns
 from vidspec.decoding.setup import Setup
 from vidspec.draft_length.pace import Pace
 from vidspec.draft_length.passes import PassTimes, pass_times
-from vidspec.drafting.base import Draft, Drafter, Learner, Paced, Watcher
+from vidspec.drafting.base import Draft, Drafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.engine.asks import alone, asked
 from vidspec.engine.device import free_memory, synchroniser
@@ -247,7 +247,7 @@ class Trial:
         if any("attention" in need for need in setup.needs):
             read += OBSERVING * self.first
         alpha = profile.prune.alpha if profile.shows_the_video else 1.0
-        if drafter is None or isinstance(drafter, Learner | Watcher):  # nobody verifies its windows again
+        if drafter is None or drafter.learns or drafter.tapped:  # nobody verifies its windows again
             return None
         if not isinstance(drafter, ChainDrafter):
             return self._replayed(option, drafter, alpha, read)
@@ -275,9 +275,9 @@ class Trial:
         verify, pace = pass_times(list(self.verify_s.items())), Pace()
         window = pace.window()
         pace.learn(verify, like.tq if like else 0.0, like.share() if like else PRIOR)
-        paced = isinstance(drafter, Paced)
-        if isinstance(drafter, Paced):
-            drafter.paced(pace, window)
+        paced = drafter.paces
+        if paced:
+            drafter.set_pace(pace, window)
         drafter.begin(self.tokens[0])
         at, windows, accepted, seconds = 1, [], 0, 0.0
         while at < len(self.tokens):

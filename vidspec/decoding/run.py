@@ -13,7 +13,7 @@ from vidspec.decoding.aside import Aside
 from vidspec.decoding.base import Job, Target
 from vidspec.decoding.setup import Setup, prefilled
 from vidspec.draft_length.pace import Window
-from vidspec.drafting.base import Drafter, Holder, Paced, Watcher
+from vidspec.drafting.base import Drafter
 from vidspec.drafting.opening import Opening
 from vidspec.engine.asks import Asks, asked, overheard, timed
 from vidspec.engine.device import take_one_core
@@ -146,9 +146,9 @@ class InTurns(Run):
     def _led_by(self, job: Job, drafter: Drafter | None) -> None:
         """Who drafts from now on, and chooses the windows."""
         job.drafter, job.window = drafter, self.window
-        job.target.tapped = drafter.tapped if isinstance(drafter, Watcher) else ()
-        if isinstance(drafter, Paced) and self.setup.pace and self.window:
-            drafter.paced(self.setup.pace, self.window)
+        job.target.tapped = drafter.tapped if drafter is not None else ()
+        if drafter is not None and drafter.paces and self.setup.pace and self.window:
+            drafter.set_pace(self.setup.pace, self.window)
             job.window = None
 
     def _described(self, describe: ImageCaptioner) -> str:
@@ -225,5 +225,5 @@ class InTurns(Run):
                 window.close()
         if held is not None:
             drafter = self.job.drafter
-            spans = drafter.spans if isinstance(drafter, Holder) else ()
+            spans = drafter.spans if drafter is not None else ()
             held.wrote([read.span, *spans], [token for step in self.rounds for token in step.token_ids])

@@ -31,15 +31,16 @@ class AdaptiveDrafter(TreeDrafter):
         span: the prompt it has read.
     """
 
+    paces = True
+
     def __init__(self, engine: Engine, span: KVSpan) -> None:
         super().__init__(engine, span, ())
-        self.paced(pace := Pace(), pace.window())  # until another is known
+        self.set_pace(pace := Pace(), pace.window())  # until another is known
         self._growth: Growth | None = None
         self._tokens: list[int] = []  # of all nodes that were offered
         self._kept: list[int] = []  # of those, the window
 
-    def paced(self, pace: Pace, window: Window) -> None:
-        """Hear what passes cost, and of the window of chains."""
+    def set_pace(self, pace: Pace, window: Window) -> None:
         self.trees, self.window = pace.trees, window
 
     def propose(self, gamma: int) -> Asks[Draft]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from vidspec.drafting.base import Draft
+from vidspec.drafting.base import Draft, Drafter
 from vidspec.engine.asks import Asks, Continue, Pass
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
@@ -16,7 +16,7 @@ from vidspec.engine.slab import KVSpan
 __all__ = ["Chain", "ChainDrafter"]
 
 
-class Chain:
+class Chain(Drafter):
     """What every drafter of chains keeps count of: which of the emitted tokens its sequences hold.
 
     Args:
@@ -25,7 +25,6 @@ class Chain:
 
     def __init__(self, spans: Sequence[KVSpan]) -> None:
         self.spans = tuple(spans)
-        self.forwards = 0
         self._prompts = [span.length for span in spans]
         self._committed = 0  # entries behind the prompts that belong to emitted text
         self._unread: list[int] = []  # emitted tokens the draft has not read yet: one, or two after a full window

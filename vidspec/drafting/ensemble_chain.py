@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal
 
 import torch
 
@@ -80,7 +79,7 @@ class AdaptiveEnsemble(Ensemble):
         evidence: the rule and what it rests on.
     """
 
-    learns: ClassVar[Literal[True]] = True
+    learns = True
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["HeadChain", "HeadDraft"]
 
 
-class HeadChain:
+class HeadChain(Drafter):
     """The chain of one clip.
 
     Args:
@@ -44,7 +44,6 @@ class HeadChain:
         self, engine: Engine[Head], span: KVSpan, states: torch.Tensor, position: torch.Tensor, following: int
     ) -> None:
         self.engine, self.span = engine, span
-        self.forwards = 0
         self.tapped = engine.model.blocks
         self._kept = span.length  # entries of pairs of the prompt and of emitted text
         self._positions = position  # of the pairs that were not read yet
@@ -77,7 +76,7 @@ class HeadChain:
         self._window, self._read = tuple(tokens), len(self._tokens) if gamma else 0
         return Draft(self._window, tuple(range(-1, gamma - 1)))
 
-    def watched(self, states: torch.Tensor) -> None:
+    def observe_states(self, states: torch.Tensor) -> None:
         self._seen = states
 
     def commit(self, path: Sequence[int], token: int) -> None:

@@ -111,7 +111,7 @@ class Lookup(FreeDrafter):
         self._own = Text(len(self.prompt) + room, self.least, self.most)
         self._own.add([*self.prompt, BREAK])
 
-    def paced(self, pace: Pace, window: Window) -> None:
+    def set_pace(self, pace: Pace, window: Window) -> None:
         self._prices, self._turns = pace, window
 
     def guess(self, gamma: int) -> Sequence[int]:
@@ -130,7 +130,6 @@ class Lookup(FreeDrafter):
         self._emitted(list(token_ids))
 
     def finish(self, token_ids: Sequence[int]) -> None:
-        """The text is over, and this is all of it."""
         if self.memory is not None:
             self.memory.add(token_ids)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vidspec.drafting.base import Drafter, RemoteKind
+from vidspec.drafting.base import Drafter, DrafterKind
 from vidspec.registry import drafters
 
 if TYPE_CHECKING:
@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 
 @drafters.register("model")
-class ModelDraft(RemoteKind):
+class ModelDraft(DrafterKind):
     """Its own vision tower, its own prompt with the kept visual tokens, its own cache."""
 
     trees = True
+    remote = True
 
     def open(self, clip: Opening) -> Asks[Drafter]:
         engine = clip.drafting()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from vidspec.drafting.base import Drafter, RemoteKind
+from vidspec.drafting.base import Drafter, DrafterKind
 from vidspec.registry import drafters
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @drafters.register("self")
-class SelfDraft(RemoteKind):
+class SelfDraft(DrafterKind):
     """The target's weights, not a second copy.
 
     The kept entries are gathered from the target's own prefilled cache, so there is no second prefill; they have seen
@@ -26,6 +26,7 @@ class SelfDraft(RemoteKind):
 
     model = "target"
     trees = True
+    remote = True
 
     def __init__(self, prefill: Literal["gather", "again"] = "gather") -> None:
         self.prefill, self.gathers = prefill, prefill == "gather"

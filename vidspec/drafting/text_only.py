@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vidspec.drafting.base import Drafter, RemoteKind
+from vidspec.drafting.base import Drafter, DrafterKind
 from vidspec.registry import drafters
 
 if TYPE_CHECKING:
@@ -14,19 +14,20 @@ if TYPE_CHECKING:
 
 
 @drafters.register("text_only")
-class TextOnlyDraft(RemoteKind):
+class TextOnlyDraft(DrafterKind):
     """The place of the video in the prompt is taken by a newline; the draft's vision tower is not used."""
 
     sees = "nothing"
     trees = True
+    remote = True
 
-    def look(self, clip: Opening) -> None:
+    def encode(self, clip: Opening) -> None:
         """No use is made of the video."""
 
-    def prompt(self, clip: Opening) -> Prefix:
+    def prefix(self, clip: Opening) -> Prefix:
         return clip.text("\n")
 
     def open(self, clip: Opening) -> Asks[Drafter]:
         engine = clip.drafting()
-        read = yield from clip.read(engine, self.prompt(clip))
+        read = yield from clip.read(engine, self.prefix(clip))
         return clip.walker(engine, read.span)

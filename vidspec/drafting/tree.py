@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from vidspec.config.tree import Node
-from vidspec.drafting.base import Draft
+from vidspec.drafting.base import Draft, Drafter
 from vidspec.engine.asks import Asks, Pass
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
@@ -16,7 +16,7 @@ from vidspec.engine.slab import KVSpan
 __all__ = ["TreeDrafter"]
 
 
-class TreeDrafter:
+class TreeDrafter(Drafter):
     """Greedy tree. The committed path is kept in the cache, side branches are dropped from it.
 
     Args:
@@ -27,17 +27,12 @@ class TreeDrafter:
 
     def __init__(self, engine: Engine, span: KVSpan, nodes: Sequence[Node]) -> None:
         self.engine, self.span = engine, span
-        self.forwards = 0
+        self.spans = (span,)
         self._nodes = tuple(nodes)
         self._base = span.length  # cache entries that belong to emitted text
         self._unread: list[int] = []  # emitted tokens that were not read yet
         self._draft = Draft((), ())
         self._entry: dict[int, int] = {}  # per read node, how far behind the base its cache entry is
-
-    @property
-    def spans(self) -> tuple[KVSpan]:
-        """Its sequence."""
-        return (self.span,)
 
     def begin(self, token: int) -> None:
         self._unread = [token]

@@ -40,7 +40,7 @@ from vidspec.decoding.workers.messages import (
     Unloadable,
 )
 from vidspec.decoding.workers.text import DraftText
-from vidspec.drafting.base import RemoteKind, drafter_of
+from vidspec.drafting.base import drafter_of
 from vidspec.drafting.opening import Opening
 from vidspec.engine.asks import Asks, asked, timed
 from vidspec.engine.device import synchroniser
@@ -80,7 +80,7 @@ class DraftClip:
             texts=order.texts,
         )
         kind = drafter_of(order.profile.draft)
-        if not isinstance(kind, RemoteKind):
+        if not kind.remote:
             raise RuntimeError(f"the drafter {order.profile.draft.kind} works beside nobody")
         self._kind = kind
         self._look = order.eager
@@ -134,13 +134,13 @@ class DraftClip:
         """
         if self._look:
             self._look = False
-            yield from asked(self._kind.look, self.opening)
+            yield from asked(self._kind.encode, self.opening)
         if self._prefill is not None:
             order, self._prefill = self._prefill, None
             begun = self.trace.elapsed()
             if order.kept is not None:
                 self.opening.kept = torch.tensor(order.kept, dtype=torch.long)
-            self._prefix = yield from asked(self._kind.prompt, self.opening)
+            self._prefix = yield from asked(self._kind.prefix, self.opening)
             read = yield from asked(self.opening.read, self.engine, self._prefix)
             self._text, self._eos = DraftText(self.engine, read), order.eos
             yield Ready("draft", self.trace.elapsed() - begun)

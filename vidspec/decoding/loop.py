@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from vidspec.engine.asks import Ask, Continue, Hear, Look, Pass
 from vidspec.events.bell import Bell
 
 __all__ = ["Done", "Failed", "Loop", "Passing"]
@@ -116,13 +117,15 @@ class Loop:
         waiting: dict[Any, list[_Clip]] = {}
         looks: list[_Clip] = []
         for clip in self._clips.values():
-            kind = type(clip.ask).__name__
-            if hasattr(clip.ask, "call"):
-                looks.append(clip)
-            elif hasattr(clip.ask, "engine"):
-                waiting.setdefault((clip.ask.engine.model, clip.ask.engine.alone), []).append(clip)
-            elif not hasattr(clip.ask, "ear"):
-                raise TypeError(f"{clip.key!r} asks for {kind}, which nobody answers")
+            match clip.ask:
+                case Look():
+                    looks.append(clip)
+                case Pass(engine=engine):
+                    waiting.setdefault((engine.model, engine.alone), []).append(clip)
+                case Hear():
+                    pass
+                case _:
+                    raise TypeError(f"{clip.key!r} asks for {type(clip.ask).__name__}, which nobody answers")
         if looks and not (waiting and self._looked):  # they and passes take turns
             self._looked = True
             yield from self._look(looks[0])
@@ -135,7 +138,7 @@ class Loop:
     def _heard(self) -> list[tuple[_Clip, Any]]:
         found = []
         for clip in self._clips.values():
-            if hasattr(clip.ask, "ear"):
+            if isinstance(clip.ask, Hear):
                 messages = clip.ask.ear.take()
                 if messages or time.monotonic() >= clip.ask.until:
                     found.append((clip, messages))
@@ -162,7 +165,7 @@ class Loop:
         if engine.alone:  # one sequence at a time: the one that has waited longest
             clips = clips[:1]
             self._clips[clips[0].key] = self._clips.pop(clips[0].key)
-        chains = [clip for clip in clips if hasattr(clip.ask, "gamma")]
+        chains = [clip for clip in clips if isinstance(clip.ask, Continue)]
         if len(chains) == len(clips) and not engine.alone:
             answered = self._chains(engine, clips)
         else:
@@ -241,8 +244,8 @@ class Loop:
                 yield clip.key, Failed(error)
                 return
             answer, throw = None, False
-            if hasattr(said, "lane"):  # an ask
-                if hasattr(said, "ear"):
+            if isinstance(said, Ask):
+                if isinstance(said, Hear):
                     said.ear.bell = self.bell
                 clip.ask = said
                 return

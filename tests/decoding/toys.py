@@ -21,8 +21,8 @@ from vidspec.decoding.limits import Limits
 from vidspec.drafting.base import Draft, Drafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.tree import TreeDrafter
-from vidspec.engine.asks import Asks, alone, answered, asked
 from vidspec.engine.forward import Engine
+from vidspec.engine.requests import Steps, alone, answered, asked
 from vidspec.engine.rows import Passed, Prefill, Rows
 from vidspec.engine.sampling import Sampling
 from vidspec.events.events import Round
@@ -138,7 +138,7 @@ class ToyEngine:
         return Passed(every, every)
 
 
-def rounds_of(steps: Asks[None]) -> list[Round]:
+def rounds_of(steps: Steps[None]) -> list[Round]:
     """What a schedule says, its asks answered without company."""
     return list(answered(steps))
 
@@ -186,7 +186,7 @@ class Recorder(Drafter):
         self.prefix = [token]
         self.drafter.begin(token)
 
-    def propose(self, gamma: int) -> Asks[Draft]:
+    def propose(self, gamma: int) -> Steps[Draft]:
         draft: Draft = yield from asked(self.drafter.propose, gamma)
         self.window, self.forwards = draft.tokens, self.drafter.forwards
         return draft

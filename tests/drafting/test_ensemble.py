@@ -17,8 +17,8 @@ from vidspec.decoding.sequential import sequential
 from vidspec.drafting.ensemble import prefix_of
 from vidspec.drafting.ensemble_chain import AdaptiveEnsemble, Ensemble
 from vidspec.drafting.ensemble_weights import Evidence
-from vidspec.engine.asks import alone
 from vidspec.engine.forward import Engine
+from vidspec.engine.requests import alone
 from vidspec.engine.sampling import Sampling
 from vidspec.models import loading
 from vidspec.models.base import Pixels

@@ -20,15 +20,15 @@ import torch
 
 from vidspec.choosing.plan import PRIOR, Beside, Conditions, Drafting, Replay
 from vidspec.config import profiles
-from vidspec.decoding.run import InTurns
+from vidspec.decoding.run import SequentialRun
 from vidspec.decoding.setup import Setup
 from vidspec.draft_length.pace import Pace
 from vidspec.draft_length.passes import PassTimes, pass_times
 from vidspec.drafting.base import Draft, Drafter
 from vidspec.drafting.chain import ChainDrafter
-from vidspec.engine.asks import alone, asked
 from vidspec.engine.device import free_memory, synchroniser
 from vidspec.engine.forward import Engine
+from vidspec.engine.requests import alone, asked
 from vidspec.engine.rows import Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.errors import GenerationError, ProfileError
@@ -130,7 +130,7 @@ class Trial:
     """One measurement in the middle of a clip.
 
     Args:
-        run: a clip under the sequential schedule, between two rounds; its ``opening`` was kept.
+        run: a clip under the sequential schedule, between two rounds; its ``context`` was kept.
         token_ids: emitted so far, more than one.
         first: seconds from the opened file to the first token.
         overhead: seconds of a round beyond its draft and its pass.
@@ -146,7 +146,7 @@ class Trial:
 
     def __init__(
         self,
-        run: InTurns,
+        run: SequentialRun,
         token_ids: Sequence[int],
         *,
         first: float,
@@ -155,8 +155,8 @@ class Trial:
         ahead: float = 0.0,
         batch: int = 1,
     ) -> None:
-        if run.job is None or run.opening is None:
-            raise ValueError("the clip has not been read, or its opening was not kept")
+        if run.job is None or run.context is None:
+            raise ValueError("the clip has not been read, or its context was not kept")
         self.run, self.tokens = run, list(token_ids)
         self.first, self.overhead, self.expected, self.ahead = first, overhead, expected, ahead
         self.drafts: list[Drafting] = []
@@ -231,15 +231,15 @@ class Trial:
         return found
 
     def _drafting(self, option: Candidate) -> Drafting | None:
-        opening = self.run.opening
-        if opening is None or opening.prefix is None:
+        context = self.run.context
+        if context is None or context.prefix is None:
             return None
         setup, profile = option.setup, option.setup.profile
         start = self._now()
-        kept = setup.kept(opening.prefix, opening.taps, self.run.trace)
+        kept = setup.kept(context.prefix, context.taps, self.run.trace)
         drafter = None
         if setup.drafter is not None:
-            drafter = alone(asked(setup.drafter.open, replace(opening, profile=profile, kept=kept)))
+            drafter = alone(asked(setup.drafter.open, replace(context, profile=profile, kept=kept)))
         read = self._now() - start
         if profile.drafts_with_a_model and profile.shows_the_video:  # the clip was looked at once for all drafters
             lane = self.run.trace.by_worker().get("draft", {})

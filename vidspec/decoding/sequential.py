@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from vidspec.decoding.base import Job, origins, rejected
-from vidspec.engine.asks import Asks, timed
+from vidspec.engine.requests import Steps, timed
 from vidspec.events.events import Round
 from vidspec.registry import schedules
 
 
 @schedules.register("sequential")
-def sequential(job: Job) -> Asks[None]:
+def sequential(job: Job) -> Steps[None]:
     """Yields one round per verification.
 
     The window shrinks at the end of the text so that ``max_new_tokens`` is reached exactly; EOS, or a loop that is to
@@ -19,7 +19,7 @@ def sequential(job: Job) -> Asks[None]:
     if job.drafter is None or acceptance is None:
         raise ValueError("the sequential schedule needs a drafter and an acceptance rule")
     begun = trace.now()
-    round_, over = job.opening()
+    round_, over = job.first_round()
     job.drafter.begin(round_.token_ids[0])
     yield round_
     emitted = list(round_.token_ids)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from vidspec.config.sections import DraftSection
     from vidspec.draft_length.pace import Pace, Window
-    from vidspec.drafting.opening import Opening
-    from vidspec.engine.asks import Asks
+    from vidspec.drafting.context import DraftContext
+    from vidspec.engine.requests import Steps
     from vidspec.engine.slab import KVSpan
     from vidspec.models.base import Prefix, VideoLanguageModel
 
@@ -93,7 +93,7 @@ class Drafter(ABC):
         """The target's first token, behind the prompt."""
 
     @abstractmethod
-    def propose(self, gamma: int) -> Asks[Draft] | Draft:
+    def propose(self, gamma: int) -> Steps[Draft] | Draft:
         """A window; no token in it is more than ``gamma`` behind the last committed one.
 
         A drafter that needs passes of a model is a generator here and asks for them; another returns its window.
@@ -150,14 +150,14 @@ class DrafterKind(ABC):
     note: str | None = None
 
     @abstractmethod
-    def open(self, clip: Opening) -> Asks[Drafter] | Drafter:
+    def open(self, clip: DraftContext) -> Steps[Drafter] | Drafter:
         """The drafter of one clip, its prompt read; a generator where that takes passes of a model."""
 
-    def encode(self, clip: Opening) -> Asks[Any] | None:
+    def encode(self, clip: DraftContext) -> Steps[Any] | None:
         """What can be done before it is known which visual tokens may be seen. Called if it is ``remote``."""
         return clip.own()
 
-    def prefix(self, clip: Opening) -> Asks[Prefix] | Prefix:
+    def prefix(self, clip: DraftContext) -> Steps[Prefix] | Prefix:
         """The prompt that the draft model reads: its own, with the kept visual tokens. Called if it is ``remote``."""
         return clip.kept_of_own()
 
@@ -191,13 +191,13 @@ class FreeDrafter(DrafterKind, Drafter):
     text: list[int]
     _window: tuple[int, ...] = ()
 
-    def open(self, clip: Opening) -> Drafter:
+    def open(self, clip: DraftContext) -> Drafter:
         one = copy(self)
         one.prompt, one.text = clip.prompt_ids, []
         one.opened(clip)
         return one
 
-    def opened(self, clip: Opening) -> None:
+    def opened(self, clip: DraftContext) -> None:
         """Prepare for the clip whose drafter this is; no token of it has been emitted."""
 
     @abstractmethod

@@ -8,8 +8,8 @@ from vidspec.drafting.base import Drafter, DrafterKind
 from vidspec.registry import drafters
 
 if TYPE_CHECKING:
-    from vidspec.drafting.opening import Opening
-    from vidspec.engine.asks import Asks
+    from vidspec.drafting.context import DraftContext
+    from vidspec.engine.requests import Steps
     from vidspec.models.base import Prefix
 
 __all__ = ["EnsembleDraft", "prefix_of"]
@@ -37,7 +37,7 @@ class EnsembleDraft(DrafterKind):
         self.weights, self.divergence, self.history = weights, divergence, history
         self.sees = "kept" if "video" in contexts else "all" if "pooled" in contexts else "nothing"
 
-    def open(self, clip: Opening) -> Asks[Drafter]:
+    def open(self, clip: DraftContext) -> Steps[Drafter]:
         from vidspec.drafting.ensemble_chain import AdaptiveEnsemble, Ensemble
         from vidspec.drafting.ensemble_weights import Evidence
 
@@ -54,7 +54,7 @@ class EnsembleDraft(DrafterKind):
         return AdaptiveEnsemble(engine, spans, clip.sampling, clip.rng, evidence)
 
 
-def prefix_of(context: str, clip: Opening) -> Asks[Prefix]:
+def prefix_of(context: str, clip: DraftContext) -> Steps[Prefix]:
     """The draft model's prompt in one context (TABED 4.1, 6.1, 6.2, App. I.2).
 
     Args:

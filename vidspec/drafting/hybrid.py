@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import torch
 
     from vidspec.draft_length.pace import Pace, Window
-    from vidspec.drafting.opening import Opening
-    from vidspec.engine.asks import Asks
+    from vidspec.drafting.context import DraftContext
+    from vidspec.engine.requests import Steps
     from vidspec.models.base import VideoLanguageModel
 
 
@@ -54,9 +54,9 @@ class Hybrid(Drafter):
         self.model.begin(token)
         self.lookup.begin(token)
 
-    def propose(self, gamma: int) -> Asks[Draft]:
+    def propose(self, gamma: int) -> Steps[Draft]:
         from vidspec.draft_length.speed import chain_tokens
-        from vidspec.engine.asks import asked
+        from vidspec.engine.requests import asked
 
         found = self.lookup.look(gamma)
         window = min(self.window.gamma if self.gamma is None else self.gamma, gamma)
@@ -155,8 +155,8 @@ class HybridDraft(DrafterKind):
         self.inner.close()
         self.lookup.close()
 
-    def open(self, clip: Opening) -> Asks[Drafter]:
-        from vidspec.engine.asks import asked
+    def open(self, clip: DraftContext) -> Steps[Drafter]:
+        from vidspec.engine.requests import asked
 
         model = yield from asked(self.inner.open, clip)
         lookup = cast(Lookup, self.lookup.open(clip))

@@ -19,7 +19,7 @@ from vidspec.drafting.memory import BREAK, Match, Memory, Text, longest
 
 if TYPE_CHECKING:
     from vidspec.draft_length.pace import Pace, Window
-    from vidspec.drafting.opening import Opening
+    from vidspec.drafting.context import DraftContext
 
 __all__ = ["LONGEST", "Found", "Lookup", "Prices", "Reliance"]
 
@@ -95,7 +95,7 @@ class Lookup(FreeDrafter):
         self._turns: Window | None = None
         self._found = NOTHING
 
-    def opened(self, clip: Opening) -> None:
+    def opened(self, clip: DraftContext) -> None:
         draft = clip.profile.draft
         self.start(clip.room, len(parse_tree(draft.tree)) if draft.topology == "tree" else None)
 

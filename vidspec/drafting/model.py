@@ -8,8 +8,8 @@ from vidspec.drafting.base import Drafter, DrafterKind
 from vidspec.registry import drafters
 
 if TYPE_CHECKING:
-    from vidspec.drafting.opening import Opening
-    from vidspec.engine.asks import Asks
+    from vidspec.drafting.context import DraftContext
+    from vidspec.engine.requests import Steps
 
 
 @drafters.register("model")
@@ -19,7 +19,7 @@ class ModelDraft(DrafterKind):
     trees = True
     remote = True
 
-    def open(self, clip: Opening) -> Asks[Drafter]:
+    def open(self, clip: DraftContext) -> Steps[Drafter]:
         engine = clip.drafting()
         read = yield from clip.read(engine, (yield from clip.kept_of_own()))
         return clip.walker(engine, read.span)

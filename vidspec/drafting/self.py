@@ -8,8 +8,8 @@ from vidspec.drafting.base import Drafter, DrafterKind
 from vidspec.registry import drafters
 
 if TYPE_CHECKING:
-    from vidspec.drafting.opening import Opening
-    from vidspec.engine.asks import Asks
+    from vidspec.drafting.context import DraftContext
+    from vidspec.engine.requests import Steps
 
 
 @drafters.register("self")
@@ -31,7 +31,7 @@ class SelfDraft(DrafterKind):
     def __init__(self, prefill: Literal["gather", "again"] = "gather") -> None:
         self.prefill, self.gathers = prefill, prefill == "gather"
 
-    def open(self, clip: Opening) -> Asks[Drafter]:
+    def open(self, clip: DraftContext) -> Steps[Drafter]:
         import torch
 
         engine, prefix, read = clip.target, clip.prefix, clip.read_by_target

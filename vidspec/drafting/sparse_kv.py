@@ -10,7 +10,7 @@ from vidspec.registry import drafters
 if TYPE_CHECKING:
     import torch
 
-    from vidspec.drafting.opening import Opening
+    from vidspec.drafting.context import DraftContext
 
 __all__ = ["SparseKVDraft", "entries_to_keep"]
 
@@ -49,7 +49,7 @@ class SparseKVDraft(DrafterKind):
     def __init__(self, entries: int = 1024, share: float = 0.1) -> None:
         self.entries, self.share = entries, share
 
-    def open(self, clip: Opening) -> Drafter:
+    def open(self, clip: DraftContext) -> Drafter:
         import torch
 
         engine, prefix, read, taps = clip.target, clip.prefix, clip.read_by_target, clip.taps

@@ -8,8 +8,8 @@ from vidspec.drafting.base import Drafter, DrafterKind
 from vidspec.registry import drafters
 
 if TYPE_CHECKING:
-    from vidspec.drafting.opening import Opening
-    from vidspec.engine.asks import Asks
+    from vidspec.drafting.context import DraftContext
+    from vidspec.engine.requests import Steps
     from vidspec.models.base import Prefix
 
 
@@ -21,13 +21,13 @@ class TextOnlyDraft(DrafterKind):
     trees = True
     remote = True
 
-    def encode(self, clip: Opening) -> None:
+    def encode(self, clip: DraftContext) -> None:
         """No use is made of the video."""
 
-    def prefix(self, clip: Opening) -> Prefix:
+    def prefix(self, clip: DraftContext) -> Prefix:
         return clip.text("\n")
 
-    def open(self, clip: Opening) -> Asks[Drafter]:
+    def open(self, clip: DraftContext) -> Steps[Drafter]:
         engine = clip.drafting()
         read = yield from clip.read(engine, self.prefix(clip))
         return clip.walker(engine, read.span)

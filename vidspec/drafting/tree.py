@@ -8,8 +8,8 @@ import torch
 
 from vidspec.config.tree import Node
 from vidspec.drafting.base import Draft, Drafter
-from vidspec.engine.asks import Asks, Pass
 from vidspec.engine.forward import Engine
+from vidspec.engine.requests import Forward, Steps
 from vidspec.engine.rows import Rows
 from vidspec.engine.slab import KVSpan
 
@@ -37,7 +37,7 @@ class TreeDrafter(Drafter):
     def begin(self, token: int) -> None:
         self._unread = [token]
 
-    def propose(self, gamma: int) -> Asks[Draft]:
+    def propose(self, gamma: int) -> Steps[Draft]:
         nodes = [node for node in self._nodes if len(node) <= gamma]
         number = {node: index for index, node in enumerate(nodes)}
         parents = tuple(number[node[:-1]] if len(node) > 1 else -1 for node in nodes)
@@ -60,11 +60,11 @@ class TreeDrafter(Drafter):
 
     def _forward(
         self, frontier: list[int], read: list[int], tokens: list[int], parents: Sequence[int]
-    ) -> Asks[torch.Tensor]:
+    ) -> Steps[torch.Tensor]:
         """Logits (len(frontier), V) behind each node of the frontier; -1 is the last emitted token."""
         self.forwards += 1
         if frontier == [-1]:
-            (passed,) = yield Pass(self.engine, [Rows(self.span, self._unread)], "draft", grows=True)
+            (passed,) = yield Forward(self.engine, [Rows(self.span, self._unread)], "draft", grows=True)
             self._base = self.span.length
             return passed.logits[-1:]  # type: ignore[no-any-return]
         for node in frontier:
@@ -72,7 +72,7 @@ class TreeDrafter(Drafter):
             read.append(node)
         above = [self._entry[parents[node]] if parents[node] >= 0 else -1 for node in read]
         rows = Rows(self.span, [tokens[node] for node in frontier], above)
-        (passed,) = yield Pass(self.engine, [rows], "draft", grows=True)
+        (passed,) = yield Forward(self.engine, [rows], "draft", grows=True)
         return passed.logits  # type: ignore[no-any-return]
 
     def commit(self, path: Sequence[int], token: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vidspec.captioner import Captioner
-from vidspec.engine.asks import alone
+from vidspec.engine.requests import alone
 from vidspec.engine.rows import Rows
 from vidspec.events.compare import first_difference
 from vidspec.events.trace import Trace

@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 
 from vidspec.decoding.dialogue import Dialogue
 from vidspec.errors import DeviceError, GenerationError, ModelError, VideoError
-from vidspec.events.bell import Bell
 from vidspec.events.events import Event, Finished, Load, Opened, Prefilled, Round
 from vidspec.events.record import Caption
+from vidspec.events.wake import WakeEvent
 from vidspec.models.request import Request
 
 TEXT = "A red circle\nmoves left."
@@ -156,7 +156,7 @@ class FakeCaptioner:
                 raise KeyboardInterrupt
 
     def serve(
-        self, arrivals: Any, *, batch: int | None = None, bell: Bell | None = None
+        self, arrivals: Any, *, batch: int | None = None, wake: WakeEvent | None = None
     ) -> Iterator[tuple[Hashable, Event | Load | Exception]]:
         flights: dict[Hashable, tuple[Iterator[Event], float]] = {}
         while True:
@@ -167,8 +167,8 @@ class FakeCaptioner:
             self.most = max(self.most, len(flights))
             if not flights and over:
                 return
-            if not flights and bell is not None:
-                bell.wait(1.0)
+            if not flights and wake is not None:
+                wake.wait(1.0)
             for key, (events, until) in list(flights.items()):
                 try:
                     said: Event | Exception | None = next(events, None)

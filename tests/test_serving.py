@@ -11,14 +11,14 @@ from tiers import full_but
 from research.world.samples import draw
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.decoding.run import InTurns
+from vidspec.decoding.run import SequentialRun
 from vidspec.draft_length.batch import START
-from vidspec.engine.asks import alone as decoded
+from vidspec.engine.requests import alone as decoded
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import GenerationError
-from vidspec.events.bell import Bell
 from vidspec.events.events import Again, Finished, Load, Opened, Prefilled
 from vidspec.events.trace import Trace
+from vidspec.events.wake import WakeEvent
 from vidspec.models.request import Request
 
 CLIPS = 6
@@ -75,10 +75,10 @@ def arrivals(clips, order=None, **asked):
     return Given([Request(path, clips[path], key=path, **asked) for path in paths])
 
 
-def served(captioner, source, batch, bell=None):
+def served(captioner, source, batch, wake=None):
     """What became of each clip, in the order they ended; and how the whole stood meanwhile."""
     ended, loads = {}, []
-    for key, said in captioner.serve(source, batch=batch, bell=bell):
+    for key, said in captioner.serve(source, batch=batch, wake=wake):
         if isinstance(said, Load):
             loads.append(said)
         elif isinstance(said, Finished):
@@ -138,7 +138,7 @@ def test_how_the_whole_stands(loaded, clips, monkeypatch):
 
 def test_one_clips_end_makes_room_and_one_that_comes_late_is_served(loaded, clips):
     """The source has one clip at first and gives the others from another thread."""
-    bell, done = Bell(), threading.Event()
+    wake, done = WakeEvent(), threading.Event()
 
     class Slow(Given):
         @property
@@ -151,12 +151,12 @@ def test_one_clips_end_makes_room_and_one_that_comes_late_is_served(loaded, clip
         for path, clip in clips.items():
             time.sleep(0.01)
             source.arrivals.append(Request(path, clip, key=path))
-            bell.ring()
+            wake.set()
         done.set()
-        bell.ring()
+        wake.set()
 
     threading.Thread(target=feed).start()
-    ended, _ = served(loaded, source, 2, bell)
+    ended, _ = served(loaded, source, 2, wake)
     assert set(ended) == set(clips) and not any(isinstance(one, Exception) for one in ended.values())
 
 
@@ -296,7 +296,7 @@ def test_each_clip_draws_from_a_seed_of_its_own(loaded, clips):
 def test_a_record_names_the_seed_that_its_tokens_were_drawn_from(loaded, clips):
     captioner = under(loaded, "ar", **{"generate.temperature": 1.2})
     for path, clip in clips.items():
-        run = InTurns(captioner.setup, Request(path, clip, prompt="What moves?"), Trace())
+        run = SequentialRun(captioner.setup, Request(path, clip, prompt="What moves?"), Trace())
         decoded(run.told())
         assert run.job.rng.initial_seed() == run.seed == captioner.caption(path, clip=clip, prompt="What moves?").seed
 

@@ -24,30 +24,30 @@ from vidspec.decoding.dialogue import Dialogue
 from vidspec.decoding.parallel import WorkerLost
 from vidspec.decoding.prompts import Prompts
 from vidspec.decoding.report import report
-from vidspec.decoding.run import InTurns
+from vidspec.decoding.run import SequentialRun
 from vidspec.decoding.serving import Arrivals, Serving
 from vidspec.decoding.setup import Setup
 from vidspec.decoding.workers.places import beside_target, room_for_two, two_workers
-from vidspec.decoding.workers.run import SideBySide
+from vidspec.decoding.workers.run import ParallelRun
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.draft_length.pace import Pace
 from vidspec.drafting.base import DrafterKind
 from vidspec.embedded import ships
-from vidspec.engine.asks import Asks
 from vidspec.engine.device import synchroniser, take_one_core
 from vidspec.engine.forward import Engine
+from vidspec.engine.requests import Steps
 from vidspec.errors import GenerationError, ModelError, UsageError
-from vidspec.events.bell import Bell
 from vidspec.events.events import Again, Event, Finished, Load, Opened, Prefilled
 from vidspec.events.record import Caption, Models
 from vidspec.events.trace import Trace
+from vidspec.events.wake import WakeEvent
 from vidspec.models import eagle3, hub, image_captioner, loading, mtp
 from vidspec.models.base import Pixels, Seen, VideoLanguageModel
 from vidspec.models.head import Head
 from vidspec.models.identity import check_sight
 from vidspec.models.image_captioner import DraftCaptioner, ImageCaptioner
-from vidspec.models.onlooker import Onlooker, possible
 from vidspec.models.request import Exchange, Question, Request
+from vidspec.models.vision_worker import VisionWorker, possible
 
 __all__ = ["Asked", "Captioner"]
 
@@ -115,7 +115,7 @@ class Captioner:
             describe = DraftCaptioner(draft, beside=room_for_two(target.device, draft.device))
         #: Whether clips are looked at by another thread, beside the passes.
         self.fed = False
-        self._onlooker: Onlooker | None = None
+        self._vision_worker: VisionWorker | None = None
         self._ahead: WeakKeyDictionary[video.Clip, dict[VideoLanguageModel, Pixels | Seen]] = WeakKeyDictionary()
         beside = two_workers(profile)
         self.slot = slot if beside else None
@@ -217,8 +217,8 @@ class Captioner:
         """End the draft's process and let go of the device memory the models hold; a second time does nothing."""
         if not hasattr(self, "setup"):
             return
-        if self._onlooker is not None:
-            self._onlooker.close()
+        if self._vision_worker is not None:
+            self._vision_worker.close()
         if self.slot is not None:
             self.slot.drop()
         device = self.target.model.device
@@ -453,7 +453,7 @@ class Captioner:
             serving.close()
 
     def serve(
-        self, arrivals: Arrivals, *, batch: int | None = None, bell: Bell | None = None
+        self, arrivals: Arrivals, *, batch: int | None = None, wake: WakeEvent | None = None
     ) -> Generator[tuple[Hashable, Event | Load | Exception], None, None]:
         """Caption clips as they come, several at a time: each pass of a model serves all that wait for it.
 
@@ -462,14 +462,14 @@ class Captioner:
         Args:
             arrivals: the clips.
             batch: how many at a time at most; None to choose by memory and by what is measured.
-            bell: rung when ``arrivals`` has something new.
+            wake: set when ``arrivals`` has something new.
 
         Yields:
             events, each with the key of its clip: of each as :meth:`stream` has them, or instead of the last the
             exception that ended it. Between them, with None, how the whole stands. Clips that were begun and are not
             finished when the iterator is closed are given up.
         """
-        serving = Serving(self, batch=batch, bell=bell)
+        serving = Serving(self, batch=batch, wake=wake)
         try:
             yield from serving.all(arrivals)
         finally:
@@ -533,9 +533,9 @@ class Captioner:
             take_one_core()
         models = self._lookers
         made: dict[VideoLanguageModel, Pixels | Seen] = {}
-        if self._onlooker is not None and self._onlooker.alive:
+        if self._vision_worker is not None and self._vision_worker.alive:
             with suppress(OSError):  # it is done here then
-                made.update(zip(models, self._onlooker.see(clip), strict=True))
+                made.update(zip(models, self._vision_worker.see(clip), strict=True))
         for model in models if not made else ():
             pixels = model.preprocess(clip)
             made[model] = model.see(pixels) if model.device.type == "cpu" else pixels
@@ -544,8 +544,8 @@ class Captioner:
 
     def look_beside(self) -> None:
         """Have :meth:`prepare` work in a process of its own, where there can be one; before other threads call it."""
-        if self._onlooker is None and self._lookers and possible(self._lookers):
-            self._onlooker = Onlooker(self._lookers)
+        if self._vision_worker is None and self._lookers and possible(self._lookers):
+            self._vision_worker = VisionWorker(self._lookers)
 
     @property
     def _lookers(self) -> list[VideoLanguageModel]:
@@ -560,7 +560,7 @@ class Captioner:
         ahead, confident = self._ahead.pop(request.shown, {}), request.confident or self.confident
         return replace(request, prompt=prompt, system=system, ahead=ahead, confident=confident)
 
-    def decoding(self, request: Request, trace: Trace, *, batch: int | None = 1, company: bool = False) -> Asks[None]:
+    def decoding(self, request: Request, trace: Trace, *, batch: int | None = 1, company: bool = False) -> Steps[None]:
         """One clip, whose frames have been read: what :meth:`stream` yields, and what is asked for.
 
         Args:
@@ -591,12 +591,16 @@ class Captioner:
                 kind="memory",
             ) from error
 
-    def _attempt(self, request: Request, trace: Trace, batch: int | None, company: bool) -> Asks[None]:
+    def _attempt(self, request: Request, trace: Trace, batch: int | None, company: bool) -> Steps[None]:
         if self.chooser is not None:
             run, steps = self.chooser.run(request, trace, batch, company)
         else:
             slot = self.slot
-            run = InTurns(self.setup, request, trace) if slot is None else SideBySide(self.setup, request, trace, slot)
+            run = (
+                SequentialRun(self.setup, request, trace)
+                if slot is None
+                else ParallelRun(self.setup, request, trace, slot)
+            )
             steps = run.told()
         yield from steps
         yield Finished(report(run, self.models))

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from vidspec.drafting.base import FreeDrafter
-from vidspec.drafting.opening import Opening
+from vidspec.drafting.context import DraftContext
 from vidspec.registry import drafters
 
 
@@ -27,7 +27,7 @@ class Lookup(FreeDrafter):
     ) -> None:
         self.longest, self.shortest, self.searched = longest, shortest, prompt
 
-    def opened(self, clip: Opening) -> None:
+    def opened(self, clip: DraftContext) -> None:
         self.seen = list(self.prompt) if self.searched else []
 
     def accept(self, token_ids: Sequence[int]) -> None:

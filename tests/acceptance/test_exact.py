@@ -15,7 +15,7 @@ from vidspec.decoding.limits import Limits
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.base import Draft
 from vidspec.drafting.chain import ChainDrafter
-from vidspec.engine.asks import answered
+from vidspec.engine.requests import answered
 from vidspec.engine.sampling import Sampling, draw
 
 RNG = torch.Generator()

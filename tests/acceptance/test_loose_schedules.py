@@ -21,7 +21,7 @@ from vidspec.decoding.protocol import Proposed, Ready, Verdict
 from vidspec.decoding.sequential import sequential
 from vidspec.draft_length.gamma import FixedGamma
 from vidspec.embedded.samples import shipped
-from vidspec.engine.asks import alone, answered
+from vidspec.engine.requests import alone, answered
 from vidspec.events.events import Loosened, Round
 from vidspec.events.trace import Trace
 from vidspec.models import loading

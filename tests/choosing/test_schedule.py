@@ -8,7 +8,7 @@ from vidspec.choosing import planned
 from vidspec.choosing.planned import Planner
 from vidspec.config import profiles
 from vidspec.events.events import Round
-from vidspec.models.held import Held
+from vidspec.models.prefix_cache import PrefixCache
 from vidspec.models.request import Request
 
 
@@ -27,7 +27,7 @@ def test_the_faster_one_is_kept(monkeypatch, turns, beside, kind):
         return SimpleNamespace(events=lambda: (one for one in rounds))
 
     monkeypatch.setattr(Planner, "_in", run)
-    plan = Planner.__new__(Planner)._raced(Request("clip", held=Held()))
+    plan = Planner.__new__(Planner)._raced(Request("clip", held=PrefixCache()))
     assert plan.chosen.schedule == kind
     assert plan.why.startswith(f"{kind}: {32 / turns:.0f} tokens/s in turns, {32 / beside:.0f} at the same time")
     assert begun == ["sequential", "parallel", "sequential", "parallel"]

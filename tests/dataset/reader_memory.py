@@ -46,7 +46,7 @@ def peak(paths: list[str], count: int) -> tuple[int, list[str]]:
         while not feed.over:
             work = feed.take()
             if work is None:
-                feed.bell.wait(0.1)
+                feed.wake.wait(0.1)
                 continue
             if work.error is not None:
                 errors.append(str(work.error))

@@ -249,7 +249,7 @@ def taken(feed, most=10.0):
         work = feed.take()
         if work is not None or over:
             return work
-        feed.bell.wait(0.1)
+        feed.wake.wait(0.1)
     pytest.fail("nothing came")
 
 

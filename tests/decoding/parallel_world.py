@@ -24,11 +24,11 @@ from vidspec.decoding.workers import draft as drafts
 from vidspec.decoding.workers import process as processes
 from vidspec.decoding.workers import run as runs
 from vidspec.decoding.workers import slot as slots
-from vidspec.engine.asks import Look, Pass, Read
+from vidspec.engine.requests import Encode, Forward, PrefillPrompt
 from vidspec.engine.rows import Rows
-from vidspec.events.bell import Bell
 from vidspec.events.events import Round
 from vidspec.events.trace import Trace
+from vidspec.events.wake import WakeEvent
 from vidspec.models.loading import Placement
 from vidspec.models.request import Request
 
@@ -40,8 +40,8 @@ class Deadlock(AssertionError):
     """Somebody waits, and nothing is on its way."""
 
 
-class World(Bell):
-    """The clock, and what is going to happen. As a bell: to wait is to let the next thing happen."""
+class World(WakeEvent):
+    """The clock, and what is going to happen. As a wake event: to wait is to let the next thing happen."""
 
     def __init__(self, rng):
         super().__init__()
@@ -182,13 +182,13 @@ class TargetSide:
     def answer(self, order, publish):
         if isinstance(order, PrefillTarget):
             self.text.publish = (lambda: publish((0, 2))) if self.kept else lambda: None
-            read = yield Read(self.engine, SimpleNamespace(text=self.text, length=self.length), 9)
+            read = yield PrefillPrompt(self.engine, SimpleNamespace(text=self.text, length=self.length), 9)
             self.text.publish()  # has come by now
             self.span, self.emitted = read.span, [self.text.choose(())]
             return Ready("target", 1.0, self.emitted[0])
         assert order.prefix == len(self.emitted)
         passes = self.engine.passes
-        yield Pass(self.engine, [Rows(self.span, [self.emitted[-1], *order.window])])
+        yield Forward(self.engine, [Rows(self.span, [self.emitted[-1], *order.window])])
         assert self.engine.passes == passes + 1, "a pass has left out who waited"
         accepted, token = 0, self.text.choose(self.emitted)
         while accepted < len(order.window) and token == order.window[accepted]:
@@ -206,22 +206,22 @@ class DraftClip(drafts.DraftClip):
     def __init__(self, order, engine):
         self.number, self.engine, self.trace = order.clip, engine, Trace()
         self._kind = self
-        self.opening = SimpleNamespace(read=self.prefill, rows=lambda prefix: torch.arange(prefix.length // 2))
+        self.context = SimpleNamespace(read=self.prefill, rows=lambda prefix: torch.arange(prefix.length // 2))
         self.text, self.length, self.steps_of_look = order.prompt
         self._look, self._text, self._prefill, self._prune, self._prefix = order.eager, None, None, None, None
         self._eos, self._epoch, self._until = frozenset(), 0, 0
 
-    def look(self, opening):
+    def encode(self, context):
         while self.steps_of_look:
-            yield Look(lambda: self.engine.took(()), "draft")
+            yield Encode(lambda: self.engine.took(()), "draft")
             self.steps_of_look -= 1
 
-    def prompt(self, opening):
-        yield from self.look(opening)
+    def prefix(self, context):
+        yield from self.encode(context)
         return SimpleNamespace(text=self.text, length=self.length)
 
     def prefill(self, engine, prefix):
-        self.reading = Read(engine, prefix, 9, lane="draft")
+        self.reading = PrefillPrompt(engine, prefix, 9, lane="draft")
         return (yield self.reading)
 
 
@@ -233,7 +233,7 @@ class Process(processes.DraftProcess):
         case.processes.append(self)
         self.process = SimpleNamespace(is_alive=lambda: True, kill=lambda: None, join=lambda: None)
         self._reader = self.process
-        self.pulse = SimpleNamespace(silent=lambda: 0.0)
+        self.heartbeat = SimpleNamespace(silent=lambda: 0.0)
         self._clip, self._blocks, self._listeners, self._reading = 0, {}, {}, set()
         self._early, self._owed = None, {}
         self._lock, self._ready = threading.Lock(), threading.Event()
@@ -271,7 +271,7 @@ class Process(processes.DraftProcess):
             self.working = True
             self.world.at(self.world.now + self._spent, self._passed)
         else:
-            assert all(clip.read for clip in self.worker._clips.values() if hasattr(clip.opening, "tokens")), (
+            assert all(clip.read for clip in self.worker._clips.values() if hasattr(clip.context, "tokens")), (
                 "told to, and idle"
             )
 
@@ -303,7 +303,7 @@ class Process(processes.DraftProcess):
             self.world.at(self.world.now + after, lambda: self.gone(Lost("draft", "exit code -9", lost=True)))
 
 
-class SideBySide(runs.SideBySide):
+class ParallelRun(runs.ParallelRun):
     def _prefilled(self, elapsed):
         return "Prefilled"
 
@@ -382,7 +382,7 @@ class Case:
                 text.asked.clear()
                 setup.acceptance = TargetSide(self.target, text, length, kept)
                 try:
-                    yield from SideBySide(setup, request, Trace(), self.slot).events()
+                    yield from ParallelRun(setup, request, Trace(), self.slot).events()
                     return
                 except WorkerLost:
                     if last:
@@ -393,7 +393,7 @@ class Case:
 
     def run(self):
         """Rounds of each clip; how many were begun again."""
-        loop = Loop(lambda: self.world.now, bell=self.world)
+        loop = Loop(lambda: self.world.now, wake=self.world)
         clips, again = {}, 0
         if self.kills:
             self.world.at(self.rng.uniform(0, 30), lambda: self.processes[-1].die(self.costs.latency()))

@@ -15,11 +15,11 @@ from vidspec.decoding.limits import Limits
 from vidspec.decoding.loop import SHARED, Done, Failed, Loop
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.chain import ChainDrafter
-from vidspec.engine.asks import Continue, Hear, Look, Pass, Read
+from vidspec.engine.requests import Chain, Encode, Forward, PrefillPrompt, Receive
 from vidspec.engine.rows import Rows
 from vidspec.engine.sampling import Sampling
-from vidspec.events.bell import Bell
 from vidspec.events.events import Round
+from vidspec.events.wake import WakeEvent
 
 VOCABULARY = 5
 
@@ -147,7 +147,7 @@ def test_one_clips_failure_is_its_own():
     for seed in range(4):
         steps, texts[seed] = plain(engine, seed, limits)
         list(loop.begin(seed, steps))
-    engine.guilty = next(rows.span for rows in loop._clips[2].ask.rows)
+    engine.guilty = next(rows.span for rows in loop._clips[2].request.rows)
     said = run(loop)
     (failed,) = [(key, event.error) for key, event in said if isinstance(event, Failed)]
     assert failed[0] == 2 and str(failed[1]) == "out of memory"
@@ -161,13 +161,13 @@ def test_a_decoding_that_raises_and_one_that_is_dropped():
     closed = []
 
     def broken():
-        yield Pass(engine, [Rows(engine.start_of(random_table(1, 5)), [1])])
+        yield Forward(engine, [Rows(engine.start_of(random_table(1, 5)), [1])])
         raise KeyError("no such thing")
 
     def left():
         try:
             while True:
-                yield Pass(engine, [Rows(engine.start_of(random_table(2, 5)), [1])])
+                yield Forward(engine, [Rows(engine.start_of(random_table(2, 5)), [1])])
         finally:
             closed.append(True)
 
@@ -223,7 +223,7 @@ def test_prompts_are_read_in_chunks_that_others_share():
     engine, loop, limits = Prompted(), Loop(), Limits(30)
 
     def reader(rows):
-        return (yield Read(engine, rows, 0))
+        return (yield PrefillPrompt(engine, rows, 0))
 
     list(loop.begin("alone", reader(3 * SHARED)))
     assert [event for _, event in loop.turn()] == [Done("read")] and engine.reads == [[3 * SHARED]]
@@ -245,7 +245,7 @@ def test_looks_and_passes_take_turns():
 
     def looks():
         for number in range(3):
-            assert (yield Look(lambda number=number: number)) == number
+            assert (yield Encode(lambda number=number: number)) == number
             done.append(len(engine.passes))
 
     steps, _ = plain(engine, 1, Limits(20))
@@ -256,7 +256,7 @@ def test_looks_and_passes_take_turns():
 
     def fails():
         with pytest.raises(OSError):
-            yield Look(lambda: (_ for _ in ()).throw(OSError("gone")))
+            yield Encode(lambda: (_ for _ in ()).throw(OSError("gone")))
         return "went on"
 
     list(loop.begin("fails", fails()))
@@ -266,16 +266,16 @@ def test_looks_and_passes_take_turns():
 def test_hearing_waits_for_the_bell_and_not_for_ever():
     loop = Loop()
     inbox = []
-    ear = SimpleNamespace(bell=loop.bell, take=lambda: [inbox.pop(0) for _ in range(len(inbox))])
+    mailbox = SimpleNamespace(wake=loop.wake, take=lambda: [inbox.pop(0) for _ in range(len(inbox))])
 
     def hears():
-        return (yield Hear(ear, 0.05))
+        return (yield Receive(mailbox, 0.05))
 
     list(loop.begin("late", hears()))
     assert run(loop) == [("late", Done([]))]
     list(loop.begin("heard", hears()))
     inbox += [1, 2]
-    loop.bell.ring()
+    loop.wake.set()
     assert run(loop) == [("heard", Done([1, 2]))]
 
 
@@ -286,7 +286,7 @@ def test_chains_of_several_clips_are_continued_together():
     loop = Loop()
 
     def chain(span, gamma):
-        return (yield Continue(engine, span, [0], gamma))
+        return (yield Chain(engine, span, [0], gamma))
 
     for key, span in enumerate(spans):
         list(loop.begin(key, chain(span, key + 2)))
@@ -305,10 +305,10 @@ def test_a_chain_goes_on_where_a_pass_of_another_kind_has_left_it():
     span, other = engine.start_of(table), engine.start_of(table)
 
     def chain():
-        return (yield Continue(engine, span, [0], 4))
+        return (yield Chain(engine, span, [0], 4))
 
     def single():
-        yield Pass(engine, [Rows(other, [1])], "draft")
+        yield Forward(engine, [Rows(other, [1])], "draft")
 
     list(loop.begin("chain", chain()))
     list(loop.begin("single", single()))
@@ -355,6 +355,6 @@ def test_no_torch():
 
 
 def test_a_bell_is_remembered():
-    bell = Bell()
-    bell.ring()
-    assert bell.wait(0.0) and not bell.wait(0.0)
+    wake = WakeEvent()
+    wake.set()
+    assert wake.wait(0.0) and not wake.wait(0.0)

@@ -13,7 +13,7 @@ from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import Limits
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.chain import ChainDrafter
-from vidspec.engine.asks import answered
+from vidspec.engine.requests import answered
 from vidspec.events.counters import count
 
 SETTINGS = settings(deadline=None, max_examples=120)

@@ -21,8 +21,8 @@ from vidspec.decoding.limits import Limits
 from vidspec.drafting.base import Draft, Drafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.tree import TreeDrafter
-from vidspec.engine.asks import Asks, alone, answered, asked
 from vidspec.engine.forward import Engine
+from vidspec.engine.requests import Steps, alone, answered, asked
 from vidspec.engine.rows import Passed, Prefill, Rows
 from vidspec.engine.sampling import Sampling
 from vidspec.events.events import Round
@@ -138,7 +138,7 @@ class ToyEngine:
         return Passed(every, every)
 
 
-def rounds_of(steps: Asks[None]) -> list[Round]:
+def rounds_of(steps: Steps[None]) -> list[Round]:
     """What a schedule says, its asks answered without company."""
     return list(answered(steps))
 
@@ -149,12 +149,11 @@ def proposed(drafter: Drafter, gamma: int) -> Draft:
     return window
 
 
-class Reciter:
+class Reciter(Drafter):
     """Proposes whatever it was given, good or bad, and checks that it is told what was emitted."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = list(tokens)
-        self.forwards = 0
         self.prefix: list[int] = []
         self.window: tuple[int, ...] = ()
         self._next = 0
@@ -175,7 +174,7 @@ class Reciter:
         self.window = ()
 
 
-class Recorder:
+class Recorder(Drafter):
     """Another drafter, overheard: ``prefix`` is what it was told has been emitted."""
 
     def __init__(self, drafter: Drafter) -> None:
@@ -183,17 +182,13 @@ class Recorder:
         self.prefix: list[int] = []
         self.window: tuple[int, ...] = ()
 
-    @property
-    def forwards(self) -> int:
-        return self.drafter.forwards
-
     def begin(self, token: int) -> None:
         self.prefix = [token]
         self.drafter.begin(token)
 
-    def propose(self, gamma: int) -> Asks[Draft]:
+    def propose(self, gamma: int) -> Steps[Draft]:
         draft: Draft = yield from asked(self.drafter.propose, gamma)
-        self.window = draft.tokens
+        self.window, self.forwards = draft.tokens, self.drafter.forwards
         return draft
 
     def commit(self, path: Sequence[int], token: int) -> None:
@@ -217,10 +212,10 @@ def job(
     rng = rng or torch.Generator().manual_seed(0)
     engine = ToyEngine(table)
     drafter: Drafter | None
-    if draft is None or hasattr(draft, "propose"):
-        drafter = draft  # type: ignore[assignment]
+    if draft is None or isinstance(draft, Drafter):
+        drafter = draft
     else:
-        other = ToyEngine(draft)  # type: ignore[arg-type]
+        other = ToyEngine(draft)
         if tree is None:
             drafter = ChainDrafter(other, other.open(), draft_sampling or sampling, rng)  # type: ignore[arg-type]
         else:

@@ -48,7 +48,7 @@ class World:
         window = self.pace.window()
         if adaptive:
             drafter = AdaptiveDrafter(drafting, drafting.start_of(other))
-            drafter.paced(self.pace, window)
+            drafter.set_pace(self.pace, window)
             watch(drafter, self)
         else:
             drafter = ChainDrafter(drafting, drafting.start_of(other), GREEDY, torch.Generator())

@@ -14,12 +14,11 @@ from drafting.literal_ensemble import literal_mean, literal_weights
 from drafting.toy_ensemble import ensemble
 from vidspec.decoding.limits import Limits
 from vidspec.decoding.sequential import sequential
-from vidspec.drafting.base import Learner
 from vidspec.drafting.ensemble import prefix_of
 from vidspec.drafting.ensemble_chain import AdaptiveEnsemble, Ensemble
 from vidspec.drafting.ensemble_weights import Evidence
-from vidspec.engine.asks import alone
 from vidspec.engine.forward import Engine
+from vidspec.engine.requests import alone
 from vidspec.engine.sampling import Sampling
 from vidspec.models import loading
 from vidspec.models.base import Pixels
@@ -136,9 +135,9 @@ def test_unobserved_bonuses_are_noticed():
 
 
 def test_only_adaptive_ensembles_learn():
-    assert isinstance(ensemble(TABLES, GREEDY, torch.Generator(), "grid"), Learner)
-    assert not isinstance(ensemble(TABLES, GREEDY, torch.Generator()), Learner)
-    assert not isinstance(Reciter([1]), Learner)
+    assert ensemble(TABLES, GREEDY, torch.Generator(), "grid").learns
+    assert not ensemble(TABLES, GREEDY, torch.Generator()).learns
+    assert not Reciter([1]).learns
 
 
 def test_the_schedule_tells_it_how_the_target_judged():

@@ -10,7 +10,7 @@ from vidspec.acceptance.exact import Exact
 from vidspec.decoding.limits import Limits
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.ensemble_weights import mixture
-from vidspec.engine.asks import alone
+from vidspec.engine.requests import alone
 from vidspec.engine.sampling import Sampling
 
 VOCABULARY, EOS, LENGTH = 4, 3, 3

@@ -193,7 +193,7 @@ class Timed:
 
 def hybrid(model, kind, pace, gamma=None, nodes=None):
     one = Hybrid(model, begun(kind, nodes=nodes), gamma)
-    one.paced(pace, pace.window())
+    one.set_pace(pace, pace.window())
     return one
 
 

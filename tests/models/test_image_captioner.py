@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from models.checkpoints_captioner import KINDS, blip
 from vidspec import video
-from vidspec.engine.asks import alone
 from vidspec.engine.forward import Engine
+from vidspec.engine.requests import alone
 from vidspec.errors import ModelError
 from vidspec.models import image_captioner, loading
 from vidspec.models.image_captioner import LONGEST, VIDEO_PROMPT, DraftCaptioner, first_sentence, middle_frame

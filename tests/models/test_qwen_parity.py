@@ -10,8 +10,8 @@ from models.checkpoints import as_masks, causal
 from models.checkpoints_qwen import CLASSES, QWEN3, QWEN25, Kind, adapter, pixels, save, stock, tokenizer
 from models.closeness import assert_close
 from vidspec.decoding.workers.text import DraftText
-from vidspec.engine.asks import alone
 from vidspec.engine.forward import Engine
+from vidspec.engine.requests import alone
 from vidspec.engine.taps import Taps
 from vidspec.errors import GenerationError, ModelError
 from vidspec.models import loading

@@ -120,7 +120,7 @@ def test_a_draft_in_another_process_reads_the_targets_prompt_too(folders, monkey
         clip = DraftClip(replace(order, memory=block.name), engine)
     finally:
         drop(block)
-    assert clip.opening.text("\n").token_ids.tolist() == expected
+    assert clip.context.text("\n").token_ids.tolist() == expected
 
 
 @pytest.mark.parametrize("kind", ["Qwen2", "Qwen3", "Llama"])

@@ -12,8 +12,8 @@ from vidspec.bench.results import ACCEPTED
 from vidspec.captioner import Captioner
 from vidspec.config.labels import DRAFT
 from vidspec.config.profiles import Profile
-from vidspec.engine.asks import alone
 from vidspec.engine.forward import Engine
+from vidspec.engine.requests import alone
 from vidspec.events.trace import Trace
 from vidspec.models import prompt
 from vidspec.models.base import Prefix

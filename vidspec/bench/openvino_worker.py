@@ -71,7 +71,7 @@ class Pipeline:
         shown, heard = openvino.Tensor(np.load(frames)), list[tuple[float, int]]()
         status = self.genai.StreamingStatus.RUNNING
 
-        class Heard(self.genai.StreamerBase):  # type: ignore[misc,name-defined]
+        class DraftAnswer(self.genai.StreamerBase):  # type: ignore[misc,name-defined]
             def write(self, tokens: Any) -> Any:
                 now = time.perf_counter()
                 heard.extend((now, token) for token in (tokens if isinstance(tokens, list) else [tokens]))
@@ -81,7 +81,7 @@ class Pipeline:
                 pass
 
         began = time.perf_counter()
-        found = self.pipe.generate(text, videos=[shown], generation_config=config, streamer=Heard())
+        found = self.pipe.generate(text, videos=[shown], generation_config=config, streamer=DraftAnswer())
         if (length := found.perf_metrics.get_num_input_tokens()) != len(prompt):
             raise ModelError(f"its prompt has {length} tokens, ours {len(prompt)}")
         first, last = heard[0][0], heard[-1][0]

@@ -19,8 +19,8 @@ from vidspec.bench.passes import ALPHAS, Passes, measure_passes, prefilled_at
 from vidspec.bench.turns import repeated
 from vidspec.captioner import Captioner
 from vidspec.config.profiles import Profile
-from vidspec.engine.asks import alone
 from vidspec.engine.forward import Engine
+from vidspec.engine.requests import alone
 from vidspec.errors import UsageError
 from vidspec.events.events import Finished, Prefilled
 from vidspec.events.record import Caption

@@ -33,13 +33,13 @@ from vidspec.choosing.plan import PLAIN, Conditions, Drafting, Plan, Way, decide
 from vidspec.choosing.trial import Trial, candidates
 from vidspec.config import profiles
 from vidspec.config.profiles import Profile
-from vidspec.decoding.run import Choice, InTurns, Run
+from vidspec.decoding.run import Choice, Run, SequentialRun
 from vidspec.decoding.setup import Setup
-from vidspec.decoding.workers.run import SideBySide
+from vidspec.decoding.workers.run import ParallelRun
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.draft_length.batch import SIZES
 from vidspec.draft_length.pace import Pace
-from vidspec.engine.asks import Asks, answered, overheard
+from vidspec.engine.requests import Steps, answered, overheard
 from vidspec.events.events import Prefilled, Round
 from vidspec.events.trace import Trace
 from vidspec.models.base import VideoLanguageModel
@@ -150,7 +150,7 @@ class Planner:
 
     def run(
         self, request: Request, trace: Trace, batch: int | None = 1, company: bool = False
-    ) -> tuple[Run, Asks[None]]:
+    ) -> tuple[Run, Steps[None]]:
         """The next clip, and its decoding, of which is learned.
 
         Args:
@@ -180,8 +180,8 @@ class Planner:
         chosen.choice = Choice(way.schedule, self.plan.why if self.plan else "")
         return chosen, self._counted(chosen, way, batch)
 
-    def _unplanned(self, request: Request, trace: Trace, why: str) -> tuple[InTurns, Asks[None]]:
-        run = InTurns(self.starting, request, trace)
+    def _unplanned(self, request: Request, trace: Trace, why: str) -> tuple[SequentialRun, Steps[None]]:
+        run = SequentialRun(self.starting, request, trace)
         run.choice = Choice("sequential", why)
         return run, run.told()
 
@@ -191,8 +191,8 @@ class Planner:
         if tokens is not None:
             setup = setup.shortened(tokens)
         if way.schedule == "parallel" and self.slot is not None:
-            return SideBySide(setup, request, trace, self.slot)
-        return InTurns(setup, request, trace)
+            return ParallelRun(setup, request, trace, self.slot)
+        return SequentialRun(setup, request, trace)
 
     def _raced(self, request: Request) -> Plan:
         """The profile's two ways, both tried on the beginning of a clip, by decoded tokens per second."""
@@ -310,7 +310,7 @@ class Planner:
         self._taught = way.name
         self.pace.learn(self._found.conditions.verify, one.tq, way.beta)
 
-    def _counted(self, run: Run, way: Way, batch: int | None) -> Asks[None]:
+    def _counted(self, run: Run, way: Way, batch: int | None) -> Steps[None]:
         """A clip in a way that was chosen; its cost is per token, the prompt counting as what plain decoding would give
         meanwhile."""
         yield from run.told()
@@ -321,7 +321,7 @@ class Planner:
             worth = tokens + found.first / found.verify(1)
             self._trials.setdefault(way.label, []).append(run.trace.elapsed() / worth)
 
-    def _measured(self, run: InTurns, batch: int | None) -> Asks[None]:
+    def _measured(self, run: SequentialRun, batch: int | None) -> Steps[None]:
         """A clip that is measured: begun in turns, gone on with in the best way that drafts a chain in turns."""
         measured = False
 
@@ -347,7 +347,7 @@ class Planner:
             self._short += 1
             self.beginning = max(SHORTEST, min(self.beginning, tokens // 2))
 
-    def _measure(self, run: InTurns, tokens: list[int], batch: int | None) -> None:
+    def _measure(self, run: SequentialRun, tokens: list[int], batch: int | None) -> None:
         lane = run.trace.by_worker().get("target", {})
         opened = sum(lane.get(kind, 0.0) for kind in ("decode_video", "preprocess"))
         spent = [
@@ -381,4 +381,4 @@ class Planner:
             self.teach(best)
             if best.name in trial.drafters:
                 run.switch(trial.drafters[best.name])
-        run.opening = None  # what was observed can be as large as the prompt
+        run.context = None  # what was observed can be as large as the prompt

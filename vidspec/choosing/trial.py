@@ -20,15 +20,15 @@ import torch
 
 from vidspec.choosing.plan import PRIOR, Beside, Conditions, Drafting, Replay
 from vidspec.config import profiles
-from vidspec.decoding.run import InTurns
+from vidspec.decoding.run import SequentialRun
 from vidspec.decoding.setup import Setup
 from vidspec.draft_length.pace import Pace
 from vidspec.draft_length.passes import PassTimes, pass_times
-from vidspec.drafting.base import Draft, Drafter, Learner, Paced, Watcher
+from vidspec.drafting.base import Draft, Drafter
 from vidspec.drafting.chain import ChainDrafter
-from vidspec.engine.asks import alone, asked
 from vidspec.engine.device import free_memory, synchroniser
 from vidspec.engine.forward import Engine
+from vidspec.engine.requests import alone, asked
 from vidspec.engine.rows import Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.errors import GenerationError, ProfileError
@@ -130,7 +130,7 @@ class Trial:
     """One measurement in the middle of a clip.
 
     Args:
-        run: a clip under the sequential schedule, between two rounds; its ``opening`` was kept.
+        run: a clip under the sequential schedule, between two rounds; its ``context`` was kept.
         token_ids: emitted so far, more than one.
         first: seconds from the opened file to the first token.
         overhead: seconds of a round beyond its draft and its pass.
@@ -146,7 +146,7 @@ class Trial:
 
     def __init__(
         self,
-        run: InTurns,
+        run: SequentialRun,
         token_ids: Sequence[int],
         *,
         first: float,
@@ -155,8 +155,8 @@ class Trial:
         ahead: float = 0.0,
         batch: int = 1,
     ) -> None:
-        if run.job is None or run.opening is None:
-            raise ValueError("the clip has not been read, or its opening was not kept")
+        if run.job is None or run.context is None:
+            raise ValueError("the clip has not been read, or its context was not kept")
         self.run, self.tokens = run, list(token_ids)
         self.first, self.overhead, self.expected, self.ahead = first, overhead, expected, ahead
         self.drafts: list[Drafting] = []
@@ -231,15 +231,15 @@ class Trial:
         return found
 
     def _drafting(self, option: Candidate) -> Drafting | None:
-        opening = self.run.opening
-        if opening is None or opening.prefix is None:
+        context = self.run.context
+        if context is None or context.prefix is None:
             return None
         setup, profile = option.setup, option.setup.profile
         start = self._now()
-        kept = setup.kept(opening.prefix, opening.taps, self.run.trace)
+        kept = setup.kept(context.prefix, context.taps, self.run.trace)
         drafter = None
         if setup.drafter is not None:
-            drafter = alone(asked(setup.drafter.open, replace(opening, profile=profile, kept=kept)))
+            drafter = alone(asked(setup.drafter.open, replace(context, profile=profile, kept=kept)))
         read = self._now() - start
         if profile.drafts_with_a_model and profile.shows_the_video:  # the clip was looked at once for all drafters
             lane = self.run.trace.by_worker().get("draft", {})
@@ -247,7 +247,7 @@ class Trial:
         if any("attention" in need for need in setup.needs):
             read += OBSERVING * self.first
         alpha = profile.prune.alpha if profile.shows_the_video else 1.0
-        if drafter is None or isinstance(drafter, Learner | Watcher):  # nobody verifies its windows again
+        if drafter is None or drafter.learns or drafter.tapped:  # nobody verifies its windows again
             return None
         if not isinstance(drafter, ChainDrafter):
             return self._replayed(option, drafter, alpha, read)
@@ -275,9 +275,9 @@ class Trial:
         verify, pace = pass_times(list(self.verify_s.items())), Pace()
         window = pace.window()
         pace.learn(verify, like.tq if like else 0.0, like.share() if like else PRIOR)
-        paced = isinstance(drafter, Paced)
-        if isinstance(drafter, Paced):
-            drafter.paced(pace, window)
+        paced = drafter.paces
+        if paced:
+            drafter.set_pace(pace, window)
         drafter.begin(self.tokens[0])
         at, windows, accepted, seconds = 1, [], 0, 0.0
         while at < len(self.tokens):

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from vidspec.dataset.work import How, Task, Work
-from vidspec.events.bell import Bell
+from vidspec.events.wake import WakeEvent
 
 if TYPE_CHECKING:
     from typing import Any
@@ -83,7 +83,7 @@ class Feed:
         most_bytes: of frames and what was prepared from them.
 
     Attributes:
-        bell: is rung when a piece has become ready, or :attr:`over` may have changed.
+        wake: is set when a piece has become ready, or :attr:`over` may have changed.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Feed:
         *,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        self.how, self.bell = how, Bell()
+        self.how, self.wake = how, WakeEvent()
         self._video = {**how.video, "sound": hears}
         self._tasks, self._prepare, self._refuse, self._most = iter(tasks), prepare, refuse, most_bytes
         self._readers, self._in_turn = readers, len(readers) == 1
@@ -165,7 +165,7 @@ class Feed:
                 if not work.last:
                     self._captions[work.number] = work.segment, caption
             self._changed.notify_all()
-        self.bell.ring()
+        self.wake.set()
 
     def close(self) -> None:
         """End the reading, whatever it is at."""
@@ -208,12 +208,12 @@ class Feed:
                         if not self._closed:
                             self._ready.append(ready)
                     self._changed.notify_all()
-                self.bell.ring()
+                self.wake.set()
         except BaseException as error:  # who takes the next piece raises it
             with self._changed:
                 self._bug = error
                 self._changed.notify_all()
-        self.bell.ring()
+        self.wake.set()
 
     def _next(self) -> Task | Work | None:
         """A piece to read, or else a task to cut; None when there will be no more."""

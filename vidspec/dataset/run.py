@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from vidspec.dataset.work import How, Outcome, Questions, Work
 from vidspec.decoding.prompts import Prompts
 from vidspec.errors import GenerationError, VidspecError
-from vidspec.events.bell import Bell
 from vidspec.events.compare import first_difference, speed_against
 from vidspec.events.events import Event, Finished, Load, Prefilled
 from vidspec.events.observer import Observer
 from vidspec.events.record import Caption, failed
+from vidspec.events.wake import WakeEvent
 from vidspec.models.request import Exchange, Question, Request
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Captions(Protocol):
     def profile(self) -> Profile: ...
 
     def serve(
-        self, arrivals: Any, *, batch: int | None = None, bell: Bell | None = None
+        self, arrivals: Any, *, batch: int | None = None, wake: WakeEvent | None = None
     ) -> Iterator[tuple[Hashable, Event | Load | Exception]]: ...
 
     def baseline(self, path: str, **asked: Unpack[Asked]) -> Caption: ...
@@ -45,7 +45,7 @@ class Captions(Protocol):
 class Source(Protocol):
     """What is needed of a ``vidspec.dataset.feed.Feed``."""
 
-    bell: Bell
+    wake: WakeEvent
 
     @property
     def over(self) -> bool: ...
@@ -73,7 +73,7 @@ def run(
     flights = _Flights(captioner, source, how, observer, begun)
     while not flights.done:
         before = flights.begun
-        events = captioner.serve(flights, batch=how.batch, bell=source.bell)
+        events = captioner.serve(flights, batch=how.batch, wake=source.wake)
         try:
             for key, said in events:
                 yield from flights.unread()
@@ -145,7 +145,7 @@ class _Flights:
                 self._tell(work)
                 return flight
             self._unread.append(flight)
-            self._source.bell.ring()  # where nothing is in flight the captioner waits, and must see that this is over
+            self._source.wake.set()  # where nothing is in flight the captioner waits, and must see that this is over
         return None
 
     def _next(self) -> _Flight | None:
@@ -246,13 +246,13 @@ class _Flights:
 
 def _first_turn(flight: _Flight) -> _Flight:
     """The first turn of a dialogue that is not done yet; an error if one before it has failed."""
-    from vidspec.models.held import Held
+    from vidspec.models.prefix_cache import PrefixCache
 
     done, turns = flight.work.done, flight.turns
     number = next(turn for turn in range(len(turns)) if turn not in done)
     answers = [done[turn] for turn in range(number)]
     said = tuple(Exchange(question, answer or "") for question, answer in zip(turns, answers, strict=False))
-    return _turn(replace(flight, earlier=said, held=Held()), None, failed=None in answers)
+    return _turn(replace(flight, earlier=said, held=PrefixCache()), None, failed=None in answers)
 
 
 def _next_turn(flight: _Flight, answer: str | None) -> _Flight:

@@ -39,7 +39,7 @@ __all__ = ["Ours", "folder", "how_of", "main"]
 
 
 @dataclass
-class Heard(Listener):
+class DraftAnswer(Listener):
     """Token ids and failures by clip; ``rows`` of the target's windows, of all clips together."""
 
     ids: dict[str, list[int]] = field(default_factory=dict)
@@ -139,7 +139,7 @@ def folder(engine: Executor, clips: Sequence[str], profile: Profile, how: How) -
         ``seconds`` from the first file opened to the last record written, ``ids`` and ``errors`` by clip, and how
         many ``rows`` windows had.
     """
-    heard = Heard()
+    heard = DraftAnswer()
     with TemporaryDirectory() as place:
         entries = [Entry(clip) for clip in clips]
         settings = Settings(profile.model_dump(), how)

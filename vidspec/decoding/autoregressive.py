@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from vidspec.decoding.base import Job
-from vidspec.engine.asks import Asks, timed
+from vidspec.engine.requests import Steps, timed
 from vidspec.events.events import Round
 from vidspec.registry import schedules
 
 
 @schedules.register("autoregressive", drafts=False)
-def autoregressive(job: Job) -> Asks[None]:
+def autoregressive(job: Job) -> Steps[None]:
     """Yields one round per token."""
     trace = job.trace
     begun = trace.now()
-    round_, over = job.opening()
+    round_, over = job.first_round()
     yield round_
     emitted = list(round_.token_ids)
     while not over:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from vidspec.decoding.limits import Limits
 from vidspec.draft_length.pace import Window
 from vidspec.drafting.base import Draft, Drafter
-from vidspec.engine.asks import Asks, Pass
+from vidspec.engine.requests import Forward, Steps
 from vidspec.engine.rows import Passed, Prefill, Rows
 from vidspec.events.events import Origin, Rejected, Round
 
@@ -75,19 +75,19 @@ class Target:
             return int(logits.argmax())
         return draw(self.sampling.distribution(logits[None])[0], self.rng)
 
-    def step(self) -> Asks[int]:
+    def step(self) -> Steps[int]:
         """One token of plain decoding."""
         passed = yield from self.verify(NOTHING)
         token = self.choose(passed.logits[-1])
         self.commit((), token)
         return token
 
-    def verify(self, draft: Draft) -> Asks[Passed]:
+    def verify(self, draft: Draft) -> Steps[Passed]:
         """One pass over the last emitted token and a window behind it: row 0, then a row for each drafted token."""
         self._base = self.span.length
         tokens = [self._last, *draft.tokens]
         parents = None if draft.is_chain else [-1, *(parent + 1 for parent in draft.parents)]
-        (passed,) = yield Pass(self.engine, [Rows(self.span, tokens, parents, tapped=self.tapped)])
+        (passed,) = yield Forward(self.engine, [Rows(self.span, tokens, parents, tapped=self.tapped)])
         if self.confident:
             self._judged = draft, passed.logits
         return passed  # type: ignore[no-any-return]
@@ -130,7 +130,7 @@ class Job:
     gamma: int = 0
     window: Window | None = None
 
-    def opening(self) -> tuple[Round, bool]:
+    def first_round(self) -> tuple[Round, bool]:
         """The round of the prefill's own token, and whether the text ends there."""
         token = self.target.first()
         told = self.target.probabilities
@@ -141,7 +141,7 @@ class Job:
 class Schedule(Protocol):
     """Drives target and draft; yields what it asks for, and one round per verification (or per plain step)."""
 
-    def __call__(self, job: Job) -> Asks[None]: ...
+    def __call__(self, job: Job) -> Steps[None]: ...
 
 
 def origins(verdict: Verdict, draft: Draft, emitted: int) -> tuple[Origin, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vidspec.errors import UsageError
 from vidspec.events.events import Finished
-from vidspec.models.held import Held
+from vidspec.models.prefix_cache import PrefixCache
 from vidspec.models.request import Exchange, Question, Request
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Dialogue:
 
     def __init__(self, stream: Callable[[Request], Generator[Event, None, None]], request: Request) -> None:
         self._stream, self._request = stream, request
-        self._held = Held()
+        self._held = PrefixCache()
         self._last: tuple[str, tuple[Exchange, ...]] | None = None  # what was asked, behind what
         self._attempt = 0
         self.exchanges: tuple[Exchange, ...] = request.earlier

@@ -1,6 +1,6 @@
-"""Many clips at once: answers what their decodings ask for, so that a pass of a model serves every clip that waits.
+"""Many clips at once: answers the requests of their decodings, so that a pass of a model serves every clip that waits.
 
-It knows clips as generators and asks as :mod:`vidspec.engine.asks` has them, and neither models nor texts; no torch.
+It knows clips as generators and their requests (:mod:`vidspec.engine.requests`), no models, no texts; no torch.
 
 A turn is one pass. Models that draft go first: only when nobody waits for them any more does the target's turn come,
 and then it verifies the windows of all. No clip can be passed over: it waits for one window of each of the others, and
@@ -14,7 +14,8 @@ from collections.abc import Callable, Generator, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from vidspec.events.bell import Bell
+from vidspec.engine.requests import Chain, Encode, EngineRequest, Forward, Receive
+from vidspec.events.wake import WakeEvent
 
 __all__ = ["Done", "Failed", "Loop", "Passing"]
 
@@ -53,7 +54,7 @@ class Passing(NamedTuple):
 class _Clip:
     key: Hashable
     steps: Generator[Any, Any, Any]
-    ask: Any = None
+    request: Any = None
 
 
 class Loop:
@@ -62,18 +63,18 @@ class Loop:
     Args:
         now: the time in seconds, all queued work of devices done.
         told: hears of every pass.
-        bell: is waited for where all decodings hear and none asks.
+        wake: is waited for where all decodings wait for messages.
     """
 
     def __init__(
         self,
         now: Callable[[], float] = time.perf_counter,
         told: Callable[[Passing], None] = lambda passing: None,
-        bell: Bell | None = None,
+        wake: WakeEvent | None = None,
     ) -> None:
-        self.now, self.told, self.bell = now, told, bell or Bell()
+        self.now, self.told, self.wake = now, told, wake or WakeEvent()
         self._clips: dict[Hashable, _Clip] = {}
-        self._looked = False
+        self._encoded = False
 
     def __len__(self) -> int:
         return len(self._clips)
@@ -82,7 +83,7 @@ class Loop:
         return key in self._clips
 
     def begin(self, key: Hashable, steps: Generator[Any, Any, Any]) -> Iterator[tuple[Hashable, Any]]:
-        """Take in a decoding; what it says until its first ask, as :meth:`turn` has it."""
+        """Take in a decoding; what it says until its first request, as :meth:`turn` has it."""
         if key in self._clips:
             raise ValueError(f"{key!r} is in flight already")
         clip = self._clips[key] = _Clip(key, steps)
@@ -100,7 +101,7 @@ class Loop:
             self.drop(key)
 
     def turn(self, patience: float | None = None) -> Iterator[tuple[Hashable, Any]]:
-        """One pass, or a wait where nobody asks for one; then events, each with the key of its clip.
+        """One pass, or a wait where nobody requests one; then events, each with the key of its clip.
 
         The last of a clip is :class:`Done` or :class:`Failed`. To be read to its end: a clip whose answer is not
         taken cannot go on.
@@ -108,61 +109,63 @@ class Loop:
         Args:
             patience: seconds to wait at most; None for as long as there is nothing to do.
         """
-        heard = self._heard()
-        for clip, answer in heard:
+        received = self._received()
+        for clip, answer in received:
             yield from self._resumed(clip, answer)
         if not self._clips:
             return
         waiting: dict[Any, list[_Clip]] = {}
-        looks: list[_Clip] = []
+        encodes: list[_Clip] = []
         for clip in self._clips.values():
-            kind = type(clip.ask).__name__
-            if hasattr(clip.ask, "call"):
-                looks.append(clip)
-            elif hasattr(clip.ask, "engine"):
-                waiting.setdefault((clip.ask.engine.model, clip.ask.engine.alone), []).append(clip)
-            elif not hasattr(clip.ask, "ear"):
-                raise TypeError(f"{clip.key!r} asks for {kind}, which nobody answers")
-        if looks and not (waiting and self._looked):  # they and passes take turns
-            self._looked = True
-            yield from self._look(looks[0])
+            match clip.request:
+                case Encode():
+                    encodes.append(clip)
+                case Forward(engine=engine):
+                    waiting.setdefault((engine.model, engine.alone), []).append(clip)
+                case Receive():
+                    pass
+                case _:
+                    raise TypeError(f"{clip.key!r} asks for {type(clip.request).__name__}, which nobody answers")
+        if encodes and not (waiting and self._encoded):  # they and passes take turns
+            self._encoded = True
+            yield from self._encode(encodes[0])
         elif waiting:
-            self._looked = False
-            yield from self._pass(min(waiting.values(), key=lambda clips: clips[0].ask.lane))  # draft before target
-        elif not heard:
+            self._encoded = False
+            yield from self._pass(min(waiting.values(), key=lambda clips: clips[0].request.lane))  # draft before target
+        elif not received:
             self._wait(patience)
 
-    def _heard(self) -> list[tuple[_Clip, Any]]:
+    def _received(self) -> list[tuple[_Clip, Any]]:
         found = []
         for clip in self._clips.values():
-            if hasattr(clip.ask, "ear"):
-                messages = clip.ask.ear.take()
-                if messages or time.monotonic() >= clip.ask.until:
+            if isinstance(clip.request, Receive):
+                messages = clip.request.mailbox.take()
+                if messages or time.monotonic() >= clip.request.until:
                     found.append((clip, messages))
         return found
 
     def _wait(self, patience: float | None) -> None:
-        until = min(clip.ask.until for clip in self._clips.values()) - time.monotonic()
-        self.bell.wait(max(0.0, until if patience is None else min(until, patience)))
+        until = min(clip.request.until for clip in self._clips.values()) - time.monotonic()
+        self.wake.wait(max(0.0, until if patience is None else min(until, patience)))
 
-    def _look(self, clip: _Clip) -> Iterator[tuple[Hashable, Any]]:
+    def _encode(self, clip: _Clip) -> Iterator[tuple[Hashable, Any]]:
         begun = self.now()
         try:
-            answer = clip.ask.call()
+            answer = clip.request.call()
         except Exception as error:
             yield from self._resumed(clip, error, throw=True)
             return
-        clip.ask.seconds = self.now() - begun
+        clip.request.seconds = self.now() - begun
         yield from self._resumed(clip, answer)
 
     def _pass(self, clips: list[_Clip]) -> Iterator[tuple[Hashable, Any]]:
         """One pass over what these clips ask of one model, or one continuation of each where they ask for nothing
         else."""
-        engine = clips[0].ask.engine
+        engine = clips[0].request.engine
         if engine.alone:  # one sequence at a time: the one that has waited longest
             clips = clips[:1]
             self._clips[clips[0].key] = self._clips.pop(clips[0].key)
-        chains = [clip for clip in clips if hasattr(clip.ask, "gamma")]
+        chains = [clip for clip in clips if isinstance(clip.request, Chain)]
         if len(chains) == len(clips) and not engine.alone:
             answered = self._chains(engine, clips)
         else:
@@ -172,18 +175,18 @@ class Loop:
                 yield from self._resumed(clip, answer, throw=isinstance(answer, Exception))
 
     def _rows(self, engine: Any, clips: list[_Clip]) -> list[tuple[_Clip, Any]]:
-        company = any(not clip.ask.divisible for clip in clips) or len(self._clips) > len(clips)
+        company = any(not clip.request.divisible for clip in clips) or len(self._clips) > len(clips)
         left = min(SHARED, engine.chunk) if company else engine.chunk
         parts: list[tuple[_Clip, list[Any]]] = []
         prompts = 0
         for clip in clips:
-            if clip.ask.divisible and left <= 0:
+            if clip.request.divisible and left <= 0:
                 continue
             try:
-                adds = list(clip.ask.parts(left))
+                adds = list(clip.request.parts(left))
             except Exception as error:
                 return [(clip, error)]  # the others ask again
-            if clip.ask.divisible:
+            if clip.request.divisible:
                 count = sum(map(len, adds))
                 left, prompts = left - count, prompts + count
             parts.append((clip, adds))
@@ -199,36 +202,36 @@ class Loop:
         at = 0
         for clip, adds in parts:
             try:
-                if clip.ask.took(passed[at : at + len(adds)]):
-                    answered.append((clip, clip.ask.answer))
+                if clip.request.took(passed[at : at + len(adds)]):
+                    answered.append((clip, clip.request.answer))
             except Exception as error:  # of this clip: the pass is good for the others
                 answered.append((clip, error))
             at += len(adds)
         seconds = self.now() - begun
         for clip, _ in parts:
-            clip.ask.seconds += seconds
-        rows, grows = sum(map(len, batch)), any(clip.ask.grows for clip, _ in parts)
-        self.told(Passing(parts[0][0].ask.lane, len(parts), rows, prompts, seconds, grows=grows))
+            clip.request.seconds += seconds
+        rows, grows = sum(map(len, batch)), any(clip.request.grows for clip, _ in parts)
+        self.told(Passing(parts[0][0].request.lane, len(parts), rows, prompts, seconds, grows=grows))
         return answered
 
     def _chains(self, engine: Any, clips: list[_Clip]) -> list[tuple[_Clip, Any]]:
         begun = self.now()
         try:
-            found = engine.greedy([(clip.ask.span, clip.ask.token_ids, clip.ask.gamma) for clip in clips])
+            found = engine.greedy([(clip.request.span, clip.request.token_ids, clip.request.gamma) for clip in clips])
         except Exception as error:
             if len(clips) == 1:
                 return [(clips[0], error)]
             return [answer for clip in clips for answer in self._chains(engine, [clip])]
         seconds = self.now() - begun
-        steps = max(clip.ask.gamma for clip in clips)
+        steps = max(clip.request.gamma for clip in clips)
         for clip in clips:
-            clip.ask.seconds = seconds
-        share = sum(clip.ask.gamma for clip in clips) / steps
-        self.told(Passing(clips[0].ask.lane, share, share, 0, seconds / steps, steps))
-        return [(clip, [*clip.ask.answer, *more]) for clip, more in zip(clips, found, strict=True)]
+            clip.request.seconds = seconds
+        share = sum(clip.request.gamma for clip in clips) / steps
+        self.told(Passing(clips[0].request.lane, share, share, 0, seconds / steps, steps))
+        return [(clip, [*clip.request.answer, *more]) for clip, more in zip(clips, found, strict=True)]
 
     def _resumed(self, clip: _Clip, answer: Any, *, throw: bool = False) -> Iterator[tuple[Hashable, Any]]:
-        """Go on with a clip until it asks again; what it says meanwhile."""
+        """Go on with a clip until its next request; what it says meanwhile."""
         while True:
             try:
                 said = clip.steps.throw(answer) if throw else clip.steps.send(answer)
@@ -241,10 +244,10 @@ class Loop:
                 yield clip.key, Failed(error)
                 return
             answer, throw = None, False
-            if hasattr(said, "lane"):  # an ask
-                if hasattr(said, "ear"):
-                    said.ear.bell = self.bell
-                clip.ask = said
+            if isinstance(said, EngineRequest):
+                if isinstance(said, Receive):
+                    said.mailbox.wake = self.wake
+                clip.request = said
                 return
             yield clip.key, said
             if self._clips.get(clip.key) is not clip:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from vidspec.models.held import Held
+from vidspec.models.prefix_cache import PrefixCache
 from vidspec.models.request import Request
 
 __all__ = ["Prompts"]
@@ -27,9 +27,9 @@ class Prompts(Generic[R]):
 
     def __init__(self, requests: Sequence[R], *, apart: bool = False) -> None:
         self._waiting, self._apart = deque(requests), apart
-        self._held = Held()
+        self._held = PrefixCache()
         self._ready: deque[R] = deque()
-        self._begun: dict[int, Held] = {}  # of those whose prompts are not read, by question
+        self._begun: dict[int, PrefixCache] = {}  # of those whose prompts are not read, by question
         self._left = len(requests)
         self._release(1)
 
@@ -69,4 +69,4 @@ class Prompts(Generic[R]):
         for _ in range(min(count, len(self._waiting))):
             self._ready.append(replace(self._waiting.popleft(), held=self._held.fork()))
         if not self._waiting:
-            self._held = Held()  # so that what is held ends with those that go on from it
+            self._held = PrefixCache()  # so that what is held ends with those that go on from it

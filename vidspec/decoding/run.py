@@ -9,14 +9,14 @@ from functools import cached_property, partial
 import torch
 
 from vidspec.acceptance.base import for_clip
-from vidspec.decoding.aside import Aside
+from vidspec.decoding.background import BackgroundTask
 from vidspec.decoding.base import Job, Target
 from vidspec.decoding.setup import Setup, prefilled
 from vidspec.draft_length.pace import Window
-from vidspec.drafting.base import Drafter, Holder, Paced, Watcher
-from vidspec.drafting.opening import Opening
-from vidspec.engine.asks import Asks, asked, overheard, timed
+from vidspec.drafting.base import Drafter
+from vidspec.drafting.context import DraftContext
 from vidspec.engine.device import take_one_core
+from vidspec.engine.requests import Steps, asked, overheard, timed
 from vidspec.engine.sampling import Sampling
 from vidspec.events.events import Prefilled, Rejected, Round
 from vidspec.events.trace import Trace
@@ -26,7 +26,7 @@ from vidspec.models.request import Request
 from vidspec.pruning.base import ranked, taps_for
 from vidspec.pruning.target.engine import kept_per_layer
 
-__all__ = ["Choice", "InTurns", "Run"]
+__all__ = ["Choice", "Run", "SequentialRun"]
 
 GREEDY = Sampling(0.0, 1.0)
 #: What is timed before a text begins.
@@ -90,12 +90,12 @@ class Run:
         spent = 0.0 if "decode_video" in totals else self.request.spent
         return spent + sum(totals.get(kind, 0.0) for kind in READING)
 
-    def events(self) -> Asks[None]:
+    def events(self) -> Steps[None]:
         """Yields what is asked for, and ``Prefilled``, then a round per target pass; the first round is the prefill's
         own token."""
         raise NotImplementedError
 
-    def told(self) -> Asks[None]:
+    def told(self) -> Steps[None]:
         """:meth:`events`, remembered; rounds with what their tokens add to the text."""
         return overheard(self.events(), change=self._remembered)
 
@@ -115,20 +115,20 @@ class Run:
         return self.read
 
 
-class InTurns(Run):
+class SequentialRun(Run):
     """In turns: the target reads, the draft reads, then the schedule alternates between them.
 
     Attributes:
         job: what the schedule works with, from ``Prefilled`` on; between two rounds it may be changed.
         window: of its chains, where it is chosen; from then on too.
-        keep: whether ``opening`` stays, which holds what the target's prefill showed.
-        opening: what drafters can be made from, if it is kept.
+        keep: whether ``context`` stays, which holds what the target's prefill showed.
+        context: what drafters can be made from, if it is kept.
     """
 
     job: Job | None = None
     window: Window | None = None
     keep = False
-    opening: Opening | None = None
+    context: DraftContext | None = None
     _replaced = 0
 
     @property
@@ -146,9 +146,9 @@ class InTurns(Run):
     def _led_by(self, job: Job, drafter: Drafter | None) -> None:
         """Who drafts from now on, and chooses the windows."""
         job.drafter, job.window = drafter, self.window
-        job.target.tapped = drafter.tapped if isinstance(drafter, Watcher) else ()
-        if isinstance(drafter, Paced) and self.setup.pace and self.window:
-            drafter.paced(self.setup.pace, self.window)
+        job.target.tapped = drafter.tapped if drafter is not None else ()
+        if drafter is not None and drafter.paces and self.setup.pace and self.window:
+            drafter.set_pace(self.setup.pace, self.window)
             job.window = None
 
     def _described(self, describe: ImageCaptioner) -> str:
@@ -158,7 +158,7 @@ class InTurns(Run):
         self.trace.add("caption", "draft", begun, self.trace.elapsed())
         return text
 
-    def events(self) -> Asks[None]:
+    def events(self) -> Steps[None]:
         setup, trace = self.setup, self.trace
         prefix = yield from setup.read(self.request, trace)
         held = self.request.held
@@ -168,7 +168,9 @@ class InTurns(Run):
         describe = setup.describe if description is None else None
         with ExitStack() as meanwhile:
             # It needs nothing of the target, and works beside its prefill where it can (TABED 6.2).
-            beside = Aside(partial(self._described, describe)) if describe is not None and describe.beside else None
+            beside = (
+                BackgroundTask(partial(self._described, describe)) if describe is not None and describe.beside else None
+            )
             if describe is not None and beside is not None:
                 meanwhile.enter_context(describe.sharing())
             elif describe is not None:
@@ -183,7 +185,7 @@ class InTurns(Run):
         gamma = setup.profile.draft.gamma
         drafter: Drafter | None = None
         if setup.drafter is not None:
-            opening = Opening(
+            context = DraftContext(
                 profile=setup.profile,
                 request=self.request,
                 # A window that depends on times must not decide which random numbers a token gets.
@@ -201,9 +203,9 @@ class InTurns(Run):
                 taps=taps,
                 caption=description,
             )
-            drafter = yield from asked(setup.drafter.open, opening)
-            self.opening = opening if self.keep else None
-            del opening
+            drafter = yield from asked(setup.drafter.open, context)
+            self.context = context if self.keep else None
+            del context
         signals = ranked(taps)
         del taps  # what was observed can be as large as the prompt
         window = self.window = setup.pace.window() if setup.pace else None
@@ -225,5 +227,5 @@ class InTurns(Run):
                 window.close()
         if held is not None:
             drafter = self.job.drafter
-            spans = drafter.spans if isinstance(drafter, Holder) else ()
+            spans = drafter.spans if drafter is not None else ()
             held.wrote([read.span, *spans], [token for step in self.rounds for token in step.token_ids])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from vidspec.decoding.base import Job, origins, rejected
-from vidspec.drafting.base import Learner, Rememberer, Watcher
-from vidspec.engine.asks import Asks, timed
+from vidspec.engine.requests import Steps, timed
 from vidspec.events.events import Round
 from vidspec.registry import schedules
 
 
 @schedules.register("sequential")
-def sequential(job: Job) -> Asks[None]:
+def sequential(job: Job) -> Steps[None]:
     """Yields one round per verification.
 
     The window shrinks at the end of the text so that ``max_new_tokens`` is reached exactly; EOS, or a loop that is to
@@ -20,7 +19,7 @@ def sequential(job: Job) -> Asks[None]:
     if job.drafter is None or acceptance is None:
         raise ValueError("the sequential schedule needs a drafter and an acceptance rule")
     begun = trace.now()
-    round_, over = job.opening()
+    round_, over = job.first_round()
     job.drafter.begin(round_.token_ids[0])
     yield round_
     emitted = list(round_.token_ids)
@@ -34,12 +33,12 @@ def sequential(job: Job) -> Asks[None]:
             verdict = acceptance(draft, passed.logits, passed.hidden, job.rng)
         learned_at = trace.now()
         verify_s += learned_at - judged_at
-        if isinstance(drafter, Learner):
+        if drafter.learns:
             with trace.span("draft", "draft"):
                 drafter.observe(verdict.path, verdict.token, passed.logits)
             draft_s += trace.now() - learned_at
-        if isinstance(drafter, Watcher):
-            drafter.watched(passed.tapped)
+        if drafter.tapped:
+            drafter.observe_states(passed.tapped)
         tokens, over = job.limits.cut([*(draft.tokens[node] for node in verdict.path), verdict.token], emitted)
         with trace.span("rollback"):
             target.commit(verdict.path, verdict.token)
@@ -61,5 +60,4 @@ def sequential(job: Job) -> Asks[None]:
             rejected=rejected(verdict, draft, len(tokens)),
             probabilities=target.probabilities[: len(tokens)],
         )
-    if isinstance(job.drafter, Rememberer):
-        job.drafter.finish(emitted)
+    job.drafter.finish(emitted)

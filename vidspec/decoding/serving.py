@@ -18,14 +18,14 @@ from vidspec.decoding.loop import Done, Failed, Loop, Passing
 from vidspec.draft_length.batch import BatchSize
 from vidspec.engine.device import free_memory, half_the_cores, synchroniser
 from vidspec.errors import GenerationError
-from vidspec.events.bell import Bell
 from vidspec.events.events import Again, Load, Round
 from vidspec.events.trace import Trace
+from vidspec.events.wake import WakeEvent
 
 if TYPE_CHECKING:
     from vidspec.draft_length.pace import Pace
-    from vidspec.engine.asks import Asks
     from vidspec.engine.forward import Engine
+    from vidspec.engine.requests import Steps
     from vidspec.models.base import VideoLanguageModel
     from vidspec.models.request import Request
 
@@ -44,7 +44,7 @@ class Arrivals(Protocol):
         ...
 
     def take(self) -> Request | None:
-        """The next clip, None if there is none just now; never waits. Whoever adds one rings the bell."""
+        """The next clip, None if there is none just now; never waits. Whoever adds one sets the wake event."""
         ...
 
 
@@ -63,7 +63,7 @@ class Serves(Protocol):
     def pace(self) -> Pace | None: ...
     def most(self, batch: int | None) -> int | None: ...
     def needs(self, request: Request) -> int: ...
-    def decoding(self, request: Request, trace: Trace, *, batch: int | None, company: bool) -> Asks[None]: ...
+    def decoding(self, request: Request, trace: Trace, *, batch: int | None, company: bool) -> Steps[None]: ...
 
 
 @dataclass(eq=False)
@@ -81,21 +81,21 @@ class Serving:
     Args:
         captioner: whose models.
         batch: the most clips at once; None to choose by what is measured. Memory may allow fewer.
-        bell: rung when something new is to be done.
+        wake: set when something new is to be done.
     """
 
-    def __init__(self, captioner: Serves, *, batch: int | None = None, bell: Bell | None = None) -> None:
+    def __init__(self, captioner: Serves, *, batch: int | None = None, wake: WakeEvent | None = None) -> None:
         if batch is not None and batch < 1:
             raise ValueError(f"a batch must have at least one clip, not {batch}")
         self.captioner, self.batch = captioner, batch
-        self.bell = bell or Bell()
+        self.wake = wake or WakeEvent()
         wait = synchroniser(captioner.target.model.device)
 
         def now() -> float:
             wait()
             return time.perf_counter()
 
-        self.loop = Loop(now, self._passed, self.bell)
+        self.loop = Loop(now, self._passed, self.wake)
         self._flights: dict[Hashable, _Flight] = {}
         self._held: deque[Request] = deque()  # taken and not let in yet
         self._again: deque[Request] = deque()  # to be done without company
@@ -119,7 +119,7 @@ class Serving:
                 yield None, self.load()
                 return
             else:
-                self.bell.wait(1.0)
+                self.wake.wait(1.0)
 
     def rest(self) -> Iterator[tuple[Hashable, Any]]:
         """What the clips in flight say until the last of them has ended."""

@@ -19,10 +19,10 @@ from vidspec.decoding.limits import Limits
 from vidspec.draft_length.pace import Pace
 from vidspec.draft_length.trees import MOST
 from vidspec.drafting.base import DrafterKind, drafter_of
-from vidspec.engine.asks import Asks, Look, Read
 from vidspec.engine.device import free_memory
 from vidspec.engine.forward import Engine
 from vidspec.engine.recurrent import REACH
+from vidspec.engine.requests import Encode, PrefillPrompt, Steps
 from vidspec.engine.rows import Prefill
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.taps import Taps
@@ -31,8 +31,8 @@ from vidspec.events.events import Prefilled
 from vidspec.events.trace import Trace
 from vidspec.models.base import Prefix, VideoLanguageModel
 from vidspec.models.head import Head
-from vidspec.models.held import Held, Start
 from vidspec.models.image_captioner import ImageCaptioner
+from vidspec.models.prefix_cache import PrefixCache, PrefixHit
 from vidspec.models.prompt import read
 from vidspec.models.request import Request
 from vidspec.pruning.base import Pruner, signals_of
@@ -185,7 +185,7 @@ class Setup:
         fewer = min(tokens, self.profile.generate.max_new_tokens)
         return replace(self, profile=profiles.override(self.profile, {"generate.max_new_tokens": fewer}))
 
-    def read(self, request: Request, trace: Trace) -> Asks[Prefix]:
+    def read(self, request: Request, trace: Trace) -> Steps[Prefix]:
         """The target's prompt.
 
         Raises:
@@ -220,7 +220,7 @@ class Setup:
                 kind="memory",
             )
 
-    def start(self, held: Held | None, prefix: Prefix) -> Start | None:
+    def start(self, held: PrefixCache | None, prefix: Prefix) -> PrefixHit | None:
         """What earlier turns of a dialogue left of the target's prompt; None where all of it is to be read again.
 
         That is so where somebody has to see the target read the video once more: a drafter that looks at its prefill, a
@@ -238,8 +238,8 @@ class Setup:
         return start if whole else None
 
     def prefill(
-        self, prefix: Prefix, taps: Taps | None, held: Held | None = None, start: Start | None = None
-    ) -> Asks[Prefill]:
+        self, prefix: Prefix, taps: Taps | None, held: PrefixCache | None = None, start: PrefixHit | None = None
+    ) -> Steps[Prefill]:
         """The target's passes over its prompt; what the acceptance rule needs of them is kept.
 
         Args:
@@ -250,8 +250,8 @@ class Setup:
         """
         states = isinstance(self.acceptance, Grounded)
         if self.target.alone:
-            return (yield Look(partial(self.target.prefill, prefix, self.room, taps, states=states)))  # type: ignore[no-any-return]
-        read = yield Read(self.target, prefix, self.room, taps, states=states and start is None, held=start)
+            return (yield Encode(partial(self.target.prefill, prefix, self.room, taps, states=states)))  # type: ignore[no-any-return]
+        read = yield PrefillPrompt(self.target, prefix, self.room, taps, states=states and start is None, held=start)
         if held is not None:
             held.read(self.target.model, prefix, read.span, start)
             if start is None:
@@ -265,8 +265,8 @@ class Setup:
         taps: Taps | None,
         trace: Trace,
         worker: str = "draft",
-        held: Held | None = None,
-        start: Start | None = None,
+        held: PrefixCache | None = None,
+        start: PrefixHit | None = None,
     ) -> torch.Tensor:
         """Indices of the visual tokens the drafter may see; timed in the lane of the one who chooses.
 

@@ -16,8 +16,8 @@ from vidspec.draft_length.pace import Pace, Window
 from vidspec.draft_length.trees import Budget, Growth
 from vidspec.drafting.base import Draft
 from vidspec.drafting.tree import TreeDrafter
-from vidspec.engine.asks import Asks, Continue
 from vidspec.engine.forward import Engine
+from vidspec.engine.requests import Chain, Steps
 from vidspec.engine.slab import KVSpan
 
 __all__ = ["AdaptiveDrafter"]
@@ -31,30 +31,31 @@ class AdaptiveDrafter(TreeDrafter):
         span: the prompt it has read.
     """
 
+    paces = True
+
     def __init__(self, engine: Engine, span: KVSpan) -> None:
         super().__init__(engine, span, ())
-        self.paced(pace := Pace(), pace.window())  # until another is known
+        self.set_pace(pace := Pace(), pace.window())  # until another is known
         self._growth: Growth | None = None
         self._tokens: list[int] = []  # of all nodes that were offered
         self._kept: list[int] = []  # of those, the window
 
-    def paced(self, pace: Pace, window: Window) -> None:
-        """Hear what passes cost, and of the window of chains."""
+    def set_pace(self, pace: Pace, window: Window) -> None:
         self.trees, self.window = pace.trees, window
 
-    def propose(self, gamma: int) -> Asks[Draft]:
+    def propose(self, gamma: int) -> Steps[Draft]:
         self._growth, self._draft = None, Draft((), ())
         if gamma > 0 and (budget := self.trees.budget(self.window, gamma)).width > 1:
             yield from self._grown(budget)
         elif (length := min(self.window.gamma, gamma)) > 0:
-            tokens = yield Continue(self.engine, self.span, self._unread, length)
+            tokens = yield Chain(self.engine, self.span, self._unread, length)
             self.forwards += length
             self._base = self.span.length - (length - 1)
             self._entry = {node: node for node in range(length - 1)}
             self._draft = Draft(tuple(tokens), tuple(range(-1, length - 1)))
         return self._draft
 
-    def _grown(self, budget: Budget) -> Asks[None]:
+    def _grown(self, budget: Budget) -> Steps[None]:
         growth = self._growth = self.trees.growth(self.window, budget)
         self._tokens, self._entry = [], {}
         read: list[int] = []

@@ -1,7 +1,8 @@
-"""The drafter's contract: propose a window, then hear what became of it.
+"""The drafter's contract: propose a window, then commit what the target accepted of it.
 
 What is registered is a :class:`DrafterKind`: it opens a :class:`Drafter` for each clip. One that needs no model derives
-from :class:`FreeDrafter`, which is both, and says ``guess``.
+from :class:`FreeDrafter`, which is both, and implements ``guess``. What a drafter can do beyond the contract are hooks:
+attributes and methods whose defaults do nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from vidspec.registry import configured, drafters
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
     from vidspec.config.sections import DraftSection
     from vidspec.draft_length.pace import Pace, Window
-    from vidspec.drafting.opening import Opening
-    from vidspec.engine.asks import Asks
+    from vidspec.drafting.context import DraftContext
+    from vidspec.engine.requests import Steps
     from vidspec.engine.slab import KVSpan
     from vidspec.models.base import Prefix, VideoLanguageModel
 
@@ -30,12 +31,6 @@ __all__ = [
     "Drafter",
     "DrafterKind",
     "FreeDrafter",
-    "Holder",
-    "Learner",
-    "Paced",
-    "Rememberer",
-    "RemoteKind",
-    "Watcher",
     "drafter_of",
 ]
 
@@ -74,92 +69,65 @@ class Draft:
         return [index for index, parent in enumerate(self.parents) if parent == node]
 
 
-class Drafter(Protocol):
-    """Proposes continuations of what has been committed."""
+class Drafter(ABC):
+    """Proposes continuations of what has been committed; the drafter of one clip.
 
-    @property
-    def forwards(self) -> int:
-        """Passes of the draft model so far, prefill excluded."""
-        ...
+    Attributes:
+        forwards: passes of the draft model so far, prefill excluded.
+        spans: sequences that hold, behind their prompts, the text that was emitted or its beginning.
+        paces: whether it chooses the length of its windows itself, up to the most that it is asked for; see
+            :meth:`set_pace`.
+        learns: whether it learns from the target's distributions; see :meth:`observe`. A schedule that passes token
+            ids alone refuses it, as it does one with ``tapped``.
+        tapped: blocks of the target of which it reads what enters them; see :meth:`observe_states`.
+    """
 
+    forwards: int = 0
+    spans: Sequence[KVSpan] = ()
+    paces: bool = False
+    learns: bool = False
+    tapped: tuple[int, ...] = ()
+
+    @abstractmethod
     def begin(self, token: int) -> None:
         """The target's first token, behind the prompt."""
-        ...
 
-    def propose(self, gamma: int) -> Asks[Draft] | Draft:
+    @abstractmethod
+    def propose(self, gamma: int) -> Steps[Draft] | Draft:
         """A window; no token in it is more than ``gamma`` behind the last committed one.
 
         A drafter that needs passes of a model is a generator here and asks for them; another returns its window.
         """
-        ...
 
+    @abstractmethod
     def commit(self, path: Sequence[int], token: int) -> None:
         """Of the last window the tokens at ``path`` were emitted, then the target's own ``token``."""
-        ...
 
+    def set_pace(self, pace: Pace, window: Window) -> None:  # noqa: B027
+        """Before the text begins: the measured cost of passes, and the clip's window, to which it reports every round.
 
-@runtime_checkable
-class Learner(Protocol):
-    """A drafter that learns from the target's distributions too. A schedule that passes token ids alone refuses it."""
+        Called if it ``paces``.
+        """
 
-    learns: ClassVar[Literal[True]]
-
-    def observe(self, path: Sequence[int], token: int, target_logits: torch.Tensor) -> None:
-        """How the target judged the last window; comes before its :meth:`Drafter.commit`.
+    def observe(self, path: Sequence[int], token: int, target_logits: torch.Tensor) -> None:  # noqa: B027
+        """The target's verdict on the last window, before its :meth:`commit`. Called if it ``learns``.
 
         Args:
             path: indices of the window's tokens that are emitted, in order.
             token: the target's own, emitted behind them.
             target_logits: (gamma + 1, V); row 0 follows the last committed token, row i + 1 the i-th drafted one.
         """
-        ...
 
-
-@runtime_checkable
-class Watcher(Protocol):
-    """A drafter that drafts from the target's states. A schedule that passes token ids alone refuses it.
-
-    Attributes:
-        tapped: blocks of the target of which it reads what enters them.
-    """
-
-    @property
-    def tapped(self) -> tuple[int, ...]: ...
-
-    def watched(self, states: torch.Tensor) -> None:
-        """The target has judged the last window; comes before its :meth:`Drafter.commit`.
+    def observe_states(self, states: torch.Tensor) -> None:  # noqa: B027
+        """The target's states in the pass over the last window, before its :meth:`commit`. Called if it has ``tapped``.
 
         Args:
             states: (gamma + 1, blocks * hidden) what entered the ``tapped`` blocks, side by side; row 0 is that of the
                 last committed token, row i + 1 that of the i-th drafted one.
         """
-        ...
 
-
-@runtime_checkable
-class Paced(Protocol):
-    """A drafter that chooses the length of its windows itself, up to the most that it is asked for."""
-
-    def paced(self, pace: Pace, window: Window) -> None:
-        """Before the text begins: what passes cost, and the clip's window, which hears of every round from it."""
-        ...
-
-
-@runtime_checkable
-class Holder(Protocol):
-    """A drafter whose sequences hold, behind their prompts, the text that was emitted or its beginning."""
-
-    @property
-    def spans(self) -> Sequence[KVSpan]: ...
-
-
-@runtime_checkable
-class Rememberer(Protocol):
-    """A drafter that learns from whole texts."""
-
-    def finish(self, token_ids: Sequence[int]) -> None:
+    def finish(self, token_ids: Sequence[int]) -> None:  # noqa: B027
         """The text is over, and this is all of it."""
-        ...
 
 
 class DrafterKind(ABC):
@@ -182,8 +150,16 @@ class DrafterKind(ABC):
     note: str | None = None
 
     @abstractmethod
-    def open(self, clip: Opening) -> Asks[Drafter] | Drafter:
+    def open(self, clip: DraftContext) -> Steps[Drafter] | Drafter:
         """The drafter of one clip, its prompt read; a generator where that takes passes of a model."""
+
+    def encode(self, clip: DraftContext) -> Steps[Any] | None:
+        """What can be done before it is known which visual tokens may be seen. Called if it is ``remote``."""
+        return clip.own()
+
+    def prefix(self, clip: DraftContext) -> Steps[Prefix] | Prefix:
+        """The prompt that the draft model reads: its own, with the kept visual tokens. Called if it is ``remote``."""
+        return clip.kept_of_own()
 
     def prepare(self, target: VideoLanguageModel) -> None:  # noqa: B027
         """The target is loaded; what is wrong with the options is said now, before any clip."""
@@ -200,21 +176,7 @@ def drafter_of(section: DraftSection) -> DrafterKind:
     return cast(DrafterKind, configured(drafters.get(section.kind), section))
 
 
-class RemoteKind(DrafterKind):
-    """A drafter that can also work in a process of its own, beside the target: it needs nothing of it but ids."""
-
-    remote = True
-
-    def look(self, clip: Opening) -> Asks[Any] | None:
-        """What can be done before it is known which visual tokens may be seen."""
-        return clip.own()
-
-    def prompt(self, clip: Opening) -> Asks[Prefix] | Prefix:
-        """The prompt that the draft model reads: its own, with the kept visual tokens."""
-        return clip.kept_of_own()
-
-
-class FreeDrafter(DrafterKind):
+class FreeDrafter(DrafterKind, Drafter):
     """A drafter that needs no model: it proposes from token ids alone. It is its own kind; each clip has a copy.
 
     Attributes:
@@ -225,18 +187,17 @@ class FreeDrafter(DrafterKind):
     model = None
     sees = "nothing"
     draws = False
-    forwards = 0
     prompt: tuple[int, ...]
     text: list[int]
     _window: tuple[int, ...] = ()
 
-    def open(self, clip: Opening) -> Drafter:
+    def open(self, clip: DraftContext) -> Drafter:
         one = copy(self)
         one.prompt, one.text = clip.prompt_ids, []
         one.opened(clip)
         return one
 
-    def opened(self, clip: Opening) -> None:
+    def opened(self, clip: DraftContext) -> None:
         """Prepare for the clip whose drafter this is; no token of it has been emitted."""
 
     @abstractmethod

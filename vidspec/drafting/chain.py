@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import torch
 
-from vidspec.drafting.base import Draft
-from vidspec.engine.asks import Asks, Continue, Pass
+from vidspec.drafting.base import Draft, Drafter
 from vidspec.engine.forward import Engine
+from vidspec.engine.requests import Chain, Forward, Steps
 from vidspec.engine.rows import Rows
 from vidspec.engine.sampling import Sampling, draw
 from vidspec.engine.slab import KVSpan
 
-__all__ = ["Chain", "ChainDrafter"]
+__all__ = ["ChainDrafter", "ChainWindows"]
 
 
-class Chain:
+class ChainWindows(Drafter):
     """What every drafter of chains keeps count of: which of the emitted tokens its sequences hold.
 
     Args:
@@ -25,7 +25,6 @@ class Chain:
 
     def __init__(self, spans: Sequence[KVSpan]) -> None:
         self.spans = tuple(spans)
-        self.forwards = 0
         self._prompts = [span.length for span in spans]
         self._committed = 0  # entries behind the prompts that belong to emitted text
         self._unread: list[int] = []  # emitted tokens the draft has not read yet: one, or two after a full window
@@ -53,7 +52,7 @@ class Chain:
         self._window = ()
 
 
-class ChainDrafter(Chain):
+class ChainDrafter(ChainWindows):
     """Greedy or sampled chain.
 
     Args:
@@ -67,29 +66,29 @@ class ChainDrafter(Chain):
         super().__init__([span])
         self.engine, self.span, self.sampling, self.rng = engine, span, sampling, rng
 
-    def follow(self, token_ids: Sequence[int]) -> Asks[torch.Tensor]:
+    def follow(self, token_ids: Sequence[int]) -> Steps[torch.Tensor]:
         """Read emitted tokens from the first on in one pass, instead of ``begin``; the last is left for the window.
 
         Returns:
             logits (len(token_ids) - 1, V): what it would have proposed behind each of the others.
         """
-        (passed,) = yield Pass(self.engine, [Rows(self.span, token_ids[:-1])], "draft")
+        (passed,) = yield Forward(self.engine, [Rows(self.span, token_ids[:-1])], "draft")
         self.forwards += 1
         self._committed = self._read
         self.begin(token_ids[-1])
         return passed.logits  # type: ignore[no-any-return]
 
-    def propose(self, gamma: int) -> Asks[Draft]:
+    def propose(self, gamma: int) -> Steps[Draft]:
         probs: list[torch.Tensor] = []
         tokens: list[int] = []
         if not gamma:
             pass
         elif self.sampling.greedy:
-            tokens = yield Continue(self.engine, self.span, self._unread, gamma)
+            tokens = yield Chain(self.engine, self.span, self._unread, gamma)
         else:
             fed = self._unread
             for _ in range(gamma):
-                (passed,) = yield Pass(self.engine, [Rows(self.span, fed)], "draft")
+                (passed,) = yield Forward(self.engine, [Rows(self.span, fed)], "draft")
                 probs.append(self.sampling.distribution(passed.logits[-1:])[0].cpu())
                 fed = [draw(probs[-1], self.rng)]
                 tokens += fed

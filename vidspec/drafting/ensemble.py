@@ -11,8 +11,8 @@ from vidspec.registry import Problem, drafters, key
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
-    from vidspec.drafting.opening import Opening
-    from vidspec.engine.asks import Asks
+    from vidspec.drafting.context import DraftContext
+    from vidspec.engine.requests import Steps
     from vidspec.models.base import Prefix
 
 __all__ = ["EnsembleDraft", "prefix_of"]
@@ -45,7 +45,7 @@ class EnsembleDraft(DrafterKind):
             reason = f"{method} prunes the context video, which draft.contexts lacks"
             yield Problem("prune.method", reason, "prune.method: none")
 
-    def open(self, clip: Opening) -> Asks[Drafter]:
+    def open(self, clip: DraftContext) -> Steps[Drafter]:
         from vidspec.drafting.ensemble_chain import AdaptiveEnsemble, Ensemble
         from vidspec.drafting.ensemble_weights import Evidence
 
@@ -62,7 +62,7 @@ class EnsembleDraft(DrafterKind):
         return AdaptiveEnsemble(engine, spans, clip.sampling, clip.rng, evidence)
 
 
-def prefix_of(context: str, clip: Opening) -> Asks[Prefix]:
+def prefix_of(context: str, clip: DraftContext) -> Steps[Prefix]:
     """The draft model's prompt in one context (TABED 4.1, 6.1, 6.2, App. I.2).
 
     Args:

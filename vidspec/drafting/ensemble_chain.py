@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal
 
 import torch
 
 from vidspec.drafting.base import Draft
-from vidspec.drafting.chain import Chain
+from vidspec.drafting.chain import ChainWindows
 from vidspec.drafting.ensemble_weights import Evidence, equal, mixture
-from vidspec.engine.asks import Asks, Pass
 from vidspec.engine.forward import Engine
+from vidspec.engine.requests import Forward, Steps
 from vidspec.engine.rows import Rows
 from vidspec.engine.sampling import Sampling, draw
 from vidspec.engine.slab import KVSpan
@@ -20,7 +19,7 @@ from vidspec.engine.slab import KVSpan
 __all__ = ["AdaptiveEnsemble", "Ensemble"]
 
 
-class Ensemble(Chain):
+class Ensemble(ChainWindows):
     """A chain drawn from a mixture with equal weights (MT, MTCP).
 
     The distributions that are mixed have the sampling's temperature (1 if it is greedy) and all tokens; top-p cuts
@@ -39,13 +38,13 @@ class Ensemble(Chain):
         self.contexts = len(self.spans)
         self._soften = Sampling(1.0 if sampling.greedy else sampling.temperature)
 
-    def propose(self, gamma: int) -> Asks[Draft]:
+    def propose(self, gamma: int) -> Steps[Draft]:
         tokens: list[int] = []
         probs: list[torch.Tensor] = []
         weights: tuple[float, ...] = ()
         fed = self._unread
         for place in range(gamma):
-            passed = yield Pass(self.engine, [Rows(span, fed) for span in self.spans], "draft")
+            passed = yield Forward(self.engine, [Rows(span, fed) for span in self.spans], "draft")
             each = self._soften.distribution(torch.stack([one.logits for one in passed], dim=1))  # (n, m, V)
             self.forwards += 1
             self._seen(each)
@@ -80,7 +79,7 @@ class AdaptiveEnsemble(Ensemble):
         evidence: the rule and what it rests on.
     """
 
-    learns: ClassVar[Literal[True]] = True
+    learns = True
 
     def __init__(
         self,

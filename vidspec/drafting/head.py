@@ -20,16 +20,16 @@ from vidspec.drafting.base import Draft, Drafter, DrafterKind
 if TYPE_CHECKING:
     import torch
 
-    from vidspec.drafting.opening import Opening
-    from vidspec.engine.asks import Asks
+    from vidspec.drafting.context import DraftContext
     from vidspec.engine.forward import Engine
+    from vidspec.engine.requests import Steps
     from vidspec.engine.slab import KVSpan
     from vidspec.models.head import Head
 
 __all__ = ["HeadChain", "HeadDraft"]
 
 
-class HeadChain:
+class HeadChain(Drafter):
     """The chain of one clip.
 
     Args:
@@ -44,7 +44,6 @@ class HeadChain:
         self, engine: Engine[Head], span: KVSpan, states: torch.Tensor, position: torch.Tensor, following: int
     ) -> None:
         self.engine, self.span = engine, span
-        self.forwards = 0
         self.tapped = engine.model.blocks
         self._kept = span.length  # entries of pairs of the prompt and of emitted text
         self._positions = position  # of the pairs that were not read yet
@@ -58,10 +57,10 @@ class HeadChain:
     def begin(self, token: int) -> None:
         self._tokens = [token]
 
-    def propose(self, gamma: int) -> Asks[Draft]:
+    def propose(self, gamma: int) -> Steps[Draft]:
         import torch
 
-        from vidspec.engine.asks import Pass
+        from vidspec.engine.requests import Forward
         from vidspec.engine.rows import Rows
 
         head, tokens = self.engine.model, list[int]()
@@ -69,7 +68,7 @@ class HeadChain:
         for _ in range(gamma):
             embeddings = head.embed(torch.tensor(fed))
             asked = Rows(self.span, prompt=head.fed(embeddings, states, positions), stretch=(0, len(fed)), tapped=(1,))
-            (passed,) = yield Pass(self.engine, [asked], "draft")
+            (passed,) = yield Forward(self.engine, [asked], "draft")
             fed = [int(head.tokens[int(passed.logits[-1].argmax())])]
             states, positions = passed.tapped[-1:], positions[:, -1:] + 1
             tokens += fed
@@ -77,7 +76,7 @@ class HeadChain:
         self._window, self._read = tuple(tokens), len(self._tokens) if gamma else 0
         return Draft(self._window, tuple(range(-1, gamma - 1)))
 
-    def watched(self, states: torch.Tensor) -> None:
+    def observe_states(self, states: torch.Tensor) -> None:
         self._seen = states
 
     def commit(self, path: Sequence[int], token: int) -> None:
@@ -114,7 +113,7 @@ class HeadDraft(DrafterKind):
     def __init__(self, visual: Literal["all", "none"] = "all") -> None:
         self.sees = "kept" if visual == "all" else "nothing"
 
-    def open(self, clip: Opening) -> Asks[Drafter]:
+    def open(self, clip: DraftContext) -> Steps[Drafter]:
         import torch
 
         engine, prefix, taps = clip.head, clip.prefix, clip.taps

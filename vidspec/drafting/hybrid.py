@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import Field
 
-from vidspec.drafting.base import Draft, Drafter, DrafterKind, Holder, Learner, Watcher
+from vidspec.drafting.base import Draft, Drafter, DrafterKind
 from vidspec.drafting.lookup import Lookup
 from vidspec.drafting.suffix import MemoryPath, SuffixDraft
 from vidspec.errors import ProfileError
@@ -18,13 +18,12 @@ if TYPE_CHECKING:
 
     from vidspec.config.schema import Profile
     from vidspec.draft_length.pace import Pace, Window
-    from vidspec.drafting.opening import Opening
-    from vidspec.engine.asks import Asks
-    from vidspec.engine.slab import KVSpan
+    from vidspec.drafting.context import DraftContext
+    from vidspec.engine.requests import Steps
     from vidspec.models.base import VideoLanguageModel
 
 
-class Hybrid:
+class Hybrid(Drafter):
     """Per round the proposal that is expected to gain more: accepted tokens, less those that its passes cost.
 
     What is found is judged by its scores, the model by how often its tokens were accepted, both by the measured times
@@ -36,35 +35,29 @@ class Hybrid:
         gamma: the model's window; None for the one that pays.
     """
 
+    paces = True
     pace: Pace
     window: Window
+    _states: torch.Tensor
 
     def __init__(self, model: Drafter, lookup: Lookup, gamma: int | None) -> None:
         self.model, self.lookup, self.gamma = model, lookup, gamma
         self._drafted: Draft | None = None  # by the model
         self._looked_up = False
+        self.spans, self.learns, self.tapped = model.spans, model.learns, model.tapped
+        self.forwards = model.forwards
 
-    def paced(self, pace: Pace, window: Window) -> None:
-        """Hear what passes cost, and of the model's window."""
+    def set_pace(self, pace: Pace, window: Window) -> None:
         self.pace, self.window = pace, window
-        self.lookup.paced(pace, window)
-
-    @property
-    def forwards(self) -> int:
-        return self.model.forwards
-
-    @property
-    def spans(self) -> Sequence[KVSpan]:
-        """The model's sequences."""
-        return self.model.spans if isinstance(self.model, Holder) else ()
+        self.lookup.set_pace(pace, window)
 
     def begin(self, token: int) -> None:
         self.model.begin(token)
         self.lookup.begin(token)
 
-    def propose(self, gamma: int) -> Asks[Draft]:
+    def propose(self, gamma: int) -> Steps[Draft]:
         from vidspec.draft_length.speed import chain_tokens
-        from vidspec.engine.asks import asked
+        from vidspec.engine.requests import asked
 
         found = self.lookup.look(gamma)
         window = min(self.window.gamma if self.gamma is None else self.gamma, gamma)
@@ -74,6 +67,7 @@ class Hybrid:
         if self._looked_up:
             return self.lookup.proposed(found)
         self._drafted = yield from asked(self.model.propose, window)
+        self.forwards = self.model.forwards
         return self._drafted
 
     def commit(self, path: Sequence[int], token: int) -> None:
@@ -89,49 +83,31 @@ class Hybrid:
         self.model.commit(path, token)
 
     def follow(self, row: int, token: int) -> None:
-        """The model hears of a token that it did not draft, as of a round without a proposal.
+        """The model is given a token that it did not draft, as of a round without a proposal.
 
         ``row`` is that of the window which it follows.
         """
+        if self.tapped:
+            self.model.observe_states(self._states[row : row + 1])
         self.model.commit((), token)
 
-    def finish(self, token_ids: Sequence[int]) -> None:
-        """The text is over, and this is all of it."""
-        self.lookup.finish(token_ids)
-
-
-class LearningHybrid(Hybrid):
-    """The same over a model that learns from the target's distributions, whoever drafted."""
-
-    learns: ClassVar[Literal[True]] = True
-
     def observe(self, path: Sequence[int], token: int, target_logits: torch.Tensor) -> None:
-        learner = cast(Learner, self.model)
+        """The model learns of every token, whoever drafted it."""
         if not self._looked_up:
-            learner.observe(path, token, target_logits)
+            self.model.observe(path, token, target_logits)
             return
         window = self.lookup.window
         for row, one in zip((0, *(node + 1 for node in path)), (*(window[node] for node in path), token), strict=True):
-            learner.observe((), one, target_logits[row : row + 1])
+            self.model.observe((), one, target_logits[row : row + 1])
 
-
-class WatchingHybrid(Hybrid):
-    """The same over a head, which reads the target's states of every token, whoever drafted it."""
-
-    _states: torch.Tensor
-
-    @property
-    def tapped(self) -> tuple[int, ...]:
-        return cast(Watcher, self.model).tapped
-
-    def watched(self, states: torch.Tensor) -> None:
+    def observe_states(self, states: torch.Tensor) -> None:
+        """A head reads the target's states of every token, whoever drafted it."""
         self._states = states
         if not self._looked_up:
-            cast(Watcher, self.model).watched(states)
+            self.model.observe_states(states)
 
-    def follow(self, row: int, token: int) -> None:
-        cast(Watcher, self.model).watched(self._states[row : row + 1])
-        super().follow(row, token)
+    def finish(self, token_ids: Sequence[int]) -> None:
+        self.lookup.finish(token_ids)
 
 
 @drafters.register("hybrid")
@@ -183,13 +159,10 @@ class HybridDraft(DrafterKind):
         self.inner.close()
         self.lookup.close()
 
-    def open(self, clip: Opening) -> Asks[Drafter]:
-        from vidspec.engine.asks import asked
+    def open(self, clip: DraftContext) -> Steps[Drafter]:
+        from vidspec.engine.requests import asked
 
         model = yield from asked(self.inner.open, clip)
         lookup = cast(Lookup, self.lookup.open(clip))
         gamma = clip.profile.draft.gamma
-        kind = (
-            LearningHybrid if isinstance(model, Learner) else WatchingHybrid if isinstance(model, Watcher) else Hybrid
-        )
-        return kind(model, lookup, None if gamma == "auto" else gamma)
+        return Hybrid(model, lookup, None if gamma == "auto" else gamma)

@@ -19,7 +19,7 @@ from vidspec.drafting.memory import BREAK, Match, Memory, Text, longest
 
 if TYPE_CHECKING:
     from vidspec.draft_length.pace import Pace, Window
-    from vidspec.drafting.opening import Opening
+    from vidspec.drafting.context import DraftContext
 
 __all__ = ["LONGEST", "Found", "Lookup", "Prices", "Reliance"]
 
@@ -95,7 +95,7 @@ class Lookup(FreeDrafter):
         self._turns: Window | None = None
         self._found = NOTHING
 
-    def opened(self, clip: Opening) -> None:
+    def opened(self, clip: DraftContext) -> None:
         draft = clip.profile.draft
         self.start(clip.room, len(parse_tree(draft.tree)) if draft.topology == "tree" else None)
 
@@ -111,7 +111,7 @@ class Lookup(FreeDrafter):
         self._own = Text(len(self.prompt) + room, self.least, self.most)
         self._own.add([*self.prompt, BREAK])
 
-    def paced(self, pace: Pace, window: Window) -> None:
+    def set_pace(self, pace: Pace, window: Window) -> None:
         self._prices, self._turns = pace, window
 
     def guess(self, gamma: int) -> Sequence[int]:
@@ -130,7 +130,6 @@ class Lookup(FreeDrafter):
         self._emitted(list(token_ids))
 
     def finish(self, token_ids: Sequence[int]) -> None:
-        """The text is over, and this is all of it."""
         if self.memory is not None:
             self.memory.add(token_ids)
 

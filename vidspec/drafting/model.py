@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vidspec.drafting.base import Drafter, RemoteKind
+from vidspec.drafting.base import Drafter, DrafterKind
 from vidspec.registry import drafters
 
 if TYPE_CHECKING:
-    from vidspec.drafting.opening import Opening
-    from vidspec.engine.asks import Asks
+    from vidspec.drafting.context import DraftContext
+    from vidspec.engine.requests import Steps
 
 
 @drafters.register("model")
-class ModelDraft(RemoteKind):
+class ModelDraft(DrafterKind):
     """Its own vision tower, its own prompt with the kept visual tokens, its own cache."""
 
     trees = True
+    remote = True
 
-    def open(self, clip: Opening) -> Asks[Drafter]:
+    def open(self, clip: DraftContext) -> Steps[Drafter]:
         engine = clip.drafting()
         read = yield from clip.read(engine, (yield from clip.kept_of_own()))
         return clip.walker(engine, read.span)

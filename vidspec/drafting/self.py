@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from vidspec.drafting.base import Drafter, RemoteKind
+from vidspec.drafting.base import Drafter, DrafterKind
 from vidspec.registry import drafters, key
 
 if TYPE_CHECKING:
-    from vidspec.drafting.opening import Opening
-    from vidspec.engine.asks import Asks
+    from vidspec.drafting.context import DraftContext
+    from vidspec.engine.requests import Steps
 
 
 @drafters.register("self")
-class SelfDraft(RemoteKind):
+class SelfDraft(DrafterKind):
     """The target's weights, not a second copy.
 
     The kept entries are gathered from the target's own prefilled cache, so there is no second prefill; they have seen
@@ -23,6 +23,7 @@ class SelfDraft(RemoteKind):
 
     model = "target"
     trees = True
+    remote = True
 
     def __init__(
         self,
@@ -33,7 +34,7 @@ class SelfDraft(RemoteKind):
     ) -> None:
         self.prefill, self.gathers = prefill, prefill == "gather"
 
-    def open(self, clip: Opening) -> Asks[Drafter]:
+    def open(self, clip: DraftContext) -> Steps[Drafter]:
         import torch
 
         engine, prefix, read = clip.target, clip.prefix, clip.read_by_target

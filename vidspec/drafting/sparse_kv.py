@@ -11,7 +11,7 @@ from vidspec.registry import drafters, key
 if TYPE_CHECKING:
     import torch
 
-    from vidspec.drafting.opening import Opening
+    from vidspec.drafting.context import DraftContext
 
 __all__ = ["SparseKVDraft", "entries_to_keep"]
 
@@ -50,7 +50,7 @@ class SparseKVDraft(DrafterKind):
     ) -> None:
         self.entries, self.share = entries, share
 
-    def open(self, clip: Opening) -> Drafter:
+    def open(self, clip: DraftContext) -> Drafter:
         import torch
 
         engine, prefix, read, taps = clip.target, clip.prefix, clip.read_by_target, clip.taps

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vidspec.drafting.base import Drafter, RemoteKind
+from vidspec.drafting.base import Drafter, DrafterKind
 from vidspec.registry import drafters
 
 if TYPE_CHECKING:
-    from vidspec.drafting.opening import Opening
-    from vidspec.engine.asks import Asks
+    from vidspec.drafting.context import DraftContext
+    from vidspec.engine.requests import Steps
     from vidspec.models.base import Prefix
 
 
 @drafters.register("text_only")
-class TextOnlyDraft(RemoteKind):
+class TextOnlyDraft(DrafterKind):
     """The place of the video in the prompt is taken by a newline; the draft's vision tower is not used."""
 
     sees = "nothing"
     trees = True
+    remote = True
 
-    def look(self, clip: Opening) -> None:
+    def encode(self, clip: DraftContext) -> None:
         """No use is made of the video."""
 
-    def prompt(self, clip: Opening) -> Prefix:
+    def prefix(self, clip: DraftContext) -> Prefix:
         return clip.text("\n")
 
-    def open(self, clip: Opening) -> Asks[Drafter]:
+    def open(self, clip: DraftContext) -> Steps[Drafter]:
         engine = clip.drafting()
-        read = yield from clip.read(engine, self.prompt(clip))
+        read = yield from clip.read(engine, self.prefix(clip))
         return clip.walker(engine, read.span)

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import torch
 
 from vidspec.config.tree import Node
-from vidspec.drafting.base import Draft
-from vidspec.engine.asks import Asks, Pass
+from vidspec.drafting.base import Draft, Drafter
 from vidspec.engine.forward import Engine
+from vidspec.engine.requests import Forward, Steps
 from vidspec.engine.rows import Rows
 from vidspec.engine.slab import KVSpan
 
 __all__ = ["TreeDrafter"]
 
 
-class TreeDrafter:
+class TreeDrafter(Drafter):
     """Greedy tree. The committed path is kept in the cache, side branches are dropped from it.
 
     Args:
@@ -27,22 +27,17 @@ class TreeDrafter:
 
     def __init__(self, engine: Engine, span: KVSpan, nodes: Sequence[Node]) -> None:
         self.engine, self.span = engine, span
-        self.forwards = 0
+        self.spans = (span,)
         self._nodes = tuple(nodes)
         self._base = span.length  # cache entries that belong to emitted text
         self._unread: list[int] = []  # emitted tokens that were not read yet
         self._draft = Draft((), ())
         self._entry: dict[int, int] = {}  # per read node, how far behind the base its cache entry is
 
-    @property
-    def spans(self) -> tuple[KVSpan]:
-        """Its sequence."""
-        return (self.span,)
-
     def begin(self, token: int) -> None:
         self._unread = [token]
 
-    def propose(self, gamma: int) -> Asks[Draft]:
+    def propose(self, gamma: int) -> Steps[Draft]:
         nodes = [node for node in self._nodes if len(node) <= gamma]
         number = {node: index for index, node in enumerate(nodes)}
         parents = tuple(number[node[:-1]] if len(node) > 1 else -1 for node in nodes)
@@ -65,11 +60,11 @@ class TreeDrafter:
 
     def _forward(
         self, frontier: list[int], read: list[int], tokens: list[int], parents: Sequence[int]
-    ) -> Asks[torch.Tensor]:
+    ) -> Steps[torch.Tensor]:
         """Logits (len(frontier), V) behind each node of the frontier; -1 is the last emitted token."""
         self.forwards += 1
         if frontier == [-1]:
-            (passed,) = yield Pass(self.engine, [Rows(self.span, self._unread)], "draft", grows=True)
+            (passed,) = yield Forward(self.engine, [Rows(self.span, self._unread)], "draft", grows=True)
             self._base = self.span.length
             return passed.logits[-1:]  # type: ignore[no-any-return]
         for node in frontier:
@@ -77,7 +72,7 @@ class TreeDrafter:
             read.append(node)
         above = [self._entry[parents[node]] if parents[node] >= 0 else -1 for node in read]
         rows = Rows(self.span, [tokens[node] for node in frontier], above)
-        (passed,) = yield Pass(self.engine, [rows], "draft", grows=True)
+        (passed,) = yield Forward(self.engine, [rows], "draft", grows=True)
         return passed.logits  # type: ignore[no-any-return]
 
     def commit(self, path: Sequence[int], token: int) -> None:

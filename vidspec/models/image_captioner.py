@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vidspec.engine.asks import Asks, Pass, Read, alone
 from vidspec.engine.device import Sharing
 from vidspec.engine.forward import Engine
+from vidspec.engine.requests import Forward, PrefillPrompt, Steps, alone
 from vidspec.engine.rows import Rows
 from vidspec.errors import DeviceError, ModelError
 from vidspec.models.chat_template import rendered
@@ -62,7 +62,7 @@ class ImageCaptioner(ABC):
         """As the record has it."""
 
     @abstractmethod
-    def __call__(self, clip: Clip) -> Asks[str] | str:
+    def __call__(self, clip: Clip) -> Steps[str] | str:
         """One line, perhaps empty; a generator where it asks for passes of the draft model."""
 
 
@@ -95,16 +95,16 @@ class DraftCaptioner(ImageCaptioner):
     def name(self) -> str:
         return self.engine.model.name
 
-    def __call__(self, clip: Clip) -> Asks[str] | str:
+    def __call__(self, clip: Clip) -> Steps[str] | str:
         if not self.beside:
             return self._asks(clip)
         with self._one:
             return alone(self._asks(clip))
 
-    def _asks(self, clip: Clip) -> Asks[str]:
+    def _asks(self, clip: Clip) -> Steps[str]:
         model = self.engine.model
         prefix = model.prefix(model.see(model.preprocess(middle_frame(clip))), VIDEO_PROMPT)
-        read = yield Read(self.engine, prefix, LONGEST, lane="draft")
+        read = yield PrefillPrompt(self.engine, prefix, LONGEST, lane="draft")
         tokens: list[int] = []
         text, logits = "", read.logits
         while len(tokens) < LONGEST and (token := int(logits.argmax())) not in model.eos:
@@ -112,7 +112,7 @@ class DraftCaptioner(ImageCaptioner):
             text = model.tokenizer.decode(tokens, skip_special_tokens=True)
             if text.rstrip().endswith((".", "!", "?")):
                 break
-            (passed,) = yield Pass(self.engine, [Rows(read.span, [token])], "draft")
+            (passed,) = yield Forward(self.engine, [Rows(read.span, [token])], "draft")
             logits = passed.logits[-1]
         return first_sentence(text)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
-from vidspec.engine.asks import Asks, Lane, Look, timed
+from vidspec.engine.requests import Encode, Lane, Steps, timed
 from vidspec.models.base import Pixels, Prefix, Seen, VideoLanguageModel
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ __all__ = ["read"]
 
 def read(
     model: VideoLanguageModel, request: Request, trace: Trace, worker: Lane, *, pooled: bool = False
-) -> Asks[Prefix]:
+) -> Steps[Prefix]:
     """The prompt with the video in it, embedded.
 
     Args:
@@ -43,7 +43,7 @@ def read(
         return model.prefix(seen, request.prompt or "", request.system, request.earlier)
 
 
-def _seen(steps: Generator[None, None, Seen], worker: Lane) -> Asks[Seen]:
+def _seen(steps: Generator[None, None, Seen], worker: Lane) -> Steps[Seen]:
     """Each step of the vision tower in its turn."""
     found: list[Seen] = []
 
@@ -54,5 +54,5 @@ def _seen(steps: Generator[None, None, Seen], worker: Lane) -> Asks[Seen]:
             found.append(end.value)
 
     while not found:
-        yield Look(step, worker)
+        yield Encode(step, worker)
     return found[0]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from vidspec.models.base import Pixels, Seen, VideoLanguageModel
-    from vidspec.models.held import Held
+    from vidspec.models.prefix_cache import PrefixCache
     from vidspec.video.base import Clip
 
 __all__ = ["Exchange", "Question", "Request"]
@@ -72,7 +72,7 @@ class Request:
     earlier: tuple[Exchange, ...] = ()
     attempt: int = 0
     question: Question | None = None
-    held: Held | None = None
+    held: PrefixCache | None = None
     confident: bool = False
 
     def seed(self, run: int) -> int:

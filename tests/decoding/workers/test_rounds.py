@@ -18,15 +18,15 @@ from vidspec.acceptance.exact import Exact
 from vidspec.decoding.base import Target
 from vidspec.decoding.parallel import Scheduler, Settings
 from vidspec.decoding.protocol import Abort, Failed, PrefillDraft, Propose, Proposed, Ready, Rollback
+from vidspec.decoding.workers.heartbeat import Heartbeat
 from vidspec.decoding.workers.messages import Spans
 from vidspec.decoding.workers.process import _launching
-from vidspec.decoding.workers.pulse import Pulse
 from vidspec.decoding.workers.remote import RemoteDraft
 from vidspec.decoding.workers.run import rounds
 from vidspec.decoding.workers.target import TargetSide
 from vidspec.decoding.workers.text import DraftText
 from vidspec.draft_length.gamma import FixedGamma
-from vidspec.engine.asks import alone
+from vidspec.engine.requests import alone
 from vidspec.engine.sampling import Sampling, draw
 from vidspec.events.trace import Trace
 
@@ -54,7 +54,7 @@ class TableDraft:
     def __init__(self, table=DRAFT):
         self.engine = ToyEngine(table)
         self.closed = []
-        self.pulse, self.reading = Beating(), False
+        self.heartbeat, self.reading = Beating(), False
 
     def open(self, answer):
         self.answer, self.text, self.epoch, self.eos = answer, None, 0, frozenset()
@@ -165,7 +165,7 @@ def test_a_draft_may_take_long_over_a_prompt_as_long_as_it_works(beats, reads, w
     process = TableDraft()
     draft = remote(process, timeout=0.1)
     draft.begin()
-    process.pulse, process.reading = Beating(beats), reads
+    process.heartbeat, process.reading = Beating(beats), reads
     begun = time.monotonic()
     assert heard(draft) == [Failed("draft", "no answer for 0.1 s", lost=True)]
     assert time.monotonic() - begun >= 0.1 * waited
@@ -200,25 +200,25 @@ def test_a_pulse_tells_work_from_waiting():
     code = "import sys\nwhile sys.stdin.readline().strip() == 'work': sum(range(10**8)); print('done', flush=True)"
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as one:
-        pulse = Pulse(one.pid)
+        heartbeat = Heartbeat(one.pid)
         one.stdin.write("work\n")
         one.stdin.flush()
         one.stdout.readline()
-        assert pulse.silent() == 0
+        assert heartbeat.silent() == 0
         time.sleep(0.2)  # it reads from the pipe now
-        pulse.silent()
-        assert pulse.silent() > 0
+        heartbeat.silent()
+        assert heartbeat.silent() > 0
         one.stdin.write("work\n")
         one.stdin.flush()
         time.sleep(0.1)
-        assert pulse.silent() == 0
+        assert heartbeat.silent() == 0
         os.kill(one.pid, signal.SIGSTOP)
         time.sleep(0.1)
-        pulse.silent()
+        heartbeat.silent()
         time.sleep(0.1)
-        assert pulse.silent() >= 0.1
+        assert heartbeat.silent() >= 0.1
         one.kill()
-    assert pulse.silent() >= 0.1, "it is gone"
+    assert heartbeat.silent() >= 0.1, "it is gone"
 
 
 def test_two_processes_started_at_once_leave_the_main_module_alone():

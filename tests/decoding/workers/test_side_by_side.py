@@ -20,14 +20,14 @@ from vidspec.captioner import Captioner
 from vidspec.choosing.planned import TURNS
 from vidspec.config import profiles
 from vidspec.decoding.protocol import Abort, Proposed
-from vidspec.decoding.run import InTurns
+from vidspec.decoding.run import SequentialRun
 from vidspec.decoding.setup import Setup
 from vidspec.decoding.workers import process as processes
 from vidspec.decoding.workers import remote
 from vidspec.decoding.workers.messages import Order
-from vidspec.decoding.workers.run import SideBySide
+from vidspec.decoding.workers.run import ParallelRun
 from vidspec.decoding.workers.slot import DraftSlot
-from vidspec.engine.asks import Look, overheard
+from vidspec.engine.requests import Encode, overheard
 from vidspec.events.events import Finished, Prefilled, Round
 from vidspec.events.trace import to_chrome
 from vidspec.models import loading
@@ -124,7 +124,7 @@ def test_hippo_drafts_before_the_targets_prefill_ends(pairs, same_process, monke
         read = yield from prefill(setup, prefix, taps)
         until = time.monotonic() + 60
         while sum(count >= 3 for count in said.values()) < batch and time.monotonic() < until:
-            yield Look(lambda: time.sleep(0.01))
+            yield Encode(lambda: time.sleep(0.01))
         return read
 
     monkeypatch.setattr(processes.DraftProcess, "heard", counted)
@@ -289,7 +289,7 @@ def test_a_process_that_is_silent_for_too_long_is_replaced(pairs, monkeypatch):
     monkeypatch.setattr(pairs.slot, "drop", dropped.append)
     for overdue, silent in ((61.0, 61.0), (59.0, 61.0), (61.0, 1.0), (1801.0, 1.0)):
         monkeypatch.setattr(type(process), "overdue", overdue)
-        monkeypatch.setattr(process.pulse, "silent", lambda silent=silent: silent)
+        monkeypatch.setattr(process.heartbeat, "silent", lambda silent=silent: silent)
         pairs.slot.ready()
         dropped.append(overdue)
     assert dropped == [process, 61.0, 59.0, 61.0, process, 1801.0]
@@ -322,7 +322,7 @@ def test_the_schedule_is_chosen_once_and_said(pairs, same_process, monkeypatch, 
     profile = profiles.load("parallelvlm", pairs.settings(**{"schedule.kind": "auto"}), env={})
     draft = loading.load(str(pairs.folders[1]), pairs.slot._start.where)
     captioner = Captioner(profile, pairs.model, draft, slot=pairs.slot)
-    slow = SideBySide if faster == "sequential" else InTurns
+    slow = ParallelRun if faster == "sequential" else SequentialRun
     whole, tried = slow.events, []
 
     def events(run):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from decoding.toys import ToyEngine, random_table
 from vidspec.decoding.workers.text import DraftText
-from vidspec.engine.asks import alone
+from vidspec.engine.requests import alone
 
 MOVES = st.lists(
     st.one_of(st.none(), st.tuples(st.integers(0, 30), st.lists(st.integers(0, 4), max_size=3))), max_size=40

@@ -40,11 +40,11 @@ from vidspec.decoding.workers.messages import (
     Unloadable,
 )
 from vidspec.decoding.workers.text import DraftText
-from vidspec.drafting.base import RemoteKind, drafter_of
-from vidspec.drafting.opening import Opening
-from vidspec.engine.asks import Asks, asked, timed
+from vidspec.drafting.base import drafter_of
+from vidspec.drafting.context import DraftContext
 from vidspec.engine.device import synchroniser
 from vidspec.engine.forward import Engine
+from vidspec.engine.requests import Steps, asked, timed
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import VidspecError
 from vidspec.events.trace import Trace
@@ -67,7 +67,7 @@ class DraftClip:
     def __init__(self, order: OpenClip, engine: Engine[VideoLanguageModel]) -> None:
         self.number, self.engine = order.clip, engine
         self.trace = Trace(synchroniser(engine.model.device))
-        self.opening = Opening(
+        self.context = DraftContext(
             profile=order.profile,
             request=_request(order),
             sampling=Sampling(),  # ids travel, distributions do not: a greedy draft is exact by the one-hot rule
@@ -80,7 +80,7 @@ class DraftClip:
             texts=order.texts,
         )
         kind = drafter_of(order.profile.draft)
-        if not isinstance(kind, RemoteKind):
+        if not kind.remote:
             raise RuntimeError(f"the drafter {order.profile.draft.kind} works beside nobody")
         self._kind = kind
         self._look = order.eager
@@ -103,9 +103,9 @@ class DraftClip:
     def take(self, message: DraftMessage, visual: int | None) -> None:
         """Remember what is to be done; nothing is computed here but a rollback."""
         if isinstance(message, PrefillDraft):
-            self._prefill, self.opening.tokens = message, visual
+            self._prefill, self.context.tokens = message, visual
         elif isinstance(message, Prune):
-            self._prune, self.opening.tokens = message, visual
+            self._prune, self.context.tokens = message, visual
         elif isinstance(message, Propose):
             if message.epoch == self._epoch:
                 self._until = message.until
@@ -126,7 +126,7 @@ class DraftClip:
             text is not None and len(text.tokens) < self._until and not (text.tokens and text.tokens[-1] in self._eos)
         )
 
-    def steps(self) -> Asks[None]:
+    def steps(self) -> Steps[None]:
         """All that can be done without a further message: a look at the clip, the prompt, tokens. Yields what it asks
         for, and answers.
 
@@ -134,20 +134,20 @@ class DraftClip:
         """
         if self._look:
             self._look = False
-            yield from asked(self._kind.look, self.opening)
+            yield from asked(self._kind.encode, self.context)
         if self._prefill is not None:
             order, self._prefill = self._prefill, None
             begun = self.trace.elapsed()
             if order.kept is not None:
-                self.opening.kept = torch.tensor(order.kept, dtype=torch.long)
-            self._prefix = yield from asked(self._kind.prompt, self.opening)
-            read = yield from asked(self.opening.read, self.engine, self._prefix)
+                self.context.kept = torch.tensor(order.kept, dtype=torch.long)
+            self._prefix = yield from asked(self._kind.prefix, self.context)
+            read = yield from asked(self.context.read, self.engine, self._prefix)
             self._text, self._eos = DraftText(self.engine, read), order.eos
             yield Ready("draft", self.trace.elapsed() - begun)
         if self._text is not None and self._prefix is not None and self._prune is not None:
-            self.opening.kept, self._prune = torch.tensor(self._prune.kept, dtype=torch.long), None
+            self.context.kept, self._prune = torch.tensor(self._prune.kept, dtype=torch.long), None
             with self.trace.span("prune", "draft"):
-                self._text.prune(self.opening.rows(self._prefix))
+                self._text.prune(self.context.rows(self._prefix))
         while (text := self._text) is not None and self._proposes:
             position = len(text.tokens)
             about = (("epoch", self._epoch), ("position", position))

@@ -22,8 +22,9 @@ from vidspec.config.profiles import Profile
 from vidspec.decoding.parallel import WorkerLost, WorkerTraceback, failure
 from vidspec.decoding.protocol import DraftMessage, Failed, Ready
 from vidspec.decoding.workers.draft import serve
-from vidspec.decoding.workers.ear import Heard
 from vidspec.decoding.workers.frames import drop, share
+from vidspec.decoding.workers.heartbeat import Heartbeat
+from vidspec.decoding.workers.mailbox import DraftAnswer
 from vidspec.decoding.workers.messages import (
     Answer,
     CloseClip,
@@ -35,7 +36,6 @@ from vidspec.decoding.workers.messages import (
     Taken,
     Unloadable,
 )
-from vidspec.decoding.workers.pulse import Pulse
 from vidspec.errors import ModelError
 from vidspec.models.identity import Identity
 from vidspec.models.request import Request
@@ -59,10 +59,10 @@ class DraftProcess:
         theirs.close()
         self.loaded: Loaded | None = None
         self.unloadable: Unloadable | None = None
-        self.pulse = Pulse(self.process.pid or 0)
+        self.heartbeat = Heartbeat(self.process.pid or 0)
         self._clip = 0
         self._blocks: dict[int, SharedMemory] = {}
-        self._listeners: dict[int, Callable[[Heard], None]] = {}  # of the clips that are open
+        self._listeners: dict[int, Callable[[DraftAnswer], None]] = {}  # of the clips that are open
         self._reading: set[int] = set()
         self._early: Failed | None = None
         self._owed: dict[int, float] = {}  # clips that were closed and not accounted for, and since when
@@ -96,7 +96,7 @@ class DraftProcess:
         begun = time.monotonic()
         while not self._ready.wait(min(1.0, silence)):
             late = time.monotonic() - begun >= timeout
-            if late or self.pulse.silent() >= silence:
+            if late or self.heartbeat.silent() >= silence:
                 what = f"after {timeout:g} s" if late else f"and does nothing for {silence:g} s"
                 raise WorkerLost(f"the draft worker has not loaded its model {what}", kind="worker")
         if (wrong := self.unloadable) is not None:
@@ -114,7 +114,7 @@ class DraftProcess:
         profile: Profile,
         request: Request,
         room: int,
-        listener: Callable[[Heard], None],
+        listener: Callable[[DraftAnswer], None],
         *,
         eager: bool,
         texts: Mapping[str, Sequence[int]] | None = None,

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 
 from vidspec.decoding.protocol import DraftMessage, Failed, PrefillDraft, Prune, Result
-from vidspec.decoding.workers.ear import Ear, Heard
+from vidspec.decoding.workers.heartbeat import PATIENCE
+from vidspec.decoding.workers.mailbox import DraftAnswer, Mailbox
 from vidspec.decoding.workers.messages import Spans
 from vidspec.decoding.workers.process import DraftProcess
-from vidspec.decoding.workers.pulse import PATIENCE
-from vidspec.engine.asks import Asks, Hear
+from vidspec.engine.requests import Receive, Steps
 from vidspec.events.trace import Trace
 
 __all__ = ["RemoteDraft"]
@@ -36,12 +36,12 @@ class RemoteDraft:
     def __init__(
         self,
         process: DraftProcess,
-        opened: Callable[[Callable[[Heard], None]], int],
+        opened: Callable[[Callable[[DraftAnswer], None]], int],
         timeout: float,
         visual: Callable[[], int | None],
         trace: Trace,
     ) -> None:
-        self.process, self.timeout, self.trace, self.ear = process, timeout, trace, Ear()
+        self.process, self.timeout, self.trace, self.mailbox = process, timeout, trace, Mailbox()
         self._opened, self._visual = opened, visual
         self._clip: int | None = None
         self._closed = False
@@ -49,7 +49,7 @@ class RemoteDraft:
     def begin(self) -> int:
         """Open the clip; its number."""
         if self._clip is None:
-            self._clip = self._opened(self.ear.put)
+            self._clip = self._opened(self.mailbox.put)
         return self._clip
 
     def send(self, message: DraftMessage) -> None:
@@ -57,13 +57,13 @@ class RemoteDraft:
         sees = isinstance(message, (PrefillDraft, Prune))
         self.process.send(self.begin(), message, self._visual() if sees else None)
 
-    def hear(self) -> Asks[list[Result]]:
+    def hear(self) -> Steps[list[Result]]:
         """What it has answered since the last time, at least one answer, or that it is lost."""
         begun, since = self.trace.elapsed(), time.monotonic()
-        while not (found := (yield Hear(self.ear, min(1.0, self.timeout)))):
+        while not (found := (yield Receive(self.mailbox, min(1.0, self.timeout)))):
             silent = time.monotonic() - since
             if self.process.reading and silent < PATIENCE:
-                silent = min(silent, self.process.pulse.silent())
+                silent = min(silent, self.process.heartbeat.silent())
             if silent >= self.timeout:
                 return [Failed("draft", f"no answer for {self.timeout:g} s", lost=True)]
         self.trace.add("wait", "target", begun, self.trace.elapsed())
@@ -75,14 +75,14 @@ class RemoteDraft:
             self._closed = True
             self.process.close(self._clip)
 
-    def account(self) -> Asks[Spans | None]:
+    def account(self) -> Steps[Spans | None]:
         """End the clip; what the draft did, if it says so, and soon."""
         if self._clip is None:
             return None
         self.close()
         until = time.monotonic() + ACCOUNT
         while (left := until - time.monotonic()) > 0:
-            for found in (yield Hear(self.ear, left)):
+            for found in (yield Receive(self.mailbox, left)):
                 if isinstance(found, Spans):
                     return found
                 if isinstance(found, Failed):

@@ -20,17 +20,17 @@ from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.decoding.workers.target import Publish, TargetSide
 from vidspec.draft_length.base import WindowSize
 from vidspec.draft_length.gamma import AutoGamma, FixedGamma
-from vidspec.engine.asks import Asks, timed
+from vidspec.engine.requests import Steps, timed
 from vidspec.events.events import Prefilled, Round
 from vidspec.events.trace import Trace
 from vidspec.models.base import Prefix
 from vidspec.models.request import Request
 from vidspec.pruning.base import ranked, taps_for
 
-__all__ = ["SideBySide", "rounds"]
+__all__ = ["ParallelRun", "rounds"]
 
 
-class SideBySide(Run):
+class ParallelRun(Run):
     """The target in this process, by passes that it asks for, the draft in its own.
 
     Args:
@@ -49,7 +49,7 @@ class SideBySide(Run):
         self._kept: torch.Tensor | None = None
         self._signals: tuple[tuple[str, bytes], ...] = ()
 
-    def events(self) -> Asks[None]:
+    def events(self) -> Steps[None]:
         setup, trace, slot = self.setup, self.trace, self.slot
         if setup.acceptance is None:
             raise ValueError("the parallel schedule needs an acceptance rule")
@@ -115,7 +115,7 @@ class SideBySide(Run):
                 about += (("emitted", any(one.holds(place["epoch"], place["position"]) for one in said)),)
             self.trace.add(span.kind, "draft", span.start - self.trace.origin, span.end - self.trace.origin, about)
 
-    def _read(self, rng: torch.Generator, publish: Publish) -> Asks[Target]:
+    def _read(self, rng: torch.Generator, publish: Publish) -> Steps[Target]:
         """The target's prompt; what the draft may see is published as early as its signals exist, or behind it."""
         setup, trace = self.setup, self.trace
         prefix = self._prefix = yield from setup.read(self.request, trace)
@@ -151,7 +151,7 @@ def rounds(
     target: TargetSide,
     draft: RemoteDraft,
     told: Callable[[Round], Iterable[Any]],
-) -> Asks[None]:
+) -> Steps[None]:
     """Carry messages and answers between the two of one clip until its text ends.
 
     The draft's answers gather while the target has a pass; they come before the pass's own.
@@ -177,7 +177,7 @@ def rounds(
     while not scheduler.finished:
         if orders:
             answer = yield from target.answer(orders.pop(), publish)
-            answers = [*draft.ear.take(), answer]
+            answers = [*draft.mailbox.take(), answer]
         else:
             answers = yield from draft.hear()
         for result in answers:

@@ -8,9 +8,9 @@ import torch
 
 from vidspec.config.profiles import Profile
 from vidspec.decoding.parallel import WorkerLost
+from vidspec.decoding.workers.heartbeat import PATIENCE
 from vidspec.decoding.workers.messages import Start
 from vidspec.decoding.workers.process import DraftProcess
-from vidspec.decoding.workers.pulse import PATIENCE
 from vidspec.engine.device import Sharing
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.identity import Identity, agree, check_sight, identity
@@ -102,7 +102,7 @@ class DraftSlot:
 
     def _hangs(self, process: DraftProcess) -> bool:
         """Whether it owes something and is at nothing; it may be looking at another clip's video."""
-        works = process.pulse.silent() < self._timeout
+        works = process.heartbeat.silent() < self._timeout
         return process.overdue > (PATIENCE if works else self._timeout)
 
     def drop(self, lost: DraftProcess | None = None) -> None:

@@ -10,7 +10,7 @@ from vidspec.acceptance.base import Acceptance, for_clip
 from vidspec.decoding.base import Target
 from vidspec.decoding.protocol import Ready, TargetMessage, Verdict, Verify
 from vidspec.drafting.base import Draft
-from vidspec.engine.asks import Asks, timed
+from vidspec.engine.requests import Steps, timed
 from vidspec.events.trace import Trace
 
 __all__ = ["Publish", "TargetSide"]
@@ -30,13 +30,13 @@ class TargetSide:
     """
 
     def __init__(
-        self, reading: Callable[[Publish], Asks[Target]], acceptance: Acceptance, rng: torch.Generator, trace: Trace
+        self, reading: Callable[[Publish], Steps[Target]], acceptance: Acceptance, rng: torch.Generator, trace: Trace
     ) -> None:
         self.reading, self.acceptance, self.rng, self.trace = reading, acceptance, rng, trace
         self._target: Target | None = None
         self._emitted = 0
 
-    def answer(self, order: TargetMessage, publish: Publish) -> Asks[Ready | Verdict]:
+    def answer(self, order: TargetMessage, publish: Publish) -> Steps[Ready | Verdict]:
         """One message's; ``publish`` may be called in the middle of a pass."""
         if isinstance(order, Verify):
             return (yield from self._verify(order))
@@ -47,7 +47,7 @@ class TargetSide:
         self._emitted = 1
         return Ready("target", self.trace.elapsed() - begun, token, self._target.probabilities)
 
-    def _verify(self, order: Verify) -> Asks[Verdict]:
+    def _verify(self, order: Verify) -> Steps[Verdict]:
         target, trace = self._target, self.trace
         if target is None or order.prefix != self._emitted:
             raise RuntimeError(f"{order} does not follow {self._emitted} emitted tokens")

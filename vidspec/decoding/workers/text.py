@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from vidspec.engine.asks import Asks, Continue
 from vidspec.engine.forward import Engine
+from vidspec.engine.requests import Chain, Steps
 from vidspec.engine.rows import Prefill
 
 __all__ = ["DraftText"]
@@ -27,14 +27,14 @@ class DraftText:
         self.forwards = 0
         self._prompt = self.span.length
 
-    def extend(self) -> Asks[int]:
+    def extend(self) -> Steps[int]:
         """Propose one more token: that of the prompt's last logits at first, then of a pass over what is unread.
 
         Given up before it is answered, it leaves everything as it was.
         """
         unread = self.tokens[self.span.length - self._prompt :]
         if unread:
-            self.tokens += yield Continue(self.engine, self.span, unread, 1)
+            self.tokens += yield Chain(self.engine, self.span, unread, 1)
             self.forwards += 1
         else:
             self.tokens.append(int(self.prefill.logits.argmax()))

@@ -12,8 +12,8 @@ from decoding import checkpoints
 from vidspec import video
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
-from vidspec.models import loading, onlooker
-from vidspec.models.onlooker import Onlooker, possible
+from vidspec.models import loading, vision_worker
+from vidspec.models.vision_worker import VisionWorker, possible
 
 PLACE = loading.placement("cpu", "float32")
 
@@ -36,7 +36,7 @@ def clip():
 def looks(models):
     if not possible(models):
         pytest.skip("needs Linux and two cores")
-    one = Onlooker(models)
+    one = VisionWorker(models)
     yield one
     one.close()
 
@@ -82,16 +82,16 @@ def test_a_captioner_does_without_it(models, clip, end, monkeypatch):
     if not possible(models):
         pytest.skip("needs Linux and two cores")
     captioner.look_beside()
-    process = captioner._onlooker._process
+    process = captioner._vision_worker._process
     expected = captioner.caption("clip", clip=clip).token_ids
     held = captioner.prepare(clip)
     assert held > 0 and captioner.caption("clip", clip=clip).token_ids == expected
-    monkeypatch.setattr(onlooker, "PATIENCE", 0.5)
+    monkeypatch.setattr(vision_worker, "PATIENCE", 0.5)
     os.kill(process.pid, signal.SIGKILL if end == "kill" else signal.SIGSTOP)
     for _ in range(2):
         assert captioner.prepare(clip) == held
         assert captioner.caption("clip", clip=clip).token_ids == expected
-    assert not captioner._onlooker.alive and not alive(process.pid)
+    assert not captioner._vision_worker.alive and not alive(process.pid)
     captioner.close()
 
 
@@ -104,7 +104,7 @@ def test_it_ends_with_the_captioner(models):
     captioner = Captioner(profiles.load("ar", settings, env={}), models[0], None)
     captioner.look_beside()
     captioner.look_beside()
-    pid = captioner._onlooker._process.pid
+    pid = captioner._vision_worker._process.pid
     captioner.close()
     deadline = time.monotonic() + 5
     while alive(pid) and time.monotonic() < deadline:

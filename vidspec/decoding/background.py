@@ -7,17 +7,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-from vidspec.engine.asks import Asks, Hear
-from vidspec.events.bell import Bell
+from vidspec.engine.requests import Receive, Steps
+from vidspec.events.wake import WakeEvent
 
-__all__ = ["Aside"]
+__all__ = ["BackgroundTask"]
 
 T = TypeVar("T")
 #: Seconds after which a loop looks for an answer though nobody rang.
 PATIENCE = 1.0
 
 
-class Aside(Generic[T]):
+class BackgroundTask(Generic[T]):
     """A call that has begun; :meth:`answer` waits for what it returns. Nothing waits for it where that is not asked.
 
     Args:
@@ -25,28 +25,28 @@ class Aside(Generic[T]):
     """
 
     def __init__(self, call: Callable[[], T]) -> None:
-        self.bell = Bell()
+        self.wake = WakeEvent()
         self._call = call
         self._told: Future[T] = Future()
-        threading.Thread(target=self._work, name="vidspec-aside", daemon=True).start()
+        threading.Thread(target=self._work, name="vidspec-background", daemon=True).start()
 
     def _work(self) -> None:
         try:
             self._told.set_result(self._call())
         except BaseException as error:  # whoever waits raises it
             self._told.set_exception(error)
-        self.bell.ring()
+        self.wake.set()
 
     def take(self) -> list[Future[T]]:
         """Itself once it is done, as a loop hears of it."""
         return [self._told] if self._told.done() else []
 
-    def answer(self) -> Asks[T]:
+    def answer(self) -> Steps[T]:
         """What the call returned.
 
         Raises:
             Exception: what the call raised.
         """
         while not self._told.done():
-            yield Hear(self, PATIENCE, "draft")
+            yield Receive(self, PATIENCE, "draft")
         return self._told.result()

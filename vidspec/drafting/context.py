@@ -13,8 +13,8 @@ from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.base import Drafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.tree import TreeDrafter
-from vidspec.engine.asks import Asks, Read, timed
 from vidspec.engine.forward import Engine
+from vidspec.engine.requests import PrefillPrompt, Steps, timed
 from vidspec.engine.rows import Prefill
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ModelError
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from vidspec.engine.taps import Taps
     from vidspec.events.trace import Trace
     from vidspec.models.head import Head
-    from vidspec.models.held import Start
+    from vidspec.models.prefix_cache import PrefixHit
 
-__all__ = ["Opening"]
+__all__ = ["DraftContext"]
 
 
 @dataclass
-class Opening:
+class DraftContext:
     """Everything a drafter may be made from. Most need little of it.
 
     Attributes:
@@ -80,7 +80,7 @@ class Opening:
             raise ValueError(f"draft.kind {self.profile.draft.kind} needs a draft model")
         return self.draft
 
-    def own(self, *, pooled: bool = False) -> Asks[Prefix]:
+    def own(self, *, pooled: bool = False) -> Steps[Prefix]:
         """The draft model's own prompt with all visual tokens, through its own vision tower; looked at once."""
         if pooled:
             return (yield from read(self.drafting().model, self.request, self.trace, "draft", pooled=True))
@@ -88,7 +88,7 @@ class Opening:
             self._own = yield from read(self.drafting().model, self.request, self.trace, "draft")
         return self._own
 
-    def kept_of_own(self) -> Asks[Prefix]:
+    def kept_of_own(self) -> Steps[Prefix]:
         """The draft model's own prompt with the kept visual tokens."""
         return self.pruned((yield from self.own()))
 
@@ -131,7 +131,7 @@ class Opening:
             )
         return prefix.rows_kept(self.kept.to(prefix.embeds.device))
 
-    def read(self, engine: Engine, prefix: Prompt) -> Asks[Prefill]:
+    def read(self, engine: Engine, prefix: Prompt) -> Steps[Prefill]:
         """Prefill, timed as the draft's; what earlier turns of a dialogue left of the prompt is not read again.
 
         A head's prompt is made of the target's states, and read whole.
@@ -143,8 +143,8 @@ class Opening:
             held.read(engine.model, cast(Prefix, prefix), found.span, start)
         return found  # type: ignore[no-any-return]
 
-    def _prefill(self, engine: Engine, prefix: Prompt, start: Start | None) -> Asks[Prefill]:
-        return (yield Read(engine, prefix, self.room, lane="draft", held=start))  # type: ignore[no-any-return]
+    def _prefill(self, engine: Engine, prefix: Prompt, start: PrefixHit | None) -> Steps[Prefill]:
+        return (yield PrefillPrompt(engine, prefix, self.room, lane="draft", held=start))  # type: ignore[no-any-return]
 
     def walker(self, engine: Engine, span: KVSpan) -> Drafter:
         """A drafter of the profile's topology over a prompt that has been read."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-__all__ = ["PATIENCE", "Pulse"]
+__all__ = ["PATIENCE", "Heartbeat"]
 
 #: Seconds for which signs of life count instead of an answer. The prompt of a long video, or weights that lie on a
 #: disk, take minutes.
 PATIENCE = 1800.0
 
 
-class Pulse:
+class Heartbeat:
     """A process's signs of life.
 
     Args:

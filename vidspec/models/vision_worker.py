@@ -26,7 +26,7 @@ from vidspec.models.base import Seen, VideoLanguageModel
 if TYPE_CHECKING:
     from vidspec.video import Clip
 
-__all__ = ["Onlooker", "possible"]
+__all__ = ["VisionWorker", "possible"]
 
 #: Seconds that looking at one clip may take before the process counts as stuck.
 PATIENCE = 120.0
@@ -43,7 +43,7 @@ def possible(models: Sequence[VideoLanguageModel]) -> bool:
     )
 
 
-class Onlooker:
+class VisionWorker:
     """Looks at one clip after the other, in the order of asking; may be asked by several threads.
 
     To be made by the main thread, before there are threads that work on the models.

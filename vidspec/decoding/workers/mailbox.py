@@ -7,25 +7,25 @@ from typing import Any, TypeAlias
 
 from vidspec.decoding.protocol import Result
 from vidspec.decoding.workers.messages import Spans
-from vidspec.events.bell import Bell
+from vidspec.events.wake import WakeEvent
 
-__all__ = ["Ear", "Heard"]
+__all__ = ["DraftAnswer", "Mailbox"]
 
 #: What a draft's process says of a clip: answers, and in the end its account.
-Heard: TypeAlias = Result | Spans
+DraftAnswer: TypeAlias = Result | Spans
 
 
-class Ear:
-    """Messages in the order of their coming; ``bell`` wakes who waits for them."""
+class Mailbox:
+    """Messages in the order of their coming; ``wake`` wakes who waits for them."""
 
     def __init__(self) -> None:
-        self.bell = Bell()
-        self._arrived: deque[Heard] = deque()
+        self.wake = WakeEvent()
+        self._arrived: deque[DraftAnswer] = deque()
 
-    def put(self, message: Heard) -> None:
+    def put(self, message: DraftAnswer) -> None:
         """From any thread."""
         self._arrived.append(message)
-        self.bell.ring()
+        self.wake.set()
 
     def take(self) -> list[Any]:
         """All that have come; the account comes last, when the clip is over."""

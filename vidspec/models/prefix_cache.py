@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from vidspec.engine.slab import KVSpan
     from vidspec.models.base import Prefix, Seen, VideoLanguageModel
 
-__all__ = ["Held", "Start"]
+__all__ = ["PrefixCache", "PrefixHit"]
 
 #: Where a row that is no visual token is in the video.
 NOWHERE = -2
 
 
-class Start(NamedTuple):
+class PrefixHit(NamedTuple):
     """A sequence whose first ``rows`` entries a new prompt begins with."""
 
     span: KVSpan
@@ -44,7 +44,7 @@ class _Left:
 
 
 @dataclass(eq=False)
-class Held:
+class PrefixCache:
     """The caches of one dialogue, or of one of several prompts.
 
     Attributes:
@@ -65,10 +65,10 @@ class Held:
     _earlier: list[_Left] = field(default_factory=list)
     _now: list[_Left] = field(default_factory=list)
 
-    def fork(self) -> Held:
+    def fork(self) -> PrefixCache:
         """For another prompt about the same clip, which is asked at the same time."""
         fields = self.seen, self.kept, self.states, self.description, self.reading_s
-        return Held(*fields, _earlier=list(self._now))
+        return PrefixCache(*fields, _earlier=list(self._now))
 
     def begin(self) -> None:
         """A turn begins."""
@@ -79,7 +79,7 @@ class Held:
         """It is answered, or has read its prompts: the sequences of others are not needed any more."""
         self._earlier.clear()
 
-    def find(self, model: LanguageModel, prefix: Prefix) -> Start | None:
+    def find(self, model: LanguageModel, prefix: Prefix) -> PrefixHit | None:
         """The sequence that holds most of the beginning of a prompt; the last row of a prompt is always to be read."""
         if model.decoder.cached is not None:  # states of recurrent blocks cannot be taken from the middle
             return None
@@ -88,10 +88,10 @@ class Held:
             if left.model is model:
                 count = min(_common(left.rows, rows), left.span.length, prefix.length - 1)
                 if count > 0 and (best is None or count > best.rows):
-                    best = Start(left.span, count)
+                    best = PrefixHit(left.span, count)
         return best
 
-    def read(self, model: LanguageModel, prefix: Prefix, span: KVSpan, start: Start | None) -> None:
+    def read(self, model: LanguageModel, prefix: Prefix, span: KVSpan, start: PrefixHit | None) -> None:
         """A prompt was read, from ``start`` on."""
         rows = _rows(prefix)
         import torch

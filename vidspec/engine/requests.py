@@ -1,6 +1,6 @@
-"""What a clip's decoding asks for: passes of a model's engine, work beside them, and messages of another worker.
+"""Engine requests, what a clip's decoding yields: passes of a model, work beside them, messages of another worker.
 
-A part of a decoding (a drafter, a schedule) is a generator that yields what it asks for and is sent the answer. Who
+A part of a decoding (a drafter, a schedule) is a generator that yields requests and is sent their answers. Who
 answers, a loop that packs the rows of many clips or :func:`alone`, it cannot tell.
 """
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from vidspec.engine.rows import Prompt
     from vidspec.engine.slab import KVSpan
     from vidspec.engine.taps import Taps
-    from vidspec.events.bell import Bell
     from vidspec.events.trace import Kind, Trace
+    from vidspec.events.wake import WakeEvent
 
 __all__ = [
-    "Ask",
-    "Asks",
-    "Continue",
-    "Ear",
-    "Hear",
+    "Chain",
+    "Encode",
+    "EngineRequest",
+    "Forward",
     "Lane",
-    "Look",
-    "Pass",
-    "Read",
+    "Mailbox",
+    "PrefillPrompt",
+    "Receive",
+    "Steps",
     "alone",
     "answered",
     "asked",
@@ -43,8 +43,8 @@ T = TypeVar("T")
 Lane: TypeAlias = Literal["target", "draft"]
 
 
-class Ask:
-    """One question of a clip.
+class EngineRequest:
+    """One request of a clip.
 
     Attributes:
         lane: whose work it is.
@@ -57,11 +57,11 @@ class Ask:
     answer: Any = None
 
 
-#: A part of a decoding: yields asks, and events of :mod:`vidspec.events.events` on the outermost level.
-Asks: TypeAlias = Generator[Any, Any, T]
+#: A part of a decoding: yields requests, and events of :mod:`vidspec.events.events` on the outermost level.
+Steps: TypeAlias = Generator[Any, Any, T]
 
 
-class Pass(Ask):
+class Forward(EngineRequest):
     """Rows of one sequence, or of several, in one pass; the answer is a ``Passed`` for each.
 
     Args:
@@ -92,7 +92,7 @@ class Pass(Ask):
         return True
 
 
-class Continue(Pass):
+class Chain(Forward):
     """Tokens are read and continued greedily, one pass for each new token; the answer is the ``gamma`` new token ids.
 
     ``token_ids`` and ``gamma`` are what is left to do, as passes may be taken one by one.
@@ -121,7 +121,7 @@ class Continue(Pass):
         return self.gamma == 0
 
 
-class Read(Pass):
+class PrefillPrompt(Forward):
     """A prompt into a new sequence, in as many passes as it takes; the answer is a ``Prefill``.
 
     Args:
@@ -158,37 +158,37 @@ class Read(Pass):
         return self.answer is not None
 
 
-class Look(Ask):
+class Encode(EngineRequest):
     """Work on a device that is no pass, such as a chunk of a vision tower; the answer is what ``call`` returns."""
 
     def __init__(self, call: Callable[[], Any], lane: Lane = "target") -> None:
         self.call, self.lane = call, lane
 
 
-class Ear(Protocol):
+class Mailbox(Protocol):
     """Where messages of another worker arrive.
 
     Attributes:
-        bell: rung by whoever puts one there; a loop that is to wait for messages puts its own in its place.
+        wake: set by whoever puts one there; a loop that is to wait for messages puts its own in its place.
     """
 
-    bell: Bell
+    wake: WakeEvent
 
     def take(self) -> list[Any]:
         """What has arrived, in its order; never waits."""
         ...
 
 
-class Hear(Ask):
+class Receive(EngineRequest):
     """The answer is what has arrived at ``ear``, a list; an empty one if nothing has for ``timeout`` seconds."""
 
-    def __init__(self, ear: Ear, timeout: float, lane: Lane = "target") -> None:
-        self.ear, self.timeout, self.lane = ear, timeout, lane
+    def __init__(self, mailbox: Mailbox, timeout: float, lane: Lane = "target") -> None:
+        self.mailbox, self.timeout, self.lane = mailbox, timeout, lane
         self.until = time.monotonic() + timeout
 
 
-def asked(part: Callable[..., Any], *args: Any) -> Asks[Any]:
-    """What ``part`` returns, which asks if it is a generator function and else does all itself."""
+def asked(part: Callable[..., Any], *args: Any) -> Steps[Any]:
+    """What ``part`` returns, which yields requests if it is a generator function and else does all itself."""
     found = part(*args)
     return (yield from found) if isinstance(found, Generator) else found
 
@@ -200,7 +200,7 @@ def timed(
     part: Callable[..., Any],
     *args: Any,
     about: tuple[tuple[str, int], ...] = (),
-) -> Asks[tuple[Any, float]]:
+) -> Steps[tuple[Any, float]]:
     """:func:`asked`, and the seconds it took without those that others' passes took meanwhile; noted in the trace."""
     begun, waited, found = trace.now(), 0.0, part(*args)
     if isinstance(found, Generator):
@@ -208,16 +208,16 @@ def timed(
         throw: BaseException | None = None
         while True:
             try:
-                ask = found.send(answer) if throw is None else found.throw(throw)
+                request = found.send(answer) if throw is None else found.throw(throw)
             except StopIteration as end:
                 found = end.value
                 break
             throw, since = None, trace.elapsed()
             try:
-                answer = yield ask
+                answer = yield request
             except Exception as error:
                 throw = error
-            waited += trace.elapsed() - since - ask.seconds
+            waited += trace.elapsed() - since - request.seconds
     now = trace.now()
     seconds = max(0.0, now - begun - waited)
     trace.add(kind, lane, now - seconds, now, about)
@@ -225,10 +225,10 @@ def timed(
 
 
 def overheard(
-    steps: Asks[T],
+    steps: Steps[T],
     hear: Callable[[Any], None] = lambda event: None,
     change: Callable[[Any], Any] = lambda event: event,
-) -> Asks[T]:
+) -> Steps[T]:
     """The same decoding; its events are what ``change`` makes of them, and ``hear`` is called once one was given."""
     answer: Any = None
     throw: BaseException | None = None
@@ -238,7 +238,7 @@ def overheard(
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         answer = throw = None
-        event = not isinstance(said, Ask)
+        event = not isinstance(said, EngineRequest)
         try:
             answer = yield change(said) if event else said
         except Exception as error:
@@ -247,8 +247,8 @@ def overheard(
             hear(said)
 
 
-def alone(steps: Asks[T]) -> T:
-    """Answer everything that a part of a decoding asks, at once and without company; what it returns."""
+def alone(steps: Steps[T]) -> T:
+    """Answer every request of a part of a decoding, at once and without company; what it returns."""
     said = answered(steps)
     while True:
         try:
@@ -257,27 +257,27 @@ def alone(steps: Asks[T]) -> T:
             return end.value  # type: ignore[no-any-return]
 
 
-def answered(steps: Asks[T]) -> Generator[Any, None, T]:
-    """The events of a decoding whose asks are answered at once and without company."""
+def answered(steps: Steps[T]) -> Generator[Any, None, T]:
+    """The events of a decoding whose requests are answered at once and without company."""
     answer: Any = None
     while True:
         try:
-            ask = steps.send(answer)
+            request = steps.send(answer)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
-        if not isinstance(ask, Ask):
-            yield ask
+        if not isinstance(request, EngineRequest):
+            yield request
             answer = None
             continue
         begun = time.perf_counter()
-        if isinstance(ask, Pass):
-            while not ask.took(ask.engine.run(ask.parts(ask.engine.chunk))):
+        if isinstance(request, Forward):
+            while not request.took(request.engine.run(request.parts(request.engine.chunk))):
                 pass
-        elif isinstance(ask, Look):
-            ask.answer = ask.call()
-        elif isinstance(ask, Hear):
-            while not (messages := ask.ear.take()) and (left := ask.until - time.monotonic()) > 0:
-                ask.ear.bell.wait(left)
-            ask.answer = messages
-        ask.seconds = time.perf_counter() - begun
-        answer = ask.answer
+        elif isinstance(request, Encode):
+            request.answer = request.call()
+        elif isinstance(request, Receive):
+            while not (messages := request.mailbox.take()) and (left := request.until - time.monotonic()) > 0:
+                request.mailbox.wake.wait(left)
+            request.answer = messages
+        request.seconds = time.perf_counter() - begun
+        answer = request.answer

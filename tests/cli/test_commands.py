@@ -161,26 +161,26 @@ def test_doctor(vidspec, monkeypatch):
 
 
 def test_doctor_survives_a_broken_torch(vidspec, monkeypatch):
-    from vidspec.cli import environment
+    from vidspec.cli import doctor
 
-    whole = environment.importlib.import_module
+    whole = doctor.importlib.import_module
 
     def broken(name):
         if name == "torch":
             raise OSError("libtorch.so:\nundefined symbol")
         return whole(name)
 
-    monkeypatch.setattr(environment.importlib, "import_module", broken)
+    monkeypatch.setattr(doctor.importlib, "import_module", broken)
     ran = vidspec("doctor")
     assert ran.code == 3
     assert "missing: torch is installed but broken (libtorch.so: undefined symbol); pip install" in ran.out
 
 
 def test_doctor_names_what_is_missing(vidspec, monkeypatch):
-    from vidspec.cli import environment
+    from vidspec.cli import doctor
 
-    versions = environment._version
-    monkeypatch.setattr(environment, "_version", lambda name: None if name in ("av", "decord") else versions(name))
-    monkeypatch.setattr(environment, "find_spec", lambda name: None)
+    versions = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name in ("av", "decord") else versions(name))
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     ran = vidspec("doctor")
     assert ran.code == 3 and "missing: av; pip install av" in ran.out and "optional: decord" in ran.out

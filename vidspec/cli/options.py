@@ -159,7 +159,7 @@ class Request:
     draft: Annotated[
         str | None,
         typer.Option(
-            help="The draft: a hub id or a folder. [default: what `vidspec pairs` lists for the target]",
+            help="The draft: a hub id or a folder. [default: what `vidspec models` lists for the target]",
             rich_help_panel=MODELS,
         ),
     ] = None

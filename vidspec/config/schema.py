@@ -188,7 +188,7 @@ class Profile(Section):
 
     @model_validator(mode="after")
     def _paired(self) -> Profile:
-        """A published target alone takes the draft that ``vidspec pairs`` lists first for it, where one is needed."""
+        """A published target alone takes the draft that ``vidspec models`` lists first for it, where one is needed."""
         models = self.models
         if not self.drafts_with_a_model or models.target is None or models.draft is not None:
             return self
@@ -360,7 +360,7 @@ def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
             undrafted,
             "models.draft",
             f"is needed with draft.kind {p.draft.kind}",
-            "name a draft of the target's family (`vidspec pairs` lists some), or take the profile ar",
+            "name a draft of the target's family (`vidspec models` lists some), or take the profile ar",
         ),
         (
             p.names_a_head and models.target is not None and models.draft is None,

@@ -41,9 +41,6 @@ def real_traces(isolated, monkeypatch):
         (("report", "run.jsonl"), "--output", "file.html", "page of vidspec"),
         (("bench", "good.mp4"), "--report", "file.html", "page of vidspec"),
         (("bench", "good.mp4"), "--json", "file.json", "file of results of `vidspec bench`"),
-        (("bench", "pareto", "good.mp4"), "--json", "file.json", "file of results of `vidspec bench`"),
-        (("bench", "pareto", "good.mp4"), "--svg", "file.svg", "picture drawn by vidspec"),
-        (("bench", "pareto", "good.mp4"), "--png", "file.png", "picture drawn by vidspec"),
         (
             ("bench", "throughput", "good.mp4", "--overwrite"),
             "--output",
@@ -65,13 +62,6 @@ def test_what_others_wrote_is_refused_before_anything_is_loaded(vidspec, command
         ran = vidspec(*command, option, name)
         assert (ran.code, ran.err) == (2, said)
         assert Path(name).read_bytes() == content and not FakeCaptioner.made
-
-
-def test_pictures_of_a_bench_replace_no_others(vidspec):
-    Path("plots").mkdir()
-    Path("plots/accepted.svg").write_text("<svg/>")
-    ran = vidspec("bench", "good.mp4", "--plots", "plots")
-    assert ran.code == 2 and "error: --plots plots/accepted.svg: is there already" in ran.err
 
 
 def test_every_picture_of_several_clips_is_looked_for(vidspec):

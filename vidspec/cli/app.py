@@ -28,6 +28,7 @@ from vidspec.cli import (
     throughput,
 )
 from vidspec.cli.interrupts import ending_of, terminable
+from vidspec.cli.options import CaptionHelp
 from vidspec.cli.report import complain
 from vidspec.errors import VidspecError
 from vidspec.escaping import shown
@@ -55,7 +56,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("caption")(caption.caption)
+app.command("caption", cls=CaptionHelp)(caption.caption)
 app.command("ask")(ask.ask)
 app.command("profiles")(profiles.profiles)
 app.command("models")(models.models)

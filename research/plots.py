@@ -138,6 +138,7 @@ def command(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the pictures.")],
 ) -> int:
     """Draw a finished bench: speed-ups, tokens per target pass against pruning, accepted lengths."""
+    check(out)
     content = read_results(results)
     if "rows" not in content:
         raise UsageError(f"{results}: that bench has not finished", hint="the command that began it continues it")

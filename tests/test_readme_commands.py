@@ -47,7 +47,7 @@ ELSEWHERE = {
     r".* --target ": "models of the hub",
     r"vidspec models [\w./]": "models of the hub, and one's own: tests/models/test_checkpoint.py",
     r".*\binner\.yaml": "wants the files above it: tests/test_readme_example.py",
-    r"vidspec caption broken.ts": "a damaged file: tests/video/test_damage.py",
+    r"vidspec caption (broken|joined).ts": "a damaged file: tests/video/test_damage.py",
     r"vidspec bench --profiles all": "an hour: tests/bench/test_measure.py",
     r"python -m research\.suites": "hours: tests/research/suites/test_command.py",
     r"python -m research\.pareto": "hours: tests/research/pareto/test_pareto_run.py",

@@ -362,6 +362,7 @@ class Case:
         )
         setup = SimpleNamespace(
             profile=SimpleNamespace(
+                shows_the_video=True,
                 schedule=schedule,
                 draft=SimpleNamespace(gamma=rng.choice([1, 2, 4]), kind="model"),
                 workers=PROFILE.workers,
@@ -373,7 +374,7 @@ class Case:
             room=9,
         )
         length, looks = rng.randint(1, self.prompts), rng.randrange(3)
-        frames = SimpleNamespace(frames=np.zeros((1, 1, 1, 3), np.uint8), timestamps=(0.0,), sound=None)
+        frames = SimpleNamespace(frames=np.zeros((1, 1, 1, 3), np.uint8), timestamps=np.zeros(1), sound=None)
         request = Request("clip", frames, (text, rng.randint(1, self.prompts), looks))
 
         def steps():

@@ -73,7 +73,8 @@ def test_shards_are_one_head(tmp_path, target):
         save_file({key: weights[key] for key in keys}, folder / file)
     index = {"weight_map": {key: file for file, keys in files.items() for key in keys}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    assert choices(eagle3.load(str(folder), target, PLACE))[0] == choices(load(tmp_path / "one", target))[0]
+    got, expected = choices(eagle3.load(str(folder), target, PLACE))[0], choices(load(tmp_path / "one", target))[0]
+    assert got == pytest.approx(expected, abs=1e-4)  # weights at other addresses round otherwise
 
 
 def test_a_head_of_the_whole_vocabulary_proposes_what_the_target_can_emit(tmp_path, target):

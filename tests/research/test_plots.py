@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -41,6 +42,13 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'vidspec\[plots\]'"):
         check(tmp_path)
+
+
+def test_pictures_replace_none_of_others(command):
+    Path("plots").mkdir()
+    Path("plots/accepted.svg").write_text("<svg/>")
+    ran = command("plots", "bench.json", "--out", "plots")
+    assert ran.code == 2 and "error: --out plots/accepted.svg: is there already" in ran.err
 
 
 def test_a_finished_bench_is_drawn_from_its_file(command, tmp_path):

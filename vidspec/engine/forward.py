@@ -301,7 +301,7 @@ class Prefilling:
 def finite(passed: list[Passed]) -> list[Passed]:
     """The same, those marked whose logits are not finite: one sum and one read of the whole pass if none is."""
     some = [one.logits for one in passed if len(one.logits)]
-    if not some or bool(torch.isfinite(torch.cat(some).sum(dtype=torch.float32))):
+    if not some or some[0].is_meta or bool(torch.isfinite(torch.cat(some).sum(dtype=torch.float32))):
         return passed
     return [one._replace(finite=bool(torch.isfinite(one.logits.sum(dtype=torch.float32)))) for one in passed]
 

@@ -1,0 +1,77 @@
+"""The way of a token through the code: ``python -m research.studies.token_path [--profile NAME]``.
+
+A built-in pair captions a clip while every call inside ``vidspec`` is noted. Printed is each function that runs between
+the end of a pass of the target and the moment when the panel has its tokens, in the order of first calls, of the
+verification with the median number of them. That number is the one in docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import vidspec
+from vidspec import Captioner
+from vidspec.display.state import PanelState
+from vidspec.embedded.samples import shipped
+from vidspec.engine.forward import Engine
+from vidspec.events.events import Round
+
+ROOT = Path(vidspec.__file__).parent
+#: Not functions that anybody reads as one.
+INNER = ("<lambda>", "<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<module>")
+
+
+class Recorder:
+    """Notes the functions of the package that are entered, or resumed, since the last pass of the target ended."""
+
+    def __init__(self, target: object) -> None:
+        self.target, self.ways = target, list[list[str]]()
+        self._run = Engine.run.__wrapped__.__code__ if hasattr(Engine.run, "__wrapped__") else Engine.run.__code__
+        self._seen: dict[CodeType, None] | None = None
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if not code.co_filename.startswith(str(ROOT)):
+            return
+        if event == "return" and code is self._run and frame.f_locals["self"].model is self.target:
+            self._seen = {}
+        elif event == "call" and self._seen is not None and code.co_name not in INNER:
+            self._seen[code] = None
+
+    def taken(self) -> None:
+        """The panel has the tokens."""
+        if self._seen is not None:
+            self.ways.append(
+                [f"{Path(c.co_filename).relative_to(ROOT)}: {getattr(c, 'co_qualname', c.co_name)}" for c in self._seen]
+            )
+        self._seen = None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--profile", default="vanilla-sd")
+    wanted = parser.parse_args()
+    clip = str(shipped()[0])
+    with Captioner.from_profile(wanted.profile, overrides={"models.threads": 1, "draft.gamma": 5}) as captioner:
+        recorder, panel = Recorder(captioner.target.model), PanelState(path=clip, profile=wanted.profile)
+        sys.setprofile(recorder)
+        try:
+            for event in captioner.stream(clip):
+                panel.apply(event)
+                if isinstance(event, Round):
+                    recorder.taken()
+        finally:
+            sys.setprofile(None)
+    usual = statistics.median_low([len(way) for way in recorder.ways])
+    way = next(way for way in recorder.ways if len(way) == usual)
+    print("\n".join(way))
+    print(f"{usual} functions in {len({one.partition(':')[0] for one in way})} files")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Changes of structure leave texts, counters, options, exit codes and the record's schema alone (``make.py``)."""
+
+import json
+from functools import cache
+
+import pytest
+
+from golden import make
+from vidspec import errors
+from vidspec.embedded.samples import shipped
+from vidspec.events.events import Finished
+from vidspec.models.request import Request
+
+
+@cache
+def written(name):
+    return json.loads((make.FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+
+
+class Given:
+    """Clips that are all there from the start."""
+
+    def __init__(self, requests):
+        self.requests = list(requests)
+
+    @property
+    def over(self):
+        return not self.requests
+
+    def take(self):
+        return self.requests.pop(0) if self.requests else None
+
+
+@pytest.mark.parametrize("name", ["caption_options", "record_schema"])
+def test_what_is_offered_stays(name):
+    now, before = make.MADE[name](), written(name)
+    if name == "caption_options":  # more may come
+        assert not set(before) - set(now)
+    else:
+        assert now == before
+
+
+def test_exit_codes_stay():
+    codes = {name: getattr(errors, name).exit_code for name in errors.__all__}
+    assert codes == {
+        "VidspecError": 1,
+        "VideoError": 1,
+        "GenerationError": 1,
+        "OutputError": 1,
+        "UsageError": 2,
+        "ProfileError": 2,
+        "ModelError": 3,
+        "DeviceError": 3,
+    }
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("profile", make.PROFILES)
+@pytest.mark.parametrize("pair", make.PAIRS)
+def test_texts_and_counters_stay(pair, profile, batch):
+    before, found = written("texts")[pair], {}
+    with make.captioner(pair, profile) as captioner:
+        requests = [Request(str(clip), captioner.read(clip), key=clip.stem) for clip in shipped()]
+        for key, event in captioner.serve(Given(requests), batch=batch):
+            assert not isinstance(event, Exception), event
+            if isinstance(event, Finished):
+                found[key] = event.caption
+    assert sorted(found) == sorted(before["plain"])
+    for clip, caption in found.items():
+        expected = dict(before["profiles"][profile][clip])
+        assert caption.token_ids == expected.pop("token_ids", before["plain"][clip])
+        assert make.counted(caption) == expected

@@ -86,13 +86,9 @@ def ask(
     In a pipe each line is a question and gives a line, an empty one an empty one; on a terminal there are /again,
     /save FILE and /quit.
     """
-    from vidspec.cli import start as beginning
-    from vidspec.cli.report import note
-    from vidspec.cli.request import how_of, overrides_of, part_of
-    from vidspec.config.user_config import read_config, resolve
-
     request = Request(
         paths=[clip],
+        profile=profile,
         settings=settings,
         pair=pair,
         target=target,
@@ -106,13 +102,26 @@ def ask(
         system=system,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
+        report=report,
+        quiet=quiet,
     )
+    return _talk(clip, request, form)
+
+
+def _talk(clip: str, request: Request, form: Form) -> int:
+    """Open what is asked about and answer until nothing more is asked; the exit code."""
+    from vidspec.cli import start as beginning
+    from vidspec.cli.report import note
+    from vidspec.cli.request import how_of, overrides_of, part_of
+    from vidspec.config.user_config import read_config, resolve
+
+    report, quiet = request.report, request.quiet
     if report is not None:
         from vidspec.display.pages.page import check_page
 
         check_page(report, [clip])
     part = part_of(request)
-    laid = resolve(profile, overrides_of(request), read_config())
+    laid = resolve(request.profile, overrides_of(request), read_config())
     resolved = laid.profile
     how = how_of(request, resolved, 1)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()

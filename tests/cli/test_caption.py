@@ -195,7 +195,7 @@ def test_interrupted_while_loading(vidspec, monkeypatch):
         (("x", "-p", "vanila-sd"), "no profile is called 'vanila-sd'; did you mean vanilla-sd?"),
         (("x", "--frames", "4", "--fps", "1"), "video.fps: excludes video.frames"),
         (("x", "--pair", "embedded", "--target", "y"), "models.pair: excludes models.target and models.draft"),
-        (("x", "--target", "y"), "models.target: y is not among the targets that `vidspec pairs` lists"),
+        (("x", "--target", "y"), "models.target: y is not among the targets that `vidspec models` lists"),
         (("x", "--device", "gpu"), "models.device: must be auto, cpu, cuda, cuda:N or mps, not 'gpu'"),
         (("x", "--start", "-1"), "--start '-1': must be seconds or [hh:]mm:ss, from 0"),
         (("x", "--end", "nan"), "--end 'nan': must be seconds or [hh:]mm:ss, from 0"),
@@ -544,7 +544,7 @@ def test_a_target_alone_takes_the_draft_of_vidspec_pairs(vidspec, tmp_path):
     ran = vidspec("caption", "good.mp4", "--target", target)
     draft = FakeCaptioner.made[-1].profile.models.draft
     assert ran.code == 0 and draft == "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"
-    assert f"note: the draft is {draft}, as `vidspec pairs` has it (--draft names another)" in ran.err
+    assert f"note: the draft is {draft}, as `vidspec models` has it (--draft names another)" in ran.err
     assert "note: the draft" not in vidspec("caption", "good.mp4", "--target", target, "--draft", draft).err
     assert vidspec("caption", "good.mp4", "--target", target, "-p", "ar").code == 0
     assert FakeCaptioner.made[-1].profile.models.draft is None
@@ -561,7 +561,7 @@ def test_a_target_without_a_listed_draft_needs_one(vidspec, target):
     assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1 and not FakeCaptioner.made
     listed = target.startswith("llava-hf/")  # with itself alone
     wrong = "models.draft: is needed" if listed else f"models.target: {target} is not among the targets"
-    assert ran.err.startswith(f"error: {wrong}") and "`vidspec pairs` lists" in ran.err
+    assert ran.err.startswith(f"error: {wrong}") and "`vidspec models` lists" in ran.err
 
 
 def test_completion_of_names():

@@ -4,7 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
+from vidspec.cli.app import app
+from vidspec.cli.options import COMMON
 from vidspec.embedded.samples import shipped
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +56,7 @@ def test_help_lists_the_commands(vidspec):
 
 
 def test_caption_help_lists_the_options(vidspec):
-    out = vidspec("caption", "--help").out
+    out = vidspec("caption", "--help-all").out
     options = (
         "--profile -p --set --pair --target --draft --frames --fps --start --end --max-pixels --prompt "
         "--max-new-tokens --temperature --top-p --seed --device --dtype --decoder --format --output "
@@ -61,6 +64,24 @@ def test_caption_help_lists_the_options(vidspec):
     )
     words = set(out.replace(",", " ").split())
     assert [option for option in options.split() if option not in words] == []
+
+
+def test_caption_help_shows_the_common_options_and_help_all_every_one(vidspec):
+    command = typer.main.get_command(app).commands["caption"]
+    options = {one.name: one.opts[0] for one in command.params if one.opts[0].startswith("-")}
+    shown = {page: set(vidspec("caption", page).out.replace(",", " ").split()) for page in ("--help", "--help-all")}
+    assert set(options) - {"help"} >= COMMON - {"paths", "help"}
+    assert {name for name, option in options.items() if option in shown["--help"]} == COMMON & set(options)
+    assert set(options.values()) <= shown["--help-all"] and len(COMMON) < len(options) / 2
+    assert {"Models", "Video", "Output"} <= shown["--help"] & shown["--help-all"]
+    assert vidspec("caption", "--help-all").code == 0 and not any(one.hidden for one in command.params)
+
+
+def test_shells_complete_the_rarer_options_too(vidspec, monkeypatch):
+    monkeypatch.setenv("_VIDSPEC_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "vidspec caption --sha")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    assert "--shard" in vidspec().out.split()
 
 
 def test_no_arguments_show_the_help(vidspec):
@@ -78,7 +99,7 @@ def test_unknown_command(vidspec):
 
 
 def test_profiles_lists_names_and_abouts(vidspec):
-    ran = vidspec("profiles")
+    ran = vidspec("profiles", "--all")
     assert ran.code == 0
     files = {path.stem for path in (ROOT / "profiles").glob("*.yaml")}
     lines = [line.split("\t") for line in ran.out.splitlines()]
@@ -88,14 +109,14 @@ def test_profiles_lists_names_and_abouts(vidspec):
     assert list(dict.fromkeys(groups)) == ["recommended", "exact", "parallel", "loose", "lossy", "ablations"]
     assert groups == sorted(groups, key=list(dict.fromkeys(groups)).index) and lines[0][0] == "auto"
     assert {"auto", "vanilla-sd"} <= {name for name, _, group in lines if group == "recommended"}
-    found = json.loads(vidspec("profiles", "--format", "json").out)
-    assert all(set(one) == {"name", "about", "path", "source", "group"} and one["about"] for one in found)
+    found = json.loads(vidspec("profiles", "--all", "--format", "json").out)
+    assert all(set(one) == {"name", "about", "path", "source", "group", "chosen"} and one["about"] for one in found)
 
 
 def test_profiles_on_a_terminal_have_headings(vidspec, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
-    out = vidspec("profiles").out
+    out = vidspec("profiles", "--all").out
     assert (
         out.index("recommended")
         < out.index("auto")
@@ -103,6 +124,27 @@ def test_profiles_on_a_terminal_have_headings(vidspec, monkeypatch):
         < out.index("sd-tree")
         < out.index("ablations")
     )
+
+
+def test_profiles_shows_those_to_choose_from(vidspec, tmp_path):
+    folder = tmp_path / "config" / "vidspec" / "profiles"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("{base: ar, about: Mine., group: ablations}")
+    lines = [line.split("\t") for line in vidspec("profiles").out.splitlines()]
+    assert [line[0] for line in lines if line[2] == "recommended"] == [
+        "auto",
+        "sd-adaptive-tree",
+        "hybrid",
+        "vanilla-sd",
+    ]
+    assert [line[0] for line in lines if line[2] != "recommended"] == [
+        *("ar", "specvlm", "tabed-mt", "suffix", "eagle3", "mtp", "parallelvlm", "hippo", "lvspec", "mine")
+    ]
+    assert len(json.loads(vidspec("profiles", "--format", "json").out)) == len(lines)
+    named = vidspec("profiles", "hippo-frame", "ar").out.splitlines()
+    assert [line.split("\t")[0] for line in named] == ["ar", "hippo-frame"]
+    ran = vidspec("profiles", "nope")
+    assert (ran.code, ran.err) == (2, "error: there is no profile nope (vidspec profiles --all lists them)\n")
 
 
 def test_groups_of_the_packaged_profiles():
@@ -161,26 +203,26 @@ def test_doctor(vidspec, monkeypatch):
 
 
 def test_doctor_survives_a_broken_torch(vidspec, monkeypatch):
-    from vidspec.cli import environment
+    from vidspec.cli import doctor
 
-    whole = environment.importlib.import_module
+    whole = doctor.importlib.import_module
 
     def broken(name):
         if name == "torch":
             raise OSError("libtorch.so:\nundefined symbol")
         return whole(name)
 
-    monkeypatch.setattr(environment.importlib, "import_module", broken)
+    monkeypatch.setattr(doctor.importlib, "import_module", broken)
     ran = vidspec("doctor")
     assert ran.code == 3
     assert "missing: torch is installed but broken (libtorch.so: undefined symbol); pip install" in ran.out
 
 
 def test_doctor_names_what_is_missing(vidspec, monkeypatch):
-    from vidspec.cli import environment
+    from vidspec.cli import doctor
 
-    versions = environment._version
-    monkeypatch.setattr(environment, "_version", lambda name: None if name in ("av", "decord") else versions(name))
-    monkeypatch.setattr(environment, "find_spec", lambda name: None)
+    versions = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name in ("av", "decord") else versions(name))
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     ran = vidspec("doctor")
     assert ran.code == 3 and "missing: av; pip install av" in ran.out and "optional: decord" in ran.out

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from vidspec.display.cells import cells_of
 from vidspec.display.heatmap_image import (
     BACKGROUND,
     BARS,
@@ -11,16 +12,25 @@ from vidspec.display.heatmap_image import (
     TITLE,
     WIDTH,
     heatmap_image,
-    kept_mask,
 )
+from vidspec.events.events import Prefilled
 
 #: Two frames of 2 x 3 cells and a separator between them.
 GRID, CELLS = (2, 2, 3), (0, 1, 2, 3, 4, 5, -1, 6, 7, 8, 9, 10, 11)
 WHITE = [np.full((40, 60, 3), 255, np.uint8)] * 2
 
 
+def seen(grid, cells, kept, views=()):
+    cells, kept = tuple(cells), tuple(kept)
+    return Prefilled(9, len(cells), kept, (), (), 0.0, grid=grid, cells=cells, views=tuple(views))
+
+
+def kept_mask(grid, cells, kept):
+    return cells_of(seen(grid, cells, kept)).kept
+
+
 def drawn(kept, frames=WHITE, grid=GRID, cells=CELLS, seconds=(0.0, 1.5), title="a title"):
-    return np.asarray(heatmap_image(frames, seconds, grid, cells, kept, title)).astype(int)
+    return np.asarray(heatmap_image(frames, seconds, seen(grid, cells, kept), title)).astype(int)
 
 
 def cell(picture, frame, row, column, *, across=2, wide=400, high=267, rows=2, columns=3):
@@ -84,7 +94,8 @@ def test_a_long_title_stays_inside():
 def test_any_number_of_frames_fits(frames, side, size):
     shown = [np.full((*size, 3), 90, np.uint8)] * frames
     cells = range(frames * side**2)
-    image = heatmap_image(shown, [i * 1.0 for i in range(frames)], (frames, side, side), cells, cells[::10], "t")
+    grid = seen((frames, side, side), cells, cells[::10])
+    image = heatmap_image(shown, [i * 1.0 for i in range(frames)], grid, "t")
     assert image.mode == "RGB" and image.width == WIDTH and 200 < image.height < 2 * WIDTH
     pixels = np.asarray(image)
     assert (pixels[:, WIDTH - MARGIN :] == BACKGROUND).all() and (pixels[-MARGIN // 2 :] == BACKGROUND).all()
@@ -96,7 +107,7 @@ def test_a_frame_seen_at_two_scales_is_drawn_at_each():
     picture = drawn((0, 7), WHITE[:1], grid, (0, 1, 2, 3, 4, 5, 6, 7), (0.0,))
     assert cell(picture, 0, 0, 0, rows=3).min() == 255 and cell(picture, 0, 2, 1, rows=3).min() == 255
     frames = [np.full((40, 60, 3), 255, np.uint8)]
-    split = np.asarray(heatmap_image(frames, (0.0,), grid, range(8), (0, 7), "t", [(2, 3), (1, 2)])).astype(int)
+    split = np.asarray(heatmap_image(frames, (0.0,), seen(grid, range(8), (0, 7), [(2, 3), (1, 2)]), "t")).astype(int)
     assert [cell(split, 0, *place).min() == 255 for place in np.ndindex(2, 3)] == [True, *[False] * 5]
     assert [cell(split, 1, 0, column, rows=1, columns=2).min() == 255 for column in (0, 1)] == [False, True]
 

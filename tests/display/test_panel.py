@@ -176,16 +176,20 @@ def test_heatmap_without_unicode_or_without_tokens():
     assert heatmap([0, 0], [0, 0], 9).plain.split("\n")[1] == "··"
 
 
+def placed(grid, cells, kept):
+    return Prefilled(9, len(cells), kept, (), (), 0.0, grid=grid, cells=cells)
+
+
 def test_frame_map_counts_places_over_all_frames():
     """Two frames of 2 x 3 and a separator: the upper left is kept twice, the lower right once."""
     cells = (*range(6), -1, *range(6, 12))
-    rows = frame_map((2, 2, 3), cells, (0, 5, 6, 7), 9).plain.split("\n")
+    rows = frame_map(placed((2, 2, 3), cells, (0, 5, 6, 7)), 9).plain.split("\n")
     assert rows == ["by place in the frame, 2 x 3 tokens, full block 100%", "█··", "··▄"]
-    assert frame_map((2, 2, 3), cells, (), 9, ascii_only=True).plain.isascii()
+    assert frame_map(placed((2, 2, 3), cells, ()), 9, ascii_only=True).plain.isascii()
 
 
 def test_frame_map_of_a_large_frame_shares_blocks():
-    rows = frame_map((2, 14, 27), tuple(range(756)), (0, 1, 755), 20).plain.split("\n")
+    rows = frame_map(placed((2, 14, 27), tuple(range(756)), (0, 1, 755)), 20).plain.split("\n")
     assert [len(row) for row in rows[1:]] == [14] * 4
     assert rows[1][0] == "▄" and rows[4][13] == "█"  # two of 4 x 2 places in both frames, one of 2 x 1
     assert rows[1][1:] + rows[2] + rows[3] + rows[4][:13] == "·" * 54

@@ -252,7 +252,7 @@ def test_profiles_are_exact(tmp_path):
         captioner("fastv")
 
 
-def test_doctor_counts_its_cache(tmp_path):
+def test_models_counts_its_cache(tmp_path):
     found = inspect(str(save(tmp_path / "model")))
     assert (found.family, found.decoder, found.states, found.kv_bytes) == ("gemma4", "stock", 0, 4 * 2 * 128)
     assert found.visual_tokens == 32 * 66  # of at most 70 a frame

@@ -19,7 +19,7 @@ from vidspec.cli import (
     config,
     doctor,
     merge,
-    pairs,
+    models,
     plan,
     profile,
     profiles,
@@ -28,6 +28,7 @@ from vidspec.cli import (
     throughput,
 )
 from vidspec.cli.interrupts import ending_of, terminable
+from vidspec.cli.options import CaptionHelp
 from vidspec.cli.report import complain
 from vidspec.errors import VidspecError
 from vidspec.escaping import shown
@@ -39,6 +40,15 @@ ClickError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException" and issubclass(base, Exception)
 )
 
+#: Where commands and options went that there are no more, by the errors of those who name them.
+GONE = {
+    "vidspec: No such command 'pairs'": "vidspec models",
+    "vidspec: No such command 'checkpoint'": "vidspec models NAME",
+    "vidspec: No such command 'plan'": "vidspec caption --profile auto",
+    "vidspec: No such command 'simulate'": "python -m research.simulate",
+    "vidspec doctor: No such option: --model": "vidspec models NAME",
+}
+
 app = typer.Typer(
     name="vidspec",
     help="Caption video with large video-language models, faster: a draft proposes, the target verifies.",
@@ -46,10 +56,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("caption")(caption.caption)
+app.command("caption", cls=CaptionHelp)(caption.caption)
 app.command("ask")(ask.ask)
 app.command("profiles")(profiles.profiles)
-app.command("pairs")(pairs.pairs)
+app.command("models")(models.models)
 app.command("doctor")(doctor.doctor)
 app.command("sample")(sample.sample)
 app.command("merge")(merge.merge)
@@ -129,7 +139,8 @@ def _usage(error: Exception) -> int:
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         print(message)
-    else:
-        page = f"{context.command_path} --help" if context else "vidspec --help"
-        complain(f"{' '.join(message.split())} (see `{page}`)")
+        return 2
+    path = context.command_path if context else "vidspec"
+    page = next((new for old, new in GONE.items() if f"{path}: {message}".startswith(old)), f"{path} --help")
+    complain(f"{' '.join(message.split())} (see `{page}`)")
     return 2

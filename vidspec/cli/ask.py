@@ -15,7 +15,24 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from vidspec.cli.options import Profile, Request, Settings, pair_names, target_names
+from vidspec.cli.options import (
+    Debug,
+    Device,
+    Draft,
+    Dtype,
+    End,
+    Fps,
+    Frames,
+    Pair,
+    Profile,
+    Quiet,
+    Request,
+    Settings,
+    Start,
+    System,
+    Target,
+    Temperature,
+)  # fmt: skip
 from vidspec.errors import OutputError, UsageError, VidspecError
 
 if TYPE_CHECKING:
@@ -43,41 +60,35 @@ def ask(
     clip: Annotated[str, typer.Argument(metavar="CLIP", help="A video file.")],
     profile: Profile = None,
     settings: Settings = None,
-    pair: Annotated[str | None, typer.Option(help="A built-in target and draft.", autocompletion=pair_names)] = None,
-    target: Annotated[
-        str | None, typer.Option(help="The target: a hub id or a folder.", autocompletion=target_names)
-    ] = None,
-    draft: Annotated[str | None, typer.Option(help="The draft: a hub id or a folder.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
-    frames: Annotated[int | None, typer.Option(help="Frames to show.")] = None,
-    fps: Annotated[float | None, typer.Option(help="Frames to show per second.")] = None,
-    start: Annotated[str | None, typer.Option(metavar="TIME", help="Begin here: 90, 1:30 or 1m.")] = None,
-    end: Annotated[str | None, typer.Option(metavar="TIME", help="End here.")] = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    pair: Pair = None,
+    target: Target = None,
+    draft: Draft = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    frames: Frames = None,
+    fps: Fps = None,
+    start: Start = None,
+    end: End = None,
+    system: System = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer.", rich_help_panel="Generation")] = None,
+    temperature: Temperature = None,
     form: Annotated[
         Form, typer.Option("--format", help="Of answers in a pipe; json: with all that was measured.")
     ] = Form.text,
     report: Annotated[
         Path | None, typer.Option("--report", metavar="FILE.html", help="One page to look at the talk with.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say only what failed.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of every error.")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> int:
     """Talk about a clip: each question is asked behind the answers before, without reading the video again.
 
     In a pipe each line is a question and gives a line, an empty one an empty one; on a terminal there are /again,
     /save FILE and /quit.
     """
-    from vidspec.cli import start as beginning
-    from vidspec.cli.report import note
-    from vidspec.cli.request import how_of, overrides_of, part_of
-    from vidspec.config.user_config import read_config, resolve
-
     request = Request(
         paths=[clip],
+        profile=profile,
         settings=settings,
         pair=pair,
         target=target,
@@ -91,13 +102,26 @@ def ask(
         system=system,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
+        report=report,
+        quiet=quiet,
     )
+    return _talk(clip, request, form)
+
+
+def _talk(clip: str, request: Request, form: Form) -> int:
+    """Open what is asked about and answer until nothing more is asked; the exit code."""
+    from vidspec.cli import start as beginning
+    from vidspec.cli.report import note
+    from vidspec.cli.request import how_of, overrides_of, part_of
+    from vidspec.config.user_config import read_config, resolve
+
+    report, quiet = request.report, request.quiet
     if report is not None:
         from vidspec.display.pages.page import check_page
 
         check_page(report, [clip])
     part = part_of(request)
-    laid = resolve(profile, overrides_of(request), read_config())
+    laid = resolve(request.profile, overrides_of(request), read_config())
     resolved = laid.profile
     how = how_of(request, resolved, 1)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()

@@ -91,7 +91,7 @@ def caption_all(request: Request) -> int:
     resolved = resolve(request.profile, overrides_of(request), defaults)
     profile = resolved.profile
     if resolved.sources.get("models.draft") == PAIRED and not request.quiet:
-        note(f"note: the draft is {profile.models.draft}, as `vidspec pairs` has it (--draft names another)")
+        note(f"note: the draft is {profile.models.draft}, as `vidspec models` has it (--draft names another)")
     how_of(request, profile, 0)  # refuses what cannot be before folders are searched
     shard = shard_of(request.shard, os.environ)
     found = inputs.collect(sources)

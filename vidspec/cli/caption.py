@@ -35,6 +35,8 @@ def caption(request: Request) -> int:
     Captions go to stdout, to FILE or to a file for each clip; everything else goes to stderr. A run into files that
     was interrupted goes on where it was when it is given again.
 
+    --help-all shows all options, docs/usage.md says more of each.
+
     Exit codes: 0 all captioned, 1 some clip failed, 2 usage or profile error,
     3 model or device unavailable, 130 interrupted, 143 terminated.
     """

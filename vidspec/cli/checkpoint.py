@@ -6,8 +6,8 @@ The model is built without numbers (on torch's meta device), so what is said is 
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,21 +21,37 @@ from vidspec.models.adapter import Adapter
 from vidspec.models.identity import related
 from vidspec.models.known_pairs import BYTES, PROMPT, KnownModel, known, visual_tokens
 from vidspec.models.text_only import TextModel
+from vidspec.models.tiles import Size
 from vidspec.registry import families
 
-__all__ = ["Checkpoint", "Fit", "inspect"]
+__all__ = ["Checkpoint", "Fit", "Load", "inspect"]
 
-#: Of the clip that memory is counted for: frames, rows and columns of their pixels, tokens of the caption.
-FRAMES, SIZE, NEW_TOKENS = 32, (720, 1280), 512
 #: By how many rows two heads of one vocabulary may differ: they are padded to round numbers.
 PADDING = 1024
-#: Profiles to propose, the first that a checkpoint can do: with a draft and without one.
-DRAFTED, UNPRUNED, ALONE = ("specvlm", "specvlm-chain"), ("vanilla-sd",), ("self-specvlm", "ar")
+#: Profiles to propose, the first that a checkpoint can do: with a draft, with one without vision, and without one.
+DRAFTED, UNPRUNED, BLIND, ALONE = ("specvlm", "specvlm-chain"), ("vanilla-sd",), ("onsd",), ("self-specvlm", "ar")
+
+
+class Load(NamedTuple):
+    """What memory is counted for: a clip's frames, the rows and columns of their pixels, tokens of its caption, and the
+    dtype of weights and cache, ``auto`` for the device's."""
+
+    frames: int = 32
+    size: Size = (720, 1280)
+    new_tokens: int = 512
+    dtype: str = "auto"
+
+    def visual_tokens(self, family: str) -> int | None:
+        """None for a family whose processor is not known."""
+        try:
+            return visual_tokens(family, self.frames, self.size)
+        except ValueError:
+            return None
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A draft of ``vidspec pairs``.
+    """A draft of ``vidspec models``, or the one that was named.
 
     Attributes:
         bytes: of both models together; None if unknown.
@@ -89,6 +105,7 @@ class Checkpoint:
     hears: bool
     drafts: tuple[Fit, ...]
     command: str
+    load: Load
 
     @property
     def fits(self) -> bool:
@@ -97,7 +114,8 @@ class Checkpoint:
 
     def to_dict(self) -> dict[str, Any]:
         """For ``--format json``."""
-        return {**asdict(self), "supported": True, "fits": self.fits}
+        known = {key: value for key, value in asdict(self).items() if key != "load"}
+        return {**known, "supported": True, "fits": self.fits}
 
     def rows(self) -> list[tuple[str, str]]:
         """For the table: label and value."""
@@ -107,9 +125,10 @@ class Checkpoint:
                 f"{self.states} of {self.blocks} blocks keep states, at most {_gib(self.state_bytes)} for each clip; "
                 f"refused: {', '.join(self.refused)}"
             )
-        clip = f"a clip of {FRAMES} frames of {SIZE[1]} x {SIZE[0]} and {NEW_TOKENS} new tokens"
+        frames, (tall, wide), new_tokens, _ = self.load
+        clip = f"a clip of {frames} frames of {wide} x {tall} and {new_tokens} new tokens"
         if self.visual_tokens is None:
-            clip = f"{NEW_TOKENS} tokens"
+            clip = f"{new_tokens} tokens"
         room = "of unknown free" if self.free is None else f"{_gib(self.free)} free"
         return [
             ("model", self.name),
@@ -129,19 +148,39 @@ class Checkpoint:
         ]
 
 
-def inspect(name: str) -> Checkpoint:
+def inspect(name: str, draft: str | None = None, load: Load | None = None) -> Checkpoint:
     """Look at a checkpoint.
 
     Args:
         name: hub id, or a folder as ``save_pretrained`` writes it.
+        draft: another, which alone is looked at as its draft.
+        load: what memory is counted for.
 
     Raises:
         ModelError: not found, unreadable, or of a family that is not supported.
     """
+    load, blind = load or Load(), False
+    alone = _inspected(name, load)
+    if draft is None:
+        drafts = [] if alone.text else _listed(name, alone.family, alone.parameters)
+        unlike = {
+            pair.draft for pair in known() if pair.target.name == name and "prune.method: none" in (pair.note or "")
+        }
+        fits = tuple(_published(alone, one, unlike=one in unlike) for one in drafts)
+    else:
+        named = _inspected(draft, load)
+        fits = (_named(alone, named),)
+        blind = named.text
+    command = _command(name, fits, text=alone.text, states=bool(alone.refused), blind=blind)
+    return replace(alone, drafts=fits, command=command)
+
+
+def _inspected(name: str, load: Load) -> Checkpoint:
+    """A checkpoint by itself."""
     import transformers
 
     config = loading.read_config(name, text=True)
-    where, family = loading.placement(), str(config.model_type)
+    where, family = loading.placement(dtype=load.dtype), str(config.model_type)
     text = family not in families.names()
     automatic: Any = transformers.AutoModelForCausalLM if text else transformers.AutoModelForImageTextToText
     kind: Any = TextModel if text else families.get(family)
@@ -154,14 +193,8 @@ def inspect(name: str) -> Checkpoint:
     reason = uncovered(language, model.lm_head)
     decoder = decoder_of(language, model.lm_head, "stock")
     parameters = sum(weight.numel() for weight in model.parameters())
-    dtype = str(where.dtype).removeprefix("torch.")
-    tokens = _visual(family)
-    weights, kv = parameters * where.dtype.itemsize, decoder.slab.entry_bytes
-    needed = weights + kv * ((tokens or 0) + PROMPT + NEW_TOKENS) + decoder.state_bytes
-    free = free_memory(where.device)
-    head = int(model.lm_head.weight.shape[0])
-    smaller = [] if text else _drafts(name, family, parameters)
-    drafts = tuple(_fits(name, family, smaller, head, dtype, needed, free))
+    tokens, kv = load.visual_tokens(family), decoder.slab.entry_bytes
+    weights = parameters * where.dtype.itemsize
     return Checkpoint(
         name=name,
         family=family,
@@ -172,30 +205,24 @@ def inspect(name: str) -> Checkpoint:
         state_bytes=decoder.state_bytes,
         refused=() if decoder.cached is None else tuple(key for key, *_ in STATES),
         axes=decoder.axes,
-        vocabulary=head,
+        vocabulary=int(model.lm_head.weight.shape[0]),
         parameters=parameters,
-        dtype=dtype,
+        dtype=str(where.dtype).removeprefix("torch."),
         device=str(where.device),
         kv_bytes=kv,
         visual_tokens=tokens,
         weights=weights,
-        needed=needed,
-        free=free,
+        needed=weights + kv * ((tokens or 0) + PROMPT + load.new_tokens) + decoder.state_bytes,
+        free=free_memory(where.device),
         text=text,
         hears=not text and kind.audio_tokens is not Adapter.audio_tokens,
-        drafts=drafts,
-        command=_command(name, drafts, text=text, states=decoder.cached is not None),
+        drafts=(),
+        command="",
+        load=load,
     )
 
 
-def _visual(family: str) -> int | None:
-    try:
-        return visual_tokens(family, FRAMES, SIZE)
-    except ValueError:
-        return None
-
-
-def _drafts(name: str, family: str, parameters: int) -> list[KnownModel]:
+def _listed(name: str, family: str, parameters: int) -> list[KnownModel]:
     """The drafts that are listed with a target, else those of its family that are known to be smaller."""
     drafts = {pair.draft.name: pair.draft for pair in known() if pair.draft is not None}
     listed = [pair.draft for pair in known() if pair.draft is not None and pair.target.name == name]
@@ -206,42 +233,48 @@ def _drafts(name: str, family: str, parameters: int) -> list[KnownModel]:
     ]
 
 
-def _fits(
-    name: str, family: str, drafts: list[KnownModel], head: int, dtype: str, needed: int, free: int | None
-) -> list[Fit]:
-    unlike = {pair.draft for pair in known() if pair.target.name == name and "prune.method: none" in (pair.note or "")}
-    found = []
-    for draft in drafts:
-        alike = draft not in unlike and _visual(draft.family) == _visual(family)
-        total, refused = None, None
-        if draft.parameters is not None:
-            length = (_visual(draft.family) or 0) + PROMPT + NEW_TOKENS
-            total = needed + (draft.parameters + draft.kv_per_token * length) * BYTES[dtype]
-        if _other(draft, head):
-            refused = f"another vocabulary, of {draft.vocabulary} ids"
-        elif free is not None and total is not None and total > free:
-            refused = f"{_gib(total)} together, too much for this machine"
-        found.append(Fit(draft.name, total, refused, alike))
-    return found
+def _published(target: Checkpoint, draft: KnownModel, *, unlike: bool) -> Fit:
+    """A draft of which no config is read."""
+    tokens, total = target.load.visual_tokens(draft.family), None
+    if draft.parameters is not None:
+        length = (tokens or 0) + PROMPT + target.load.new_tokens
+        total = target.needed + (draft.parameters + draft.kv_per_token * length) * BYTES[target.dtype]
+    alike = not unlike and tokens == target.visual_tokens
+    return Fit(draft.name, total, _refusal(target, draft.vocabulary, total), alike)
+
+
+def _named(target: Checkpoint, draft: Checkpoint) -> Fit:
+    """A draft that was named; its config may be of any kind."""
+    total = target.needed + draft.needed
+    refused = _refusal(target, draft.vocabulary, total)
+    if target.text:
+        refused = f"{target.name} is a language model without vision, which can only draft"
+    elif not draft.text and not related(target.family, draft.family):
+        refused = f"{draft.family} is no draft for {target.family}"
+    return Fit(draft.name, total, refused, draft.visual_tokens == target.visual_tokens)
+
+
+def _refusal(target: Checkpoint, vocabulary: int | None, total: int | None) -> str | None:
+    if vocabulary is not None and abs(vocabulary - target.vocabulary) >= PADDING:
+        return f"another vocabulary, of {vocabulary} ids"
+    if target.free is not None and total is not None and total > target.free:
+        return f"{_gib(total)} together, too much for this machine"
+    return None
 
 
 def _together(count: int | None) -> str:
     return "its size is not known" if count is None else f"fits, {_gib(count)} together"
 
 
-def _other(draft: KnownModel, head: int) -> bool:
-    return draft.vocabulary is not None and abs(draft.vocabulary - head) >= PADDING
-
-
-def _command(name: str, drafts: tuple[Fit, ...], *, text: bool, states: bool) -> str:
+def _command(name: str, drafts: tuple[Fit, ...], *, text: bool, states: bool, blind: bool) -> str:
     named = shlex.quote(name)
     if text:
         return f"vidspec caption clip.mp4 --profile onsd --target TARGET --draft {named}"
     fitting = [fit for fit in sorted(drafts, key=lambda fit: fit.bytes is None) if fit.refused is None]
-    proposed = ALONE if not fitting else DRAFTED if fitting[0].alike else UNPRUNED
-    profile = next(one for one in proposed if not (states and _refused(one)))
+    proposed = BLIND if blind else DRAFTED if fitting and fitting[0].alike else UNPRUNED
+    profile = next(one for one in (proposed if fitting else ALONE) if not (states and _refused(one)))
     command = f"vidspec caption clip.mp4 --profile {profile} --target {named}"
-    return f"{command} --draft {fitting[0].draft}" if fitting else command
+    return f"{command} --draft {shlex.quote(fitting[0].draft)}" if fitting else command
 
 
 def _refused(name: str) -> bool:

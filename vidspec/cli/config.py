@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from enum import Enum
 from typing import Annotated, Any
 
 import typer
 
-from vidspec.cli.options import Profile, Request, Settings
+from vidspec.cli.options import Debug, Profile, Request, Settings, TextOrJson
 from vidspec.cli.report import note
 from vidspec.escaping import json_text, one_line
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Show the user's own defaults.", no_args_is_help=True)
-
-
-class Form(str, Enum):
-    """How values are written."""
-
-    text = "text"
-    json = "json"
 
 
 @app.callback()
@@ -34,8 +26,8 @@ def _root() -> None:
 def show(
     profile: Profile = None,
     settings: Settings = None,
-    form: Annotated[Form, typer.Option("--format", help="json: one object.")] = Form.text,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of every error.")] = False,
+    form: Annotated[TextOrJson, typer.Option("--format", help="json: one object.")] = TextOrJson.text,
+    debug: Debug = False,
 ) -> None:
     """Show every value that `vidspec caption` would use, and where it comes from.
 
@@ -59,7 +51,7 @@ def show(
         section, _, inner = key.partition(".")
         if inner:
             rows.append((key, values[section][inner], source))
-    if form is Form.json:
+    if form is TextOrJson.json:
         print(json.dumps({key: {"value": value, "source": source} for key, value, source in rows}, indent=2))
         return
     width = max(len(key) for key, _, _ in rows)

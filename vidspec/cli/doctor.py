@@ -1,75 +1,192 @@
-"""``vidspec doctor``: prints what ``vidspec.cli.environment`` found, or ``vidspec.cli.checkpoint`` of one model."""
+"""``vidspec doctor``: what this machine offers for captioning; fetches nothing and survives broken packages."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+import importlib
+import os
+import platform
+import sys
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
 
 import typer
 
 from vidspec.cli.options import TextOrJson
+from vidspec.cli.printed import facts_table, print_json
 
-if TYPE_CHECKING:
-    from rich.console import Console
+__all__ = ["Environment", "Missing", "device_memory", "doctor", "inspect", "model_cache"]
 
-__all__ = ["doctor"]
+#: Distributions whose versions matter, and whether captioning needs them.
+PACKAGES = {
+    "torch": True,
+    "transformers": True,
+    "tokenizers": True,
+    "safetensors": True,
+    "av": True,
+    "decord": False,
+    "numpy": True,
+    "pillow": True,
+}
+#: What Linux has where there is a GPU that torch may know.
+GPUS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+REMEDIES = {
+    "decord": "pip install decord (PyAV decodes everything in the meantime)",
+}
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Something that is not there: does captioning need it, and how to get it."""
+
+    what: str
+    remedy: str
+    needed: bool
+
+
+@dataclass
+class Environment:
+    """The findings, plain values only."""
+
+    python: str = ""
+    platform: str = ""
+    vidspec: str = ""
+    packages: dict[str, str | None] = field(default_factory=dict)
+    devices: list[str] = field(default_factory=list)
+    language_models: str = ""
+    decoders: list[str] = field(default_factory=list)
+    model_cache: str = ""
+    offline: bool = False
+    embedded_pair: bool = False
+    missing: list[Missing] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For ``--format json``."""
+        return asdict(self)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """For the table: label and value."""
+        return [
+            ("vidspec", self.vidspec),
+            ("python", f"{self.python} on {self.platform}"),
+            *((name, found or "not installed") for name, found in self.packages.items()),
+            ("devices", ", ".join(self.devices) or "none"),
+            ("language models", self.language_models or "none"),
+            ("video", ", ".join(self.decoders) or "none"),
+            ("model cache", self.model_cache + (" (offline: nothing is fetched)" if self.offline else "")),
+            ("built-in pair", "present" if self.embedded_pair else "absent"),
+        ]
 
 
 def doctor(
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME|FOLDER", help="Look at this checkpoint's config instead.")
-    ] = None,
     form: Annotated[TextOrJson, typer.Option("--format", help="json: one object.")] = TextOrJson.text,
 ) -> int:
     """Show versions, devices, what runs language models, video decoders and the model cache; what is missing.
 
-    Of a --model instead: whether it is supported and how, which drafts fit its vocabulary and this machine's memory,
-    and the command to run. No weights are read.
+    `vidspec models` says which models fit this machine.
 
-    Exit codes: 0 captioning can work, 3 something it needs is missing, or memory does not suffice.
+    Exit codes: 0 captioning can work, 3 something it needs is missing.
     """
-    if model is not None:
-        return _model(model, form)
-    from vidspec.cli.environment import inspect
-
     found = inspect()
     if form is TextOrJson.json:
-        print(json.dumps(found.to_dict(), ensure_ascii=False, indent=2))
+        print_json(found.to_dict())
     else:
         from rich.text import Text
 
-        console = _table(found.rows())
+        console = facts_table(found.rows())
         for missing in found.missing:
             need = "missing" if missing.needed else "optional"
             console.print(Text(f"{need}: {missing.what}; {missing.remedy}"), soft_wrap=True)
     return 3 if any(missing.needed for missing in found.missing) else 0
 
 
-def _model(name: str, form: TextOrJson) -> int:
-    from vidspec.cli.checkpoint import inspect
+def inspect() -> Environment:
+    """Look around. Takes as long as importing torch does."""
+    found = Environment(python=platform.python_version(), platform=platform.platform(terse=True))
+    found.vidspec = _version("vidspec") or "unknown (not installed)"
+    found.packages = {name: _version(name) for name in PACKAGES}
+    for name, needed in PACKAGES.items():
+        if found.packages[name] is None:
+            found.missing.append(Missing(name, REMEDIES.get(name, f"pip install {name}"), needed))
+    torch = _imported("torch", found)
+    if torch is not None:
+        found.devices = _devices(torch)
+        found.language_models = _language_models()
+    found.decoders = [name for name in ("decord", "av") if _imported(name, found) is not None]
+    if "av" in found.decoders:
+        from vidspec.video.decode_nvdec import refusal
 
-    found = inspect(name)
-    if form is TextOrJson.json:
-        print(json.dumps(found.to_dict(), ensure_ascii=False, indent=2))
-    else:
-        *rows, (_, command) = found.rows()
-        _table(rows)
-        print(command)
-    return 0 if found.fits else 3
+        found.decoders += ["nvdec"] if refusal() is None else []
+    found.model_cache = str(model_cache())
+    found.offline = any(_true(os.environ.get(name)) for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    weights = Path(__file__).resolve().parent.parent / "embedded"
+    found.embedded_pair = any(weights.rglob("*.safetensors"))
+    if not found.embedded_pair:
+        found.missing.append(Missing("the built-in pair", "name real models with --target and --draft", False))
+    return found
 
 
-def _table(rows: Sequence[tuple[str, str]]) -> Console:
-    """Labels and values; what they were printed on."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
 
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column(overflow="fold")
-    for label, value in rows:
-        table.add_row(Text(label), Text(value))
-    console = Console()
-    console.print(table)
-    return console
+
+def _imported(name: str, found: Environment) -> ModuleType | None:
+    """The module; None if absent or broken, and the latter is noted as missing."""
+    try:
+        if find_spec(name) is None:
+            return None
+        return importlib.import_module(name)
+    except Exception as error:  # a broken binary package may raise anything
+        reason = " ".join(str(error).split())
+        remedy = f"pip install --force-reinstall {name}"
+        found.missing.append(Missing(f"{name} is installed but broken ({reason})", remedy, PACKAGES[name]))
+        return None
+
+
+def _devices(torch: Any) -> list[str]:
+    devices = []
+    for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        facts = torch.cuda.get_device_properties(number)
+        devices.append(f"cuda:{number} {facts.name} {facts.total_memory / 2**30:.0f} GiB")
+    if torch.backends.mps.is_available():
+        devices.append("mps")
+    return [*devices, f"cpu {torch.get_num_threads()} threads"]
+
+
+def _language_models() -> str:
+    """What runs their blocks, by the rule that loading follows; a record says it of each model."""
+    from vidspec.engine.fused import FAMILIES
+    from vidspec.engine.matrix import packing
+
+    packed = "large weights packed on this CPU" if packing(0, "auto") else "weights not packed on this CPU"
+    return f"fused for {', '.join(FAMILIES)} ({packed}); stock blocks of transformers else"
+
+
+def model_cache() -> Path:
+    """The folder of the hub's models, whether it exists or not."""
+    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+
+
+def _true(value: str | None) -> bool:
+    return (value or "").strip().upper() in {"1", "ON", "YES", "TRUE"}
+
+
+def device_memory() -> int | None:
+    """Bytes that are free where models run by default: the first GPU, else the machine; None where nobody says."""
+    from vidspec import memory
+
+    if sys.platform != "linux" or any(Path(one).exists() for one in GPUS):  # elsewhere nobody waits for torch
+        import torch
+
+        from vidspec.engine.device import free_memory
+
+        if torch.cuda.is_available():
+            return free_memory(torch.device("cuda", 0))
+    return memory.available()

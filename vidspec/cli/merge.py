@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vidspec.cli.options import CsvRaw, Format
+from vidspec.cli.options import CsvRaw, Debug, Format, Quiet
 from vidspec.cli.report import note
 from vidspec.files import check_output, write_whole
 
@@ -21,8 +21,8 @@ def merge(
     ] = "-",
     form: Annotated[Format, typer.Option("--format", help="Of the output.")] = Format.jsonl,
     csv_raw: CsvRaw = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of every error.")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Merge records of several runs or shards: each clip once, a caption before a failure, sorted by path."""
     from vidspec.dataset.merge import kind_of, rendered

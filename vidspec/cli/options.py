@@ -3,14 +3,25 @@
 # Annotations are not postponed: Typer looks at those of the request.
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
+from typer.core import TyperCommand
 
-MODELS, VIDEO, TEXT, OUTPUT, CHECKS = "Models", "Video", "Generation", "Output", "Measuring and checking"
-INPUTS, RESUME, SCALE = "Inputs", "Resuming and failures", "Many devices and machines"
+_model, _video, _text, _output = (
+    partial(typer.Option, rich_help_panel=panel) for panel in ("Models", "Video", "Generation", "Output")
+)
+_input, _resume = (partial(typer.Option, rich_help_panel=panel) for panel in ("Inputs", "Resuming and failures"))
+_scale = partial(typer.Option, rich_help_panel="Many devices and machines")
+_check = partial(typer.Option, rich_help_panel="Measuring and checking")
 
+#: What `vidspec caption --help` shows; `--help-all` shows the other options too.
+COMMON = {"paths", "profile", "settings", "pair", "target", "draft", "device"}
+COMMON |= {"frames", "fps", "start", "end", "segment", "prompt", "turn", "style", "max_new_tokens", "temperature"}
+COMMON |= {"form", "output", "output_dir", "dry_run", "quiet", "verbose", "overwrite", "retry_failed", "batch"}
+COMMON |= {"baseline", "verify", "report", "help", "help_all"}
 
 #: The pairs that come with vidspec.
 BUILT_IN = {"embedded": "LLaVA-OneVision's architecture", "embedded-qwen": "Qwen2.5-VL's architecture"}
@@ -96,12 +107,48 @@ Settings: TypeAlias = Annotated[
 ]
 
 
-CsvRaw: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--csv-raw", help="CSV cells that a spreadsheet may run as formulas, as they are.", rich_help_panel=OUTPUT
-    ),
+Pair: TypeAlias = Annotated[
+    str | None, _model(help="A built-in target and draft: embedded or embedded-qwen.", autocompletion=pair_names)
 ]
+Target: TypeAlias = Annotated[str | None, _model(help="The target: a hub id or a folder.", autocompletion=target_names)]
+Draft: TypeAlias = Annotated[
+    str | None,
+    _model(help="The draft: a hub id or a folder (default: what `vidspec models` lists for the target)."),
+]
+Device: TypeAlias = Annotated[str | None, _model(help="auto, cpu, cuda, cuda:N or mps.")]
+Dtype: TypeAlias = Annotated[str | None, _model(help="auto, float32, bfloat16 or float16.")]
+Frames: TypeAlias = Annotated[int | None, _video(help="Frames to show.")]
+Fps: TypeAlias = Annotated[float | None, _video(help="Frames to show per second.")]
+Start: TypeAlias = Annotated[str | None, _video(metavar="TIME", help="Begin here: 90, 1:30 or 1m.")]
+End: TypeAlias = Annotated[str | None, _video(metavar="TIME", help="End here.")]
+System: TypeAlias = Annotated[str | None, _text(metavar="TEXT", help="The system prompt.")]
+Temperature: TypeAlias = Annotated[float | None, _text(help="0 is greedy.")]
+Quiet: TypeAlias = Annotated[bool, _output("--quiet", help="Say only what failed.")]
+Debug: TypeAlias = Annotated[bool, _check("--debug", help="Show the traceback of every error.")]
+CsvRaw: TypeAlias = Annotated[
+    bool, _output("--csv-raw", help="CSV cells that a spreadsheet may run as formulas, as they are.")
+]
+
+
+class CaptionHelp(TyperCommand):
+    """Help that shows the options in :data:`COMMON`, or all; the others are completed by shells all the same."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        rare = [one for one in self.params if not (ctx.params.get("help_all") or one.name in COMMON)]
+        try:
+            for option in rare:
+                option.hidden = True  # type: ignore[attr-defined]
+            super().format_help(ctx, formatter)
+        finally:
+            for option in rare:
+                option.hidden = False  # type: ignore[attr-defined]
+
+
+def _help_all(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        context.params["help_all"] = True
+        typer.echo(context.get_help())
+        raise typer.Exit
 
 
 @dataclass(frozen=True)
@@ -120,260 +167,141 @@ class Request:
     settings: Settings = None
 
     from_file: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE", help="A list of paths, a line or a NUL each; - is stdin.", rich_help_panel=INPUTS),
+        list[str] | None, _input(metavar="FILE", help="A list of paths, a line or a NUL each; - is stdin.")
     ] = None
     manifest: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="JSONL or CSV: path, and perhaps prompt, start, end, id; - is stdin.",
-            rich_help_panel=INPUTS,
-        ),
+        _input(metavar="FILE", help="JSONL or CSV: path, and perhaps prompt, start, end, id; - is stdin."),
     ] = None
-    include: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GLOB", help="In folders and lists: only these.", rich_help_panel=INPUTS),
-    ] = None
-    exclude: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GLOB", help="In folders and lists: not these.", rich_help_panel=INPUTS),
-    ] = None
-    extensions: Annotated[
-        str | None,
-        typer.Option(metavar="LIST", help="What is a video in folders: mp4,mkv, or any.", rich_help_panel=INPUTS),
-    ] = None
-
-    pair: Annotated[
-        str | None,
-        typer.Option(
-            help="A built-in target and draft: embedded or embedded-qwen.",
-            rich_help_panel=MODELS,
-            autocompletion=pair_names,
-        ),
-    ] = None
-    target: Annotated[
-        str | None,
-        typer.Option(help="The target: a hub id or a folder.", rich_help_panel=MODELS, autocompletion=target_names),
-    ] = None
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            help="The draft: a hub id or a folder. [default: what `vidspec pairs` lists for the target]",
-            rich_help_panel=MODELS,
-        ),
-    ] = None
-    captioner: Annotated[
-        str | None,
-        typer.Option(
-            help="Captions a frame for a draft that is shown a text: a hub id or a folder. [default: the draft]",
-            rich_help_panel=MODELS,
-        ),
-    ] = None
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.", rich_help_panel=MODELS)] = None
-    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=MODELS)] = (
+    include: Annotated[list[str] | None, _input(metavar="GLOB", help="In folders and lists: only these.")] = None
+    exclude: Annotated[list[str] | None, _input(metavar="GLOB", help="In folders and lists: not these.")] = None
+    extensions: Annotated[str | None, _input(metavar="LIST", help="What is a video in folders: mp4,mkv, or any.")] = (
         None
     )
 
-    frames: Annotated[int | None, typer.Option(help="Frames to show.", rich_help_panel=VIDEO)] = None
-    fps: Annotated[float | None, typer.Option(help="Frames to show per second.", rich_help_panel=VIDEO)] = None
-    start: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Begin here: 90, 1:30 or 1m.", rich_help_panel=VIDEO)
-    ] = None
-    end: Annotated[str | None, typer.Option(metavar="TIME", help="End here.", rich_help_panel=VIDEO)] = None
-    max_pixels: Annotated[
-        int | None, typer.Option(help="Shrink frames to at most this many pixels.", rich_help_panel=VIDEO)
-    ] = None
-    decoder: Annotated[str | None, typer.Option(help="auto, decord, av or nvdec.", rich_help_panel=VIDEO)] = None
-    allow_damaged: Annotated[
-        bool | None,
-        typer.Option(
-            "--allow-damaged",
-            help="Caption what is there of a damaged file; the record says so.",
-            rich_help_panel=VIDEO,
-        ),
-    ] = None
-    audio: Annotated[
-        bool | None,
-        typer.Option(
-            "--audio/--no-audio",
-            help="Whether models that hear do.",
-            rich_help_panel=VIDEO,
-        ),
-    ] = None
-    segment: Annotated[
+    pair: Pair = None
+    target: Target = None
+    draft: Draft = None
+    captioner: Annotated[
         str | None,
-        typer.Option(
-            metavar="LENGTH|scenes",
-            help="Caption each part: 30s, 2m or scenes (by PySceneDetect).",
-            rich_help_panel=VIDEO,
-        ),
+        _model(help="Captions a frame for a draft that is shown a text: a hub id or a folder (default: the draft)."),
     ] = None
-    context: Annotated[
-        bool, typer.Option("--context", help="Show each segment the caption before it.", rich_help_panel=VIDEO)
-    ] = False
+    device: Device = None
+    dtype: Dtype = None
+
+    frames: Frames = None
+    fps: Fps = None
+    start: Start = None
+    end: End = None
+    max_pixels: Annotated[int | None, _video(help="Shrink frames to at most this many pixels.")] = None
+    decoder: Annotated[str | None, _video(help="auto, decord, av or nvdec.")] = None
+    allow_damaged: Annotated[
+        bool | None, _video("--allow-damaged", help="Caption what is there of a damaged file; the record says so.")
+    ] = None
+    audio: Annotated[bool | None, _video("--audio/--no-audio", help="Whether models that hear do.")] = None
+    segment: Annotated[
+        str | None, _video(metavar="LENGTH|scenes", help="Caption each part: 30s, 2m or scenes (by PySceneDetect).")
+    ] = None
+    context: Annotated[bool, _video("--context", help="Show each segment the caption before it.")] = False
 
     prompt: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TEXT",
-            help="What to ask about the video; given again, several things at once: a record for each.",
-            rich_help_panel=TEXT,
+        _text(
+            metavar="TEXT", help="What to ask about the video; given again, several things at once: a record for each."
         ),
     ] = None
     turn: Annotated[
         list[str] | None,
-        typer.Option(
+        _text(
             metavar="TEXT",
             help="Talk about the video: each --turn is asked behind the answer before; a record for each.",
-            rich_help_panel=TEXT,
         ),
     ] = None
-    prompt_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Read the prompt from a file.", rich_help_panel=TEXT)
-    ] = None
+    prompt_file: Annotated[Path | None, _text(metavar="FILE", help="Read the prompt from a file.")] = None
     style: Annotated[
         str | None,
-        typer.Option(
+        _text(
             metavar="NAME",
             help="A named prompt: brief, detailed, subjects-actions-background, dataset.",
-            rich_help_panel=TEXT,
             autocompletion=style_names,
         ),
     ] = None
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.", rich_help_panel=TEXT)] = None
-    max_new_tokens: Annotated[int | None, typer.Option(help="Longest caption.", rich_help_panel=TEXT)] = None
+    system: System = None
+    max_new_tokens: Annotated[int | None, _text(help="Longest caption.")] = None
     stop_loops: Annotated[
-        bool | None,
-        typer.Option("--stop-loops", help="End a caption that says the same again and again.", rich_help_panel=TEXT),
+        bool | None, _text("--stop-loops", help="End a caption that says the same again and again.")
     ] = None
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.", rich_help_panel=TEXT)] = None
-    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.", rich_help_panel=TEXT)] = None
-    seed: Annotated[int | None, typer.Option(help="Seed of sampling.", rich_help_panel=TEXT)] = None
+    temperature: Temperature = None
+    top_p: Annotated[float | None, _text(help="Nucleus sampling.")] = None
+    seed: Annotated[int | None, _text(help="Seed of sampling.")] = None
 
     form: Annotated[
         str | None,
-        typer.Option(
+        _output(
             "--format",
             metavar="NAME[,NAME...]",
             help="text, txt, json (all that was measured), jsonl (the same captions, the same bytes), csv, srt, vtt or "
             "webdataset-txt; several by commas (default: what the suffix of --output FILE names, else text).",
-            rich_help_panel=OUTPUT,
             autocompletion=format_names,
         ),
     ] = None
     csv_raw: CsvRaw = False
     output: Annotated[
         str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="One file for all clips, continued if it exists; - is stdout.",
-            metavar="FILE",
-            rich_help_panel=OUTPUT,
-        ),
+        _output("--output", "-o", help="One file for all clips, continued if it exists; - is stdout.", metavar="FILE"),
     ] = None
     output_dir: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="A file for each clip below DIR, as the clips lie.", rich_help_panel=OUTPUT),
+        str | None, _output(metavar="DIR", help="A file for each clip below DIR, as the clips lie.")
     ] = None
     name: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEMPLATE", help="Of each clip's file: '{stem}.{profile}{suffix}'.", rich_help_panel=OUTPUT
-        ),
+        str | None, _output(metavar="TEMPLATE", help="Of each clip's file: '{stem}.{profile}{suffix}'.")
     ] = None
-    ordered: Annotated[
-        bool,
-        typer.Option("--ordered", help="To stdout: captions in the order of the clips.", rich_help_panel=OUTPUT),
-    ] = False
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Only say what would be done, and how long it may take.", rich_help_panel=OUTPUT
-        ),
-    ] = False
-    log_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Add a JSON line for every event.", rich_help_panel=OUTPUT)
-    ] = None
+    ordered: Annotated[bool, _output("--ordered", help="To stdout: captions in the order of the clips.")] = False
+    dry_run: Annotated[bool, _output("--dry-run", help="Only say what would be done, and how long it may take.")] = (
+        False
+    )
+    log_file: Annotated[Path | None, _output(metavar="FILE", help="Add a JSON line for every event.")] = None
     notify_every: Annotated[
-        str | None,
-        typer.Option(metavar="N|TIME", help="A line of progress every 100 clips, or every 5m.", rich_help_panel=OUTPUT),
+        str | None, _output(metavar="N|TIME", help="A line of progress every 100 clips, or every 5m.")
     ] = None
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say only what failed.", rich_help_panel=OUTPUT)] = False
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Say what is loaded, and where time goes.", rich_help_panel=OUTPUT)
-    ] = False
-    no_live: Annotated[bool, typer.Option("--no-live", help="No live panel.", rich_help_panel=OUTPUT)] = False
+    quiet: Quiet = False
+    verbose: Annotated[bool, _output("--verbose", "-v", help="Say what is loaded, and where time goes.")] = False
+    no_live: Annotated[bool, _output("--no-live", help="No live panel.")] = False
 
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Begin anew; the older file becomes FILE~.", rich_help_panel=RESUME)
-    ] = False
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Try again what failed before.", rich_help_panel=RESUME)
-    ] = False
-    checksum: Annotated[
-        bool,
-        typer.Option("--checksum", help="Know clips by their bytes, not by size and time.", rich_help_panel=RESUME),
-    ] = False
-    fail_fast: Annotated[
-        bool, typer.Option("--fail-fast", help="Stop at the first failure.", rich_help_panel=RESUME)
-    ] = False
-    max_failures: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Stop after this many.", rich_help_panel=RESUME)
-    ] = None
-    timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Give up a clip after this long.", rich_help_panel=RESUME)
-    ] = None
+    overwrite: Annotated[bool, _resume("--overwrite", help="Begin anew; the older file becomes FILE~.")] = False
+    retry_failed: Annotated[bool, _resume("--retry-failed", help="Try again what failed before.")] = False
+    checksum: Annotated[bool, _resume("--checksum", help="Know clips by their bytes, not by size and time.")] = False
+    fail_fast: Annotated[bool, _resume("--fail-fast", help="Stop at the first failure.")] = False
+    max_failures: Annotated[int | None, _resume(min=1, metavar="N", help="Stop after this many.")] = None
+    timeout: Annotated[float | None, _resume(metavar="SECONDS", help="Give up a clip after this long.")] = None
 
-    batch: Annotated[
-        str, typer.Option(metavar="auto|N", help="Clips to caption at once; 1: in their order.", rich_help_panel=SCALE)
-    ] = "auto"
-    ahead: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Clips that may be read and wait.", rich_help_panel=SCALE)
-    ] = 8
-    replicas: Annotated[
-        str | None,
-        typer.Option(metavar="N|auto", help="Captioners at once; auto: one for each GPU.", rich_help_panel=SCALE),
-    ] = None
+    batch: Annotated[str, _scale(metavar="auto|N", help="Clips to caption at once; 1: in their order.")] = "auto"
+    ahead: Annotated[int, _scale(min=1, metavar="N", help="Clips that may be read and wait.")] = 8
+    replicas: Annotated[str | None, _scale(metavar="N|auto", help="Captioners at once; auto: one for each GPU.")] = None
     shard: Annotated[
-        str | None,
-        typer.Option(
-            metavar="I/N", help="Only this part of the clips; of SLURM's job array by default.", rich_help_panel=SCALE
-        ),
+        str | None, _scale(metavar="I/N", help="Only this part of the clips; of SLURM's job array by default.")
     ] = None
-    engine: Annotated[
-        EngineName, typer.Option("--engine", help="ray: actors on a Ray cluster.", rich_help_panel=SCALE)
-    ] = EngineName.local
-    address: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Of the Ray cluster.", rich_help_panel=SCALE)
-    ] = None
+    engine: Annotated[EngineName, _scale("--engine", help="ray: actors on a Ray cluster.")] = EngineName.local
+    address: Annotated[str | None, _scale(metavar="ADDRESS", help="Of the Ray cluster.")] = None
 
-    baseline: Annotated[
-        bool, typer.Option("--baseline", help="Also decode plainly; report the true speed-up.", rich_help_panel=CHECKS)
-    ] = False
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Also decode plainly; fail on any difference.", rich_help_panel=CHECKS)
-    ] = False
-    trace: Annotated[
-        Path | None,
-        typer.Option("--trace", metavar="FILE", help="Write a Chrome/Perfetto trace.", rich_help_panel=CHECKS),
-    ] = None
+    baseline: Annotated[bool, _check("--baseline", help="Also decode plainly; report the true speed-up.")] = False
+    verify: Annotated[bool, _check("--verify", help="Also decode plainly; fail on any difference.")] = False
+    trace: Annotated[Path | None, _check("--trace", metavar="FILE", help="Write a Chrome/Perfetto trace.")] = None
     heatmap: Annotated[
-        Path | None,
-        typer.Option(
-            "--heatmap", metavar="FILE.png", help="Draw what the draft sees of the frames.", rich_help_panel=CHECKS
-        ),
+        Path | None, _check("--heatmap", metavar="FILE.png", help="Draw what the draft sees of the frames.")
     ] = None
     report: Annotated[
         Path | None,
-        typer.Option(
+        _check(
             "--report",
             metavar="FILE.html",
             help="One page to look at: what the draft saw, who wrote each token, where the time went.",
-            rich_help_panel=CHECKS,
         ),
     ] = None
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of every error.", rich_help_panel=CHECKS)
+    debug: Debug = False
+    help_all: Annotated[
+        bool,
+        typer.Option(
+            "--help-all", is_eager=True, callback=_help_all, help="Show this with the rarer options and exit."
+        ),
     ] = False

@@ -1,4 +1,4 @@
-"""How a result goes to stdout, and what is said meanwhile to stderr, for the commands that measure and predict."""
+"""How a result goes to stdout, and what is said meanwhile to stderr, for commands that look and measure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Form", "print_csv", "print_facts", "print_json", "say"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Form", "facts_table", "print_csv", "print_facts", "print_json", "say"]
 
 
 class Form(str, Enum):
@@ -37,3 +40,19 @@ def print_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 def print_facts(facts: Mapping[str, Any]) -> None:
     """What the figures depend on, in one line."""
     print(", ".join(f"{key} {value}" for key, value in facts.items()))
+
+
+def facts_table(rows: Iterable[tuple[str, str]]) -> Console:
+    """Print labels and values; returns what they were printed on."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for label, value in rows:
+        table.add_row(Text(label), Text(value))
+    console = Console()
+    console.print(table)
+    return console

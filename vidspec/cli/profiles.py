@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
-import json
-from enum import Enum
 from typing import Annotated
 
 import typer
 
+from vidspec.cli.options import TextOrJson, profile_names
+from vidspec.cli.printed import print_json
+from vidspec.errors import UsageError
+
 __all__ = ["profiles"]
 
 
-class Form(str, Enum):
-    """How the list is written."""
-
-    text = "text"
-    json = "json"
-
-
 def profiles(
-    form: Annotated[Form, typer.Option("--format", help="json: a list of objects.")] = Form.text,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME...", help="Only these.", autocompletion=profile_names, show_default="those to choose from"
+        ),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Also baselines, ablations and the papers' other variants.")
+    ] = False,
+    form: Annotated[TextOrJson, typer.Option("--format", help="json: a list of objects.")] = TextOrJson.text,
 ) -> None:
-    """List the profiles, packaged and yours, by group; in a pipe one line each: name, tab, description, tab, group.
+    """List the profiles to choose from and your own, by group; in a pipe one line each: name, description, group.
 
     Begin with a recommended one. Exact and parallel ones give the target's own text, loose and lossy ones do not.
     """
     from vidspec.config.files import user_folder
     from vidspec.config.profiles import available
 
-    found = available()
-    if form is Form.json:
-        fields = ({**info._asdict(), "path": str(info.path)} for info in found)
-        print(json.dumps(list(fields), ensure_ascii=False, indent=2))
+    known = available()
+    wanted = set(names or ())
+    if missing := wanted - {info.name for info in known}:
+        raise UsageError(f"there is no profile {sorted(missing)[0]}", hint="vidspec profiles --all lists them")
+    found = [info for info in known if (info.name in wanted if wanted else every or info.chosen)]
+    if form is TextOrJson.json:
+        print_json([{**info._asdict(), "path": str(info.path)} for info in found])
         return
     from rich.console import Console
     from rich.table import Table
@@ -55,4 +62,5 @@ def profiles(
             table.add_row(Text(f"\n{group}", style="underline"), Text(""))
         table.add_row(Text(name), Text(about))
     console.print(table)
-    Console(stderr=True).print(Text(f"Your own profiles: {user_folder()}", style="dim"), soft_wrap=True)
+    more = f"{len(known) - len(found)} more with --all. " if len(found) < len(known) else ""
+    Console(stderr=True).print(Text(f"{more}Your own profiles: {user_folder()}", style="dim"), soft_wrap=True)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from vidspec.cli.options import Debug, Quiet
 from vidspec.cli.report import note
 from vidspec.errors import UsageError
 
@@ -25,8 +26,8 @@ def report(
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="FILE", help="What caption --trace wrote in the same run.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of every error.")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> int:
     """Draw one page of finished runs: captions, counters, speeds; of many clips a table to search and sort.
 

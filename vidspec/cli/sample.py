@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from vidspec.cli.options import Debug
 from vidspec.errors import UsageError
 
 __all__ = ["sample"]
@@ -14,7 +15,7 @@ __all__ = ["sample"]
 
 def sample(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the clips and truth.json.")],
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of every error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Copy the four sample clips (mp4) with their truth.json, and print their paths."""
     from vidspec.embedded.samples import copy

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["announce", "demo_notes", "status", "uncollected"]
 
 NOTICE = (
-    "note: the built-in models know only drawn shapes, and what they say of real video is false; `vidspec pairs` lists "
-    "real models, such as:"
+    "note: the built-in models know only drawn shapes, and what they say of real video is false; `vidspec models` "
+    "lists real models, such as:"
 )
 REAL = "--target Qwen/Qwen2.5-VL-7B-Instruct --draft Qwen/Qwen2.5-VL-3B-Instruct"
 

@@ -16,28 +16,31 @@ __all__ = ["throughput"]
 
 DEFAULT = ("ar", "vanilla-sd", "auto")
 
+Profiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--profile",
+        metavar="NAME",
+        help="A name or file with +KEY=VALUE for what is to differ; any number of times.",
+        show_default=", ".join(DEFAULT),
+    ),
+]
+Peers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--peer",
+        metavar="NAME",
+        help="generate-batched, transformers' generate on padded batches; vllm=PYTHON, with the interpreter of an "
+        "environment that has vLLM and PyAV; any number of times.",
+    ),
+]
+
 
 def throughput(
     clips: Annotated[list[Path], typer.Argument(metavar="CLIP...", help="Video files and folders.")],
     batch: Annotated[str, typer.Option("--batch", metavar="N,N,...", help="Clips at once, increasing.")] = "1,4,8,16",
-    profile: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--profile",
-            metavar="NAME",
-            help="A name or file with +KEY=VALUE for what is to differ; any number of times.",
-            show_default=", ".join(DEFAULT),
-        ),
-    ] = None,
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--peer",
-            metavar="NAME",
-            help="generate-batched, transformers' generate on padded batches; vllm=PYTHON, with the interpreter of an "
-            "environment that has vLLM and PyAV; any number of times.",
-        ),
-    ] = None,
+    profile: Profiles = None,
+    peer: Peers = None,
     pair: Pair = PairName.embedded,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs over all clips; medians.")] = 3,
     frames: Annotated[
@@ -65,17 +68,9 @@ def throughput(
     from vidspec.bench.outside import pythons
     from vidspec.bench.results import RESULTS
     from vidspec.bench.throughput import BATCHED, Outcome, Throughput, contenders, markdown, measure
-    from vidspec.dataset.inputs import Sources, collect, leave_out_missing
     from vidspec.files import check_output, write_whole
 
-    named = tuple(str(clip) for clip in clips)
-    found = collect(Sources(paths=named))
-    leave_out_missing(found, named)
-    if found.unreadable:
-        raise UsageError(found.unreadable[0])
-    paths = [entry.path for entry in found.entries]
-    if not paths:
-        raise UsageError("there is no video to caption")
+    paths = _clips(tuple(map(str, clips)))
     labels, others = list(profile or DEFAULT), list(peer or ())
     for option, names in (("--profile", labels), ("--peer", others)):
         if twice := [name for name in names if names.count(name) > 1]:
@@ -104,3 +99,20 @@ def throughput(
     print(markdown(outcome.rows, outcome.left))
     print_facts(facts)
     return 0
+
+
+def _clips(named: tuple[str, ...]) -> list[str]:
+    """The videos among files and folders.
+
+    Raises:
+        UsageError: one cannot be found, or there are none.
+    """
+    from vidspec.dataset.inputs import Sources, collect, leave_out_missing
+
+    found = collect(Sources(paths=named))
+    leave_out_missing(found, named)
+    if found.unreadable:
+        raise UsageError(found.unreadable[0])
+    if not found.entries:
+        raise UsageError("there is no video to caption")
+    return [entry.path for entry in found.entries]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
-from vidspec.config.files import Entry, Shelf, named_file
+from vidspec.config.files import LAST, Entry, Shelf, named_file
 from vidspec.config.mistakes import mistake
 from vidspec.config.schema import Profile
 from vidspec.errors import ProfileError
@@ -64,13 +64,15 @@ ORDER = ("recommended", "exact", "parallel", "loose", "lossy")
 
 class ProfileInfo(NamedTuple):
     """A profile that can be named: ``source`` is ``user`` or ``packaged``; ``group`` as its file says, or as it works:
-    ``exact`` or ``parallel`` if it keeps the text, ``loose`` or ``lossy`` if not."""
+    ``exact`` or ``parallel`` if it keeps the text, ``loose`` or ``lossy`` if not. ``chosen`` are those listed to
+    users who ask for no more: their own, and packaged ones whose file names a rank in their group."""
 
     name: str
     about: str
     path: Path
     source: str
     group: str
+    chosen: bool
 
 
 def available() -> list[ProfileInfo]:
@@ -87,7 +89,8 @@ def available() -> list[ProfileInfo]:
             about = f"{about} Not lossless."
         group = one_line(entry.group or kind)
         place = ORDER.index(group) if group in ORDER else len(ORDER)
-        info = ProfileInfo(one_line(name), one_line(" ".join(about.split())), entry.path, entry.source, group)
+        chosen = entry.source == "user" or entry.rank != LAST
+        info = ProfileInfo(one_line(name), one_line(" ".join(about.split())), entry.path, entry.source, group, chosen)
         found.append((place, group, entry.rank, info))
     return [info for *_, info in sorted(found)]
 

@@ -194,7 +194,7 @@ class Profile(Section):
 
     @model_validator(mode="after")
     def _paired(self) -> Profile:
-        """A published target alone takes the draft that ``vidspec pairs`` lists first for it, where one is needed."""
+        """A published target alone takes the draft that ``vidspec models`` lists first for it, where one is needed."""
         models = self.models
         if not self.drafts_with_a_model or models.target is None or models.draft is not None:
             return self

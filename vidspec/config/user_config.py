@@ -24,7 +24,7 @@ __all__ = ["DEFAULT_PROFILE", "PAIRED", "Defaults", "Resolved", "config_path", "
 
 DEFAULT_PROFILE = "vanilla-sd"
 #: Where a draft comes from that nobody named.
-PAIRED = "vidspec pairs"
+PAIRED = "vidspec models"
 OWN_KEYS = ("profile", "format")
 SECTIONS = ("models", "video", "generate")
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 from rich.text import Text
+
+from vidspec.display.cells import cells_of
+from vidspec.events.events import Prefilled
 
 __all__ = ["frame_map", "heatmap"]
 
@@ -47,23 +49,19 @@ def heatmap(kept: Sequence[int], of: Sequence[int], width: int, *, ascii_only: b
     return text
 
 
-def frame_map(
-    grid: tuple[int, int, int], cells: tuple[int, ...], kept: tuple[int, ...], width: int, *, ascii_only: bool = False
-) -> Text:
+def frame_map(seen: Prefilled, width: int, *, ascii_only: bool = False) -> Text:
     """A frame as rows of blocks: how often the draft sees each place of it, over all frames.
 
     Rows that do not fit into ``MAX_ROWS`` lines share them, as columns that do not fit into ``width`` do.
 
     Args:
-        grid, cells, kept: as :class:`~vidspec.events.events.Prefilled` has them; the grid is not empty.
+        seen: what the draft sees; its grid is not empty.
         width: columns to draw in.
         ascii_only: for terminals without block characters.
     """
-    _, rows, columns = grid
-    high, wide = -(-rows // MAX_ROWS), -(-columns // max(1, width))
-    counts = _places(grid, cells, kept, high, wide)
-    shares = [[seen / of if of else 0.0 for seen, of in line] for line in counts]
-    top = max(max(line) for line in shares)
+    _, rows, columns = seen.grid
+    shares = cells_of(seen).place_shares(-(-rows // MAX_ROWS), -(-columns // max(1, width)))
+    top = max(map(max, shares))
     head = f"by place in the frame, {rows} x {columns} tokens" + (f", full block {top:.0%}" if top else "")
     text = Text(head, style="dim")
     for line in shares:
@@ -71,19 +69,6 @@ def frame_map(
         for share in line:
             _block(text, share, top, ascii_only)
     return text
-
-
-@lru_cache(maxsize=4)  # the panel is drawn many times a second
-def _places(
-    grid: tuple[int, int, int], cells: tuple[int, ...], kept: tuple[int, ...], high: int, wide: int
-) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Of each ``high`` x ``wide`` places of a frame the tokens kept, and all tokens."""
-    _, rows, columns = grid
-    counts = [[[0, 0] for _ in range(0, columns, wide)] for _ in range(0, rows, high)]
-    for number, tokens in enumerate((kept, range(len(cells)))):
-        for cell in (cells[index] for index in tokens if cells[index] >= 0):
-            counts[cell // columns % rows // high][cell % columns // wide][number] += 1
-    return tuple(tuple((seen, of) for seen, of in line) for line in counts)
 
 
 def _block(text: Text, share: float, top: float, ascii_only: bool) -> None:

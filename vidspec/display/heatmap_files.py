@@ -99,7 +99,7 @@ class HeatmapFiles(Observer):
             opened.path, times, max_pixels=_MAX_PIXELS, decoder=wanted.decoder, allow_damaged=wanted.allow_damaged
         )
         title, frames = self._title(opened, seen), list(clip.frames)
-        picture = heatmap_image(frames, times, seen.grid, seen.cells, seen.kept, title, seen.views)
+        picture = heatmap_image(frames, times, seen, title)
         file = _name(self.file, opened.path, self.written, several=self._several)
         png, mark = BytesIO(), PngInfo()
         mark.add_text("Software", f"vidspec {__version__}")

@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from vidspec.pruning.position_bias import Pair, frame_shares, position_bias, rasters
+from vidspec.display.cells import cells_of
+from vidspec.events.events import Prefilled
+from vidspec.pruning.position_bias import Pair, position_bias
 
-__all__ = ["heatmap_image", "kept_mask"]
+__all__ = ["heatmap_image"]
 
 Font: TypeAlias = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
@@ -25,35 +27,19 @@ BACKGROUND, TEXT, FAINT, KEPT, EVEN = (18, 18, 20), (236, 236, 236), (120, 120, 
 LIGHT, COLOUR = 0.28, 0.35
 
 
-def kept_mask(grid: tuple[int, int, int], cells: Sequence[int], kept: Sequence[int]) -> NDArray[np.bool_]:
-    """(frames, rows, columns) whether the draft sees a token in each cell; arguments as in :func:`heatmap_image`."""
-    mask = np.zeros(grid, np.bool_)
-    chosen = np.asarray(cells, np.int64)[np.asarray(kept, np.int64)]
-    mask.reshape(-1)[chosen[chosen >= 0]] = True
-    return mask
-
-
 def heatmap_image(
     frames: Sequence[NDArray[np.uint8]],
     seconds: Sequence[float],
-    grid: tuple[int, int, int],
-    cells: Sequence[int],
-    kept: Sequence[int],
+    seen: Prefilled,
     title: str,
-    views: Sequence[tuple[int, int]] = (),
 ) -> Image.Image:
     """A grid of frames whose kept cells are as they are and framed, the others dark; below, how full each frame is.
 
     Args:
         frames: per frame (temporal step) of the grid one picture (H, W, 3) uint8 RGB, all of one size.
         seconds: when each begins.
-        grid: F frames, R rows and C columns of visual tokens.
-        cells: of each of N visual tokens its cell in the grid, counted frame by frame in raster order; -1 for
-            separators, which are drawn nowhere.
-        kept: indices of the tokens that the draft sees.
+        seen: what the draft sees; where a frame has several rasters of tokens, it is drawn once for each.
         title: the line above.
-        views: rows and columns of each of several rasters of tokens, one below the other in the grid, that show the
-            whole frame each; every frame is drawn once for each.
 
     Returns:
         An RGB picture about 1,600 pixels wide, as high as the frames need.
@@ -61,10 +47,11 @@ def heatmap_image(
     Raises:
         ValueError: frames, seconds and grid disagree, or there is nothing to draw.
     """
-    if not len(frames) == len(seconds) == grid[0] or 0 in grid:
-        raise ValueError(f"{len(frames)} frames at {len(seconds)} times do not fill a grid of {grid}")
+    if not len(frames) == len(seconds) == seen.grid[0] or 0 in seen.grid:
+        raise ValueError(f"{len(frames)} frames at {len(seconds)} times do not fill a grid of {seen.grid}")
     height, width = frames[0].shape[:2]
-    layers = rasters(grid, views)
+    cells = cells_of(seen)
+    layers = cells.layers
     across = _columns(len(frames) * len(layers), height / width)
     wide = min(WIDEST, (WIDTH - 2 * MARGIN + GAP) // across - GAP)
     high = max(1, round(wide * height / width))
@@ -75,16 +62,15 @@ def heatmap_image(
     picture = Image.new("RGB", (WIDTH, bars + 2 * (LABEL + 8) + BARS + 2 * LABEL + MARGIN), BACKGROUND)
     draw = ImageDraw.Draw(picture)
     _write(draw, (MARGIN, MARGIN), title, TITLE, TEXT, WIDTH - 2 * MARGIN)
-    mask = kept_mask(grid, cells, kept)
-    for number, (index, (first, rows, columns)) in enumerate(product(range(len(frames)), layers)):
+    for number, (index, layer) in enumerate(product(range(len(frames)), layers)):
         left = MARGIN + number % across * (wide + GAP)
         upper = top + number // across * (high + label + GAP)
-        shown = mask[index, first : first + rows, :columns]
+        shown = cells.of(index, layer)
         picture.paste(_thumbnail(frames[index], shown, wide, high), (left, upper))
         _outline(draw, shown, left, upper, wide, high)
         if label:
-            _label(draw, left, upper + high + 3, wide, _clock(seconds[index]), f"{int(shown.sum())}/{rows * columns}")
-    _bars(draw, bars, seconds, grid, cells, kept, views)
+            _label(draw, left, upper + high + 3, wide, _clock(seconds[index]), f"{int(shown.sum())}/{layer.size}")
+    _bars(draw, bars, seconds, seen)
     return picture
 
 
@@ -122,17 +108,9 @@ def _label(draw: ImageDraw.ImageDraw, left: int, upper: int, wide: int, time: st
         draw.text((left + wide - draw.textlength(share, font), upper), share, KEPT, font)
 
 
-def _bars(
-    draw: ImageDraw.ImageDraw,
-    upper: int,
-    seconds: Sequence[float],
-    grid: tuple[int, int, int],
-    cells: Sequence[int],
-    kept: Sequence[int],
-    views: Sequence[tuple[int, int]],
-) -> None:
+def _bars(draw: ImageDraw.ImageDraw, upper: int, seconds: Sequence[float], seen: Prefilled) -> None:
     """One bar a frame: its share of the kept tokens, with a line at what an even choice would give each."""
-    shares = frame_shares(grid, [cells[index] for index in kept if cells[index] >= 0])
+    shares = cells_of(seen).frame_shares
     full, even = max((*shares, 1e-9)), 1 / len(shares)
     _write(draw, (MARGIN, upper), f"share of the kept tokens by frame; full height {full:.1%}", LABEL, TEXT, WIDTH // 2)
     top = upper + LABEL + 8
@@ -148,7 +126,7 @@ def _bars(
         (_clock(seconds[-1]), WIDTH - MARGIN, "ra"),
     ):
         draw.text((place, top + BARS + 4), text, EVEN if anchor == "ma" else FAINT, _font(LABEL), anchor=anchor)
-    bias = position_bias(grid, cells, kept, views=views)
+    bias = position_bias(seen.grid, seen.cells, seen.kept, views=seen.views)
     if bias is not None:
         line = "; ".join(
             f"{name} {_pair(pair)}"

@@ -74,7 +74,7 @@ def render(
         below.append(heatmap(seen.kept_per_frame, seen.tokens_per_frame, inner, ascii_only=ascii_only))
         one_raster = 0 not in seen.grid and not seen.views
         if one_raster and len(seen.kept) < seen.visual_tokens and (height is None or height >= DETAILED):
-            below.append(frame_map(seen.grid, seen.cells, seen.kept, inner, ascii_only=ascii_only))
+            below.append(frame_map(seen, inner, ascii_only=ascii_only))
     if state.side_by_side and (height is None or height >= LANED):
         drawn = [line for line in lanes(state.rounds, inner, ascii_only=ascii_only) if line.cell_len <= inner]
         below += [Text("\n").join(drawn)] if drawn else []

@@ -318,7 +318,7 @@ def unloadable(name: str, error: Exception) -> ModelError:
     if "trust_remote_code" in str(error):
         return ModelError(
             f"{name}: needs code of its own, which is not run",
-            hint="vidspec pairs lists models that need none",
+            hint="vidspec models lists models that need none",
             kind="unreadable",
         )
     folder = Path(name).expanduser()

@@ -76,7 +76,7 @@ def doubt_of(target: str) -> Doubt | None:
         return Doubt(f"{target}: no config.json in this folder", "a folder with a saved model, or a hub id")
     published = meant(target, {pair.target.name for pair in known()})
     return Doubt(
-        f"{target} is not among the targets that `vidspec pairs` lists",
+        f"{target} is not among the targets that `vidspec models` lists",
         f"{published or 'one of these'}, or this one with models.draft",
     )
 

@@ -7,10 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vidspec.errors import OutputError
 from vidspec.events.events import Prefilled
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["MOST", "Picture", "pictures", "thumbnail"]
 
@@ -88,11 +92,20 @@ def pictures(
             Picture(time, image, width / height, kept=kept)
             for time, image, kept in zip(moments, images, counts, strict=True)
         ]
-    return [
-        Picture(moments[at], images[at], width / height, *veiled, view, layer[1:], _levels(seen, grid, index, layer))
-        for (at, index), (view, layer) in product(enumerate(chosen), _layers(grid, seen.views))
-        for veiled in [_veiled(seen, grid, index, layer)]
-    ]
+    from vidspec.display.cells import cells_of
+
+    cells, found = cells_of(seen), []
+    for (at, index), layer in product(enumerate(chosen), cells.layers):
+        # A draft that is shown no tokens at all has nothing veiled.
+        veil, kept, tokens = _veil(cells.of(index, layer)) if seen.kept_per_frame else (None, None, None)
+        view = f"view of {layer.rows} x {layer.columns}" if len(cells.layers) > 1 else ""
+        levels = tuple(base64.b64encode(ranks.tobytes()).decode("ascii") for ranks in cells.levels(index, layer))
+        found.append(
+            Picture(
+                moments[at], images[at], width / height, veil, kept, tokens, view, (layer.rows, layer.columns), levels
+            )
+        )
+    return found
 
 
 def thumbnail(record: Mapping[str, Any]) -> str:
@@ -108,52 +121,20 @@ def thumbnail(record: Mapping[str, Any]) -> str:
     return _jpeg(clip.frames[0], 1.0)
 
 
-def _layers(grid: tuple[int, int, int], views: Sequence[tuple[int, int]]) -> list[tuple[str, tuple[int, int, int]]]:
-    """Names, first row, rows and columns of the rasters that show a whole frame each."""
-    from vidspec.pruning.position_bias import rasters
-
-    layers = rasters(grid, views)
-    return [
-        (f"view of {rows} x {columns}" if len(layers) > 1 else "", (first, rows, columns))
-        for first, rows, columns in layers
-    ]
-
-
-def _veiled(
-    seen: Prefilled, grid: tuple[int, int, int], frame: int, layer: tuple[int, int, int]
-) -> tuple[str | None, int | None, int | None]:
-    """The veil over one frame, its kept tokens and all of them; nothing where the draft is shown no tokens at all."""
+def _veil(shown: NDArray[np.bool_]) -> tuple[str | None, int, int]:
+    """The veil over one frame, of which ``shown`` (rows, columns) is seen; its kept tokens and all of them."""
     import numpy as np
     from PIL import Image
 
-    if not seen.kept_per_frame:
-        return None, None, None
-    first, rows, columns = layer
-    mask = np.zeros(grid, np.bool_)
-    cells = np.asarray(seen.cells, np.int64)[np.asarray(seen.kept, np.int64)]
-    mask.reshape(-1)[cells[cells >= 0]] = True
-    shown = mask[frame, first : first + rows, :columns]
     if shown.all():
-        return None, rows * columns, rows * columns
-    size = min(32, max(6, 256 // columns))  # of a token, so that the line around it is about a pixel wide
+        return None, shown.size, shown.size
+    size = min(32, max(6, 256 // shown.shape[1]))  # of a token, so that the line around it is about a pixel wide
     around = np.pad(np.kron(shown, np.ones((size, size), np.bool_)), 1, mode="edge")
     inside = around[1:-1, 1:-1]
     beside = around[:-2, 1:-1] & around[2:, 1:-1] & around[1:-1, :-2] & around[1:-1, 2:]
     veil = Image.fromarray(np.where(inside, np.where(beside, 0, 2), 1).astype(np.uint8), "P")
     veil.putpalette([0, 0, 0, 0, *_VEIL, *_EDGE], "RGBA")
-    return _address(veil, "png"), int(shown.sum()), rows * columns
-
-
-def _levels(seen: Prefilled, grid: tuple[int, int, int], frame: int, layer: tuple[int, int, int]) -> tuple[str, ...]:
-    """Of each signal the ranks over one frame, row by row; 0 where there is no token."""
-    import numpy as np
-
-    (first, rows, columns), cells, found = layer, np.asarray(seen.cells, np.int64), list[str]()
-    for _, ranks in seen.signals:
-        placed = np.zeros(grid, np.uint8)
-        placed.reshape(-1)[cells[cells >= 0]] = np.frombuffer(ranks, np.uint8)[cells >= 0]
-        found.append(base64.b64encode(placed[frame, first : first + rows, :columns].tobytes()).decode("ascii"))
-    return tuple(found)
+    return _address(veil, "png"), int(shown.sum()), shown.size
 
 
 def _within(budget: int, frames: Sequence[Any]) -> list[str]:

@@ -29,7 +29,7 @@ def put(cache, name, *files, config=True, index=None):
 
 
 def listed(vidspec, *args):
-    ran = vidspec("pairs", "--format", "json", *args)
+    ran = vidspec("models", "--format", "json", *args)
     assert ran.code == 0, ran.err
     return json.loads(ran.out)
 
@@ -41,9 +41,9 @@ def of(found, target, draft):
 
 
 def test_lines_in_a_pipe(vidspec):
-    ran = vidspec("pairs")
+    ran = vidspec("models")
     lines = [line.split("\t") for line in ran.out.splitlines()]
-    assert ran.code == 0 and ran.err == "" and {len(line) for line in lines} == {7}
+    assert ran.code == 0 and ran.err == "" and {len(line) for line in lines} == {8}
     assert [line[0] for line in lines] == [pair.target.name for pair in known()]
     first = lines[0]
     assert first[:3] == [BIG, SMALL, "6273"] and first[4:6] == ["apache-2.0", "no"] and "SpecVLM" in first[6]
@@ -89,16 +89,50 @@ def test_the_draft_has_its_own_visual_tokens(vidspec):
 def test_what_is_not_known_is_not_made_up(vidspec):
     rows = [row for row in listed(vidspec) if "SALMONN" in row["target"]["name"]]
     assert rows and all(row["bytes"]["total"] is None and row["target"]["licence"] is None for row in rows)
-    line = next(line for line in vidspec("pairs").out.splitlines() if "SALMONN" in line)
+    line = next(line for line in vidspec("models").out.splitlines() if "SALMONN" in line)
     assert "? = ? + ? +" in line and "not what is heard" in line
 
 
 def test_more_tokens_than_a_model_was_made_for(vidspec):
     def remarks(frames):
-        lines = vidspec("pairs", "--frames", frames).out.splitlines()
+        lines = vidspec("models", "--frames", frames).out.splitlines()
         return next(line for line in lines if line.startswith("llava-hf/llava-1.5-13b")).split("\t")[6]
 
     assert remarks("32") == "made for 4096 tokens" and remarks("4") == ""
+
+
+def test_what_fits_this_machine(vidspec, monkeypatch):
+    """By what is free where models run; a pair whose size is not known neither fits nor does not."""
+    needed = of(listed(vidspec), BIG, SMALL)["bytes"]["total"]
+    for free, fits in ((needed, True), (needed - 1, False), (None, None)):
+        monkeypatch.setattr("vidspec.cli.doctor.device_memory", lambda free=free: free)
+        rows = listed(vidspec)
+        assert of(rows, BIG, SMALL)["fits"] is fits
+        unknown = [row["fits"] for row in rows if row["bytes"]["total"] is None]
+        assert unknown and set(unknown) == {None}
+        line = vidspec("models").out.splitlines()[0]
+        assert line.split("\t")[7] == {True: "yes", False: "no", None: "?"}[fits]
+        assert of(listed(vidspec, "--frames", "64"), BIG, SMALL)["fits"] in (False, None)
+
+
+def test_a_draft_wants_a_target(vidspec):
+    ran = vidspec("models", "--draft", SMALL)
+    assert (ran.code, ran.out) == (2, "") and ran.err.startswith("error: --draft needs the name of a target")
+
+
+@pytest.mark.parametrize(
+    ("command", "now"),
+    [
+        (("pairs",), "vidspec models"),
+        (("checkpoint", "x"), "vidspec models NAME"),
+        (("simulate",), "python -m research.simulate"),
+        (("doctor", "--model", "x"), "vidspec models NAME"),
+    ],
+)
+def test_commands_that_went_say_where(vidspec, command, now):
+    ran = vidspec(*command)
+    assert ran.code == 2 and ran.err.startswith("error: No such ") and ran.err.endswith(f"(see `{now}`)\n")
+    assert ran.err.count("\n") == 1
 
 
 def test_what_is_in_the_cache(vidspec, cache):
@@ -110,7 +144,7 @@ def test_what_is_in_the_cache(vidspec, cache):
     found = listed(vidspec)
     here = {model["name"] for row in found for model in (row["target"], row["draft"]) if model and model["cached"]}
     assert here == {BIG, "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"}
-    cached = [line.split("\t")[5] for line in vidspec("pairs").out.splitlines()]
+    cached = [line.split("\t")[5] for line in vidspec("models").out.splitlines()]
     assert cached[:3] == ["target only", "yes", "draft only"] and set(cached[3:]) == {"no"}
 
 
@@ -130,7 +164,7 @@ def test_damaged_index(vidspec, cache):
 def test_table_on_a_terminal(vidspec, monkeypatch, columns):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", columns)
-    out = vidspec("pairs", "--frames", "8").out
+    out = vidspec("models", "--frames", "8").out
     assert "8 frames of 1280 x 720 pixels" in out.replace("\n", " ") and "\t" not in out
     plain = re.sub(r"\x1b\[[\d;]*m", "", out).splitlines()
     assert max(map(len, plain)) <= int(columns)
@@ -141,13 +175,13 @@ def test_table_on_a_terminal(vidspec, monkeypatch, columns):
 
 @pytest.mark.parametrize("size", ["7", "0x5", "5x", "ax3", "100000x9", "-1x4"])
 def test_bad_sizes(vidspec, size):
-    ran = vidspec("pairs", f"--size={size}")
+    ran = vidspec("models", f"--size={size}")
     assert ran.code == 2 and ran.out == "" and "--size" in ran.err and "1280x720" in ran.err
     assert ran.err.count("\n") == 1
 
 
 def test_no_frames(vidspec):
-    assert vidspec("pairs", "--frames", "0").code == 2
+    assert vidspec("models", "--frames", "0").code == 2
 
 
 def test_needs_no_torch():
@@ -155,7 +189,7 @@ def test_needs_no_torch():
         [
             sys.executable,
             "-c",
-            "import sys; from vidspec.cli import main; main(['pairs']);"
+            "import sys; from vidspec.cli import main; main(['models']);"
             "print('LOADED', [name for name in ('torch', 'transformers', 'av', 'numpy') if name in sys.modules])",
         ],
         cwd=ROOT,

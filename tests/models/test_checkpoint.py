@@ -1,4 +1,4 @@
-"""What ``vidspec doctor --model`` says of a checkpoint, by its config alone."""
+"""What ``vidspec models NAME`` says of a checkpoint, by its config alone."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def written(tmp_path):
 
 
 def said(vidspec, folder):
-    ran = vidspec("doctor", "--model", str(folder), "--format", "json")
+    ran = vidspec("models", str(folder), "--format", "json")
     return ran.code, json.loads(ran.out)
 
 
@@ -47,7 +47,7 @@ def said(vidspec, folder):
 def test_what_is_said_is_what_loading_finds(vidspec, written, family, monkeypatch):
     kind = Kind(family, tied=False)
     monkeypatch.setattr(
-        "vidspec.models.loading.placement", lambda: loading.Placement(torch.device("cpu"), torch.float32)
+        "vidspec.models.loading.placement", lambda dtype: loading.Placement(torch.device("cpu"), torch.float32)
     )
     code, found = said(vidspec, written(checkpoints_qwen.config(kind)))
     model = checkpoints_qwen.adapter(kind)
@@ -97,13 +97,13 @@ def test_a_thinker_is_what_counts(vidspec, tmp_path):
     assert code == 0 and found["family"] == "qwen2_5_omni" and found["axes"] == 3 and found["decoder"] == "fused"
     assert found["parameters"] == 8931813888 and found["visual_tokens"] == 16 * 20 * 36
     assert [fit["draft"] for fit in found["drafts"]] == ["Qwen/Qwen2.5-Omni-3B"]
-    assert found["hears"] and "heard; --no-audio" in vidspec("doctor", "--model", str(tmp_path)).out
+    assert found["hears"] and "heard; --no-audio" in vidspec("models", str(tmp_path)).out
 
 
 def test_text_and_too_little_memory(vidspec, written, monkeypatch):
     folder = written(checkpoints_qwen.config(Kind("qwen3_5")))
     monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: 1000)
-    ran = vidspec("doctor", "--model", str(folder))
+    ran = vidspec("models", str(folder))
     assert ran.code == 3 and "too little" in ran.out
     for part in (
         "qwen3_5, supported",
@@ -132,12 +132,12 @@ def test_a_language_model_drafts(vidspec, tmp_path):
 def test_one_line_where_there_is_none(vidspec, tmp_path, config, line):
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps(config))
-    ran = vidspec("doctor", "--model", str(tmp_path))
+    ran = vidspec("models", str(tmp_path))
     assert ran.code == 3 and ran.out == "" and line in ran.err and ran.err.count("\n") == 1
 
 
 def test_a_hub_id_that_is_not_here(vidspec):
-    ran = vidspec("doctor", "--model", "nobody/nothing")
+    ran = vidspec("models", "nobody/nothing")
     assert ran.code == 3 and "not in the cache" in ran.err and "hf download nobody/nothing" in ran.err
 
 
@@ -159,3 +159,39 @@ def test_the_command_is_one_that_the_listed_pair_can_do(vidspec, monkeypatch, tm
     _, found = said(vidspec, name)
     draft = next(fit["draft"] for fit in found["drafts"])
     assert found["command"] == f"vidspec caption clip.mp4 --profile {command} --target {name} --draft {draft}"
+
+
+def test_a_draft_that_is_named(vidspec, tmp_path, monkeypatch):
+    """Its own config is counted beside the target's, and it alone is looked at."""
+    target, draft, text, other = (tmp_path / name for name in ("target", "draft", "text", "other"))
+    for folder, config in (
+        (target, checkpoints_qwen.config(Kind("qwen2_5_vl"))),
+        (draft, checkpoints_qwen.config(Kind("qwen2_5_vl"))),
+        (other, checkpoints_qwen.config(Kind("qwen3_vl"))),
+    ):
+        config.save_pretrained(folder)
+    rows = json.loads((target / "config.json").read_text())["text_config"]["vocab_size"]
+    text.mkdir()
+    small = {"model_type": "qwen2", "num_hidden_layers": 2, "vocab_size": rows}
+    (text / "config.json").write_text(json.dumps(small))
+
+    def beside(folder, *more):
+        ran = vidspec("models", str(target), "--draft", str(folder), "--format", "json", *more)
+        return ran.code, json.loads(ran.out)
+
+    code, found = beside(draft)
+    (fit,) = found["drafts"]
+    assert code == 0 and fit["refused"] is None and fit["bytes"] == 2 * found["needed"] and fit["alike"]
+    assert found["command"].endswith(f"--profile specvlm --target {target} --draft {draft}")
+    _, longer = beside(draft, "--max-new-tokens", "1512", "--frames", "64", "--size", "640x360")
+    more = 1000 + longer["visual_tokens"] - found["visual_tokens"]
+    assert longer["needed"] - found["needed"] == found["kv_bytes"] * more
+    _, half = beside(draft, "--dtype", "bfloat16")
+    assert half["dtype"] == "bfloat16" and half["weights"] == found["parameters"] * 2
+    code, found = beside(text)
+    assert code == 0 and "--profile onsd" in found["command"] and f"--draft {text}" in found["command"]
+    code, found = beside(other)
+    assert code == 3 and found["drafts"][0]["refused"] and "--draft" not in found["command"]
+    monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: found["needed"] + 1)
+    code, found = beside(draft)
+    assert code == 3 and found["fits"] and found["drafts"][0]["refused"].endswith("too much for this machine")

@@ -1,0 +1,30 @@
+"""One layout of the tokens that a draft sees, which panel, page and picture draw."""
+
+from vidspec.display.cells import Layer, cells_of
+from vidspec.events.events import Prefilled
+
+#: Two frames of 2 x 3 cells with a separator between them; the last row is a second raster of one column.
+CELLS = (0, 1, 2, 3, -1, 6, 7, 8, 9)
+SEEN = Prefilled(
+    9, 9, (1, 3, 4, 8), (2, 1), (4, 4), 0.0, (2, 2, 3), CELLS, ((1, 3), (1, 1)), signals=(("all", bytes(range(1, 10))),)
+)
+
+
+def test_every_raster_of_every_frame():
+    cells = cells_of(SEEN)
+    assert cells.layers == (Layer(0, 1, 3), Layer(1, 1, 1)) and [layer.size for layer in cells.layers] == [3, 1]
+    shown = [cells.of(frame, layer).tolist() for frame in (0, 1) for layer in cells.layers]
+    assert shown == [[[False, True, False]], [[True]], [[False] * 3], [[True]]]
+    assert [cells.levels(1, layer)[0].tolist() for layer in cells.layers] == [[[6, 7, 8]], [[9]]]
+
+
+def test_shares_by_frame_and_by_place_leave_separators_out():
+    cells = cells_of(SEEN)
+    assert cells.frame_shares == [2 / 3, 1 / 3]
+    assert cells.place_shares(1, 1) == [[0.0, 0.5, 0.0], [1.0, 0.0, 0.0]]
+    assert cells.place_shares(2, 2) == [[0.5, 0.0]]
+
+
+def test_none_kept():
+    none = Prefilled(9, 9, (), (), (), 0.0, (2, 2, 3), CELLS)
+    assert cells_of(none).frame_shares == [0.0, 0.0] and cells_of(none).place_shares(2, 3) == [[0.0]]

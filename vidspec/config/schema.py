@@ -105,10 +105,11 @@ class Profile(Section):
 
     @property
     def drafts_with_a_model(self) -> bool:
-        """Whether a draft model is needed beside the target; a plan also tries the one there is, whatever is named."""
-        if self.plans and self.models.target is not None and self.models.draft is None:
+        """Whether a draft model is needed beside the target; a race has it too where a drafter without one is named."""
+        if self.races and self.models.target is not None and self.models.draft is None:
             return False
-        return self.drafter is not None and (self.plans or self.drafter.model == "draft")
+        wanted = (None, "draft") if self.races else ("draft",)
+        return self.drafter is not None and self.drafter.model in wanted
 
     @property
     def drafts_with_a_head(self) -> bool:
@@ -163,14 +164,14 @@ class Profile(Section):
         return self.schedule.kind == "auto"
 
     @property
-    def plans(self) -> bool:
-        """Whether drafter, pruning, window and schedule are chosen by measurement."""
-        return self.schedule.kind == "plan"
+    def races(self) -> bool:
+        """Whether drafter, pruning, window and schedule are those of the fastest of a few lossless profiles."""
+        return self.schedule.kind == "race"
 
     @property
     def concurrent(self) -> bool:
         """Whether target and draft work at the same time, in workers of their own."""
-        return not (self.plans or self.chooses) and getattr(schedules.get(self.schedule.kind), "beside", False)
+        return not (self.races or self.chooses) and getattr(schedules.get(self.schedule.kind), "beside", False)
 
     @property
     def token_for_token(self) -> bool:
@@ -183,7 +184,7 @@ class Profile(Section):
         """
         if self.generate.temperature == 0 or self.drafter is None:
             return True
-        greedy = self.draft.topology != "chain" or self.draft.gamma == "auto" or self.concurrent or self.plans
+        greedy = self.draft.topology != "chain" or self.draft.gamma == "auto" or self.concurrent or self.races
         return (greedy or not self.drafter.draws) and self.rule.lossless
 
     @model_validator(mode="after")
@@ -216,7 +217,8 @@ def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
     undrafted = p.drafts_with_a_model and models.target is not None and models.draft is None
     doubt = doubt_of(models.target) if undrafted and models.target is not None else None
     shares = lossy.get(p.lossy.method).shares if p.prunes_the_target else None
-    sequential = p.plans or p.chooses or getattr(schedules.get(p.schedule.kind), "drafts", True)
+    own = p.drafts_for_free or p.drafts_with_a_head
+    sequential = p.races or p.chooses or getattr(schedules.get(p.schedule.kind), "drafts", True)
     return (
         (
             drafter is not None and p.draft.topology != "chain" and not drafter.trees,
@@ -273,15 +275,15 @@ def _combinations(p: Profile) -> tuple[tuple[bool, str, str, str], ...]:
             "draft.gamma: 5, or draft.kind: model",
         ),
         (
-            p.plans and ((p.draft.kind != "model" and not p.drafts_for_free) or p.draft.topology != "chain"),
+            p.races and (p.draft.topology != "chain" or not (p.draft.kind == "model" or own)),
             "draft.kind",
-            "the schedule plan chooses drafter and topology itself",
+            "the schedule race chooses drafter and topology itself",
             "draft.kind: model with draft.topology: chain, or schedule.kind: sequential",
         ),
         (
-            p.plans and p.prune.method != "none",
+            p.races and p.prune.method != "none",
             "prune.method",
-            "the schedule plan chooses the pruning itself",
+            "the schedule race chooses the pruning itself",
             "prune.method: none, or schedule.kind: sequential",
         ),
         (

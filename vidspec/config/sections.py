@@ -242,16 +242,21 @@ class PruneSection(Section):
         return data
 
 
+def _renamed(kind: Any) -> Any:
+    """Profiles of earlier versions left drafter and schedule to a ``plan``."""
+    return "race" if kind == "plan" else kind
+
+
 class ScheduleSection(Section):
-    """In which order draft and target work: a schedule, ``auto`` to try which of two is faster, or ``plan`` to choose
-    drafter, pruning, window and schedule by measurement, among what leaves the text as it is.
+    """In which order draft and target work: a schedule, ``auto`` to race both orders on the first clip, or ``race`` to
+    race a few lossless profiles (``plan`` in profiles of earlier versions).
 
     The rest is read by parallel: ``prefill``, whether the draft reads its prompt beside the target's prefill or behind
     it; ``startup``, how many tokens it may draft until the target is done, a window (ParallelVLM) or as many as fit
     (HIPPO).
     """
 
-    kind: Annotated[str, AfterValidator(_named(schedules))] = "autoregressive"
+    kind: Annotated[str, BeforeValidator(_renamed), AfterValidator(_named(schedules))] = "autoregressive"
     prefill: Literal["sequential", "parallel"] = "sequential"
     startup: Literal["window", "fit"] = "window"
 

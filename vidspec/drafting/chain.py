@@ -67,18 +67,6 @@ class ChainDrafter(Chain):
         super().__init__([span])
         self.engine, self.span, self.sampling, self.rng = engine, span, sampling, rng
 
-    def follow(self, token_ids: Sequence[int]) -> Asks[torch.Tensor]:
-        """Read emitted tokens from the first on in one pass, instead of ``begin``; the last is left for the window.
-
-        Returns:
-            logits (len(token_ids) - 1, V): what it would have proposed behind each of the others.
-        """
-        (passed,) = yield Pass(self.engine, [Rows(self.span, token_ids[:-1])], "draft")
-        self.forwards += 1
-        self._committed = self._read
-        self.begin(token_ids[-1])
-        return passed.logits  # type: ignore[no-any-return]
-
     def propose(self, gamma: int) -> Asks[Draft]:
         probs: list[torch.Tensor] = []
         tokens: list[int] = []

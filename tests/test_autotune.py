@@ -9,6 +9,7 @@ from decoding import checkpoints
 from vidspec import autotune
 from vidspec.autotune import Autotune, best
 from vidspec.captioner import Captioner
+from vidspec.cli import main
 from vidspec.config import profiles
 from vidspec.decoding.run import InTurns
 from vidspec.drafting.lookup import Lookup
@@ -227,6 +228,15 @@ def test_turns_of_a_dialogue_are_not_raced(models, at_once):
     for question in ("What moves?", "And then?"):
         *_, last = dialogue.stream(question)
         assert "plan" not in last.caption.timings
+
+
+def test_the_command_line_says_what_was_chosen(tmp_path, capsys, at_once):
+    args = ["caption", str(CLIPS[1]), str(CLIPS[2]), "-p", "auto", "-v", "--batch", "1", "--frames", "4"]
+    args += ["--set", "models.threads=1", "--max-new-tokens", "40", "--output-dir", str(tmp_path)]
+    assert main(args) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("schedule: ")]
+    assert len(said) == 2 and said[0].startswith(f"schedule: {VANILLA}: a race is held once")
+    assert all(f"{name} " in said[1] for name in WITH_MODEL) and "by a race over 32 tokens" in said[1]
 
 
 def test_profiles_of_earlier_versions_are_raced(tmp_path):

@@ -84,7 +84,7 @@ def served(captioner, paths, batch, count):
 def exact(profile):
     """Whether what is drafted depends on nothing measured and on no earlier caption."""
     draft = profile.draft
-    return not (profile.concurrent or profile.plans or profile.chooses or draft.gamma == "auto") and (
+    return not (profile.concurrent or profile.races or profile.chooses or draft.gamma == "auto") and (
         draft.topology != "adaptive" and draft.kind not in ("suffix", "hybrid")
     )
 
@@ -124,7 +124,7 @@ def alone(pair, name, paths):
 
 
 #: All but the one that may find plain decoding the fastest.
-SPECULATIVE = [name for name in LOSSLESS if not packaged()[name].plans]
+SPECULATIVE = [name for name in LOSSLESS if not packaged()[name].races]
 
 
 @pytest.mark.parametrize("name", full_but(["hippo", "hybrid", "sd-adaptive-tree", "specvlm", "std"], SPECULATIVE))

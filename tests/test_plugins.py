@@ -217,31 +217,16 @@ def test_its_passes_are_the_targets_alone(capsys):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("batch", [1, None], ids=["alone", "a folder"])
-def test_a_plan_tries_it_with_the_others(looked_up, batch, monkeypatch):
-    monkeypatch.setattr("vidspec.choosing.trial.BUDGET", 1e9)
+def test_a_race_has_it_beside_the_others(looked_up, monkeypatch):
+    monkeypatch.setattr("vidspec.autotune.SHARE", 1e9)
     captioner, plain = looked_up
-    given = {"schedule.kind": "plan", "draft.gamma": "auto", "models.threads": 1, "models.pair": None}
+    given = {"schedule.kind": "race", "draft.gamma": "auto", "models.threads": 1, "models.pair": None}
     given |= {"models.target": "t"}
-    planned = Captioner(profiles.override(captioner.profile, given), captioner.target.model, None)
-    plan = planned.plan(CLIP, tokens=36, batch=batch)
-    ways = [way for way in plan.ways if way.name == "lookup, from the text"]
-    assert ways and all((way.schedule, way.topology) == ("sequential", "chain") for way in ways)
-    (measured,) = [one for one in plan.measured["drafts"] if one["name"] == "lookup, from the text"]
-    assert 0 < measured["matched"] <= plan.measured["judged"] and measured["tq"] < plan.measured["tp"]["1"]
-    assert any(way.name.startswith("self, ") for way in plan.ways)
-    assert planned.caption(CLIP).token_ids == plain.token_ids
-    own = profiles.override(planned.profile, dict(ways[0].overrides))
+    raced = Captioner(profiles.override(captioner.profile, given), captioner.target.model, None)
+    assert [raced.caption(CLIP).token_ids for _ in range(2)] == 2 * [plain.token_ids]
+    assert list(raced.autotune.result.rates) == ["lookup", "suffix", "ngram", "self-sd+draft.gamma=auto", "ar"]
+    own = raced.autotune.candidates[0].setup.profile
     assert own.draft.kind == "lookup" and own.draft.options == {"longest": 3}
-
-
-@pytest.mark.full
-def test_a_plan_of_a_pair_tries_its_draft_too(capsys, monkeypatch):
-    monkeypatch.setattr("vidspec.choosing.trial.BUDGET", 1e9)
-    named = ["--set", f"plugins={EXAMPLE.with_suffix('.py')}", "--set", "draft.kind=lookup", "--threads", "1"]
-    assert cli.main(["plan", CLIP, *named, "--tokens", "16", "--format", "json"]) == 0
-    names = {way["name"].rpartition(",")[0] for way in json.loads(capsys.readouterr().out)["ways"]}
-    assert {"lookup, from the text", "model, whole video"} <= names
 
 
 @pytest.mark.parametrize(

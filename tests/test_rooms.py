@@ -23,7 +23,7 @@ ORDER = (
     ("drafting",),
     ("acceptance",),
     ("decoding",),
-    ("choosing",),
+    ("autotune",),
     ("captioner",),
     ("display", "dataset", "bench"),
     ("cli",),

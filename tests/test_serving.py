@@ -238,20 +238,6 @@ def test_leaving_early_gives_everything_back(loaded, clips):
     assert loaded.target.model.decoder.slab.used == loaded.draft.model.decoder.slab.used == 0
 
 
-@pytest.mark.full
-def test_the_first_clip_of_a_plan_is_measured_without_company(loaded, clips, monkeypatch):
-    monkeypatch.setattr("vidspec.decoding.serving.EVERY", 0.0)
-    captioner = under(loaded, "auto")
-    captioner.slot = None
-    captioner.chooser.slot = None
-    captioner.chooser.beginning = 6
-    seen = []
-    for _, said in captioner.serve(arrivals(clips), batch=4):
-        if isinstance(said, Load):
-            seen.append((captioner.most(4) == 1, said.clips))
-    assert max(count for undecided, count in seen if undecided) == 1 < max(count for _, count in seen)
-
-
 def test_how_many_at_once_follows_from_what_passes_take(loaded, clips, monkeypatch):
     """Where nobody says how many: here twice as many always seem to give twice the tokens, so the most grows."""
     monkeypatch.setattr("vidspec.decoding.serving.EVERY", 0.0)

@@ -16,8 +16,7 @@ import torch
 from typing_extensions import Unpack
 
 from vidspec import video
-from vidspec.choosing.plan import Plan
-from vidspec.choosing.planned import Planner
+from vidspec.autotune import Autotune
 from vidspec.config import profiles
 from vidspec.config.profiles import Profile
 from vidspec.decoding.dialogue import Dialogue
@@ -36,7 +35,7 @@ from vidspec.embedded import ships
 from vidspec.engine.device import synchroniser, take_one_core
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import Steps
-from vidspec.errors import GenerationError, ModelError, UsageError
+from vidspec.errors import GenerationError, ModelError
 from vidspec.events.events import Again, Event, Finished, Load, Opened, Prefilled
 from vidspec.events.record import Caption, Models
 from vidspec.events.trace import Trace
@@ -124,10 +123,10 @@ class Captioner:
             self.slot = DraftSlot(drafting.source, beside_target(profile), profile)
         if self.slot is not None:
             self.slot.target = target
-        self.chooser: Planner | None = None
-        if profile.plans or profile.chooses:
-            self.chooser = Planner(profile, target, draft, self.slot, describe)
-            self.setup = self.chooser.starting
+        self.autotune: Autotune | None = None
+        if profile.races or profile.chooses:
+            self.autotune = Autotune(profile, target, draft, self.slot, describe, head)
+            self.setup = self.autotune.starting
         else:
             self.setup = Setup.of(profile, target, None if profile.concurrent else draft, describe, head)
 
@@ -202,7 +201,7 @@ class Captioner:
             elif profile.drafts_with_a_head:
                 head = mtp.load(target)
             captioner = cls(profile, target, draft, embedded=embedded, describe=describe, slot=slot, head=head)
-            if slot is not None and not profile.plans:
+            if slot is not None and not profile.races:
                 slot.ready()  # it was loading meanwhile; what is wrong with it is said now
             undo.pop_all()
         return captioner
@@ -223,7 +222,7 @@ class Captioner:
             self.slot.drop()
         device = self.target.model.device
         drafters = self._drafters
-        del self.setup, self.slot, self.chooser
+        del self.setup, self.slot, self.autotune
         if device.type == "cuda":
             torch.cuda.empty_cache()
         for drafter in drafters:
@@ -245,14 +244,7 @@ class Captioner:
     @property
     def pace(self) -> Pace | None:
         """What chooses windows, and so wants to hear of passes."""
-        return self.chooser.pace if self.chooser else self.setup.pace
-
-    def most(self, batch: int | None) -> int | None:
-        """How many clips at once, where ``batch`` is the most that are allowed, or None to choose.
-
-        One while a clip is measured on which it depends how the others are decoded; None where nothing was chosen.
-        """
-        return batch if self.chooser is None else self.chooser.most(batch)
+        return self.autotune.pace if self.autotune else self.setup.pace
 
     def needs(self, request: Request) -> int:
         """Bytes of memory that keys, values and states of a clip would take beyond what models have.
@@ -286,7 +278,7 @@ class Captioner:
     @property
     def _drafters(self) -> list[DrafterKind]:
         """All that may draft a clip."""
-        setups = [self.setup, *(one.setup for one in self.chooser.candidates)] if self.chooser else [self.setup]
+        setups = [one.setup for one in self.autotune.candidates] if self.autotune else [self.setup]
         return list(dict.fromkeys(one.drafter for one in setups if one.drafter is not None))
 
     def _draft_name(self) -> str | None:
@@ -311,33 +303,10 @@ class Captioner:
         alone = Captioner(plain, self.target.model, None, embedded=self.embedded)
         return alone.caption(path, **asked)
 
-    def plan(self, path: str | Path, *, tokens: int = 64, batch: int | None = 1, **asked: Unpack[Asked]) -> Plan:
-        """Measure on the beginning of a clip what makes its caption fastest; of a profile whose schedule is ``plan``.
-
-        Args:
-            path: a video file.
-            tokens: of the caption that the drafters are judged by; fewer if the caption is shorter.
-            batch: for a folder of such clips, how many at once; None to choose that too.
-            asked: see :meth:`stream`.
-
-        Raises:
-            UsageError: the profile names its schedule.
-            VideoError, GenerationError: as :meth:`stream`; also where the caption is too short to judge by.
-        """
-        if self.chooser is None or not self.profile.plans:
-            raise UsageError(f"profile {self.profile.name} names its schedule", hint="take the profile auto")
-        for wanted in dict.fromkeys((tokens, max(2, tokens // 4), max(2, tokens // 8))):
-            self.chooser.forget()
-            self.chooser.beginning, self.chooser.worthwhile = wanted, True
-            for _ in self._alone(Request(str(path), **asked), batch):
-                if self.chooser.plan is not None:
-                    return self.chooser.plan
-        raise GenerationError(f"{path}: a caption of fewer than {wanted} tokens says nothing about drafters")
-
     def forget(self, *, plan: bool = True) -> None:
         """Drop what earlier clips said, for drafters that look it up, and with ``plan`` how they were decoded best."""
-        if self.chooser is not None and plan:
-            self.chooser.forget()
+        if self.autotune is not None and plan:
+            self.autotune.forget()
         for drafter in self._drafters:
             drafter.forget()
 
@@ -428,17 +397,14 @@ class Captioner:
             return request
         return replace(request, clip=self.read(request.path, start=request.start, end=request.end))
 
-    def _alone(self, request: Request, batch: int | None = 1) -> Generator[Event, None, None]:
-        """One clip of a run that allows so many at once; what a feed would do beside others is done before."""
+    def _alone(self, request: Request) -> Generator[Event, None, None]:
+        """One clip, without others."""
         trace = Trace(synchroniser(self.target.model.device))
         if request.clip is None:
             with trace.span("decode_video"):
                 clip = self.read(request.path, start=request.start, end=request.end, prompt=request.prompt)
             request = replace(request, clip=clip)
-            if batch != 1:
-                with trace.span("preprocess"):
-                    self.prepare(clip)
-        serving = Serving(self, batch=batch)
+        serving = Serving(self, batch=1)
         try:
             for _, said in serving.begin(request, trace):
                 if isinstance(said, Exception):
@@ -560,14 +526,12 @@ class Captioner:
         ahead, confident = self._ahead.pop(request.shown, {}), request.confident or self.confident
         return replace(request, prompt=prompt, system=system, ahead=ahead, confident=confident)
 
-    def decoding(self, request: Request, trace: Trace, *, batch: int | None = 1, company: bool = False) -> Steps[None]:
+    def decoding(self, request: Request, trace: Trace) -> Steps[None]:
         """One clip, whose frames have been read: what :meth:`stream` yields, and what is asked for.
 
         Args:
             request: the clip.
             trace: where everything is timed.
-            batch: how many clips at once the run allows, None to choose.
-            company: whether others are in flight now.
 
         Raises:
             GenerationError: as :meth:`stream`.
@@ -578,12 +542,12 @@ class Captioner:
         request = self._whole(request)
         try:
             try:
-                yield from self._attempt(request, trace, batch, company)
+                yield from self._attempt(request, trace)
                 return
             except WorkerLost as error:
                 why = error.message  # and not the error, whose traceback holds the first attempt's cache
             yield Again(why)
-            yield from self._attempt(request, trace, batch, company)
+            yield from self._attempt(request, trace)
         except torch.OutOfMemoryError as error:
             raise GenerationError(
                 f"{path}: {len(clip.frames)} frames do not fit into the device's memory",
@@ -591,9 +555,9 @@ class Captioner:
                 kind="memory",
             ) from error
 
-    def _attempt(self, request: Request, trace: Trace, batch: int | None, company: bool) -> Steps[None]:
-        if self.chooser is not None:
-            run, steps = self.chooser.run(request, trace, batch, company)
+    def _attempt(self, request: Request, trace: Trace) -> Steps[None]:
+        if self.autotune is not None:
+            run, steps = self.autotune.run(request, trace)
         else:
             slot = self.slot
             run = (

@@ -37,7 +37,7 @@ NAMES = {
         "text_only",
     ),
     "acceptance": ("exact", "fly", "fly_minus", "lvspec", "random_loose"),
-    "schedules": ("auto", "autoregressive", "parallel", "plan", "sequential"),
+    "schedules": ("auto", "autoregressive", "parallel", "race", "sequential"),
     "lossy": ("dycoke", "fastv", "none", "pdrop", "sparsevlm"),
 }
 #: Those whose names appear nowhere else in this file are checked by what they say of themselves.
@@ -207,7 +207,7 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
         ),
         (
             {"schedule.kind": "plan", "draft.kind": "self"},
-            "draft.kind: the schedule plan chooses drafter and topology itself; "
+            "draft.kind: the schedule race chooses drafter and topology itself; "
             "nearest valid choice: draft.kind: model with draft.topology: chain, or schedule.kind: sequential",
         ),
         ({"draft.topology": "star"}, "draft.topology: must be 'chain', 'tree' or 'adaptive', not 'star'"),
@@ -260,7 +260,7 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
         ),
         (
             {"schedule.kind": "x"},
-            "schedule.kind: unknown schedule 'x'; valid: auto, autoregressive, parallel, plan, sequential",
+            "schedule.kind: unknown schedule 'x'; valid: auto, autoregressive, parallel, race, sequential",
         ),
         (
             {"draft.kind": "none"},

@@ -225,7 +225,7 @@ def test_two_names_of_one_device_are_one_place(monkeypatch):
     for workers, two in (({"draft": "cuda"}, False), ({"target": "cuda"}, False), ({"draft": "cuda:1"}, True)):
         given = {"schedule.kind": "plan", "models.device": "cuda:0"}
         profile = profiles.load("vanilla-sd", given | {f"workers.{key}": name for key, name in workers.items()})
-        assert profile.plans and two_workers(profile) is two
+        assert profile.races and two_workers(profile) is two
 
 
 def test_cudnns_attention_is_off_on_cuda(monkeypatch):

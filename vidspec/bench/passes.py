@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,11 +10,11 @@ from statistics import median
 import torch
 
 from vidspec.bench.turns import repeated, timed
-from vidspec.choosing.trial import pass_seconds
 from vidspec.draft_length.gamma import Rounding, settled
 from vidspec.draft_length.passes import pass_times
 from vidspec.engine.device import synchroniser
 from vidspec.engine.forward import Engine
+from vidspec.engine.rows import Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.models.base import Prefix
 
@@ -95,7 +94,7 @@ def timed_pass(
 ) -> float:
     """Seconds of a pass of so many rows, or of other work on a sequence; the sequence is as before."""
     if isinstance(work, int):
-        return pass_seconds(engine, [span], work, clock=clock or time.perf_counter)
+        work = partial(engine.run, [Rows(span, [0] * work)])
     length = span.length
     seconds = timed(work, synchroniser(engine.model.device), clock)
     span.rollback(length)

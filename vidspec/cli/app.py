@@ -20,7 +20,6 @@ from vidspec.cli import (
     doctor,
     merge,
     models,
-    plan,
     profile,
     profiles,
     report_page,
@@ -66,7 +65,6 @@ app.command("merge")(merge.merge)
 app.command("report")(report_page.report)
 app.add_typer(config.app, name="config")
 app.command("profile")(profile.profile)
-app.command("plan")(plan.plan)
 bench.app.command("throughput")(throughput.throughput)
 app.add_typer(bench.app, name="bench")
 

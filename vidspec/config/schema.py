@@ -106,10 +106,11 @@ class Profile(Section):
 
     @property
     def drafts_with_a_model(self) -> bool:
-        """Whether a draft model is needed beside the target; a plan also tries the one there is, whatever is named."""
-        if self.plans and self.models.target is not None and self.models.draft is None:
+        """Whether a draft model is needed beside the target; a race has it too where a drafter without one is named."""
+        if self.races and self.models.target is not None and self.models.draft is None:
             return False
-        return self.drafter is not None and (self.plans or self.drafter.model == "draft")
+        wanted = (None, "draft") if self.races else ("draft",)
+        return self.drafter is not None and self.drafter.model in wanted
 
     @property
     def drafts_with_a_head(self) -> bool:
@@ -164,14 +165,14 @@ class Profile(Section):
         return self.schedule.kind == "auto"
 
     @property
-    def plans(self) -> bool:
-        """Whether drafter, pruning, window and schedule are chosen by measurement."""
-        return self.schedule.kind == "plan"
+    def races(self) -> bool:
+        """Whether drafter, pruning, window and schedule are those of the fastest of a few lossless profiles."""
+        return self.schedule.kind == "race"
 
     @property
     def concurrent(self) -> bool:
         """Whether target and draft work at the same time, in workers of their own."""
-        return not (self.plans or self.chooses) and schedules.get(self.schedule.kind).beside
+        return not (self.races or self.chooses) and schedules.get(self.schedule.kind).beside
 
     @property
     def beside(self) -> bool:
@@ -189,7 +190,7 @@ class Profile(Section):
         """
         if self.generate.temperature == 0 or self.drafter is None:
             return True
-        greedy = self.draft.topology != "chain" or self.draft.gamma == "auto" or self.concurrent or self.plans
+        greedy = self.draft.topology != "chain" or self.draft.gamma == "auto" or self.concurrent or self.races
         return (greedy or not self.drafter.draws) and self.rule.lossless
 
     @model_validator(mode="after")
@@ -215,7 +216,7 @@ class Profile(Section):
         for section in (self.lossy, self.video, self.models, self.schedule, self.prune, self.accept, self.generate):
             yield from section.check(self)
         yield from problems(self.rule, self)
-        if not (self.plans or self.chooses):
+        if not (self.races or self.chooses):
             yield from problems(schedules.get(self.schedule.kind), self)
         if self.prune.method != "none":
             yield from problems(configured(pruners.get(self.prune.method), self.prune), self)

@@ -174,7 +174,7 @@ class ModelsSection(Section):
         if unnamed and profile.drafts_with_a_model and self.target is not None:
             if (doubt := doubt_of(self.target)) is not None:
                 yield Problem("models.target", doubt.what, doubt.instead)
-            instead = "name a draft of the target's family (`vidspec pairs` lists some), or take the profile ar"
+            instead = "name a draft of the target's family (`vidspec models` lists some), or take the profile ar"
             yield Problem("models.draft", f"is needed with draft.kind {kind}", instead)
         if unnamed and profile.names_a_head:
             instead = "name the head that was trained for the target, or take the profile ar"
@@ -243,9 +243,10 @@ class DraftSection(PartSection):
             yield Problem("draft.gamma", reason, "draft.gamma: 5, or draft.topology: chain")
         if self.gamma == "auto" and drafter is None:
             yield Problem("draft.gamma", "auto has no use without a draft", "draft.gamma: 5, or draft.kind: model")
-        if profile.plans and ((kind != "model" and not profile.drafts_for_free) or self.topology != "chain"):
+        own = profile.drafts_for_free or profile.drafts_with_a_head
+        if profile.races and (self.topology != "chain" or not (kind == "model" or own)):
             instead = "draft.kind: model with draft.topology: chain, or schedule.kind: sequential"
-            yield Problem("draft.kind", "the schedule plan chooses drafter and topology itself", instead)
+            yield Problem("draft.kind", "the schedule race chooses drafter and topology itself", instead)
 
 
 @_with_parts(pruners)
@@ -289,23 +290,28 @@ class PruneSection(PartSection):
             yield Problem("prune.alpha", reason, f"prune.alpha: 0, or prune.method: {instead}")
 
 
+def _renamed(kind: Any) -> Any:
+    """Profiles of earlier versions left drafter and schedule to a ``plan``."""
+    return "race" if kind == "plan" else kind
+
+
 class ScheduleSection(Section):
-    """In which order draft and target work: a schedule, ``auto`` to try which of two is faster, or ``plan`` to choose
-    drafter, pruning, window and schedule by measurement, among what leaves the text as it is.
+    """In which order draft and target work: a schedule, ``auto`` to race both orders on the first clip, or ``race`` to
+    race a few lossless profiles (``plan`` in profiles of earlier versions).
 
     The rest is read by parallel: ``prefill``, whether the draft reads its prompt beside the target's prefill or behind
     it; ``startup``, how many tokens it may draft until the target is done, a window (ParallelVLM) or as many as fit
     (HIPPO).
     """
 
-    kind: Annotated[str, AfterValidator(_named(schedules))] = "autoregressive"
+    kind: Annotated[str, BeforeValidator(_renamed), AfterValidator(_named(schedules))] = "autoregressive"
     prefill: Literal["sequential", "parallel"] = "sequential"
     startup: Literal["window", "fit"] = "window"
 
     def check(self, profile: Profile) -> Iterator[Problem]:
-        if profile.plans and profile.prune.method != "none":
+        if profile.races and profile.prune.method != "none":
             instead = "prune.method: none, or schedule.kind: sequential"
-            yield Problem("prune.method", "the schedule plan chooses the pruning itself", instead)
+            yield Problem("prune.method", "the schedule race chooses the pruning itself", instead)
         if self.prefill == "parallel" and not profile.beside:
             reason = f"parallel needs two workers, and schedule.kind is {self.kind}"
             yield Problem("schedule.prefill", reason, "schedule.prefill: sequential, or schedule.kind: parallel")

@@ -119,32 +119,19 @@ class SequentialRun(Run):
     """In turns: the target reads, the draft reads, then the schedule alternates between them.
 
     Attributes:
-        job: what the schedule works with, from ``Prefilled`` on; between two rounds it may be changed.
+        job: what the schedule works with, from ``Prefilled`` on.
         window: of its chains, where it is chosen; from then on too.
-        keep: whether ``context`` stays, which holds what the target's prefill showed.
-        context: what drafters can be made from, if it is kept.
     """
 
     job: Job | None = None
     window: Window | None = None
-    keep = False
-    context: DraftContext | None = None
-    _replaced = 0
 
     @property
     def draft_forwards(self) -> int:
-        return self._replaced + (self.job.drafter.forwards if self.job and self.job.drafter else 0)
-
-    def switch(self, drafter: Drafter) -> None:
-        """Go on with another drafter, which has read as much of the text as this one."""
-        if self.job is None:
-            raise ValueError("nothing has been read yet")
-        self._replaced = self.draft_forwards
-        self._led_by(self.job, drafter)
-        self._replaced -= drafter.forwards
+        return self.job.drafter.forwards if self.job and self.job.drafter else 0
 
     def _led_by(self, job: Job, drafter: Drafter | None) -> None:
-        """Who drafts from now on, and chooses the windows."""
+        """Who drafts, and chooses the windows."""
         job.drafter, job.window = drafter, self.window
         job.target.tapped = drafter.tapped if drafter is not None else ()
         if drafter is not None and drafter.paces and self.setup.pace and self.window:
@@ -204,7 +191,6 @@ class SequentialRun(Run):
                 caption=description,
             )
             drafter = yield from asked(setup.drafter.open, context)
-            self.context = context if self.keep else None
             del context
         signals = ranked(taps)
         del taps  # what was observed can be as large as the prompt

@@ -61,9 +61,8 @@ class Serves(Protocol):
     def target(self) -> Engine[VideoLanguageModel]: ...
     @property
     def pace(self) -> Pace | None: ...
-    def most(self, batch: int | None) -> int | None: ...
     def needs(self, request: Request) -> int: ...
-    def decoding(self, request: Request, trace: Trace, *, batch: int | None, company: bool) -> Steps[None]: ...
+    def decoding(self, request: Request, trace: Trace) -> Steps[None]: ...
 
 
 @dataclass(eq=False)
@@ -140,7 +139,7 @@ class Serving:
         for flight in self._flights.values():
             flight.company |= company
         trace = trace or Trace(synchroniser(model.device))
-        steps = self.captioner.decoding(request, trace, batch=self.batch, company=company)
+        steps = self.captioner.decoding(request, trace)
         yield from self._said(self.loop.begin(request.key, steps))
 
     def turn(self) -> Iterator[tuple[Hashable, Any]]:
@@ -184,7 +183,7 @@ class Serving:
 
     @property
     def _most(self) -> int:
-        return self.captioner.most(self.batch) or self._size.most
+        return self.batch or self._size.most
 
     def _let_in(self, arrivals: Arrivals) -> Iterator[tuple[Hashable, Any]]:
         while len(self.loop) < self._most:

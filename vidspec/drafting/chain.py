@@ -66,18 +66,6 @@ class ChainDrafter(ChainWindows):
         super().__init__([span])
         self.engine, self.span, self.sampling, self.rng = engine, span, sampling, rng
 
-    def follow(self, token_ids: Sequence[int]) -> Steps[torch.Tensor]:
-        """Read emitted tokens from the first on in one pass, instead of ``begin``; the last is left for the window.
-
-        Returns:
-            logits (len(token_ids) - 1, V): what it would have proposed behind each of the others.
-        """
-        (passed,) = yield Forward(self.engine, [Rows(self.span, token_ids[:-1])], "draft")
-        self.forwards += 1
-        self._committed = self._read
-        self.begin(token_ids[-1])
-        return passed.logits  # type: ignore[no-any-return]
-
     def propose(self, gamma: int) -> Steps[Draft]:
         probs: list[torch.Tensor] = []
         tokens: list[int] = []

@@ -17,7 +17,6 @@ from tiers import full_but
 
 from decoding.workers.pairs import CLIP, CLIPS, Pairs, Waiting, gone
 from vidspec.captioner import Captioner
-from vidspec.choosing.planned import TURNS
 from vidspec.config import profiles
 from vidspec.decoding.protocol import Abort, Proposed
 from vidspec.decoding.run import SequentialRun
@@ -342,4 +341,4 @@ def test_the_schedule_is_chosen_once_and_said(pairs, same_process, monkeypatch, 
         # draft.gamma is auto: either schedule ends with a window of its own, unless the draft rested all along
         assert record.schedule["gamma"] is None or record.schedule["gamma"] >= 1
         assert record.schedule["gamma"] is not None or faster == "sequential"
-    assert len(tried) == TURNS
+    assert len(tried) == 2, "the slower one had no third turn"

@@ -11,11 +11,11 @@ __all__ = ["beside_target", "room_for_two", "two_workers"]
 
 
 def two_workers(profile: Profile) -> bool:
-    """Whether the draft gets a process: where the schedule wants it, and for a plan where it has cores or a device."""
-    if not profile.plans:
+    """Whether the draft gets a process: where the schedule wants it, or a race and the draft has another device."""
+    if not profile.races:
         return profile.concurrent or profile.chooses
     where, beside = loading.placement(profile.workers.target or profile.models.device), beside_target(profile)
-    return profile.drafts_with_a_model and room_for_two(where.device, beside.device, profile.models.threads)
+    return profile.drafts_with_a_model and where.device != beside.device
 
 
 def room_for_two(target: torch.device, draft: torch.device, threads: int | None = None) -> bool:

@@ -63,7 +63,7 @@ class DraftSlot:
             self.target_threads, threads = split_threads(total, wanted.draft_threads)
         self._start, self._timeout = Start(model, where, threads), wanted.timeout
         self._held: list[DraftProcess] = []
-        if not profile.plans:  # which may never want it
+        if not profile.races:  # which may never want it
             self.start()
         weakref.finalize(self, _end, self._held)  # its reader would keep a forgotten process for ever
 

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 from decoding import checkpoints
-from vidspec.engine.asks import Read, overheard
 
 from vidspec import autotune
 from vidspec.autotune import Autotune, best
 from vidspec.captioner import Captioner
 from vidspec.cli import main
 from vidspec.config import profiles
-from vidspec.decoding.run import InTurns
+from vidspec.decoding.run import SequentialRun
 from vidspec.drafting.lookup import Lookup
 from vidspec.embedded.samples import shipped
+from vidspec.engine.requests import PrefillPrompt, overheard
 from vidspec.errors import GenerationError
 from vidspec.events.events import Finished, Round
 from vidspec.models import loading
@@ -58,7 +58,7 @@ def auto(models, draft=True, **more):
 
 def clocked(monkeypatch, seconds):
     """Rounds of profiles end after so many seconds a token, by drafter and topology; what was begun, in its order."""
-    events, begun = InTurns.events, []
+    events, begun = SequentialRun.events, []
 
     def virtual(run):
         draft, tokens = run.setup.profile.draft, 0
@@ -74,7 +74,7 @@ def clocked(monkeypatch, seconds):
 
         return overheard(events(run), change=change)
 
-    monkeypatch.setattr(InTurns, "events", virtual)
+    monkeypatch.setattr(SequentialRun, "events", virtual)
     return begun
 
 
@@ -164,13 +164,13 @@ def test_prompts_are_read_once(models, monkeypatch, at_once):
     captioner = auto(models)
     captioner.caption(CLIPS[1])
     prompts = []
-    made = Read.__init__
+    made = PrefillPrompt.__init__
 
     def watched(self, engine, prompt, *args, **more):
         prompts.append((engine.model, more.get("held") is not None))
         made(self, engine, prompt, *args, **more)
 
-    monkeypatch.setattr(Read, "__init__", watched)
+    monkeypatch.setattr(PrefillPrompt, "__init__", watched)
     captioner.caption(CLIPS[2])
     whole = [model for model, held in prompts if not held]
     assert sorted(map(id, whole)) == sorted(map(id, models.values())) and len(prompts) > 10

@@ -3,7 +3,7 @@
 ``schedule.kind: race`` races whole profiles. Clips are captioned by the first candidate until a race costs at most
 ``SHARE`` of the time that clips have taken, so a lone clip is never raced. Then every candidate in turn decodes the
 beginning of the next clip's text, by itself and without other clips in its passes. Prompts are read once: candidates
-copy the sequences that the first of them left (:class:`~vidspec.models.prefix_cache.PrefixCache`), and so does the clip.
+and the clip copy the sequences that the first of them left (:class:`~vidspec.models.prefix_cache.PrefixCache`).
 
 ``schedule.kind: auto`` races the profile's own drafter in turns with the target against the same beside the target,
 on the first clip. Every candidate writes the target's own text, whatever is measured.

@@ -9,7 +9,8 @@ import torch
 
 from research.sizes import Size
 from vidspec.bench.bandwidth import weight_bytes
-from vidspec.engine.decoder import Decoder, decoder_of
+from vidspec.engine.decoder import Decoder
+from vidspec.engine.decoders import decoder_of
 from vidspec.engine.forward import Engine
 
 __all__ = ["Language", "engine_of", "language"]

@@ -17,10 +17,11 @@ from fake_captioner import record as captioned
 
 from dataset.test_reading import alive
 from vidspec.config import profiles
-from vidspec.dataset import pool
+from vidspec.dataset import devices
+from vidspec.dataset.devices import device_groups
 from vidspec.dataset.identity import content_of
 from vidspec.dataset.local import outcomes
-from vidspec.dataset.pool import Dealer, Factory, Group, device_groups
+from vidspec.dataset.pool import Dealer, Factory, Group
 from vidspec.dataset.records import Settings, record_of
 from vidspec.dataset.replicas import replica_outcomes
 from vidspec.dataset.work import Entry, How, Outcome, Task
@@ -81,7 +82,7 @@ def test_replicas_give_what_one_process_gives_and_survive_deaths(tasks):
 def test_replicas_end_with_a_run_that_is_killed(tasks):
     paths = [task.entry.path for task in tasks[:2]]
     code = (
-        "import multiprocessing, os; from batch.test_pool import *\n"
+        "import multiprocessing, os; from dataset.test_pool import *\n"
         "if __name__ == '__main__':\n"
         f"    todo = [Task(Entry(path), number) for number, path in enumerate({paths!r})]\n"
         "    found = replica_outcomes(FACTORY, todo, HOW, GROUPS); next(found)\n"
@@ -189,9 +190,9 @@ def test_a_death_before_anything_is_captioned_blames_what_was_there():
 
 
 def groups(monkeypatch, gpus, replicas, changes=None, **more):
-    monkeypatch.setattr(pool, "_gpus", lambda: gpus)
-    monkeypatch.setattr(pool, "_ray_gpus", lambda address: gpus)
-    monkeypatch.setattr(pool, "_cores", lambda: 8)
+    monkeypatch.setattr(devices, "_gpus", lambda: gpus)
+    monkeypatch.setattr(devices, "_ray_gpus", lambda address: gpus)
+    monkeypatch.setattr(devices, "_cores", lambda: 8)
     return device_groups(replicas, profiles.override(PROFILE, changes or {}), **more)
 
 

@@ -11,7 +11,7 @@ from models import checkpoints_qwen
 from pruning.target.families import FAMILIES, case
 
 from engine.passing import forward
-from vidspec.engine.decoder import decoder_of
+from vidspec.engine.decoders import decoder_of
 from vidspec.engine.forward import Engine
 from vidspec.engine.fused import uncovered
 from vidspec.engine.rows import Rows

@@ -19,7 +19,7 @@ from vidspec.captioner import Captioner
 from vidspec.cli.checkpoint import inspect
 from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
-from vidspec.engine.decoder import decoder_of
+from vidspec.engine.decoders import decoder_of
 from vidspec.engine.forward import Engine
 from vidspec.engine.gemma4 import Gemma4Decoder
 from vidspec.engine.rows import Rows

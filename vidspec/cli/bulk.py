@@ -300,7 +300,8 @@ def _drawing(stack: ExitStack, run: Run) -> Iterator[Observer]:
 
 def _elsewhere(run: Run) -> Executor:
     """An engine of several captioners in processes of their own, here or on a Ray cluster."""
-    from vidspec.dataset.pool import Factory, device_groups
+    from vidspec.dataset.devices import device_groups
+    from vidspec.dataset.pool import Factory
 
     request = run.request
     groups = device_groups(request.replicas, run.profile, ray=request.engine is EngineName.ray, address=request.address)

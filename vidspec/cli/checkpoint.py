@@ -13,7 +13,7 @@ import torch
 
 from vidspec.config import profiles
 from vidspec.decoding.setup import STATES
-from vidspec.engine.decoder import decoder_of
+from vidspec.engine.decoders import decoder_of
 from vidspec.engine.device import free_memory
 from vidspec.engine.fused import uncovered
 from vidspec.models import loading

@@ -15,13 +15,13 @@ from vidspec.dataset.feed import Feed, helping, reader_count
 from vidspec.dataset.reader import Reader
 from vidspec.dataset.run import Captions, run
 from vidspec.dataset.work import How, Outcome, Task, Work
-from vidspec.errors import DeviceError, GenerationError, UsageError, VidspecError
+from vidspec.errors import GenerationError, VidspecError
 from vidspec.events.record import failed
 
 if TYPE_CHECKING:
-    from vidspec.config.schema import Profile
+    pass
 
-__all__ = ["ATTEMPTS", "Dealer", "Factory", "Group", "device_groups", "portable_outcomes"]
+__all__ = ["ATTEMPTS", "Dealer", "Factory", "Group", "portable_outcomes"]
 
 #: How often a clip is given to a process before it is blamed for the process's end.
 ATTEMPTS = 2
@@ -191,77 +191,3 @@ class Dealer:
 def _without(task: Task, work: Work, caption: str | None) -> Task:
     assert work.segment is not None
     return replace(task, done={**task.done, work.segment: caption})
-
-
-def device_groups(
-    replicas: str | None, profile: Profile, *, ray: bool = False, address: str | None = None
-) -> list[Group]:
-    """One group of devices for each captioner.
-
-    A group has as many GPUs as the profile names (a draft on ``cuda:1`` makes it two); a target that ``device_map``
-    splits has all there are, shared evenly.
-
-    Args:
-        replicas: a number, ``auto`` for one captioner on each group of GPUs (one in all without GPUs), or None for
-            ``auto``.
-        profile: of each captioner.
-        ray: whether captioners are Ray actors: Ray then chooses the GPUs of each and hides the others.
-        address: of the Ray cluster, whose GPUs count for ``auto``.
-
-    Raises:
-        UsageError: ``replicas`` is neither, or the profile places the target elsewhere than on a group's first GPU.
-        DeviceError: more captioners are asked for than there are groups, on a machine that has GPUs.
-    """
-    wanted = None if replicas in (None, "auto") else _number(replicas)
-    device = profile.models.device
-    gpus = 0 if device in ("cpu", "mps") else (_ray_gpus(address) if ray else _gpus())
-    size = _group_size(profile, gpus, wanted or 1)
-    count = wanted or max(1, gpus // size)
-    if count > 1 and device.startswith("cuda:") and device != "cuda:0":
-        raise UsageError(f"--replicas {count}: models.device names one device, {device}", hint="--device cuda")
-    if gpus:
-        if count * size > gpus and (count > 1 or ray):
-            each = f" of {size} each" if size > 1 else ""
-            most = max(1, gpus // size)
-            raise DeviceError(f"--replicas {count}{each}: there are {gpus} GPUs", hint=f"--replicas {most}")
-        if ray:
-            return [Group(gpus=size)] * count
-        if count == 1:
-            return [Group()]
-        names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        names = names if len(names) >= gpus else [str(number) for number in range(gpus)]
-        return [Group(visible=",".join(names[first : first + size])) for first in range(0, count * size, size)]
-    if ray:
-        return [Group(threads=profile.models.threads or 1)] * count
-    threads = profile.models.threads or max(1, _cores() // count)
-    return [Group(threads=threads)] * count
-
-
-def _group_size(profile: Profile, gpus: int, count: int) -> int:
-    """GPUs of one captioner."""
-    if profile.models.device_map is not None:
-        return max(1, gpus // count)
-    named = (profile.models.device, profile.models.draft_device, profile.workers.target, profile.workers.draft)
-    return 1 + max((int(name.partition(":")[2] or 0) for name in named if name and name.startswith("cuda")), default=0)
-
-
-def _number(text: str | None) -> int:
-    if text is None or not text.isdigit() or int(text) < 1:
-        raise UsageError(f"--replicas {text}: must be a number or auto")
-    return int(text)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def _ray_gpus(address: str | None) -> int:
-    from vidspec.dataset.ray_engine import connected
-
-    return int(connected(address).cluster_resources().get("GPU", 0))

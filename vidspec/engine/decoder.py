@@ -1,17 +1,17 @@
-"""The contract of what runs a language model's blocks, and the choice between the fused decoder and the stock one."""
+"""The contract of what runs a language model's blocks."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from vidspec.engine.graphs import Graphs
 from vidspec.engine.slab import Slab
 
-__all__ = ["Attending", "Decoder", "LanguageModel", "Rotation", "decoder_of", "separate", "windows_of"]
+__all__ = ["Attending", "Decoder", "LanguageModel", "Rotation", "separate", "windows_of"]
 
 #: Cosines and sines of a pass, as the decoder that made them takes them; a pair for each kind of block.
 Rotation = tuple[torch.Tensor, ...]
@@ -114,39 +114,3 @@ def windows_of(config: Any) -> tuple[int | None, ...] | None:
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * depth
     windows = tuple(int(size) if kind == "sliding_attention" else None for kind in kinds)
     return windows if any(windows) else None
-
-
-def decoder_of(
-    language: Any,
-    head: Any,
-    kind: Literal["auto", "fused", "stock"] = "auto",
-    packed: bool | Literal["auto"] = "auto",
-    budget: int | None = None,
-) -> Decoder:
-    """The decoder of a stock language model.
-
-    Args:
-        language: ``language_model`` of a stock model.
-        head: its ``lm_head``.
-        kind: ``fused`` wherever it covers the model, else ``stock``, is ``auto``.
-        packed: see :func:`~vidspec.engine.matrix.packing`.
-        budget: bytes of its slab.
-
-    Raises:
-        ValueError: ``fused`` does not cover the model; says why.
-    """
-    from vidspec.engine.fused import FusedDecoder, uncovered
-    from vidspec.engine.stock import StockDecoder
-
-    stock = StockDecoder
-    if language.config.model_type == "gemma4_text":
-        from vidspec.engine.gemma4 import Gemma4Decoder as stock  # older versions of transformers lack its parts
-
-    if kind == "stock":
-        return stock(language, head, "as told", budget)
-    reason = uncovered(language, head)
-    if reason is None:
-        return FusedDecoder(language, head, packed, budget)
-    if kind == "fused":
-        raise ValueError(reason)
-    return stock(language, head, reason, budget)

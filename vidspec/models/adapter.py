@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from typing_extensions import Self
 
-from vidspec.engine.decoder import Decoder, decoder_of, separate
+from vidspec.engine.decoder import Decoder, separate
+from vidspec.engine.decoders import decoder_of
 from vidspec.engine.fused import uncovered
 from vidspec.errors import GenerationError, ModelError
 from vidspec.models.base import Pixels, Prefix, Seen, VisualTokens
@@ -165,7 +166,7 @@ class Adapter:
     def prepare(
         self, kind: Literal["auto", "fused", "stock"] = "auto", *, packed: bool | Literal["auto"] = "auto"
     ) -> None:
-        """Choose the decoder, see :func:`~vidspec.engine.decoder.decoder_of`.
+        """Choose the decoder, see :func:`~vidspec.engine.decoders.decoder_of`.
 
         Raises:
             ValueError: it cannot be fused.

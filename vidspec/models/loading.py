@@ -53,7 +53,7 @@ class Placement:
     Attributes:
         device: of the whole model; of one of CUDA with its number, so that two names of one device are equal.
         dtype: of weights, KV cache and logits; where weights are quantized, of what is computed with them.
-        decoder: what runs the language model's blocks, see :func:`~vidspec.engine.decoder.decoder_of`.
+        decoder: what runs the language model's blocks, see :func:`~vidspec.engine.decoders.decoder_of`.
         device_map: how accelerate splits the model instead: a strategy (``auto``, ``balanced``, ``balanced_low_0``,
             ``sequential``), or the device of each module, ``cpu`` and ``disk`` among them.
         quantization: ``8bit`` or ``4bit``, by bitsandbytes.

@@ -116,13 +116,7 @@ def measure(bench: Bench, say: Callable[[str], None] = lambda _: None) -> Outcom
         stored = _stored(records) if results is None else results.stored
         if not bench.turns:
             judge(named, {str(clip): clip for clip in clips}, stored, say, results.rewrite if results else lambda: None)
-        drawn = by_other_draws({name: one.profile for name, one in named.items()}, baseline)
-        shares = accepted_shares(stored)
-        by_turn = [summary(records, baseline, drawn, also=also, judged=shares)] if not bench.turns else []
-        for turn in range(len(bench.turns)):
-            part = {of_turn(name, turn): records[of_turn(name, turn)] for name in named}
-            others = {of_turn(name, turn): [of_turn(one, turn) for one in more] for name, more in also.items()}
-            by_turn.append(summary(part, of_turn(baseline, turn), [of_turn(one, turn) for one in drawn], also=others))
+        by_turn = _summaries(bench, named, records, baseline, also, accepted_shares(stored))
         rows = [row for one in by_turn for row in one]
         speed = bandwidth.copy_bandwidth(loaded.where.device)
         weights = bandwidth.pass_bytes(loaded.target)
@@ -155,6 +149,26 @@ def _stored(records: dict[str, dict[str, list[Caption]]]) -> list[dict[str, Any]
         for clip, runs in by_clip.items()
         for one in runs[:1]
     ]
+
+
+def _summaries(
+    bench: Bench,
+    named: Mapping[str, Captioner],
+    records: Mapping[str, Mapping[str, Sequence[Caption]]],
+    baseline: str,
+    also: Mapping[str, Sequence[str]],
+    shares: Mapping[str, float],
+) -> list[list[Row]]:
+    """The rows of the bench, or of each turn of its dialogues."""
+    drawn = by_other_draws({name: one.profile for name, one in named.items()}, baseline)
+    if not bench.turns:
+        return [summary(records, baseline, drawn, also=also, judged=shares)]
+    by_turn = []
+    for turn in range(len(bench.turns)):
+        part = {of_turn(name, turn): records[of_turn(name, turn)] for name in named}
+        others = {of_turn(name, turn): [of_turn(one, turn) for one in more] for name, more in also.items()}
+        by_turn.append(summary(part, of_turn(baseline, turn), [of_turn(one, turn) for one in drawn], also=others))
+    return by_turn
 
 
 def _settings(bench: Bench, clips: Sequence[Path], contenders: dict[str, Contender]) -> dict[str, Any]:

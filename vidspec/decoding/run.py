@@ -17,11 +17,15 @@ from vidspec.drafting.base import Drafter
 from vidspec.drafting.context import DraftContext
 from vidspec.engine.device import take_one_core
 from vidspec.engine.requests import Steps, asked, overheard, timed
+from vidspec.engine.rows import Prefill
 from vidspec.engine.sampling import Sampling
+from vidspec.engine.taps import Taps
 from vidspec.events.events import Prefilled, Rejected, Round
 from vidspec.events.trace import Trace
+from vidspec.models.base import Prefix
 from vidspec.models.detokenizer import Detokenizer
 from vidspec.models.image_captioner import ImageCaptioner
+from vidspec.models.prefix_cache import PrefixCache, PrefixHit
 from vidspec.models.request import Request
 from vidspec.pruning.base import ranked, taps_for
 from vidspec.pruning.target.engine import kept_per_layer
@@ -145,20 +149,20 @@ class SequentialRun(Run):
         self.trace.add("caption", "draft", begun, self.trace.elapsed())
         return text
 
-    def events(self) -> Steps[None]:
+    def _read_prompt(
+        self, prefix: Prefix, taps: Taps | None, held: PrefixCache | None, start: PrefixHit | None
+    ) -> Steps[tuple[Prefill, str | None]]:
+        """The target's prompt, read, and the caption of an ensemble's context that wants one.
+
+        The captioner needs nothing of the target, and works beside its prefill where it can (TABED 6.2).
+        """
         setup, trace = self.setup, self.trace
-        prefix = yield from setup.read(self.request, trace)
-        held = self.request.held
-        start = setup.start(held, prefix)
-        taps = taps_for(setup.needs, prefix) if start is None else None
         description = held.description if held is not None else None
         describe = setup.describe if description is None else None
         with ExitStack() as meanwhile:
-            # It needs nothing of the target, and works beside its prefill where it can (TABED 6.2).
-            beside = (
-                BackgroundTask(partial(self._described, describe)) if describe is not None and describe.beside else None
-            )
-            if describe is not None and beside is not None:
+            beside: BackgroundTask[str] | None = None
+            if describe is not None and describe.beside:
+                beside = BackgroundTask(partial(self._described, describe))
                 meanwhile.enter_context(describe.sharing())
             elif describe is not None:
                 description, _ = yield from timed(trace, "caption", "draft", describe, self.request.shown)
@@ -167,6 +171,15 @@ class SequentialRun(Run):
                 description = yield from beside.answer()
         if held is not None:
             held.description = description
+        return read, description
+
+    def events(self) -> Steps[None]:
+        setup, trace = self.setup, self.trace
+        prefix = yield from setup.read(self.request, trace)
+        held = self.request.held
+        start = setup.start(held, prefix)
+        taps = taps_for(setup.needs, prefix) if start is None else None
+        read, description = yield from self._read_prompt(prefix, taps, held, start)
         rng = torch.Generator().manual_seed(self.seed)
         kept = setup.kept(prefix, taps, trace, held=held, start=start)
         gamma = setup.profile.draft.gamma

@@ -107,17 +107,7 @@ class Setup:
         needs: set[str] = set()
         paces = False
         if profile.draft.kind != "none":
-            accept = profile.accept
-            acceptance = cast(
-                Acceptance,
-                configured(
-                    rules.get(accept.rule),
-                    accept,
-                    sampling=sampling,
-                    eos=target.eos,
-                    protected=protected_ids(target.tokenizer, accept.protect) if accept.protect else frozenset(),
-                ),
-            )
+            acceptance = _acceptance(profile, target, sampling)
             drafter = drafter_of(profile.draft)
             drafter.prepare(target)
             needs |= drafter.needs
@@ -321,6 +311,13 @@ def _engine(profile: Profile, target: VideoLanguageModel) -> Engine[VideoLanguag
         return Engine(target)
     method = configured(lossy.get(profile.lossy.method), profile.lossy)
     return LossyEngine(target, cast(TargetPruner, method))
+
+
+def _acceptance(profile: Profile, target: VideoLanguageModel, sampling: Sampling) -> Acceptance:
+    accept = profile.accept
+    protected = protected_ids(target.tokenizer, accept.protect) if accept.protect else frozenset()
+    rule = configured(rules.get(accept.rule), accept, sampling=sampling, eos=target.eos, protected=protected)
+    return cast(Acceptance, rule)
 
 
 def _window(profile: Profile) -> int:

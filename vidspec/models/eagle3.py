@@ -181,7 +181,6 @@ def _check(
     strange = sorted(set(tensors) - {*_TENSORS, *_MORE})
     rope = getattr(config, "rope_parameters", None) or {}
     hidden, width = int(config.hidden_size), int(config.head_dim)
-    heads, kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
     for broken, what in (
         (bool(strange), f"has the tensor {strange[0] if strange else ''}, which is not known"),
         (int(config.num_hidden_layers) != 1, f"has {config.num_hidden_layers} blocks, and heads of one are read"),
@@ -209,9 +208,20 @@ def _check(
             hint="name the head that was trained for this target",
             kind="tokenizer",
         )
+    _check_shapes(name, config, tensors)
+
+
+def _check_shapes(name: str, config: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse tensors of other shapes than a head's config says, and a table of ids that leads nowhere.
+
+    Raises:
+        ModelError: the first difference.
+    """
+    hidden, width, known = int(config.hidden_size), int(config.head_dim), int(config.vocab_size)
+    heads, kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
     drafted = getattr(config, "draft_vocab_size", None) or known
     expected = {
-        "fc.weight": (hidden, joined),
+        "fc.weight": (hidden, tensors["fc.weight"].shape[1]),
         "norm.weight": (hidden,),
         "lm_head.weight": (drafted, hidden),
         "midlayer.hidden_norm.weight": (hidden,),

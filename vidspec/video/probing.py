@@ -110,19 +110,8 @@ class _Packets:
 
 def _probe(path: str, *, by_decoding: bool) -> Index:
     with opened(path) as container:
-        streams = video_streams(container)
-        if not streams:
-            what = "only sound" if container.streams.audio else "no video"
-            raise VideoError(f"{path}: has {what}: there are no frames to look at", kind="no_video_stream")
-        stream = streams[0]
+        stream, alone = _video_stream(path, container)
         codec = stream.codec_context
-        if codec is None:
-            raise VideoError(f"{path}: its video codec is not known to this FFmpeg", kind="unsupported")
-        if codec.width * codec.height > _MOST_PIXELS:
-            raise VideoError(f"{path}: frames of {codec.width}x{codec.height} are too large", kind="unsupported")
-        free = memory.available()
-        if free is not None and codec.width * codec.height * _PIXEL_BYTES > free:
-            raise too_large(path, f"frames of {codec.width}x{codec.height}")
         number = stream.id if container.format.name == "mpegts" else stream.index
         found = damage.examine(path, container.format.name, number)
         packets = _read_packets(container, stream, found.joined)
@@ -131,7 +120,6 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         base = Fraction(stream.time_base)
         rate = stream.average_rate or stream.guessed_rate
         truncated = packets.tail_damaged or _ends_early(container, stream, packets, base, found)
-        alone = len(streams) == 1
     if not packets.seen:
         kind = "truncated" if truncated else "no_frames"
         raise VideoError(f"{path}: its video stream holds no frames", kind=kind)
@@ -181,6 +169,23 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         origin=origin,
         suspects=_suspects(pts) if order == "pts" and facts["format"] in _GAPS_MAY_BE_LOSS else (),
     )
+
+
+def _video_stream(path: str, container: av.container.InputContainer) -> tuple[Any, bool]:
+    """The first video stream, which can be decoded in the memory there is, and whether it is the only one."""
+    streams = video_streams(container)
+    if not streams:
+        what = "only sound" if container.streams.audio else "no video"
+        raise VideoError(f"{path}: has {what}: there are no frames to look at", kind="no_video_stream")
+    codec = streams[0].codec_context
+    if codec is None:
+        raise VideoError(f"{path}: its video codec is not known to this FFmpeg", kind="unsupported")
+    if codec.width * codec.height > _MOST_PIXELS:
+        raise VideoError(f"{path}: frames of {codec.width}x{codec.height} are too large", kind="unsupported")
+    free = memory.available()
+    if free is not None and codec.width * codec.height * _PIXEL_BYTES > free:
+        raise too_large(path, f"frames of {codec.width}x{codec.height}")
+    return streams[0], len(streams) == 1
 
 
 def _read_packets(container: av.container.InputContainer, stream: Any, joined: int | None) -> _Packets:

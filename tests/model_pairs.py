@@ -62,7 +62,8 @@ class Pair:
             return Captioner(profile, self.target, draft)
         kind = profile.draft.kind
         captioner = Captioner(profile, self.target, draft, slot=self.slots.get(kind))
-        self.slots[kind] = captioner.slot
+        if captioner.slot is not None:  # a race may need none
+            self.slots[kind] = captioner.slot
         return captioner
 
     def close(self):

@@ -94,7 +94,6 @@ PROFILES = {
     "sd-tree": {},
     "self-sd": {},
     "std": {},
-    "hivis": {},
     "tabed-mt": {},
     "tabed-mt-star": {},
     "specvlm": {},

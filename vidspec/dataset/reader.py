@@ -24,6 +24,8 @@ __all__ = ["Reader"]
 
 #: How often the process is started for a clip: one that dies while it starts has not seen the clip.
 STARTS = 2
+#: Seconds that a process may take to end once its pipe is closed.
+DYING = 5.0
 #: Bytes that decoding takes for each pixel of a picture: some coded ones that others refer to, two or three in RGB.
 PIXEL_BYTES = 32
 
@@ -175,7 +177,7 @@ class Reader:
                     self._ready = bool(process.stdout and process.stdout.read(1))
                 if self._ready:
                     return process
-                code = self._kill()
+                code = self._kill(DYING)
         raise VideoError(
             f"{path}: the process that reads clips ended {_ended(code)} while it started, {STARTS} times",
             kind="crashed",
@@ -196,13 +198,15 @@ class Reader:
             )
         return self._process
 
-    def _kill(self) -> int | None:
-        """End the process; returns how it had ended before, if it had."""
+    def _kill(self, patience: float = 0.0) -> int | None:
+        """End the process, unless it does so itself in that many seconds; returns how it had ended, if it had."""
         process, self._process = self._process, None
         if process is None:
             return None
-        code = process.poll()
-        if code is None:
+        code: int | None = None
+        try:
+            code = process.wait(patience)
+        except subprocess.TimeoutExpired:
             process.kill()
         process.wait()
         for pipe in (process.stdin, process.stdout):
@@ -252,11 +256,7 @@ class _Limit:
 
     def failure(self) -> VideoError:
         """The process is gone: let go of it, so that the next clip gets a new one, and say why."""
-        deadline = time.monotonic() + 5
-        process = self.reader._process
-        while process is not None and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)  # its pipe closes a moment before it ends
-        code = self.reader._kill()
+        code = self.reader._kill(DYING)
         if self.expired:
             return VideoError(
                 f"{self.path}: not read within {self.reader.timeout:g} s", kind="timeout", hint="raise --timeout"

@@ -11,10 +11,9 @@ from vidspec.autotune import Autotune, best
 from vidspec.captioner import Captioner
 from vidspec.cli import main
 from vidspec.config import profiles
-from vidspec.decoding.run import SequentialRun
 from vidspec.drafting.lookup import Lookup
 from vidspec.embedded.samples import shipped
-from vidspec.engine.requests import PrefillPrompt, overheard
+from vidspec.engine.requests import PrefillPrompt
 from vidspec.errors import GenerationError
 from vidspec.events.events import Finished, Round
 from vidspec.models import loading
@@ -58,23 +57,23 @@ def auto(models, draft=True, **more):
 
 def clocked(monkeypatch, seconds):
     """Rounds of profiles end after so many seconds a token, by drafter and topology; what was begun, in its order."""
-    events, begun = SequentialRun.events, []
+    decode, begun = autotune.decode, []
 
-    def virtual(run):
-        draft, tokens = run.setup.profile.draft, 0
+    def virtual(sequence):
+        draft, emit = sequence.setup.profile.draft, sequence.emit
         way = draft.topology if draft.kind == "model" else draft.kind
         begun.append(way)
 
-        def change(event):
-            nonlocal tokens
-            if not isinstance(event, Round):
-                return event
-            tokens += len(event.token_ids)
-            return replace(event, elapsed=(tokens - 1) * seconds[way])
+        def clocked(event):
+            if isinstance(event, Round):
+                tokens = len(sequence.token_ids) + len(event.token_ids)
+                event = replace(event, elapsed=(tokens - 1) * seconds[way])
+            emit(event)
 
-        return overheard(events(run), change=change)
+        sequence.emit = clocked
+        return decode(sequence)
 
-    monkeypatch.setattr(SequentialRun, "events", virtual)
+    monkeypatch.setattr(autotune, "decode", virtual)
     return begun
 
 

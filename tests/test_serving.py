@@ -11,9 +11,8 @@ from tiers import full_but
 from research.world.samples import draw
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.decoding.run import SequentialRun
 from vidspec.draft_length.batch import START
-from vidspec.engine.requests import alone as decoded
+from vidspec.engine.requests import alone
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import GenerationError
 from vidspec.events.events import Again, Finished, Load, Opened, Prefilled
@@ -281,9 +280,10 @@ def test_each_clip_draws_from_a_seed_of_its_own(loaded, clips):
 def test_a_record_names_the_seed_that_its_tokens_were_drawn_from(loaded, clips):
     captioner = under(loaded, "ar", **{"generate.temperature": 1.2})
     for path, clip in clips.items():
-        run = SequentialRun(captioner.setup, Request(path, clip, prompt="What moves?"), Trace())
-        decoded(run.told())
-        assert run.job.rng.initial_seed() == run.seed == captioner.caption(path, clip=clip, prompt="What moves?").seed
+        one = captioner.start(Request(path, clip, prompt="What moves?"), Trace())
+        alone(one.steps)
+        seed = captioner.caption(path, clip=clip, prompt="What moves?").seed
+        assert one.rng.initial_seed() == one.seed == one.events[-1].caption.seed == seed
 
 
 def test_sampled_texts_are_each_clips_own(loaded, clips):

@@ -12,23 +12,22 @@ on the first clip. Every candidate writes the target's own text, whatever is mea
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 
 from vidspec.config import profiles
 from vidspec.config.profiles import Profile
-from vidspec.decoding.loop import Failed, Loop, Passing
-from vidspec.decoding.run import Choice, Run, SequentialRun
+from vidspec.decoding.decode import decode
+from vidspec.decoding.loop import Loop, Passing
+from vidspec.decoding.sequence import Choice, Sequence
 from vidspec.decoding.setup import Setup
-from vidspec.decoding.workers.run import ParallelRun
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.draft_length.pace import Pace
 from vidspec.engine.device import synchroniser
 from vidspec.engine.requests import Steps
 from vidspec.errors import GenerationError, ProfileError
-from vidspec.events.events import Round
 from vidspec.events.trace import Trace
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.head import Head
@@ -121,7 +120,7 @@ class Result:
         return f"{self.chosen.name} by a race over {STRETCH} tokens of one clip: {', '.join(told)}"
 
 
-def best(rates: Sequence[float | None]) -> int:
+def best(rates: Iterable[float | None]) -> int:
     """Index of the first rate that is the highest or at most ``TIE`` lower; 0 if all failed (None)."""
     known = [rate or 0.0 for rate in rates]
     return next(i for i, rate in enumerate(known) if rate >= (1 - TIE) * max(known))
@@ -133,15 +132,14 @@ def candidates(
     draft: VideoLanguageModel | None,
     describe: ImageCaptioner | None = None,
     head: Head | None = None,
-    *,
-    beside: bool = False,
+    slot: DraftSlot | None = None,
 ) -> list[Candidate]:
     """What is raced for a profile, the default first; what the models cannot do is left out.
 
     Args:
         profile: whose ``schedule.kind`` is ``race`` or ``auto``.
         target, draft, describe, head: see :class:`~vidspec.captioner.Captioner`.
-        beside: whether the draft has a device of its own.
+        slot: the draft's process, where it has a device of its own or the schedule is chosen.
 
     Raises:
         ProfileError: the default cannot be had.
@@ -149,7 +147,7 @@ def candidates(
     if profile.chooses:
         wanted = _WAYS
     else:
-        wanted = {**_MODEL, **(_BESIDE if beside else {})} if draft is not None else _NO_MODEL
+        wanted = {**_MODEL, **(_BESIDE if slot is not None else {})} if draft is not None else _NO_MODEL
         if profile.drafts_with_a_head:
             wanted = _LOOKED_UP
         if profile.draft.kind not in {one["draft.kind"] for one in wanted.values()}:
@@ -162,8 +160,9 @@ def candidates(
     for name, overrides in wanted.items():
         try:
             one = profiles.override(profile, overrides)
+            own_draft = None if one.concurrent else draft
             own_head = head if one.drafts_with_a_head else None
-            found.append(Candidate(name, Setup.of(one, target, None if one.concurrent else draft, describe, own_head)))
+            found.append(Candidate(name, Setup.of(one, target, own_draft, describe, own_head, slot)))
         except ProfileError:
             if not found:
                 raise
@@ -192,8 +191,8 @@ class Autotune:
         describe: ImageCaptioner | None = None,
         head: Head | None = None,
     ) -> None:
-        self.profile, self.slot = profile, slot
-        self.candidates = candidates(profile, target, draft, describe, head, beside=slot is not None)
+        self.profile = profile
+        self.candidates = candidates(profile, target, draft, describe, head, slot)
         self._wait = synchroniser(target.device)
         self.forget()
 
@@ -215,21 +214,18 @@ class Autotune:
         """Chooses the windows of clips that begin now."""
         return self._now.setup.pace
 
-    def run(self, request: Request, trace: Trace) -> tuple[Run, Steps[None]]:
-        """The next clip and its decoding, of which is learned what clips take.
-
-        Args:
-            request: the clip.
-            trace: where everything is timed; the race as ``plan``.
-        """
-        if self._worthwhile(request):
-            with trace.span("plan"):
-                held = self._race(replace(request, held=None))
-            if request.held is None and self._now.schedule != "parallel":
-                request = replace(request, held=held)  # the prompts that the race has read
-        made = self._run(self._now, request, trace)
-        made.choice = Choice(self._now.schedule, self._why)
-        return made, self._counted(made)
+    def decode(self, sequence: Sequence) -> Steps[None]:
+        """The next clip, by which is learned what clips take; a race is timed as ``plan``."""
+        if self._worthwhile(sequence.job):
+            with sequence.trace.span("plan"):
+                cache = self._race(replace(sequence.job, held=None))
+            if sequence.job.held is None and self._now.schedule != "parallel":
+                sequence.job = replace(sequence.job, held=cache)  # the prompts that the race has read
+        sequence.attempt(self._now.setup, Choice(self._now.schedule, self._why))
+        yield from decode(sequence)
+        self._tokens += len(sequence.token_ids)
+        self._decode_s += sequence.rounds[-1].elapsed
+        self._spent_s += sequence.finished
 
     @property
     def _why(self) -> str:
@@ -298,44 +294,31 @@ class Autotune:
             known = held.setdefault(_seen_by(one), PrefixCache())
             known.begin()
             request = replace(request, held=known)
-        run = self._run(one, request, Trace(self._wait))
         pace = one.setup.pace
 
-        def heard(passing: Passing) -> None:
+        def passed(passing: Passing) -> None:
             if pace is not None and not passing.prompts:
                 rows = round(passing.sequences), round(passing.rows), passing.seconds
                 pace.passed(passing.lane, *rows, passing.passes, passing.grows)
 
-        loop, ids, seconds = Loop(self._clock, heard), list[int](), 0.0
+        sequence = Sequence(request, Trace(self._wait))
+        sequence.attempt(one.setup)
+        sequence.steps = decode(sequence)
+        loop = Loop(self._clock, passed)
         try:
-            said = loop.begin(None, run.events())
-            while True:
-                for _, event in said:
-                    if isinstance(event, Failed):
-                        raise event.error
-                    if isinstance(event, Round):
-                        ids += event.token_ids
-                        seconds = event.elapsed
-                        if len(ids) > tokens or one.setup.limits.over(ids):
-                            return len(ids) - 1, seconds
-                if not len(loop):
-                    return max(0, len(ids) - 1), seconds
-                said = loop.turn(1.0)
+            loop.begin(sequence)
+            while not sequence.over:
+                for _ in loop.turn(1.0):
+                    pass
+                ids = sequence.token_ids
+                if len(ids) > tokens or (ids and sequence.limits.over(ids)):
+                    break
+            if sequence.error is not None:
+                raise sequence.error
+            seconds = sequence.rounds[-1].elapsed if sequence.rounds else 0.0
+            return max(0, len(sequence.token_ids) - 1), seconds
         finally:
             loop.close()
-
-    def _run(self, one: Candidate, request: Request, trace: Trace) -> Run:
-        if one.setup.profile.concurrent:
-            assert self.slot is not None
-            return ParallelRun(one.setup, request, trace, self.slot)
-        return SequentialRun(one.setup, request, trace)
-
-    def _counted(self, run: Run) -> Steps[None]:
-        """A clip; what it took counts when it is over."""
-        yield from run.told()
-        self._tokens += sum(len(one.token_ids) for one in run.rounds)
-        self._decode_s += run.rounds[-1].elapsed
-        self._spent_s += run.finished
 
     def _clock(self) -> float:
         self._wait()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterator, Mapping
+from collections.abc import Sequence as Items
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TypedDict
 from weakref import WeakKeyDictionary
@@ -19,15 +21,15 @@ from vidspec import video
 from vidspec.autotune import Autotune
 from vidspec.config import profiles
 from vidspec.config.profiles import Profile
+from vidspec.decoding.decode import decode
 from vidspec.decoding.dialogue import Dialogue
 from vidspec.decoding.parallel import WorkerLost
 from vidspec.decoding.prompts import Prompts
 from vidspec.decoding.report import report
-from vidspec.decoding.run import SequentialRun
-from vidspec.decoding.serving import Arrivals, Serving
+from vidspec.decoding.sequence import Sequence
+from vidspec.decoding.serving import Arrivals, News, Serving
 from vidspec.decoding.setup import Setup
 from vidspec.decoding.workers.places import beside_target, room_for_two, two_workers
-from vidspec.decoding.workers.run import ParallelRun
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.draft_length.pace import Pace
 from vidspec.drafting.base import DrafterKind
@@ -112,8 +114,8 @@ class Captioner:
         describe = describe if profile.describes else None
         if profile.describes and describe is None and draft is not None:
             describe = DraftCaptioner(draft, beside=room_for_two(target.device, draft.device))
-        #: Whether clips are looked at by another thread, beside the passes.
-        self.fed = False
+        #: Whether another thread encodes clips, beside the passes.
+        self.has_feed = False
         self._vision_worker: VisionWorker | None = None
         self._ahead: WeakKeyDictionary[video.Clip, dict[VideoLanguageModel, Pixels | Seen]] = WeakKeyDictionary()
         beside = two_workers(profile)
@@ -128,7 +130,7 @@ class Captioner:
             self.autotune = Autotune(profile, target, draft, self.slot, describe, head)
             self.setup = self.autotune.starting
         else:
-            self.setup = Setup.of(profile, target, None if profile.concurrent else draft, describe, head)
+            self.setup = Setup.of(profile, target, None if profile.concurrent else draft, describe, head, self.slot)
 
     @property
     def target(self) -> Engine[VideoLanguageModel]:
@@ -361,7 +363,7 @@ class Captioner:
         """
         return Dialogue(self._alone, self._opened(path, asked))
 
-    def captions(self, path: str | Path, prompts: Sequence[str], **asked: Unpack[Asked]) -> list[Caption]:
+    def captions(self, path: str | Path, prompts: Items[str], **asked: Unpack[Asked]) -> list[Caption]:
         """What a clip is answered to each of several prompts; it is read once, and they are decoded together.
 
         Args:
@@ -406,21 +408,15 @@ class Captioner:
             request = replace(request, clip=clip)
         serving = Serving(self, batch=1)
         try:
-            for _, said in serving.begin(request, trace):
-                if isinstance(said, Exception):
-                    raise said
-                yield said
-            for _, said in serving.rest():
-                if isinstance(said, Exception):
-                    raise said
-                if not isinstance(said, Load):
-                    yield said
+            for _, news in chain(serving.begin(request, trace), serving.rest()):
+                if isinstance(news, Exception):
+                    raise news
+                if not isinstance(news, Load):
+                    yield news
         finally:
             serving.close()
 
-    def serve(
-        self, arrivals: Arrivals, *, batch: int | None = None, wake: WakeEvent | None = None
-    ) -> Generator[tuple[Hashable, Event | Load | Exception], None, None]:
+    def serve(self, arrivals: Arrivals, *, batch: int | None = None, wake: WakeEvent | None = None) -> News:
         """Caption clips as they come, several at a time: each pass of a model serves all that wait for it.
 
         What a clip is answered does not depend on the others.
@@ -495,7 +491,7 @@ class Captioner:
             bytes that are held until the clip has been captioned.
         """
         if threading.current_thread() is not threading.main_thread():
-            self.fed = True
+            self.has_feed = True
             take_one_core()
         models = self._lookers
         made: dict[VideoLanguageModel, Pixels | Seen] = {}
@@ -526,28 +522,29 @@ class Captioner:
         ahead, confident = self._ahead.pop(request.shown, {}), request.confident or self.confident
         return replace(request, prompt=prompt, system=system, ahead=ahead, confident=confident)
 
-    def decoding(self, request: Request, trace: Trace) -> Steps[None]:
-        """One clip, whose frames have been read: what :meth:`stream` yields, and what is asked for.
+    def start(self, request: Request, trace: Trace) -> Sequence:
+        """The sequence of a clip whose frames have been read; its events are those of :meth:`stream`.
 
         Args:
             request: the clip.
             trace: where everything is timed.
-
-        Raises:
-            GenerationError: as :meth:`stream`.
         """
-        path, clip = request.path, request.shown
+        sequence = Sequence(self._whole(request), trace)
+        sequence.steps = self._decoded(sequence)
+        return sequence
+
+    def _decoded(self, sequence: Sequence) -> Steps[None]:
+        path, clip = sequence.job.path, sequence.job.shown
         times, demo = tuple(float(t) for t in clip.timestamps), ships(self.target.model.source)
-        yield Opened(path, clip.facts, len(clip.frames), times, demo)
-        request = self._whole(request)
+        sequence.emit(Opened(path, clip.facts, len(clip.frames), times, demo))
         try:
             try:
-                yield from self._attempt(request, trace)
+                yield from self._attempt(sequence)
                 return
             except WorkerLost as error:
                 why = error.message  # and not the error, whose traceback holds the first attempt's cache
-            yield Again(why)
-            yield from self._attempt(request, trace)
+            sequence.emit(Again(why))
+            yield from self._attempt(sequence)
         except torch.OutOfMemoryError as error:
             raise GenerationError(
                 f"{path}: {len(clip.frames)} frames do not fit into the device's memory",
@@ -555,19 +552,15 @@ class Captioner:
                 kind="memory",
             ) from error
 
-    def _attempt(self, request: Request, trace: Trace) -> Steps[None]:
+    def _attempt(self, sequence: Sequence) -> Steps[None]:
         if self.autotune is not None:
-            run, steps = self.autotune.run(request, trace)
+            yield from self.autotune.decode(sequence)
         else:
-            slot = self.slot
-            run = (
-                SequentialRun(self.setup, request, trace)
-                if slot is None
-                else ParallelRun(self.setup, request, trace, slot)
-            )
-            steps = run.told()
-        yield from steps
-        yield Finished(report(run, self.models))
+            sequence.attempt(self.setup)
+            yield from decode(sequence)
+        if sequence.drafter is not None:
+            sequence.drafter.finish(sequence.token_ids)
+        sequence.emit(Finished(report(sequence, self.models)))
 
 
 def _bytes_of(made: Pixels | Seen) -> int:

@@ -30,6 +30,7 @@ from vidspec.drafting.memory import Memory
 from vidspec.drafting.memory_file import MemoryFile
 from vidspec.drafting.ngram import NgramDraft
 from vidspec.drafting.suffix import SuffixDraft
+from vidspec.engine.requests import alone
 from vidspec.models.loading import embedded_folder
 
 #: Characters of a paragraph that stands for a caption.
@@ -99,7 +100,7 @@ class Counted:
         self.tokens += len(text)
         while at < len(text):
             begun = time.perf_counter()
-            draft = one.propose(len(text) - at - 1)
+            draft = alone(one.propose(len(text) - at - 1))
             self.seconds.append(time.perf_counter() - begun)
             path: list[int] = []
             while True:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from decoding.toys import GREEDY, ToyEngine, blend, job, proposed, random_table, rounds_of
+from decoding.toys import GREEDY, ToyEngine, blend, on_tables, proposed, random_table, rounds_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import full_but
@@ -15,7 +15,6 @@ from vidspec.decoding.limits import Limits
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.base import Draft
 from vidspec.drafting.chain import ChainDrafter
-from vidspec.engine.requests import answered
 from vidspec.engine.sampling import Sampling, draw
 
 RNG = torch.Generator()
@@ -171,11 +170,11 @@ def draws_of_the_schedule(rule, sampling, draft_sampling, count):
     limits = Limits(LENGTH + 1, LIMITS.eos)
     target, draft = shifted(TARGET), shifted(DRAFT)
     for _ in range(count):
-        one = job(
+        one = on_tables(
             target, limits, draft=draft, gamma=2, sampling=sampling, draft_sampling=draft_sampling,
             rule=rule(sampling), rng=rng,
         )  # fmt: skip
-        first, *text = [token for step in rounds_of(sequential(one)) for token in step.token_ids]
+        first, *text = [token for step in rounds_of(sequential, one) for token in step.token_ids]
         assert first == 0
         yield tuple(text)
 
@@ -184,11 +183,11 @@ def draws_with_a_tree(rule, sampling, draft_sampling, count):
     rng = torch.Generator().manual_seed(8)
     limits = Limits(LENGTH + 1, LIMITS.eos)
     for _ in range(count):
-        one = job(
+        one = on_tables(
             shifted(TARGET), limits, draft=shifted(DRAFT), gamma=2, tree="0 1 00 01 10", sampling=sampling,
             rule=rule(sampling), rng=rng,
         )  # fmt: skip
-        first, *text = [token for step in rounds_of(sequential(one)) for token in step.token_ids]
+        first, *text = [token for step in rounds_of(sequential, one) for token in step.token_ids]
         assert first == 0
         yield tuple(text)
 
@@ -258,7 +257,7 @@ def test_plain_decoding_has_the_same_distribution(sampling):
     rng = torch.Generator().manual_seed(7)
     texts = []
     for _ in range(3000):
-        rounds = answered(autoregressive(job(TARGET, LIMITS, sampling=sampling, rng=rng)))
+        rounds = rounds_of(autoregressive, on_tables(TARGET, LIMITS, sampling=sampling, rng=rng))
         texts.append(tuple(token for step in rounds for token in step.token_ids))
     assert p_value(texts, exact_distribution(TARGET, sampling, LIMITS)) > SIGNIFICANCE
 

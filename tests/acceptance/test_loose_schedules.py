@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 import torch
 from decoding import checkpoints
-from decoding.toys import GREEDY, Recorder, blend, greedy_text, job, random_table, rounds_of
+from decoding.toys import GREEDY, Recorder, blend, greedy_text, on_tables, random_table, rounds_of
 from engine.passing import forward
 from packaged import packaged
 
@@ -21,7 +21,7 @@ from vidspec.decoding.protocol import Proposed, Ready, Verdict
 from vidspec.decoding.sequential import sequential
 from vidspec.draft_length.gamma import FixedGamma
 from vidspec.embedded.samples import shipped
-from vidspec.engine.requests import alone, answered
+from vidspec.engine.requests import alone
 from vidspec.events.events import Loosened, Round
 from vidspec.events.trace import Trace
 from vidspec.models import loading
@@ -155,9 +155,9 @@ def test_caches_follow_loose_tokens(rule, tree):
     loose, left = 0, 0
     for seed in range(12):
         target = random_table(seed, 9)
-        one = job(target, LIMITS, draft=blend(target, random_table(99, 9), 0.5), gamma=6, tree=tree, rule=rule)
+        one = on_tables(target, LIMITS, draft=blend(target, random_table(99, 9), 0.5), gamma=6, tree=tree, rule=rule)
         drafter = one.drafter = Recorder(one.drafter)
-        rounds = rounds_of(sequential(one))
+        rounds = rounds_of(sequential, one)
         text = [token for step in rounds for token in step.token_ids]
         assert drafter.prefix[: len(text)] == text, "the drafter was told something else"
         changed = [at for at, token in enumerate(text) if token != int(target(tuple(text[:at])).argmax())]
@@ -182,9 +182,8 @@ def _cut_short():
     def draft(prefix):
         return torch.eye(4)[3 if len(prefix) == 2 else 1]
 
-    return answered(
-        sequential(job(target, LIMITS, draft=draft, gamma=3, rule=RandomLoose(GREEDY, LIMITS.eos, rate=1.0)))
-    )
+    rule = RandomLoose(GREEDY, LIMITS.eos, rate=1.0)
+    return rounds_of(sequential, on_tables(target, LIMITS, draft=draft, gamma=3, rule=rule))
 
 
 def test_the_parallel_schedule_passes_loose_tokens_on_and_compares_the_next_strictly():

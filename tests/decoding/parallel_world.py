@@ -16,17 +16,17 @@ import torch
 from decoding.parallel_toys import EOS, ToyText
 from vidspec.config import profiles
 from vidspec.decoding.limits import Limits
-from vidspec.decoding.loop import Done, Failed, Loop
+from vidspec.decoding.loop import Client, Loop
 from vidspec.decoding.parallel import WorkerLost
 from vidspec.decoding.protocol import Failed as Lost
 from vidspec.decoding.protocol import PrefillTarget, Ready, Verdict
+from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.workers import draft as drafts
 from vidspec.decoding.workers import process as processes
 from vidspec.decoding.workers import run as runs
 from vidspec.decoding.workers import slot as slots
 from vidspec.engine.requests import Encode, Forward, PrefillPrompt
 from vidspec.engine.rows import Rows
-from vidspec.events.events import Round
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 from vidspec.models.loading import Placement
@@ -175,6 +175,11 @@ class Engine:
 class TargetSide:
     """Chooses by a text instead of a model; asks for the passes that a model would take."""
 
+    prefix = None
+
+    def prefilled(self, elapsed):
+        return "Prefilled"
+
     def __init__(self, engine, text, length, kept):
         self.engine, self.length, self.kept = engine, length, kept
         self.text, self.emitted = text, []
@@ -203,8 +208,9 @@ class TargetSide:
 class DraftClip(drafts.DraftClip):
     """The real one, but for what it sees and reads."""
 
-    def __init__(self, order, engine):
-        self.number, self.engine, self.trace = order.clip, engine, Trace()
+    def __init__(self, order, engine, emit):
+        Client.__init__(self, order.clip, trace=Trace())
+        self.number, self.engine, self.emit = order.clip, engine, emit
         self._kind = self
         self.context = SimpleNamespace(read=self.prefill, rows=lambda prefix: torch.arange(prefix.length // 2))
         self.text, self.length, self.steps_of_look = order.prompt
@@ -303,15 +309,10 @@ class Process(processes.DraftProcess):
             self.world.at(self.world.now + after, lambda: self.gone(Lost("draft", "exit code -9", lost=True)))
 
 
-class ParallelRun(runs.ParallelRun):
-    def _prefilled(self, elapsed):
-        return "Prefilled"
-
-
 def enter(monkeypatch):
     """Put the parts of this module in the place of what computes, sleeps or starts processes."""
     monkeypatch.setattr(drafts, "DraftClip", DraftClip)
-    monkeypatch.setattr(runs, "TargetSide", lambda reading, side, *_: side)
+    monkeypatch.setattr(runs, "TargetSide", lambda sequence: sequence.setup.acceptance)
     monkeypatch.setattr(processes, "share", lambda frames, sound: SimpleNamespace(name="frames"))
     monkeypatch.setattr(processes, "drop", lambda block: None)
     monkeypatch.setattr(slots, "DraftProcess", Process)
@@ -353,7 +354,7 @@ class Case:
         self.world.advance(seconds / 2)
 
     def clip(self, number):
-        """One clip's text, and its steps."""
+        """One clip's text, and its sequence."""
         rng = self.rng
         text = ToyText(rng.random(), rng.choice([0.0, 0.6, 0.9, 1.0]), rng.choice([1, 2, 5]), rng.choice([0.0, 0.2]))
         kept = rng.random() < 0.5
@@ -372,60 +373,55 @@ class Case:
             pruner="attention" if kept else None,
             late=kept and schedule.prefill == "parallel" and rng.random() < 0.5,
             room=9,
+            slot=self.slot,
         )
         length, looks = rng.randint(1, self.prompts), rng.randrange(3)
         frames = SimpleNamespace(frames=np.zeros((1, 1, 1, 3), np.uint8), timestamps=np.zeros(1), sound=None)
-        request = Request("clip", frames, (text, rng.randint(1, self.prompts), looks))
+        sequence = Sequence(Request("clip", frames, (text, rng.randint(1, self.prompts), looks), key=number))
 
         def steps():
             for last in (False, True):
                 text.asked.clear()
                 setup.acceptance = TargetSide(self.target, text, length, kept)
+                sequence.setup, sequence.rounds, sequence.token_ids = setup, [], []
                 try:
-                    yield from ParallelRun(setup, request, Trace(), self.slot).events()
+                    yield from runs.parallel(sequence)
                     return
                 except WorkerLost:
                     if last:
                         raise
-                yield "Again"
+                sequence.emit("Again")
 
-        return text, setup.limits, steps()
+        sequence.steps = steps()
+        return text, setup.limits, sequence
 
     def run(self):
         """Rounds of each clip; how many were begun again."""
         loop = Loop(lambda: self.world.now, wake=self.world)
-        clips, again = {}, 0
+        clips = {}
         if self.kills:
             self.world.at(self.rng.uniform(0, 30), lambda: self.processes[-1].die(self.costs.latency()))
         turns = 0
         waiting = list(range(self.count))
         while waiting or len(loop):
-            said = []
             if waiting and (not len(loop) or self.rng.random() < 0.5):
                 number = waiting.pop()
-                text, limits, steps = self.clip(number)
-                clips[number] = text, limits, []
-                said += loop.begin(number, steps)
+                clips[number] = self.clip(number)
+                loop.begin(clips[number][2])
             if (flying := [number for number in clips if number in loop]) and self.rng.random() < self.drops:
                 number = self.rng.choice(flying)
                 loop.drop(number)  # nobody wants it any more
                 del clips[number]
-            said += loop.turn()
+            list(loop.turn())
             turns += 1
             assert turns < 3000, "this takes for ever"
-            for number, one in said:
-                if isinstance(one, Failed):
-                    raise one.error
-                if one == "Again":
-                    clips[number][2].clear()
-                    again += 1
-                elif isinstance(one, Round):
-                    clips[number][2].append(one)
-                else:
-                    assert one == "Prefilled" or isinstance(one, Done)
+            for _, _, sequence in clips.values():
+                if sequence.error is not None:
+                    raise sequence.error
         self.world.drain()
-        for text, limits, rounds in clips.values():
-            check(text, limits, rounds)
+        for text, limits, sequence in clips.values():
+            check(text, limits, sequence.rounds)
+        again = sum(sequence.events.count("Again") for _, _, sequence in clips.values())
         assert len(self.processes) <= 1 + self.kills, "one for all, not one for each"
         last = self.processes[-1]
         if not last.dead:

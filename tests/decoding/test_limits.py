@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vidspec.acceptance.base import Verdict
-from vidspec.decoding.base import origins
 from vidspec.decoding.limits import Limits
+from vidspec.decoding.sequential import origins
 from vidspec.drafting.base import Draft
 from vidspec.events.events import Loosened
 

@@ -9,16 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoding.toys import ToyEngine, blend, greedy_text, job, random_table, rounds_of
+from decoding.toys import ToyEngine, blend, greedy_text, on_tables, random_table, rounds_of
 from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import Limits
-from vidspec.decoding.loop import SHARED, Done, Failed, Loop
+from vidspec.decoding.loop import SHARED, Client, Loop
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.engine.requests import Chain, Encode, Forward, PrefillPrompt, Receive
 from vidspec.engine.rows import Rows
 from vidspec.engine.sampling import Sampling
-from vidspec.events.events import Round
 from vidspec.events.wake import WakeEvent
 
 VOCABULARY = 5
@@ -35,17 +34,27 @@ class Shared(ToyEngine):
 
 
 def run(loop, most=10_000):
-    """Everything the loop says until it is empty."""
-    said = []
+    """Turn until the loop is empty; the keys of what went on, in order."""
+    keys = []
     for _ in range(most):
         if not len(loop):
-            return said
-        said += loop.turn()
+            return keys
+        keys += [client.key for client in loop.turn()]
     raise AssertionError("a clip waits for ever")
 
 
-def tokens(said, key):
-    return [token for one, event in said if one == key and isinstance(event, Round) for token in event.token_ids]
+def begun(loop, key, steps):
+    """A decoding without texts, in the loop."""
+    client = Client(key, steps)
+    loop.begin(client)
+    return client
+
+
+def added(loop, key, one, schedule):
+    """A sequence, in the loop."""
+    one.key, one.steps = key, schedule(one)
+    loop.begin(one)
+    return one
 
 
 def clip(seed, target, draft, kind, limits, sampling):
@@ -55,7 +64,7 @@ def clip(seed, target, draft, kind, limits, sampling):
 
     def made(own_target, own_draft):
         rng = torch.Generator().manual_seed(seed)
-        one = job(table, limits, draft=other, gamma=1 + seed % 4, sampling=sampling, rng=rng, tree=kind)
+        one = on_tables(table, limits, draft=other, gamma=1 + seed % 4, sampling=sampling, rng=rng, tree=kind)
         one.target.engine, one.target.span = own_target, own_target.start_of(table)
         one.drafter.engine = own_draft
         span = own_draft.start_of(other)
@@ -64,8 +73,8 @@ def clip(seed, target, draft, kind, limits, sampling):
             one.drafter.spans = (span,)
         return one
 
-    alone = [token for step in rounds_of(sequential(made(Shared(), Shared()))) for token in step.token_ids]
-    return sequential(made(target, draft)), alone
+    alone = [token for step in rounds_of(sequential, made(Shared(), Shared())) for token in step.token_ids]
+    return made(target, draft), alone
 
 
 @settings(max_examples=60, deadline=None)
@@ -81,15 +90,14 @@ def test_a_text_does_not_depend_on_its_company(seeds, tree, temperature, order):
     target, draft, loop = Shared(), Shared(), Loop()
     waiting = [(seed, *clip(seed, target, draft, tree, limits, sampling)) for seed in seeds]
     order.shuffle(waiting)
-    expected, said = {}, []
+    expected, found = {}, {}
     while waiting or len(loop):  # clips come at any time
         if waiting and (not len(loop) or order.random() < 0.4):
-            seed, steps, alone = waiting.pop()
-            expected[seed] = alone
-            said += loop.begin(seed, steps)
-        said += loop.turn()
-    assert {seed: tokens(said, seed) for seed in seeds} == expected
-    assert [event for _, event in said].count(Done(None)) == len(seeds)
+            seed, one, expected[seed] = waiting.pop()
+            found[seed] = added(loop, seed, one, sequential)
+        list(loop.turn())
+    assert {seed: one.token_ids for seed, one in found.items()} == expected
+    assert all(one.over and one.error is None for one in found.values())
 
 
 def test_rows_of_all_clips_share_passes():
@@ -99,8 +107,8 @@ def test_rows_of_all_clips_share_passes():
     for count in (1, 8):
         target, draft, loop = Shared(), Shared(), Loop()
         for key in range(count):
-            steps, _ = clip(3, target, draft, None, limits, Sampling())
-            list(loop.begin(key, steps))
+            one, _ = clip(3, target, draft, None, limits, Sampling())
+            added(loop, key, one, sequential)
         run(loop)
         passes.append((len(target.passes), sum(target.passes), len(draft.passes)))
     (ones, rows, drafts), (eights, more, shared) = passes
@@ -112,11 +120,11 @@ def test_drafts_come_before_the_target():
     limits = Limits(20)
     target, draft, loop = Shared(), Shared(), Loop()
     first, _ = clip(2, target, draft, None, limits, Sampling())
-    list(loop.begin("first", first))
+    added(loop, "first", first, sequential)
     list(loop.turn())
     assert len(draft.passes) and not target.passes
     second, _ = clip(6, target, draft, None, limits, Sampling())
-    list(loop.begin("second", second))
+    added(loop, "second", second, sequential)
     list(loop.turn())
     assert not target.passes
     list(loop.turn())
@@ -125,9 +133,9 @@ def test_drafts_come_before_the_target():
 
 def plain(engine, seed, limits):
     table = random_table(seed, VOCABULARY)
-    one = job(table, limits)
+    one = on_tables(table, limits)
     one.target.engine, one.target.span = engine, engine.start_of(table)
-    return autoregressive(one), greedy_text(table, limits)
+    return one, greedy_text(table, limits)
 
 
 class Fragile(Shared):
@@ -143,17 +151,15 @@ class Fragile(Shared):
 
 def test_one_clips_failure_is_its_own():
     engine, loop, limits = Fragile(), Loop(), Limits(12)
-    texts = {}
+    texts, found = {}, {}
     for seed in range(4):
-        steps, texts[seed] = plain(engine, seed, limits)
-        list(loop.begin(seed, steps))
-    engine.guilty = next(rows.span for rows in loop._clips[2].request.rows)
-    said = run(loop)
-    (failed,) = [(key, event.error) for key, event in said if isinstance(event, Failed)]
-    assert failed[0] == 2 and str(failed[1]) == "out of memory"
-    assert {seed: tokens(said, seed) for seed in texts if seed != 2} == {
-        seed: text[1:] for seed, text in texts.items() if seed != 2
-    }
+        one, texts[seed] = plain(engine, seed, limits)
+        found[seed] = added(loop, seed, one, autoregressive)
+    engine.guilty = found[2].target.span
+    run(loop)
+    assert {seed: str(one.error) for seed, one in found.items() if one.error} == {2: "out of memory"}
+    del texts[2], found[2]
+    assert {seed: one.token_ids[1:] for seed, one in found.items()} == {seed: text[1:] for seed, text in texts.items()}
 
 
 def test_a_decoding_that_raises_and_one_that_is_dropped():
@@ -171,17 +177,20 @@ def test_a_decoding_that_raises_and_one_that_is_dropped():
         finally:
             closed.append(True)
 
-    steps, text = plain(engine, 7, limits)
-    for key, one in (("broken", broken()), ("left", left()), ("whole", steps)):
-        list(loop.begin(key, one))
-    said = list(loop.turn())
-    assert [type(event.error) for key, event in said if isinstance(event, Failed)] == [KeyError]
+    one, text = plain(engine, 7, limits)
+    raises = begun(loop, "broken", broken())
+    begun(loop, "left", left())
+    whole = added(loop, "whole", one, autoregressive)
+    list(loop.turn())
+    assert raises.over and isinstance(raises.error, KeyError) and "broken" not in loop
     loop.drop("left")
     loop.drop("left")
     assert closed == [True] and "left" not in loop and "whole" in loop
-    assert tokens(said + run(loop), "whole") == text[1:]
+    run(loop)
+    assert whole.token_ids[1:] == text[1:] and whole.error is None
+    begun(loop, "x", left())
     with pytest.raises(ValueError, match="in flight"):
-        list(loop.begin("x", left())) + list(loop.begin("x", left()))
+        begun(loop, "x", left())
     loop.close()
     assert len(loop) == 0 and closed == [True, True]
 
@@ -225,18 +234,20 @@ def test_prompts_are_read_in_chunks_that_others_share():
     def reader(rows):
         return (yield PrefillPrompt(engine, rows, 0))
 
-    list(loop.begin("alone", reader(3 * SHARED)))
-    assert [event for _, event in loop.turn()] == [Done("read")] and engine.reads == [[3 * SHARED]]
-    steps, text = plain(engine, 5, limits)
-    said = list(loop.begin("text", steps))
-    for key, rows in (("long", 2 * SHARED + 7), ("short", 100)):
-        list(loop.begin(key, reader(rows)))
-    said += loop.turn()
-    assert engine.reads[-1] == [SHARED] and len(tokens(said, "text")) == 2  # and both in one pass
-    said += [*loop.turn(), *loop.turn()]
+    begun(loop, "alone", reader(3 * SHARED))
+    assert [client.value for client in loop.turn()] == ["read"] and engine.reads == [[3 * SHARED]]
+    one, text = plain(engine, 5, limits)
+    added(loop, "text", one, autoregressive)
+    readers = [begun(loop, key, reader(rows)) for key, rows in (("long", 2 * SHARED + 7), ("short", 100))]
+    list(loop.turn())
+    assert engine.reads[-1] == [SHARED] and len(one.token_ids) == 2  # and both in one pass
+    assert not any(client.over for client in readers)
+    list(loop.turn())
+    list(loop.turn())
     assert engine.reads[-1] == [7, 100]  # what is left over is the next one's
-    assert {key for key, event in said if event == Done("read")} == {"long", "short"}
-    assert tokens(said + run(loop), "text") == text
+    assert [client.value for client in readers] == ["read", "read"]
+    run(loop)
+    assert one.token_ids == text
 
 
 def test_looks_and_passes_take_turns():
@@ -248,9 +259,9 @@ def test_looks_and_passes_take_turns():
             assert (yield Encode(lambda number=number: number)) == number
             done.append(len(engine.passes))
 
-    steps, _ = plain(engine, 1, Limits(20))
-    list(loop.begin("looks", looks()))
-    list(loop.begin("text", steps))
+    one, _ = plain(engine, 1, Limits(20))
+    begun(loop, "looks", looks())
+    added(loop, "text", one, autoregressive)
     run(loop)
     assert done == [0, 1, 2]
 
@@ -259,8 +270,8 @@ def test_looks_and_passes_take_turns():
             yield Encode(lambda: (_ for _ in ()).throw(OSError("gone")))
         return "went on"
 
-    list(loop.begin("fails", fails()))
-    assert run(loop) == [("fails", Done("went on"))]
+    client = begun(loop, "fails", fails())
+    assert run(loop) == ["fails"] and client.value == "went on"
 
 
 def test_hearing_waits_for_the_bell_and_not_for_ever():
@@ -271,12 +282,12 @@ def test_hearing_waits_for_the_bell_and_not_for_ever():
     def hears():
         return (yield Receive(mailbox, 0.05))
 
-    list(loop.begin("late", hears()))
-    assert run(loop) == [("late", Done([]))]
-    list(loop.begin("heard", hears()))
+    late = begun(loop, "late", hears())
+    assert run(loop) == ["late"] and late.value == []
+    heard = begun(loop, "heard", hears())
     inbox += [1, 2]
     loop.wake.set()
-    assert run(loop) == [("heard", Done([1, 2]))]
+    assert run(loop) == ["heard"] and heard.value == [1, 2]
 
 
 def test_chains_of_several_clips_are_continued_together():
@@ -288,15 +299,14 @@ def test_chains_of_several_clips_are_continued_together():
     def chain(span, gamma):
         return (yield Chain(engine, span, [0], gamma))
 
-    for key, span in enumerate(spans):
-        list(loop.begin(key, chain(span, key + 2)))
-    said = dict(loop.turn())
+    clients = [begun(loop, key, chain(span, key + 2)) for key, span in enumerate(spans)]
+    list(loop.turn())
     assert engine.passes == [3, 3, 2, 1]
     for key, table in enumerate(tables):
         expected = [0]
         for _ in range(key + 2):
             expected.append(int(table(tuple(expected)).argmax()))
-        assert said[key] == Done(expected[1:])
+        assert clients[key].value == expected[1:]
 
 
 def test_a_chain_goes_on_where_a_pass_of_another_kind_has_left_it():
@@ -310,13 +320,13 @@ def test_a_chain_goes_on_where_a_pass_of_another_kind_has_left_it():
     def single():
         yield Forward(engine, [Rows(other, [1])], "draft")
 
-    list(loop.begin("chain", chain()))
-    list(loop.begin("single", single()))
-    said = dict(run(loop))
+    client = begun(loop, "chain", chain())
+    begun(loop, "single", single())
+    run(loop)
     expected = [0]
     for _ in range(4):
         expected.append(int(table(tuple(expected)).argmax()))
-    assert said["chain"] == Done(expected[1:]) and span.tokens == expected[:-1]
+    assert client.value == expected[1:] and span.tokens == expected[:-1]
 
 
 def test_engines_that_take_one_sequence_serve_all_in_turn():
@@ -324,15 +334,14 @@ def test_engines_that_take_one_sequence_serve_all_in_turn():
         alone = True
 
     engine, loop, limits = Single(), Loop(), Limits(10)
-    texts, said = {}, []
+    texts, found = {}, {}
     for seed in range(3):
-        steps, texts[seed] = plain(engine, seed, limits)
-        said += loop.begin(seed, steps)
-    said += run(loop)
-    assert {seed: tokens(said, seed) for seed in texts} == texts
+        one, texts[seed] = plain(engine, seed, limits)
+        found[seed] = added(loop, seed, one, autoregressive)
+    turns = run(loop)
+    assert {seed: one.token_ids for seed, one in found.items()} == texts
     assert set(engine.passes) == {1}
-    turns = [key for key, event in said if isinstance(event, Round)]
-    assert set(turns[3:6]) == {0, 1, 2}  # nobody is passed over
+    assert set(turns[:3]) == set(turns[3:6]) == {0, 1, 2}  # none is passed over
 
 
 def test_what_passes_cost_is_told():
@@ -341,8 +350,8 @@ def test_what_passes_cost_is_told():
     target, draft = Shared(), Shared()
     loop = Loop(lambda: float(next(clock)), told.append)
     for key in range(2):
-        steps, _ = clip(3, target, draft, None, Limits(9), Sampling())
-        list(loop.begin(key, steps))
+        one, _ = clip(3, target, draft, None, Limits(9), Sampling())
+        added(loop, key, one, sequential)
     run(loop)
     assert {one.lane for one in told} == {"target", "draft"} and all(one.seconds > 0 for one in told)
     verified = [one for one in told if one.lane == "target"]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoding.toys import blend, greedy_text, job, random_table, rounds_of
+from decoding.toys import blend, greedy_text, on_tables, random_table, rounds_of
 from research.replay.simulated import SimulatedWorkers, simulate
 from research.replay.virtual import Costs
 from vidspec.acceptance.random_loose import RandomLoose
@@ -84,8 +84,8 @@ def test_every_schedule_stops_at_the_same_token(case, share, gamma, tree, stop):
     first = next((n for n in range(1, len(text)) if loops(text[:n])), len(text)) if stop else len(text)
     assert first < len(text) or not stop
     for rounds in (
-        rounds_of(autoregressive(job(target, limits))),
-        rounds_of(sequential(job(target, limits, draft=draft, gamma=gamma, tree=tree))),
+        rounds_of(autoregressive, on_tables(target, limits)),
+        rounds_of(sequential, on_tables(target, limits, draft=draft, gamma=gamma, tree=tree)),
         simulate(
             Scheduler(Settings(110, stop_loops=stop), FixedGamma(gamma)),
             SimulatedWorkers(Tables(target, draft), Costs(lambda rows: 3.0, lambda: 1.0, 5.0, 2.0)),
@@ -99,7 +99,7 @@ def test_every_schedule_stops_at_the_same_token(case, share, gamma, tree, stop):
 
 def test_what_a_lossy_rule_let_pass_behind_the_end_is_not_told():
     rule = RandomLoose(Sampling(), rate=1.0)
-    one = job(random_table(3, 7), Limits(60, stop_loops=True), draft=looping_table(4, 0, 2), gamma=40, rule=rule)
-    *_, last = rounds_of(sequential(one))
+    one = on_tables(random_table(3, 7), Limits(60, stop_loops=True), draft=looping_table(4, 0, 2), gamma=40, rule=rule)
+    *_, last = rounds_of(sequential, one)
     assert last.drafted == 40 > len(last.token_ids) == len(last.origins) and last.loosened
     assert last.origins.count("loose") == len(last.loosened)

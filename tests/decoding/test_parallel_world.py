@@ -32,7 +32,7 @@ def test_the_orders_reach_what_matters(monkeypatch):
         case = Case(seed, kill=True)
         clips, lost = case.run()
         again[lost] += 1
-        rounds = [one for _, _, rounds in clips.values() for one in rounds]
+        rounds = [one for _, _, sequence in clips.values() for one in sequence.rounds]
         seen.update(one.mode for one in rounds)
         shared += len(rounds) > case.target.passes
     assert min(seen.values()) > 40 and len(seen) == 6, seen

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoding.toys import GREEDY, Reciter, Recorder, ToyEngine, blend, greedy_text, job, random_table, rounds_of
+from decoding.toys import GREEDY, Reciter, Recorder, ToyEngine, blend, greedy_text, on_tables, random_table, rounds_of
 from vidspec.acceptance.base import Verdict
 from vidspec.acceptance.exact import Exact
 from vidspec.config.sections import TREE
@@ -13,7 +13,6 @@ from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import Limits
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.chain import ChainDrafter
-from vidspec.engine.requests import answered
 from vidspec.events.counters import count
 
 SETTINGS = settings(deadline=None, max_examples=120)
@@ -26,15 +25,19 @@ def ids(rounds):
 
 def watched(one):
     """All rounds; after each, drafter and target must have been told what was emitted."""
-    rounds, emitted = [], []
-    for step in answered(sequential(one)):
-        rounds.append(step)
-        emitted += step.token_ids
-        if emitted[-1] not in one.limits.eos and len(emitted) < one.limits.max_new_tokens and len(rounds) > 1:
+    emit = one.emit
+
+    def checked(event):
+        emit(event)
+        emitted = one.token_ids
+        if emitted[-1] not in one.limits.eos and len(emitted) < one.limits.max_new_tokens and len(one.rounds) > 1:
             assert one.drafter.prefix == emitted
             # All but the last token have been read by the target, and nothing else is left in its cache.
             assert one.target.span.tokens == emitted[:-1]
-    assert one.drafter.prefix[: len(emitted)] == emitted
+
+    one.emit = checked
+    rounds = rounds_of(sequential, one)
+    assert one.drafter.prefix[: len(one.token_ids)] == one.token_ids
     return rounds
 
 
@@ -69,13 +72,13 @@ def check_counters(rounds, one, gamma):
 def test_a_draft_model_of_any_quality_changes_nothing(seed, vocabulary, share, gamma, limits):
     target = random_table(seed, vocabulary)
     draft = blend(target, random_table(seed + 1, vocabulary), share)
-    plain = rounds_of(autoregressive(job(target, limits)))
+    plain = rounds_of(autoregressive, on_tables(target, limits))
     assert ids(plain) == greedy_text(target, limits)
     assert all(len(step.token_ids) == 1 and step.origins == ("target",) for step in plain)
 
     engine = ToyEngine(draft)
     model = ChainDrafter(engine, engine.open(), GREEDY, torch.Generator())
-    one = job(target, limits, draft=Recorder(model), gamma=gamma)
+    one = on_tables(target, limits, draft=Recorder(model), gamma=gamma)
     rounds = watched(one)
     assert ids(rounds) == ids(plain)
     check_counters(rounds, one, gamma)
@@ -94,7 +97,7 @@ def test_a_tree_changes_nothing(seed, share, tree, gamma, limits):
     """The toy cache checks that every row sees its own path in order; the text must be the target's."""
     target = random_table(seed, 6)
     draft = blend(target, random_table(seed + 1, 6), share)
-    one = job(target, limits, draft=draft, gamma=gamma, tree=tree)
+    one = on_tables(target, limits, draft=draft, gamma=gamma, tree=tree)
     one.drafter = Recorder(one.drafter)
     rounds = watched(one)
     assert ids(rounds) == greedy_text(target, limits)
@@ -123,7 +126,7 @@ def test_a_tree_finds_what_a_chain_misses():
 
     limits = Limits(13, frozenset())
     accepted = {
-        tree: count(rounds_of(sequential(job(target, limits, draft=draft, gamma=3, tree=tree))), 0).accepted
+        tree: count(rounds_of(sequential, on_tables(target, limits, draft=draft, gamma=3, tree=tree)), 0).accepted
         for tree in ("0 00 000", "0 1 11 111")
     }
     assert accepted == {"0 00 000": 0, "0 1 11 111": 9}
@@ -133,7 +136,7 @@ def test_a_tree_finds_what_a_chain_misses():
 @given(st.integers(0, 10**6), st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(1, 8), ENDS)
 def test_any_drafted_tokens_change_nothing(seed, tokens, gamma, limits):
     target = random_table(seed, 4)
-    one = job(target, limits, draft=Reciter(tokens), gamma=gamma)
+    one = on_tables(target, limits, draft=Reciter(tokens), gamma=gamma)
     rounds = watched(one)
     assert ids(rounds) == greedy_text(target, limits)
     check_counters(rounds, one, gamma)
@@ -147,18 +150,18 @@ def test_the_check_can_fail():
             return Verdict.chain(len(draft.tokens), int(target_logits[-1].argmax()))
 
     target, limits = random_table(3, 4), Limits(12, frozenset())
-    one = job(target, limits, draft=Reciter([0, 1, 2, 3]), gamma=3, rule=AcceptsAll(GREEDY))
-    assert ids(rounds_of(sequential(one))) != greedy_text(target, limits)
+    one = on_tables(target, limits, draft=Reciter([0, 1, 2, 3]), gamma=3, rule=AcceptsAll(GREEDY))
+    assert ids(rounds_of(sequential, one)) != greedy_text(target, limits)
 
 
 def test_the_last_windows_shrink_to_what_may_still_be_emitted():
     target = random_table(1, 5)
-    one = job(target, Limits(10, frozenset()), draft=target, gamma=4)
-    rounds = rounds_of(sequential(one))
+    one = on_tables(target, Limits(10, frozenset()), draft=target, gamma=4)
+    rounds = rounds_of(sequential, one)
     assert [step.drafted for step in rounds] == [0, 4, 3]
     assert [len(step.token_ids) for step in rounds] == [1, 5, 4]
-    one = job(target, Limits(7, frozenset()), draft=target, gamma=4)
-    rounds = rounds_of(sequential(one))
+    one = on_tables(target, Limits(7, frozenset()), draft=target, gamma=4)
+    rounds = rounds_of(sequential, one)
     assert [step.drafted for step in rounds] == [0, 4, 0]
     assert rounds[-1].origins == ("target",)
 
@@ -167,8 +170,8 @@ def test_eos_inside_an_accepted_window_ends_the_text():
     target, limits = random_table(1, 50), Limits(10, frozenset())
     text = greedy_text(target, limits)
     end = next(i for i in range(2, 5) if text[i] not in text[:i])
-    one = job(target, Limits(10, frozenset({text[end]})), draft=target, gamma=6)
-    rounds = rounds_of(sequential(one))
+    one = on_tables(target, Limits(10, frozenset({text[end]})), draft=target, gamma=6)
+    rounds = rounds_of(sequential, one)
     assert ids(rounds) == text[: end + 1]
     assert rounds[-1].accepted == end and rounds[-1].drafted == 6
     assert set(rounds[-1].origins) == {"draft"}
@@ -178,8 +181,8 @@ def test_eos_inside_an_accepted_window_ends_the_text():
 @pytest.mark.parametrize("limits", [Limits(1, frozenset()), Limits(9, frozenset(range(5)))], ids=["limit", "EOS"])
 def test_a_text_of_one_token_needs_no_pass(schedule, limits):
     target = random_table(1, 5)
-    one = job(target, limits, draft=target, gamma=3)
-    (only,) = schedule(one)
+    one = on_tables(target, limits, draft=target, gamma=3)
+    (only,) = rounds_of(schedule, one)
     assert list(only.token_ids) == greedy_text(target, limits)
     assert only.elapsed == 0 and one.target.engine.passes == []
 
@@ -194,8 +197,8 @@ def test_a_drafter_may_propose_less_than_asked():
     target = random_table(1, 5)
     engine = ToyEngine(target)
     shy = Shy(ChainDrafter(engine, engine.open(), GREEDY, torch.Generator()))
-    one = job(target, Limits(9, frozenset()), draft=shy, gamma=5)
-    rounds = rounds_of(sequential(one))
+    one = on_tables(target, Limits(9, frozenset()), draft=shy, gamma=5)
+    rounds = rounds_of(sequential, one)
     assert ids(rounds) == greedy_text(target, one.limits)
     assert [step.origins[-1] for step in rounds[1:-1]] == ["bonus"] * (len(rounds) - 2)
     check_counters(rounds, one, 5)
@@ -203,14 +206,14 @@ def test_a_drafter_may_propose_less_than_asked():
 
 def test_sequential_needs_somebody_who_drafts():
     with pytest.raises(ValueError, match="drafter"):
-        rounds_of(sequential(job(random_table(1, 3), Limits(5, frozenset()))))
+        rounds_of(sequential, on_tables(random_table(1, 3), Limits(5, frozenset())))
 
 
 def test_time_is_told_by_its_half():
-    one = job(random_table(1, 5), Limits(6, frozenset()), draft=random_table(1, 5), gamma=2)
+    one = on_tables(random_table(1, 5), Limits(6, frozenset()), draft=random_table(1, 5), gamma=2)
     ticks = iter(range(10**6))
     one.trace.clock = lambda: float(next(ticks))
-    rounds = rounds_of(sequential(one))
+    rounds = rounds_of(sequential, one)
     assert all(step.draft_s > 0 and step.verify_s > 0 for step in rounds[1:])
     assert sum(step.draft_s + step.verify_s for step in rounds) <= rounds[-1].elapsed
     assert list(one.trace.totals()) == ["draft", "verify", "accept", "rollback"]

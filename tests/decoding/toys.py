@@ -7,7 +7,8 @@ rollback shows because the logits depend on every token in the cache.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Items
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,17 +17,18 @@ import torch
 from vidspec.acceptance.base import Acceptance
 from vidspec.acceptance.exact import Exact
 from vidspec.config.tree import parse_tree
-from vidspec.decoding.base import Job, Target
 from vidspec.decoding.limits import Limits
+from vidspec.decoding.sequence import Schedule, Sequence
+from vidspec.decoding.target import Target
 from vidspec.drafting.base import Draft, Drafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.tree import TreeDrafter
 from vidspec.engine.forward import Engine
-from vidspec.engine.requests import Steps, alone, answered, asked
+from vidspec.engine.requests import Steps, alone
 from vidspec.engine.rows import Passed, Prefill, Rows
 from vidspec.engine.sampling import Sampling
 from vidspec.events.events import Round
-from vidspec.events.trace import Trace
+from vidspec.models.request import Request
 
 Prefix = tuple[int, ...]
 Table = Callable[[Prefix], torch.Tensor]  # emitted tokens -> logits (V,)
@@ -78,7 +80,7 @@ class ToySpan:
         assert 0 <= length <= len(self.tokens)
         del self.tokens[length:], self.places[length:]
 
-    def gather(self, start: int, kept: Sequence[int]) -> None:
+    def gather(self, start: int, kept: Items[int]) -> None:
         for entries in (self.tokens, self.places):
             entries[start:] = [entries[start + offset] for offset in kept]
 
@@ -112,7 +114,7 @@ class ToyEngine:
         """A prompt of no length that has been read."""
         return Prefill(self.open(), self.tables[0](()))  # type: ignore[arg-type]
 
-    def run(self, batch: Sequence[Rows]) -> list[Passed]:
+    def run(self, batch: Items[Rows]) -> list[Passed]:
         """Each row's logits are those of the tokens it sees; their order must be that of their places."""
         assert all(map(len, batch)), "a pass over nothing"
         assert len({id(rows.span) for rows in batch}) == len(batch), "a sequence twice in one pass"
@@ -138,21 +140,23 @@ class ToyEngine:
         return Passed(every, every)
 
 
-def rounds_of(steps: Steps[None]) -> list[Round]:
-    """What a schedule says, its asks answered without company."""
-    return list(answered(steps))
+def rounds_of(schedule: Schedule, sequence: Sequence) -> list[Round]:
+    """The rounds of a sequence, decoded without others."""
+    alone(schedule(sequence))
+    if sequence.drafter is not None:
+        sequence.drafter.finish(sequence.token_ids)
+    return sequence.rounds
 
 
 def proposed(drafter: Drafter, gamma: int) -> Draft:
     """A drafter's next window."""
-    window: Draft = alone(asked(drafter.propose, gamma))
-    return window
+    return alone(drafter.propose(gamma))
 
 
 class Reciter(Drafter):
     """Proposes whatever it was given, good or bad, and checks that it is told what was emitted."""
 
-    def __init__(self, tokens: Sequence[int]) -> None:
+    def __init__(self, tokens: Items[int]) -> None:
         self.tokens = list(tokens)
         self.prefix: list[int] = []
         self.window: tuple[int, ...] = ()
@@ -162,20 +166,21 @@ class Reciter(Drafter):
         assert not self.prefix
         self.prefix = [token]
 
-    def propose(self, gamma: int) -> Draft:
+    def propose(self, gamma: int) -> Steps[Draft]:
+        yield from ()
         self.window = tuple(self.tokens[(self._next + i) % len(self.tokens)] for i in range(gamma))
         self._next += gamma
         self.forwards += gamma
         return Draft(self.window, tuple(range(-1, gamma - 1)))
 
-    def commit(self, path: Sequence[int], token: int) -> None:
+    def commit(self, path: Items[int], token: int) -> None:
         assert tuple(path) == tuple(range(len(path))) and len(path) <= len(self.window)
         self.prefix += [*self.window[: len(path)], token]
         self.window = ()
 
 
 class Recorder(Drafter):
-    """Another drafter, overheard: ``prefix`` is what it was told has been emitted."""
+    """Another drafter; ``prefix`` is what was committed to it."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
@@ -187,16 +192,16 @@ class Recorder(Drafter):
         self.drafter.begin(token)
 
     def propose(self, gamma: int) -> Steps[Draft]:
-        draft: Draft = yield from asked(self.drafter.propose, gamma)
+        draft = yield from self.drafter.propose(gamma)
         self.window, self.forwards = draft.tokens, self.drafter.forwards
         return draft
 
-    def commit(self, path: Sequence[int], token: int) -> None:
+    def commit(self, path: Items[int], token: int) -> None:
         self.prefix += [*(self.window[node] for node in path), token]
         self.drafter.commit(path, token)
 
 
-def job(
+def on_tables(
     table: Table,
     limits: Limits,
     *,
@@ -207,8 +212,8 @@ def job(
     draft_sampling: Sampling | None = None,
     rule: Acceptance | None = None,
     rng: torch.Generator | None = None,
-) -> Job:
-    """A job on tables; ``draft`` is a table for the real model drafter, or a drafter."""
+) -> Sequence:
+    """A sequence on tables, its prompts read; ``draft`` is a table for the real model drafter, or a drafter."""
     rng = rng or torch.Generator().manual_seed(0)
     engine = ToyEngine(table)
     drafter: Drafter | None
@@ -220,12 +225,9 @@ def job(
             drafter = ChainDrafter(other, other.open(), draft_sampling or sampling, rng)  # type: ignore[arg-type]
         else:
             drafter = TreeDrafter(other, other.open(), parse_tree(tree))  # type: ignore[arg-type]
-    return Job(
-        target=Target(engine, engine.start(), sampling, rng),  # type: ignore[arg-type]
-        limits=limits,
-        trace=Trace(),
-        rng=rng,
-        drafter=drafter,
-        acceptance=(rule or Exact(sampling)) if drafter is not None else None,
-        gamma=gamma,
-    )
+    sequence = Sequence(Request("tables"))
+    sequence.target = Target(engine, engine.start(), sampling, rng)  # type: ignore[arg-type]
+    sequence.limits, sequence.rng, sequence.gamma = limits, rng, gamma
+    sequence.drafter = drafter
+    sequence.acceptance = (rule or Exact(sampling)) if drafter is not None else None
+    return sequence

@@ -4,21 +4,20 @@ import statistics
 
 import pytest
 import torch
-from decoding.toys import ToyEngine, blend, greedy_text, job, proposed, random_table, rounds_of
+from decoding.toys import ToyEngine, blend, greedy_text, on_tables, proposed, random_table, rounds_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import full_but
 
 from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import Limits
-from vidspec.decoding.loop import Failed, Loop
+from vidspec.decoding.loop import Loop
 from vidspec.decoding.sequential import sequential
 from vidspec.draft_length.pace import Pace
 from vidspec.draft_length.trees import DEEPEST, MOST, WIDEST
 from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.engine.sampling import Sampling
-from vidspec.events.events import Round
 
 GREEDY = Sampling()
 
@@ -44,7 +43,7 @@ class World:
             passing.lane, round(passing.sequences), round(passing.rows), seconds, passing.passes, passing.grows
         )
 
-    def job(self, table, other, limits, engine, drafting, *, adaptive, sampling=GREEDY, seed=0, gamma=MOST):
+    def sequence(self, key, table, other, limits, engine, drafting, *, adaptive, sampling=GREEDY, seed=0, gamma=MOST):
         window = self.pace.window()
         if adaptive:
             drafter = AdaptiveDrafter(drafting, drafting.start_of(other))
@@ -53,10 +52,11 @@ class World:
         else:
             drafter = ChainDrafter(drafting, drafting.start_of(other), GREEDY, torch.Generator())
         rng = torch.Generator().manual_seed(seed)
-        one = job(table, limits, draft=drafter, gamma=gamma, sampling=sampling, rng=rng)
+        one = on_tables(table, limits, draft=drafter, gamma=gamma, sampling=sampling, rng=rng)
         one.target.engine, one.target.span = engine, engine.start_of(table)
         one.window = None if adaptive else window
-        return self.closing(one, window)
+        one.key, one.steps = key, self.closing(one, window)
+        return one
 
     def closing(self, one, window):
         yield from sequential(one)
@@ -64,20 +64,19 @@ class World:
 
     def texts(self, pairs, limits, *, batch=1, **how):
         """Texts of clips; each is a target's table and a draft's."""
-        engine, drafting, loop = Shared(), Shared(), Loop(now=lambda: 0.0, told=self.heard)
-        waiting, found = list(enumerate(pairs)), {}
-        said = []
+        engine, drafting, loop = Shared(), Shared(), Loop(now=lambda: 0.0, passed=self.heard)
+        waiting, found = list(enumerate(pairs)), []
         while waiting or len(loop):
             while waiting and len(loop) < batch:
                 key, (table, other) = waiting.pop(0)
-                said += loop.begin(key, self.job(table, other, limits, engine, drafting, seed=key, **how))
-            said += loop.turn()
-        for key, event in said:
-            assert not isinstance(event, Failed), event.error
-            if isinstance(event, Round):
-                found.setdefault(key, []).extend(event.token_ids)
-        self.tokens = sum(map(len, found.values()))
-        return [found[key] for key in sorted(found)]
+                found.append(self.sequence(key, table, other, limits, engine, drafting, seed=key, **how))
+                loop.begin(found[-1])
+            list(loop.turn())
+        for one in found:
+            if one.error is not None:
+                raise one.error
+        self.tokens = sum(len(one.token_ids) for one in found)
+        return [one.token_ids for one in found]
 
 
 class Shared(ToyEngine):
@@ -151,7 +150,7 @@ def test_drawn_texts_take_one_draw_for_each_token(batch):
     texts = world.texts(pairs, limits, batch=batch, adaptive=True, sampling=sampling)
     for key, (table, _) in enumerate(pairs):
         rng = torch.Generator().manual_seed(key)
-        alone = rounds_of(autoregressive(job(table, limits, sampling=sampling, rng=rng)))
+        alone = rounds_of(autoregressive, on_tables(table, limits, sampling=sampling, rng=rng))
         assert texts[key] == [token for step in alone for token in step.token_ids]
     assert any(not chain for _, chain in world.shapes)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from acceptance.sequences import reference_distribution
 from decoding import checkpoints
-from decoding.toys import GREEDY, Reciter, blend, job, proposed, random_table, rounds_of
+from decoding.toys import GREEDY, Reciter, blend, on_tables, proposed, random_table, rounds_of
 from engine.passing import forward, poison
 
 from drafting.literal_ensemble import literal_mean, literal_weights
@@ -149,7 +149,7 @@ def test_the_schedule_tells_it_how_the_target_judged():
         observe(path, token, logits),
     )
     limits = Limits(30, frozenset())
-    seen = rounds_of(sequential(job(TARGET, limits, draft=drafter, gamma=4)))
+    seen = rounds_of(sequential, on_tables(TARGET, limits, draft=drafter, gamma=4))
     text, at = [token for one in seen for token in one.token_ids], 1
     for one, (path, token, logits) in zip(seen[1:], told, strict=True):
         assert one is seen[-1] or token == one.token_ids[-1]

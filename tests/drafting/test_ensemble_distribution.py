@@ -3,7 +3,7 @@
 import pytest
 import torch
 from acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value
-from decoding.toys import GREEDY, blend, job, random_table, rounds_of
+from decoding.toys import GREEDY, blend, on_tables, random_table, rounds_of
 
 from drafting.toy_ensemble import ensemble
 from vidspec.acceptance.exact import Exact
@@ -30,11 +30,11 @@ def texts(sampling, rule, count, *, draft_sampling=None, change=lambda drafter: 
     rng = torch.Generator().manual_seed(6)
     for _ in range(count):
         drafter = change(ensemble([shifted(one) for one in CONTEXTS], draft_sampling or sampling, rng, rule))
-        one = job(
+        one = on_tables(
             shifted(TARGET), Limits(LENGTH + 1, LIMITS.eos), draft=drafter, gamma=2, sampling=sampling,
             rule=Exact(sampling), rng=rng,
         )  # fmt: skip
-        first, *text = [token for step in rounds_of(sequential(one)) for token in step.token_ids]
+        first, *text = [token for step in rounds_of(sequential, one) for token in step.token_ids]
         assert first == 0
         yield tuple(text)
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from vidspec.decoding.base import Job
-from vidspec.engine.requests import Steps, timed
+from vidspec.decoding.sequence import Sequence
+from vidspec.engine.requests import Steps
 from vidspec.events.events import Round
 from vidspec.registry import schedules
 
 
 @schedules.register("autoregressive", drafts=False)
-def autoregressive(job: Job) -> Steps[None]:
-    """Yields one round per token."""
-    trace = job.trace
+def autoregressive(sequence: Sequence) -> Steps[None]:
+    """Emits one round per token."""
+    target, trace = sequence.target, sequence.trace
     begun = trace.now()
-    round_, over = job.first_round()
-    yield round_
-    emitted = list(round_.token_ids)
+    over = sequence.emit_first()
     while not over:
-        token, seconds = yield from timed(trace, "verify", "target", job.target.step)
-        emitted.append(token)
-        over = job.limits.over(emitted)
-        told = job.target.probabilities
-        yield Round((token,), ("target",), 0, 0, elapsed=trace.now() - begun, verify_s=seconds, probabilities=told)
+        with trace.span("verify") as verify:
+            token = yield from target.step()
+        elapsed, probabilities = trace.now() - begun, target.probabilities
+        sequence.emit(Round((token,), ("target",), 0, 0, elapsed, verify_s=verify.seconds, probabilities=probabilities))
+        over = sequence.limits.over(sequence.token_ids)

@@ -1,8 +1,8 @@
-"""Many clips at once: answers the requests of their decodings, so that a pass of a model serves every clip that waits.
+"""The loop: answers the requests of many decodings, so that a pass of a model serves every clip that waits for it.
 
-It knows clips as generators and their requests (:mod:`vidspec.engine.requests`), no models, no texts; no torch.
+It sees clips as generators and their requests (:mod:`vidspec.engine.requests`), no models, no texts; no torch.
 
-A turn is one pass. Models that draft go first: only when nobody waits for them any more does the target's turn come,
+A turn is one pass. Models that draft go first: only when no clip waits for them any more does the target's turn come,
 and then it verifies the windows of all. No clip can be passed over: it waits for one window of each of the others, and
 for as many rows of their prompts as one pass may have.
 """
@@ -10,29 +10,17 @@ for as many rows of their prompts as one pass may have.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Hashable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, NamedTuple, cast
 
-from vidspec.engine.requests import Chain, Encode, EngineRequest, Forward, Receive
+from vidspec.engine.requests import Chain, Encode, EngineRequest, Forward, Receive, Steps
+from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 
-__all__ = ["Done", "Failed", "Loop", "Passing"]
+__all__ = ["Client", "Loop", "Passing"]
 
-#: Rows of prompts in a pass that others wait for.
+#: Rows of prompts in a pass that other clips wait for.
 SHARED = 512
-
-
-class Done(NamedTuple):
-    """A generator has returned."""
-
-    value: Any
-
-
-class Failed(NamedTuple):
-    """A generator has raised."""
-
-    error: Exception
 
 
 class Passing(NamedTuple):
@@ -50,11 +38,46 @@ class Passing(NamedTuple):
     grows: bool = False
 
 
-@dataclass(eq=False)
-class _Clip:
-    key: Hashable
-    steps: Generator[Any, Any, Any]
-    request: Any = None
+class Client:
+    """A decoding as the loop has it.
+
+    Args:
+        key: tells it from others in the loop.
+        steps: yields requests; may be set later, before :meth:`Loop.begin`.
+        trace: its ``waited`` grows by the time in which others are served.
+
+    Attributes:
+        request: what it waits for; None before it begins and after its end.
+        over: whether ``steps`` has ended, by returning ``value`` or by raising ``error``.
+    """
+
+    def __init__(self, key: Hashable, steps: Steps[object] | None = None, trace: Trace | None = None) -> None:
+        self.key, self.trace = key, trace or Trace()
+        self.steps = steps
+        self.request: EngineRequest | None = None
+        self.over = False
+        self.value: object = None
+        self.error: Exception | None = None
+        self._since = 0.0
+
+    def resume(self, answer: object = None, error: Exception | None = None) -> None:
+        """Go on to the next request, or to the end.
+
+        Args:
+            answer: of the last request.
+            error: raised where the answer was awaited, instead.
+        """
+        assert self.steps is not None
+        if self.request is not None:
+            self.trace.waited += self.trace.elapsed() - self._since - self.request.seconds
+        self.request = None
+        try:
+            self.request = self.steps.send(answer) if error is None else self.steps.throw(error)
+        except StopIteration as end:
+            self.over, self.value = True, end.value
+        except Exception as raised:
+            self.over, self.error = True, raised
+        self._since = self.trace.elapsed()
 
 
 class Loop:
@@ -62,193 +85,192 @@ class Loop:
 
     Args:
         now: the time in seconds, all queued work of devices done.
-        told: hears of every pass.
+        passed: called with every pass.
         wake: is waited for where all decodings wait for messages.
     """
 
     def __init__(
         self,
         now: Callable[[], float] = time.perf_counter,
-        told: Callable[[Passing], None] = lambda passing: None,
+        passed: Callable[[Passing], None] = lambda passing: None,
         wake: WakeEvent | None = None,
     ) -> None:
-        self.now, self.told, self.wake = now, told, wake or WakeEvent()
-        self._clips: dict[Hashable, _Clip] = {}
+        self.now, self.passed, self.wake = now, passed, wake or WakeEvent()
+        self._clients: dict[Hashable, Client] = {}
         self._encoded = False
 
     def __len__(self) -> int:
-        return len(self._clips)
+        return len(self._clients)
 
     def __contains__(self, key: Hashable) -> bool:
-        return key in self._clips
+        return key in self._clients
 
-    def begin(self, key: Hashable, steps: Generator[Any, Any, Any]) -> Iterator[tuple[Hashable, Any]]:
-        """Take in a decoding; what it says until its first request, as :meth:`turn` has it."""
-        if key in self._clips:
-            raise ValueError(f"{key!r} is in flight already")
-        clip = self._clips[key] = _Clip(key, steps)
-        return self._resumed(clip, None)
+    def begin(self, client: Client) -> None:
+        """Take in a decoding, and run it to its first request.
+
+        Raises:
+            ValueError: one with its key is in flight.
+        """
+        if client.key in self._clients:
+            raise ValueError(f"{client.key!r} is in flight already")
+        self._clients[client.key] = client
+        client.over, client.error, client.request = False, None, None
+        self._resume(client)
 
     def drop(self, key: Hashable) -> None:
-        """End a decoding; nothing more is heard of it."""
-        clip = self._clips.pop(key, None)
-        if clip is not None:
-            clip.steps.close()
+        """Give up a decoding; without effect if there is none of this key."""
+        client = self._clients.pop(key, None)
+        if client is not None and client.steps is not None:
+            client.steps.close()
 
     def close(self) -> None:
-        """End all."""
-        for key in list(self._clips):
+        """Give up all."""
+        for key in list(self._clients):
             self.drop(key)
 
-    def turn(self, patience: float | None = None) -> Iterator[tuple[Hashable, Any]]:
-        """One pass, or a wait where nobody requests one; then events, each with the key of its clip.
+    def turn(self, patience: float | None = None) -> Iterator[Client]:
+        """One pass, or a wait where none is requested; yields the decodings that went on, each as soon as it has.
 
-        The last of a clip is :class:`Done` or :class:`Failed`. To be read to its end: a clip whose answer is not
-        taken cannot go on.
+        To be read to its end: the answers of what is not taken are lost.
 
         Args:
             patience: seconds to wait at most; None for as long as there is nothing to do.
         """
         received = self._received()
-        for clip, answer in received:
-            yield from self._resumed(clip, answer)
-        if not self._clips:
+        for client, messages in received:
+            yield self._resume(client, messages)
+        if not self._clients:
             return
-        waiting: dict[Any, list[_Clip]] = {}
-        encodes: list[_Clip] = []
-        for clip in self._clips.values():
-            match clip.request:
+        waiting: dict[object, list[Client]] = {}
+        encodes: list[Client] = []
+        for client in self._clients.values():
+            match client.request:
                 case Encode():
-                    encodes.append(clip)
+                    encodes.append(client)
                 case Forward(engine=engine):
-                    waiting.setdefault((engine.model, engine.alone), []).append(clip)
+                    waiting.setdefault((engine.model, engine.alone), []).append(client)
                 case Receive():
                     pass
                 case _:
-                    raise TypeError(f"{clip.key!r} asks for {type(clip.request).__name__}, which nobody answers")
+                    raise TypeError(f"{client.key!r} yields {client.request!r}, which is no engine request")
         if encodes and not (waiting and self._encoded):  # they and passes take turns
             self._encoded = True
-            yield from self._encode(encodes[0])
+            yield self._encode(encodes[0])
         elif waiting:
             self._encoded = False
-            yield from self._pass(min(waiting.values(), key=lambda clips: clips[0].request.lane))  # draft before target
+            yield from self._pass(min(waiting.values(), key=lambda clients: _forward(clients[0]).lane))  # draft first
         elif not received:
             self._wait(patience)
 
-    def _received(self) -> list[tuple[_Clip, Any]]:
+    def _received(self) -> list[tuple[Client, list[Any]]]:
         found = []
-        for clip in self._clips.values():
-            if isinstance(clip.request, Receive):
-                messages = clip.request.mailbox.take()
-                if messages or time.monotonic() >= clip.request.until:
-                    found.append((clip, messages))
+        for client in self._clients.values():
+            if isinstance(client.request, Receive):
+                messages = client.request.mailbox.take()
+                if messages or time.monotonic() >= client.request.until:
+                    found.append((client, messages))
         return found
 
     def _wait(self, patience: float | None) -> None:
-        until = min(clip.request.until for clip in self._clips.values()) - time.monotonic()
+        deadlines = [one.request.until for one in self._clients.values() if isinstance(one.request, Receive)]
+        until = min(deadlines) - time.monotonic()
         self.wake.wait(max(0.0, until if patience is None else min(until, patience)))
 
-    def _encode(self, clip: _Clip) -> Iterator[tuple[Hashable, Any]]:
-        begun = self.now()
+    def _encode(self, client: Client) -> Client:
+        request, begun = cast(Encode, client.request), self.now()
         try:
-            answer = clip.request.call()
+            request.run()
         except Exception as error:
-            yield from self._resumed(clip, error, throw=True)
-            return
-        clip.request.seconds = self.now() - begun
-        yield from self._resumed(clip, answer)
+            return self._resume(client, error)
+        request.seconds = self.now() - begun
+        return self._resume(client, request.answer)
 
-    def _pass(self, clips: list[_Clip]) -> Iterator[tuple[Hashable, Any]]:
+    def _pass(self, clients: list[Client]) -> Iterator[Client]:
         """One pass over what these clips ask of one model, or one continuation of each where they ask for nothing
         else."""
-        engine = clips[0].request.engine
+        engine = _forward(clients[0]).engine
         if engine.alone:  # one sequence at a time: the one that has waited longest
-            clips = clips[:1]
-            self._clips[clips[0].key] = self._clips.pop(clips[0].key)
-        chains = [clip for clip in clips if isinstance(clip.request, Chain)]
-        if len(chains) == len(clips) and not engine.alone:
-            answered = self._chains(engine, clips)
-        else:
-            answered = self._rows(engine, clips)
-        for clip, answer in answered:
-            if clip.key in self._clips:  # or an earlier answer's reader has dropped it
-                yield from self._resumed(clip, answer, throw=isinstance(answer, Exception))
+            clients = clients[:1]
+            self._clients[clients[0].key] = self._clients.pop(clients[0].key)
+        chains = not engine.alone and all(isinstance(client.request, Chain) for client in clients)
+        for client, answer in self._continue(clients) if chains else self._run(clients):
+            if client.key in self._clients:  # and not dropped by the reader of an earlier one
+                yield self._resume(client, answer)
 
-    def _rows(self, engine: Any, clips: list[_Clip]) -> list[tuple[_Clip, Any]]:
-        company = any(not clip.request.divisible for clip in clips) or len(self._clips) > len(clips)
-        left = min(SHARED, engine.chunk) if company else engine.chunk
-        parts: list[tuple[_Clip, list[Any]]] = []
+    def _run(self, clients: list[Client]) -> list[tuple[Client, object]]:
+        """One pass; the clips whose requests it completes, with the answers or errors."""
+        engine = _forward(clients[0]).engine
+        shared = any(not _forward(client).divisible for client in clients) or len(self._clients) > len(clients)
+        left = min(SHARED, engine.chunk) if shared else engine.chunk
+        parts: list[tuple[Client, Forward, list[Any]]] = []
         prompts = 0
-        for clip in clips:
-            if clip.request.divisible and left <= 0:
+        for client in clients:
+            request = _forward(client)
+            if request.divisible and left <= 0:
                 continue
             try:
-                adds = list(clip.request.parts(left))
+                adds = list(request.parts(left))
             except Exception as error:
-                return [(clip, error)]  # the others ask again
-            if clip.request.divisible:
+                return [(client, error)]  # the others ask again
+            if request.divisible:
                 count = sum(map(len, adds))
                 left, prompts = left - count, prompts + count
-            parts.append((clip, adds))
-        batch = [rows for _, adds in parts for rows in adds]
+            parts.append((client, request, adds))
+        batch = [rows for _, _, adds in parts for rows in adds]
         begun = self.now()
         try:
             passed = engine.run(batch)
         except Exception as error:
             if len(parts) == 1:
                 return [(parts[0][0], error)]
-            return [answer for clip, _ in parts for answer in self._rows(engine, [clip])]
-        answered: list[tuple[_Clip, Any]] = []
+            return [answer for client, _, _ in parts for answer in self._run([client])]
+        answered: list[tuple[Client, object]] = []
         at = 0
-        for clip, adds in parts:
+        for client, request, adds in parts:
             try:
-                if clip.request.took(passed[at : at + len(adds)]):
-                    answered.append((clip, clip.request.answer))
+                if request.took(passed[at : at + len(adds)]):
+                    answered.append((client, request.answer))
             except Exception as error:  # of this clip: the pass is good for the others
-                answered.append((clip, error))
+                answered.append((client, error))
             at += len(adds)
         seconds = self.now() - begun
-        for clip, _ in parts:
-            clip.request.seconds += seconds
-        rows, grows = sum(map(len, batch)), any(clip.request.grows for clip, _ in parts)
-        self.told(Passing(parts[0][0].request.lane, len(parts), rows, prompts, seconds, grows=grows))
+        for _, request, _ in parts:
+            request.seconds += seconds
+        rows, grows = sum(map(len, batch)), any(request.grows for _, request, _ in parts)
+        self.passed(Passing(parts[0][1].lane, len(parts), rows, prompts, seconds, grows=grows))
         return answered
 
-    def _chains(self, engine: Any, clips: list[_Clip]) -> list[tuple[_Clip, Any]]:
+    def _continue(self, clients: list[Client]) -> list[tuple[Client, object]]:
+        """Continue the chains of all, in one go."""
+        chains = [cast(Chain, client.request) for client in clients]
         begun = self.now()
         try:
-            found = engine.greedy([(clip.request.span, clip.request.token_ids, clip.request.gamma) for clip in clips])
+            found = chains[0].engine.greedy([(chain.span, chain.token_ids, chain.gamma) for chain in chains])
         except Exception as error:
-            if len(clips) == 1:
-                return [(clips[0], error)]
-            return [answer for clip in clips for answer in self._chains(engine, [clip])]
+            if len(clients) == 1:
+                return [(clients[0], error)]
+            return [answer for client in clients for answer in self._continue([client])]
         seconds = self.now() - begun
-        steps = max(clip.request.gamma for clip in clips)
-        for clip in clips:
-            clip.request.seconds = seconds
-        share = sum(clip.request.gamma for clip in clips) / steps
-        self.told(Passing(clips[0].request.lane, share, share, 0, seconds / steps, steps))
-        return [(clip, [*clip.request.answer, *more]) for clip, more in zip(clips, found, strict=True)]
+        steps = max(chain.gamma for chain in chains)
+        for chain in chains:
+            chain.seconds += seconds
+        share = sum(chain.gamma for chain in chains) / steps
+        self.passed(Passing(chains[0].lane, share, share, 0, seconds / steps, steps))
+        return [(client, [*chain.answer, *more]) for client, chain, more in zip(clients, chains, found, strict=True)]
 
-    def _resumed(self, clip: _Clip, answer: Any, *, throw: bool = False) -> Iterator[tuple[Hashable, Any]]:
-        """Go on with a clip until its next request; what it says meanwhile."""
-        while True:
-            try:
-                said = clip.steps.throw(answer) if throw else clip.steps.send(answer)
-            except StopIteration as end:
-                self._clips.pop(clip.key, None)
-                yield clip.key, Done(end.value)
-                return
-            except Exception as error:
-                self._clips.pop(clip.key, None)
-                yield clip.key, Failed(error)
-                return
-            answer, throw = None, False
-            if isinstance(said, EngineRequest):
-                if isinstance(said, Receive):
-                    said.mailbox.wake = self.wake
-                clip.request = said
-                return
-            yield clip.key, said
-            if self._clips.get(clip.key) is not clip:
-                return
+    def _resume(self, client: Client, answer: object = None) -> Client:
+        """Go on with a decoding; an exception as ``answer`` is raised in it."""
+        if isinstance(answer, Exception):
+            client.resume(error=answer)
+        else:
+            client.resume(answer)
+        if isinstance(client.request, Receive):
+            client.request.mailbox.wake = self.wake
+        if client.over and self._clients.get(client.key) is client:
+            del self._clients[client.key]
+        return client
+
+
+def _forward(client: Client) -> Forward:
+    assert isinstance(client.request, Forward)
+    return client.request

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, cast
 
@@ -24,34 +24,33 @@ from vidspec.events.record import (
 )
 
 if TYPE_CHECKING:
-    from vidspec.decoding.run import Run
+    from vidspec.decoding.sequence import Sequence
     from vidspec.decoding.setup import Setup
 
 __all__ = ["report"]
 
 
-def report(run: Run, models: Models) -> Caption:
+def report(sequence: Sequence, models: Models) -> Caption:
     """The record of a captioned clip.
 
     Args:
-        run: which has said everything.
+        sequence: which has emitted all its rounds.
         models: what the record says of the models.
     """
-    setup, read, rounds, clip = run.setup, run.read, run.rounds, run.request.shown
-    if read is None:
-        raise AssertionError("a run begins with Prefilled")
-    counters = count(rounds, run.draft_forwards)
-    token_ids = [token for step in rounds for token in step.token_ids]
+    setup, read, rounds, clip = sequence.setup, sequence.prefilled, sequence.rounds, sequence.job.shown
+    if read is None or sequence.text is None:
+        raise AssertionError("a text begins with Prefilled")
+    counters, token_ids = count(rounds, sequence.draft_forwards), sequence.token_ids
     decode = rounds[-1].elapsed
     return Caption(
-        path=run.request.path,
-        caption=run.text.finish(),
+        path=sequence.job.path,
+        caption=sequence.text.finish(),
         token_ids=token_ids,
         ended=ended(token_ids, setup.target.model.eos),
         lossless=setup.lossless,
         demo=ships(setup.target.model.source),
         profile=setup.profile.name,
-        seed=run.seed,
+        seed=sequence.seed,
         models=models,
         video=cast(
             "Video",
@@ -75,50 +74,50 @@ def report(run: Run, models: Models) -> Caption:
         ),
         lengths=lengths(counters),
         timings={
-            **run.trace.totals(),
+            **sequence.trace.totals(),
             "time_to_first_token": read.elapsed,
             "decode": decode,
-            "end_to_end": run.finished,
+            "end_to_end": sequence.finished,
         },
         speed={
             "tokens_per_s": (len(token_ids) - 1) / decode if decode > 0 else None,
             "estimate": estimate_speedup(rounds),
         },
-        schedule=_schedule(run),
+        schedule=_schedule(sequence),
         kept_per_frame=list(read.kept_per_frame),
         ensemble=_ensemble(setup, read, rounds),
         loose=None if setup.acceptance is None or setup.acceptance.lossless else _loose(setup, rounds),
         lossy=_lossy(setup, read),
-        question=_question(run),
-        trace=run.trace,
+        question=_question(sequence),
+        trace=sequence.trace,
     )
 
 
-def _question(run: Run) -> Question | None:
-    request, setup, held = run.request, run.setup, run.request.held
-    if request.question is None or held is None:
+def _question(sequence: Sequence) -> Question | None:
+    request, setup, cache = sequence.job, sequence.setup, sequence.job.held
+    if request.question is None or cache is None:
         return None
     return {
         "kind": request.question.kind,
         "index": request.question.index,
         "prompt": request.prompt or "",
-        "reused": held.reused.get(setup.target.model, 0),
-        "reused_by_draft": held.reused.get(setup.draft.model, 0) if setup.draft is not None else None,
-        "saved_s": max(0.0, (held.reading_s or 0.0) - run.reading_s),
+        "reused": cache.reused.get(setup.target.model, 0),
+        "reused_by_draft": cache.reused.get(setup.draft.model, 0) if setup.draft is not None else None,
+        "saved_s": max(0.0, (cache.reading_s or 0.0) - sequence.reading_s),
     }
 
 
-def _schedule(run: Run) -> Schedule:
-    gammas = [step.gamma for step in run.rounds if step.gamma]
+def _schedule(sequence: Sequence) -> Schedule:
+    gammas = [step.gamma for step in sequence.rounds if step.gamma]
     return {
-        "kind": run.kind,
-        "why": run.choice.why if run.choice else None,
+        "kind": sequence.kind,
+        "why": sequence.choice.why if sequence.choice else None,
         "gamma": gammas[-1] if gammas else None,
-        "wasted": sum(step.wasted for step in run.rounds) if run.kind == "parallel" else None,
+        "wasted": sum(step.wasted for step in sequence.rounds) if sequence.kind == "parallel" else None,
     }
 
 
-def _loose(setup: Setup, rounds: Sequence[Round]) -> Loose:
+def _loose(setup: Setup, rounds: Iterable[Round]) -> Loose:
     tokenizer = setup.target.model.tokenizer
     tokens: list[LooseToken] = []
     emitted = 0
@@ -153,7 +152,7 @@ def _lossy(setup: Setup, read: Prefilled) -> Lossy | None:
     }
 
 
-def _ensemble(setup: Setup, read: Prefilled, rounds: Sequence[Round]) -> Ensemble | None:
+def _ensemble(setup: Setup, read: Prefilled, rounds: Iterable[Round]) -> Ensemble | None:
     if not read.contexts:
         return None
     return {

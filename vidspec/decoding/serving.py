@@ -1,7 +1,7 @@
-"""Many clips through one captioner's models: who is let in, what is done again, and how the whole stands.
+"""Many clips through one captioner's models: admission, repetition for lack of memory, timeouts, and the load.
 
-A clip is let in while there are fewer than the most at once and there is room for its keys and values. One that finds
-no memory in company is done again without any. What a clip says is given with its key.
+A clip is admitted while there are fewer than the limit and there is room for its keys and values. One that runs out of
+memory beside others is done again alone. Events are given with the key of their clip.
 """
 
 from __future__ import annotations
@@ -9,30 +9,32 @@ from __future__ import annotations
 import gc
 import time
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Generator, Hashable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from vidspec.decoding.loop import Done, Failed, Loop, Passing
+from vidspec.decoding.loop import Client, Loop, Passing
+from vidspec.decoding.sequence import Sequence
 from vidspec.draft_length.batch import BatchSize
 from vidspec.engine.device import free_memory, half_the_cores, synchroniser
 from vidspec.errors import GenerationError
-from vidspec.events.events import Again, Load, Round
+from vidspec.events.events import Again, Event, Load, Round
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 
 if TYPE_CHECKING:
     from vidspec.draft_length.pace import Pace
     from vidspec.engine.forward import Engine
-    from vidspec.engine.requests import Steps
     from vidspec.models.base import VideoLanguageModel
     from vidspec.models.request import Request
 
-__all__ = ["Arrivals", "Serves", "Serving"]
+__all__ = ["Arrivals", "News", "Serves", "Serving"]
 
-#: Share of the free memory that clips in company may take, and seconds between two tellings of how the whole stands.
+#: Share of the free memory that further clips may take, and seconds between two reports of the load.
 SHARE, EVERY = 0.8, 0.1
+
+#: Events with the key of their clip, or the exception that ended it; the load, with None.
+News: TypeAlias = Generator[tuple[Hashable, Event | Load | Exception], None, None]
 
 
 class Arrivals(Protocol):
@@ -52,26 +54,17 @@ class Serves(Protocol):
     """What is needed of a captioner; its methods are described there.
 
     Attributes:
-        fed: whether clips are looked at by another thread, beside the passes.
+        has_feed: whether another thread encodes clips, beside the passes.
     """
 
-    fed: bool
+    has_feed: bool
 
     @property
     def target(self) -> Engine[VideoLanguageModel]: ...
     @property
     def pace(self) -> Pace | None: ...
     def needs(self, request: Request) -> int: ...
-    def decoding(self, request: Request, trace: Trace) -> Steps[None]: ...
-
-
-@dataclass(eq=False)
-class _Flight:
-    """A clip that was let in. ``company`` tells whether it ever shared the models."""
-
-    request: Request
-    until: float | None
-    company: bool = False
+    def start(self, request: Request, trace: Trace) -> Sequence: ...
 
 
 class Serving:
@@ -95,24 +88,24 @@ class Serving:
             return time.perf_counter()
 
         self.loop = Loop(now, self._passed, self.wake)
-        self._flights: dict[Hashable, _Flight] = {}
-        self._held: deque[Request] = deque()  # taken and not let in yet
-        self._again: deque[Request] = deque()  # to be done without company
+        self._sequences: dict[Hashable, Sequence] = {}
+        self._waiting: deque[Request] = deque()  # taken and not admitted yet
+        self._again: deque[Request] = deque()  # to be done without others
         self._last = Passing("target", 0, 0, 0, 0.0)
         self._passes = self._accepted = 0
-        self._told = 0.0
+        self._reported = 0.0
         self._size = BatchSize()
         self._threads = ExitStack()
-        self._beside = False
+        self._halved = False
 
-    def all(self, arrivals: Arrivals) -> Iterator[tuple[Hashable, Any]]:
-        """What :meth:`~vidspec.captioner.Captioner.serve` yields."""
+    def all(self, arrivals: Arrivals) -> News:
+        """The iterator of :meth:`~vidspec.captioner.Captioner.serve`."""
         while True:
             over = arrivals.over
-            yield from self._let_in(arrivals)
+            yield from self._admit(arrivals)
             if len(self.loop):
                 yield from self.turn()
-            elif self._held or self._again:
+            elif self._waiting or self._again:
                 continue  # there is room for them now
             elif over:
                 yield None, self.load()
@@ -120,87 +113,86 @@ class Serving:
             else:
                 self.wake.wait(1.0)
 
-    def rest(self) -> Iterator[tuple[Hashable, Any]]:
-        """What the clips in flight say until the last of them has ended."""
+    def rest(self) -> News:
+        """The events of the clips in flight until the last of them has ended."""
         while len(self.loop):
             yield from self.turn()
 
-    def begin(self, request: Request, trace: Trace | None = None) -> Iterator[tuple[Hashable, Any]]:
-        """Let a clip in; what it says at once.
+    def begin(self, request: Request, trace: Trace | None = None) -> News:
+        """Admit a clip; its first events.
 
         Args:
             request: the clip.
             trace: begun when the clip was opened; a new one if None.
         """
-        model = self.captioner.target.model
-        until = None if request.timeout is None else time.monotonic() + request.timeout - request.spent
-        self._flights[request.key] = _Flight(request, until)
-        company = len(self._flights) > 1
-        for flight in self._flights.values():
-            flight.company |= company
-        trace = trace or Trace(synchroniser(model.device))
-        steps = self.captioner.decoding(request, trace)
-        yield from self._said(self.loop.begin(request.key, steps))
+        sequence = self.captioner.start(request, trace or Trace(synchroniser(self.captioner.target.model.device)))
+        if request.timeout is not None:
+            sequence.deadline = time.monotonic() + request.timeout - request.spent
+        self._sequences[request.key] = sequence
+        for one in self._sequences.values():
+            one.shared |= len(self._sequences) > 1
+        self.loop.begin(sequence)
+        yield from self._news(sequence)
 
-    def turn(self) -> Iterator[tuple[Hashable, Any]]:
+    def turn(self) -> News:
         """One pass, or a wait for other workers."""
-        if self.captioner.fed and not self._beside:
-            self._beside = True
+        if self.captioner.has_feed and not self._halved:
+            self._halved = True
             if self.captioner.target.model.device.type == "cpu":
                 self._threads.enter_context(half_the_cores())
-        yield from self._said(self.loop.turn(1.0))
+        for client in self.loop.turn(1.0):
+            yield from self._news(client)
         now = time.monotonic()
-        for flight in [one for one in self._flights.values() if one.until is not None and now > one.until]:
-            request = flight.request
-            self.loop.drop(request.key)
-            del self._flights[request.key]
-            late = f"{request.path}: not captioned within {request.timeout:g} s"
-            yield request.key, GenerationError(late, kind="timeout", hint="raise --timeout")
-        if now - self._told > EVERY:
-            self._told = now
+        for one in [one for one in self._sequences.values() if one.deadline is not None and now > one.deadline]:
+            self.loop.drop(one.key)
+            del self._sequences[one.key]
+            late = f"{one.job.path}: not captioned within {one.job.timeout:g} s"
+            yield one.key, GenerationError(late, kind="timeout", hint="raise --timeout")
+        if now - self._reported > EVERY:
+            self._reported = now
             yield None, self.load()
 
     def load(self) -> Load:
-        """How the whole stands."""
+        """How many clips there are, and what the last pass did."""
         slab = self.captioner.target.model.decoder.slab
         return Load(
             clips=len(self.loop),
-            waiting=len(self._held) + len(self._again),
+            waiting=len(self._waiting) + len(self._again),
             sequences=round(self._last.sequences),
             rows=round(self._last.rows),
             accepted=self._accepted,
             passes=self._passes,
             kv_used=slab.used * slab.entry_bytes,
             kv_capacity=slab.nbytes,
-            batch=self._most,
+            batch=self._limit,
         )
 
     def close(self) -> None:
-        """Give up what is in flight."""
+        """Give up the clips in flight."""
         self._threads.close()
         self.loop.close()
-        self._flights.clear()
+        self._sequences.clear()
 
     @property
-    def _most(self) -> int:
+    def _limit(self) -> int:
         return self.batch or self._size.most
 
-    def _let_in(self, arrivals: Arrivals) -> Iterator[tuple[Hashable, Any]]:
-        while len(self.loop) < self._most:
-            if self._again:  # without company, and nobody overtakes it
+    def _admit(self, arrivals: Arrivals) -> News:
+        while len(self.loop) < self._limit:
+            if self._again:  # alone, and no other clip overtakes it
                 if len(self.loop):
                     return
-                gc.collect()  # what the error of the first time still knows, its keys and values among it
+                gc.collect()  # what the error of the first attempt still refers to, its keys and values among it
                 yield from self.begin(self._again.popleft())
                 return
-            if self._held:
-                request = self._held.popleft()
+            if self._waiting:
+                request = self._waiting.popleft()
             elif (taken := arrivals.take()) is not None:
                 request = taken
             else:
                 return
             if len(self.loop) and not self._fits(request):
-                self._held.appendleft(request)
+                self._waiting.appendleft(request)
                 return
             yield from self.begin(request)
 
@@ -211,29 +203,27 @@ class Serving:
 
     def _passed(self, passing: Passing) -> None:
         if not passing.prompts:
-            heard = passing.lane, round(passing.sequences), round(passing.rows), passing.seconds
-            self._size.passed(*heard, passing.passes)
+            rows = passing.lane, round(passing.sequences), round(passing.rows), passing.seconds
+            self._size.passed(*rows, passing.passes)
             if self.captioner.pace is not None:
-                self.captioner.pace.passed(*heard, passing.passes, passing.grows)
+                self.captioner.pace.passed(*rows, passing.passes, passing.grows)
         if passing.lane == "target":
             self._passes += 1
             self._last = passing
 
-    def _said(self, turn: Iterator[tuple[Hashable, Any]]) -> Iterator[tuple[Hashable, Any]]:
-        """What the loop's clips said, an ending as what the clip ended with."""
-        for key, said in turn:
-            if isinstance(said, Done):
-                self._flights.pop(key, None)
-                continue
-            if isinstance(said, Failed):
-                flight = self._flights.pop(key)
-                error = said.error
-                if flight.company and isinstance(error, GenerationError) and error.kind == "memory":
-                    self._again.append(flight.request)
-                    yield key, Again(error.message)
-                    continue
-                yield key, error
-                continue
-            if isinstance(said, Round):
-                self._accepted += said.accepted
-            yield key, said
+    def _news(self, client: Client) -> News:
+        """The events that a clip has emitted, and its error."""
+        sequence = self._sequences[client.key]
+        while sequence.events:
+            event = sequence.events.popleft()
+            if isinstance(event, Round):
+                self._accepted += event.accepted
+            yield sequence.key, event
+        if sequence.over and self._sequences.get(sequence.key) is sequence:
+            del self._sequences[sequence.key]
+            error = sequence.error
+            if sequence.shared and isinstance(error, GenerationError) and error.kind == "memory":
+                self._again.append(sequence.job)
+                yield sequence.key, Again(error.message)
+            elif error is not None:
+                yield sequence.key, error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -14,7 +14,6 @@ from vidspec.acceptance.protect import protected_ids
 from vidspec.config import profiles
 from vidspec.config.profiles import Profile
 from vidspec.config.tree import parse_tree
-from vidspec.decoding.base import Schedule
 from vidspec.decoding.limits import Limits
 from vidspec.draft_length.pace import Pace
 from vidspec.draft_length.trees import MOST
@@ -41,6 +40,10 @@ from vidspec.pruning.target.base import TargetPruner
 from vidspec.pruning.target.engine import LossyEngine
 from vidspec.registry import configured, lossy, pruners, rules, schedules
 
+if TYPE_CHECKING:
+    from vidspec.decoding.sequence import Schedule
+    from vidspec.decoding.workers.slot import DraftSlot
+
 __all__ = ["ROWS", "STATES", "Setup", "prefilled"]
 
 #: The most rows of one target pass in the parallel schedule, and nodes of a tree that grows.
@@ -63,6 +66,7 @@ class Setup:
         window: the most tokens that are drafted at once.
         pace: chooses the windows of the sequential schedule, from clip to clip, where ``draft.gamma`` is auto, and
             tells drafters that ask what passes cost.
+        slot: the draft's process, for the parallel schedule alone.
     """
 
     profile: Profile
@@ -78,6 +82,7 @@ class Setup:
     window: int
     pace: Pace | None = None
     head: Engine[Head] | None = None
+    slot: DraftSlot | None = None
 
     @classmethod
     def of(
@@ -87,6 +92,7 @@ class Setup:
         draft: VideoLanguageModel | None,
         describe: ImageCaptioner | None,
         head: Head | None = None,
+        slot: DraftSlot | None = None,
     ) -> Setup:
         """Find the parts a profile names.
 
@@ -133,11 +139,12 @@ class Setup:
             acceptance,
             drafter,
             pruner,
-            cast(Schedule, schedules.get(profile.schedule.kind)),
+            cast("Schedule", schedules.get(profile.schedule.kind)),
             frozenset(needs),
             _window(profile),
             Pace() if (profile.draft.gamma == "auto" or paces) and not profile.concurrent else None,
             Engine(head) if head is not None else None,
+            slot if profile.concurrent else None,
         )
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from vidspec.registry import configured, drafters
 
@@ -93,10 +93,10 @@ class Drafter(ABC):
         """The target's first token, behind the prompt."""
 
     @abstractmethod
-    def propose(self, gamma: int) -> Steps[Draft] | Draft:
+    def propose(self, gamma: int) -> Steps[Draft]:
         """A window; no token in it is more than ``gamma`` behind the last committed one.
 
-        A drafter that needs passes of a model is a generator here and asks for them; another returns its window.
+        A generator, which yields the passes of a model that it needs.
         """
 
     @abstractmethod
@@ -150,14 +150,14 @@ class DrafterKind(ABC):
     note: str | None = None
 
     @abstractmethod
-    def open(self, clip: DraftContext) -> Steps[Drafter] | Drafter:
-        """The drafter of one clip, its prompt read; a generator where that takes passes of a model."""
+    def open(self, clip: DraftContext) -> Steps[Drafter]:
+        """The drafter of one clip, its prompt read."""
 
-    def encode(self, clip: DraftContext) -> Steps[Any] | None:
-        """What can be done before it is known which visual tokens may be seen. Called if it is ``remote``."""
+    def encode(self, clip: DraftContext) -> Steps[object]:
+        """The work that needs no choice of visual tokens. Called if it is ``remote``."""
         return clip.own()
 
-    def prefix(self, clip: DraftContext) -> Steps[Prefix] | Prefix:
+    def prefix(self, clip: DraftContext) -> Steps[Prefix]:
         """The prompt that the draft model reads: its own, with the kept visual tokens. Called if it is ``remote``."""
         return clip.kept_of_own()
 
@@ -191,7 +191,8 @@ class FreeDrafter(DrafterKind, Drafter):
     text: list[int]
     _window: tuple[int, ...] = ()
 
-    def open(self, clip: DraftContext) -> Drafter:
+    def open(self, clip: DraftContext) -> Steps[Drafter]:
+        yield from ()
         one = copy(self)
         one.prompt, one.text = clip.prompt_ids, []
         one.opened(clip)
@@ -210,7 +211,8 @@ class FreeDrafter(DrafterKind, Drafter):
     def begin(self, token: int) -> None:
         self._emitted([token])
 
-    def propose(self, gamma: int) -> Draft:
+    def propose(self, gamma: int) -> Steps[Draft]:
+        yield from ()
         self._window = tuple(self.guess(gamma))[:gamma] if gamma else ()
         return Draft(self._window, tuple(range(-1, len(self._window) - 1)))
 

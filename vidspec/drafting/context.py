@@ -14,7 +14,7 @@ from vidspec.drafting.base import Drafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.tree import TreeDrafter
 from vidspec.engine.forward import Engine
-from vidspec.engine.requests import PrefillPrompt, Steps, timed
+from vidspec.engine.requests import PrefillPrompt, Steps
 from vidspec.engine.rows import Prefill
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ModelError
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from vidspec.engine.taps import Taps
     from vidspec.events.trace import Trace
     from vidspec.models.head import Head
-    from vidspec.models.prefix_cache import PrefixHit
 
 __all__ = ["DraftContext"]
 
@@ -138,13 +137,11 @@ class DraftContext:
         """
         held = None if engine.alone or not isinstance(prefix, Prefix) else self.request.held
         start = held.find(engine.model, cast(Prefix, prefix)) if held is not None else None
-        found, _ = yield from timed(self.trace, "draft_prefill", "draft", self._prefill, engine, prefix, start)
+        with self.trace.span("draft_prefill", "draft"):
+            found = yield PrefillPrompt(engine, prefix, self.room, lane="draft", held=start)
         if held is not None:
             held.read(engine.model, cast(Prefix, prefix), found.span, start)
         return found  # type: ignore[no-any-return]
-
-    def _prefill(self, engine: Engine, prefix: Prompt, start: PrefixHit | None) -> Steps[Prefill]:
-        return (yield PrefillPrompt(engine, prefix, self.room, lane="draft", held=start))  # type: ignore[no-any-return]
 
     def walker(self, engine: Engine, span: KVSpan) -> Drafter:
         """A drafter of the profile's topology over a prompt that has been read."""

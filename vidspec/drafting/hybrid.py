@@ -57,7 +57,6 @@ class Hybrid(Drafter):
 
     def propose(self, gamma: int) -> Steps[Draft]:
         from vidspec.draft_length.speed import chain_tokens
-        from vidspec.engine.requests import asked
 
         found = self.lookup.look(gamma)
         window = min(self.window.gamma if self.gamma is None else self.gamma, gamma)
@@ -66,7 +65,7 @@ class Hybrid(Drafter):
         self._looked_up = bool(found.tokens) and found.gain >= gain
         if self._looked_up:
             return self.lookup.proposed(found)
-        self._drafted = yield from asked(self.model.propose, window)
+        self._drafted = yield from self.model.propose(window)
         self.forwards = self.model.forwards
         return self._drafted
 
@@ -160,9 +159,7 @@ class HybridDraft(DrafterKind):
         self.lookup.close()
 
     def open(self, clip: DraftContext) -> Steps[Drafter]:
-        from vidspec.engine.requests import asked
-
-        model = yield from asked(self.inner.open, clip)
-        lookup = cast(Lookup, self.lookup.open(clip))
+        model = yield from self.inner.open(clip)
+        lookup = cast(Lookup, (yield from self.lookup.open(clip)))
         gamma = clip.profile.draft.gamma
         return Hybrid(model, lookup, None if gamma == "auto" else gamma)

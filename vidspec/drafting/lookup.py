@@ -20,6 +20,7 @@ from vidspec.drafting.memory import BREAK, Match, Memory, Text, longest
 if TYPE_CHECKING:
     from vidspec.draft_length.pace import Pace, Window
     from vidspec.drafting.context import DraftContext
+    from vidspec.engine.requests import Steps
 
 __all__ = ["LONGEST", "Found", "Lookup", "Prices", "Reliance"]
 
@@ -133,7 +134,8 @@ class Lookup(FreeDrafter):
         if self.memory is not None:
             self.memory.add(token_ids)
 
-    def propose(self, gamma: int) -> Draft:
+    def propose(self, gamma: int) -> Steps[Draft]:
+        yield from ()
         self._found = self.look(gamma)
         return self.proposed(self._found)
 

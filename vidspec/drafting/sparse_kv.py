@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from vidspec.drafting.context import DraftContext
+    from vidspec.engine.requests import Steps
 
 __all__ = ["SparseKVDraft", "entries_to_keep"]
 
@@ -50,9 +51,10 @@ class SparseKVDraft(DrafterKind):
     ) -> None:
         self.entries, self.share = entries, share
 
-    def open(self, clip: DraftContext) -> Drafter:
+    def open(self, clip: DraftContext) -> Steps[Drafter]:
         import torch
 
+        yield from ()
         engine, prefix, read, taps = clip.target, clip.prefix, clip.read_by_target, clip.taps
         if engine is None or prefix is None or read is None or taps is None:
             raise ValueError("the target's weights are in another worker")

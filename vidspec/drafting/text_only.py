@@ -21,13 +21,16 @@ class TextOnlyDraft(DrafterKind):
     trees = True
     remote = True
 
-    def encode(self, clip: DraftContext) -> None:
-        """No use is made of the video."""
+    def encode(self, clip: DraftContext) -> Steps[object]:
+        """The video is not used."""
+        yield from ()
+        return None
 
-    def prefix(self, clip: DraftContext) -> Prefix:
+    def prefix(self, clip: DraftContext) -> Steps[Prefix]:
+        yield from ()
         return clip.text("\n")
 
     def open(self, clip: DraftContext) -> Steps[Drafter]:
         engine = clip.drafting()
-        read = yield from clip.read(engine, self.prefix(clip))
+        read = yield from clip.read(engine, (yield from self.prefix(clip)))
         return clip.walker(engine, read.span)

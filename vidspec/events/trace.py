@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["KINDS", "Kind", "Span", "Trace", "to_chrome"]
+__all__ = ["KINDS", "Kind", "Span", "Timed", "Trace", "to_chrome"]
 
 Kind: TypeAlias = Literal[
     "decode_video",
@@ -46,16 +46,27 @@ class Span:
 
 
 @dataclass
+class Timed:
+    """Work that :meth:`Trace.span` times; ``seconds`` is known when it is over."""
+
+    seconds: float = 0.0
+
+
+@dataclass
 class Trace:
     """Collects spans. ``synchronise`` is called at both ends of each, so that a device's queued work is counted.
 
     Spans of one worker lie side by side or within each other, never across: each worker does one thing at a time.
+
+    Attributes:
+        waited: seconds in which a loop served other clips while this one waited for an answer.
     """
 
     synchronise: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.perf_counter
     spans: list[Span] = field(default_factory=list)
     origin: float = 0.0
+    waited: float = 0.0
 
     def __post_init__(self) -> None:
         self.origin = self.clock()
@@ -70,12 +81,16 @@ class Trace:
         return self.clock() - self.origin
 
     @contextmanager
-    def span(self, kind: Kind, worker: str = "target", about: tuple[tuple[str, int], ...] = ()) -> Iterator[None]:
-        start = self.now()
-        try:
-            yield
-        finally:
-            self.spans.append(Span(worker, kind, start, self.now(), about))
+    def span(self, kind: Kind, worker: str = "target", about: tuple[tuple[str, int], ...] = ()) -> Iterator[Timed]:
+        """Time a piece of work, without the seconds in which it waited for passes of other clips.
+
+        Work that raises, or is given up at a request, is not noted.
+        """
+        start, waited, timed = self.now(), self.waited, Timed()
+        yield timed
+        end = self.now()
+        timed.seconds = max(0.0, end - start - (self.waited - waited))
+        self.spans.append(Span(worker, kind, end - timed.seconds, end, about))
 
     def add(self, kind: str, worker: str, start: float, end: float, about: tuple[tuple[str, int], ...] = ()) -> None:
         """A piece of work that was timed elsewhere, in seconds since the trace began."""

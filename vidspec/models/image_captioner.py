@@ -62,8 +62,13 @@ class ImageCaptioner(ABC):
         """As the record has it."""
 
     @abstractmethod
-    def __call__(self, clip: Clip) -> Steps[str] | str:
-        """One line, perhaps empty; a generator where it asks for passes of the draft model."""
+    def __call__(self, clip: Clip) -> str:
+        """One line, perhaps empty."""
+
+    def steps(self, clip: Clip) -> Steps[str]:
+        """The same, as a part of a decoding that asks for its passes."""
+        yield from ()
+        return self(clip)
 
 
 def middle_frame(clip: Clip) -> Clip:
@@ -95,13 +100,11 @@ class DraftCaptioner(ImageCaptioner):
     def name(self) -> str:
         return self.engine.model.name
 
-    def __call__(self, clip: Clip) -> Steps[str] | str:
-        if not self.beside:
-            return self._asks(clip)
+    def __call__(self, clip: Clip) -> str:
         with self._one:
-            return alone(self._asks(clip))
+            return alone(self.steps(clip))
 
-    def _asks(self, clip: Clip) -> Steps[str]:
+    def steps(self, clip: Clip) -> Steps[str]:
         model = self.engine.model
         prefix = model.prefix(model.see(model.preprocess(middle_frame(clip))), VIDEO_PROMPT)
         read = yield PrefillPrompt(self.engine, prefix, LONGEST, lane="draft")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
-from vidspec.engine.requests import Encode, Lane, Steps, timed
+from vidspec.engine.requests import Encode, Lane, Steps
 from vidspec.models.base import Pixels, Prefix, Seen, VideoLanguageModel
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ def read(
     else:
         with trace.span("preprocess", worker):
             pixels = made if isinstance(made, Pixels) else model.preprocess(request.shown)
-        seen, _ = yield from timed(trace, "vision", worker, _seen, model.seeing(pixels, pooled=pooled), worker)
+        with trace.span("vision", worker):
+            seen = yield from _seen(model.seeing(pixels, pooled=pooled), worker)
     if held is not None:
         held.seen[model, pooled] = seen
     with trace.span("vision", worker):

@@ -15,9 +15,10 @@ from scipy.stats import chisquare
 from decoding.toys import ToyEngine, blend, random_table
 from vidspec.acceptance.base import Verdict
 from vidspec.acceptance.exact import Exact
-from vidspec.decoding.base import Target
 from vidspec.decoding.parallel import Scheduler, Settings
 from vidspec.decoding.protocol import Abort, Failed, PrefillDraft, Propose, Proposed, Ready, Rollback
+from vidspec.decoding.sequence import Sequence
+from vidspec.decoding.target import Target
 from vidspec.decoding.workers.heartbeat import Heartbeat
 from vidspec.decoding.workers.messages import Spans
 from vidspec.decoding.workers.process import _launching
@@ -29,6 +30,7 @@ from vidspec.draft_length.gamma import FixedGamma
 from vidspec.engine.requests import alone
 from vidspec.engine.sampling import Sampling, draw
 from vidspec.events.trace import Trace
+from vidspec.models.request import Request
 
 VOCABULARY, EOS, LENGTH = 3, 2, 5
 TARGET = random_table(11, VOCABULARY, 1.2)
@@ -83,12 +85,17 @@ def remote(process, timeout=20.0):
     return RemoteDraft(process, process.open, timeout, lambda: None, Trace())
 
 
-def target_side(rule, sampling, rng, engine):
-    def reading(publish):
-        yield from ()
-        return Target(engine, engine.start(), sampling, rng)
+class TableTarget(TargetSide):
+    """The target's side, on a table."""
 
-    return TargetSide(reading, rule(sampling), rng, Trace())
+    def __init__(self, rule, sampling, rng, engine):
+        super().__init__(Sequence(Request("table")))
+        self.sequence.rng, self.sequence.acceptance = rng, rule(sampling)
+        self.engine, self.sampling = engine, sampling
+
+    def read(self, publish):
+        yield from ()
+        self.sequence.target = Target(self.engine, self.engine.start(), self.sampling, self.sequence.rng)
 
 
 def draws(rule, sampling, count):
@@ -97,7 +104,7 @@ def draws(rule, sampling, count):
     for number in range(count):
         settings = Settings(LENGTH, frozenset({EOS}), overlap=number % 2 == 0)
         scheduler = Scheduler(settings, FixedGamma(1 + number % 3))
-        alone(rounds(scheduler, target_side(rule, sampling, rng, engine), remote(TableDraft()), lambda outcome: ()))
+        alone(rounds(scheduler, TableTarget(rule, sampling, rng, engine), remote(TableDraft()), lambda one: None))
         yield tuple(scheduler.emitted)
 
 
@@ -141,9 +148,9 @@ def test_the_test_of_the_distribution_can_fail():
     assert fits(AcceptsAll, Sampling(1.0), 1800) < 1e-6
 
 
-def heard(draft):
-    """What a clip hears within its patience."""
-    return alone(draft.hear())
+def received(draft):
+    """The answers of a draft that come in time."""
+    return alone(draft.receive())
 
 
 def test_a_clip_hears_all_that_has_come_and_is_woken_by_what_comes():
@@ -152,10 +159,10 @@ def test_a_clip_hears_all_that_has_come_and_is_woken_by_what_comes():
     draft.begin()
     process.answer(Ready("draft", 0.0))
     process.answer(Proposed(0, 0, 1, 0.0))
-    assert heard(draft) == [Ready("draft", 0.0), Proposed(0, 0, 1, 0.0)]
+    assert received(draft) == [Ready("draft", 0.0), Proposed(0, 0, 1, 0.0)]
     threading.Timer(0.1, process.answer, [Proposed(0, 1, 2, 0.1)]).start()
     begun = time.monotonic()
-    assert heard(draft) == [Proposed(0, 1, 2, 0.1)]
+    assert received(draft) == [Proposed(0, 1, 2, 0.1)]
     assert time.monotonic() - begun < 1.0
 
 
@@ -167,19 +174,20 @@ def test_a_draft_may_take_long_over_a_prompt_as_long_as_it_works(beats, reads, w
     draft.begin()
     process.heartbeat, process.reading = Beating(beats), reads
     begun = time.monotonic()
-    assert heard(draft) == [Failed("draft", "no answer for 0.1 s", lost=True)]
+    assert received(draft) == [Failed("draft", "no answer for 0.1 s", lost=True)]
     assert time.monotonic() - begun >= 0.1 * waited
 
 
 def test_an_error_of_the_target_is_raised_as_it_is():
-    def broken(publish):
-        yield from ()
-        raise torch.OutOfMemoryError("mine")
+    class Broken(TableTarget):
+        def read(self, publish):
+            yield from ()
+            raise torch.OutOfMemoryError("mine")
 
-    target = TargetSide(broken, Exact(Sampling()), torch.Generator(), Trace())
+    target = Broken(Exact, Sampling(), torch.Generator(), ToyEngine(TARGET))
     scheduler = Scheduler(Settings(3), FixedGamma(2))
     with pytest.raises(torch.OutOfMemoryError, match="mine"):
-        alone(rounds(scheduler, target, remote(TableDraft()), lambda outcome: ()))
+        alone(rounds(scheduler, target, remote(TableDraft()), lambda one: None))
 
 
 def test_a_clip_is_closed_once_and_only_if_it_was_opened():

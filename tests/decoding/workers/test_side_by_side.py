@@ -16,17 +16,16 @@ import torch
 from tiers import full_but
 
 from decoding.workers.pairs import CLIP, CLIPS, Pairs, Waiting, gone
+from vidspec import autotune
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.decoding.protocol import Abort, Proposed
-from vidspec.decoding.run import SequentialRun
 from vidspec.decoding.setup import Setup
 from vidspec.decoding.workers import process as processes
 from vidspec.decoding.workers import remote
 from vidspec.decoding.workers.messages import Order
-from vidspec.decoding.workers.run import ParallelRun
 from vidspec.decoding.workers.slot import DraftSlot
-from vidspec.engine.requests import Encode, overheard
+from vidspec.engine.requests import Encode
 from vidspec.events.events import Finished, Prefilled, Round
 from vidspec.events.trace import to_chrome
 from vidspec.models import loading
@@ -321,17 +320,19 @@ def test_the_schedule_is_chosen_once_and_said(pairs, same_process, monkeypatch, 
     profile = profiles.load("parallelvlm", pairs.settings(**{"schedule.kind": "auto"}), env={})
     draft = loading.load(str(pairs.folders[1]), pairs.slot._start.where)
     captioner = Captioner(profile, pairs.model, draft, slot=pairs.slot)
-    slow = ParallelRun if faster == "sequential" else SequentialRun
-    whole, tried = slow.events, []
+    decode, tried = autotune.decode, []
 
-    def events(run):
-        tried.append(run)
-        return overheard(
-            whole(run),
-            change=lambda event: replace(event, elapsed=event.elapsed + 100) if isinstance(event, Round) else event,
-        )
+    def slowed(sequence):
+        """The schedule that is not to win takes 100 s longer."""
+        if (sequence.setup.slot is None) == (faster == "parallel"):
+            tried.append(sequence)
+            emit = sequence.emit
+            sequence.emit = lambda event: emit(
+                replace(event, elapsed=event.elapsed + 100) if isinstance(event, Round) else event
+            )
+        return decode(sequence)
 
-    monkeypatch.setattr(slow, "events", events)
+    monkeypatch.setattr(autotune, "decode", slowed)
     for clip in ("one-object", "three-objects"):
         _, read, *_, last = captioner.stream(CLIPS[clip])
         record = last.caption

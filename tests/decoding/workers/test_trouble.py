@@ -19,9 +19,9 @@ from decoding.workers.pairs import CLIP, CLIPS, Pairs, Waiting, gone
 from research.training.architecture import build_tokenizer
 from vidspec.cli.app import run
 from vidspec.config import profiles
-from vidspec.decoding.base import Target
 from vidspec.decoding.parallel import WorkerLost
 from vidspec.decoding.protocol import Rollback
+from vidspec.decoding.target import Target
 from vidspec.decoding.workers import frames
 from vidspec.decoding.workers import process as processes
 from vidspec.decoding.workers.slot import DraftSlot

@@ -6,16 +6,17 @@ import contextlib
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
 
 from vidspec import video
-from vidspec.decoding import loop
+from vidspec.decoding.loop import Client, Loop
 from vidspec.decoding.protocol import (
     Abort,
     DraftMessage,
@@ -25,6 +26,7 @@ from vidspec.decoding.protocol import (
     Proposed,
     Prune,
     Ready,
+    Result,
     Rollback,
 )
 from vidspec.decoding.workers.frames import copied
@@ -44,7 +46,7 @@ from vidspec.drafting.base import drafter_of
 from vidspec.drafting.context import DraftContext
 from vidspec.engine.device import synchroniser
 from vidspec.engine.forward import Engine
-from vidspec.engine.requests import Steps, asked, timed
+from vidspec.engine.requests import Steps
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import VidspecError
 from vidspec.events.trace import Trace
@@ -56,17 +58,18 @@ from vidspec.models.request import Request
 __all__ = ["DraftClip", "DraftWorker", "serve"]
 
 
-class DraftClip:
+class DraftClip(Client):
     """One clip on the draft's side.
 
     Args:
-        order: the clip as the process was told of it.
+        order: the clip as the message that opens it describes it.
         engine: the drafting model.
+        emit: takes its answers.
     """
 
-    def __init__(self, order: OpenClip, engine: Engine[VideoLanguageModel]) -> None:
-        self.number, self.engine = order.clip, engine
-        self.trace = Trace(synchroniser(engine.model.device))
+    def __init__(self, order: OpenClip, engine: Engine[VideoLanguageModel], emit: Callable[[Result], None]) -> None:
+        super().__init__(order.clip, trace=Trace(synchroniser(engine.model.device)))
+        self.number, self.engine, self.emit = order.clip, engine, emit
         self.context = DraftContext(
             profile=order.profile,
             request=_request(order),
@@ -81,7 +84,7 @@ class DraftClip:
         )
         kind = drafter_of(order.profile.draft)
         if not kind.remote:
-            raise RuntimeError(f"the drafter {order.profile.draft.kind} works beside nobody")
+            raise RuntimeError(f"the drafter {order.profile.draft.kind} cannot work in a process of its own")
         self._kind = kind
         self._look = order.eager
         self._text: DraftText | None = None
@@ -126,24 +129,23 @@ class DraftClip:
             text is not None and len(text.tokens) < self._until and not (text.tokens and text.tokens[-1] in self._eos)
         )
 
-    def steps(self) -> Steps[None]:
-        """All that can be done without a further message: a look at the clip, the prompt, tokens. Yields what it asks
-        for, and answers.
+    def work(self) -> Steps[None]:
+        """All that can be done without a further message: encoding the clip, the prompt, tokens.
 
-        Once the prompt is read it may be given up at any ask and begun anew.
+        Once the prompt is read it may be given up at any request and begun anew.
         """
         if self._look:
             self._look = False
-            yield from asked(self._kind.encode, self.context)
+            yield from self._kind.encode(self.context)
         if self._prefill is not None:
             order, self._prefill = self._prefill, None
             begun = self.trace.elapsed()
             if order.kept is not None:
                 self.context.kept = torch.tensor(order.kept, dtype=torch.long)
-            self._prefix = yield from asked(self._kind.prefix, self.context)
-            read = yield from asked(self.context.read, self.engine, self._prefix)
+            self._prefix = yield from self._kind.prefix(self.context)
+            read = yield from self.context.read(self.engine, self._prefix)
             self._text, self._eos = DraftText(self.engine, read), order.eos
-            yield Ready("draft", self.trace.elapsed() - begun)
+            self.emit(Ready("draft", self.trace.elapsed() - begun))
         if self._text is not None and self._prefix is not None and self._prune is not None:
             self.context.kept, self._prune = torch.tensor(self._prune.kept, dtype=torch.long), None
             with self.trace.span("prune", "draft"):
@@ -151,8 +153,9 @@ class DraftClip:
         while (text := self._text) is not None and self._proposes:
             position = len(text.tokens)
             about = (("epoch", self._epoch), ("position", position))
-            token, seconds = yield from timed(self.trace, "draft", "draft", text.extend, about=about)
-            yield Proposed(self._epoch, position, token, seconds if position else 0.0)
+            with self.trace.span("draft", "draft", about) as drafting:
+                token = yield from text.extend()
+            self.emit(Proposed(self._epoch, position, token, drafting.seconds if position else 0.0))
 
     def spans(self) -> Spans:
         """What has been done."""
@@ -178,7 +181,7 @@ class DraftWorker:
             return time.perf_counter()
 
         self._clips: dict[int, DraftClip] = {}
-        self._loop = loop.Loop(now)
+        self._loop = Loop(now)
 
     @property
     def busy(self) -> bool:
@@ -195,7 +198,7 @@ class DraftWorker:
             return
         try:
             if isinstance(order, OpenClip):
-                self._clips[number] = DraftClip(order, self.engine)
+                self._clips[number] = DraftClip(order, self.engine, partial(self._emit, number))
             elif number in self._clips:
                 self._clips[number].take(order.message, order.visual)
             else:
@@ -207,19 +210,22 @@ class DraftWorker:
             self.send(Taken(number))
         clip = self._clips[number]
         if clip.read or number not in self._loop:
-            self._loop.drop(number)  # what it had in mind for the next pass
-            self._tell(self._loop.begin(number, clip.steps()))
+            self._loop.drop(number)  # its rows for the next pass
+            clip.steps = clip.work()
+            self._loop.begin(clip)
+            self._check(clip)
 
     def turn(self) -> None:
-        """One pass, or a step of a look at a clip."""
-        self._tell(self._loop.turn())
+        """One pass, or a step of encoding a clip."""
+        for client in self._loop.turn():
+            self._check(client)
 
-    def _tell(self, said: Iterable[tuple[Any, Any]]) -> None:
-        for number, one in said:
-            if isinstance(one, loop.Failed):
-                self._failed(number, one.error)
-            elif not isinstance(one, loop.Done):
-                self.send(Answer(number, one))
+    def _check(self, client: Client) -> None:
+        if client.error is not None:
+            self._failed(cast(int, client.key), client.error)
+
+    def _emit(self, number: int, result: Result) -> None:
+        self.send(Answer(number, result))
 
     def _failed(self, number: int, error: Exception) -> None:
         """One clip cannot go on; the others do."""

@@ -1,4 +1,4 @@
-"""The draft of one clip as the target's side has it: told and heard through its process; no wait is for ever."""
+"""The draft of one clip as the target's side has it: messages to and from its process; no wait is without limit."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class RemoteDraft:
         return self._clip
 
     def send(self, message: DraftMessage) -> None:
-        """Tell it something; returns at once."""
+        """Send it a message; returns at once."""
         sees = isinstance(message, (PrefillDraft, Prune))
         self.process.send(self.begin(), message, self._visual() if sees else None)
 
-    def hear(self) -> Steps[list[Result]]:
-        """What it has answered since the last time, at least one answer, or that it is lost."""
+    def receive(self) -> Steps[list[Result]]:
+        """Its answers since the last time, at least one, or that it is lost."""
         begun, since = self.trace.elapsed(), time.monotonic()
         while not (found := (yield Receive(self.mailbox, min(1.0, self.timeout)))):
             silent = time.monotonic() - since

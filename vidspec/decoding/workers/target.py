@@ -1,4 +1,4 @@
-"""The target's side of one clip: its prompt is read, and windows are verified, with passes that it asks for."""
+"""The target's side of one clip in the parallel schedule: its prompt is read, and windows are verified."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections.abc import Callable
 
 import torch
 
-from vidspec.acceptance.base import Acceptance, for_clip
-from vidspec.decoding.base import Target
+from vidspec.acceptance.base import for_clip
 from vidspec.decoding.protocol import Ready, TargetMessage, Verdict, Verify
+from vidspec.decoding.sequence import Sequence
+from vidspec.decoding.setup import prefilled
+from vidspec.decoding.target import Target
 from vidspec.drafting.base import Draft
-from vidspec.engine.requests import Steps, timed
-from vidspec.events.trace import Trace
+from vidspec.engine.requests import Steps
+from vidspec.events.events import Prefilled
+from vidspec.models.base import Prefix
+from vidspec.pruning.base import ranked, taps_for
 
 __all__ = ["Publish", "TargetSide"]
 
@@ -23,42 +27,77 @@ class TargetSide:
     """Answers the messages to the target.
 
     Args:
-        reading: reads the prompt.
-        acceptance: judges a window.
-        rng: CPU generator.
-        trace: where its work is timed.
+        sequence: whose target it is.
+
+    Attributes:
+        prefix: the target's prompt; None until it is known.
     """
 
-    def __init__(
-        self, reading: Callable[[Publish], Steps[Target]], acceptance: Acceptance, rng: torch.Generator, trace: Trace
-    ) -> None:
-        self.reading, self.acceptance, self.rng, self.trace = reading, acceptance, rng, trace
-        self._target: Target | None = None
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self.prefix: Prefix | None = None
+        self._kept: torch.Tensor | None = None
+        self._signals: tuple[tuple[str, bytes], ...] = ()
         self._emitted = 0
 
     def answer(self, order: TargetMessage, publish: Publish) -> Steps[Ready | Verdict]:
-        """One message's; ``publish`` may be called in the middle of a pass."""
+        """The answer to one message; ``publish`` may be called in the middle of a pass."""
         if isinstance(order, Verify):
             return (yield from self._verify(order))
-        begun = self.trace.elapsed()
-        self._target = yield from self.reading(publish)
-        self.acceptance = for_clip(self.acceptance, self._target.prefill.visual_states)
-        token = self._target.first()
+        begun = self.sequence.trace.elapsed()
+        yield from self.read(publish)
+        target = self.sequence.target
+        token = target.first()
         self._emitted = 1
-        return Ready("target", self.trace.elapsed() - begun, token, self._target.probabilities)
+        return Ready("target", self.sequence.trace.elapsed() - begun, token, target.probabilities)
+
+    def prefilled(self, elapsed: float) -> Prefilled:
+        """The event of the prompts that have been read."""
+        if self.prefix is None:
+            raise RuntimeError("a round came before the prompt was read")
+        profile = self.sequence.setup.profile
+        everything = torch.arange(len(self.prefix.visual) if profile.shows_the_video else 0)
+        kept = everything if self._kept is None else self._kept
+        return prefilled(profile, self.prefix, kept, elapsed, signals=self._signals)
+
+    def read(self, publish: Publish) -> Steps[None]:
+        """The target's prompt; the draft's visual tokens are published once their signals exist, or behind it."""
+        sequence, setup, trace = self.sequence, self.sequence.setup, self.sequence.trace
+        prefix = self.prefix = yield from setup.read(sequence.job, trace)
+        taps = taps_for(setup.needs, prefix)
+
+        def choose() -> None:
+            self._kept = setup.kept(prefix, taps, trace, "target")
+            publish(tuple(self._kept.tolist()))
+
+        if setup.pruner is not None and not setup.late:
+            if taps is None:
+                choose()
+            else:
+                taps.ready = choose
+        with trace.span("target_prefill"):
+            read = yield from setup.prefill(prefix, taps)
+        self._signals = ranked(taps)
+        if setup.late:
+            choose()
+        if setup.pruner is not None and self._kept is None:
+            raise RuntimeError("the prompt was read and the draft was never given its visual tokens")
+        assert setup.acceptance is not None
+        sequence.acceptance = for_clip(setup.acceptance, read.visual_states)
+        sequence.target = Target(setup.target, read, setup.sampling, sequence.rng, return_probs=sequence.job.confident)
 
     def _verify(self, order: Verify) -> Steps[Verdict]:
-        target, trace = self._target, self.trace
-        if target is None or order.prefix != self._emitted:
+        sequence, trace = self.sequence, self.sequence.trace
+        if order.prefix != self._emitted:
             raise RuntimeError(f"{order} does not follow {self._emitted} emitted tokens")
+        target, acceptance = sequence.target, sequence.acceptance
+        assert acceptance is not None
         rows = len(order.window) + 1
         window = Draft(order.window, tuple(range(-1, len(order.window) - 1)))
-        about = (("round", order.round), ("rows", rows))
-        passed, seconds = yield from timed(trace, "verify", "target", target.verify, window, about=about)
-        judged_at = trace.now()
-        with trace.span("accept"):
-            verdict = self.acceptance(window, passed.logits, passed.hidden, self.rng)
-        seconds += trace.now() - judged_at
+        with trace.span("verify", about=(("round", order.round), ("rows", rows))) as verification:
+            passed = yield from target.verify(window)
+        with trace.span("accept") as judging:
+            verdict = acceptance(window, passed.logits, passed.hidden, sequence.rng)
         with trace.span("rollback"):
             target.commit(verdict.path, verdict.token)
         self._emitted += verdict.accepted + 1
@@ -67,7 +106,7 @@ class TargetSide:
             verdict.accepted,
             verdict.token,
             rows,
-            seconds,
+            verification.seconds + judging.seconds,
             verdict.loosened,
             target.probabilities,
         )

@@ -1,0 +1,145 @@
+"""One clip from the moment its frames are read until its caption is written."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeAlias
+
+from vidspec.decoding.loop import Client
+from vidspec.engine.requests import Steps
+from vidspec.events.events import Event, Prefilled, Rejected, Round
+
+if TYPE_CHECKING:
+    import torch
+
+    from vidspec.acceptance.base import Acceptance
+    from vidspec.decoding.limits import Limits
+    from vidspec.decoding.setup import Setup
+    from vidspec.decoding.target import Target
+    from vidspec.draft_length.pace import Window
+    from vidspec.drafting.base import Drafter
+    from vidspec.events.trace import Trace
+    from vidspec.models.detokenizer import Detokenizer
+    from vidspec.models.request import Request
+
+__all__ = ["Choice", "Schedule", "Sequence"]
+
+#: What is timed before a text begins.
+READING = ("decode_video", "preprocess", "vision", "caption", "target_prefill", "prune", "draft_prefill")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which schedule was chosen, and the measurement that decided."""
+
+    kind: str
+    why: str
+
+
+class Sequence(Client):
+    """One clip: what is asked of it, the state of its decoding, and what it has emitted.
+
+    Args:
+        job: frames and prompt.
+        trace: where everything is timed.
+
+    Attributes:
+        events: emitted by :meth:`emit` and not taken yet.
+        setup: models and parts, from :meth:`attempt` on.
+        choice: how its schedule was chosen; None where the profile names it.
+        target, limits, rng: the target's side, where the text ends, and a CPU generator; from its prefill on.
+        drafter, acceptance: None where the profile has none.
+        gamma: the draft window, or the most that ``window`` may choose.
+        window: chooses the draft window while the text is written; None for ``gamma``.
+        prefilled, rounds, token_ids: what was emitted in this attempt.
+        text: of the rounds; None for token ids alone.
+        draft_forwards: passes of the draft, prefill excluded.
+        finished: when the last event was emitted, in seconds of the trace.
+        deadline: on ``time.monotonic``, when it is given up; None for never.
+        shared: whether it ever shared the models with other clips.
+    """
+
+    setup: Setup
+    target: Target
+    limits: Limits
+    rng: torch.Generator
+
+    def __init__(self, job: Request, trace: Trace | None = None) -> None:
+        super().__init__(job.key, trace=trace)
+        self.job = job
+        self.events: deque[Event] = deque()
+        self.text: Detokenizer | None = None
+        self.choice: Choice | None = None
+        self.drafter: Drafter | None = None
+        self.acceptance: Acceptance | None = None
+        self.gamma = 0
+        self.window: Window | None = None
+        self.prefilled: Prefilled | None = None
+        self.rounds: list[Round] = []
+        self.token_ids: list[int] = []
+        self.draft_forwards = 0
+        self.finished = 0.0
+        self.deadline: float | None = None
+        self.shared = False
+
+    def attempt(self, setup: Setup, choice: Choice | None = None) -> None:
+        """Begin the text, or begin it anew with nothing emitted."""
+        from vidspec.models.detokenizer import Detokenizer
+
+        self.setup, self.choice = setup, choice
+        self.text = Detokenizer(setup.target.model.tokenizer)
+        self.drafter, self.window, self.prefilled = None, None, None
+        self.rounds, self.token_ids, self.draft_forwards = [], [], 0
+
+    @cached_property
+    def seed(self) -> int:
+        """Of the clip's own random numbers."""
+        return self.job.seed(self.setup.profile.generate.seed)
+
+    @property
+    def kind(self) -> str:
+        """The schedule."""
+        return self.choice.kind if self.choice else self.setup.profile.schedule.kind
+
+    @property
+    def reading_s(self) -> float:
+        """Seconds from the clip's file to prompts that have been read."""
+        totals = self.trace.totals()
+        spent = 0.0 if "decode_video" in totals else self.job.spent
+        return spent + sum(totals.get(kind, 0.0) for kind in READING)
+
+    def emit(self, event: Event) -> None:
+        """Say that something has happened; a round is given the text that its tokens add."""
+        self.finished = self.trace.elapsed()
+        if isinstance(event, Round):
+            self.rounds.append(event)
+            self.token_ids += event.token_ids
+            event = self._spelled(event)
+        elif isinstance(event, Prefilled):
+            if (cache := self.job.held) is not None and cache.reading_s is None:
+                cache.reading_s = self.reading_s
+            event = replace(event, schedule=self.kind, why=self.choice.why if self.choice else None)
+            self.prefilled = event
+        self.events.append(event)
+
+    def emit_first(self) -> bool:
+        """Emit the round of the prefill's own token; whether the text ends there."""
+        token = self.target.first()
+        self.emit(Round((token,), ("target",), 0, 0, elapsed=0.0, probabilities=self.target.probabilities))
+        return self.limits.over([token])
+
+    def _spelled(self, event: Round) -> Round:
+        if self.text is None:
+            return event
+        texts, others = list[str](), list[Rejected]()
+        for at, token in enumerate(event.token_ids):
+            others += [replace(one, text=self.text.instead(one.token)) for one in event.rejected if one.at == at]
+            texts.append(self.text.add(token))
+        return replace(event, texts=tuple(texts), rejected=tuple(others))
+
+
+#: Writes the text of a sequence whose prompts have been read: one round per verification, or per plain step.
+Schedule: TypeAlias = Callable[[Sequence], Steps[None]]

@@ -1,0 +1,107 @@
+"""The target's side of a sequence: its first token, verification, rollback."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vidspec.drafting.base import Draft
+from vidspec.engine.requests import Forward, Steps
+from vidspec.engine.rows import Passed, Prefill, Rows
+
+if TYPE_CHECKING:
+    import torch
+
+    from vidspec.engine.forward import Engine
+    from vidspec.engine.sampling import Sampling
+
+__all__ = ["NOTHING", "Target"]
+
+#: What plain decoding verifies.
+NOTHING = Draft((), ())
+
+
+class Target:
+    """The target's side of one sequence: first token, verification, rollback. Its cache holds nothing approximate.
+
+    Args:
+        engine: the target model.
+        prefill: the prompt it has read.
+        sampling: how its own tokens are chosen.
+        rng: CPU generator.
+        tapped: blocks whose inputs a drafter reads, of the passes that verify.
+        return_probs: whether to keep how probable it thought the tokens.
+
+    Attributes:
+        probabilities: its own, before temperature and top-p, of the last tokens; empty without ``return_probs``.
+    """
+
+    probabilities: tuple[float, ...] = ()
+
+    def __init__(
+        self,
+        engine: Engine,
+        prefill: Prefill,
+        sampling: Sampling,
+        rng: torch.Generator,
+        tapped: tuple[int, ...] = (),
+        *,
+        return_probs: bool = False,
+    ) -> None:
+        self.engine, self.prefill, self.sampling, self.rng, self.tapped = engine, prefill, sampling, rng, tapped
+        self.return_probs = return_probs
+        self.span = prefill.span
+        self._judged: tuple[Draft, torch.Tensor] | None = (NOTHING, prefill.logits[None]) if return_probs else None
+        self._last = -1
+        self._base = self.span.length
+
+    def first(self) -> int:
+        """The token that the prefill's last logits give."""
+        self._last = self.choose(self.prefill.logits)
+        self._note((), self._last)
+        return self._last
+
+    def choose(self, logits: torch.Tensor) -> int:
+        """A token from logits (V,)."""
+        from vidspec.engine.sampling import draw
+
+        if self.sampling.greedy:
+            return int(logits.argmax())
+        return draw(self.sampling.distribution(logits[None])[0], self.rng)
+
+    def step(self) -> Steps[int]:
+        """One token of plain decoding."""
+        passed = yield from self.verify(NOTHING)
+        token = self.choose(passed.logits[-1])
+        self.commit((), token)
+        return token
+
+    def verify(self, draft: Draft) -> Steps[Passed]:
+        """One pass over the last emitted token and a window behind it: row 0, then a row for each drafted token."""
+        self._base = self.span.length
+        tokens = [self._last, *draft.tokens]
+        parents = None if draft.is_chain else [-1, *(parent + 1 for parent in draft.parents)]
+        (passed,) = yield Forward(self.engine, [Rows(self.span, tokens, parents, tapped=self.tapped)])
+        if self.return_probs:
+            self._judged = draft, passed.logits
+        return passed  # type: ignore[no-any-return]
+
+    def commit(self, path: Sequence[int], token: int) -> None:
+        """Keep the drafted tokens at ``path`` of the verified window, drop the others from the cache.
+
+        ``token`` follows them and is read by the next pass.
+        """
+        if tuple(path) == tuple(range(len(path))):
+            self.span.rollback(self._base + 1 + len(path))
+        else:
+            self.span.gather(self._base + 1, path)
+        self._last = token
+        self._note(path, token)
+
+    def _note(self, path: Sequence[int], token: int) -> None:
+        if self._judged is None:
+            return
+        (draft, logits), self._judged = self._judged, None
+        ids = [*(draft.tokens[node] for node in path), token]
+        shares = logits[[0, *(node + 1 for node in path)]].float().softmax(-1)
+        self.probabilities = tuple(shares[range(len(ids)), ids].tolist())

@@ -537,27 +537,25 @@ class Captioner:
         path, clip = sequence.job.path, sequence.job.shown
         times, demo = tuple(float(t) for t in clip.timestamps), ships(self.target.model.source)
         sequence.emit(Opened(path, clip.facts, len(clip.frames), times, demo))
-        try:
+        for attempt in (1, 2):
             try:
-                yield from self._attempt(sequence)
-                return
+                if self.autotune is not None:
+                    yield from self.autotune.decode(sequence)
+                else:
+                    sequence.attempt(self.setup)
+                    yield from decode(sequence)
+                break
             except WorkerLost as error:
+                if attempt == 2:
+                    raise
                 why = error.message  # and not the error, whose traceback holds the first attempt's cache
+            except torch.OutOfMemoryError as error:
+                raise GenerationError(
+                    f"{path}: {len(clip.frames)} frames do not fit into the device's memory",
+                    hint="fewer --frames, or a smaller dtype",
+                    kind="memory",
+                ) from error
             sequence.emit(Again(why))
-            yield from self._attempt(sequence)
-        except torch.OutOfMemoryError as error:
-            raise GenerationError(
-                f"{path}: {len(clip.frames)} frames do not fit into the device's memory",
-                hint="fewer --frames, or a smaller dtype",
-                kind="memory",
-            ) from error
-
-    def _attempt(self, sequence: Sequence) -> Steps[None]:
-        if self.autotune is not None:
-            yield from self.autotune.decode(sequence)
-        else:
-            sequence.attempt(self.setup)
-            yield from decode(sequence)
         if sequence.drafter is not None:
             sequence.drafter.finish(sequence.token_ids)
         sequence.emit(Finished(report(sequence, self.models)))

@@ -48,6 +48,7 @@ class Client:
 
     Attributes:
         request: what it waits for; None before it begins and after its end.
+        asked: when it yielded the request, in seconds of the trace.
         over: whether ``steps`` has ended, by returning ``value`` or by raising ``error``.
     """
 
@@ -58,26 +59,7 @@ class Client:
         self.over = False
         self.value: object = None
         self.error: Exception | None = None
-        self._since = 0.0
-
-    def resume(self, answer: object = None, error: Exception | None = None) -> None:
-        """Go on to the next request, or to the end.
-
-        Args:
-            answer: of the last request.
-            error: raised where the answer was awaited, instead.
-        """
-        assert self.steps is not None
-        if self.request is not None:
-            self.trace.waited += self.trace.elapsed() - self._since - self.request.seconds
-        self.request = None
-        try:
-            self.request = self.steps.send(answer) if error is None else self.steps.throw(error)
-        except StopIteration as end:
-            self.over, self.value = True, end.value
-        except Exception as raised:
-            self.over, self.error = True, raised
-        self._since = self.trace.elapsed()
+        self.asked = 0.0
 
 
 class Loop:
@@ -259,11 +241,18 @@ class Loop:
         return [(client, [*chain.answer, *more]) for client, chain, more in zip(clients, chains, found, strict=True)]
 
     def _resume(self, client: Client, answer: object = None) -> Client:
-        """Go on with a decoding; an exception as ``answer`` is raised in it."""
-        if isinstance(answer, Exception):
-            client.resume(error=answer)
-        else:
-            client.resume(answer)
+        """Run a decoding to its next request, or to its end; an exception as ``answer`` is raised in it."""
+        assert client.steps is not None
+        if client.request is not None:
+            client.trace.waited += client.trace.elapsed() - client.asked - client.request.seconds
+        client.request = None
+        try:
+            client.request = client.steps.throw(answer) if isinstance(answer, Exception) else client.steps.send(answer)
+        except StopIteration as end:
+            client.over, client.value = True, end.value
+        except Exception as error:
+            client.over, client.error = True, error
+        client.asked = client.trace.elapsed()
         if isinstance(client.request, Receive):
             client.request.mailbox.wake = self.wake
         if client.over and self._clients.get(client.key) is client:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -11,7 +11,6 @@ import torch
 
 from vidspec.acceptance.base import Acceptance, Grounded
 from vidspec.acceptance.protect import protected_ids
-from vidspec.config import profiles
 from vidspec.config.profiles import Profile
 from vidspec.config.tree import parse_tree
 from vidspec.decoding.limits import Limits
@@ -176,11 +175,6 @@ class Setup:
             return prune.when == "late"
         able = prune.positions == "original" and self.target.model.decoder.cached is None
         return able and not pruner.needs.isdisjoint(("attention", "visual_attention"))
-
-    def shortened(self, tokens: int) -> Setup:
-        """The same parts for a text of at most so many tokens."""
-        fewer = min(tokens, self.profile.generate.max_new_tokens)
-        return replace(self, profile=profiles.override(self.profile, {"generate.max_new_tokens": fewer}))
 
     def read(self, request: Request, trace: Trace) -> Steps[Prefix]:
         """The target's prompt.

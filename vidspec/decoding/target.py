@@ -96,7 +96,8 @@ class Target:
         else:
             self.span.gather(self._base + 1, path)
         self._last = token
-        self._note(path, token)
+        if self._judged is not None:
+            self._note(path, token)
 
     def _note(self, path: Sequence[int], token: int) -> None:
         if self._judged is None:

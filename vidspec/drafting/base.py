@@ -182,6 +182,7 @@ class FreeDrafter(DrafterKind, Drafter):
     Attributes:
         prompt: ids of the text of the target's prompt, visual tokens left out.
         text: ids that have been emitted.
+        window: ids of the last proposal.
     """
 
     model = None
@@ -189,7 +190,7 @@ class FreeDrafter(DrafterKind, Drafter):
     draws = False
     prompt: tuple[int, ...]
     text: list[int]
-    _window: tuple[int, ...] = ()
+    window: tuple[int, ...] = ()
 
     def open(self, clip: DraftContext) -> Steps[Drafter]:
         yield from ()
@@ -213,11 +214,11 @@ class FreeDrafter(DrafterKind, Drafter):
 
     def propose(self, gamma: int) -> Steps[Draft]:
         yield from ()
-        self._window = tuple(self.guess(gamma))[:gamma] if gamma else ()
-        return Draft(self._window, tuple(range(-1, len(self._window) - 1)))
+        self.window = tuple(self.guess(gamma))[:gamma] if gamma else ()
+        return Draft(self.window, tuple(range(-1, len(self.window) - 1)))
 
     def commit(self, path: Sequence[int], token: int) -> None:
-        self._emitted([*(self._window[node] for node in path), token])
+        self._emitted([*(self.window[node] for node in path), token])
 
     def _emitted(self, token_ids: list[int]) -> None:
         self.text += token_ids

@@ -121,11 +121,6 @@ class Lookup(FreeDrafter):
     def accept(self, token_ids: Sequence[int]) -> None:
         self._own.add(token_ids)
 
-    @property
-    def window(self) -> tuple[int, ...]:
-        """What was proposed last."""
-        return self._window
-
     def wrote(self, token_ids: Sequence[int]) -> None:
         """These were emitted, and another proposed them."""
         self._emitted(list(token_ids))
@@ -141,7 +136,7 @@ class Lookup(FreeDrafter):
 
     def proposed(self, found: Found) -> Draft:
         """What was found, as a window that will be judged."""
-        self._found, self._window = found, found.tokens
+        self._found, self.window = found, found.tokens
         return Draft(found.tokens, found.parents)
 
     def commit(self, path: Sequence[int], token: int) -> None:

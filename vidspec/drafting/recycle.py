@@ -1,0 +1,41 @@
+"""Token recycling: the draft repeats, token by token, what the target last thought most probable (Luo et al. 2024, 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vidspec.drafting.base import FreeDrafter
+from vidspec.registry import drafters
+
+if TYPE_CHECKING:
+    import torch
+
+
+@drafters.register("recycle")
+class Recycle(FreeDrafter):
+    """A chain through a table of successors, shared by all clips of a run.
+
+    The successor of a token is the target's greedy choice behind its last occurrence, in the text or in a drafted
+    window: rows of rejected tokens are computed anyway, and nothing of them is thrown away. The paper keeps the k most
+    probable successors and drafts a tree.
+    """
+
+    learns = True
+
+    def __init__(self) -> None:
+        self.successors: dict[int, int] = {}
+
+    def forget(self) -> None:
+        self.successors.clear()
+
+    def guess(self, gamma: int) -> Sequence[int]:
+        found, token = list[int](), self.text[-1]
+        while len(found) < gamma and token in self.successors:
+            token = self.successors[token]
+            found.append(token)
+        return found
+
+    def observe(self, path: Sequence[int], token: int, target_logits: torch.Tensor) -> None:
+        rows = [self.text[-1], *self.window]
+        self.successors.update(zip(rows, target_logits.argmax(-1).tolist(), strict=True))

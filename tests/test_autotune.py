@@ -7,7 +7,7 @@ import pytest
 from decoding import checkpoints
 
 from vidspec import autotune
-from vidspec.autotune import Autotune, best
+from vidspec.autotune import best
 from vidspec.captioner import Captioner
 from vidspec.cli import main
 from vidspec.config import profiles
@@ -186,14 +186,14 @@ def test_drafters_do_not_remember_the_texts_of_a_race(models, monkeypatch, at_on
 
 
 def test_a_candidate_that_fails_is_left_out(models, plain, monkeypatch, at_once):
-    captioner, run = auto(models), Autotune._run
+    captioner, decode = auto(models), autotune.decode
 
-    def failing(self, one, request, trace):
-        if one.name == "hybrid":
+    def failing(sequence):
+        if sequence.setup.profile.draft.kind == "hybrid":
             raise GenerationError("no memory", kind="memory")
-        return run(self, one, request, trace)
+        return (yield from decode(sequence))
 
-    monkeypatch.setattr(Autotune, "_run", failing)
+    monkeypatch.setattr(autotune, "decode", failing)
     assert [captioner.caption(CLIPS[n]).token_ids for n in (1, 2)] == [plain[CLIPS[n]] for n in (1, 2)]
     assert captioner.autotune.result.rates["hybrid"] is None
     assert "hybrid failed" in captioner.autotune.result.why

@@ -41,8 +41,9 @@ __all__ = ["Autotune", "Candidate", "Result", "best", "candidates"]
 WARM_UP, STRETCH = 8, 32
 #: Candidates that reach this share of the best rate have another turn; the better of a candidate's two counts.
 CLOSE = 0.9
-#: Rates within this share of the best are equal: the first candidate of these is taken.
-TIE = 0.02
+#: Rates within this share of the best are equal: the first candidate of these is taken. A race is run alone; chains, which
+#: come first, have the fewest rows and so gain most once clips share passes.
+TIE = 0.05
 #: What a race may cost, as a share of the time that all clips so far have taken.
 SHARE = 0.02
 #: Shorter texts decide nothing; so many clips are raced at most.

@@ -529,11 +529,12 @@ class Captioner:
             request: the clip.
             trace: where everything is timed.
         """
-        sequence = Sequence(self._whole(request), trace)
+        sequence = Sequence(request, trace)
         sequence.steps = self._decoded(sequence)
         return sequence
 
     def _decoded(self, sequence: Sequence) -> Steps[None]:
+        sequence.job = self._whole(sequence.job)
         path, clip = sequence.job.path, sequence.job.shown
         times, demo = tuple(float(t) for t in clip.timestamps), ships(self.target.model.source)
         sequence.emit(Opened(path, clip.facts, len(clip.frames), times, demo))

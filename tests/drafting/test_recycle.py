@@ -1,10 +1,10 @@
 """Token recycling: successors are the target's own choices, and the text is plain decoding's."""
 
 import torch
+from decoding.toys import blend, greedy_text, on_tables, proposed, random_table, rounds_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoding.toys import blend, greedy_text, on_tables, proposed, random_table, rounds_of
 from vidspec.decoding.limits import Limits
 from vidspec.decoding.sequential import sequential
 from vidspec.drafting.recycle import Recycle

@@ -117,7 +117,12 @@ class Sequence(Client):
         if isinstance(event, Round):
             self.rounds.append(event)
             self.token_ids += event.token_ids
-            event = self._spelled(event)
+            if self.text is not None:
+                texts, rejected = list[str](), list[Rejected]()
+                for at, token in enumerate(event.token_ids):
+                    rejected += [replace(r, text=self.text.instead(r.token)) for r in event.rejected if r.at == at]
+                    texts.append(self.text.add(token))
+                event = replace(event, texts=tuple(texts), rejected=tuple(rejected))
         elif isinstance(event, Prefilled):
             if (cache := self.job.held) is not None and cache.reading_s is None:
                 cache.reading_s = self.reading_s
@@ -130,15 +135,6 @@ class Sequence(Client):
         token = self.target.first()
         self.emit(Round((token,), ("target",), 0, 0, elapsed=0.0, probabilities=self.target.probabilities))
         return self.limits.over([token])
-
-    def _spelled(self, event: Round) -> Round:
-        if self.text is None:
-            return event
-        texts, others = list[str](), list[Rejected]()
-        for at, token in enumerate(event.token_ids):
-            others += [replace(one, text=self.text.instead(one.token)) for one in event.rejected if one.at == at]
-            texts.append(self.text.add(token))
-        return replace(event, texts=tuple(texts), rejected=tuple(others))
 
 
 #: Writes the text of a sequence whose prompts have been read: one round per verification, or per plain step.

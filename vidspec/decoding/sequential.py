@@ -50,13 +50,13 @@ def sequential(sequence: Sequence) -> Steps[None]:
             target.commit(verdict.path, verdict.token)
             drafter.commit(verdict.path, verdict.token)
         if window is not None:
-            window.judged(len(draft.tokens), verdict.accepted)
+            window.judged(len(draft.tokens), len(verdict.path))
         sequence.emit(
             Round(
                 tuple(tokens),
                 origins(verdict, draft, len(tokens)),
                 drafted=len(draft.tokens),
-                accepted=min(verdict.accepted, len(tokens)),
+                accepted=min(len(verdict.path), len(tokens)),
                 elapsed=trace.now() - begun,
                 draft_s=draft_s,
                 verify_s=verification.seconds + judging.seconds,

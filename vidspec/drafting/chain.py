@@ -30,11 +30,6 @@ class ChainWindows(Drafter):
         self._unread: list[int] = []  # emitted tokens the draft has not read yet: one, or two after a full window
         self._window: tuple[int, ...] = ()
 
-    @property
-    def _read(self) -> int:
-        """Entries behind the prompts."""
-        return self.spans[0].length - self._prompts[0]
-
     def begin(self, token: int) -> None:
         self._unread = [token]
 
@@ -44,7 +39,7 @@ class ChainWindows(Drafter):
             return
         accepted = len(path)
         base = self._committed + len(self._unread)
-        self._committed = min(base + accepted, self._read)
+        self._committed = min(base + accepted, self.spans[0].length - self._prompts[0])
         for span, prompt in zip(self.spans, self._prompts, strict=True):
             span.rollback(prompt + self._committed)
         read = self._committed - base

@@ -1,4 +1,4 @@
-"""Token recycling: the draft repeats, token by token, what the target last thought most probable (Luo et al. 2024, 3)."""
+"""Token recycling: the target's own latest choices, token by token, are the draft (Luo et al. 2024, section 3)."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def test_prompts_are_read_once(models, monkeypatch, at_once):
     made = PrefillPrompt.__init__
 
     def watched(self, engine, prompt, *args, **more):
-        prompts.append((engine.model, more.get("held") is not None))
+        prompts.append((engine.model, more.get("cached") is not None))
         made(self, engine, prompt, *args, **more)
 
     monkeypatch.setattr(PrefillPrompt, "__init__", watched)

@@ -41,8 +41,8 @@ __all__ = ["Autotune", "Candidate", "Result", "best", "candidates"]
 WARM_UP, STRETCH = 8, 32
 #: Candidates that reach this share of the best rate have another turn; the better of a candidate's two counts.
 CLOSE = 0.9
-#: Rates within this share of the best are equal: the first candidate of these is taken. A race is run alone; chains, which
-#: come first, have the fewest rows and so gain most once clips share passes.
+#: Rates within this share of the best are equal: the first candidate of these is taken. A race is run alone; chains,
+#: which come first and have the fewest rows, gain most once clips share passes.
 TIE = 0.05
 #: What a race may cost, as a share of the time that all clips so far have taken.
 SHARE = 0.02
@@ -219,9 +219,9 @@ class Autotune:
         """The next clip, by which is learned what clips take; a race is timed as ``plan``."""
         if self._worthwhile(sequence.job):
             with sequence.trace.span("plan"):
-                cache = self._race(replace(sequence.job, held=None))
-            if sequence.job.held is None and self._now.schedule != "parallel":
-                sequence.job = replace(sequence.job, held=cache)  # the prompts that the race has read
+                cache = self._race(replace(sequence.job, cache=None))
+            if sequence.job.cache is None and self._now.schedule != "parallel":
+                sequence.job = replace(sequence.job, cache=cache)  # the prompts that the race has read
         sequence.attempt(self._now.setup, Choice(self._now.schedule, self._why))
         yield from decode(sequence)
         self._tokens += len(sequence.token_ids)
@@ -250,7 +250,7 @@ class Autotune:
     def _race(self, request: Request) -> PrefixCache | None:
         """Race on the beginning of a clip; what the candidate that is kept left of the prompts, None if nothing."""
         self._races += 1
-        held: dict[str, PrefixCache] = {}
+        caches: dict[str, PrefixCache] = {}
         racing = [replace(one, setup=_fresh(one.setup)) for one in self.candidates]
         rates: list[float | None] = [0.0] * len(racing)
         longest = 0
@@ -261,7 +261,7 @@ class Autotune:
                 if rate is None or (turn == 2 and rate < CLOSE * fastest):
                     continue
                 try:
-                    emitted, seconds = self._stretch(one, request, held, tokens)
+                    emitted, seconds = self._stretch(one, request, caches, tokens)
                 except (GenerationError, torch.OutOfMemoryError):
                     rates[i] = None  # nothing is chosen that does not work
                     continue
@@ -273,13 +273,13 @@ class Autotune:
             self.result = Result(racing[at], {one.name: rate for one, rate in zip(racing, rates, strict=True)})
             if at:  # else its windows go on with what they learned of clips in flight
                 self._now = racing[at]
-        found = held.get(_seen_by(self._now))
+        found = caches.get(_seen_by(self._now))
         if found is not None:
             found.begin()
         return found
 
     def _stretch(
-        self, one: Candidate, request: Request, held: dict[str, PrefixCache], tokens: int
+        self, one: Candidate, request: Request, caches: dict[str, PrefixCache], tokens: int
     ) -> tuple[int, float]:
         """Tokens behind the first that a candidate decodes of a clip's beginning, and the seconds they took.
 
@@ -288,13 +288,13 @@ class Autotune:
         Args:
             one: the candidate.
             request: the clip.
-            held: what was read of its prompts, by what drafts see of it.
+            caches: what was read of its prompts, by what drafts see of it.
             tokens: to decode at least, if the text has as many.
         """
         if not one.setup.profile.concurrent and not self.profile.chooses:
-            known = held.setdefault(_seen_by(one), PrefixCache())
+            known = caches.setdefault(_seen_by(one), PrefixCache())
             known.begin()
-            request = replace(request, held=known)
+            request = replace(request, cache=known)
         pace = one.setup.pace
 
         def passed(passing: Passing) -> None:

@@ -91,10 +91,10 @@ class Captioner:
         head: the loaded head, if the profile drafts with one.
 
     Attributes:
-        confident: whether rounds tell how probable the target thought each token; set it before a clip begins.
+        return_probs: whether rounds tell how probable the target thought each token; set it before a clip begins.
     """
 
-    confident = False
+    return_probs = False
 
     def __init__(
         self,
@@ -519,8 +519,8 @@ class Captioner:
         """With what the profile asks, and what was made of the clip before."""
         generate = self.profile.generate
         prompt, system = request.prompt or generate.prompt, request.system or generate.system
-        ahead, confident = self._ahead.pop(request.shown, {}), request.confident or self.confident
-        return replace(request, prompt=prompt, system=system, ahead=ahead, confident=confident)
+        ahead, return_probs = self._ahead.pop(request.shown, {}), request.return_probs or self.return_probs
+        return replace(request, prompt=prompt, system=system, ahead=ahead, return_probs=return_probs)
 
     def start(self, request: Request, trace: Trace) -> Sequence:
         """The sequence of a clip whose frames have been read; its events are those of :meth:`stream`.
@@ -529,15 +529,15 @@ class Captioner:
             request: the clip.
             trace: where everything is timed.
         """
-        sequence = Sequence(request, trace)
+        sequence, clip = Sequence(request, trace), request.clip
+        if clip is not None:
+            times, demo = tuple(float(t) for t in clip.timestamps), ships(self.target.model.source)
+            sequence.emit(Opened(request.path, clip.facts, len(clip.frames), times, demo))
         sequence.steps = self._decoded(sequence)
         return sequence
 
     def _decoded(self, sequence: Sequence) -> Steps[None]:
         sequence.job = self._whole(sequence.job)
-        path, clip = sequence.job.path, sequence.job.shown
-        times, demo = tuple(float(t) for t in clip.timestamps), ships(self.target.model.source)
-        sequence.emit(Opened(path, clip.facts, len(clip.frames), times, demo))
         for attempt in (1, 2):
             try:
                 if self.autotune is not None:
@@ -552,7 +552,7 @@ class Captioner:
                 why = error.message  # and not the error, whose traceback holds the first attempt's cache
             except torch.OutOfMemoryError as error:
                 raise GenerationError(
-                    f"{path}: {len(clip.frames)} frames do not fit into the device's memory",
+                    f"{sequence.job.path}: {len(sequence.job.shown.frames)} frames do not fit into the device's memory",
                     hint="fewer --frames, or a smaller dtype",
                     kind="memory",
                 ) from error

@@ -150,7 +150,7 @@ class Engine:
         self.took, self.passes = took, 0
         self.model = Model()
 
-    def reading(self, prompt, room, taps=None, *, states=False, held=None):
+    def reading(self, prompt, room, taps=None, *, states=False, cached=None):
         return Reading(prompt)
 
     def run(self, batch):
@@ -289,7 +289,7 @@ class Process(processes.DraftProcess):
 
     def _speak(self):
         for message in self._saying:
-            self._way("out", lambda message=message: self.heard(message))
+            self._way("out", lambda message=message: self.dispatch(message))
         self._saying.clear()
 
     def _took(self, batch):

@@ -204,7 +204,7 @@ class Prompted(Shared):
         super().__init__()
         self.reads = []
 
-    def reading(self, prompt, room, taps, *, states, held):
+    def reading(self, prompt, room, taps, *, states, cached):
         at = 0
 
         def rows(most):

@@ -19,9 +19,9 @@ def pair(tmp_path_factory):
     made.close()
 
 
-def rounds(pair, profile, *, confident=True):
+def rounds(pair, profile, *, return_probs=True):
     captioner = pair.captioner(profile)
-    captioner.confident = confident
+    captioner.return_probs = return_probs
     events = list(captioner.stream(CLIP))
     assert isinstance(events[-1], Finished) and events[-1].caption.token_ids == pair.plain(CLIP)
     return [event for event in events if isinstance(event, Round)]
@@ -51,12 +51,12 @@ def test_probabilities_are_the_targets(pair, profile):
 
 @pytest.mark.parametrize("profile", ["ar", "vanilla-sd", "parallelvlm"])
 def test_nobody_computes_them_unasked(pair, profile):
-    assert all(one.probabilities == () for one in rounds(pair, profile, confident=False))
+    assert all(one.probabilities == () for one in rounds(pair, profile, return_probs=False))
 
 
 def test_loose_tokens_have_the_targets_probability_too(pair):
     captioner = pair.captioner("lvspec", {"accept.lam": 1.0})
-    captioner.confident = True
+    captioner.return_probs = True
     said = [event for event in captioner.stream(CLIP) if isinstance(event, Round)]
     assert all(len(one.probabilities) == len(one.token_ids) for one in said)
     loose = [

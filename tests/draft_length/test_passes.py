@@ -21,7 +21,7 @@ def heard(passes, rng=None, true=plane, scale=1.0):
         if rng is not None:
             noise = 1 + abs(rng.gauss(0, 0.05))
             noise *= rng.uniform(3, 10) if rng.random() < 0.08 else 1.0
-        times.heard(clips, rows, scale * true(clips, rows) * noise)
+        times.add(clips, rows, scale * true(clips, rows) * noise)
         times.by_rows(clips)  # asked after each pass, as while decoding
     return times
 
@@ -53,7 +53,7 @@ def test_a_row_costs_something_although_nothing_is_known_of_it():
 def test_noise_does_not_make_wider_passes_cheaper():
     times = PassTimes()
     for rows, seconds in [(2, 9.0), (8, 5.0), (5, 7.0)] * 4:
-        times.heard(1, rows, seconds)
+        times.add(1, rows, seconds)
     curve = times.by_rows(1)
     found = [curve(rows) for rows in range(1, 20)]
     assert found == sorted(found) and found[0] > 0
@@ -62,15 +62,15 @@ def test_noise_does_not_make_wider_passes_cheaper():
 def test_a_spike_changes_nothing_and_a_slower_machine_is_noticed():
     times = heard([(1, 1), (1, 6), (1, 11)] * 6)
     before = times.by_rows(1)(8)
-    times.heard(1, 8, 100 * before)
+    times.add(1, 8, 100 * before)
     assert times.by_rows(1)(8) == pytest.approx(before, rel=0.01)
-    times.heard(1, 8, before)
+    times.add(1, 8, before)
     for _ in range(12):
-        times.heard(1, 6, 3 * plane(1, 6))
+        times.add(1, 6, 3 * plane(1, 6))
         times.by_rows(1)
     assert times.by_rows(1)(6) > 1.4 * plane(1, 6)
     for rows in (1, 6, 11) * 12:
-        times.heard(1, rows, 3 * plane(1, rows))
+        times.add(1, rows, 3 * plane(1, rows))
         times.by_rows(1)
     assert times.by_rows(1)(6) == pytest.approx(3 * plane(1, 6), rel=0.05)
 
@@ -89,7 +89,7 @@ def test_how_long_ago_a_width_was_seen():
 def test_what_is_no_pass_is_not_heard():
     times = PassTimes()
     for clips, rows, seconds in [(0, 0, 1.0), (3, 2, 1.0), (1, 1, 0.0), (1, 1, float("nan")), (1, 1, float("inf"))]:
-        times.heard(clips, rows, seconds)
+        times.add(clips, rows, seconds)
     assert not times
 
 

@@ -134,7 +134,7 @@ def _talk(clip: str, request: Request, form: Form) -> int:
             _opened(clip, part, resolved, how.video, (not quiet, not quiet and not fetches)) as (captioner, dialogue),
             _page(report, resolved) as page,
         ):
-            captioner.confident = page is not None
+            captioner.return_probs = page is not None
             for line in captioner.notes:
                 note(f"note: {line}")
             session = Session(clip, dialogue, out, form, resolved.name, page, models_named=laid.models_named)

@@ -261,7 +261,7 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
             from vidspec.captioner import Captioner
 
             captioner = stack.enter_context(Captioner.from_profile(run.profile))
-            captioner.confident = request.report is not None
+            captioner.return_probs = request.report is not None
         for line in loaded(captioner, time.monotonic() - began) if request.verbose else ():
             note(line)
         for line in captioner.notes:

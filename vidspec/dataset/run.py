@@ -252,21 +252,21 @@ def _first_turn(flight: _Flight) -> _Flight:
     number = next(turn for turn in range(len(turns)) if turn not in done)
     answers = [done[turn] for turn in range(number)]
     said = tuple(Exchange(question, answer or "") for question, answer in zip(turns, answers, strict=False))
-    return _turn(replace(flight, earlier=said, held=PrefixCache()), None, failed=None in answers)
+    return _turn(replace(flight, earlier=said, cache=PrefixCache()), None, failed=None in answers)
 
 
 def _next_turn(flight: _Flight, answer: str | None) -> _Flight:
     """What is asked behind an answer; an error if there is none."""
-    assert flight.held is not None
-    flight.held.end()
+    assert flight.cache is not None
+    flight.cache.end()
     said = (*flight.earlier, Exchange(flight.prompt or "", answer or ""))
     return _turn(replace(flight, earlier=said, spent=0.0), flight.work.segment, failed=answer is None)
 
 
 def _turn(flight: _Flight, after: int | None, *, failed: bool) -> _Flight:
     number, turns = len(flight.earlier), flight.turns
-    assert flight.held is not None
-    flight.held.begin()
+    assert flight.cache is not None
+    flight.cache.begin()
     work = replace(
         flight.work,
         segment=number,

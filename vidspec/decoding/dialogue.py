@@ -34,7 +34,7 @@ class Dialogue:
 
     def __init__(self, stream: Callable[[Request], Generator[Event, None, None]], request: Request) -> None:
         self._stream, self._request = stream, request
-        self._held = PrefixCache()
+        self._cache = PrefixCache()
         self._last: tuple[str, tuple[Exchange, ...]] | None = None  # what was asked, behind what
         self._attempt = 0
         self.exchanges: tuple[Exchange, ...] = request.earlier
@@ -72,12 +72,12 @@ class Dialogue:
 
     def _asked(self, text: str, earlier: tuple[Exchange, ...]) -> Iterator[Event]:
         question = Question("turn", len(earlier))
-        request = replace(self._request, prompt=text, earlier=earlier, question=question, held=self._held)
+        request = replace(self._request, prompt=text, earlier=earlier, question=question, cache=self._cache)
         request = replace(request, attempt=self._attempt)
-        self._held.begin()
+        self._cache.begin()
         with closing(self._stream(request)) as events:
             for event in events:
                 if isinstance(event, Finished):
-                    self._held.end()
+                    self._cache.end()
                     self.exchanges = (*earlier, Exchange(text, event.caption.caption or ""))
                 yield event

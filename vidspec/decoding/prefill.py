@@ -31,12 +31,12 @@ GREEDY = Sampling(0.0, 1.0)
 
 def in_turns(sequence: Sequence) -> Steps[None]:
     """The target reads, the draft reads, then the profile's schedule alternates between them."""
-    setup, trace, cache = sequence.setup, sequence.trace, sequence.job.held
+    setup, trace, cache = sequence.setup, sequence.trace, sequence.job.cache
     prefix = yield from setup.read(sequence.job, trace)
-    hit = setup.start(cache, prefix)
+    hit = setup.find_prefix(cache, prefix)
     taps = taps_for(setup.needs, prefix) if hit is None else None
     read, description = yield from _read_prompt(sequence, prefix, taps, hit)
-    kept = setup.kept(prefix, taps, trace, held=cache, start=hit)
+    kept = setup.kept(prefix, taps, trace, cache=cache, hit=hit)
     sequence.rng = torch.Generator().manual_seed(sequence.seed)
     drafter = None
     if setup.drafter is not None:
@@ -47,7 +47,7 @@ def in_turns(sequence: Sequence) -> Steps[None]:
     del taps, hit  # what was observed can be as large as the prompt
     tapped = drafter.tapped if drafter is not None else ()
     sequence.target = Target(
-        setup.target, read, setup.sampling, sequence.rng, tapped, return_probs=sequence.job.confident
+        setup.target, read, setup.sampling, sequence.rng, tapped, return_probs=sequence.job.return_probs
     )
     sequence.limits = setup.limits
     sequence.acceptance = for_clip(setup.acceptance, read.visual_states) if setup.acceptance else None
@@ -107,7 +107,7 @@ def _read_prompt(
 
     The captioner needs nothing of the target, and works beside its prefill where it can (TABED 6.2).
     """
-    setup, trace, cache = sequence.setup, sequence.trace, sequence.job.held
+    setup, trace, cache = sequence.setup, sequence.trace, sequence.job.cache
     description = cache.description if cache is not None else None
     captioner = setup.describe if description is None else None
     with ExitStack() as meanwhile:

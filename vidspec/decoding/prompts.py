@@ -27,7 +27,7 @@ class Prompts(Generic[R]):
 
     def __init__(self, requests: Sequence[R], *, apart: bool = False) -> None:
         self._waiting, self._apart = deque(requests), apart
-        self._held = PrefixCache()
+        self._cache = PrefixCache()
         self._ready: deque[R] = deque()
         self._begun: dict[int, PrefixCache] = {}  # of those whose prompts are not read, by question
         self._left = len(requests)
@@ -48,15 +48,15 @@ class Prompts(Generic[R]):
         if not self._ready:
             return None
         request = self._ready.popleft()
-        assert request.question is not None and request.held is not None
-        self._begun[request.question.index] = request.held
+        assert request.question is not None and request.cache is not None
+        self._begun[request.question.index] = request.cache
         return request
 
     def read(self, index: int) -> None:
         """One of them has read its prompts."""
-        if (held := self._begun.pop(index, None)) is not None:
-            held.end()  # what it went on from
-            self._held = held
+        if (cache := self._begun.pop(index, None)) is not None:
+            cache.end()  # what it went on from
+            self._cache = cache
             self._release(0 if self._apart else len(self._waiting))
 
     def ended(self) -> None:
@@ -67,6 +67,6 @@ class Prompts(Generic[R]):
 
     def _release(self, count: int) -> None:
         for _ in range(min(count, len(self._waiting))):
-            self._ready.append(replace(self._waiting.popleft(), held=self._held.fork()))
+            self._ready.append(replace(self._waiting.popleft(), cache=self._cache.fork()))
         if not self._waiting:
-            self._held = PrefixCache()  # so that what is held ends with those that go on from it
+            self._cache = PrefixCache()  # so that its caches end with the requests that go on from them

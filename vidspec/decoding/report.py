@@ -94,7 +94,7 @@ def report(sequence: Sequence, models: Models) -> Caption:
 
 
 def _question(sequence: Sequence) -> Question | None:
-    request, setup, cache = sequence.job, sequence.setup, sequence.job.held
+    request, setup, cache = sequence.job, sequence.setup, sequence.job.cache
     if request.question is None or cache is None:
         return None
     return {

@@ -124,7 +124,7 @@ class Sequence(Client):
                     texts.append(self.text.add(token))
                 event = replace(event, texts=tuple(texts), rejected=tuple(rejected))
         elif isinstance(event, Prefilled):
-            if (cache := self.job.held) is not None and cache.reading_s is None:
+            if (cache := self.job.cache) is not None and cache.reading_s is None:
                 cache.reading_s = self.reading_s
             event = replace(event, schedule=self.kind, why=self.choice.why if self.choice else None)
             self.prefilled = event

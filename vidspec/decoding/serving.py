@@ -131,6 +131,7 @@ class Serving:
         self._sequences[request.key] = sequence
         for one in self._sequences.values():
             one.shared |= len(self._sequences) > 1
+        yield from self._news(sequence)  # before anything is computed
         self.loop.begin(sequence)
         yield from self._news(sequence)
 

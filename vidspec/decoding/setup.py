@@ -211,43 +211,43 @@ class Setup:
                 kind="memory",
             )
 
-    def start(self, held: PrefixCache | None, prefix: Prefix) -> PrefixHit | None:
+    def find_prefix(self, cache: PrefixCache | None, prefix: Prefix) -> PrefixHit | None:
         """What earlier turns of a dialogue left of the target's prompt; None where all of it is to be read again.
 
         That is so where somebody has to see the target read the video once more: a drafter that looks at its prefill, a
         pruner that has not chosen yet; and where the target is itself pruned.
         """
-        if held is None or self.target.alone:
+        if cache is None or self.target.alone:
             return None
-        pruner, chosen = self.pruner, held.kept[0] if held.kept is not None else None
+        pruner, chosen = self.pruner, cache.kept[0] if cache.kept is not None else None
         if self.needs - (pruner.needs if pruner is not None else frozenset()) or chosen is not pruner:
             return None
-        if isinstance(self.acceptance, Grounded) and held.states is None:
+        if isinstance(self.acceptance, Grounded) and cache.states is None:
             return None
-        start = held.find(self.target.model, prefix)
-        whole = not len(prefix.visual) or (start is not None and start.rows > int(prefix.visual.index[-1]))
-        return start if whole else None
+        hit = cache.find(self.target.model, prefix)
+        whole = not len(prefix.visual) or (hit is not None and hit.rows > int(prefix.visual.index[-1]))
+        return hit if whole else None
 
     def prefill(
-        self, prefix: Prefix, taps: Taps | None, held: PrefixCache | None = None, start: PrefixHit | None = None
+        self, prefix: Prefix, taps: Taps | None, cache: PrefixCache | None = None, hit: PrefixHit | None = None
     ) -> Steps[Prefill]:
         """The target's passes over its prompt; what the acceptance rule needs of them is kept.
 
         Args:
             prefix: the prompt.
             taps: observers of the passes.
-            held: of a dialogue: where the sequence is kept for the turns that follow.
-            start: what need not be read.
+            cache: of a dialogue: where the sequence is kept for the turns that follow.
+            hit: what need not be read.
         """
         states = isinstance(self.acceptance, Grounded)
         if self.target.alone:
             return (yield Encode(partial(self.target.prefill, prefix, self.room, taps, states=states)))  # type: ignore[no-any-return]
-        read = yield PrefillPrompt(self.target, prefix, self.room, taps, states=states and start is None, held=start)
-        if held is not None:
-            held.read(self.target.model, prefix, read.span, start)
-            if start is None:
-                held.states = read.visual_states
-            read = read._replace(visual_states=held.states)
+        read = yield PrefillPrompt(self.target, prefix, self.room, taps, states=states and hit is None, cached=hit)
+        if cache is not None:
+            cache.read(self.target.model, prefix, read.span, hit)
+            if hit is None:
+                cache.states = read.visual_states
+            read = read._replace(visual_states=cache.states)
         return read  # type: ignore[no-any-return]
 
     def kept(
@@ -256,23 +256,23 @@ class Setup:
         taps: Taps | None,
         trace: Trace,
         worker: str = "draft",
-        held: PrefixCache | None = None,
-        start: PrefixHit | None = None,
+        cache: PrefixCache | None = None,
+        hit: PrefixHit | None = None,
     ) -> torch.Tensor:
         """Indices of the visual tokens the drafter may see; timed in the lane of the one who chooses.
 
-        In a dialogue they stay those of the turn that read the video, until it is read again: ``start`` is None.
+        In a dialogue they stay those of the turn that read the video, until it is read again: ``hit`` is None.
         """
-        if held is not None and held.kept is not None and start is not None:
-            return held.kept[1]
+        if cache is not None and cache.kept is not None and hit is not None:
+            return cache.kept[1]
         if self.pruner is None:
             kept = torch.arange(len(prefix.visual) if self.profile.shows_the_video else 0)
         else:
             prune = self.profile.prune
             with trace.span("prune", worker):
                 kept = self.pruner(signals_of(prefix, taps, prune.seed), prune.alpha)
-        if held is not None:
-            held.kept = self.pruner, kept
+        if cache is not None:
+            cache.kept = self.pruner, kept
         return kept
 
 

@@ -39,10 +39,10 @@ class BatchSize:
             sequences, rows: clips in it, and tokens of all of them.
         """
         if lane != "target":
-            self._draft.heard(sequences, rows, seconds)
+            self._draft.add(sequences, rows, seconds)
             self._drafting += passes
             return
-        self._verify.heard(sequences, rows, seconds)
+        self._verify.add(sequences, rows, seconds)
         self._rounds, self._drafts = FADE * self._rounds + 1, FADE * self._drafts + self._drafting
         self._clips, self._rows = FADE * self._clips + sequences, FADE * self._rows + rows
         self._drafting = 0

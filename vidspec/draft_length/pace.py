@@ -167,10 +167,10 @@ class Pace:
         self._seconds += seconds * passes
         if lane == "target":
             self._tokens, self._seconds = self.fade * self._tokens, self.fade * self._seconds
-            self._verify.heard(sequences, rows, seconds)
+            self._verify.add(sequences, rows, seconds)
             self._news = self._heard = True
         else:
-            (self._grow if grows else self._draft).heard(sequences, rows, seconds)
+            (self._grow if grows else self._draft).add(sequences, rows, seconds)
 
     def learn(self, verify: Callable[[int], float], tq: float, beta: float, weight: float = 16.0) -> None:
         """What a measurement with one clip found, instead of all that was heard before.
@@ -183,9 +183,9 @@ class Pace:
         self._verify, self._draft, self._grow = PassTimes(), PassTimes(), PassTimes()
         for rows in range(1, self.highest + 2):
             for _ in range(3):
-                self._verify.heard(1, rows, verify(rows))
+                self._verify.add(1, rows, verify(rows))
         for _ in range(3):
-            self._draft.heard(1, 1, tq)
+            self._draft.add(1, 1, tq)
         self._seen = _Acceptance(beta, weight)
         for window in self._windows:
             window._seen = _Acceptance(beta, weight)

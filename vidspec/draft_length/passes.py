@@ -109,7 +109,7 @@ class PassTimes:
     def __bool__(self) -> bool:
         return bool(self._widths)
 
-    def heard(self, clips: int, rows: int, seconds: float) -> None:
+    def add(self, clips: int, rows: int, seconds: float) -> None:
         """A pass over so many clips and rows took ``seconds``."""
         if not (seconds > 0 and math.isfinite(seconds) and 1 <= clips <= rows):
             return

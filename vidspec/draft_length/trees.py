@@ -183,7 +183,7 @@ class _Standing:
     def mean(self) -> float:
         return self.gain / self.weight if self.weight else 0.0
 
-    def heard(self, gain: float) -> None:
+    def add(self, gain: float) -> None:
         self.gain, self.weight = RECENT * self.gain + gain, RECENT * self.weight + 1
 
 
@@ -249,4 +249,4 @@ class Trees:
         """A tree is done; is it worth more than the clip's chain would have been?"""
         gamma = window.chosen
         chain = growth.as_chain(gamma) - growth.prices[gamma] - self.pace.price_of_drafting(gamma)
-        self._standings.setdefault(self.pace.clips.bit_length(), _Standing()).heard(growth.gain - chain)
+        self._standings.setdefault(self.pace.clips.bit_length(), _Standing()).add(growth.gain - chain)

@@ -135,12 +135,12 @@ class DraftContext:
 
         A head's prompt is made of the target's states, and read whole.
         """
-        held = None if engine.alone or not isinstance(prefix, Prefix) else self.request.held
-        start = held.find(engine.model, cast(Prefix, prefix)) if held is not None else None
+        cache = None if engine.alone or not isinstance(prefix, Prefix) else self.request.cache
+        hit = cache.find(engine.model, cast(Prefix, prefix)) if cache is not None else None
         with self.trace.span("draft_prefill", "draft"):
-            found = yield PrefillPrompt(engine, prefix, self.room, lane="draft", held=start)
-        if held is not None:
-            held.read(engine.model, cast(Prefix, prefix), found.span, start)
+            found = yield PrefillPrompt(engine, prefix, self.room, lane="draft", cached=hit)
+        if cache is not None:
+            cache.read(engine.model, cast(Prefix, prefix), found.span, hit)
         return found  # type: ignore[no-any-return]
 
     def walker(self, engine: Engine, span: KVSpan) -> Drafter:

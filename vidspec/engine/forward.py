@@ -142,15 +142,15 @@ class Engine(Generic[M]):
         taps: Taps | None = None,
         *,
         states: bool = False,
-        held: tuple[KVSpan, int] | None = None,
+        cached: tuple[KVSpan, int] | None = None,
     ) -> Prefilling:
         """A prompt that is to be read into a new sequence, in stretches; see :meth:`prefill`.
 
         Args:
             prompt, room, taps, states: as there.
-            held: a sequence that begins with as many rows of the prompt: they are copied, and not read or observed.
+            cached: a sequence that begins with as many rows of the prompt: they are copied, and not read or observed.
         """
-        return Prefilling(self, prompt, room, taps, states, held)
+        return Prefilling(self, prompt, room, taps, states, cached)
 
     def prefill(self, prompt: Prompt, room: int, taps: Taps | None = None, *, states: bool = False) -> Prefill:
         """Read a prompt into a new sequence, in passes of at most :data:`CHUNK` rows.
@@ -228,7 +228,7 @@ class Prefilling:
     """A prompt on its way into a new sequence, which is opened with its first rows.
 
     Args:
-        engine, prompt, room, taps, states, held: as :meth:`Engine.reading` takes them.
+        engine, prompt, room, taps, states, cached: as :meth:`Engine.reading` takes them.
     """
 
     def __init__(
@@ -238,10 +238,10 @@ class Prefilling:
         room: int,
         taps: Taps | None,
         states: bool,
-        held: tuple[KVSpan, int] | None = None,
+        cached: tuple[KVSpan, int] | None = None,
     ) -> None:
         self.engine, self.prompt, self.room, self.taps, self.states = engine, prompt, room, taps, states
-        self.held = held
+        self.cached = cached
         self.span: KVSpan | None = None
         self._stretch = (0, 0)
         self._kept: list[torch.Tensor] = []
@@ -271,10 +271,10 @@ class Prefilling:
         return int(fitting[-1] if len(fitting) else uncut[uncut > end][0])
 
     def _opened(self, room: int, offset: int) -> KVSpan:
-        if self.held is None:
+        if self.cached is None:
             return self.engine.open(room, offset)
-        span, rows = self.held
-        self.held = None
+        span, rows = self.cached
+        self.cached = None
         chosen = span.select(torch.arange(rows), room)
         chosen.offset = offset
         return chosen

@@ -131,7 +131,7 @@ class PrefillPrompt(Forward):
         taps: observers of the passes.
         states: whether to keep the last states of the N visual tokens.
         lane: the worker that it is for.
-        held: a sequence that begins with as many rows of the prompt, which are not read again.
+        cached: a sequence that begins with as many rows of the prompt, which are not read again.
     """
 
     divisible = True
@@ -145,10 +145,10 @@ class PrefillPrompt(Forward):
         *,
         states: bool = False,
         lane: Lane = "target",
-        held: tuple[KVSpan, int] | None = None,
+        cached: tuple[KVSpan, int] | None = None,
     ) -> None:
         super().__init__(engine, (), lane)
-        self.reading = engine.reading(prompt, room, taps, states=states, held=held)
+        self.reading = engine.reading(prompt, room, taps, states=states, cached=cached)
 
     def parts(self, limit: int) -> Sequence[Rows]:
         return [self.reading.rows(limit)]

@@ -142,7 +142,7 @@ class Round:
     the draft's restarts, and ``rows`` were in the target's pass (0: the prefill).
 
     ``probabilities`` are those that the target gave the emitted tokens, before temperature and top-p, where somebody
-    wants to know (``Request.confident``).
+    wants to know (``Request.return_probs``).
     """
 
     token_ids: tuple[int, ...]

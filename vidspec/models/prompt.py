@@ -27,10 +27,10 @@ def read(
         worker: the lane they are timed in.
         pooled: average the tower's features 2 x 2 before the projector.
     """
-    held = request.held
+    cache = request.cache
     made = request.ahead.get(model)
-    if held is not None and (model, pooled) in held.seen:
-        seen = held.seen[model, pooled]
+    if cache is not None and (model, pooled) in cache.seen:
+        seen = cache.seen[model, pooled]
     elif isinstance(made, Seen) and not pooled:
         seen = made
     else:
@@ -38,8 +38,8 @@ def read(
             pixels = made if isinstance(made, Pixels) else model.preprocess(request.shown)
         with trace.span("vision", worker):
             seen = yield from _seen(model.seeing(pixels, pooled=pooled), worker)
-    if held is not None:
-        held.seen[model, pooled] = seen
+    if cache is not None:
+        cache.seen[model, pooled] = seen
     with trace.span("vision", worker):
         return model.prefix(seen, request.prompt or "", request.system, request.earlier)
 

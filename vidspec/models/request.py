@@ -55,8 +55,8 @@ class Request:
         earlier: what was asked and answered about it before; the prompt is the next question.
         attempt: how often the same was asked before; where tokens are drawn, they are drawn with another seed.
         question: which of several this is.
-        held: what the others left in caches; None to read all of the prompt.
-        confident: whether rounds tell how probable the target thought their tokens.
+        cache: what the others left in caches; None to read all of the prompt.
+        return_probs: whether rounds tell how probable the target thought their tokens.
     """
 
     path: str
@@ -72,8 +72,8 @@ class Request:
     earlier: tuple[Exchange, ...] = ()
     attempt: int = 0
     question: Question | None = None
-    held: PrefixCache | None = None
-    confident: bool = False
+    cache: PrefixCache | None = None
+    return_probs: bool = False
 
     def seed(self, run: int) -> int:
         """The seed of this request's random numbers, below 2^48 so that JSON readers keep it exact.

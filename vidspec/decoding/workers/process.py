@@ -183,7 +183,7 @@ class DraftProcess:
         with self._sending:
             self.connection.close()
 
-    def heard(self, message: object) -> None:
+    def dispatch(self, message: object) -> None:
         """Called by the reader with everything the process sends."""
         if isinstance(message, Loaded):
             self.loaded = message
@@ -193,9 +193,9 @@ class DraftProcess:
         elif isinstance(message, Failed):
             self.gone(message)
         elif isinstance(message, (Taken, Spans, Answer)):
-            self._told(message.clip, message)
+            self._deliver(message.clip, message)
 
-    def _told(self, clip: int, message: Taken | Spans | Answer) -> None:
+    def _deliver(self, clip: int, message: Taken | Spans | Answer) -> None:
         block = None
         with self._lock:
             if isinstance(message, Answer):
@@ -262,7 +262,7 @@ def _launching() -> Iterator[None]:
 def _listen(connection: Connection, owner: DraftProcess) -> None:
     try:
         while True:
-            owner.heard(connection.recv())
+            owner.dispatch(connection.recv())
     except (EOFError, OSError):
         owner.gone(Failed("draft", owner.exit_text(), lost=True))
     except Exception as error:  # whatever it is, the one who waits must hear of it

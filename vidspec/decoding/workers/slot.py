@@ -62,20 +62,20 @@ class DraftSlot:
             total = profile.models.threads or torch.get_num_threads()
             self.target_threads, threads = split_threads(total, wanted.draft_threads)
         self._start, self._timeout = Start(model, where, threads), wanted.timeout
-        self._held: list[DraftProcess] = []
+        self._processes: list[DraftProcess] = []
         if not profile.races:  # which may never want it
             self.start()
-        weakref.finalize(self, _end, self._held)  # its reader would keep a forgotten process for ever
+        weakref.finalize(self, _end, self._processes)  # its reader would keep a forgotten process for ever
 
     @property
     def process(self) -> DraftProcess | None:
         """The one that is there now."""
-        return self._held[0] if self._held else None
+        return self._processes[0] if self._processes else None
 
     def start(self) -> None:
         """Start a process, where there is none, without waiting for it."""
         if self.process is None:
-            self._held.append(DraftProcess(self._start))
+            self._processes.append(DraftProcess(self._start))
 
     def ready(self) -> DraftProcess:
         """A process whose model is loaded; a fresh one if the last has gone, or has been silent for too long.
@@ -88,7 +88,7 @@ class DraftSlot:
         if process is not None and (not process.alive or self._hangs(process)):
             self.drop(process)
         self.start()
-        process = self._held[0]
+        process = self._processes[0]
         try:
             loaded = process.wait_until_loaded(LOADING, self._timeout)
         except WorkerLost:
@@ -111,9 +111,9 @@ class DraftSlot:
         A second time does nothing.
         """
         if lost is None or lost is self.process:
-            _end(self._held, lost=lost is not None)
+            _end(self._processes, lost=lost is not None)
 
 
-def _end(held: list[DraftProcess], *, lost: bool = False) -> None:
-    while held:
-        held.pop().stop(lost=lost)
+def _end(processes: list[DraftProcess], *, lost: bool = False) -> None:
+    while processes:
+        processes.pop().stop(lost=lost)

@@ -96,7 +96,7 @@ class LossyEngine(Engine[VideoLanguageModel]):
         taps: Taps | None = None,
         *,
         states: bool = False,
-        held: tuple[KVSpan, int] | None = None,
+        cached: tuple[KVSpan, int] | None = None,
     ) -> Prefilling:
         """Refused: what the method drops it drops of a whole prompt."""
         raise ValueError("a pruned target reads its prompt in one go")

@@ -8,6 +8,8 @@ that write to the slab's scratch entry.
 from __future__ import annotations
 
 import importlib.util
+import time
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -20,19 +22,36 @@ from vidspec.engine.slab import KVSpan, Slab
 if TYPE_CHECKING:
     from vidspec.engine.fused import FusedDecoder
 
-__all__ = ["MOST", "Attend", "Graphs", "Step", "graphs_of"]
+__all__ = ["MOST", "ROWS", "Attend", "Graphs", "Step", "eager_because", "graphs_of"]
 
-#: Rows of a pass, and entries of one sequence that not all its rows see: the bits of a number.
+#: Rows of one sequence in a pass, which are its entries that not all its rows see: the bits of a number.
 MOST = 64
+#: Rows of a pass.
+ROWS = 256
+#: Compute capability from which on passes are captured; older GPUs lack bfloat16, and room for the kernels' tiles.
+CAPABILITY = (8, 0)
 #: What a kernel takes, see :func:`~vidspec.engine.kernel.split_attention`.
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 
 
 def graphs_of(decoder: FusedDecoder) -> Graphs | None:
-    """The replayed passes of a decoder; None where there are no kernels for it."""
-    width, on_gpu = decoder.width, decoder.embedding.device.type == "cuda"
-    covered = decoder.windows is None and width in (16, 32, 64, 128, 256)
-    return Graphs(decoder) if on_gpu and covered and importlib.util.find_spec("triton") is not None else None
+    """The replayed passes of a decoder; None where there are none, see :func:`eager_because`."""
+    on_gpu = decoder.embedding.device.type == "cuda"
+    return Graphs(decoder) if on_gpu and eager_because(decoder) is None else None
+
+
+def eager_because(decoder: FusedDecoder) -> str | None:
+    """Why passes of a decoder on a GPU would be run kernel by kernel; None if they can be replayed."""
+    if decoder.windows is not None:
+        return "its blocks have sliding windows"
+    if decoder.width not in (16, 32, 64, 128, 256):
+        return f"its heads have {decoder.width} numbers"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    capability = torch.cuda.get_device_capability(decoder.embedding.device)
+    if capability < CAPABILITY:
+        return f"the GPU has compute capability {capability[0]}.{capability[1]}, below {CAPABILITY[0]}.{CAPABILITY[1]}"
+    return None
 
 
 class Step:
@@ -95,10 +114,15 @@ class Graphs:
         decoder: of token rows; its windows are not looked at.
         attend: the attention of a layer, the Triton kernels if None.
         capture: whether passes are captured; they are otherwise run kernel by kernel.
+
+    Attributes:
+        preparing: seconds in which passes were compiled and captured, which no pass takes again.
     """
 
     def __init__(self, decoder: FusedDecoder, attend: Attend | None = None, *, capture: bool = True) -> None:
-        self.decoder, self._attend = decoder, attend
+        self.decoder: FusedDecoder = weakref.proxy(decoder)  # which has these passes
+        self._attend = attend
+        self.preparing = 0.0
         self.device = decoder.embedding.device
         self._captures = capture and self.device.type == "cuda"
         self._steps: dict[int, tuple[Step, Callable[[], None]]] = {}
@@ -112,19 +136,33 @@ class Graphs:
         return self._steps.keys()
 
     def take(self, batch: Sequence[Rows]) -> bool:
-        """Whether a pass is of few tokens that nobody observes, and each sequence alike in all layers.
+        """Whether a pass is of few tokens without observers, and each sequence alike in all layers.
 
         What enters a block inside a replayed pass is written over by the blocks behind it: one that is tapped is not
         replayed.
         """
-        return sum(map(len, batch)) <= MOST and all(
-            rows.prompt is None
-            and rows.taps is None
-            and not rows.tapped
-            and len(rows.parents or ()) <= MOST
-            and type(rows.span) is KVSpan
-            for rows in batch
-        )
+        return sum(map(len, batch)) <= ROWS and all(map(_replayable, batch))
+
+    def parted(self, batch: Sequence[Rows]) -> tuple[list[list[int]], list[int]]:
+        """Places in ``batch`` of rows that are replayed, pass by pass, and of those that are not."""
+        passes: list[list[int]] = [[]]
+        others: list[int] = []
+        count = 0
+        for at, rows in enumerate(batch):
+            if not _replayable(rows):
+                others.append(at)
+                continue
+            if count + len(rows) > ROWS:
+                passes.append([])
+                count = 0
+            passes[-1].append(at)
+            count += len(rows)
+        return [one for one in passes if one], others
+
+    def clear(self) -> None:
+        """Give up what was captured, and the slab that it holds."""
+        self._steps.clear()
+        self._made = self._pool = None  # a pool ends with its last graph
 
     def run(self, batch: Sequence[Rows], vocabulary: int) -> list[Passed]:
         """As ``Engine.run``, of a batch that :meth:`take` is true of."""
@@ -185,10 +223,13 @@ class Graphs:
         """The pass of so many rows, and what runs it."""
         made = self.decoder.slab.version, vocabulary
         if made != self._made:  # they hold the addresses of a slab that is gone
-            self._steps.clear()
-            self._made, self._pool = made, None  # a pool ends with its last graph
+            self.clear()
+            self._made = made
+            self.decoder.slab.moving = self.clear
         if count not in self._steps:
+            begun = time.perf_counter()
             self._steps[count] = self._captured(count, vocabulary)
+            self.preparing += time.perf_counter() - begun
         return self._steps[count]
 
     def _captured(self, count: int, vocabulary: int) -> tuple[Step, Callable[[], None]]:
@@ -212,6 +253,18 @@ class Graphs:
         with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
             step()
         return step, graph.replay
+
+
+def _replayable(rows: Rows) -> bool:
+    """Whether rows of one sequence can be replayed, see :meth:`Graphs.take`."""
+    return (
+        len(rows) <= MOST
+        and rows.prompt is None
+        and rows.taps is None
+        and not rows.tapped
+        and len(rows.parents or ()) <= MOST
+        and type(rows.span) is KVSpan
+    )
 
 
 def _columns(rows: Rows, axes: int, first: int) -> list[list[int]]:

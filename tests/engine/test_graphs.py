@@ -191,6 +191,26 @@ def test_a_chain_is_what_passes_in_turn_give(engine):
             engine.greedy([(one, TOKENS[:2], 8)])
 
 
+@pytest.mark.parametrize("gammas", [(4, 4, 4), (5, 1, 3)])
+def test_chains_of_several_clips_are_fed_on_the_device(engine, gammas):
+    """One reading for all of their tokens, and no row moves on behind its chain's end."""
+    batch, again = (
+        [
+            (engine.prefill(prompt, 12).span, TOKENS[: 1 + at], gamma)
+            for at, (prompt, gamma) in enumerate(zip(prompts(engine), gammas, strict=True))
+        ]
+        for _ in range(2)
+    )
+    for span, _, _ in batch:
+        poison(span)
+    got = engine.greedy(batch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.model.decoder, "graphs", None)
+        assert got == engine.greedy(again) and list(map(len, got)) == list(gammas)
+    assert [span.length for span, _, _ in batch] == [span.length for span, _, _ in again]
+    check(engine, [Rows(span, TOKENS[:2]) for span, _, _ in batch])
+
+
 def test_a_slab_that_moved_is_followed(engine):
     span = engine.prefill(prompts(engine)[0], ROOM).span
     check(engine, [Rows(span, TOKENS[:1])])
@@ -298,7 +318,8 @@ def test_a_pass_is_captured_once_for_each_count_and_slab(engine, monkeypatch):
     check(engine, [Rows(span, TOKENS[:3])])
     assert cuda.done[3:] == ["replayed 1", "ran 4", "captured in 1", "replayed 4"]
     engine.greedy([(span, TOKENS[:2], 3)])
-    assert cuda.done[7:] == ["ran 2", "captured in 1", "replayed 2", "replayed 1", "replayed 1"]
+    chain = ["ran 1", "captured in 1", "replayed 1", "replayed 1"]
+    assert cuda.done[7:] == ["ran 2", "captured in 1", "replayed 2", *chain]
     engine.open(span.slab.capacity + 1)
     check(engine, [Rows(span, TOKENS[:3])])
-    assert cuda.done[12:] == ["ran 4", "captured in 2", "replayed 4"] and list(graphs.captured) == [4]
+    assert cuda.done[14:] == ["ran 4", "captured in 2", "replayed 4"] and list(graphs.captured) == [4]

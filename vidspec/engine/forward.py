@@ -144,24 +144,23 @@ class Engine(Generic[M]):
             IndexError: a sequence has no room for them.
         """
         graphs = self.model.decoder.graphs
-        if len(batch) == 1 and graphs is not None and graphs.take([Rows(batch[0][0], batch[0][1])]):
-            span, token_ids, gamma = batch[0]
-            length = span.length
+        lengths = [span.length for span, _, _ in batch]
+        if graphs is not None and graphs.take([Rows(span, token_ids) for span, token_ids, _ in batch]):
             try:
-                return [graphs.greedy(span, token_ids, gamma, self.model.vocabulary)]
+                return graphs.greedy(batch, self.model.vocabulary)
             except Exception as error:
-                span.rollback(length)
+                for (span, _, _), length in zip(batch, lengths, strict=True):
+                    span.rollback(length)
                 if isinstance(error, (torch.OutOfMemoryError, IndexError)):
                     raise
                 self._give_up_replaying(error)
         made: list[list[int]] = [[] for _ in batch]
-        lengths = [span.length for span, _, _ in batch]
         try:
             for step in range(max(gamma for _, _, gamma in batch)):
                 going = [i for i, (_, _, gamma) in enumerate(batch) if step < gamma]
                 passed = self.run([Rows(batch[i][0], made[i][-1:] if step else batch[i][1]) for i in going])
                 self.check(passed)
-                best = torch.stack([one.logits[-1].argmax() for one in passed]).tolist()
+                best = torch.stack([one.logits[-1] for one in passed]).argmax(-1).tolist()
                 for i, token in zip(going, best, strict=True):
                     made[i].append(token)
         except Exception:  # whoever tries again begins where this began

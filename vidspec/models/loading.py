@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from vidspec.engine.device import driver_problem
 from vidspec.errors import DeviceError, ModelError, VidspecError
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import VideoLanguageModel
@@ -76,12 +77,16 @@ def placement(
     quantization: str | None = None,
     packed: bool | Literal["auto"] = "auto",
 ) -> Placement:
-    """Resolve ``auto`` on this machine: the first CUDA device, else the CPU; bfloat16 there, float32 here.
+    """Resolve ``auto`` on this machine: the first CUDA device, else the CPU.
+
+    The dtype is bfloat16 on a GPU (float16 below compute capability 8.0, which computes no bfloat16), float32 on a CPU.
 
     Raises:
-        DeviceError: a device that is not there, or no device at all.
+        DeviceError: a device that is not there, or a GPU whose driver this build of torch cannot use.
     """
     if device == "auto":
+        if (problem := driver_problem()) is not None:
+            raise DeviceError(problem, hint="update the driver, install a torch built for it, or --device cpu")
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         place = torch.device(device)
@@ -100,7 +105,9 @@ def placement(
             place = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
     if place.type == "mps" and not torch.backends.mps.is_available():
         raise DeviceError("device mps is not available here", hint="vidspec doctor lists the devices")
-    chosen = _DTYPES.get(dtype) or (torch.bfloat16 if place.type == "cuda" else torch.float32)
+    chosen = _DTYPES.get(dtype) or torch.float32
+    if dtype not in _DTYPES and place.type == "cuda":
+        chosen = torch.bfloat16 if torch.cuda.get_device_capability(place) >= (8, 0) else torch.float16
     kept = packed if place.type == "cpu" and chosen is torch.float32 else False
     return Placement(place, chosen, decoder, device_map, quantization, kept)
 
@@ -210,6 +217,8 @@ def prepare(adapter: Adapter, where: Placement) -> None:
     """
     if where.device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
+        if where.dtype is torch.float32:  # convolutions of vision towers round to TF32 otherwise
+            torch.backends.cudnn.allow_tf32 = False
     try:
         adapter.prepare(where.decoder, packed=where.packed)
     except ValueError as error:

@@ -14,8 +14,7 @@ from vidspec.dataset.read_worker import MOST_MEMORY
 from vidspec.dataset.reader import Reader
 from vidspec.dataset.segments import cut
 from vidspec.errors import GenerationError, UsageError, VideoError
-from vidspec.video import reading
-from vidspec.video.decode_av import AvDecoder
+from vidspec.video import decode_av, reading
 
 MS = Fraction(1, 1000)
 VIDEO = {"frames": None, "fps": None, "max_pixels": None, "decoder": "auto"}
@@ -85,18 +84,22 @@ def test_frames_that_fit_stay_as_they_are():
     assert 0.99 * 336**2 < width * height <= 336**2
 
 
-def test_decoders_take_fewer_threads_for_larger_pictures(huge, monkeypatch):
-    monkeypatch.setattr("vidspec.video.decode_av.os.cpu_count", lambda: 64)
+def test_decoders_take_fewer_threads_for_larger_pictures(huge, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("os.sched_getaffinity", lambda who: set(range(64)))
     taken = []
-    packets_of = reading.AvDecoder.frames.__globals__["packets_of"]
+    packets_of = decode_av.packets_of
 
     def noted(container, stream):
-        taken.append(stream.codec_context.thread_count)
-        return packets_of(container, stream)
+        try:
+            yield from packets_of(container, stream)
+        finally:
+            taken.append(stream.codec_context.thread_count)
 
-    monkeypatch.setattr("vidspec.video.decode_av.packets_of", noted)
-    list(AvDecoder().frames(video.probe(huge), [0]))
-    assert taken[-1] == 1
+    monkeypatch.setattr(decode_av, "packets_of", noted)
+    video.read(huge, max_pixels=4096)
+    video.read(solid(tmp_path / "small.mp4", 64, 64, 40))
+    assert taken == [1, 8]
 
 
 def test_a_clip_is_refused_before_it_is_decoded(tmp_path, reader):

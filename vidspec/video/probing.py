@@ -1,4 +1,4 @@
-"""Makes a file's Index from its packets, and says whether decord may be trusted with it. Delivers no frames.
+"""Makes a file's Index from its packets. Delivers no frames.
 
 Reading packets is cheap (15,000 in 0.1 s, a few dozen bytes kept of each). Only where their timestamps cannot order
 the frames, as in AVI with B-frames or bare H.264, is the file decoded once to count them.
@@ -20,15 +20,11 @@ from vidspec import memory
 from vidspec.errors import VideoError
 from vidspec.video import damage
 from vidspec.video.base import Damage, Index, Turn, format_seconds
-from vidspec.video.opening import checked_path, opened, packets_of, video_streams
-from vidspec.video.payload import CODECS, Pictures
+from vidspec.video.decode_av import decode_all
+from vidspec.video.opening import checked_path, codec_name, opened, packets_of, video_streams
+from vidspec.video.payload import CODECS, Pictures, length_size
 
-__all__ = ["decord_doubt", "index_by_decoding", "probe", "too_large"]
-
-# Where decord 0.6.0 gave exact frames in every trial, in any order of access. Elsewhere it returned wrong frames
-# without an error (MPEG-TS, MPEG-PS, FLV, AVI with B-frames) or none (AV1, GIF, still pictures).
-_DECORD_CONTAINERS = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"}
-_DECORD_CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9"}
+__all__ = ["index_by_decoding", "probe", "too_large"]
 
 # Containers whose header says how much follows.
 _PROMISING = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi"}
@@ -41,9 +37,7 @@ _MOST_GAPS = 4
 _MOST_PIXELS = 1 << 28
 # What decoding takes for each pixel of a picture: some coded ones that others refer to, and one or two in RGB.
 _PIXEL_BYTES = 12
-# decord holds pictures of its own beside those it delivers: 4K clips take it 1 GB more than PyAV.
-_DECORD_PIXELS = 1 << 22
-# It also makes room for as many frames as fit into the duration, and ends the process where memory is short.
+# decord makes room for as many frames as fit into the duration, and ends the process where memory is short.
 _DECORD_FRAMES = 1_000_000
 _FIRST_PICTURE_PACKETS = 1000
 _JOINED_HINT = "ffmpeg -i IN -c copy OUT.mp4 gives it one clock; --allow-damaged captions the first stream"
@@ -70,21 +64,6 @@ def too_large(path: str | os.PathLike[str], what: str) -> VideoError:
         kind="memory",
         hint="make it smaller first, such as by ffmpeg -i IN -vf scale=1280:-2 OUT",
     )
-
-
-def decord_doubt(index: Index) -> str | None:
-    """Why decord 0.6.0 may return wrong frames of this file without an error, or None where it may be trusted."""
-    if index.format not in _DECORD_CONTAINERS:
-        return f"decord is not exact in {index.container} files"
-    if index.codec not in _DECORD_CODECS:
-        return f"decord is not known to be exact with {index.codec}"
-    if index.truncated:
-        return "the file is truncated"
-    if index.turn.mirrored:
-        return "decord ignores mirroring"
-    if index.width * index.height > _DECORD_PIXELS:
-        return f"decord takes too much memory for frames of {index.width}x{index.height}"
-    return index.doubts[0] if index.doubts else None
 
 
 @dataclass
@@ -116,7 +95,7 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         found = damage.examine(path, container.format.name, number)
         packets = _read_packets(container, stream, found.joined)
         reorders = bool(codec.has_b_frames)
-        facts = {"format": container.format.name, "codec": _codec_name(codec), "stream": stream.index}
+        facts = {"format": container.format.name, "codec": codec_name(codec), "stream": stream.index}
         base = Fraction(stream.time_base)
         rate = stream.average_rate or stream.guessed_rate
         truncated = packets.tail_damaged or _ends_early(container, stream, packets, base, found)
@@ -193,9 +172,11 @@ def _read_packets(container: av.container.InputContainer, stream: Any, joined: i
     found = _Packets()
     key: int | None = None  # the keyframe that the packets now read depend on; None: they hang in the air
     hidden_frames = stream.codec_context.name in ("vp8", "libvpx")
-    name = _codec_name(stream.codec_context)
+    name = codec_name(stream.codec_context)
     pixels = stream.codec_context.width * stream.codec_context.height
-    pictures = Pictures(name, pixels, _length_size(stream.codec_context)) if name in CODECS else None
+    pictures = (
+        Pictures(name, pixels, length_size(name, stream.codec_context.extradata or b"")) if name in CODECS else None
+    )
     damaged = False  # whether packets that cannot be decoded are so for damage, not for the stream's beginning
     try:
         for packet in packets_of(container, stream):
@@ -236,13 +217,6 @@ def _read_packets(container: av.container.InputContainer, stream: Any, joined: i
     except (av.error.FFmpegError, OSError):
         found.tail_damaged = found.failed = True
     return found
-
-
-def _length_size(codec: Any) -> int:
-    """How many bytes state the length of each unit of an H.264 or HEVC packet; 0 where start codes part them."""
-    extra = codec.extradata or b""
-    at = {"h264": 4, "hevc": 21}.get(_codec_name(codec))
-    return (extra[at] & 3) + 1 if at is not None and len(extra) > at and extra[0] == 1 else 0
 
 
 def _without_picture(packets: array[int], pictures: np.ndarray[Any, Any]) -> list[int]:
@@ -330,7 +304,7 @@ def _first_picture(path: str, truncated: bool) -> tuple[int, int, Turn]:
                     break
                 if not packet.size and packet.dts is not None:
                     continue  # AVI's way to repeat a frame
-                pictures = packet.decode()
+                pictures = stream.codec_context.decode(packet if packet.size else None)
             except MemoryError:
                 raise
             except av.error.InvalidDataError:
@@ -363,12 +337,11 @@ def turn_of(picture: Any) -> Turn:
 
 def _count_frames(path: str, base: Fraction, rate: Fraction | None) -> tuple[Fraction, Any, Any, bool]:
     """Decodes everything: (time base, pts (N,), raw pts in output order (N,), whether it ended in an error)."""
-    from vidspec.video.decode_av import decode_all
-
     raw = array("q")
     damaged = False
     with opened(path) as container:
-        for picture in decode_all(container, video_streams(container)[0]):
+        stream = video_streams(container)[0]
+        for picture in decode_all(stream, packets_of(container, stream)):
             if picture is None:
                 damaged = True
                 break  # beyond an error the count is a guess
@@ -398,7 +371,3 @@ def _doubts(packets: _Packets, order: str, first: int, alone: bool, room: float)
         "decord makes room for frames that it does not have": room > _DECORD_FRAMES + packets.seen,
     }
     return tuple(reason for reason, true in found.items() if true)
-
-
-def _codec_name(codec: Any) -> str:
-    return str(getattr(codec.codec, "canonical_name", codec.name))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import mmap
 import signal
 import subprocess
 import sys
@@ -17,6 +19,9 @@ from vidspec.dataset.read_worker import MOST_MEMORY
 from vidspec.errors import VideoError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from vidspec.video.base import Clip
     from vidspec.video.reading import Check
 
@@ -110,12 +115,11 @@ class Reader:
                     self._tell({"op": "stop"}, limit)
                     raise
                 header = self._ask({"op": "go"}, limit)
-            frames = np.empty(header["shape"], np.uint8)
+            frames = self._frames(header["memory"], tuple(header["shape"]), limit)
             timestamps = np.empty(len(frames), np.float64)
             sound = None if header["samples"] is None else np.empty(header["samples"], np.float32)
-            arrays: tuple[Any, ...] = (frames, timestamps) if sound is None else (frames, timestamps, sound)
-            for array in arrays:
-                self._fill(memoryview(array).cast("B"), limit)
+            for array in (timestamps,) if sound is None else (timestamps, sound):
+                self._fill(array.data.cast("B"), limit)
         facts = {**header["facts"], "damage": tuple(header["facts"]["damage"])}  # JSON has no tuples
         return Clip(frames, timestamps, SourceFacts(**facts), sound)
 
@@ -135,6 +139,22 @@ class Reader:
             process.kill()  # who waits for its start, in here, waits no longer
         with self._starting:  # or a process that starts now would be nobody's
             self._kill()
+
+    def _frames(self, memory: int | None, shape: tuple[int, ...], limit: _Limit) -> NDArray[np.uint8]:
+        """The frames that the process has decoded: the very memory they are in, or a copy where that is not shared."""
+        import numpy as np
+
+        if memory is None:
+            frames = np.empty(shape, np.uint8)
+            self._fill(frames.data.cast("B"), limit)
+            return frames
+        try:
+            with open(f"/proc/{self._started(limit.path).pid}/fd/{memory}", "r+b") as file:
+                mapped = mmap.mmap(file.fileno(), math.prod(shape))
+        except OSError:
+            raise limit.failure() from None
+        self._tell({"op": "go"}, limit)
+        return np.frombuffer(mapped, np.uint8).reshape(shape)
 
     def _tell(self, request: Mapping[str, Any], limit: _Limit) -> None:
         process = self._started(limit.path)

@@ -60,6 +60,7 @@ def read(
     most_bytes: int | None = None,
     check: Check | None = None,
     admit: Callable[[int], None] | None = None,
+    allocate: Callable[[tuple[int, int, int, int]], NDArray[np.uint8]] | None = None,
 ) -> Clip:
     """Reads exact frames of the video at ``path``, upright, with their timestamps.
 
@@ -80,6 +81,7 @@ def read(
     than 336 x 336; what full-size pictures take while they are scaled counts. By default nothing is scaled for it.
     ``check``: see ``Check``.
     ``admit``: is told how many pixels a picture has, before the wanted ones are decoded; may wait until memory is free.
+    ``allocate``: gives the array (N, H, W, 3) that frames are put into; the clip's own unless damage costs some.
 
     Raises UsageError for arguments that make no sense, and VideoError for a file that does not give these frames
     exactly; a frame is never replaced by another. A damaged file is read where ``start`` and ``end``
@@ -98,6 +100,7 @@ def read(
         most_bytes=most_bytes,
         check=check,
         admit=admit,
+        allocate=allocate,
     )
     return _read(path, wanted)
 
@@ -137,6 +140,7 @@ class _Wanted:
     most_bytes: int | None = None
     check: Check | None = None
     admit: Callable[[int], None] | None = None
+    allocate: Callable[[tuple[int, int, int, int]], NDArray[np.uint8]] | None = None
 
     def __post_init__(self) -> None:
         if self.frames is not None and self.fps is not None:
@@ -282,7 +286,8 @@ def _decoded(decoder: Decoder, index: Index, wanted: _Wanted) -> Clip:
     suspects = [position for position in index.suspects if positions[0] <= position <= positions[-1]]
     if suspects and not wanted.allow_damaged:
         AvDecoder().frames(index, suspects, fitted(index.width, index.height, 1), lambda position, frame: None)
-    pictures = np.empty((len(positions), height, width, 3), np.uint8)
+    shape = (len(positions), height, width, 3)
+    pictures = np.empty(shape, np.uint8) if wanted.allocate is None else wanted.allocate(shape)
     whole = np.zeros(len(positions), bool)
     once, first_rows, repeats = np.unique(positions, return_index=True, return_counts=True)
 

@@ -1,9 +1,9 @@
 """Small files that would take a machine's memory: refused before they are decoded, or made smaller on the way."""
 
+import dataclasses
 import subprocess
 import sys
 from fractions import Fraction
-from types import SimpleNamespace
 
 import av
 import numpy as np
@@ -68,12 +68,22 @@ def test_huge_pictures_are_scaled_down_one_by_one(huge, reader):
     assert most_held(reader) < 1.2e9
 
 
-def test_frames_that_fit_stay_as_they_are():
+def test_frames_that_fit_stay_as_they_are(tmp_path, monkeypatch):
     """What models are asked with every day is not touched, whatever the budget; nothing is enlarged."""
-    wanted = reading._Wanted(None, None, None, None, None, most_bytes=reading.MOST_BYTES)
+    index = video.probe(solid(tmp_path / "a.mkv", 64, 64, 2, delta=10**9))
 
     def size(width, height, count):
-        return reading._size(SimpleNamespace(width=width, height=height), count, wanted)
+        monkeypatch.setattr(reading, "probe", lambda path: dataclasses.replace(index, width=width, height=height))
+        planned = []
+
+        def check(*found):
+            planned.extend(found)
+            raise GenerationError("seen", kind="context")
+
+        with pytest.raises(GenerationError, match="seen"):
+            video.read("a.mkv", fps=1.0, end=float(count), most_bytes=reading.MOST_BYTES, check=check)
+        assert planned[0] == count
+        return planned[2], planned[1]
 
     for width, height, count in ((1920, 1080, 64), (2560, 1440, 32), (1280, 720, 128), (64, 64, 50_000)):
         assert size(width, height, count) == (width, height)

@@ -79,17 +79,17 @@ def _answer(request: dict[str, Any], requests: queue.SimpleQueue[bytes], answers
     from vidspec.errors import VidspecError
     from vidspec.video.reading import MOST_BYTES
 
-    def asked(**header: Any) -> None:
+    def confirm(**header: Any) -> None:
         _write(header, answers)
         if json.loads(requests.get())["op"] != "go":
             raise _Stopped
 
     def planned(frames: int, height: int, width: int) -> None:
-        asked(planned=(frames, height, width))
+        confirm(planned=(frames, height, width))
 
     def admit(pixels: int) -> None:
         if pixels > LARGE:
-            asked(pixels=pixels)
+            confirm(pixels=pixels)
 
     payload: tuple[Any, ...] = ()
     shared: list[_Shared] = []

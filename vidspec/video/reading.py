@@ -197,9 +197,9 @@ def _with_sound(index: Index, clip: Clip, wanted: _Wanted) -> Clip:
         return clip
     begin = max(wanted.start or 0.0, float(clip.timestamps[0]))
     end = min(index.duration_s, index.duration_s if wanted.end is None else wanted.end, begin + wanted.sound)
-    heard, damage = sound.heard(index, begin, end, allow_damaged=wanted.allow_damaged)
+    samples, damage = sound.read_sound(index, begin, end, allow_damaged=wanted.allow_damaged)
     facts = replace(clip.facts, damage=(*clip.facts.damage, damage)) if damage else clip.facts
-    return replace(clip, facts=facts, sound=heard)
+    return replace(clip, facts=facts, sound=samples)
 
 
 def _positions(index: Index, wanted: _Wanted) -> NDArray[np.int64]:

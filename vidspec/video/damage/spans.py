@@ -61,12 +61,12 @@ def damages(
             merged[-1] = replace(merged[-1], end=max(merged[-1].end or 0.0, end))
         else:
             merged.append(Damage("", start, end))
-    told = []
+    described = []
     for one in merged:
         start, end = one.start or 0.0, one.end or 0.0
         missing = _missing_frames(start, end, shown, usual)
         count = {0: "bytes are missing or changed", 1: "about 1 frame is missing"}.get(
             missing, f"about {missing} frames are missing"
         )
-        told.append(replace(one, what=f"{count} between {format_seconds(start)} and {format_seconds(end)}"))
-    return (*told, *whole)
+        described.append(replace(one, what=f"{count} between {format_seconds(start)} and {format_seconds(end)}"))
+    return (*described, *whole)

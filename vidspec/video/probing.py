@@ -9,12 +9,16 @@ from __future__ import annotations
 import os
 import re
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Literal
+from itertools import islice
+from typing import Literal, cast
 
 import av
 import numpy as np
+from av.sidedata.sidedata import SideData
+from numpy.typing import NDArray
 
 from vidspec import memory
 from vidspec.errors import VideoError
@@ -84,7 +88,6 @@ class _Packets:
     leading: int = 0
     discarded: int = 0
     lost: int = 0
-    failed: bool = False
 
 
 def _probe(path: str, *, by_decoding: bool) -> Index:
@@ -95,8 +98,8 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         found = damage.examine(path, container.format.name, number)
         packets = _read_packets(container, stream, found.joined)
         reorders = bool(codec.has_b_frames)
-        facts = {"format": container.format.name, "codec": codec_name(codec), "stream": stream.index}
-        base = Fraction(stream.time_base)
+        container_format, name = container.format.name, codec_name(codec)
+        base = Fraction(stream.time_base or 1)
         rate = stream.average_rate or stream.guessed_rate
         truncated = packets.tail_damaged or _ends_early(container, stream, packets, base, found)
     if not packets.seen:
@@ -113,7 +116,7 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         or len(pts) != len(packets.pts)
         or not len(pts)
         or bool((np.diff(key_pts) <= 0).any())
-        or (facts["format"] == "avi" and reorders)
+        or (container_format == "avi" and reorders)
         or found.joined is not None  # seeking to a time may lead to the other stream
     )
     order: Literal["pts", "count"] = "pts"
@@ -131,7 +134,9 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
     duration = float((int(pts[-1]) - origin + (last_duration if last_duration > 0 else gap)) * base)
     return Index(
         path=path,
-        **facts,
+        format=container_format,
+        codec=name,
+        stream=stream.index,
         time_base=base,
         pts=pts,
         raw=raw,
@@ -146,11 +151,11 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         doubts=_doubts(packets, order, int(pts[0]), alone, duration * float(rate or 0)),
         damage=wrong,
         origin=origin,
-        suspects=_suspects(pts) if order == "pts" and facts["format"] in _GAPS_MAY_BE_LOSS else (),
+        suspects=_suspects(pts) if order == "pts" and container_format in _GAPS_MAY_BE_LOSS else (),
     )
 
 
-def _video_stream(path: str, container: av.container.InputContainer) -> tuple[Any, bool]:
+def _video_stream(path: str, container: av.container.InputContainer) -> tuple[av.VideoStream, bool]:
     """The first video stream, which can be decoded in the memory there is, and whether it is the only one."""
     streams = video_streams(container)
     if not streams:
@@ -167,7 +172,7 @@ def _video_stream(path: str, container: av.container.InputContainer) -> tuple[An
     return streams[0], len(streams) == 1
 
 
-def _read_packets(container: av.container.InputContainer, stream: Any, joined: int | None) -> _Packets:
+def _read_packets(container: av.container.InputContainer, stream: av.VideoStream, joined: int | None) -> _Packets:
     """One pass, up to the byte ``joined``. A frame counts when all is whole from the keyframe before it on."""
     found = _Packets()
     key: int | None = None  # the keyframe that the packets now read depend on; None: they hang in the air
@@ -215,11 +220,11 @@ def _read_packets(container: av.container.InputContainer, stream: Any, joined: i
                 found.leading += packet.pts < key
                 found.pts.append(packet.pts)
     except (av.error.FFmpegError, OSError):
-        found.tail_damaged = found.failed = True
+        found.tail_damaged = True
     return found
 
 
-def _without_picture(packets: array[int], pictures: np.ndarray[Any, Any]) -> list[int]:
+def _without_picture(packets: array[int], pictures: NDArray[np.int64]) -> list[int]:
     """Packets (their times) that gave no picture though neighbours gave none either: codecs hide single ones."""
     times = np.unique(np.frombuffer(packets, np.int64))
     bare = ~np.isin(times, pictures)
@@ -229,7 +234,7 @@ def _without_picture(packets: array[int], pictures: np.ndarray[Any, Any]) -> lis
     return [int(time) for time in times[bare & near]]
 
 
-def _suspects(pts: np.ndarray[Any, Any]) -> tuple[int, ...]:
+def _suspects(pts: NDArray[np.int64]) -> tuple[int, ...]:
     """Positions before and behind the longest gaps in time."""
     gaps = np.diff(pts)
     if not len(gaps):
@@ -240,7 +245,7 @@ def _suspects(pts: np.ndarray[Any, Any]) -> tuple[int, ...]:
 
 
 def _damage(
-    packets: _Packets, found: damage.Found, pts: np.ndarray[Any, Any], base: Fraction | None
+    packets: _Packets, found: damage.Found, pts: NDArray[np.int64], base: Fraction | None
 ) -> tuple[int, tuple[Damage, ...]]:
     """The time of the first frame, lost or not, and what is wrong. ``base``: None where packets have no time."""
     if base is None:
@@ -266,7 +271,13 @@ def _damage(
     return origin, damages
 
 
-def _ends_early(container: Any, stream: Any, packets: _Packets, base: Fraction, found: damage.Found) -> bool:
+def _ends_early(
+    container: av.container.InputContainer,
+    stream: av.VideoStream,
+    packets: _Packets,
+    base: Fraction,
+    found: damage.Found,
+) -> bool:
     """Whether the header promises clearly more than the packets hold: a download or recording cut short.
 
     Only of containers whose header states it; elsewhere FFmpeg's durations are estimates from the bit rate.
@@ -293,49 +304,36 @@ def _ends_early(container: Any, stream: Any, packets: _Packets, base: Fraction, 
 
 def _first_picture(path: str, truncated: bool) -> tuple[int, int, Turn]:
     """Decodes one picture for what only a frame tells: its size and which way is up."""
-    reason = "none of its frames can be decoded"
     with opened(path) as container:
         stream = video_streams(container)[0]
-        packets = packets_of(container, stream)
-        for _ in range(_FIRST_PICTURE_PACKETS):
-            try:
-                packet = next(packets, None)
-                if packet is None:
-                    break
-                if not packet.size and packet.dts is not None:
-                    continue  # AVI's way to repeat a frame
-                pictures = stream.codec_context.decode(packet if packet.size else None)
-            except MemoryError:
-                raise
-            except av.error.InvalidDataError:
-                continue  # the stream may begin in the middle of something
-            except (av.error.FFmpegError, OSError) as error:
-                reason = f"its frames cannot be decoded: {error.strerror or error}"
-                break
-            for picture in pictures:
-                turn = turn_of(picture)
+        packets = islice(packets_of(container, stream), _FIRST_PICTURE_PACKETS)
+        for picture in decode_all(stream, packets, threads=1):
+            if picture is not None:  # the stream may begin in the middle of something
+                turn = _turn_of(picture)
                 return (*turn.size(picture.width, picture.height), turn)
-    raise VideoError(f"{path}: {reason}", kind="truncated" if truncated else "no_frames")
+    raise VideoError(f"{path}: none of its frames can be decoded", kind="truncated" if truncated else "no_frames")
 
 
-def turn_of(picture: Any) -> Turn:
+def _turn_of(picture: av.VideoFrame) -> Turn:
     """The turn of a decoded picture's display matrix; angles are taken to the nearest quarter."""
-    for data in picture.side_data:
-        if data.type.name == "DISPLAYMATRIX":
-            a, b, _, c, d = np.frombuffer(bytes(data), np.int32)[:5].astype(float)
-            # The matrix maps (x, y), y downwards, to (ax + cy, bx + dy). A negative determinant mirrors; undone
-            # first, what is left is a rotation.
-            mirrored = bool(a * d - b * c < 0)
-            if mirrored:
-                a, b = -a, -b
-            if a == 0 and b == 0:
-                return Turn()
-            degrees = -np.degrees(np.arctan2(b, a))
-            return Turn(int(round(degrees / 90) * 90) % 360, mirrored)
-    return Turn()
+    sides = cast(Iterable[SideData], picture.side_data)
+    matrix = next((bytes(one) for one in sides if one.type.name == "DISPLAYMATRIX"), None)
+    if matrix is None:
+        return Turn()
+    # It maps (x, y), y downwards, to (ax + cy, bx + dy). A negative determinant mirrors; undone first, what is left is
+    # a rotation.
+    a, b, _, c, d = np.frombuffer(matrix, np.int32)[:5].astype(float)
+    mirrored = bool(a * d - b * c < 0)
+    if mirrored:
+        a, b = -a, -b
+    if a == 0 and b == 0:
+        return Turn()
+    return Turn(int(round(-np.degrees(np.arctan2(b, a)) / 90) * 90) % 360, mirrored)
 
 
-def _count_frames(path: str, base: Fraction, rate: Fraction | None) -> tuple[Fraction, Any, Any, bool]:
+def _count_frames(
+    path: str, base: Fraction, rate: Fraction | None
+) -> tuple[Fraction, NDArray[np.int64], NDArray[np.int64], bool]:
     """Decodes everything: (time base, pts (N,), raw pts in output order (N,), whether it ended in an error)."""
     raw = array("q")
     damaged = False

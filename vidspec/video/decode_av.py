@@ -368,7 +368,7 @@ def _decoder(stream: av.VideoStream, reading: Reading, threads: int | None) -> a
         raise NotDelivered(f"{codec.name} is not among what it decodes")
     pixels = max(1, codec.width * codec.height)
     if reading.decoder is not None and codec.pix_fmt == "yuv420p":
-        codec = cast(av.VideoCodecContext, av.CodecContext.create(reading.decoder, "r"))
+        codec = cast("av.VideoCodecContext", av.CodecContext.create(reading.decoder, "r"))
     if not codec.is_open:
         codec.options = {**codec.options, "err_detect": "crccheck+bitstream+buffer+explode"}
         codec.thread_type = reading.threads

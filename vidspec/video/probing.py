@@ -316,7 +316,7 @@ def _first_picture(path: str, truncated: bool) -> tuple[int, int, Turn]:
 
 def _turn_of(picture: av.VideoFrame) -> Turn:
     """The turn of a decoded picture's display matrix; angles are taken to the nearest quarter."""
-    sides = cast(Iterable[SideData], picture.side_data)
+    sides = cast("Iterable[SideData]", picture.side_data)
     matrix = next((bytes(one) for one in sides if one.type.name == "DISPLAYMATRIX"), None)
     if matrix is None:
         return Turn()

@@ -465,6 +465,7 @@ class Captioner:
             end=end,
             max_pixels=wanted.max_pixels,
             decoder=wanted.decoder,
+            seek=wanted.seek,
             allow_damaged=wanted.allow_damaged,
             sound=self.hears,
             most_bytes=MOST_BYTES,

@@ -46,6 +46,30 @@ def test_frames_come_over_as_they_are_read(reader):
     assert clip.facts == here.facts and clip.frames.dtype == np.uint8
 
 
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has memory of several processes by a number")
+def test_frames_are_not_copied_and_leave_the_reader_with_their_clip(reader):
+    clip = reader.read(CLIP, 1.0, 3.0, {"frames": 30})
+    with open("/proc/self/maps") as file:
+        assert "vidspec frames" in file.read()
+    shared, until = [CLIP], time.monotonic() + 10
+    while shared and time.monotonic() < until:
+        with open(f"/proc/{reader._process.pid}/maps") as file:
+            shared = [line for line in file if "vidspec frames" in line]
+    assert not shared and clip.frames.any()
+    del clip
+    with open("/proc/self/maps") as file:
+        assert "vidspec frames" not in file.read()
+
+
+def test_frames_come_over_where_no_memory_is_shared(monkeypatch, tmp_path):
+    """As on macOS and Windows."""
+    (tmp_path / "sitecustomize.py").write_text("import os; vars(os).pop('memfd_create', None)", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    with closing(Reader()) as reader:
+        clip, here = reader.read(CLIP, 1.0, 3.0, VIDEO), read(CLIP, start=1.0, end=3.0, **VIDEO)
+    assert np.array_equal(clip.frames, here.frames) and np.array_equal(clip.timestamps, here.timestamps)
+
+
 def test_errors_come_over_with_their_kinds(reader, tmp_path):
     with pytest.raises(VideoError) as caught:
         reader.read(str(tmp_path / "no.mp4"), None, None, VIDEO)

@@ -44,8 +44,7 @@ def window(profile: Profile) -> int:
 def frames_of(path: str | Path, profile: Profile, hears: float | None = None) -> video.Clip:
     """What a profile shows of a file, to a model that ``hears`` so many seconds with their sound."""
     wanted = profile.video
-    keys = ("frames", "fps", "max_pixels", "decoder", "allow_damaged")
-    return video.read(path, **{key: getattr(wanted, key) for key in keys}, sound=hears if wanted.audio else None)
+    return video.read(path, **wanted.arguments, sound=hears if wanted.audio else None)
 
 
 class Clock:

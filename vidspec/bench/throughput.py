@@ -213,12 +213,11 @@ def _command(asked: Throughput, name: str, loaded: Mapping[str, Profile]) -> tup
         about = {"label": label, "overrides": asked.overrides}
         return [sys.executable, "-m", module, json.dumps(about)], threads
     first = next(iter(loaded.values()))
-    keys = ("frames", "fps", "max_pixels", "decoder", "allow_damaged")
     wanted = {
         "model": asked.source.names[0],
         "dtype": str(asked.source.placement().dtype).removeprefix("torch."),
         "most": max(asked.batches),
-        "video": {key: getattr(first.video, key) for key in keys},
+        "video": first.video.arguments,
         "prompt": first.generate.prompt,
         "system": first.generate.system,
         "max_new_tokens": first.generate.max_new_tokens,

@@ -117,9 +117,9 @@ def inspect() -> Environment:
         found.language_models = _language_models()
     found.decoders = [name for name in ("decord", "av") if _imported(name, found) is not None]
     if "av" in found.decoders:
-        from vidspec.video.decode_nvdec import refusal
+        from vidspec.video.decode_hardware import DEVICES, refusal
 
-        found.decoders += ["nvdec"] if refusal() is None else []
+        found.decoders += [name for name in DEVICES if refusal(name) is None]
     found.model_cache = str(model_cache())
     found.offline = any(_true(os.environ.get(name)) for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
     weights = Path(__file__).resolve().parent.parent / "embedded"

@@ -194,7 +194,11 @@ class Request:
     start: Start = None
     end: End = None
     max_pixels: Annotated[int | None, _video(help="Shrink frames to at most this many pixels.")] = None
-    decoder: Annotated[str | None, _video(help="auto, decord, av or nvdec.")] = None
+    decoder: Annotated[str | None, _video(help="auto, decord, av, nvdec, vaapi or videotoolbox.")] = None
+    seek: Annotated[
+        str | None,
+        _video(metavar="exact|keyframes", help="keyframes: those nearest to the frames; fast in long files."),
+    ] = None
     allow_damaged: Annotated[
         bool | None, _video("--allow-damaged", help="Caption what is there of a damaged file; the record says so.")
     ] = None

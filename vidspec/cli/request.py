@@ -32,6 +32,7 @@ KEYS = {
     "fps": "video.fps",
     "max_pixels": "video.max_pixels",
     "decoder": "video.decoder",
+    "seek": "video.seek",
     "allow_damaged": "video.allow_damaged",
     "audio": "video.audio",
     "system": "generate.system",
@@ -206,16 +207,15 @@ def how_of(request: Request, profile: Profile, total: int) -> How:
             f"{profile.generate.temperature:g} are plain decoding's in distribution only",
             hint="temperature 0, or --set draft.gamma=auto, which drafts greedily",
         )
-    keys = ("frames", "fps", "max_pixels", "decoder", "allow_damaged")
-    video = {key: getattr(profile.video, key) for key in keys}
+    video = profile.video.arguments
     if request.segment == "scenes":
         _installed("--segment scenes", "PySceneDetect", ("scenedetect", "cv2"), "pip install 'vidspec[scenes]'")
     if video["decoder"] == "decord":
         _installed("--decoder decord", "decord", ("decord",), "pip install decord, or --decoder auto")
-    if video["decoder"] == "nvdec":
-        from vidspec.video.decode_nvdec import NvdecDecoder
+    if video["decoder"] not in ("auto", "av", "decord"):
+        from vidspec.video.decode_hardware import HardwareDecoder
 
-        NvdecDecoder()  # says so where there is none
+        HardwareDecoder(video["decoder"])  # says so where there is none
     if request.engine is EngineName.ray:
         _installed("--engine ray", "Ray", ("ray",), "pip install 'vidspec[ray]'")
     several = request.turn or (request.prompt if request.prompt and len(request.prompt) > 1 else None)

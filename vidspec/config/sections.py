@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -181,19 +181,43 @@ class ModelsSection(Section):
             yield Problem("models.draft", f"is needed with draft.kind {kind}", instead)
 
 
+class VideoArguments(TypedDict):
+    """Arguments of ``vidspec.video.read`` that a profile sets."""
+
+    frames: int | None
+    fps: float | None
+    max_pixels: int | None
+    decoder: str
+    seek: str
+    allow_damaged: bool
+
+
 class VideoSection(Section):
     """Which frames are shown to the models: a number of ``frames`` or a rate ``fps``; and whether they hear the sound.
 
-    ``allow_damaged``: of a file with damage, those that are whole; otherwise it is an error. ``audio``: with the sound
-    of the same time, by models that hear.
+    ``seek``: exactly these, or the keyframes nearest to them. ``allow_damaged``: of a file with damage, those that are
+    whole; otherwise it is an error. ``audio``: with the sound of the same time, by models that hear.
     """
 
     frames: int | None = Field(default=None, ge=1, le=100_000)
     fps: float | None = Field(default=None, gt=0, le=FASTEST, allow_inf_nan=False)
     max_pixels: int | None = Field(default=None, ge=1, le=2**31 - 1)
-    decoder: Literal["auto", "decord", "av", "nvdec"] = "auto"
+    decoder: Literal["auto", "decord", "av", "nvdec", "vaapi", "videotoolbox"] = "auto"
+    seek: Literal["exact", "keyframes"] = "exact"
     allow_damaged: bool = False
     audio: bool = True
+
+    @property
+    def arguments(self) -> VideoArguments:
+        """What ``vidspec.video.read`` takes of it."""
+        return VideoArguments(
+            frames=self.frames,
+            fps=self.fps,
+            max_pixels=self.max_pixels,
+            decoder=self.decoder,
+            seek=self.seek,
+            allow_damaged=self.allow_damaged,
+        )
 
     @model_validator(mode="before")
     @classmethod

@@ -127,9 +127,7 @@ class Ours:
 
 def how_of(profile: Profile, total: int, batch: int) -> How:
     """How ``vidspec caption --batch`` does a folder by this profile."""
-    keys = ("frames", "fps", "max_pixels", "decoder", "allow_damaged")
-    read = {key: getattr(profile.video, key) for key in keys}
-    return How(video=read, prompt=profile.generate.prompt, batch=batch, total=total)
+    return How(video=profile.video.arguments, prompt=profile.generate.prompt, batch=batch, total=total)
 
 
 def folder(engine: Executor, clips: Sequence[str], profile: Profile, how: How) -> dict[str, Any]:

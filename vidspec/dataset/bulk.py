@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
+from vidspec.dataset.job import Job, Outcome
 from vidspec.dataset.outputs import ONE_CLIP, Output
 from vidspec.dataset.plan import Remaining
 from vidspec.dataset.records import Settings, record_of
 from vidspec.dataset.run import exit_code
-from vidspec.dataset.work import Outcome, Task
 from vidspec.errors import OutputError
 from vidspec.events.record import failed
 from vidspec.events.tally import Tally
 
 __all__ = ["Executor", "Listener", "execute"]
 
-#: Turns tasks into outcomes, in any order, each as soon as it is known; closing the iterator ends its work.
-Executor = Callable[[Iterable[Task]], Iterator[Outcome]]
+#: Turns jobs into outcomes, in any order, each as soon as it is known; closing the iterator ends its work.
+Executor = Callable[[Iterable[Job]], Iterator[Outcome]]
 
 
 class Listener:
@@ -53,7 +53,7 @@ def execute(
     """
     listeners = tuple(listeners)
     codes: set[int] = set()  # and not the errors themselves, whose tracebacks hold the frames of their clips
-    outcomes = engine(plan.tasks)
+    outcomes = engine(plan.jobs)
     try:
         for outcome in chain(plan.unkept, outcomes):
             try:
@@ -62,7 +62,7 @@ def execute(
                 tally.stopped = str(error)
                 codes.add(error.exit_code)
                 break
-            tally.add(outcome.work.number, outcome.caption, last=outcome.work.last)
+            tally.add(outcome.job.number, outcome.caption, last=outcome.job.last)
             codes.add(exit_code([outcome.error]))
             for listener in listeners:
                 listener.outcome(outcome, tally)
@@ -84,14 +84,13 @@ def _kept(outcome: Outcome, plan: Remaining, output: Output, settings: Settings)
     Raises:
         OutputError: nothing can be kept any more.
     """
-    entry = outcome.work.entry
-    assert entry is not None
+    job = outcome.job
     if isinstance(outcome.error, OutputError):  # it was known before
         return outcome
     try:
-        output.add(entry, record_of(outcome, settings, plan.contents[outcome.work.number]))
+        output.add(job.whole, record_of(outcome, settings, plan.contents[job.number]))
     except OutputError as error:
         if error.kind != ONE_CLIP:
             raise
-        return Outcome(failed(entry.path, error, profile=outcome.caption.profile), error, outcome.work)
+        return Outcome(failed(job.path, error, profile=outcome.caption.profile), error, job)
     return outcome

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vidspec.dataset.work import Entry
+from vidspec.dataset.job import Job
 
 __all__ = ["Content", "clip_id", "content_of", "settings_id"]
 
@@ -48,10 +48,11 @@ def content_of(path: str, *, checksum: bool = False) -> Content:
         return Content(None, None)
 
 
-def clip_id(entry: Entry) -> str:
-    """16 hex digits for which part of which file ``entry`` is, by its normalised path as named, and its id if any."""
-    named = () if entry.id is None else (entry.id,)
-    return _digest([os.path.normpath(entry.path), entry.start, entry.end, *named], 16)
+def clip_id(job: Job) -> str:
+    """16 hex digits for the clip of a job: its normalised path as named, what of it is captioned, and its id if any."""
+    clip = job.whole
+    named = () if clip.id is None else (clip.id,)
+    return _digest([os.path.normpath(clip.path), clip.start, clip.end, *named], 16)
 
 
 def settings_id(profile: Mapping[str, Any], **more: Any) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vidspec.dataset.bulk import Listener
-from vidspec.dataset.work import Outcome
+from vidspec.dataset.job import Outcome
 from vidspec.errors import UsageError
 from vidspec.escaping import json_text
 from vidspec.events.tally import Tally
@@ -56,14 +56,14 @@ class LogFile(Listener):
         self._write("start", profile=profile, options=options, **_counts(tally))
 
     def outcome(self, outcome: Outcome, tally: Tally) -> None:
-        caption, work = outcome.caption, outcome.work
+        caption, job = outcome.caption, outcome.job
         self._write(
             "clip",
             path=caption.path,
-            start=work.start,
-            end=work.end,
-            segment=work.segment,
-            segments=work.segments,
+            start=job.start,
+            end=job.end,
+            segment=job.segment,
+            segments=job.segments,
             tokens=len(caption.token_ids),
             timings=caption.timings,
             error=caption.error,

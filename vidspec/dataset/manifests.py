@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vidspec.dataset.work import Entry, Questions
+from vidspec.dataset.job import Job, Questions
 from vidspec.errors import UsageError
 
 __all__ = ["SUFFIXES", "moment", "parse_manifest", "seconds"]
@@ -21,8 +21,8 @@ PATH_KEYS = ("path", "video", "file", "filename")
 OWN_KEYS = ("prompt", "turns", "start", "end", "id")
 
 
-def parse_manifest(text: str, name: str, folder: str) -> Iterator[Entry]:
-    """The entries of a manifest.
+def parse_manifest(text: str, name: str, folder: str) -> Iterator[Job]:
+    """The clips of a manifest.
 
     Args:
         text: its content. JSONL where the first character is ``{``, otherwise CSV (or TSV) with a header.
@@ -32,7 +32,7 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Entry]:
     Each row has ``path`` (or ``video``, ``file``, ``filename``) and may have ``prompt``, ``start`` and ``end``
     (seconds, or ``[hh:]mm:ss``) and ``id`` (text or a whole number). In JSONL the prompt may be a list, of texts that
     are asked at once, or there are ``turns`` instead, which are asked one after the other. Other keys are kept as the
-    entry's ``columns``.
+    job's ``columns``.
 
     Raises:
         UsageError: naming the line.
@@ -62,15 +62,15 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Entry]:
             raise UsageError(f"{where}: not JSON: a number must be finite") from None
         except RecursionError:
             raise UsageError(f"{where}: not JSON that can be kept: too deep") from None
-        yield Entry(
+        yield Job(
             os.path.join(folder, path),
-            folder or ".",
-            start,
-            end,
-            prompt or None,
-            questions,
-            None if called == "" else called,
-            columns,
+            root=folder or ".",
+            start=start,
+            end=end,
+            prompt=prompt or None,
+            questions=questions,
+            id=None if called == "" else called,
+            columns=columns,
         )
 
 

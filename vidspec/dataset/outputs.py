@@ -16,10 +16,10 @@ from typing import Any
 
 from vidspec.dataset.formats import Format, document, header, line, listing
 from vidspec.dataset.identity import clip_id
+from vidspec.dataset.job import Job
 from vidspec.dataset.journal import Journal, Stored, gone, is_at
 from vidspec.dataset.records import lean
 from vidspec.dataset.sidecars import Names, check_names
-from vidspec.dataset.work import Entry
 from vidspec.dataset.writers import Lines
 from vidspec.errors import OutputError, UsageError
 from vidspec.files import encoded, write_whole
@@ -48,15 +48,15 @@ ONE_CLIP = "sidecar"
 class Output:
     """Takes records, and knows which ones an earlier run left; this one keeps nothing and knows of none."""
 
-    def parts(self, entry: Entry, settings: str) -> Mapping[int | None, Stored]:
+    def parts(self, entry: Job, settings: str) -> Mapping[int | None, Stored]:
         """Records of an entry under these settings, by segment."""
         return {}
 
-    def read(self, entry: Entry, stored: Stored) -> Record:
+    def read(self, entry: Job, stored: Stored) -> Record:
         """An earlier record."""
         raise AssertionError("there is none")
 
-    def same_content(self, entry: Entry, sha256: str, settings: str) -> Record | None:
+    def same_content(self, entry: Job, sha256: str, settings: str) -> Record | None:
         """An earlier caption of the same bytes under another name."""
         return None
 
@@ -64,24 +64,24 @@ class Output:
         """How many earlier records were made under other settings."""
         return 0
 
-    def check(self, entry: Entry) -> None:
+    def check(self, entry: Job) -> None:
         """Find out before an entry is captioned that its record could not be kept.
 
         Raises:
             OutputError: kind :data:`ONE_CLIP`.
         """
 
-    def add(self, entry: Entry, record: Record) -> None:
+    def add(self, entry: Job, record: Record) -> None:
         """Keep a record; when this returns it cannot be lost.
 
         Raises:
             OutputError: it could not be kept; of kind :data:`ONE_CLIP` where others still can.
         """
 
-    def earlier(self, entry: Entry, settings: str) -> None:
+    def earlier(self, entry: Job, settings: str) -> None:
         """An entry that needs no captioning; its file is written again if it is gone."""
 
-    def close(self, entries: Sequence[Entry], *, complete: bool) -> list[str]:
+    def close(self, entries: Sequence[Job], *, complete: bool) -> list[str]:
         """No more records come; returns what the user should know."""
         return []
 
@@ -121,7 +121,7 @@ class Stream(Output):
         *,
         several: bool,
         raw_csv: bool = False,
-        order: Sequence[Entry] | None = None,
+        order: Sequence[Job] | None = None,
     ) -> None:
         self.lines, self.form, self.several, self.raw_csv = lines, form, several, raw_csv
         self._collected = Collected()
@@ -129,7 +129,7 @@ class Stream(Output):
         self._due = None if order is None else deque(dict.fromkeys(map(clip_id, order)))
         self._early: dict[str, list[Record]] = {}
 
-    def add(self, entry: Entry, record: Record) -> None:
+    def add(self, entry: Job, record: Record) -> None:
         if self._due is None:
             self._write(record)
             return
@@ -159,7 +159,7 @@ class Stream(Output):
         if text is not None:
             self.lines.write(text)
 
-    def close(self, entries: Sequence[Entry], *, complete: bool) -> list[str]:
+    def close(self, entries: Sequence[Job], *, complete: bool) -> list[str]:
         for clip in self._due or ():  # behind one that did not come, as when the run was interrupted
             for record in self._early.pop(clip, ()):
                 self._write(record)
@@ -179,7 +179,7 @@ class Journaled(Output):
 
     def __init__(
         self,
-        journal_for: Callable[[Entry], Path],
+        journal_for: Callable[[Job], Path],
         *,
         fresh: bool = False,
         visible: Path | None = None,
@@ -189,7 +189,7 @@ class Journaled(Output):
         self._journals: dict[Path, Journal] = {}
         self._lost: dict[Path, OutputError] = {}  # journals that take nothing any more, and why
 
-    def journal(self, entry: Entry) -> Journal:
+    def journal(self, entry: Job) -> Journal:
         """The journal that ``entry`` belongs to.
 
         Raises:
@@ -203,7 +203,7 @@ class Journaled(Output):
         return self._journals[path]
 
     @contextlib.contextmanager
-    def _keeping(self, entry: Entry) -> Iterator[None]:
+    def _keeping(self, entry: Job) -> Iterator[None]:
         """What cannot be kept in here ends the journal of ``entry``."""
         try:
             yield
@@ -211,24 +211,24 @@ class Journaled(Output):
             self._lost[self._where(entry)] = error
             raise
 
-    def parts(self, entry: Entry, settings: str) -> Mapping[int | None, Stored]:
+    def parts(self, entry: Job, settings: str) -> Mapping[int | None, Stored]:
         return self.journal(entry).parts(clip_id(entry), settings)
 
-    def read(self, entry: Entry, stored: Stored) -> Record:
+    def read(self, entry: Job, stored: Stored) -> Record:
         return self.journal(entry).read(stored)
 
-    def same_content(self, entry: Entry, sha256: str, settings: str) -> Record | None:
+    def same_content(self, entry: Job, sha256: str, settings: str) -> Record | None:
         stored = self.journal(entry).by_hash(sha256, settings)
         return self.journal(entry).read(stored) if stored else None
 
     def others(self, settings: Collection[str]) -> int:
         return sum(journal.others(settings) for journal in self._journals.values())
 
-    def add(self, entry: Entry, record: Record) -> None:
+    def add(self, entry: Job, record: Record) -> None:
         with self._keeping(entry):
             self.journal(entry).append(record)
 
-    def close(self, entries: Sequence[Entry], *, complete: bool) -> list[str]:
+    def close(self, entries: Sequence[Job], *, complete: bool) -> list[str]:
         notes = []
         try:
             for path, journal in self._journals.items():
@@ -246,24 +246,24 @@ class Journaled(Output):
         notes += [f"{one.shown}: the earlier file is now {one.replaced}" for one in moved]
         return notes
 
-    def _render(self, entries: Sequence[Entry], *, complete: bool, notes: list[str]) -> None:
+    def _render(self, entries: Sequence[Job], *, complete: bool, notes: list[str]) -> None:
         pass
 
 
 class Looked(Journaled):
     """What lies there of earlier runs, neither locked nor repaired; keeps nothing."""
 
-    def __init__(self, journal_for: Callable[[Entry], Path]) -> None:
+    def __init__(self, journal_for: Callable[[Job], Path]) -> None:
         super().__init__(journal_for, look=True)
 
     def records(self) -> Iterator[Record]:
         """All of the journals that were looked into so far."""
         return chain.from_iterable(journal.records() for journal in self._journals.values())
 
-    def add(self, entry: Entry, record: Record) -> None:
+    def add(self, entry: Job, record: Record) -> None:
         """Nothing is kept."""
 
-    def close(self, entries: Sequence[Entry], *, complete: bool) -> list[str]:
+    def close(self, entries: Sequence[Job], *, complete: bool) -> list[str]:
         return []
 
 
@@ -277,7 +277,7 @@ class OneFile(Journaled):
         self._begun: os.stat_result | None = None  # the file as this run last left it
         if not own and form in ("srt", "vtt", "webdataset-txt") and several:
             raise UsageError(f"--format {form}: several clips need a file each", hint="leave --output out")
-        journal = self.journal(Entry(""))  # the lock is taken and the file repaired before a model is loaded
+        journal = self.journal(Job(""))  # the lock is taken and the file repaired before a model is loaded
         first = next(journal.records(), None)
         if own and first is not None and ("timings" in first) != (form == "json"):
             journal.close()
@@ -286,7 +286,7 @@ class OneFile(Journaled):
         self._keep = not own and first is None
         self._moved: Path | None = None
 
-    def add(self, entry: Entry, record: Record) -> None:
+    def add(self, entry: Job, record: Record) -> None:
         with self._keeping(entry):
             if not self._own:
                 self._set_aside()  # before the record: a file beside a journal is always that journal's
@@ -324,7 +324,7 @@ class OneFile(Journaled):
     def _whole(self) -> None:
         """Write the file anew from its journal."""
         self._check()
-        records = self.journal(Entry("")).records()
+        records = self.journal(Job("")).records()
         if self.form in ("srt", "vtt"):
             content = document(list(records), self.form) or ""
         else:
@@ -332,7 +332,7 @@ class OneFile(Journaled):
         write_whole(self.path, content)
         self._begun = self.path.stat()
 
-    def _render(self, entries: Sequence[Entry], *, complete: bool, notes: list[str]) -> None:
+    def _render(self, entries: Sequence[Job], *, complete: bool, notes: list[str]) -> None:
         if self._own or self._lost or not (complete or self._begun):
             return
         self._set_aside()
@@ -344,9 +344,7 @@ class OneFile(Journaled):
 class Sidecars(Journaled):
     """A file for each clip and format, written when all of the clip is captioned; ``names`` share a folder."""
 
-    def __init__(
-        self, names: Sequence[Names], entries: Sequence[Entry], *, fresh: bool = False, label: str = ""
-    ) -> None:
+    def __init__(self, names: Sequence[Names], entries: Sequence[Job], *, fresh: bool = False, label: str = "") -> None:
         super().__init__(lambda entry: journal_beside(names[0], entry, label), fresh=fresh)
         self.names = tuple(names)
         check_names(names, entries)
@@ -361,13 +359,13 @@ class Sidecars(Journaled):
             raise UsageError(first.message, hint=first.hint)
         self._moved: list[Path] = []
 
-    def journal(self, entry: Entry) -> Journal:
+    def journal(self, entry: Job) -> Journal:
         try:
             return super().journal(entry)
         except OutputError as error:
             raise self._of_one_clip(error) from None
 
-    def check(self, entry: Entry) -> None:
+    def check(self, entry: Job) -> None:
         self.journal(entry)
         for path in (names.path(entry) for names in self.names):
             folder = path.parent
@@ -380,7 +378,7 @@ class Sidecars(Journaled):
                     kind=ONE_CLIP,
                 )
 
-    def add(self, entry: Entry, record: Record) -> None:
+    def add(self, entry: Job, record: Record) -> None:
         if record["caption"] is not None or record["job"].get("segment") is not None:
             # What the file held goes before the record comes: a file beside a record is always that record's.
             foreign = not self.journal(entry).knows(clip_id(entry))
@@ -398,7 +396,7 @@ class Sidecars(Journaled):
             return error
         return OutputError(error.message, hint=error.hint, kind=ONE_CLIP)
 
-    def earlier(self, entry: Entry, settings: str) -> None:
+    def earlier(self, entry: Job, settings: str) -> None:
         if not all(names.path(entry).exists() for names in self.names):
             self._write(entry, settings)
 
@@ -411,7 +409,7 @@ class Sidecars(Journaled):
         except OSError as error:
             raise OutputError(f"{path}: cannot be written: {error.strerror or error}", kind=ONE_CLIP) from None
 
-    def _write(self, entry: Entry, settings: str) -> None:
+    def _write(self, entry: Job, settings: str) -> None:
         stored = sorted(self.parts(entry, settings).values(), key=lambda one: one.segment or 0)
         if len(stored) < (stored[0].segments or 1):
             return
@@ -427,7 +425,7 @@ class Sidecars(Journaled):
                 hint = "give the same command again when it can be: nothing is captioned twice"
                 raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
 
-    def _render(self, entries: Sequence[Entry], *, complete: bool, notes: list[str]) -> None:
+    def _render(self, entries: Sequence[Job], *, complete: bool, notes: list[str]) -> None:
         if self._moved:
             more = f" and {len(self._moved) - 1} more" if len(self._moved) > 1 else ""
             notes.append(f"files that were there before are kept as {self._moved[0]}{more}")
@@ -446,7 +444,7 @@ class Several(Output):
         self._kept = [one for one in outputs if not isinstance(one, Stream)]
         self._streams = [one for one in outputs if isinstance(one, Stream)]
 
-    def parts(self, entry: Entry, settings: str) -> Mapping[int | None, Stored]:
+    def parts(self, entry: Job, settings: str) -> Mapping[int | None, Stored]:
         first, *others = [one.parts(entry, settings) for one in self._kept] or [{}]
         return {
             key: stored
@@ -454,25 +452,25 @@ class Several(Output):
             if all(key in other and other[key].content.same(stored.content) for other in others)
         }
 
-    def read(self, entry: Entry, stored: Stored) -> dict[str, Any]:
+    def read(self, entry: Job, stored: Stored) -> dict[str, Any]:
         return self._kept[0].read(entry, stored)
 
-    def same_content(self, entry: Entry, sha256: str, settings: str) -> dict[str, Any] | None:
+    def same_content(self, entry: Job, sha256: str, settings: str) -> dict[str, Any] | None:
         # What one wrote may be less than another needs: only outputs that are alike could share it.
         return self._kept[0].same_content(entry, sha256, settings) if len(self._kept) == 1 else None
 
     def others(self, settings: Collection[str]) -> int:
         return max(one.others(settings) for one in self._kept)
 
-    def check(self, entry: Entry) -> None:
+    def check(self, entry: Job) -> None:
         for one in self.outputs:
             one.check(entry)
 
-    def add(self, entry: Entry, record: dict[str, Any]) -> None:
+    def add(self, entry: Job, record: dict[str, Any]) -> None:
         for one in self.outputs:
             one.add(entry, record)
 
-    def earlier(self, entry: Entry, settings: str) -> None:
+    def earlier(self, entry: Job, settings: str) -> None:
         stored = self.parts(entry, settings)
         for one in self._kept:
             one.earlier(entry, settings)
@@ -480,7 +478,7 @@ class Several(Output):
             for part in sorted(stored.values(), key=lambda one: one.segment or 0):
                 stream.add(entry, self.read(entry, part))
 
-    def close(self, entries: Sequence[Entry], *, complete: bool) -> list[str]:
+    def close(self, entries: Sequence[Job], *, complete: bool) -> list[str]:
         notes: list[str] = []
         failure: Exception | None = None
         for one in self.outputs:
@@ -503,7 +501,7 @@ def journal_of(path: Path, form: Format) -> Path:
     return path if form in ("json", "jsonl") else hidden_journal(path)
 
 
-def journal_beside(names: Names, entry: Entry, label: str) -> Path:
+def journal_beside(names: Names, entry: Job, label: str) -> Path:
     """The journal of the clips' own files; ``label`` is the shard's."""
     return Path(names.folder or entry.root) / f".vidspec{label}.jsonl"
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vidspec.dataset.identity import Content, clip_id, content_of
+from vidspec.dataset.job import Job, Outcome
 from vidspec.dataset.journal import Stored
 from vidspec.dataset.outputs import ONE_CLIP, Output
 from vidspec.dataset.records import LIFTED, Settings
-from vidspec.dataset.work import Entry, Outcome, Task
 from vidspec.errors import OutputError
 from vidspec.events.record import failed
 
@@ -21,14 +21,14 @@ class Remaining:
     """What is to be done, and what an earlier run did.
 
     Attributes:
-        tasks: clips with something left to do.
-        contents: the content of each clip before it is read, by the number of its task.
+        jobs: clips with something left to do.
+        contents: the content of each clip before it is read, by the number of its job.
         captioned, failed: clips that an earlier run finished.
         reused: clips whose caption was taken over from the same content under another name.
         unkept: clips whose caption cannot be kept, and so is not made.
     """
 
-    tasks: list[Task] = field(default_factory=list)
+    jobs: list[Job] = field(default_factory=list)
     contents: dict[int, Content] = field(default_factory=dict)
     captioned: int = 0
     failed: int = 0
@@ -55,65 +55,64 @@ def left(parts: Mapping[int | None, Stored], content: Content, *, segmented: boo
 
 
 def plan(
-    entries: Sequence[Entry], output: Output, settings: Settings, *, checksum: bool = False, retry: bool = False
+    jobs: Sequence[Job], output: Output, settings: Settings, *, checksum: bool = False, retry: bool = False
 ) -> Remaining:
-    """The tasks of a run over ``entries`` into ``output``.
+    """What is left of a run over ``jobs`` into ``output``.
 
     Args:
-        entries: the clips, each once.
+        jobs: the clips, each once; they are numbered here.
         output: knows the records of earlier runs; takes those of reused captions.
         settings: how clips are captioned.
         checksum: tell content by hash instead of size and time; a clip that was renamed keeps its caption.
         retry: try clips again that failed.
     """
     made = Remaining()
-    for number, entry in enumerate(entries, start=1):
+    for number, job in enumerate(jobs, start=1):
+        job = replace(job, number=number)
         try:
-            _planned(made, Task(entry, number), output, settings, checksum=checksum, retry=retry)
+            _planned(made, job, output, settings, checksum=checksum, retry=retry)
         except OutputError as error:
             if error.kind != ONE_CLIP:
                 raise
-            work = Task(entry, number).whole
-            made.unkept.append(Outcome(failed(entry.path, error, profile=settings.profile.get("name")), error, work))
+            made.unkept.append(Outcome(failed(job.path, error, profile=settings.name), error, job))
     return made
 
 
-def _planned(made: Remaining, task: Task, output: Output, settings: Settings, *, checksum: bool, retry: bool) -> None:
+def _planned(made: Remaining, job: Job, output: Output, settings: Settings, *, checksum: bool, retry: bool) -> None:
     """Enter one clip into the plan."""
-    entry = task.entry
-    content = content_of(entry.path, checksum=checksum)
-    name = settings.of(entry)
-    parts = output.parts(entry, name)
-    segmented = settings.how.segment is not None or settings.how.questions_of(entry) is not None
+    content = content_of(job.path, checksum=checksum)
+    name = settings.of(job)
+    parts = output.parts(job, name)
+    segmented = settings.config.segment is not None or settings.config.questions_of(job) is not None
     done = left(parts, content, segmented=segmented, retry=retry)
     if done is None:
-        output.earlier(entry, name)
+        output.earlier(job, name)
         of_these = any(stored.failed for stored in parts.values())
         made.failed += of_these
         made.captioned += not of_these
         return
-    output.check(entry)
-    if not done and content.sha256 is not None and _taken_over(entry, output, name, content):
+    output.check(job)
+    if not done and content.sha256 is not None and _taken_over(job, output, name, content):
         made.reused += 1
         return
-    captions = {one: output.read(entry, parts[one]).get("caption") for one in done}
-    made.contents[task.number] = content
-    made.tasks.append(replace(task, done=captions))
+    captions = {one: output.read(job, parts[one]).get("caption") for one in done}
+    made.contents[job.number] = content
+    made.jobs.append(replace(job, done=captions))
 
 
-def _taken_over(entry: Entry, output: Output, settings: str, content: Content) -> bool:
+def _taken_over(job: Job, output: Output, settings: str, content: Content) -> bool:
     """Write the caption of the same bytes under this name too, if there is one for the same part."""
-    record = output.same_content(entry, content.sha256 or "", settings)
+    record = output.same_content(job, content.sha256 or "", settings)
     if record is None:
         return False
     part = {**{key: record.get(key) for key in LIFTED}, **record["job"]}  # a lean record says it beside the job
-    if (part.get("start"), part.get("end")) != (entry.start, entry.end):
+    if (part.get("start"), part.get("end")) != (job.start, job.end):
         return False
     known = {key: value for key, value in content._asdict().items() if value is not None}
-    said = {"id": entry.id, "columns": dict(entry.columns) or None}
-    job = {key: value for key, value in {**part, **known, **said}.items() if value is not None}
-    job["clip"] = clip_id(entry)
-    video = {**record["video"], "path": entry.path} if "path" in record["video"] else record["video"]
+    own = {"id": job.id, "columns": dict(job.columns) or None}
+    about = {key: value for key, value in {**part, **known, **own}.items() if value is not None}
+    about["clip"] = clip_id(job)
+    video = {**record["video"], "path": job.path} if "path" in record["video"] else record["video"]
     record = {key: value for key, value in record.items() if key not in LIFTED}
-    output.add(entry, {**record, "path": entry.path, "video": video, "job": job})
+    output.add(job, {**record, "path": job.path, "video": video, "job": about})
     return True

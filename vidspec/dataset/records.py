@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vidspec.dataset.identity import Content, clip_id, settings_id
-from vidspec.dataset.work import Entry, How, Outcome, Questions, Work
+from vidspec.dataset.job import Job, JobConfig, Outcome, Questions
 
 __all__ = ["LEAN_KEYS", "LIFTED", "Settings", "lean", "record_of"]
 
@@ -40,51 +40,51 @@ LIFTED = ("id", "start", "end", "prompt", "columns")
 class Settings:
     """The settings of a run as a short name, for each prompt; what differs in any of them is another captioning."""
 
-    def __init__(self, profile: Mapping[str, Any], how: How) -> None:
-        self.profile, self.how = profile, how
+    def __init__(self, profile: Mapping[str, Any], config: JobConfig) -> None:
+        self.profile, self.config = profile, config
         self._known: dict[tuple[str | None, Questions | None], str] = {}
 
-    def of(self, entry: Entry) -> str:
+    @property
+    def name(self) -> str | None:
+        """The profile's."""
+        name: str | None = self.profile.get("name")
+        return name
+
+    def of(self, job: Job) -> str:
         """12 hex digits."""
-        how = self.how
-        questions = how.questions_of(entry)
-        asked = entry.prompt, questions
-        if asked not in self._known:
+        config, prompt = self.config, job.whole.prompt
+        questions = config.questions_of(job)
+        key = prompt, questions
+        if key not in self._known:
             kind = {} if questions is None else {"turns" if questions.in_turns else "prompts": questions.texts}
-            self._known[asked] = settings_id(
+            self._known[key] = settings_id(
                 self.profile,
-                prompt=entry.prompt or how.prompt,
+                prompt=prompt or config.prompt,
                 **kind,
-                segment=how.segment,
-                context=how.context and how.segment is not None,
+                segment=config.segment,
+                context=config.context and config.segment is not None,
             )
-        return self._known[asked]
+        return self._known[key]
 
 
 def record_of(outcome: Outcome, settings: Settings, content: Content) -> dict[str, Any]:
     """The record of ``outcome`` with its ``job``: ``clip, settings, size, mtime_ns`` and what applies of
     ``sha256, id, start, end, prompt, segment, segments, models_named, columns``."""
-    work = outcome.work
-    entry = work.entry or Entry(work.path)
-    job = {
-        "clip": clip_id(entry),
-        "settings": settings.of(entry),
+    job = outcome.job
+    about = {
+        "clip": clip_id(job),
+        "settings": settings.of(job),
         **content._asdict(),
-        "id": entry.id,
-        "start": work.start,
-        "end": work.end,
-        "prompt": _prompt(work, entry, settings.how) or None,
-        "segment": work.segment,
-        "segments": work.segments,
-        "models_named": (outcome.caption.demo and settings.how.models_named) or None,
-        "columns": dict(entry.columns) or None,
+        "id": job.id,
+        "start": job.start,
+        "end": job.end,
+        "prompt": settings.config.prompt_of(job) or None,
+        "segment": job.segment,
+        "segments": job.segments,
+        "models_named": (outcome.caption.demo and settings.config.models_named) or None,
+        "columns": dict(job.columns) or None,
     }
-    return {**outcome.caption.to_dict(), "job": {key: value for key, value in job.items() if value is not None}}
-
-
-def _prompt(work: Work, entry: Entry, how: How) -> str:
-    questions = how.questions_of(entry)
-    return questions.texts[work.segment or 0] if questions else entry.prompt or how.prompt
+    return {**outcome.caption.to_dict(), "job": {key: value for key, value in about.items() if value is not None}}
 
 
 def lean(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vidspec.dataset.formats import SUFFIXES, Format
 from vidspec.dataset.identity import clip_id
-from vidspec.dataset.work import Entry
+from vidspec.dataset.job import Job
 from vidspec.errors import UsageError
 
 __all__ = ["FIELDS", "Names", "check_names"]
@@ -48,13 +48,13 @@ class Names:
         if os.path.isabs(self.template) or os.pardir in self.template.split("/"):
             raise UsageError(f"--name {self.template}: leads out of the folder")
 
-    def base(self, entry: Entry) -> Path:
+    def base(self, entry: Job) -> Path:
         """The folder that the file lies in or below."""
         if self.folder is None:
             return Path(os.path.dirname(entry.path) or ".")
         return Path(self.folder, os.path.dirname(entry.relative))
 
-    def path(self, entry: Entry) -> Path:
+    def path(self, entry: Job) -> Path:
         """The file of ``entry``."""
         name = os.path.basename(entry.path)
         values = {
@@ -71,13 +71,13 @@ class Names:
         return self.base(entry) / self.template.format_map(values)
 
 
-def check_names(names: Sequence[Names], entries: Iterable[Entry]) -> None:
+def check_names(names: Sequence[Names], entries: Iterable[Job]) -> None:
     """Find out before anything is captioned that two clips or formats would share a file, or that a clip would be lost.
 
     Raises:
         UsageError: naming both.
     """
-    taken: dict[str, Entry] = {}
+    taken: dict[str, Job] = {}
     clips = set()
     for entry in entries:
         clips.add(os.path.normpath(entry.path))

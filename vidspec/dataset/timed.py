@@ -21,12 +21,12 @@ from vidspec.config import labels
 from vidspec.config.profiles import Profile
 from vidspec.dataset.bulk import Executor, Listener, execute
 from vidspec.dataset.feed import reader_count
+from vidspec.dataset.job import Job, JobConfig, Outcome
 from vidspec.dataset.local import outcomes
 from vidspec.dataset.outputs import OneFile
 from vidspec.dataset.plan import plan
 from vidspec.dataset.reader import Reader
 from vidspec.dataset.records import Settings
-from vidspec.dataset.work import Entry, How, Outcome
 from vidspec.draft_length.steady import Steady
 from vidspec.engine.device import peak_bytes
 from vidspec.events.answering import answer
@@ -48,11 +48,11 @@ class DraftAnswer(Listener):
 
     def outcome(self, outcome: Outcome, tally: Tally) -> None:
         if outcome.error is None:
-            self.ids[outcome.work.path] = outcome.caption.token_ids
+            self.ids[outcome.job.path] = outcome.caption.token_ids
             counters = outcome.caption.counters
             self.rows += counters.get("drafted", 0) + counters.get("target_forwards", 0)
         else:
-            self.errors[outcome.work.path] = str(outcome.error)
+            self.errors[outcome.job.path] = str(outcome.error)
 
 
 class Loads(Observer):
@@ -94,7 +94,7 @@ class Ours:
         for reader in readers:
             reader.read(clips[0], None, None, how.video)  # models are warm, and so are they
         told = folder(
-            lambda tasks: outcomes(self.captioner, tasks, how, loads, readers), clips, self.captioner.profile, how
+            lambda jobs: outcomes(self.captioner, jobs, how, loads, readers), clips, self.captioner.profile, how
         )
         rows = told["rows"] / loads.passes if loads.passes else None  # prompts left out
         return {**told, "rows": rows, "device_bytes": peak_bytes()}
@@ -125,14 +125,14 @@ class Ours:
         return {"run": self.run, "decode": self.decode, "plain": self.plain}
 
 
-def how_of(profile: Profile, total: int, batch: int) -> How:
+def how_of(profile: Profile, total: int, batch: int) -> JobConfig:
     """How ``vidspec caption --batch`` does a folder by this profile."""
     keys = ("frames", "fps", "max_pixels", "decoder", "allow_damaged")
     read = {key: getattr(profile.video, key) for key in keys}
-    return How(video=read, prompt=profile.generate.prompt, batch=batch, total=total)
+    return JobConfig(video=read, prompt=profile.generate.prompt, batch=batch, total=total)
 
 
-def folder(engine: Executor, clips: Sequence[str], profile: Profile, how: How) -> dict[str, Any]:
+def folder(engine: Executor, clips: Sequence[str], profile: Profile, how: JobConfig) -> dict[str, Any]:
     """Caption clips into a file.
 
     Returns:
@@ -141,15 +141,15 @@ def folder(engine: Executor, clips: Sequence[str], profile: Profile, how: How) -
     """
     heard = DraftAnswer()
     with TemporaryDirectory() as place:
-        entries = [Entry(clip) for clip in clips]
+        jobs = [Job(clip) for clip in clips]
         settings = Settings(profile.model_dump(), how)
         output = OneFile(Path(place) / "captions.jsonl", "jsonl", several=True)
         began = time.perf_counter()
         try:
-            tally = Tally(total=len(entries))
-            execute(plan(entries, output, settings), engine, output, settings, tally, [heard])
+            tally = Tally(total=len(jobs))
+            execute(plan(jobs, output, settings), engine, output, settings, tally, [heard])
         finally:
-            output.close(entries, complete=True)
+            output.close(jobs, complete=True)
         seconds = time.perf_counter() - began
     return {"seconds": seconds, "ids": heard.ids, "errors": heard.errors, "rows": heard.rows}
 

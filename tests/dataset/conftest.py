@@ -3,9 +3,8 @@ from dataclasses import replace
 import pytest
 from fake_captioner import record
 
-from vidspec.dataset.identity import Content
 from vidspec.dataset.job import Job, JobConfig, Outcome
-from vidspec.dataset.records import Settings, record_of
+from vidspec.dataset.records import Content, Settings, record_of
 from vidspec.errors import VideoError
 from vidspec.events.record import failed
 

@@ -50,7 +50,7 @@ def peak(paths: list[str], count: int) -> tuple[int, list[str]]:
                 continue
             if work.error is not None:
                 errors.append(str(work.error))
-            feed.finished(work, None)
+            feed.finished(work)
             del work
     over.set()
     watcher.join()

@@ -226,7 +226,7 @@ class Lines:
     def write(self, line):
         self.lines.append(line)
 
-    def close(self, *, complete):
+    def close(self):
         self.closed = True
 
 

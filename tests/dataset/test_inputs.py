@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from vidspec.dataset.identity import clip_id
 from vidspec.dataset.inputs import Sources, collect, matches
 from vidspec.dataset.job import Job
 from vidspec.dataset.manifests import parse_manifest, seconds
+from vidspec.dataset.records import clip_id
 from vidspec.errors import UsageError
 
 

@@ -3,9 +3,9 @@ import os
 
 import pytest
 
-from vidspec.dataset.identity import Content, clip_id
 from vidspec.dataset.job import Job
 from vidspec.dataset.journal import Journal
+from vidspec.dataset.records import Content, clip_id
 from vidspec.errors import OutputError, UsageError
 
 
@@ -38,7 +38,7 @@ def test_records_are_found_again(tmp_path, recorded, settings):
     journal = Journal(path)
     parts = journal.parts(clip_id(Job("b.mp4")), settings.of(Job("b.mp4")))
     assert parts[None].failed and parts[None].content == Content(1, 2)
-    assert journal.read(parts[None])["error"]["message"] == "b.mp4: broken"
+    assert parts[None].record()["error"]["message"] == "b.mp4: broken"
     assert journal.parts(clip_id(Job("b.mp4")), "0" * 12) == {}
     assert journal.others(["0" * 12]) == 2
     journal.close()

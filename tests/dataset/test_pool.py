@@ -17,20 +17,18 @@ from fake_captioner import record as captioned
 
 from dataset.test_reading import alive
 from vidspec.config import profiles
-from vidspec.dataset import devices
 from vidspec.dataset.devices import device_groups
-from vidspec.dataset.identity import content_of
 from vidspec.dataset.job import Job, JobConfig, Outcome
 from vidspec.dataset.local import outcomes
-from vidspec.dataset.pool import Factory, Group, TaskQueue
-from vidspec.dataset.records import Settings, record_of
+from vidspec.dataset.pool import Ended, Factory, Group, TaskQueue, distributed, serve
+from vidspec.dataset.records import Settings, content_of, record_of
 from vidspec.dataset.replicas import replica_outcomes
 from vidspec.embedded.samples import shipped
 from vidspec.errors import DeviceError, ModelError, UsageError
 
 TESTS = Path(__file__).resolve().parents[1]
 PROFILE = profiles.load("vanilla-sd", env={})
-HOW = JobConfig(video={"frames": 2, "max_pixels": 64}, prompt="Describe.")
+CONFIG = JobConfig(video={"frames": 2, "max_pixels": 64}, prompt="Describe.")
 FACTORY = Factory(PROFILE.model_dump(), "fake_captioner:FakeCaptioner")
 GROUPS = [Group(), Group()]
 
@@ -53,7 +51,7 @@ def tasks(tmp_path):
 
 
 def records(found):
-    settings = Settings(PROFILE.model_dump(), HOW)
+    settings = Settings(PROFILE.model_dump(), CONFIG)
     made = [record_of(outcome, settings, content_of(outcome.job.path)) for outcome in found]
     for record in made:
         record["timings"].pop("decode_video", None)
@@ -63,7 +61,7 @@ def records(found):
 def alone(tasks):
     """What one process gives; it cannot survive a clip that ends it."""
     captioner = FakeCaptioner(SimpleNamespace(name=PROFILE.name))
-    return outcomes(captioner, [task for task in tasks if Path(task.path).stem != "dies"], HOW)
+    return outcomes(captioner, [task for task in tasks if Path(task.path).stem != "dies"], CONFIG)
 
 
 def check(found, tasks):
@@ -75,7 +73,7 @@ def check(found, tasks):
 
 @pytest.mark.full
 def test_replicas_give_what_one_process_gives_and_survive_deaths(tasks):
-    check(list(replica_outcomes(FACTORY, tasks, HOW, GROUPS)), tasks)
+    check(list(replica_outcomes(FACTORY, tasks, CONFIG, GROUPS)), tasks)
 
 
 @pytest.mark.full
@@ -85,7 +83,7 @@ def test_replicas_end_with_a_run_that_is_killed(tasks):
         "import multiprocessing, os; from dataset.test_pool import *\n"
         "if __name__ == '__main__':\n"
         f"    todo = [Job(path, number=number) for number, path in enumerate({paths!r})]\n"
-        "    found = replica_outcomes(FACTORY, todo, HOW, GROUPS); next(found)\n"
+        "    found = replica_outcomes(FACTORY, todo, CONFIG, GROUPS); next(found)\n"
         "    print(*[one.pid for one in multiprocessing.active_children()], flush=True); os.kill(os.getpid(), 9)"
     )
     script = Path(tasks[0].path).parent / "killed.py"
@@ -108,18 +106,90 @@ def test_ray_actors_give_what_one_process_gives_and_survive_deaths(tasks):
 
     try:
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        check(list(ray_outcomes(FACTORY, tasks, HOW, [Group(threads=1)] * 2)), tasks)
+        check(list(ray_outcomes(FACTORY, tasks, CONFIG, [Group(threads=1)] * 2)), tasks)
         refusing = Factory(PROFILE.model_dump(), "fake_captioner:Refusing")
         with pytest.raises(ModelError, match="no such model"):
-            list(ray_outcomes(refusing, tasks, HOW, [Group(threads=1)]))
+            list(ray_outcomes(refusing, tasks, CONFIG, [Group(threads=1)]))
     finally:
         ray.shutdown()
+
+
+class FakeWorkers:
+    """Workers of one job at a time in this process; they die of those that are ``deadly``, or while they load."""
+
+    def __init__(self, deadly=(), loads=True):
+        self.deadly, self.loads, self.groups, self.messages = deadly, loads, [], []
+
+    def start(self, group):
+        self.groups.append(group)
+        number = len(self.groups)
+        self.messages.append((number, "more" if self.loads else Ended("exit code 9")))
+        return number
+
+    def send(self, worker, job):
+        end = Ended("SIGKILL") if job.path in self.deadly else Outcome(captioned(job.path), None, job)
+        self.messages += [(worker, job), (worker, end)] + [(worker, "more")] * (not isinstance(end, Ended))
+
+    def receive(self):
+        found, self.messages = self.messages, []
+        return found
+
+    def close(self, idle):
+        self.idle = set(idle)
+
+
+def test_a_worker_that_dies_is_replaced_on_its_devices():
+    workers, groups = FakeWorkers(deadly={"1.mp4"}), [Group("0"), Group("1")]
+    jobs = [Job(f"{number}.mp4", number=number) for number in range(4)]
+    found = {one.job.path: one for one in distributed(workers, FACTORY, jobs, groups)}
+    assert {path: one.caption.error and one.caption.error["kind"] for path, one in found.items()} == {
+        "0.mp4": None,
+        "1.mp4": "crashed",
+        "2.mp4": None,
+        "3.mp4": None,
+    }
+    assert found["1.mp4"].caption.profile == PROFILE.name and "each time: SIGKILL" in str(found["1.mp4"].error)
+    assert len(workers.groups) == 4 and sorted(one.visible for one in workers.groups) in (
+        ["0", "0", "1", "1"],
+        ["0", "0", "0", "1"],
+        ["0", "1", "1", "1"],
+    )
+
+
+def test_workers_are_no_more_than_jobs_and_idle_ones_end_by_themselves():
+    workers = FakeWorkers()
+    assert len(list(distributed(workers, FACTORY, [Job("a.mp4")], GROUPS))) == 1
+    assert len(workers.groups) == 1 and workers.idle == {1}
+
+
+def test_a_worker_that_dies_of_the_last_clip_is_not_replaced():
+    workers = FakeWorkers(deadly={"a.mp4"})
+    assert [one.error.kind for one in distributed(workers, FACTORY, [Job("a.mp4")], GROUPS)] == ["crashed"]
+    assert len(workers.groups) == 2, "the first, and the one that tried again"
+
+
+def test_a_worker_that_ends_while_it_loads_ends_the_run():
+    workers = FakeWorkers(loads=False)
+    with pytest.raises(ModelError, match=r"ended while it loaded its models \(exit code 9\)"):
+        list(distributed(workers, FACTORY, [Job("a.mp4")], GROUPS))
+    assert workers.idle == set()
 
 
 def test_a_replica_without_models_ends_the_run(tasks):
     refusing = Factory(PROFILE.model_dump(), "fake_captioner:Refusing")
     with pytest.raises(ModelError, match="no such model"):
-        list(replica_outcomes(refusing, tasks, HOW, GROUPS))
+        list(replica_outcomes(refusing, tasks, CONFIG, GROUPS))
+
+
+@pytest.mark.parametrize("baseline", [False, True])
+def test_nothing_is_prepared_ahead_where_times_are_compared(monkeypatch, baseline):
+    """As in this process."""
+    prepared, messages = [], []
+    monkeypatch.setattr(FakeCaptioner, "prepare", lambda self, clip: prepared.append(clip) or 0, raising=False)
+    config = replace(CONFIG, baseline=baseline)
+    jobs = iter([Job(str(shipped()[0])), None])
+    serve(FACTORY, config, Group(), lambda: next(jobs), messages.append)
+    assert [one.error for one in messages if isinstance(one, Outcome)] == [None] and len(prepared) == (not baseline)
 
 
 class Players:
@@ -190,9 +260,11 @@ def test_a_death_before_anything_is_captioned_blames_what_was_there():
 
 
 def groups(monkeypatch, gpus, replicas, changes=None, **more):
-    monkeypatch.setattr(devices, "_gpus", lambda: gpus)
-    monkeypatch.setattr(devices, "_ray_gpus", lambda address: gpus)
-    monkeypatch.setattr(devices, "_cores", lambda: 8)
+    cluster = SimpleNamespace(cluster_resources=lambda: {"GPU": gpus})
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr("vidspec.dataset.devices.connected", lambda address: cluster)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     return device_groups(replicas, profiles.override(PROFILE, changes or {}), **more)
 
 

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from vidspec.dataset.identity import Content, content_of, settings_id
+from vidspec.dataset.bulk import left, plan
 from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.outputs import OneFile, Sidecars, hidden_journal
-from vidspec.dataset.plan import left, plan
-from vidspec.dataset.records import Settings
+from vidspec.dataset.records import Content, Settings, content_of, settings_id
 from vidspec.dataset.sidecars import Names, check_names
 from vidspec.errors import UsageError
 
@@ -25,6 +24,17 @@ def clips(tmp_path, monkeypatch):
 
 def note(output, recorded, entry, **more):
     output.add(entry, recorded(entry.path, entry=entry, content=content_of(entry.path, checksum=True), **more))
+
+
+def killed(action):
+    """Do something in a process that is killed then, as far as it comes."""
+    child = os.fork()
+    if child == 0:
+        try:
+            action()
+        finally:
+            os._exit(9)
+    os.waitpid(child, 0)
 
 
 def jsonl(**how):
@@ -111,8 +121,8 @@ SAME = Content(1, 2)
     ],
 )
 def test_segments_left(tmp_path, recorded, settings, made, done):
-    from vidspec.dataset.identity import clip_id
     from vidspec.dataset.journal import Journal
+    from vidspec.dataset.records import clip_id
 
     journal = Journal(tmp_path / "out.jsonl")
     for part in made:
@@ -128,14 +138,18 @@ def test_segments_left(tmp_path, recorded, settings, made, done):
 def test_csv_is_rendered_from_its_hidden_journal(clips, recorded, tmp_path):
     path = tmp_path / "out.csv"
     path.write_text("precious\n")
-    output = OneFile(path, "csv", several=True)
-    note(output, recorded, clips[0])
-    assert path.read_text().count("\n") == 3 and "a.mp4" in path.read_text()
+
+    def run():
+        output = OneFile(path, "csv", several=True)
+        note(output, recorded, clips[0])
+        (tmp_path / "seen.csv").write_bytes(path.read_bytes())
+        note(output, recorded, clips[1])
+        path.write_text(path.read_text()[:-5])  # torn
+
+    killed(run)
+    seen = (tmp_path / "seen.csv").read_text()
+    assert seen.count("\n") == 3 and "a.mp4" in seen
     assert (tmp_path / "out.csv~").read_text() == "precious\n"
-    note(output, recorded, clips[1])
-    path.write_text(path.read_text()[:-5])  # torn
-    for journal in output._journals.values():
-        journal.close()  # the process is gone
     output = OneFile(path, "csv", several=True)
     note(output, recorded, clips[2])
     output.close(clips, complete=True)
@@ -152,11 +166,10 @@ def test_csv_is_rendered_from_its_hidden_journal(clips, recorded, tmp_path):
 def test_a_file_of_others_is_kept_even_by_a_run_that_is_killed_at_once(clips, recorded, tmp_path, monkeypatch):
     path = tmp_path / "out.csv"
     path.write_text("precious\n")
-    output = OneFile(path, "csv", several=True)
-    monkeypatch.setattr(output, "_append", lambda record: None)  # killed when the record was written
-    note(output, recorded, clips[0])
-    for journal in output._journals.values():
-        journal.close()
+    with monkeypatch.context() as patch:  # killed when the record was written, before the file is
+        patch.setattr("vidspec.dataset.outputs.write_whole", lambda *_: os._exit(9))
+        killed(lambda: note(OneFile(path, "csv", several=True), recorded, clips[0]))
+    assert hidden_journal(path).read_text().count("a.mp4") and not path.exists()
     output = OneFile(path, "csv", several=True)
     note(output, recorded, clips[1])
     output.close(clips, complete=True)

@@ -24,12 +24,11 @@ from vidspec.files import check_output
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
-    from vidspec.dataset.bulk import Executor, Listener
+    from vidspec.dataset.bulk import Executor, Listener, Remaining
     from vidspec.dataset.formats import Format
     from vidspec.dataset.inputs import Found
     from vidspec.dataset.job import Job, JobConfig, Outcome
     from vidspec.dataset.outputs import Output
-    from vidspec.dataset.plan import Remaining
     from vidspec.dataset.records import Settings
     from vidspec.display.heatmap_files import HeatmapFiles
     from vidspec.display.pages.watching import ReportFile
@@ -154,8 +153,7 @@ def _check_questions(how: JobConfig, forms: Sequence[Format], entries: Sequence[
 
 
 def _run(run: Run) -> int:
-    from vidspec.dataset.bulk import execute
-    from vidspec.dataset.plan import plan
+    from vidspec.dataset.bulk import execute, plan
     from vidspec.dataset.run import exit_code
 
     request = run.request

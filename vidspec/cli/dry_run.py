@@ -40,13 +40,13 @@ def dry_run(
         settings: how clips would be captioned.
         label: of the shard.
     """
+    from vidspec.dataset.bulk import plan
     from vidspec.dataset.dry_run import estimate, past, wanted
-    from vidspec.dataset.outputs import Looked, Several
-    from vidspec.dataset.plan import plan
+    from vidspec.dataset.outputs import Journaled, Several
     from vidspec.dataset.writers import StdoutLines
 
     kept = [one for one in destinations if one.journal(entries[0], label) and not request.overwrite]
-    journals = [Looked(partial(_journal, one, label)) for one in kept]
+    journals = [Journaled(partial(_journal, one, label), look=True) for one in kept]
     looked = Several(journals)
     planned = plan(entries, looked, settings, checksum=request.checksum, retry=request.retry_failed)
     todo = {job.number: wanted(job, settings.config) for job in planned.jobs}

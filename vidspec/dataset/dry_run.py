@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vidspec.dataset.formats import span
 from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.segments import fixed
 from vidspec.errors import VideoError
+from vidspec.events.record import Record
 
 __all__ = ["Estimate", "Past", "Wanted", "estimate", "past", "wanted"]
 
@@ -21,8 +22,8 @@ class Past(NamedTuple):
     covered: float
 
 
-def past(records: Iterable[Mapping[str, Any]], settings: Collection[str]) -> list[Past]:
-    """Of captions under these settings that tell their times, each counted once however many outputs have it."""
+def past(records: Iterable[Record], settings: Collection[str]) -> list[Past]:
+    """Of captions under these settings with their times, each counted once however many outputs have it."""
     found = {}
     for record in records:
         job, seconds = record["job"], record.get("timings", {}).get("end_to_end")

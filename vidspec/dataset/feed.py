@@ -6,53 +6,40 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from vidspec.dataset.job import CONTEXT, Job, JobConfig
+from vidspec.dataset.job import Job, JobConfig
 from vidspec.events.wake import WakeEvent
 
 if TYPE_CHECKING:
+    from vidspec.dataset.reader import Reader
     from vidspec.video.base import Clip
-    from vidspec.video.reading import Check
 
-__all__ = ["MOST_BYTES", "Feed", "Prepare", "Reads", "Refuse", "reader_count", "support_of"]
+__all__ = ["MAX_BYTES", "Feed", "Prepare", "Refuse", "cores", "reader_count", "support_of"]
 
 #: Does a captioner's preprocessing of a clip in advance; returns the bytes of memory that its result takes.
 Prepare: TypeAlias = "Callable[[Clip], int]"
 #: Raises where a captioner cannot take a clip: path, prompt (None for the profile's), frames, their height and width.
 Refuse: TypeAlias = "Callable[[str, str | None, int, int, int], None]"
 #: Bytes that all clips together may take from their reading to their captions.
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 #: Processes that read; beyond these a disk is rarely faster, and each may take the memory of a hard clip.
-MOST_READERS = 8
+MAX_READERS = 8
 
 
-class Reads(Protocol):
-    """What is needed of a ``Reader``."""
-
-    def read(
-        self,
-        path: str,
-        start: float | None,
-        end: float | None,
-        video: Mapping[str, object],
-        check: Check | None = None,
-    ) -> Clip | None: ...
-
-    def segments(
-        self, path: str, segment: float | str, start: float | None, end: float | None
-    ) -> list[tuple[float, float]]: ...
-
-    def close(self) -> None: ...
-
-
-def support_of(captioner: object) -> tuple[Prepare | None, Refuse | None, float | None]:
+def support_of(captioner: object, config: JobConfig) -> tuple[Prepare | None, Refuse | None, float | None]:
     """What a captioner may have for a :class:`Feed`: its ``prepare``, its ``refuse``, and how much sound it takes."""
-    return getattr(captioner, "prepare", None), getattr(captioner, "refuse", None), getattr(captioner, "hears", None)
+    prepare = None if config.baseline else getattr(captioner, "prepare", None)  # compared times must not lack it
+    return prepare, getattr(captioner, "refuse", None), getattr(captioner, "hears", None)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def reader_count(config: JobConfig, clips: int | None = None) -> int:
@@ -62,8 +49,7 @@ def reader_count(config: JobConfig, clips: int | None = None) -> int:
     """
     if config.batch == 1 or (clips is not None and clips < 2 and config.segment is None):
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(2, min(MOST_READERS, cores // 2))
+    return max(2, min(MAX_READERS, cores() // 2))
 
 
 class Feed:
@@ -72,8 +58,8 @@ class Feed:
     A thread for each reader reads while fewer than ``config.ahead`` parts wait to be taken, and all that were not
     :meth:`finished` take less than ``max_bytes``; a clip of any size is read when there is no other. What is being
     read counts as much as the largest clip before. Parts come in the order in which they become ready; with one reader
-    that is the order of the jobs. With ``config.context`` a segment comes when the one before it is finished, and its
-    prompt quotes that caption; other clips are not held up by that.
+    that is the order of the jobs. Of a clip whose segments are captioned one after the other, several readers read the
+    segment after next when one is finished: other clips are not held up by that.
 
     Args:
         jobs: the clips; each is drawn when there is room for it, never two at a time. Drawing may wait.
@@ -93,12 +79,12 @@ class Feed:
         self,
         jobs: Iterable[Job],
         config: JobConfig,
-        readers: Sequence[Reads],
+        readers: Sequence[Reader],
         prepare: Prepare | None = None,
         refuse: Refuse | None = None,
         max_audio_s: float | None = None,
         *,
-        max_bytes: int = MOST_BYTES,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         self.config, self.wake = config, WakeEvent()
         self._video = {**config.video, "sound": max_audio_s}
@@ -108,10 +94,8 @@ class Feed:
         self._drawing = self._drawn = self._closed = False
         self._busy = 0  # threads that read or cut
         self._unread: deque[Job] = deque()
-        self._following: dict[int, deque[Job]] = {}  # to be read when the segment before was taken, by clip
-        self._ready: list[Job] = []
-        self._in_progress: set[int] = set()  # clips whose next segment waits for the one that was taken
-        self._captions: dict[tuple[int, int | None], str | None] = {}  # that a next segment may quote
+        self._following: dict[int, deque[Job]] = {}  # segments that are read when others are finished, by clip
+        self._ready: deque[Job] = deque()
         self._bytes: dict[tuple[int, int | None], int] = {}
         self._largest = 0
         self._bug: BaseException | None = None
@@ -141,29 +125,17 @@ class Feed:
         with self._changed:
             if self._bug is not None:
                 raise self._bug
-            candidates = self._ready[:1] if self._in_order else self._ready
-            job = next((one for one in candidates if not self._waits(one)), None)
-            if job is None:
-                return None
-            self._ready.remove(job)
-            if self._one_by_one(job):
-                self._in_progress.add(job.number)
-                job = self._with_context(job)
-                if following := self._following.get(job.number):
-                    self._unread.appendleft(following.popleft())
-                else:
-                    self._following.pop(job.number, None)
             self._changed.notify_all()
-            return job
+            return self._ready.popleft() if self._ready else None
 
-    def finished(self, job: Job, caption: str | None) -> None:
-        """A part that was taken is captioned, or has failed (None); its memory is free."""
+    def finished(self, job: Job) -> None:
+        """A part that was taken is captioned, or has failed; its memory is free."""
         with self._changed:
             self._bytes.pop((job.number, job.segment), None)
-            if self._one_by_one(job):
-                self._in_progress.discard(job.number)
-                if not job.last:
-                    self._captions[job.number, job.segment] = caption
+            if following := self._following.pop(job.number, None):
+                self._unread.appendleft(following.popleft())
+                if following:
+                    self._following[job.number] = following
             self._changed.notify_all()
         self.wake.set()
 
@@ -183,28 +155,12 @@ class Feed:
     def _drained(self) -> bool:
         return self._drawn and not (self._busy or self._unread or self._following)
 
-    def _one_by_one(self, job: Job) -> bool:
-        """Whether the segments of a clip come one after the other."""
-        return job.segment is not None and (self.config.context or job.alone)
-
-    def _waits(self, job: Job) -> bool:
-        return job.number in self._in_progress and self._one_by_one(job)
-
-    def _with_context(self, job: Job) -> Job:
-        """A segment whose prompt quotes the caption before, where that is asked for and there is one."""
-        number = (job.segment or 0) - 1
-        before = self._captions.pop((job.number, number), None) or job.done.get(number)
-        if not (self.config.context and before):
-            return job
-        return replace(job, prompt=CONTEXT.format(prompt=job.prompt or self.config.prompt, previous=before))
-
     def _room(self) -> bool:
-        waiting = self._busy + sum(not self._waits(job) for job in self._ready)
-        return waiting < max(1, self.config.ahead) and (
-            not self._bytes or self.nbytes + self._largest <= self._max_bytes
-        )
+        if self._busy + len(self._ready) >= max(1, self.config.ahead):
+            return False
+        return not self._bytes or self.nbytes + self._largest <= self._max_bytes
 
-    def _run(self, reader: Reads) -> None:
+    def _run(self, reader: Reader) -> None:
         try:
             while (job := self._next()) is not None:
                 segments: list[Job] = []
@@ -266,13 +222,13 @@ class Feed:
 
     def _enter(self, segments: Sequence[Job]) -> None:
         """Segments of one clip that are to be read."""
-        if segments[1:] and self._one_by_one(segments[0]) and not self._in_order:
-            self._unread.append(segments[0])
-            self._following[segments[0].number] = deque(segments[1:])
+        if segments[2:] and self.config.one_by_one(segments[0]) and not self._in_order:
+            self._unread.extend(segments[:2])
+            self._following[segments[0].number] = deque(segments[2:])
         else:
             self._unread.extend(segments)
 
-    def _cut(self, job: Job, reader: Reads, segment: float | str) -> list[Job]:
+    def _cut(self, job: Job, reader: Reader, segment: float | str) -> list[Job]:
         """The segments of a clip that are left."""
         found = reader.segments(job.path, segment, job.start, job.end)
         return [
@@ -281,7 +237,7 @@ class Feed:
             if number not in job.done
         ]
 
-    def _read(self, job: Job, reader: Reads) -> tuple[Job, int]:
+    def _read(self, job: Job, reader: Reader) -> tuple[Job, int]:
         """A job with its frames, or with the error that reading them gave; and the bytes that it takes."""
         check = partial(self._refuse, job.path, job.prompt) if self._refuse is not None else None
         began = time.monotonic()

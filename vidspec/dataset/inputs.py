@@ -18,7 +18,7 @@ from vidspec.files import read_whole
 __all__ = ["EXTENSIONS", "Found", "Sources", "collect", "leave_out_missing", "matches"]
 
 #: Bytes of a list or a manifest: some ten million clips.
-LONGEST_LIST = 1 << 30
+MAX_LIST_BYTES = 1 << 30
 #: What is taken for a video in folders and lists; files that are named one by one are always tried.
 EXTENSIONS = frozenset(
     "3g2 3gp asf avi divx dv f4v flv gif m1v m2t m2ts m2v m4v mj2 mjpeg mjpg mkv mov mp4 mpe mpeg "  # noqa: SIM905
@@ -143,11 +143,7 @@ def _manifest(name: str) -> Iterator[Job]:
         text = _content(name).decode("utf-8")
     except UnicodeDecodeError:
         raise UsageError(f"{name}: is not UTF-8 text") from None
-    yield from parse_manifest(text, "standard input" if name == "-" else name, "" if name == "-" else _folder(name))
-
-
-def _folder(name: str) -> str:
-    return os.path.dirname(name)
+    yield from parse_manifest(text, "standard input" if name == "-" else name, os.path.dirname(name))
 
 
 def _below(folder: str, sources: Sources, found: Found) -> Iterator[Job]:
@@ -188,7 +184,7 @@ def _wanted(path: str, relative: str, sources: Sources, found: Found) -> bool:
 
 
 def _content(name: str) -> bytes:
-    return read_whole(name, LONGEST_LIST, "standard input" if name == "-" else name, pipe=True)
+    return read_whole(name, MAX_LIST_BYTES, "standard input" if name == "-" else name, pipe=True)
 
 
 def matches(relative: str, patterns: Iterable[str]) -> bool:

@@ -122,6 +122,10 @@ class JobConfig:
         whole = job.whole
         return whole.questions if whole.questions or whole.prompt else self.questions
 
+    def one_by_one(self, job: Job) -> bool:
+        """Whether the parts of a clip are captioned one after the other."""
+        return self.context or job.alone
+
     def prompt_of(self, job: Job) -> str:
         """What a clip or its part is asked, without context."""
         questions = self.questions_of(job)

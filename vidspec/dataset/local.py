@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 from vidspec.dataset.feed import Feed, reader_count, support_of
 from vidspec.dataset.job import Job, JobConfig, Outcome
 from vidspec.dataset.reader import Reader
-from vidspec.dataset.run import Captions, run
+from vidspec.dataset.run import run
 from vidspec.events.observer import Observer
+
+if TYPE_CHECKING:
+    from vidspec.captioner import Captioner
 
 __all__ = ["outcomes", "readers_for"]
 
@@ -20,7 +24,7 @@ def readers_for(config: JobConfig, clips: int) -> list[Reader]:
 
 
 def outcomes(
-    captioner: Captions,
+    captioner: Captioner,
     jobs: Iterable[Job],
     config: JobConfig,
     observer: Observer | None = None,
@@ -31,10 +35,10 @@ def outcomes(
     ``readers`` may have been started before; they are closed in the end.
     """
     jobs = list(jobs)
-    prepare, refuse, max_audio_s = support_of(captioner)
-    if config.baseline or (len(jobs) < 2 and config.segment is None):
-        prepare = None  # it would be missing from times that are compared, and there is nothing to do it beside
-    elif (look_beside := getattr(captioner, "look_beside", None)) is not None:
+    prepare, refuse, max_audio_s = support_of(captioner, config)
+    if len(jobs) < 2 and config.segment is None:
+        prepare = None  # there is nothing to do it beside
+    elif prepare is not None and (look_beside := getattr(captioner, "look_beside", None)) is not None:
         look_beside()
     readers = readers or readers_for(config, len(jobs))
     with closing(Feed(jobs, config, readers, prepare, refuse, max_audio_s)) as feed:

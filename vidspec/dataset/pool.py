@@ -10,14 +10,17 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 from vidspec.dataset.feed import Feed, reader_count, support_of
 from vidspec.dataset.job import Job, JobConfig, Outcome
 from vidspec.dataset.reader import Reader
-from vidspec.dataset.run import Captions, run
+from vidspec.dataset.run import run
 from vidspec.errors import GenerationError, ModelError, VidspecError
 from vidspec.events.record import failed
+
+if TYPE_CHECKING:
+    from vidspec.captioner import Captioner
 
 __all__ = ["ATTEMPTS", "Ended", "Factory", "Group", "Message", "TaskQueue", "Workers", "distributed", "serve"]
 
@@ -52,7 +55,7 @@ class Factory:
     profile: Mapping[str, object]
     maker: str = "vidspec.captioner:Captioner"
 
-    def make(self, group: Group) -> Captions:
+    def make(self, group: Group) -> Captioner:
         """The captioner for ``group``, its models loaded.
 
         Raises:
@@ -66,7 +69,7 @@ class Factory:
         if group.threads is not None:
             profile = profiles.override(profile, {"models.threads": group.threads})
         module, _, name = self.maker.partition(":")
-        captioner: Captions = getattr(import_module(module), name).from_profile(profile)
+        captioner: Captioner = getattr(import_module(module), name).from_profile(profile)
         return captioner
 
 
@@ -130,7 +133,8 @@ def distributed(workers: Workers, factory: Factory, jobs: Iterable[Job], groups:
                     idle.pop(worker, None)
                     yield from queue.died(worker, message.why)
                     group = running.pop(worker)
-                    running[workers.start(group)] = group
+                    if not queue.over:
+                        running[workers.start(group)] = group
                     continue
                 ready.add(worker)
                 if isinstance(message, Outcome):
@@ -171,7 +175,7 @@ def serve(
     try:
         captioner = factory.make(group)
         readers = [Reader(config.timeout) for _ in range(reader_count(config))]
-        with closing(Feed(jobs(), config, readers, *support_of(captioner))) as feed:
+        with closing(Feed(jobs(), config, readers, *support_of(captioner, config))) as feed:
             for outcome in run(captioner, feed, config, on_begin=lambda job: send(job.without_frames())):
                 send(_portable(outcome))
     except Exception as error:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib import import_module
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from vidspec.dataset.job import Job, JobConfig, Outcome
 from vidspec.dataset.pool import Ended, Factory, Group, Message, distributed, serve
 from vidspec.errors import DeviceError, UsageError
 
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+    from ray.util.queue import Queue
+
 __all__ = ["connected", "ray_outcomes"]
 
 
-def connected(address: str | None = None) -> Any:
+def connected(address: str | None = None) -> ModuleType:
     """Ray itself, connected: to ``address``, or to a new cluster on this machine that ends with this process.
 
     Raises:
@@ -22,7 +28,7 @@ def connected(address: str | None = None) -> Any:
         DeviceError: there is no cluster at ``address``.
     """
     try:
-        ray: Any = import_module("ray")
+        ray = import_module("ray")
     except ImportError as error:
         raise UsageError(f"--engine ray needs Ray ({error})", hint="pip install 'vidspec[ray]'") from None
     if not ray.is_initialized():
@@ -46,16 +52,25 @@ def ray_outcomes(
 class _Actors:
     """Actors, each with a queue of its jobs, and one queue for the messages of all."""
 
-    def __init__(self, ray: Any, factory: Factory, config: JobConfig) -> None:
+    def __init__(self, ray: ModuleType, factory: Factory, config: JobConfig) -> None:
         self.ray, self.factory, self.config = ray, factory, config
         self._messages = self._queue()
-        self._next = self._messages.actor.get.remote(None)
-        self._actors: list[Any] = []
-        self._jobs: list[Any] = []
-        self._running: dict[Any, int] = {}
+        self._next = self._awaited()
+        self._actors: list[ActorHandle[_Actor]] = []
+        self._jobs: list[Queue] = []
+        self._running: dict[ObjectRef[None], int] = {}
 
-    def _queue(self) -> Any:
-        return import_module("ray.util.queue").Queue(actor_options={"num_cpus": 0})
+    def _queue(self) -> Queue:
+        from ray.util.queue import Queue
+
+        return Queue(actor_options={"num_cpus": 0})
+
+    def _awaited(self) -> ObjectRef[tuple[int, Message]]:
+        """The next message, which can be waited for together with the ends of actors."""
+        queue = self._messages.actor
+        assert not isinstance(queue, type)
+        next_message: ObjectRef[tuple[int, Message]] = queue.get.remote(None)
+        return next_message
 
     def start(self, group: Group) -> int:
         worker, jobs = len(self._actors), self._queue()
@@ -72,12 +87,12 @@ class _Actors:
         (ended,), _ = self.ray.wait([self._next, *self._running])
         if ended == self._next:
             yield self.ray.get(ended)
-            self._next = self._messages.actor.get.remote(None)
+            self._next = self._awaited()
             return
         worker = self._running.pop(ended)
         try:
             self.ray.get(ended)
-        except import_module("ray.exceptions").RayActorError as error:
+        except self.ray.exceptions.RayActorError as error:
             self._messages.put((worker, Ended(_first_line(error))))  # behind what it sent before
 
     def close(self, idle: Collection[int]) -> None:
@@ -88,7 +103,9 @@ class _Actors:
 class _Actor:
     """A captioner in an actor."""
 
-    def work(self, worker: int, factory: Factory, config: JobConfig, group: Group, jobs: Any, messages: Any) -> None:
+    def work(
+        self, worker: int, factory: Factory, config: JobConfig, group: Group, jobs: Queue, messages: Queue
+    ) -> None:
         """Caption the jobs of a queue until its run ends."""
         serve(factory, config, group, jobs.get, lambda message: messages.put((worker, message)))
 

@@ -1,64 +1,32 @@
-"""Captions jobs, several at a time, and goes on after a failure; knows neither models nor files of records."""
+"""Captioner jobs, several at a time, and goes on after a failure; knows neither models nor files of records."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from vidspec.dataset.job import Job, JobConfig, Outcome, Questions
+from vidspec.dataset.job import CONTEXT, Job, JobConfig, Outcome
 from vidspec.decoding.prompts import Prompts
 from vidspec.errors import GenerationError, VidspecError
 from vidspec.events.compare import first_difference, speed_against
 from vidspec.events.events import Event, Finished, Load, Prefilled
 from vidspec.events.observer import Observer
 from vidspec.events.record import Caption, failed
-from vidspec.events.wake import WakeEvent
 from vidspec.models.prefix_cache import PrefixCache
 from vidspec.models.request import Exchange, Question
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from vidspec.captioner import Asked, Captioner
+    from vidspec.dataset.feed import Feed
 
-    from vidspec.captioner import Asked
-    from vidspec.config.schema import Profile
-    from vidspec.decoding.serving import Arrivals
-
-__all__ = ["Captions", "Source", "exit_code", "run"]
-
-
-class Captions(Protocol):
-    """What is needed of a ``vidspec.Captioner``."""
-
-    @property
-    def profile(self) -> Profile: ...
-
-    def serve(
-        self, arrivals: Arrivals, *, batch: int | None = None, wake: WakeEvent | None = None
-    ) -> Iterator[tuple[Hashable, Event | Load | Exception]]: ...
-
-    def baseline(self, path: str, **asked: Unpack[Asked]) -> Caption: ...
-
-    def warm_up(self) -> None: ...
-
-
-class Source(Protocol):
-    """What is needed of a ``vidspec.dataset.feed.Feed``."""
-
-    wake: WakeEvent
-
-    @property
-    def over(self) -> bool: ...
-
-    def take(self) -> Job | None: ...
-
-    def finished(self, job: Job, caption: str | None) -> None: ...
+__all__ = ["exit_code", "run"]
 
 
 def run(
-    captioner: Captions,
-    source: Source,
+    captioner: Captioner,
+    source: Feed,
     config: JobConfig | None = None,
     observer: Observer | None = None,
     on_begin: Callable[[Job], None] = lambda job: None,
@@ -95,35 +63,45 @@ def exit_code(errors: Iterable[Exception | None]) -> int:
 
 
 class _Parts:
-    """The parts of one clip in their order: which question can be asked now, and which outcomes are due.
+    """The parts of one clip in their order: which can begin now, and which outcomes are due.
 
     A clip without parts is one part. Segments come from the feed one by one; questions are made here, of the whole clip
     with its frames.
     """
 
-    def __init__(self, job: Job, questions: Questions | None) -> None:
-        self.whole = job.whole  # not the job, whose frames would stay
-        self._turns: tuple[str, ...] = ()
+    def __init__(self, job: Job, config: JobConfig) -> None:
+        self.whole, self._config = job.whole, config  # not the job, whose frames would stay
+        self._questions = None if job.error is not None else config.questions_of(job)
         self._prompts: Prompts[Job] | None = None
         self._ready: deque[Job] = deque()
+        self._later: dict[int | None, Job] = {}  # segments that wait, by the one that must be captioned before
         self._early: dict[int | None, Outcome] = {}  # by the part that must be given before
         self._given: int | None = None
-        self.has_questions = questions is not None and job.error is None
-        if questions is None or job.error is not None:
-            return
-        if questions.in_turns:
-            self._turns = questions.texts
-            self._ready.append(self._first_turn(job))
-        else:
-            self._prompts = Prompts(_prompts(job, questions.texts), apart=job.alone)
+        self._caption: str | None = None  # of the part that was given last
+
+    @property
+    def has_questions(self) -> bool:
+        """Whether the parts are questions about one clip, whose frames they share."""
+        return self._questions is not None
 
     @property
     def over(self) -> bool:
-        """Whether no question is left to begin."""
-        return not self._ready and (self._prompts is None or self._prompts.over)
+        """Whether none of the parts that came is left to begin."""
+        return not (self._ready or self._later) and (self._prompts is None or self._prompts.over)
+
+    def add(self, job: Job) -> None:
+        """The clip with its frames, or a segment of it, from the feed."""
+        if self._questions is not None and self._questions.in_turns:
+            self._ready.append(self._first_turn(job))
+        elif self._questions is not None:
+            self._prompts = Prompts(_prompts(job, self._questions.texts), apart=job.alone)
+        elif self._config.one_by_one(job) and job.previous != self._given:
+            self._later[job.previous] = job
+        else:
+            self._ready.append(self._with_context(job))
 
     def take(self) -> Job | None:
-        """The next question that can begin; None if there is none now."""
+        """The next part that can begin; None if there is none now."""
         if self._ready:
             return self._ready.popleft()
         return self._prompts.take() if self._prompts is not None else None
@@ -133,22 +111,36 @@ class _Parts:
         if self._prompts is not None:
             self._prompts.read(job.segment or 0)
 
-    def ended(self, outcome: Outcome, job: Job) -> Iterator[Outcome]:
+    def ended(self, outcome: Outcome, job: Job) -> list[Outcome]:
         """The outcomes that are due now that one part has ended, in the order of the parts."""
         if self._prompts is not None:
             self._prompts.ended()
-        if self._turns and not job.last:
+        if self._questions is not None and self._questions.in_turns and not job.last:
             self._ready.append(self._next_turn(job, outcome.caption.caption))
+        due = []
         self._early[job.previous] = outcome
-        while (due := self._early.pop(self._given, None)) is not None:
-            self._given = due.job.segment
-            yield due
+        while (one := self._early.pop(self._given, None)) is not None:
+            self._given, self._caption = one.job.segment, one.caption.caption
+            due.append(one)
+        if (later := self._later.pop(self._given, None)) is not None:
+            self._ready.append(self._with_context(later))
+        return due
+
+    def _with_context(self, job: Job) -> Job:
+        """A segment whose prompt quotes the caption before, where that is asked for and there is one."""
+        number = (job.segment or 0) - 1
+        before = self._caption if number == self._given else job.done.get(number)
+        if not (self._config.context and before):
+            return job
+        return replace(job, prompt=CONTEXT.format(prompt=job.prompt or self._config.prompt, previous=before))
 
     def _first_turn(self, job: Job) -> Job:
         """The first turn that is not done; those behind it are asked again."""
-        first = next(number for number in range(len(self._turns)) if number not in job.done)
+        assert self._questions is not None
+        texts = self._questions.texts
+        first = next(number for number in range(len(texts)) if number not in job.done)
         done = {number: job.done[number] for number in range(first)}
-        earlier = tuple(Exchange(self._turns[number], answer or "") for number, answer in done.items())
+        earlier = tuple(Exchange(texts[number], answer or "") for number, answer in done.items())
         return self._turn(replace(job, done=done, held=PrefixCache()), earlier, failed=None in done.values())
 
     def _next_turn(self, job: Job, answer: str | None) -> Job:
@@ -160,15 +152,15 @@ class _Parts:
     def _turn(self, job: Job, earlier: tuple[Exchange, ...], *, failed: bool) -> Job:
         """The turn behind ``earlier``; an error if one of those failed."""
         number = len(earlier)
-        assert job.held is not None
+        assert job.held is not None and self._questions is not None
         job.held.begin()
         return replace(
             job,
-            prompt=self._turns[number],
+            prompt=self._questions.texts[number],
             question=Question("turn", number),
             earlier=earlier,
             segment=number,
-            segments=len(self._turns),
+            segments=len(self._questions.texts),
             error=GenerationError(f"{job.path}: the turn before it failed", kind="turn") if failed else None,
         )
 
@@ -198,8 +190,8 @@ class _Jobs:
 
     def __init__(
         self,
-        captioner: Captions,
-        source: Source,
+        captioner: Captioner,
+        source: Feed,
         config: JobConfig,
         observer: Observer,
         on_begin: Callable[[Job], None],
@@ -241,12 +233,11 @@ class _Jobs:
                 return job
         while (job := self._source.take()) is not None:
             if job.number not in self._clips:
-                self._clips[job.number] = _Parts(job, self._config.questions_of(job))
+                self._clips[job.number] = _Parts(job, self._config)
             parts = self._clips[job.number]
-            if not parts.has_questions:
-                return job
-            if (question := parts.take()) is not None:
-                return question
+            parts.add(job)
+            if (part := parts.take()) is not None:
+                return part
         return None
 
     def unreadable(self) -> Iterator[Outcome]:
@@ -282,16 +273,16 @@ class _Jobs:
         self._observer.end(job.key, outcome.caption)
         parts = self._clips[job.number]
         if not parts.has_questions:
-            self._source.finished(job, outcome.caption.caption)
+            self._source.finished(job)
         for due in parts.ended(outcome, job):
             if due.job.last:
                 del self._clips[job.number]
                 if parts.has_questions:
-                    self._source.finished(parts.whole, None)
+                    self._source.finished(parts.whole)
             yield due
 
     def _outcome(self, job: Job, caption: Caption | None, error: Exception | None) -> Outcome:
-        bare = job.without_frames()  # whoever keeps outcomes keeps no frames
+        bare = job.without_frames()  # outcomes are kept, frames are not
         try:
             if error is not None:
                 raise error
@@ -306,8 +297,8 @@ class _Jobs:
             return Outcome(record, error, bare)
 
 
-def _compared(captioner: Captions, caption: Caption, job: Job, config: JobConfig) -> Caption:
-    """A caption behind its comparison with plain decoding, where one is asked for."""
+def _compared(captioner: Captioner, caption: Caption, job: Job, config: JobConfig) -> Caption:
+    """A caption behind its comparison with plain decoding, where the run has one."""
     if not (config.baseline or config.verify):
         return caption
     request: Asked = {"start": job.start, "end": job.end, "prompt": job.prompt, "clip": job.clip}

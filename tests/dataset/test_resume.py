@@ -9,7 +9,7 @@ import pytest
 from vidspec.dataset.bulk import left, plan
 from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.outputs import OneFile, Sidecars, hidden_journal
-from vidspec.dataset.records import Content, Settings, content_of, settings_id
+from vidspec.dataset.records import Content, Settings, content_of
 from vidspec.dataset.sidecars import Names, check_names
 from vidspec.errors import UsageError
 
@@ -90,9 +90,13 @@ def test_what_changes_no_answer_is_no_setting():
         "workers": {"timeout": 9},
         "models": {"device": "cuda", "threads": 2, "packed": False, "target": "t"},
     }
-    assert settings_id(profile, prompt="x") == settings_id(same, prompt="x") != settings_id(same, prompt="y")
     other = {**same, "models": {**same["models"], "attention": "eager"}}
-    assert settings_id(other, prompt="x") != settings_id(same, prompt="x")
+
+    def of(profile, prompt="x"):
+        return Settings(profile, JobConfig(prompt=prompt)).of(Job("a.mp4"))
+
+    assert of(profile) == of(same) != of(same, "y")
+    assert of(other) != of(same)
 
 
 def test_the_same_bytes_under_another_name_keep_their_caption(clips, recorded, settings):

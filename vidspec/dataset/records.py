@@ -24,7 +24,6 @@ __all__ = [
     "content_of",
     "lean",
     "record_of",
-    "settings_id",
 ]
 
 #: The keys of a line of ``--format jsonl``: nothing that was measured, so that the same captions are the same bytes.
@@ -94,33 +93,28 @@ def clip_id(job: Job) -> str:
     return _digest([os.path.normpath(clip.path), clip.start, clip.end, *named], 16)
 
 
-def settings_id(profile: Mapping[str, object], **more: object) -> str:
-    """12 hex digits for everything that may change a caption.
-
-    Args:
-        profile: the profile as nested plain values.
-        more: what the run adds, such as the prompt, the system prompt and the segments.
-    """
-    kept = {
-        key: {inner: deep for inner, deep in value.items() if f"{key}.{inner}" not in NOT_ANSWERS}
-        if isinstance(value, Mapping)
-        else value
-        for key, value in profile.items()
-        if key not in NOT_ANSWERS
-    }
-    return _digest([kept, {key: value for key, value in more.items() if value is not None and value is not False}], 12)
-
-
 def _digest(value: object, digits: int) -> str:
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:digits]
 
 
 class Settings:
-    """The settings of a run as a short name, for each prompt; what differs in any of them is another captioning."""
+    """Everything that may change a caption as a short name, for each prompt; another name is another captioning.
+
+    Args:
+        profile: as nested plain values.
+        config: the run.
+    """
 
     def __init__(self, profile: Mapping[str, Any], config: JobConfig) -> None:
         self.profile, self.config = profile, config
+        self._answering = {
+            key: {inner: deep for inner, deep in value.items() if f"{key}.{inner}" not in NOT_ANSWERS}
+            if isinstance(value, Mapping)
+            else value
+            for key, value in profile.items()
+            if key not in NOT_ANSWERS
+        }
         self._known: dict[tuple[str | None, Questions | None], str] = {}
 
     @property
@@ -135,14 +129,12 @@ class Settings:
         questions = config.questions_of(job)
         key = prompt, questions
         if key not in self._known:
-            kind = {} if questions is None else {"turns" if questions.in_turns else "prompts": questions.texts}
-            self._known[key] = settings_id(
-                self.profile,
-                prompt=prompt or config.prompt,
-                **kind,
-                segment=config.segment,
-                context=config.context and config.segment is not None,
-            )
+            about: dict[str, object] = {"prompt": prompt or config.prompt}
+            if questions is not None:
+                about["turns" if questions.in_turns else "prompts"] = questions.texts
+            if config.segment is not None:
+                about |= {"segment": config.segment} | ({"context": True} if config.context else {})
+            self._known[key] = _digest([self._answering, about], 12)
         return self._known[key]
 
 

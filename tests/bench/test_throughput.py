@@ -17,7 +17,7 @@ from vidspec.bench.generate_worker import padded
 from vidspec.bench.memory import Watch, family, resident
 from vidspec.bench.throughput import Throughput, contenders, markdown, measure, turns
 from vidspec.config import profiles
-from vidspec.dataset.work import Outcome
+from vidspec.dataset.job import Outcome
 from vidspec.draft_length.steady import Steady
 from vidspec.errors import GenerationError, UsageError, VidspecError
 from vidspec.events.answering import Worker
@@ -302,11 +302,10 @@ def test_generate_in_batches_reads_the_same_prompts(pair):
 def test_a_folder_is_captioned_into_a_file():
     from vidspec.dataset.timed import folder, how_of
 
-    def engine(tasks):
-        for task in tasks:
-            work = task.whole
-            error = GenerationError("no room") if work.path == "1.mp4" else None
-            yield Outcome(Caption(path=work.path, caption="x", token_ids=[work.number]), error, work)
+    def engine(jobs):
+        for job in jobs:
+            error = GenerationError("no room") if job.path == "1.mp4" else None
+            yield Outcome(Caption(path=job.path, caption="x", token_ids=[job.number]), error, job)
 
     profile = profiles.load("ar")
     told = folder(engine, CLIPS[:3], profile, how_of(profile, 3, 2))

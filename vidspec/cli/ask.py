@@ -151,10 +151,10 @@ def _opened(
 ) -> Iterator[tuple[Captioner, Dialogue]]:
     """The models, and the clip read by a process of its own; ``stages``: whether reading and loading are shown."""
     from vidspec.cli import start as beginning
+    from vidspec.dataset.job import JobConfig
     from vidspec.dataset.local import readers_for
-    from vidspec.dataset.work import How
 
-    (reader,) = readers_for(How(batch=1), 1)
+    (reader,) = readers_for(JobConfig(batch=1), 1)
     with closing(reader):
         reader.start()
         with beginning.uncollected(), beginning.status("loading", on=stages[1]):

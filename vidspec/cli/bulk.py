@@ -24,13 +24,12 @@ from vidspec.files import check_output
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
-    from vidspec.dataset.bulk import Executor, Listener
+    from vidspec.dataset.bulk import Executor, Listener, Remaining
     from vidspec.dataset.formats import Format
     from vidspec.dataset.inputs import Found
+    from vidspec.dataset.job import Job, JobConfig, Outcome
     from vidspec.dataset.outputs import Output
-    from vidspec.dataset.plan import Remaining
     from vidspec.dataset.records import Settings
-    from vidspec.dataset.work import Entry, How, Outcome, Task
     from vidspec.display.heatmap_files import HeatmapFiles
     from vidspec.display.pages.watching import ReportFile
 
@@ -44,8 +43,8 @@ class Run:
     request: Request
     profile: Profile
     found: Found
-    entries: list[Entry]
-    how: How
+    entries: list[Job]
+    how: JobConfig
     settings: Settings
     output: Output
     pictures: HeatmapFiles | None = None
@@ -62,7 +61,7 @@ class Run:
     @property
     def prompts(self) -> set[str]:
         """All that are asked, the system prompt and what ``--context`` makes of a prompt included."""
-        from vidspec.dataset.run import CONTEXT
+        from vidspec.dataset.job import CONTEXT
 
         several = [self.how.questions_of(entry) for entry in self.entries]
         asked = {
@@ -143,7 +142,7 @@ def _check_files(request: Request, profile: Profile, clips: Sequence[str]) -> No
         check_page(request.report, clips)
 
 
-def _check_questions(how: How, forms: Sequence[Format], entries: Sequence[Entry]) -> None:
+def _check_questions(how: JobConfig, forms: Sequence[Format], entries: Sequence[Job]) -> None:
     """Refuse what makes no sense where a clip is asked several things, those of a manifest among them."""
     if not any(how.questions_of(entry) for entry in entries):
         return
@@ -154,8 +153,7 @@ def _check_questions(how: How, forms: Sequence[Format], entries: Sequence[Entry]
 
 
 def _run(run: Run) -> int:
-    from vidspec.dataset.bulk import execute
-    from vidspec.dataset.plan import plan
+    from vidspec.dataset.bulk import execute, plan
     from vidspec.dataset.run import exit_code
 
     request = run.request
@@ -168,7 +166,7 @@ def _run(run: Run) -> int:
             planned = plan(run.entries, run.output, run.settings, checksum=request.checksum, retry=request.retry_failed)
             tally.earlier, tally.earlier_failed, tally.reused = planned.captioned, planned.failed, planned.reused
             _tell_earlier(run, planned)
-            if planned.tasks or planned.unkept:
+            if planned.jobs or planned.unkept:
                 engine, listeners = _equipped(stack, run, planned, tally)
                 limit = 1 if request.fail_fast else request.max_failures
                 code = execute(planned, engine, run.output, run.settings, tally, listeners, max_failures=limit)
@@ -230,7 +228,7 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
         log.start(tally, run.profile.name, parameters(request))
         listeners.append(log)
     elsewhere = request.engine is EngineName.ray or request.replicas is not None
-    if planned.tasks:
+    if planned.jobs:
         for line in start.demo_notes(run.profile, run.prompts, f"caption {shlex.quote(run.entries[0].path)}"):
             note(line)
         if request.baseline and run.several and not request.quiet:
@@ -242,15 +240,15 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
     engine: Executor
     observer: Observer
     drawn = False
-    if not planned.tasks:  # no caption could be kept
-        engine = lambda tasks: iter(())  # noqa: E731
+    if not planned.jobs:  # no caption could be kept
+        engine = lambda jobs: iter(())  # noqa: E731
     elif elsewhere:
         engine = _elsewhere(run)
         observer, drawn = _observer(stack, run, tally)
     else:
         from vidspec.dataset.local import outcomes, readers_for
 
-        readers = readers_for(run.how, len(planned.tasks))
+        readers = readers_for(run.how, len(planned.jobs))
         for reader in readers:  # their processes start while models load
             stack.callback(reader.close)
             reader.start()
@@ -270,8 +268,8 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
         observer, drawn = _observer(stack, run, tally)
         observer = Several([*drawing, observer])
 
-        def engine(tasks: Iterable[Task]) -> Iterator[Outcome]:
-            return outcomes(captioner, tasks, run.how, observer, readers)
+        def engine(jobs: Iterable[Job]) -> Iterator[Outcome]:
+            return outcomes(captioner, jobs, run.how, observer, readers)
 
     if request.trace is not None:
         traces = Traces(request.trace)
@@ -309,10 +307,10 @@ def _elsewhere(run: Run) -> Executor:
     if request.engine is EngineName.ray:
         from vidspec.dataset.ray_engine import ray_outcomes
 
-        return lambda tasks: ray_outcomes(factory, tasks, run.how, groups, address=request.address)
+        return lambda jobs: ray_outcomes(factory, jobs, run.how, groups, address=request.address)
     from vidspec.dataset.replicas import replica_outcomes
 
-    return lambda tasks: replica_outcomes(factory, tasks, run.how, groups)
+    return lambda jobs: replica_outcomes(factory, jobs, run.how, groups)
 
 
 def _observer(stack: ExitStack, run: Run, tally: Tally) -> tuple[Observer, bool]:

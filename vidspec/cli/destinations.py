@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from vidspec.cli.options import Request
     from vidspec.dataset.formats import Format
     from vidspec.dataset.inputs import Found
+    from vidspec.dataset.job import Job
     from vidspec.dataset.outputs import Output
     from vidspec.dataset.shards import Shard
     from vidspec.dataset.sidecars import Names
-    from vidspec.dataset.work import Entry
 
 __all__ = ["Destination", "destinations_of", "output_of"]
 
@@ -36,7 +36,7 @@ class Destination:
     names: tuple[Names, ...] = ()
     several: bool = False
 
-    def journal(self, entry: Entry, label: str) -> Path | None:
+    def journal(self, entry: Job, label: str) -> Path | None:
         """The file that remembers what was done of an entry, if one does."""
         from vidspec.dataset.outputs import journal_beside, journal_of
 
@@ -46,7 +46,7 @@ class Destination:
 
 
 def destinations_of(
-    request: Request, forms: Sequence[Format], found: Found, entries: Sequence[Entry], profile: str, shard: Shard | None
+    request: Request, forms: Sequence[Format], found: Found, entries: Sequence[Job], profile: str, shard: Shard | None
 ) -> list[Destination]:
     """Where records go; makes and changes nothing.
 
@@ -101,7 +101,7 @@ def destinations_of(
 
 
 def output_of(
-    request: Request, destinations: Sequence[Destination], entries: Sequence[Entry], shard: Shard | None
+    request: Request, destinations: Sequence[Destination], entries: Sequence[Job], shard: Shard | None
 ) -> Output:
     """Opens the destinations; locks and repairs what an earlier run left, before any model is loaded.
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from vidspec.cli.options import Request
     from vidspec.dataset.dry_run import Wanted
     from vidspec.dataset.inputs import Found
+    from vidspec.dataset.job import Job
     from vidspec.dataset.records import Settings
-    from vidspec.dataset.work import Entry
 
 __all__ = ["dry_run"]
 
@@ -26,7 +26,7 @@ __all__ = ["dry_run"]
 def dry_run(
     request: Request,
     found: Found,
-    entries: Sequence[Entry],
+    entries: Sequence[Job],
     destinations: Sequence[Destination],
     settings: Settings,
     label: str,
@@ -40,16 +40,16 @@ def dry_run(
         settings: how clips would be captioned.
         label: of the shard.
     """
+    from vidspec.dataset.bulk import plan
     from vidspec.dataset.dry_run import estimate, past, wanted
-    from vidspec.dataset.outputs import Looked, Several
-    from vidspec.dataset.plan import plan
+    from vidspec.dataset.outputs import Journaled, Several
     from vidspec.dataset.writers import StdoutLines
 
     kept = [one for one in destinations if one.journal(entries[0], label) and not request.overwrite]
-    journals = [Looked(partial(_journal, one, label)) for one in kept]
+    journals = [Journaled(partial(_journal, one, label), look=True) for one in kept]
     looked = Several(journals)
     planned = plan(entries, looked, settings, checksum=request.checksum, retry=request.retry_failed)
-    todo = {task.number: wanted(task, settings.how) for task in planned.tasks}
+    todo = {job.number: wanted(job, settings.config) for job in planned.jobs}
     out = StdoutLines()
     for number, entry in enumerate(entries, start=1):
         one = todo.get(number)
@@ -78,7 +78,7 @@ def dry_run(
     counts += [f"{count} {what}" for what, count in others.items() if count]
     counts += [f"left out: {aside}"] if (aside := left_out(found)) else []
     note(f"{len(entries)} clips: {', '.join(counts)}")
-    by_length = settings.how.segment is not None or profile["video"]["fps"] is not None
+    by_length = settings.config.segment is not None or profile["video"]["fps"] is not None
     records = chain.from_iterable(one.records() for one in journals)
     earlier = past(records, {settings.of(entry) for entry in entries})
     guess = estimate(left, earlier, by_length=by_length)
@@ -87,13 +87,13 @@ def dry_run(
     return int(bool(errors or found.unreadable))
 
 
-def _journal(destination: Destination, label: str, entry: Entry) -> Path:
+def _journal(destination: Destination, label: str, entry: Job) -> Path:
     path = destination.journal(entry, label)
     assert path is not None
     return path
 
 
-def _end(entry: Entry) -> str:
+def _end(entry: Job) -> str:
     return "end" if entry.end is None else f"{entry.end:g}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from vidspec.cli.report import failure, note, progress, summary, where_time_went
 from vidspec.dataset.bulk import Listener
-from vidspec.dataset.work import Outcome
+from vidspec.dataset.job import Outcome
 from vidspec.errors import UsageError
 from vidspec.events.events import Again, Event
 from vidspec.events.observer import Observer
@@ -33,10 +33,10 @@ class OutcomeLines(Listener):
         if outcome.error is not None:
             failure(outcome.caption, outcome.error, debug=self.debug)
         elif not self.quiet:
-            work = outcome.work
+            job = outcome.job
             question = outcome.caption.question
             kind = question["kind"] if question else "segment"
-            part = f" {kind} {work.segment + 1}/{work.segments}" if work.segment is not None else ""
+            part = f" {kind} {job.segment + 1}/{job.segments}" if job.segment is not None else ""
             place = f"[{tally.done}/{tally.total}]{part} " if self.several else part.strip() + " " if part else ""
             note(place + summary(outcome.caption, verbose=self.verbose))
             if self.verbose:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vidspec.config.user_config import Defaults
     from vidspec.dataset.formats import Format
     from vidspec.dataset.inputs import Sources
-    from vidspec.dataset.work import How
+    from vidspec.dataset.job import JobConfig
 
 __all__ = ["batch_of", "check", "forms_of", "how_of", "overrides_of", "part_of", "sources_of"]
 
@@ -191,15 +191,15 @@ def _installed(option: str, package: str, modules: Sequence[str], hint: str) -> 
             raise UsageError(f"{option} needs {package}, and there is no module {module}", hint=hint)
 
 
-def how_of(request: Request, profile: Profile, total: int) -> How:
+def how_of(request: Request, profile: Profile, total: int) -> JobConfig:
     """How every clip is done.
 
     Raises:
         UsageError: a wrong --segment, a package that is missing, or --verify where correct captions differ from plain
             decoding's.
     """
+    from vidspec.dataset.job import JobConfig, Questions
     from vidspec.dataset.segments import parse_segment
-    from vidspec.dataset.work import How, Questions
 
     if request.verify and not profile.token_for_token:
         raise UsageError(
@@ -219,7 +219,7 @@ def how_of(request: Request, profile: Profile, total: int) -> How:
     if request.engine is EngineName.ray:
         _installed("--engine ray", "Ray", ("ray",), "pip install 'vidspec[ray]'")
     several = request.turn or (request.prompt if request.prompt and len(request.prompt) > 1 else None)
-    return How(
+    return JobConfig(
         video=video,
         prompt=profile.generate.prompt,
         questions=Questions(tuple(several), bool(request.turn)) if several else None,

@@ -196,9 +196,9 @@ def _kind(name: str, caption: Caption) -> str:
 def markdown(found: Outcome) -> str:
     """The table, and what its figures are."""
     header = (
-        f"{heading(one.also for one in found.methods)} | kind | clips | loose tokens | tau | first token | decode | "
-        f"end to end | fact F1 | retention | ROUGE-L | edit distance | same as {found.baseline} | accepted by target | "
-        "frontier"
+        f"{heading(one.also for one in found.methods)} | kind | clips | loose tokens | tau | mean tokens | "
+        f"first token | decode | end to end | fact F1 | retention | ROUGE-L | edit distance | "
+        f"same as {found.baseline} | accepted by target | frontier"
     )
     timed = next((one.speed.clips for one in found.methods if one.speed), 0)
     known = found.methods[0].quality.with_truth
@@ -232,6 +232,7 @@ def _cells(one: Method) -> list[str]:
         str(found.clips),
         cell(found.loose, ".1%"),
         cell(found.tau),
+        cell(found.tokens, ".1f"),
         *(_interval(time, ".2f", "x") for time in times),
         *map(_interval, (found.f1, found.retention, found.rouge_l, found.edit_distance)),
         "in distribution" if found.identical is None else f"{found.identical:.0%}",

@@ -28,7 +28,7 @@ from vidspec.embedded.samples import TRUTH
 from vidspec.errors import UsageError
 from vidspec.events.record import Caption
 
-__all__ = ["Pareto", "Shown", "measure", "settings", "stripped"]
+__all__ = ["Named", "Pareto", "Shown", "clips_of", "measure", "settings", "stripped"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Shown(NamedTuple):
     facts: Statement | None
 
 
-class _Named:
+class Named:
     """A contender whose records bear the clips' names, which for drawn clips say nothing of a folder."""
 
     def __init__(self, captioner: Captioner, clips: Mapping[str, Shown]) -> None:
@@ -99,13 +99,13 @@ def measure(asked: Pareto, say: Callable[[str], None] = lambda _: None) -> dict[
         if first == DRAFT or not contenders[first].setup.lossless:
             raise UsageError(f"{first}: the first profile is the baseline and must be lossless", hint="such as ar")
         with tempfile.TemporaryDirectory() as folder:
-            clips = _clips(asked, Path(folder), say)
+            clips = clips_of(asked, Path(folder), say)
             path = asked.json or Path(folder) / "results.json"
             stated = settings(asked, clips, {name: one.profile for name, one in contenders.items()}, also)
             results = Results(path, stated, _machine(asked, clips, contenders, loaded), overwrite=asked.overwrite)
             if results.stored:
                 say(f"{path}: continuing behind {len(results.stored)} records; --overwrite begins anew")
-            named = {name: _Named(one, clips) for name, one in contenders.items()}
+            named = {name: Named(one, clips) for name, one in contenders.items()}
             if asked.only != "quality":
                 timed = [Path(name) for name in clips][: asked.timed]
                 run(named, timed, asked.repeats, say, done=_timed(results.stored), keep=results.add)
@@ -151,8 +151,17 @@ def _contender(loaded: Loaded, name: str) -> Captioner:
     return Captioner(profiles.load("ar"), loaded.draft, None)
 
 
-def _clips(asked: Pareto, folder: Path, say: Callable[[str], None]) -> dict[str, Shown]:
-    """Clips by name: the path of one that was named, the file's name of one that was drawn."""
+def clips_of(asked: Pareto, folder: Path, say: Callable[[str], None]) -> dict[str, Shown]:
+    """Clips by name: the path of one that was named, the file's name of one that was drawn.
+
+    Args:
+        asked: names clips, or how many to draw and where to keep them.
+        folder: for drawn clips that are not kept.
+        say: is told that clips are being drawn.
+
+    Raises:
+        UsageError: a named clip is missing, or the folder holds other clips than the held-out ones.
+    """
     if asked.clips:
         if missing := [clip for clip in asked.clips if not clip.is_file()]:
             raise UsageError(f"{missing[0]}: there is no such file")
@@ -189,7 +198,7 @@ def _timed(stored: Sequence[Mapping[str, Any]]) -> dict[Key, Caption]:
 
 
 def _quality(
-    contenders: Mapping[str, _Named], clips: Mapping[str, Shown], results: Results, say: Callable[[str], None]
+    contenders: Mapping[str, Named], clips: Mapping[str, Shown], results: Results, say: Callable[[str], None]
 ) -> None:
     """Caption once whatever a contender has not captioned yet."""
     done = {(one["contender"], one["path"]) for one in results.stored}

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vidspec.dataset.records import Settings
     from vidspec.dataset.work import Entry, How, Outcome, Task
     from vidspec.display.heatmap_files import HeatmapFiles
-    from vidspec.display.pages.watching import ReportFile
+    from vidspec.display.pages.report import ReportFile
 
 __all__ = ["caption_all"]
 
@@ -291,7 +291,7 @@ def _drawing(stack: ExitStack, run: Run) -> Iterator[Observer]:
         run.pictures = HeatmapFiles(request.heatmap, run.profile)
         yield run.pictures
     if request.report is not None:
-        from vidspec.display.pages.watching import ReportFile
+        from vidspec.display.pages.report import ReportFile
 
         run.page = ReportFile(request.report, run.profile)
         stack.callback(run.page.write)

@@ -149,7 +149,7 @@ class BulkPanel(LivePanel):
         if self.shared:
             self.close()
 
-    def _drawn(self) -> RenderableType:
+    def drawn(self) -> RenderableType:
         size = self.console.size
         return overall(
             self.tally,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Pruner",
+    "ScoringPruner",
     "Signals",
     "Split",
     "budget",
@@ -73,7 +75,7 @@ class Signals:
         return self.block_attention[block]
 
 
-class Pruner(Protocol):
+class Pruner(ABC):
     """Chooses the visual tokens the draft may see.
 
     ``needs`` names the signals it reads. ``features`` come with the prompt; ``attention``, ``visual_attention``,
@@ -83,12 +85,22 @@ class Pruner(Protocol):
     target, or ``family``, the target's; all have defaults.
     """
 
-    @property
-    def needs(self) -> frozenset[str]: ...
+    needs: frozenset[str] = frozenset()
 
+    @abstractmethod
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
         """(K,) sorted indices of the visual tokens kept, K = :func:`budget` of N and ``alpha``."""
-        ...
+
+
+class ScoringPruner(Pruner):
+    """Keeps the tokens with the highest scores."""
+
+    @abstractmethod
+    def scores(self, signals: Signals) -> torch.Tensor:
+        """(N,) float32, of each visual token."""
+
+    def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
+        return top_scored(self.scores(signals), signals.visual, alpha)
 
 
 def taps_for(needs: Iterable[str], prefix: Prefix) -> Taps | None:
@@ -99,36 +111,28 @@ def taps_for(needs: Iterable[str], prefix: Prefix) -> Taps | None:
     """
     from vidspec.engine.taps import Taps
 
-    whole, heads, blocks, layers = set[Literal["all", "visual"]](), False, set(), set()
-    for need in needs:
+    asked = set(needs)
+    layers: dict[str, list[int]] = {"attention": [], "hidden": []}
+    for need in asked - {"attention", "head_attention", "visual_attention", "features"}:
         kind, _, at = need.partition("@")
-        if need == "attention":
-            whole.add("all")
-        elif need == "visual_attention":
-            whole.add("visual")
-        elif need == "head_attention":
-            heads = True
-        elif kind == "attention" and at.isdecimal():
-            blocks.add(int(at))
-        elif kind == "hidden" and at.isdecimal():
-            layers.add(int(at))
-        elif need != "features":
+        if kind not in layers or not at.isdecimal():
             raise ValueError(
                 f"there is no signal {need!r}; there are attention, attention@l, head_attention, visual_attention, "
                 "features and hidden@l"
             )
-    if len(whole) > 1:
+        layers[kind].append(int(at))
+    if {"attention", "visual_attention"} <= asked:
         raise ValueError("attention and visual_attention exclude each other")
-    if not (whole or heads or blocks or layers):
+    if asked <= {"features"}:
         return None
     return Taps(
         rows=prefix.text_rows_after_video,
         visual=prefix.visual.index,
-        attention=bool(whole),
-        keys=next(iter(whole), "all"),
-        heads=heads,
-        attention_at=sorted(blocks),
-        hidden=sorted(layers),
+        attention=not asked.isdisjoint(("attention", "visual_attention")),
+        keys="visual" if "visual_attention" in asked else "all",
+        heads="head_attention" in asked,
+        attention_at=sorted(layers["attention"]),
+        hidden=sorted(layers["hidden"]),
     )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from vidspec.pruning.base import Signals, with_required
+from vidspec.pruning.base import Pruner, Signals, with_required
 from vidspec.registry import pruners
 
 if TYPE_CHECKING:
@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 
 
 @pruners.register("random")
-class Random:
-    needs: ClassVar[frozenset[str]] = frozenset()
-
+class Random(Pruner):
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
         import torch
 

@@ -16,7 +16,7 @@ from vidspec.display.pages.clip import Clip
 from vidspec.display.pages.folder import Folder
 from vidspec.display.pages.page import check_page
 from vidspec.display.pages.pictures import pictures
-from vidspec.display.pages.writing import write
+from vidspec.display.pages.report import write
 from vidspec.errors import OutputError, UsageError, VideoError
 
 FAILED = {"stage": "decode_video", "kind": "not_video", "message": "x.mp4: is <not> a video"}

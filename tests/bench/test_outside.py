@@ -115,7 +115,7 @@ def test_peers_do_not_draw(peer):
     hot = f"ar{SMALL}+generate.temperature=0.5"
     with pytest.raises(PeerFailed, match="vllm takes the likeliest tokens, and ar draws"):
         peer(label=hot).caption(CLIP)
-    with pytest.raises(PeerFailed, match="generate is asked for the likeliest tokens"):
+    with pytest.raises(PeerFailed, match="generate takes the likeliest tokens"):
         Peer("generate", labels.load(hot), None, None).caption(CLIP)
 
 

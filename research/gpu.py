@@ -26,6 +26,7 @@ from research.ties import EPSILON, gap
 from vidspec.bench.bandwidth import copy_bandwidth
 from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.passes import timed_pass
+from vidspec.bench.tables import table
 from vidspec.bench.turns import repeated
 from vidspec.cli.printed import say
 from vidspec.embedded.samples import shipped
@@ -34,10 +35,9 @@ from vidspec.engine.fused import FusedDecoder
 from vidspec.engine.graphs import Graphs
 from vidspec.engine.slab import KVSpan
 from vidspec.events.compare import decode_rate
-from vidspec.events.markdown import table
 from vidspec.models import loading
 
-__all__ = ["Pair", "Timed", "main", "pairs", "timed"]
+__all__ = ["Pair", "Timed", "fits", "main", "pairs", "timed"]
 
 ENTRIES = (2_000, 25_000)
 _ROWS = 6
@@ -165,7 +165,7 @@ def pairs(device: str, dtypes: Sequence[str] = ("float32", "bfloat16"), clips: i
             loaded.close()
 
 
-def _fits(size: Size, device: torch.device, entries: Sequence[int]) -> bool:
+def fits(size: Size, device: torch.device, entries: Sequence[int]) -> bool:
     """Whether weights in bfloat16, a block's worth of copies and the longest cache fit into what is free."""
     if device.type != "cuda":
         return True
@@ -246,7 +246,7 @@ def _measured(
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)  # as where a model is loaded
     for name in names:
-        if _fits(SIZES[name], device, ENTRIES):
+        if fits(SIZES[name], device, ENTRIES):
             yield from timed(name, SIZES[name], device, bandwidth, entries=ENTRIES)
         else:
             left_out.append(name)

@@ -13,7 +13,7 @@ from fake_captioner import TEXT, FakeCaptioner, events, record
 
 from vidspec.cli.ask import Form, Session
 from vidspec.cli.interrupts import Terminated
-from vidspec.display.pages.watching import ReportFile
+from vidspec.display.pages.report import ReportFile
 from vidspec.events.events import Round
 
 SAID = " ".join(TEXT.split())
@@ -231,7 +231,7 @@ def test_a_page_shows_what_failed_and_not_what_was_given_up(piped, session, tmp_
     next(events)
     events.close()
     assert session.terminal(said("What moves?"), quiet=True) == 0
-    assert [one.record["question"]["prompt"] for one in session.page._clips] == ["What moves?"]
+    assert [one.record["question"]["prompt"] for one in session.page.clips] == ["What moves?"]
 
 
 def test_a_page_that_cannot_be_written_is_told_before_anything_is_loaded(piped):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from vidspec.captioner import Captioner
     from vidspec.config.schema import Profile as Loaded
     from vidspec.decoding.dialogue import Dialogue
-    from vidspec.display.pages.watching import ReportFile
+    from vidspec.display.pages.report import ReportFile
     from vidspec.events.events import Event
     from vidspec.events.record import Caption
 
@@ -177,7 +177,7 @@ def _page(file: Path | None, profile: Loaded) -> Iterator[ReportFile | None]:
     if file is None:
         yield None
         return
-    from vidspec.display.pages.watching import ReportFile
+    from vidspec.display.pages.report import ReportFile
 
     page = ReportFile(file, profile)
     try:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from vidspec.dataset.outputs import Output
     from vidspec.dataset.records import Settings
     from vidspec.display.heatmap_files import HeatmapFiles
-    from vidspec.display.pages.watching import ReportFile
+    from vidspec.display.pages.report import ReportFile
 
 __all__ = ["caption_all"]
 
@@ -289,7 +289,7 @@ def _drawing(stack: ExitStack, run: Run) -> Iterator[Observer]:
         run.pictures = HeatmapFiles(request.heatmap, run.profile)
         yield run.pictures
     if request.report is not None:
-        from vidspec.display.pages.watching import ReportFile
+        from vidspec.display.pages.report import ReportFile
 
         run.page = ReportFile(request.report, run.profile)
         stack.callback(run.page.write)

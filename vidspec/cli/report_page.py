@@ -33,8 +33,8 @@ def report(
 
     Which token the draft wrote, and where in the frames it looked, only a run tells that is watched: caption --report.
     """
-    from vidspec.display.pages.finished import read_trace, write_finished
     from vidspec.display.pages.page import check_page
+    from vidspec.display.pages.report import read_trace, write_finished
 
     check_page(output, [str(source) for source in sources], "--output")
     traces = read_trace(trace) if trace is not None else {}

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from vidspec.cli import start
 from vidspec.cli.destinations import destinations_of, output_of
 from vidspec.cli.interrupts import ending_of
-from vidspec.cli.options import EngineName, Request
-from vidspec.cli.report import left_out, loaded, note, totals
+from vidspec.cli.options import Request
+from vidspec.cli.printed import note
+from vidspec.cli.report import left_out, loaded, totals
 from vidspec.cli.request import check, forms_of, how_of, overrides_of, parameters, part_of, sources_of
 from vidspec.errors import UsageError
 from vidspec.events.observer import Observer, Several
@@ -229,7 +230,7 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
         stack.callback(log.close)
         log.start(tally, run.profile.name, parameters(request))
         listeners.append(log)
-    elsewhere = request.engine is EngineName.ray or request.replicas is not None
+    elsewhere = request.engine == "ray" or request.replicas is not None
     if planned.tasks:
         for line in start.demo_notes(run.profile, run.prompts, f"caption {shlex.quote(run.entries[0].path)}"):
             note(line)
@@ -304,9 +305,9 @@ def _elsewhere(run: Run) -> Executor:
     from vidspec.dataset.pool import Factory
 
     request = run.request
-    groups = device_groups(request.replicas, run.profile, ray=request.engine is EngineName.ray, address=request.address)
+    groups = device_groups(request.replicas, run.profile, ray=request.engine == "ray", address=request.address)
     factory = Factory(run.profile.model_dump())
-    if request.engine is EngineName.ray:
+    if request.engine == "ray":
         from vidspec.dataset.ray_engine import ray_outcomes
 
         return lambda tasks: ray_outcomes(factory, tasks, run.how, groups, address=request.address)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from vidspec.cli.report import note
+from vidspec.cli.printed import note
 
 if TYPE_CHECKING:
     from vidspec.config.profiles import Profile

@@ -5,7 +5,6 @@ The rules are those of the video processors of ``transformers`` 5.23; what is se
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from vidspec.errors import GenerationError
 from vidspec.models.preprocess import CPU, MODES, PixelRules, normalised
+from vidspec.models.tiles import multiples
 
 __all__ = ["GridRules", "patches", "patchify"]
 
@@ -80,9 +80,6 @@ class GridRules:
     def size(self, frames: int, height: int, width: int) -> tuple[int, int]:
         """(height, width) that frames of a clip are resized to.
 
-        The ratio of the sides is kept as far as multiples of ``patch * merge`` allow. Python rounds halves to even
-        numbers, and so does the library.
-
         Raises:
             GenerationError: one side is more than 200 times the other.
         """
@@ -104,16 +101,7 @@ class GridRules:
                 high = max(min(high, total * self.steps // frames), int(low * 1.05))
         if max(height, width) > MAX_RATIO * min(height, width):
             raise GenerationError(f"frames of {width} x {height} pixels are too narrow for this model")
-        rows, columns = round(height / factor) * factor, round(width / factor) * factor
-        if counted * rows * columns > high:
-            shrink = math.sqrt(shown * height * width / high)
-            rows = max(factor, math.floor(height / shrink / factor) * factor)
-            columns = max(factor, math.floor(width / shrink / factor) * factor)
-        elif counted * rows * columns < low:
-            grow = math.sqrt(low / (shown * height * width))
-            rows = math.ceil(height * grow / factor) * factor
-            columns = math.ceil(width * grow / factor) * factor
-        return rows, columns
+        return multiples((height, width), factor, (low, high), shown, counted)
 
 
 def patches(

@@ -106,7 +106,7 @@ def test_turns_are_resumed(vidspec):
         (("--prompt", "x"), "--prompt and --turn exclude each other"),
         (("--segment", "2s"), "--turn and --segment exclude each other"),
         (("--turn", " "), "--turn: is empty"),
-        (("--format", "srt"), "--format srt: has one caption of a clip, and several are asked"),
+        (("--format", "srt"), "--format srt: holds one caption per clip, not several answers"),
     ],
 )
 def test_what_makes_no_sense(vidspec, more, why):
@@ -121,7 +121,10 @@ def test_what_makes_no_sense(vidspec, more, why):
         (("--prompt", " "), "--prompt: is empty"),
         (("--prompt", "z", "--segment", "2s"), "several --prompt and --segment exclude each other"),
         (("--prompt", "z", "--turn", "x"), "--prompt and --turn exclude each other"),
-        (("--prompt", "z", "--format", "vtt"), "--format vtt: has one caption of a clip, and several are asked"),
+        (
+            ("--prompt", "z", "--format", "vtt"),
+            "--format vtt: holds one caption per clip, not several answers",
+        ),
     ],
 )
 def test_prompts_that_make_no_sense(vidspec, more, why):

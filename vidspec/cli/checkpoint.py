@@ -61,7 +61,7 @@ class Checkpoint:
         kv_bytes: of keys and values, for each token.
         visual_tokens: of the clip that memory is counted for; None if the family's processor is not known.
         weights, needed, free: bytes of the weights, of weights and such a clip, and those free on ``device``.
-        text: whether it is a language model without vision, which can only draft.
+        text: whether it is a language model without vision, which can only be a draft.
         hears: whether it has audio input.
     """
 
@@ -228,7 +228,7 @@ def _named(target: Checkpoint, draft: Checkpoint) -> Fit:
     total = target.needed + draft.needed
     refused = _refusal(target, draft.vocabulary, total)
     if target.text:
-        refused = f"{target.name} is a language model without vision, which can only draft"
+        refused = f"{target.name} is a language model without vision, which can only be a draft"
     elif not draft.text and not related(target.family, draft.family):
         refused = f"{draft.family} is no draft for {target.family}"
     return Fit(draft.name, total, refused, draft.visual_tokens == target.visual_tokens)

@@ -75,7 +75,7 @@ def dry_run(
     rest = {
         "done before": planned.captioned,
         "failed before (--retry-failed tries them again)": planned.failed,
-        "taken over from the same bytes": planned.reused,
+        "reused from identical files": planned.reused,
         "unreadable": len(errors),
     }
     counts += [f"{count} {what}" for what, count in rest.items() if count]

@@ -101,7 +101,7 @@ def totals(tally: Tally, found: Found) -> str:
         failed = f" ({tally.earlier_failed} of them failed)" if tally.earlier_failed else ""
         parts.append(f"{earlier} done before{failed}")
     if tally.reused:
-        parts.append(f"{tally.reused} taken over from the same bytes")
+        parts.append(f"{tally.reused} reused from identical files")
     if tally.done < tally.total:
         parts.append(f"{tally.total - tally.done} not done")
     if others := left_out(found):

@@ -66,6 +66,21 @@ class Seen:
     def __len__(self) -> int:
         return len(self.features)
 
+    @classmethod
+    def raster(
+        cls,
+        features: torch.Tensor,
+        grid: tuple[int, int, int],
+        seconds: tuple[float, ...],
+        deepstack: tuple[torch.Tensor, ...] = (),
+        duration: float | None = None,
+    ) -> Seen:
+        """Tokens of a whole grid, frame by frame in raster order, without separators."""
+        _, rows, columns = grid
+        place = torch.arange(len(features), device=features.device)
+        frame, row, column = place // (rows * columns), place // columns % rows, place % columns
+        return cls(features, frame, row, column, grid, seconds, deepstack, duration=duration)
+
 
 @dataclass(frozen=True)
 class VisualTokens:

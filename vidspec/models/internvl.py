@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vidspec.models.base import Pixels, Seen
 from vidspec.models.llava import Llava
-from vidspec.models.preprocess import PixelRules, normalised
+from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, PixelRules, normalised
 from vidspec.registry import families
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ CHAT_TEMPLATE = (
     "{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-#: Of what the published video processors normalise with where a config does not say.
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
 @families.register("internvl")

@@ -6,7 +6,7 @@ The rules are those of the video processors of ``transformers`` 5.23; what is se
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,16 +38,16 @@ class GridRules:
         mean, std, mode, scale: as :class:`~vidspec.models.preprocess.PixelRules` has them.
     """
 
-    patch: int
-    merge: int
-    steps: int
     min_pixels: int
     max_pixels: int
-    whole_clip: bool
-    capped: bool
     max_video_tokens: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    patch: int = 14
+    merge: int = 2
+    steps: int = 2
+    whole_clip: bool = False
+    capped: bool = False
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
     mode: str = "bicubic"
     scale: float = 1 / 255
 
@@ -62,15 +62,15 @@ class GridRules:
         low, high = size.get("shortest_edge"), size.get("longest_edge")
         if not defaults.whole_clip:
             low, high = config.get("min_pixels") or low, config.get("max_pixels") or high
-        return cls(
+        return replace(
+            defaults,
             patch=int(config.get("patch_size") or defaults.patch),
             merge=int(config.get("merge_size") or defaults.merge),
             steps=int(config.get("temporal_patch_size") or defaults.steps),
+            max_video_tokens=int(config.get("max_video_tokens") or defaults.max_video_tokens),
             min_pixels=int(low or defaults.min_pixels),
             max_pixels=int(high or defaults.max_pixels),
-            whole_clip=defaults.whole_clip,
             capped=bool(config.get("cap_pixels_per_frame") or False),
-            max_video_tokens=int(config.get("max_video_tokens") or defaults.max_video_tokens),
             mean=tuple(config.get("image_mean") or defaults.mean),
             std=tuple(config.get("image_std") or defaults.std),
             mode=MODES.get(config.get("resample", 3), "bicubic"),

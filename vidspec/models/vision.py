@@ -6,6 +6,7 @@ The towers, their weights and their arithmetic are those of ``transformers``.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -17,7 +18,7 @@ from transformers import AttentionInterface
 
 from vidspec.models.base import Pixels
 
-__all__ = ["BUDGET", "WINDOWS", "chunks", "token_bytes", "window_attention"]
+__all__ = ["BUDGET", "WINDOWS", "calls_of", "chunks", "token_bytes", "window_attention"]
 
 #: Under a name with "flash" in it, the Qwen-VL towers of ``transformers`` 5.23 hand over all windows and where each
 #: begins; under any other they call once for each window and block. For models that are there: a model built from a
@@ -108,6 +109,17 @@ def chunks(pixels: Pixels, tokens: int, config: Any, *, every_block: bool = Fals
             grid=(end - first, *pixels.grid[1:]),
             seconds=pixels.seconds[first:end],
         )
+
+
+@contextmanager
+def calls_of(module: torch.nn.Module) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Collects the first argument and the result of each call of ``module`` in here."""
+    calls: list[tuple[torch.Tensor, torch.Tensor]] = []
+    handle = module.register_forward_hook(lambda _module, args, result: calls.append((args[0], result)))
+    try:
+        yield calls
+    finally:
+        handle.remove()
 
 
 def token_bytes(config: Any, *, every_block: bool = False) -> int:

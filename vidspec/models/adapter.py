@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypedDict, TypeVar
 
 import torch
 from typing_extensions import Self
@@ -15,8 +15,9 @@ from vidspec.engine.decoder import Decoder, separate
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.fused import uncovered
 from vidspec.errors import GenerationError, ModelError
-from vidspec.models.base import Pixels, Prefix, Seen, VisualTokens
+from vidspec.models.base import Pixels, Prefix, Seen, StockConfig, StockModel, StockTokenizer, VisualTokens
 from vidspec.models.chat_template import rendered
+from vidspec.models.preprocess import ProcessorConfig
 from vidspec.models.vision import chunks
 
 if TYPE_CHECKING:
@@ -62,9 +63,9 @@ class Adapter:
     def __init__(
         self,
         name: str,
-        model: Any,
-        tokenizer: Any,
-        processor: Mapping[str, Any],
+        model: StockModel,
+        tokenizer: StockTokenizer,
+        processor: ProcessorConfig,
         template: str | None = None,
     ) -> None:
         self.name, self.source, self.model, self.tokenizer = name, name, model.eval(), tokenizer
@@ -84,23 +85,23 @@ class Adapter:
     # What families differ in.
 
     @staticmethod
-    def config_of(config: Any) -> Any:
+    def config_of(config: StockConfig) -> StockConfig:
         """What of a checkpoint's config the stock model is made from."""
         return config
 
     @staticmethod
-    def language_of(model: Any) -> Any:
+    def language_of(model: StockModel) -> StockModel:
         """The language model inside the stock model."""
         return model.model.language_model
 
     def _parts(self) -> None:
         """Find the language model and the token that stands for the video."""
         self.model.set_attn_implementation({"text_config": "sdpa", "vision_config": self.vision_attention})
-        self.language: Any = self.language_of(self.model)
+        self.language: StockModel = self.language_of(self.model)
         self.visual_id = int(getattr(self.model.config, self.visual_token))
         self.placeholder: str = self.tokenizer.convert_ids_to_tokens(self.visual_id)
 
-    def set_up(self, processor: Mapping[str, Any]) -> None:
+    def set_up(self, processor: ProcessorConfig) -> None:
         """Read what preprocessing and prompts need from the processor's and the model's configs."""
 
     def own_template(self) -> str:

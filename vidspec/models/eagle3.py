@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from vidspec.engine.decoder import Attending, Rotation, windows_of
 from vidspec.engine.slab import Slab
 from vidspec.errors import ModelError
-from vidspec.models.base import VideoLanguageModel
+from vidspec.models.base import StockConfig, VideoLanguageModel
 from vidspec.models.head import Head, HeadDecoder, file, tensors
 from vidspec.models.hub import patient
 from vidspec.models.loading import Placement, check_kernels, source_of, unloadable
@@ -62,7 +62,7 @@ class Eagle3Decoder(HeadDecoder):
         budget: bytes of the slab.
     """
 
-    def __init__(self, config: Any, tensors: Mapping[str, torch.Tensor], budget: int | None = None) -> None:
+    def __init__(self, config: StockConfig, tensors: Mapping[str, torch.Tensor], budget: int | None = None) -> None:
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
         self._tensors, self._budget = tensors, budget
@@ -143,7 +143,12 @@ class Eagle3Head(Head):
     decoder: Eagle3Decoder
 
     def __init__(
-        self, name: str, config: Any, tensors: dict[str, torch.Tensor], target: VideoLanguageModel, device: torch.device
+        self,
+        name: str,
+        config: StockConfig,
+        tensors: dict[str, torch.Tensor],
+        target: VideoLanguageModel,
+        device: torch.device,
     ) -> None:
         self.name, self.target, self.device = name, target, device
         self.blocks = _blocks(name, config, target.layers)
@@ -204,7 +209,7 @@ def _plain(key: str) -> str:
     return f"midlayer.{key.removeprefix('layers.0.')}" if key.startswith("layers.0.") else key
 
 
-def head_config(given: dict[str, Any]) -> Any:
+def head_config(given: dict[str, Any]) -> StockConfig:
     """A ``LlamaConfig`` of a head's own, whose rotary sections its type of positions may be named for."""
     import transformers
 
@@ -224,7 +229,7 @@ def usual_blocks(layers: int) -> tuple[int, ...]:
     return 2, layers // 2, layers - 3
 
 
-def _blocks(name: str, config: Any, layers: int) -> tuple[int, ...]:
+def _blocks(name: str, config: StockConfig, layers: int) -> tuple[int, ...]:
     """Of the target whose input the head reads."""
     outputs = (getattr(config, "eagle_config", None) or {}).get("eagle_aux_hidden_state_layer_ids")
     inputs = getattr(config, "eagle_aux_hidden_state_layer_ids", None)
@@ -239,7 +244,7 @@ def _blocks(name: str, config: Any, layers: int) -> tuple[int, ...]:
 
 def _check(
     name: str,
-    config: Any,
+    config: StockConfig,
     tensors: Mapping[str, torch.Tensor],
     embedding: torch.Tensor | None,
     target: VideoLanguageModel,
@@ -289,7 +294,7 @@ def _check(
     _check_shapes(name, config, tensors)
 
 
-def _check_shapes(name: str, config: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+def _check_shapes(name: str, config: StockConfig, tensors: Mapping[str, torch.Tensor]) -> None:
     """Refuse tensors of other shapes than a head's config says, and a table of ids that leads nowhere.
 
     Raises:

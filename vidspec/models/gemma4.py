@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Generator
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import Pixels, Prefix, Seen
-from vidspec.models.preprocess import MODES, channels_first, halve, resized
+from vidspec.models.preprocess import MODES, ProcessorConfig, channels_first, halve, resized
 from vidspec.models.tiles import within
 from vidspec.registry import families
 
@@ -36,7 +36,7 @@ class Gemma4(Adapter):
     family = "gemma4"
     chat_template: ClassVar[str] = CHAT_TEMPLATE
 
-    def set_up(self, processor: Mapping[str, Any]) -> None:
+    def set_up(self, processor: ProcessorConfig) -> None:
         config, tokens = self.model.config, self.tokenizer
         self.patch, self.pool = int(config.vision_config.patch_size), int(config.vision_config.pooling_kernel_size)
         self.max_tokens = int(processor.get("max_soft_tokens", 70))

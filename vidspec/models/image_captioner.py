@@ -25,7 +25,7 @@ from vidspec.models.hub import patient, show_downloads
 from vidspec.models.loading import Placement, any_config, source_of, unloadable, weights
 
 if TYPE_CHECKING:
-    from vidspec.models.base import VideoLanguageModel
+    from vidspec.models.base import StockModel, VideoLanguageModel
     from vidspec.video import Clip
 
 __all__ = ["DraftCaptioner", "HubCaptioner", "ImageCaptioner", "first_sentence", "load", "middle_frame"]
@@ -124,7 +124,7 @@ class HubCaptioner(ImageCaptioner):
         processor: its stock processor.
     """
 
-    def __init__(self, name: str, model: Any, processor: Any) -> None:
+    def __init__(self, name: str, model: StockModel, processor: StockModel) -> None:
         super().__init__(beside=True)
         self._name, self.model, self.processor = name, model.eval(), processor
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Generator
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import Pixels, Prefix, Seen
-from vidspec.models.preprocess import ImageRules, framed, halve
+from vidspec.models.preprocess import ImageRules, ProcessorConfig, framed, halve
 from vidspec.models.vision import calls_of
 from vidspec.registry import families
 
@@ -38,7 +38,7 @@ class Llava(Adapter):
     visual_token: ClassVar[str] = "image_token_id"
     chat_template: ClassVar[str] = VICUNA
 
-    def set_up(self, processor: Mapping[str, Any]) -> None:
+    def set_up(self, processor: ProcessorConfig) -> None:
         tokenizer, vision = self.tokenizer, self.model.config.vision_config
         self.rules = ImageRules.from_config(processor, vision.image_size)
         self.side = vision.image_size // vision.patch_size

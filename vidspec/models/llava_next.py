@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from typing import TYPE_CHECKING
 
 import torch
 
 from vidspec.models.base import Pixels, Prefix, Seen
 from vidspec.models.llava import VICUNA, Llava
-from vidspec.models.preprocess import tiled
+from vidspec.models.preprocess import ProcessorConfig, tiled
 from vidspec.models.tiles import best_resolution, unpadded
 from vidspec.registry import families
 
@@ -37,7 +37,7 @@ class LlavaNext(Llava):
     def own_template(self) -> str:
         return MISTRAL if self.model.config.text_config.model_type == "mistral" else VICUNA
 
-    def set_up(self, processor: Mapping[str, Any]) -> None:
+    def set_up(self, processor: ProcessorConfig) -> None:
         super().set_up(processor)
         self.resolutions: list[list[int]] = self.model.config.image_grid_pinpoints
 

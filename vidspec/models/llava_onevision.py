@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch.nn import functional as F
 
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import Pixels, Seen
-from vidspec.models.preprocess import PixelRules, halve, normalised
+from vidspec.models.preprocess import PixelRules, ProcessorConfig, halve, normalised
 from vidspec.models.vision import calls_of
 from vidspec.registry import families
 
@@ -38,7 +38,7 @@ class LlavaOnevision(Adapter):
     family = "llava_onevision"
     chat_template: ClassVar[str] = CHAT_TEMPLATE
 
-    def set_up(self, processor: Mapping[str, Any]) -> None:
+    def set_up(self, processor: ProcessorConfig) -> None:
         vision = self.model.config.vision_config
         self.rules = PixelRules.from_config(processor, vision.image_size)
         self.patches = vision.image_size // vision.patch_size

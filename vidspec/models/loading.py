@@ -15,7 +15,7 @@ import torch
 
 from vidspec.errors import DeviceError, ModelError, VidspecError
 from vidspec.models.adapter import Adapter
-from vidspec.models.base import VideoLanguageModel
+from vidspec.models.base import StockConfig, StockModel, VideoLanguageModel
 from vidspec.models.hub import fetching, is_local, patient, show_downloads
 from vidspec.models.identity import related
 from vidspec.models.unsupported import KIN, unsupported
@@ -39,7 +39,7 @@ __all__ = [
 
 _PAIRS = {"embedded": "pair", "embedded-qwen": "pair_qwen"}
 #: How the library reads weights: none of a repository's code is run, and no pickle is read, which may hold code too.
-SAFE: Mapping[str, Any] = {
+SAFE: Mapping[str, bool] = {
     "trust_remote_code": False,
     "use_safetensors": True,
     "weights_only": True,
@@ -156,7 +156,7 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
     return adapter  # type: ignore[no-any-return]
 
 
-def any_config(name: str) -> Any:
+def any_config(name: str) -> StockConfig:
     """The config of a model of whatever type; no weights are read.
 
     Raises:
@@ -172,7 +172,7 @@ def any_config(name: str) -> Any:
 
 
 @patient
-def read_config(name: str, *, text: bool = False) -> Any:
+def read_config(name: str, *, text: bool = False) -> StockConfig:
     """The config of a model that can be loaded, by its family; no weights are read.
 
     Args:
@@ -251,11 +251,11 @@ def check_kernels(name: str, source: str) -> None:
             parts += [value]
 
 
-def _weights(name: str, source: str, where: Placement, config: Any, *, text: bool = False) -> Any:
+def _weights(name: str, source: str, where: Placement, config: StockConfig, *, text: bool = False) -> StockModel:
     """The stock model of a config with its weights, on its devices; of a language model (``text``) that one."""
     import transformers
 
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     if where.quantization is not None:
         _require("bitsandbytes", f"models.quantization {where.quantization}")
         options["quantization_config"] = transformers.BitsAndBytesConfig(
@@ -282,7 +282,7 @@ def weights(
     hint: str | None,
     options: Mapping[str, object],
     **known: object,
-) -> Any:
+) -> StockModel:
     """A stock model with its weights, on its devices.
 
     Args:
@@ -409,7 +409,7 @@ def is_head(name: str) -> bool:
     return isinstance(architectures, list) and any("eagle3" in str(one).lower() for one in architectures)
 
 
-def _config(source: str) -> Any:
+def _config(source: str) -> StockConfig:
     import transformers
 
     transformers.utils.logging.set_verbosity_error()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ __all__ = [
     "MODES",
     "ImageRules",
     "PixelRules",
+    "ProcessorConfig",
     "channels_first",
     "framed",
     "halve",
@@ -39,6 +40,8 @@ _LANCZOS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 
 #: PIL's resampling numbers, which processor configs use.
 MODES = {0: "nearest", 1: "lanczos" if _LANCZOS else "bicubic", 2: "bilinear", 3: "bicubic"}
 CPU = torch.device("cpu")
+#: The JSON of a processor's config.
+ProcessorConfig: TypeAlias = Mapping[str, Any]
 #: CLIP's own mean and standard deviation, which its image processors fall back to.
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 #: Frames that are resized at once where that takes floats.
@@ -64,7 +67,7 @@ class PixelRules:
     scale: float = 1 / 255
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], image_size: int) -> PixelRules:
+    def from_config(cls, config: ProcessorConfig, image_size: int) -> PixelRules:
         """Read a processor config; missing keys fall back to the vision tower's image size and SigLIP's values."""
         size = config.get("size") or {}
         edge = size.get("shortest_edge", image_size)
@@ -156,7 +159,7 @@ class ImageRules:
     square: bool = False
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], image_size: int) -> ImageRules:
+    def from_config(cls, config: ProcessorConfig, image_size: int) -> ImageRules:
         """Read an image processor's config; missing keys fall back to CLIP's values at the tower's image size."""
         size = _size(config.get("size"), "shortest_edge") or {"shortest_edge": image_size}
         edge = size.get("shortest_edge")

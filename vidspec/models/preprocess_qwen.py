@@ -5,16 +5,14 @@ The rules are those of the video processors of ``transformers`` 5.23; what is se
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from vidspec.errors import GenerationError
-from vidspec.models.preprocess import CPU, MODES, PixelRules, normalised
+from vidspec.models.preprocess import CPU, MODES, PixelRules, ProcessorConfig, normalised
 from vidspec.models.tiles import multiples
 
 __all__ = ["GridRules", "patches", "patchify"]
@@ -52,7 +50,7 @@ class GridRules:
     scale: float = 1 / 255
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], defaults: GridRules) -> GridRules:
+    def from_config(cls, config: ProcessorConfig, defaults: GridRules) -> GridRules:
         """Read a processor config; missing keys fall back to ``defaults``.
 
         ``min_pixels`` and ``max_pixels`` are older names for the budget and win over ``size``, as in the library;

@@ -6,15 +6,16 @@ tokens are rows of the prompt like those of text: no pruner knows of them, so al
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vidspec.models.base import Pixels, Prefix, Seen
+from vidspec.models.base import Pixels, Prefix, Seen, StockConfig
+from vidspec.models.preprocess import ProcessorConfig
 from vidspec.models.preprocess_qwen import GridRules
 from vidspec.models.qwen2_5_vl import CHAT_TEMPLATE as QWEN_TEMPLATE
 from vidspec.models.qwen2_5_vl import Qwen25VL, seconds_per_step
@@ -55,14 +56,14 @@ class Qwen25Omni(Qwen25VL):
     chat_template: ClassVar[str] = CHAT_TEMPLATE
 
     @staticmethod
-    def config_of(config: Any) -> Any:
+    def config_of(config: StockConfig) -> StockConfig:
         return config.thinker_config
 
     def _parts(self) -> None:
         super()._parts()
         self.model.set_attn_implementation({"audio_config": WINDOWS})
 
-    def set_up(self, processor: Mapping[str, Any]) -> None:
+    def set_up(self, processor: ProcessorConfig) -> None:
         from transformers import WhisperFeatureExtractor
 
         super().set_up(processor)
@@ -78,7 +79,7 @@ class Qwen25Omni(Qwen25VL):
         self.times = Times(per_second, int(per_second * config.seconds_per_chunk))
 
     @classmethod
-    def rules_of(cls, processor: Mapping[str, Any], vision: Any) -> GridRules:
+    def rules_of(cls, processor: ProcessorConfig, vision: StockConfig) -> GridRules:
         return replace(super().rules_of(processor, vision), min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
 
     def audio_tokens(self, samples: int) -> int:

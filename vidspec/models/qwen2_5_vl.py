@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
 
 from vidspec.models.adapter import Adapter
-from vidspec.models.base import Pixels, Prefix, Seen
-from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, halve
+from vidspec.models.base import Pixels, Prefix, Seen, StockConfig, StockModel
+from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, ProcessorConfig, halve
 from vidspec.models.preprocess_qwen import GridRules, patches
 from vidspec.models.vision import WINDOWS
 from vidspec.registry import families
@@ -49,16 +49,16 @@ class Qwen25VL(Adapter):
         min_pixels=128 * 28**2, max_pixels=768 * 28**2, max_video_tokens=128_000, mean=CLIP_MEAN, std=CLIP_STD
     )
 
-    def set_up(self, processor: Mapping[str, Any]) -> None:
+    def set_up(self, processor: ProcessorConfig) -> None:
         config = self.model.config
-        self.tower: Any = self.model.model.visual
+        self.tower: StockModel = self.model.model.visual
         self.merge = int(config.vision_config.spatial_merge_size)
         self.rules = self.rules_of(processor, config.vision_config)
         marks = [config.vision_start_token_id, config.vision_end_token_id]
         self.opens, self.closes = self.tokenizer.convert_ids_to_tokens(marks)
 
     @classmethod
-    def rules_of(cls, processor: Mapping[str, Any], vision: Any) -> GridRules:
+    def rules_of(cls, processor: ProcessorConfig, vision: StockConfig) -> GridRules:
         """How frames are resized: as the processor's config says, else as published."""
         sizes = {"patch": "patch_size", "merge": "spatial_merge_size", "steps": "temporal_patch_size"}
         usual = replace(cls.usual, **{field: getattr(vision, key) for field, key in sizes.items()})

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from vidspec.models.adapter import Adapter
-from vidspec.models.base import Pixels, Prefix, Seen
-from vidspec.models.preprocess import PixelRules, channels_first, halve, resized, scaled
+from vidspec.models.base import Pixels, Prefix, Seen, StockModel
+from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_first, halve, resized, scaled
 from vidspec.models.vision import calls_of
 from vidspec.registry import families
 
@@ -52,10 +52,10 @@ class SmolVLM(Adapter):
     chat_template: ClassVar[str] = CHAT_TEMPLATE
 
     @staticmethod
-    def language_of(model: Any) -> Any:
+    def language_of(model: StockModel) -> StockModel:
         return model.model.text_model
 
-    def set_up(self, processor: Mapping[str, Any]) -> None:
+    def set_up(self, processor: ProcessorConfig) -> None:
         vision, self.scale = self.model.config.vision_config, int(self.model.config.scale_factor)
         self.patches = vision.image_size // vision.patch_size
         #: Tokens per side of a frame.

@@ -28,7 +28,7 @@ from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.passes import timed_pass
 from vidspec.bench.tables import table
 from vidspec.bench.turns import repeated
-from vidspec.cli.printed import say
+from vidspec.cli.printed import note
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.engine.fused import FusedDecoder
@@ -232,7 +232,7 @@ def command(
     out.mkdir(parents=True, exist_ok=True)
     for row in _measured(sizes.split(","), place, bandwidth, found["left_out"]):
         found["pairs" if isinstance(row, Pair) else "sizes"].append(asdict(row))
-        say(str(row))
+        note(str(row))
         (out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     text = _markdown(found)
     (out / "gpu.md").write_text(text, encoding="utf-8")

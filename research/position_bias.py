@@ -18,10 +18,11 @@ import typer
 
 from research.commands import run
 from vidspec.bench import tables
-from vidspec.bench.loaded import Loaded, Source, names_of
+from vidspec.bench.loaded import Loaded, names_of
 from vidspec.captioner import Captioner
-from vidspec.cli.bench import Clips, Device, Draft, Dtype, Form, Pair, PairName, Target, Threads
-from vidspec.cli.printed import print_json, say
+from vidspec.cli.bench import Clips, Form
+from vidspec.cli.options import ModelOptions
+from vidspec.cli.printed import note, print_json
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
 from vidspec.events.events import Prefilled
@@ -161,36 +162,32 @@ def _pair(pair: Shares) -> str:
 
 
 def command(
+    *,
     clips: Clips = None,
     profiles: Annotated[
         str,
         typer.Option("--profiles", help="Names or files as of `vidspec bench`; those that prune nothing are left out."),
     ] = DEFAULT,
-    pair: Pair = PairName.embedded,
-    target: Target = None,
-    draft: Draft = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    threads: Threads = None,
-    form: Annotated[Form, typer.Option("--format", help="json: shares by profile.")] = Form.markdown,
+    models: ModelOptions,
+    form: Annotated[Form, typer.Option("--format", help="json: shares by profile.")] = "markdown",
 ) -> int:
     """Say where in the video and its frames the visual tokens lie that each profile keeps; a Markdown table on stdout.
 
     Prompts are read and pruned, and nothing is decoded.
     """
-    if threads:
-        torch.set_num_threads(threads)
+    if models.threads:
+        torch.set_num_threads(models.threads)
     named = list(clips or ()) or shipped()
     if missing := [clip for clip in named if not clip.is_file()]:
         raise UsageError(f"{missing[0]}: there is no such file")
-    loaded = Loaded(Source(pair.value, target, draft, device, dtype))
+    loaded = Loaded(models.source)
     try:
-        found = biases({name: loaded.captioner(name) for name in names_of(profiles)}, named, say)
+        found = biases({name: loaded.captioner(name) for name in names_of(profiles)}, named, note)
     finally:
         loaded.close()
     if not found:
         raise UsageError(f"--profiles {profiles}: none of them prunes", hint=f"such as --profiles {DEFAULT}")
-    if form is Form.json:
+    if form == "json":
         print_json(block(found))
     else:
         print(table(found))

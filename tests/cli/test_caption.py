@@ -545,7 +545,7 @@ def test_a_target_alone_takes_the_draft_of_vidspec_pairs(vidspec, tmp_path):
     ran = vidspec("caption", "good.mp4", "--target", target)
     draft = FakeCaptioner.made[-1].profile.models.draft
     assert ran.code == 0 and draft == "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"
-    assert f"note: the draft is {draft}, as `vidspec models` has it (--draft names another)" in ran.err
+    assert f"note: the draft is {draft}, as `vidspec models` lists it (--draft names another)" in ran.err
     assert "note: the draft" not in vidspec("caption", "good.mp4", "--target", target, "--draft", draft).err
     assert vidspec("caption", "good.mp4", "--target", target, "-p", "ar").code == 0
     assert FakeCaptioner.made[-1].profile.models.draft is None

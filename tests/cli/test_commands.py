@@ -222,8 +222,14 @@ def test_doctor_survives_a_broken_torch(vidspec, monkeypatch):
 def test_doctor_names_what_is_missing(vidspec, monkeypatch):
     from vidspec.cli import doctor
 
-    versions = doctor._version
-    monkeypatch.setattr(doctor, "_version", lambda name: None if name in ("av", "decord") else versions(name))
+    versions = doctor.version
+
+    def version(name):
+        if name in ("av", "decord"):
+            raise doctor.PackageNotFoundError
+        return versions(name)
+
+    monkeypatch.setattr(doctor, "version", version)
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     ran = vidspec("doctor")
     assert ran.code == 3 and "missing: av; pip install av" in ran.out and "optional: decord" in ran.out

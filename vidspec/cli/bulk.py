@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from vidspec.cli import start
 from vidspec.cli.destinations import destinations_of, output_of
 from vidspec.cli.interrupts import ending_of
-from vidspec.cli.options import EngineName, Request
-from vidspec.cli.report import left_out, loaded, note, totals
+from vidspec.cli.options import Request
+from vidspec.cli.printed import note
+from vidspec.cli.report import left_out, loaded, totals
 from vidspec.cli.request import check, forms_of, how_of, overrides_of, parameters, part_of, sources_of
 from vidspec.errors import UsageError
 from vidspec.events.observer import Observer, Several
@@ -90,7 +91,7 @@ def caption_all(request: Request) -> int:
     resolved = resolve(request.profile, overrides_of(request), defaults)
     profile = resolved.profile
     if resolved.sources.get("models.draft") == PAIRED and not request.quiet:
-        note(f"note: the draft is {profile.models.draft}, as `vidspec models` has it (--draft names another)")
+        note(f"note: the draft is {profile.models.draft}, as `vidspec models` lists it (--draft names another)")
     how_of(request, profile, 0)  # refuses what cannot be before folders are searched
     shard = shard_of(request.shard, os.environ)
     found = inputs.collect(sources)
@@ -105,7 +106,7 @@ def caption_all(request: Request) -> int:
         raise UsageError("there is no video to caption", hint=left_out(found) or "the list is empty")
     entries = shard.mine(found.entries) if shard else found.entries
     if shard and not request.quiet:
-        source = " (SLURM's job array; --shard 1/1 captions all)" if shard.automatic else ""
+        source = " (from the SLURM job array; --shard 1/1 captions all)" if shard.automatic else ""
         note(f"shard {shard.number} of {shard.count}: {len(entries)} of {len(found.entries)} clips{source}")
     _check_files(request, profile, [entry.path for entry in entries])
     how = replace(how_of(request, profile, len(entries)), models_named=resolved.models_named)
@@ -149,7 +150,7 @@ def _check_questions(how: JobConfig, forms: Sequence[Format], entries: Sequence[
     if how.segment is not None:
         raise UsageError("--segment and several questions of a manifest exclude each other")
     if one := [form for form in forms if form in ("srt", "vtt", "webdataset-txt")]:
-        raise UsageError(f"--format {one[0]}: has one caption of a clip, and several are asked", hint="--format jsonl")
+        raise UsageError(f"--format {one[0]}: holds one caption per clip, not several answers", hint="--format jsonl")
 
 
 def _run(run: Run) -> int:
@@ -181,7 +182,7 @@ def _run(run: Run) -> int:
     if run.several and not request.quiet:
         note(totals(tally, run.found))
     if run.found.unreadable:
-        note(f"error: {len(run.found.unreadable)} of what was named could not be found or listed, see above")
+        note(f"error: {len(run.found.unreadable)} inputs could not be found or listed, see above")
     if tally.stopped:
         note(f"error: stopped: {tally.stopped}")
     unseen = run.pictures.errors if run.pictures else []
@@ -207,7 +208,7 @@ def _tell_earlier(run: Run, planned: Remaining) -> None:
         return
     others = run.output.others({run.settings.of(entry) for entry in run.entries})
     if others:
-        note(f"{others} earlier records were made with other settings and stay (--overwrite begins anew)")
+        note(f"{others} earlier records were made with other settings and are kept (--overwrite starts over)")
     if not done:
         return
     failed = f", {planned.failed} of them failed (--retry-failed tries them again)" if planned.failed else ""
@@ -227,7 +228,7 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
         stack.callback(log.close)
         log.start(tally, run.profile.name, parameters(request))
         listeners.append(log)
-    elsewhere = request.engine is EngineName.ray or request.replicas is not None
+    elsewhere = request.engine == "ray" or request.replicas is not None
     if planned.jobs:
         for line in start.demo_notes(run.profile, run.prompts, f"caption {shlex.quote(run.entries[0].path)}"):
             note(line)
@@ -302,9 +303,9 @@ def _elsewhere(run: Run) -> Executor:
     from vidspec.dataset.pool import Factory
 
     request = run.request
-    groups = device_groups(request.replicas, run.profile, ray=request.engine is EngineName.ray, address=request.address)
+    groups = device_groups(request.replicas, run.profile, ray=request.engine == "ray", address=request.address)
     factory = Factory(run.profile.model_dump())
-    if request.engine is EngineName.ray:
+    if request.engine == "ray":
         from vidspec.dataset.ray_engine import ray_outcomes
 
         return lambda jobs: ray_outcomes(factory, jobs, run.how, groups, address=request.address)

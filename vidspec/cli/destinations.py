@@ -94,7 +94,7 @@ def destinations_of(
     for option in ("overwrite", "retry_failed", "checksum"):
         if getattr(request, option) and not any(place.path or place.names for place in destinations):
             name = option.replace("_", "-")
-            raise UsageError(f"--{name} needs a file to look into", hint="-o FILE or --output-dir DIR")
+            raise UsageError(f"--{name} needs an output file", hint="-o FILE or --output-dir DIR")
     if request.output_dir is not None and os.path.exists(request.output_dir) and not os.path.isdir(request.output_dir):
         raise UsageError(f"--output-dir {request.output_dir}: is not a folder")
     return destinations

@@ -8,7 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vidspec.cli.report import complain, left_out, named, note
+from vidspec.cli.printed import complain, note
+from vidspec.cli.report import left_out
 from vidspec.escaping import one_line
 from vidspec.events.tally import duration
 
@@ -65,18 +66,20 @@ def dry_run(
     for line in errors:
         complain(line)
     profile = settings.profile
-    about = f"{named(profile['models'])}, profile {profile['name']}; {_where(destinations)}"
+    models = profile["models"]
+    named = models["pair"] or " + ".join(filter(None, (models["target"], models["draft"])))
+    about = f"{named}, profile {profile['name']}; {_where(destinations)}"
     note(f"dry run: nothing is loaded or written; {about}")
     left = [one for one in todo.values() if one.error is None]
     counts = [f"{len(left)} to caption ({duration(sum(one.seconds for one in left))} of video{_parts(left)})"]
-    others = {
+    rest = {
         "done before": planned.captioned,
         "failed before (--retry-failed tries them again)": planned.failed,
-        "taken over from the same bytes": planned.reused,
+        "reused from identical files": planned.reused,
         "unreadable": len(errors),
     }
-    counts += [f"{count} {what}" for what, count in others.items() if count]
-    counts += [f"left out: {aside}"] if (aside := left_out(found)) else []
+    counts += [f"{count} {what}" for what, count in rest.items() if count]
+    counts += [f"left out: {others}"] if (others := left_out(found)) else []
     note(f"{len(entries)} clips: {', '.join(counts)}")
     by_length = settings.config.segment is not None or profile["video"]["fps"] is not None
     records = chain.from_iterable(one.records() for one in journals)

@@ -26,6 +26,7 @@ from research.ties import EPSILON, gap
 from vidspec.bench.bandwidth import copy_bandwidth
 from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.passes import timed_pass
+from vidspec.bench.tables import table
 from vidspec.bench.turns import repeated
 from vidspec.cli.printed import say
 from vidspec.embedded.samples import shipped
@@ -34,7 +35,6 @@ from vidspec.engine.fused import FusedDecoder
 from vidspec.engine.graphs import Graphs
 from vidspec.engine.slab import KVSpan
 from vidspec.events.compare import decode_rate
-from vidspec.events.markdown import table
 from vidspec.models import loading
 
 __all__ = ["Pair", "Timed", "fits", "main", "pairs", "timed"]

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from research.commands import run
-from vidspec.bench.interleaved import Row
 from vidspec.bench.results import read_results, restored
+from vidspec.bench.rows import Row
 from vidspec.cli.printed import say
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import Caption

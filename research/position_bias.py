@@ -17,13 +17,13 @@ import torch
 import typer
 
 from research.commands import run
+from vidspec.bench import tables
 from vidspec.bench.loaded import Loaded, Source, names_of
 from vidspec.captioner import Captioner
 from vidspec.cli.bench import Clips, Device, Draft, Dtype, Form, Pair, PairName, Target, Threads
 from vidspec.cli.printed import print_json, say
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
-from vidspec.events import markdown
 from vidspec.events.events import Prefilled
 from vidspec.pruning.position_bias import Pair as Shares
 from vidspec.pruning.position_bias import PositionBias, at_borders, frame_shares, position_bias
@@ -153,7 +153,7 @@ def table(found: Mapping[str, ClipBias]) -> str:
         )
         for name, bias in found.items()
     ]
-    return markdown.table([*header.split(" | "), f"kept tokens by {stretches} equal stretches of the video, %"], lines)
+    return tables.table([*header.split(" | "), f"kept tokens by {stretches} equal stretches of the video, %"], lines)
 
 
 def _pair(pair: Shares) -> str:

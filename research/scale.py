@@ -25,6 +25,7 @@ from vidspec.bench.interleaved import machine
 from vidspec.bench.loaded import Source
 from vidspec.bench.memory import Peak
 from vidspec.bench.passes import ALPHAS, MOST_ROWS, Passes, measure_passes, prefilled_at
+from vidspec.bench.tables import table
 from vidspec.bench.turns import repeated, timed
 from vidspec.cli.bench import Device, Draft, Dtype, Form, Pair, PairName, Target, Threads, counts
 from vidspec.cli.printed import print_facts, print_json, say
@@ -35,7 +36,6 @@ from vidspec.engine.device import free_memory, synchroniser
 from vidspec.engine.forward import Engine
 from vidspec.engine.slab import KVSpan
 from vidspec.errors import UsageError
-from vidspec.events.markdown import table
 from vidspec.models import loading
 from vidspec.models.base import Prefix, VideoLanguageModel, VisualTokens
 from vidspec.video import Clip, SourceFacts

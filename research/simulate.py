@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from research.commands import run
+from vidspec.bench import tables
 from vidspec.cli.printed import Form, print_csv, print_json
 from vidspec.errors import UsageError
 
@@ -309,14 +310,12 @@ def _print_table(
     from rich.table import Table
     from rich.text import Text
 
-    from vidspec.events import markdown
-
     cells = [[_cell(row[name]) for name in columns] for row in rows]
     heads = [name.replace("_", " ") for name in columns]
     console = Console(highlight=False)
     if form is Form.markdown:
         print(f"**{title}**\n")
-        print(f"{markdown.table(heads, cells)}\n{markdown.bullets(notes)}".replace("*", r"\*"))
+        print(f"{tables.table(heads, cells)}\n{tables.bullets(notes)}".replace("*", r"\*"))
         return
     if not console.is_terminal:
         print("\n".join("\t".join(one) for one in [heads, *cells]))

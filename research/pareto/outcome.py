@@ -12,11 +12,11 @@ from typing import Any
 from research.pareto.quality import DRAWS, LEVEL, Estimate, Quality, median, quality
 from research.world.scoring import Statement
 from vidspec.bench.compare import FEWEST
-from vidspec.bench.interleaved import speed_ups
 from vidspec.bench.results import accepted_shares, restored
+from vidspec.bench.rows import speed_ups
+from vidspec.bench.tables import bullets, cell, heading, spread, table
 from vidspec.config.labels import DRAFT
 from vidspec.errors import OutputError
-from vidspec.events.markdown import bullets, cell, heading, spread, table
 from vidspec.events.record import Caption
 
 __all__ = [

@@ -16,11 +16,13 @@ from research.pareto.outcome import ALSO, DRAWN, QUALITY_ONLY
 from research.world.samples import HELD_OUT_SEED, draw, read_truth
 from research.world.scoring import Statement
 from vidspec._version import __version__
-from vidspec.bench.interleaved import by_other_draws, machine, run
+from vidspec.bench.interleaved import machine, run
 from vidspec.bench.judging import judge
 from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.measure import fingerprint
-from vidspec.bench.results import Key, Results, read_results, restored
+from vidspec.bench.peers import Contender
+from vidspec.bench.results import Key, Results, Stored, read_results, restored
+from vidspec.bench.rows import by_other_draws
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.config.labels import DRAFT
@@ -69,14 +71,17 @@ class Shown(NamedTuple):
     facts: Statement | None
 
 
-class Named:
-    """A contender whose records bear the clips' names, which for drawn clips say nothing of a folder."""
+class Named(Contender):
+    """A captioner whose records bear the clips' names, which for drawn clips say nothing of a folder."""
 
     def __init__(self, captioner: Captioner, clips: Mapping[str, Shown]) -> None:
         self.captioner, self.clips = captioner, clips
 
     def caption(self, path: str | Path) -> Caption:
         return replace(self.captioner.caption(self.clips[str(path)].path), path=str(path))
+
+    def forget(self, *, plan: bool = True) -> None:
+        self.captioner.forget(plan=plan)
 
 
 def measure(asked: Pareto, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
@@ -191,7 +196,7 @@ def _machine(asked: Pareto, clips: Mapping[str, Shown], contenders: Iterable[str
     return machine(loaded.where.device)
 
 
-def _timed(stored: Sequence[Mapping[str, Any]]) -> dict[Key, Caption]:
+def _timed(stored: Sequence[Stored]) -> dict[Key, Caption]:
     return {
         (one["contender"], one["path"], one["repeat"]): restored(one) for one in stored if not one.get(QUALITY_ONLY)
     }

@@ -139,7 +139,9 @@ def test_a_line_for_each_clip_and_the_oldest_in_full():
 
 def test_a_panel_does_not_come_and_go_with_each_clip():
     def boxed(count, most):
-        return any(line.startswith("╭") for line in screen(Tally(total=99), flights(count), (80, 24), most=most))
+        return any(
+            line.startswith("╭") for line in screen(Tally(total=99), flights(count), (80, 24), max_in_flight=most)
+        )
 
     assert boxed(8, 8) and boxed(8, 9) and not boxed(8, 12) and not boxed(12, 12)
 

@@ -30,7 +30,7 @@ class Passes:
 
     Attributes:
         target: T_p(n) by rows n, over the whole prompt.
-        draft: T_q(alpha) of one row by alpha, over the pruned prompt; empty where nobody drafts.
+        draft: T_q(alpha) of one row by alpha, over the pruned prompt; empty without a draft.
         kept: visual tokens that were left, by alpha.
     """
 

@@ -206,7 +206,7 @@ class LivePanel(Watching):
     def end(self, number: int, caption: Caption) -> None:
         """Show ``caption``'s figures (the measured speed-up among them) and let go of the terminal.
 
-        Until something else is told, it may be written to.
+        The terminal may be written to until the next event.
         """
         self.open()
         self.state = self.states.pop(number)

@@ -29,7 +29,7 @@ def time_at_length(caption: Caption, tokens: int) -> float | None:
     """Seconds from the opened file to the last token, had the text been ``tokens`` (at least 1) long.
 
     time to first token + (tokens - 1) * seconds per token after the first (docs/metrics.md, Times); of a text that is
-    as long, the measured end to end itself. None where a text of one token, or no timing, tells no rate.
+    as long, the measured end to end itself. None where a text of one token, or no timing, has no rate.
     """
     if len(caption.token_ids) == tokens:
         return caption.timings.get("end_to_end")

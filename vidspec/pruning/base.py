@@ -18,6 +18,7 @@ __all__ = [
     "ScoringPruner",
     "Signals",
     "Split",
+    "best",
     "budget",
     "evenly_spaced",
     "ranked",
@@ -111,9 +112,9 @@ def taps_for(needs: Iterable[str], prefix: Prefix) -> Taps | None:
     """
     from vidspec.engine.taps import Taps
 
-    asked = set(needs)
+    wanted = set(needs)
     layers: dict[str, list[int]] = {"attention": [], "hidden": []}
-    for need in asked - {"attention", "head_attention", "visual_attention", "features"}:
+    for need in wanted - {"attention", "head_attention", "visual_attention", "features"}:
         kind, _, at = need.partition("@")
         if kind not in layers or not at.isdecimal():
             raise ValueError(
@@ -121,16 +122,16 @@ def taps_for(needs: Iterable[str], prefix: Prefix) -> Taps | None:
                 "features and hidden@l"
             )
         layers[kind].append(int(at))
-    if {"attention", "visual_attention"} <= asked:
+    if {"attention", "visual_attention"} <= wanted:
         raise ValueError("attention and visual_attention exclude each other")
-    if asked <= {"features"}:
+    if wanted <= {"features"}:
         return None
     return Taps(
         rows=prefix.text_rows_after_video,
         visual=prefix.visual.index,
-        attention=not asked.isdisjoint(("attention", "visual_attention")),
-        keys="visual" if "visual_attention" in asked else "all",
-        heads="head_attention" in asked,
+        attention=not wanted.isdisjoint(("attention", "visual_attention")),
+        keys="visual" if "visual_attention" in wanted else "all",
+        heads="head_attention" in wanted,
         attention_at=sorted(layers["attention"]),
         hidden=sorted(layers["hidden"]),
     )
@@ -193,27 +194,37 @@ def split(visual: VisualTokens, alpha: float) -> Split:
     return Split(required, (~visual.required).nonzero()[:, 0], places - len(required))
 
 
-def with_required(order: torch.Tensor, visual: VisualTokens, alpha: float) -> torch.Tensor:
-    """Fill the budget: required tokens first, then others in the given order of preference.
+def with_required(order: torch.Tensor, visual: VisualTokens, wanted: int) -> torch.Tensor:
+    """Required tokens first, then others in the given order of preference.
 
     Args:
         order: a permutation of the N tokens, best first.
-        visual: the tokens; those ``required`` count towards the budget.
-        alpha: share to prune.
+        visual: the tokens; those ``required`` count towards ``wanted``.
+        wanted: how many.
 
     Returns:
-        (K,) sorted indices.
+        (wanted,) sorted indices.
     """
     import torch
 
     required = visual.required.to(order.device)[order]
-    preferred = torch.cat([order[required], order[~required]])
-    return preferred[: budget(len(visual), alpha)].sort().values
+    return torch.cat([order[required], order[~required]])[:wanted].sort().values
+
+
+def best(scores: torch.Tensor, visual: VisualTokens, wanted: int) -> torch.Tensor:
+    """(wanted,) sorted: the tokens that must stay, then those with the highest scores, of equal ones the earlier.
+
+    Args:
+        scores: (N,) of the visual tokens.
+        visual: the tokens; those ``required`` count towards ``wanted``.
+        wanted: how many.
+    """
+    return with_required(scores.sort(descending=True, stable=True).indices, visual, wanted)
 
 
 def top_scored(scores: torch.Tensor, visual: VisualTokens, alpha: float) -> torch.Tensor:
     """The best-scored tokens within the budget; of equal scores the earlier token."""
-    return with_required(scores.sort(descending=True, stable=True).indices, visual, alpha)
+    return best(scores, visual, budget(len(visual), alpha))
 
 
 def evenly_spaced(count: int, wanted: int, device: torch.device | None = None) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vidspec.pruning.base import Pruner, Signals, with_required
+from vidspec.pruning.base import Pruner, Signals, budget, with_required
 from vidspec.registry import pruners
 
 if TYPE_CHECKING:
@@ -18,4 +18,4 @@ class Random(Pruner):
 
         rng = torch.Generator().manual_seed(signals.seed)
         order = torch.randperm(len(signals.visual), generator=rng)
-        return with_required(order, signals.visual, alpha)
+        return with_required(order, signals.visual, budget(len(order), alpha))

@@ -144,7 +144,7 @@ def test_failures_come_first_and_are_counted(tmp_path):
     for record in (told(), failed, told(ended="loop")):
         folder.add(record)
     assert [(row.number, row.state) for row in folder.table] == [(2, "failed"), (1, "captioned"), (3, "ends in a loop")]
-    assert folder.said == "3 records, one for each clip or part of one: 2 captioned, 1 failed."
+    assert folder.summary == "3 records, one for each clip or part of one: 2 captioned, 1 failed."
     write(tmp_path / "page.html", folder, [], "run")
     page = (tmp_path / "page.html").read_text()
     assert "decode_video/not_video: x.mp4: is &lt;not&gt; a video" in page and page.count('data-failed="1"') == 1

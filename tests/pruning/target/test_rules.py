@@ -10,8 +10,8 @@ from pruning.given import irregular_tokens, visual_tokens
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError, ProfileError
 from vidspec.models.base import Prefix
-from vidspec.pruning.base import token_grid
-from vidspec.pruning.target.base import Reading, best, last_row_attention, share_of, without_overlap
+from vidspec.pruning.base import best, token_grid
+from vidspec.pruning.target.base import Reading, last_row_attention, share_of, without_overlap
 from vidspec.pruning.target.dycoke import DyCoke, temporally_merged
 from vidspec.pruning.target.engine import Reselect
 from vidspec.pruning.target.fastv import FastV

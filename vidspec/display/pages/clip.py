@@ -23,7 +23,7 @@ _SILENT = "∎"
 
 @dataclass(frozen=True)
 class Token:
-    """A piece of the caption; ``origin`` is empty where nobody recorded it, ``about`` what is known of it."""
+    """A piece of the caption; ``origin`` is empty where it was not recorded, ``about`` lists what is known of it."""
 
     text: str
     origin: str
@@ -75,10 +75,10 @@ class Clip:
 
     @property
     def name(self) -> str:
-        """The path, which part of the file it is, and what was asked of a clip that is asked several things."""
-        path, asked = one_line(self.record["path"]), self.section("question").get("prompt")
+        """The path, which part of the file it is, and the prompt of a clip with several."""
+        path, prompt = one_line(self.record["path"]), self.section("question").get("prompt")
         name = path if self._part is None else f"{path}, {words.span(*self._part)}"
-        return f"{name}: {one_line(asked)}" if asked else name
+        return f"{name}: {one_line(prompt)}" if prompt else name
 
     def section(self, name: str) -> Record:
         """A part of the record; empty where it has none."""
@@ -86,7 +86,7 @@ class Clip:
 
     @property
     def _part(self) -> tuple[float, float] | None:
-        """From where to where, in seconds; as the frames lie where nothing else tells. None for all of it."""
+        """Its beginning and end in seconds, by its frames where the record has neither; None for the whole file."""
         job, video = {**self.record, **self.section("job")}, self.section("video")
         start, end, duration = job.get("start"), job.get("end"), video.get("duration_s")
         if start is not None or end is not None:
@@ -229,7 +229,7 @@ class Clip:
 
     @property
     def tallest(self) -> int:
-        """The most tokens of a window, drafted and the target's own; a column of them is full height."""
+        """The highest number of tokens in a window, drafted and the target's own, which is full height."""
         return max(((one.drafted or one.accepted) + (one.own or 0) for one in self.windows), default=1) or 1
 
     @property

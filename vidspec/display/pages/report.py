@@ -108,7 +108,7 @@ def _thumbnails(folder: Folder) -> dict[int, str]:
 
 
 def _changed(record: Record) -> str | None:
-    """Why the file is no longer the one that was captioned, as far as its record tells."""
+    """Why the file is not the one that was captioned; None as far as its record knows."""
     job, file = record.get("job") or {}, Path(record["path"])
     try:
         status = file.stat()

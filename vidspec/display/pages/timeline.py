@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from vidspec.display.pages import words
+from vidspec.display.pages.page import Record
 from vidspec.events.trace import Span, Trace
 
 __all__ = ["Bar", "Lane", "Timeline", "from_chrome", "timeline"]
@@ -77,7 +77,7 @@ def timeline(spans: Sequence[Span]) -> Timeline | None:
     return Timeline(end, tuple(lanes), _ticks(end), 100 * begun / end, undrawn)
 
 
-def from_chrome(trace: Mapping[str, Any]) -> dict[str, list[list[Span]]]:
+def from_chrome(trace: Record) -> dict[str, list[list[Span]]]:
     """The spans in a file of ``--trace``, by path; a clip of several parts has a list for each, in their order.
 
     Raises:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
 from vidspec.config.bounds import LAYERS
 from vidspec.errors import ModelError
+from vidspec.pruning.base import best
 from vidspec.registry import key
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ __all__ = [
     "Reading",
     "StagedPruner",
     "TargetPruner",
-    "best",
     "last_row_attention",
     "on_average",
     "places",
@@ -163,21 +163,6 @@ def share_of(tokens: int, share: float) -> int:
 def places(reading: Reading, share: float) -> int:
     """How many visual tokens may stay: a share of those of the prompt, at least one, at most all that are left."""
     return min(share_of(len(reading.prompt.visual), share), len(reading.visual))
-
-
-def best(scores: torch.Tensor, visual: VisualTokens, wanted: int) -> torch.Tensor:
-    """(wanted,) sorted: the tokens that must stay, then those with the highest scores, of equal ones the earlier.
-
-    Args:
-        scores: (n,) of the visual tokens.
-        visual: the tokens; those ``required`` count towards ``wanted``.
-        wanted: how many.
-    """
-    import torch
-
-    order = scores.sort(descending=True, stable=True).indices
-    required = visual.required.to(order.device)[order]
-    return torch.cat([order[required], order[~required]])[:wanted].sort().values
 
 
 def last_row_attention(query: torch.Tensor, key: torch.Tensor, visual: torch.Tensor, scaling: float) -> torch.Tensor:

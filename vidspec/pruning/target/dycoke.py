@@ -82,10 +82,10 @@ class DyCoke(TargetPruner):
         ] = 0.9,
         retention: float = 0.1,
     ) -> None:
-        most = 1 - 0.75 * merge  # three of four frames are merged
-        if keep is None and retention > most:
+        available = 1 - 0.75 * merge  # three of four frames are merged
+        if keep is None and retention > available:
             raise ProfileError(
-                f"lossy.retention: {retention:g} is more than the {most:g} that merging leaves",
+                f"lossy.retention: {retention:g} is more than the {available:g} that merging leaves",
                 hint=f"lossy.merge: {(1 - retention) / 0.75:.2g} leaves as much",
             )
         self.merge, self.keep, self.similarity, self.retention = merge, keep, similarity, retention

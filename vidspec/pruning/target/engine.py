@@ -15,7 +15,8 @@ from vidspec.engine.rows import Passed, Prefill, Prompt, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.engine.taps import Taps
 from vidspec.models.base import Prefix, VideoLanguageModel, VisualTokens
-from vidspec.pruning.target.base import Choice, Reading, TargetPruner, best, last_row_attention, share_of
+from vidspec.pruning.base import best
+from vidspec.pruning.target.base import Choice, Reading, TargetPruner, last_row_attention, share_of
 from vidspec.pruning.target.span import PrunedSpan
 
 __all__ = ["LossyEngine", "Reselect", "kept_per_layer"]
@@ -80,7 +81,7 @@ class LossyEngine(Engine[VideoLanguageModel]):
     def __init__(self, model: VideoLanguageModel, method: TargetPruner) -> None:
         super().__init__(model)
         self.method = method
-        method.stages(model.layers)  # whether its blocks suffice is said now
+        method.stages(model.layers)  # raises where the blocks are too few
 
     def reading(
         self,

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from vidspec.config.bounds import MANY
-from vidspec.pruning.target.base import Choice, Reading, StagedPruner, best, places
+from vidspec.pruning.base import best
+from vidspec.pruning.target.base import Choice, Reading, StagedPruner, places
 from vidspec.registry import key, lossy
 
 if TYPE_CHECKING:

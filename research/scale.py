@@ -24,7 +24,7 @@ from vidspec.bench import bandwidth
 from vidspec.bench.interleaved import machine
 from vidspec.bench.loaded import Source
 from vidspec.bench.memory import Peak
-from vidspec.bench.passes import ALPHAS, MOST_ROWS, Passes, measure_passes, prefilled_at
+from vidspec.bench.passes import ALPHAS, MAX_ROWS, Passes, measure_passes, prefilled_at
 from vidspec.bench.tables import table
 from vidspec.bench.turns import repeated, timed
 from vidspec.cli.bench import Device, Draft, Dtype, Form, Pair, PairName, Target, Threads, counts
@@ -43,7 +43,7 @@ from vidspec.video import Clip, SourceFacts
 __all__ = ["ROWS", "Forecast", "Point", "main", "markdown", "measure_scale", "scale", "synthetic"]
 
 #: Rows of the target passes that are timed; between them T_p is taken for a line.
-ROWS = (1, 2, 4, 8, 16, MOST_ROWS)
+ROWS = (1, 2, 4, 8, 16, MAX_ROWS)
 #: Text tokens behind the video, as in a short prompt.
 TEXT = 32
 #: Visual tokens of a frame under LLaVA-OneVision.

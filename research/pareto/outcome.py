@@ -11,7 +11,7 @@ from typing import Any
 
 from research.pareto.quality import DRAWS, LEVEL, Estimate, Quality, median, quality
 from research.world.scoring import Statement
-from vidspec.bench.compare import FEWEST
+from vidspec.bench.compare import MIN_CLIPS
 from vidspec.bench.results import accepted_shares, restored
 from vidspec.bench.rows import speed_ups
 from vidspec.bench.tables import bullets, cell, heading, spread, table
@@ -214,7 +214,7 @@ def markdown(found: Outcome) -> str:
         f"ROUGE-L, edit distance (of tokens, over the longer length): against the captions of {found.baseline}.",
         "Accepted by target: share of the tokens that the target with its whole prompt would choose (ParallelVLM 5.1), "
         "on clips that were timed.",
-        *(["Intervals over a handful of clips say little."] if fewest < FEWEST else []),
+        *(["Intervals over a handful of clips say little."] if fewest < MIN_CLIPS else []),
         f"Frontier: no other method is as fast in decoding and as good by {found.worth}, and better in one; "
         "the draft alone takes no part.",
     ]

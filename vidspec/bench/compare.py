@@ -16,10 +16,10 @@ from vidspec.errors import OutputError
 from vidspec.events.compare import decode_rate, time_at_length
 from vidspec.events.record import Caption
 
-__all__ = ["FEWEST", "Change", "Compared", "compare", "differ", "interval", "markdown", "places", "redrawn"]
+__all__ = ["MIN_CLIPS", "Change", "Compared", "compare", "differ", "interval", "markdown", "places", "redrawn"]
 
 #: With fewer clips a bootstrap knows too few of the differences that there are to say anything.
-FEWEST = 8
+MIN_CLIPS = 8
 DRAWS, SEED = 10_000, 0
 #: Of the intervals that tell whether two methods share a place.
 PLACES_LEVEL = 0.95
@@ -147,7 +147,7 @@ def _student(share: float, freedom: int) -> float:
 def _change(name: str, what: str, against: str, logs: NDArray[np.float64], level: float) -> Change:
     low, high = interval(logs, level)
     verdict = "faster" if high < 1 else "slower" if low > 1 else "no change"
-    if len(logs) < FEWEST:
+    if len(logs) < MIN_CLIPS:
         verdict = "too few clips"
     return Change(name, what, against, math.exp(float(logs.mean())), low, high, len(logs), verdict)
 
@@ -229,12 +229,12 @@ def differ(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
     """Whether two methods' rates by clip differ by more than they vary.
 
     The ratios on the clips that both have must lie to one side of 1: their bootstrap interval, or of fewer than
-    :data:`FEWEST` clips, all of them, which takes at least two.
+    :data:`MIN_CLIPS` clips, all of them, which takes at least two.
     """
     logs = np.array([math.log(one[clip] / other[clip]) for clip in one if other.get(clip) and one[clip]])
     if len(logs) < 2:
         return False
-    if len(logs) < FEWEST:
+    if len(logs) < MIN_CLIPS:
         return bool(logs.min() > 0 or logs.max() < 0)
     low, high = interval(logs, PLACES_LEVEL)
     return not low <= 1 <= high

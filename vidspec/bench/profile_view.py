@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vidspec.bench.breakdown import OTHER
-from vidspec.bench.passes import MOST_ROWS
+from vidspec.bench.passes import MAX_ROWS
 from vidspec.bench.profiled import Profiled, Report
 from vidspec.bench.tables import bullets, cell, table
 from vidspec.events.trace import KINDS
@@ -20,7 +20,7 @@ __all__ = ["CSV_COLUMNS", "csv_rows", "drawn", "markdown", "svg"]
 
 CSV_COLUMNS = ("profile", "part", "seconds")
 #: Rows of T_p that the tables show; JSON has all.
-ROWS_SHOWN = (1, 2, 4, 6, 8, 16, MOST_ROWS)
+ROWS_SHOWN = (1, 2, 4, 6, 8, 16, MAX_ROWS)
 BAR = 12
 _MIB = 2**20
 

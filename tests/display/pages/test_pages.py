@@ -161,7 +161,7 @@ def test_spreads_are_of_captioned_clips_that_have_the_value():
 
 
 def test_a_million_clips_do_not_all_stand_on_the_page(monkeypatch):
-    monkeypatch.setattr(folders, "MOST_ROWS", 2)
+    monkeypatch.setattr(folders, "MAX_ROWS", 2)
     folder = Folder()
     for at in range(5):
         folder.add(told(error=FAILED if at > 3 else None))

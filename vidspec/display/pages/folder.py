@@ -12,12 +12,12 @@ from vidspec.display.pages.clip import Clip
 from vidspec.display.pages.page import Record
 from vidspec.escaping import one_line
 
-__all__ = ["MOST_ROWS", "Folder", "Row", "Spread"]
+__all__ = ["MAX_ROWS", "Folder", "Row", "Spread"]
 
 #: Of the clips that failed, and of the others, so many stand in the table.
-MOST_ROWS = 2000
+MAX_ROWS = 2000
 #: So many of the clips have a picture in the table.
-MOST_PICTURES = 200
+MAX_PICTURES = 200
 _STEPS = 24
 
 
@@ -61,7 +61,7 @@ class Folder:
     Attributes:
         clips, failed, demo: how many there were.
         pictured: of the first captioned clips by number, what their thumbnails are made from.
-        rows: those of the table; beyond :data:`MOST_ROWS` of a kind clips are counted and have no row.
+        rows: those of the table; beyond :data:`MAX_ROWS` of a kind clips are counted and have no row.
     """
 
     clips: int = 0
@@ -77,9 +77,9 @@ class Folder:
         failed = record.get("error") is not None
         self.failed += failed
         self.demo += bool(record.get("demo"))
-        if (self.failed if failed else self.clips - self.failed) <= MOST_ROWS:
+        if (self.failed if failed else self.clips - self.failed) <= MAX_ROWS:
             self.rows.append(_row(self.clips, record))
-        if not failed and len(self.pictured) < MOST_PICTURES:
+        if not failed and len(self.pictured) < MAX_PICTURES:
             kept = {key: record.get(key) for key in ("path", "job")}
             self.pictured[self.clips] = {**kept, "video": {"timestamps": _middle(record)}}
         for name, (value, _) in _SPREADS.items():

@@ -32,7 +32,7 @@ IN_FULL = 24
 #: Bytes of pictures of a page of one clip, and of each clip in full where there are several.
 _ALONE, _AMONG = 2_000_000, 250_000
 #: Bytes of a trace; a clip's has some kilobytes.
-LONGEST_TRACE = 1 << 30
+MAX_TRACE_BYTES = 1 << 30
 
 
 def write(
@@ -181,7 +181,7 @@ def read_trace(file: Path) -> dict[str, list[list[Span]]]:
     Raises:
         UsageError: it cannot be read, or is something else.
     """
-    content = read_whole(file, LONGEST_TRACE, f"--trace {file}")
+    content = read_whole(file, MAX_TRACE_BYTES, f"--trace {file}")
     try:
         return from_chrome(json.loads(content))
     except (ValueError, RecursionError):

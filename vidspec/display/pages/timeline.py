@@ -13,7 +13,7 @@ from vidspec.events.trace import Span, Trace
 __all__ = ["Bar", "Lane", "Timeline", "from_chrome", "timeline"]
 
 #: What is shorter than this share of the whole is not drawn.
-_THINNEST = 1 / 8000
+_MIN_SHARE = 1 / 8000
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def timeline(spans: Sequence[Span]) -> Timeline | None:
     lanes, undrawn = [], 0
     for worker, seconds in sums.items():
         mine = sorted((one for one in spans if one.worker == worker), key=lambda one: (one.start, -one.end))
-        drawn = [one for one in mine if one.end - one.start >= end * _THINNEST]
+        drawn = [one for one in mine if one.end - one.start >= end * _MIN_SHARE]
         undrawn += len(mine) - len(drawn)
         lanes.append(Lane(worker, tuple(_bar(one, end) for one in drawn), seconds))
     begun = min((one.start for one in spans if one.kind in ("draft", "verify")), default=0.0)

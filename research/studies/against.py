@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import TypedDict
 
-from vidspec.events.markdown import table
+from vidspec.bench.tables import table
 
 __all__ = ["Turn", "compared", "main"]
 
@@ -102,7 +102,7 @@ def _started(root: Path, about: list[str]) -> subprocess.Popen[str]:
 
 def _answer(worker: subprocess.Popen[str]) -> str:
     assert worker.stdout is not None
-    line = worker.stdout.readline()
+    line: str = worker.stdout.readline()
     if not line:
         raise SystemExit(f"a checkout's process ended with exit code {worker.wait()}")
     return line

@@ -14,9 +14,11 @@ from research.pareto.outcome import outcome
 from research.pareto.run import Pareto, measure
 from research.world.samples import HELD_OUT_SEED, draw, draw_sample
 from research.world.scoring import truth
+from vidspec.bench.interleaved import run
 from vidspec.bench.results import read_results
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
+from vidspec.events.record import Caption
 
 pytestmark = pytest.mark.full
 
@@ -156,3 +158,21 @@ def test_command(held_out, tmp_path, capsys):
     assert main(["--from", str(file), "--format", "json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["baseline"] == NAMES[0] and [one["name"] for one in content["methods"]] == NAMES
+
+
+def test_what_was_learned_from_a_clip_is_forgotten_before_its_next_repeat(held_out):
+    """Suffix drafts, for one, would copy the caption of the time before."""
+
+    class Learning:
+        learned = 0
+
+        def caption(self, path):
+            self.learned += 1
+            return Caption(str(path), "x", token_ids=[self.learned])
+
+        def forget(self, *, plan=True):
+            self.learned = 0
+
+    shown = {"clip": pareto_run.Shown(held_out / "clip-0000.mp4", None)}
+    records = run({"suffix": pareto_run.Named(Learning(), shown)}, [Path("clip")], 3)
+    assert [one.token_ids for one in records["suffix"]["clip"]] == [[1], [1], [1]]

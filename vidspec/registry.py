@@ -255,7 +255,7 @@ class Registry(Generic[T]):
         return f"unknown {self.noun} {name!r}{meant} valid: {', '.join(valid)}"
 
     def modules(self) -> set[str]:
-        """Modules of the package that register a method under their own name, told by their source alone."""
+        """Modules of the package that register a method under their own name, found in their source alone."""
         spec = importlib.util.find_spec(self.package)
         if spec is None or spec.submodule_search_locations is None:
             return set()

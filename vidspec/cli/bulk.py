@@ -1,4 +1,4 @@
-"""Runs ``vidspec caption``: puts sources, profile, output and engine together, and says on stderr what happens."""
+"""Runs ``vidspec caption``: connects sources, profile, output and engine, and reports progress on standard error."""
 
 from __future__ import annotations
 
@@ -61,23 +61,23 @@ class Run:
 
     @property
     def prompts(self) -> set[str]:
-        """All that are asked, the system prompt and what ``--context`` makes of a prompt included."""
+        """All prompts of the run, with the system prompt and the form that ``--context`` gives a prompt."""
         from vidspec.dataset.job import CONTEXT
 
         several = [self.how.questions_of(entry) for entry in self.entries]
-        asked = {
+        prompts = {
             text
             for entry, questions in zip(self.entries, several, strict=True)
             for text in (questions.texts if questions else (entry.prompt or self.how.prompt,))
         }
         if self.how.context:
-            asked.add(CONTEXT.format(prompt=self.how.prompt, previous="..."))
+            prompts.add(CONTEXT.format(prompt=self.how.prompt, previous="..."))
         system = self.profile.generate.system
-        return asked if system is None else asked | {system}
+        return prompts if system is None else prompts | {system}
 
 
 def caption_all(request: Request) -> int:
-    """Caption what is asked for; returns the exit code."""
+    """Caption the clips of a request; returns the exit code."""
     from vidspec.config.user_config import PAIRED, read_config, resolve
     from vidspec.dataset import inputs
     from vidspec.dataset.records import Settings
@@ -92,7 +92,7 @@ def caption_all(request: Request) -> int:
     profile = resolved.profile
     if resolved.sources.get("models.draft") == PAIRED and not request.quiet:
         note(f"note: the draft is {profile.models.draft}, as `vidspec models` lists it (--draft names another)")
-    how_of(request, profile, 0)  # refuses what cannot be before folders are searched
+    how_of(request, profile, 0)  # refuses impossible options before folders are searched
     shard = shard_of(request.shard, os.environ)
     found = inputs.collect(sources)
     inputs.leave_out_missing(found, sources.paths)
@@ -124,7 +124,7 @@ def caption_all(request: Request) -> int:
 
 
 def _check_files(request: Request, profile: Profile, clips: Sequence[str]) -> None:
-    """Refuse what cannot be written beside the captions, or would take the place of what others wrote."""
+    """Refuse files that cannot be written beside the captions, or that another program wrote."""
     if request.trace is not None:
         from vidspec.dataset.trace_file import TRACE
 
@@ -144,7 +144,7 @@ def _check_files(request: Request, profile: Profile, clips: Sequence[str]) -> No
 
 
 def _check_questions(how: JobConfig, forms: Sequence[Format], entries: Sequence[Job]) -> None:
-    """Refuse what makes no sense where a clip is asked several things, those of a manifest among them."""
+    """Refuse options that exclude several prompts per clip, which a manifest may give too."""
     if not any(how.questions_of(entry) for entry in entries):
         return
     if how.segment is not None:
@@ -216,7 +216,7 @@ def _tell_earlier(run: Run, planned: Remaining) -> None:
 
 
 def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> tuple[Executor, list[Listener]]:
-    """The engine that was asked for, and who listens to it."""
+    """The engine that captions, and the listeners to its outcomes."""
     from vidspec.cli.listeners import Notifier, OutcomeLines, Traces
 
     request = run.request
@@ -282,7 +282,7 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
 
 
 def _drawing(stack: ExitStack, run: Run) -> Iterator[Observer]:
-    """Who draws pictures and pages of what happens."""
+    """The observers that draw pictures and pages."""
     request = run.request
     if request.heatmap is not None:
         from vidspec.display.heatmap_files import HeatmapFiles
@@ -315,7 +315,7 @@ def _elsewhere(run: Run) -> Executor:
 
 
 def _observer(stack: ExitStack, run: Run, tally: Tally) -> tuple[Observer, bool]:
-    """Who watches the clips in flight, and whether that always shows how far the whole run is."""
+    """The observer of the clips in flight, and whether it always shows the progress of the whole run."""
     from vidspec.cli.listeners import Restarts
     from vidspec.dataset.outputs import Stream
 

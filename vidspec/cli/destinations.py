@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Destination", "destinations_of", "output_of"]
 
-#: Formats that go into a file for each clip unless something else is asked for.
+#: Formats that go into a file for each clip by default.
 PER_CLIP = ("txt", "srt", "vtt", "webdataset-txt")
 
 

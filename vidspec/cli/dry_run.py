@@ -32,7 +32,7 @@ def dry_run(
     settings: Settings,
     label: str,
 ) -> int:
-    """Say what a run over ``entries`` would do; returns 1 if some clip cannot be read, else 0.
+    """Print what a run over ``entries`` would do; returns 1 if some clip cannot be read, else 0.
 
     Args:
         request: the options.
@@ -109,10 +109,10 @@ def _parts(left: Sequence[Wanted]) -> str:
 
 
 def _where(destinations: Sequence[Destination]) -> str:
-    said = []
+    places = []
     for one in destinations:
         if one.names:
-            said.append(f"a file for each clip ({', '.join(one.forms)})")
+            places.append(f"a file for each clip ({', '.join(one.forms)})")
         else:
-            said.append(f"into {one.path}" if one.path is not None else f"{one.forms[0]} to standard output")
-    return ", ".join(said)
+            places.append(f"into {one.path}" if one.path is not None else f"{one.forms[0]} to standard output")
+    return ", ".join(places)

@@ -1,4 +1,4 @@
-"""Profile files: which names there are, and what a file says of each; no value is checked here, and no torch.
+"""Profile files: their names, and the keys that a file sets for each; no value is checked here, and no torch.
 
 A file holds the profile of its own name and, under ``variants``, others that differ from it by a few keys. ``base``
 names the profile whose keys hold where one says nothing itself, ``aliases`` are further names of the same thing.
@@ -44,8 +44,8 @@ class Entry(NamedTuple):
         return str(self.path) if self.name == self.path.stem else f"{self.path}:{self.name}"
 
 
-class _Said(BaseModel):
-    """What a file says beside a profile's keys, which are ``model_extra``."""
+class _Content(BaseModel):
+    """The keys of a file that belong to no section; those of the profile itself are in ``model_extra``."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -60,7 +60,7 @@ class Shelf:
     """The profiles of the user's folder and of the package, and those in files named; reads each file once."""
 
     def __init__(self) -> None:
-        self._held: dict[Path, dict[str, Entry]] = {}
+        self._read: dict[Path, dict[str, Entry]] = {}
 
     def chain(self, profile: str | Entry) -> list[Entry]:
         """A profile and, before it, all that it is based on, the lowest first.
@@ -127,7 +127,7 @@ class Shelf:
 
     def _in(self, path: Path, source: str) -> dict[str, Entry]:
         """The profiles that a file holds, by name."""
-        if path not in self._held:
+        if path not in self._read:
             held: dict[str, Entry] = {}
             try:
                 data = read_yaml(path, ProfileError)
@@ -139,8 +139,8 @@ class Shelf:
                     held[entry.name] = entry
             except ProfileError as error:
                 held = {path.stem: Entry(path.stem, path, source, error=error)}
-            self._held[path] = held
-        return self._held[path]
+            self._read[path] = held
+        return self._read[path]
 
 
 def user_folder() -> Path:
@@ -171,13 +171,13 @@ def _entries(name: str, path: Path, source: str, data: Mapping[str, object]) -> 
     """A profile, its aliases, and its variants, which are based on it unless they name another base."""
     origin = Entry(name, path, source).origin
     try:
-        said = _Said.model_validate({str(key): value for key, value in data.items()})
+        content = _Content.model_validate({str(key): value for key, value in data.items()})
     except ValidationError as error:
         raise ProfileError(mistake(error)[1], hint=f"set by {origin}") from None
-    keys = said.model_extra or {}
-    yield Entry(name, path, source, said.base, said.group, said.rank, keys)
-    for alias in said.aliases:
+    keys = content.model_extra or {}
+    yield Entry(name, path, source, content.base, content.group, content.rank, keys)
+    for alias in content.aliases:
         about = f"The same as {name}: {keys.get('about') or ''}".rstrip(": ")
-        yield Entry(alias, path, source, name, said.group, said.rank, {"about": about})
-    for variant, own in said.variants.items():
+        yield Entry(alias, path, source, name, content.group, content.rank, {"about": about})
+    for variant, own in content.variants.items():
         yield from _entries(variant, path, source, {"base": name, **own})

@@ -31,13 +31,13 @@ __all__ = [
     "available",
     "dotted",
     "exists",
+    "file_layers",
     "from_env",
     "from_flags",
     "lay",
     "load",
     "override",
     "parse",
-    "said_by_files",
     "same",
     "setting",
     "unknown",
@@ -48,7 +48,7 @@ PREFIX = "VIDSPEC_"
 #: ``VIDSPEC_PRUNE__ALPHA=0.8`` sets ``prune.alpha``.
 RESERVED_VARIABLES = ("VIDSPEC_PROFILE", "VIDSPEC_DEBUG")
 
-#: Keys of which some exclude others: setting one takes back what the layers below said about those of the other side.
+#: Keys of which some exclude others: setting one takes back the values that lower layers gave those of the other side.
 RIVALS = (
     (("video.frames",), ("video.fps",)),
     (("lossy.keep",), ("lossy.retention",)),
@@ -81,7 +81,7 @@ def available() -> list[ProfileInfo]:
     for name, entry in shelf.all().items():
         about, kind = str(entry.keys.get("about") or ""), "exact"
         try:
-            layers = [layer for _, layer in _said(shelf.chain(entry))]
+            layers = [layer for _, layer in _layers_of(shelf.chain(entry))]
             kind = _kind({key: value for key, (value, _) in _merged(layers).items()})
         except ProfileError as error:
             about = f"unreadable: {error.message}"
@@ -128,8 +128,8 @@ def load(
     Raises:
         ProfileError: it cannot be found or read, has an unknown key, a wrong value or an impossible combination.
     """
-    said = (layer for _, layer in said_by_files(name_or_path))
-    return lay(*said, from_env(os.environ if env is None else env), from_flags(overrides))[0]
+    layers = (layer for _, layer in file_layers(name_or_path))
+    return lay(*layers, from_env(os.environ if env is None else env), from_flags(overrides))[0]
 
 
 def override(profile: Profile, overrides: Mapping[str, object] | None) -> Profile:
@@ -170,17 +170,17 @@ def setting(text: str) -> tuple[str, str]:
 Layer: TypeAlias = dict[str, tuple[object, str]]
 
 
-def said_by_files(name_or_path: str) -> list[tuple[str, Layer]]:
-    """What a profile's file says and, before it, what those of its bases say; each with its source.
+def file_layers(name_or_path: str) -> list[tuple[str, Layer]]:
+    """The keys of a profile's file and, before them, those of its bases; each layer with its source.
 
     Raises:
         ProfileError: as :meth:`vidspec.config.files.Shelf.chain`.
     """
-    return _said(Shelf().chain(name_or_path))
+    return _layers_of(Shelf().chain(name_or_path))
 
 
-def _said(chain: Sequence[Entry]) -> list[tuple[str, Layer]]:
-    said, plugins = [], list[object]()
+def _layers_of(chain: Sequence[Entry]) -> list[tuple[str, Layer]]:
+    layers, plugins = [], list[object]()
     for entry in chain:
         keys = {"name": entry.name, **entry.keys}
         if entry is not chain[-1]:  # what a base is called, and says of itself, is its own
@@ -189,8 +189,8 @@ def _said(chain: Sequence[Entry]) -> list[tuple[str, Layer]]:
             keys["plugins"] = _beside(entry.path, keys["plugins"])
             if isinstance(keys["plugins"], list):
                 keys["plugins"] = plugins = [*plugins, *keys["plugins"]]
-        said.append((entry.source, _layer(keys, entry.origin)))
-    return said
+        layers.append((entry.source, _layer(keys, entry.origin)))
+    return layers
 
 
 def from_env(env: Mapping[str, str]) -> Layer:
@@ -237,12 +237,12 @@ def lay(*layers: Layer) -> tuple[Profile, dict[str, str]]:
 
 
 def _merged(layers: Iterable[Layer]) -> Layer:
-    """Each key as the last layer has it that speaks of it; a layer takes back what it contradicts."""
+    """Each key as the last layer sets it; a layer takes back what it contradicts."""
     merged: Layer = {}
     for layer in layers:
-        said = {key for key, (value, _) in layer.items() if value is not None}
+        given = {key for key, (value, _) in layer.items() if value is not None}
         pairs = [pair for sides in RIVALS for pair in (sides, sides[::-1])]
-        dropped = {key for these, others in pairs if not said.isdisjoint(these) for key in others}
+        dropped = {key for these, others in pairs if not given.isdisjoint(these) for key in others}
         if "prune.method" in layer and "none" in (layer["prune.method"][0], merged.get("prune.method", ("none",))[0]):
             dropped.add("prune.alpha")  # an alpha belongs to its method: 0 without one
         dropped |= {

@@ -79,7 +79,7 @@ def _options(registry: Registry[Any]) -> AfterValidator:
 
     def check(given: dict[str, object], info: ValidationInfo) -> dict[str, object]:
         name = info.data.get(named)
-        if name is None:  # what is wrong with the name is said elsewhere
+        if name is None:  # the name's own check has refused it
             return given
         taken = Options if name in registry.always else options_of(registry.get(name), *registry.known)
         for key in given:

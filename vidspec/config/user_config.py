@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_PROFILE", "PAIRED", "Defaults", "Resolved", "config_path", "read_config", "resolve"]
 
 DEFAULT_PROFILE = "vanilla-sd"
-#: Where a draft comes from that nobody named.
+#: The source of a draft that was chosen by default.
 PAIRED = "vidspec models"
 OWN_KEYS = ("profile", "format")
 SECTIONS = ("models", "video", "generate")
@@ -106,17 +106,18 @@ def resolve(
     """
     from vidspec.config import profiles
 
-    said = profiles.said_by_files(name or defaults.profile or DEFAULT_PROFILE)
-    packaged, own = ([layer for source, layer in said if (source == "packaged") is wanted] for wanted in (True, False))
+    files = profiles.file_layers(name or defaults.profile or DEFAULT_PROFILE)
+    packaged, own = ([layer for source, layer in files if (source == "packaged") is wanted] for wanted in (True, False))
     above = (*own, profiles.from_env(os.environ if env is None else env), profiles.from_flags(overrides))
-    spoken = {key for layer in above for key in layer}
-    # Of keys that exclude each other, a config's word on one counts only if nobody above it spoke of any.
-    unheard = spoken.union(*(one for sides in profiles.RIVALS if not spoken.isdisjoint(one := {*sides[0], *sides[1]})))
-    under = {key: (value, str(defaults.path)) for key, value in defaults.keys.items() if key not in unheard}
+    given = {key for layer in above for key in layer}
+    # Of keys that exclude each other, the config sets one only if no layer above it sets any.
+    rivals = ({*ours, *theirs} for ours, theirs in profiles.RIVALS)
+    hidden = given.union(*(keys for keys in rivals if not given.isdisjoint(keys)))
+    under = {key: (value, str(defaults.path)) for key, value in defaults.keys.items() if key not in hidden}
     profile, origins = profiles.lay(*packaged, under, *above)
-    unsaid = {"models.draft": PAIRED} if profile.models.draft else {}
+    derived = {"models.draft": PAIRED} if profile.models.draft else {}
     values = profiles.dotted(profile.model_dump())
-    sources = {key: origins.get(key, unsaid.get(key, "default")) or "flag" for key in values}
+    sources = {key: origins.get(key, derived.get(key, "default")) or "flag" for key in values}
     named = any(key in layer for layer in (under, *above) for key in ("models.pair", "models.target"))
     return Resolved(profile, sources, named)
 

@@ -24,8 +24,8 @@ clock; the same scheduler runs the real workers. The result is the speed-up that
 speed-up that the paper claims. No model is run, and nothing here was measured by this project.
 
 - **predicted** is simulated; **formula** is the closed form (the renewal formula for parallel methods, Leviathan's for
-  sequential ones; none for end-to-end rows); **claimed** is printed in the paper. **deviation** is predicted / claimed
-  - 1: positive if the paper claims less than its own figures imply.
+  sequential ones; none for end-to-end rows); **claimed** is printed in the paper. **deviation** is
+  predicted / claimed - 1: positive if the paper claims less than its own figures imply.
 - A small deviation means that the paper's times, lengths and speed-ups agree with each other under this schedule, not
   that the method gives these lengths elsewhere.
 - A large deviation has three possible reasons: an assumed figure (marked \\*, explained below the table), costs that

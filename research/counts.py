@@ -20,10 +20,10 @@ from torch.utils._pytree import tree_leaves
 
 from research.random_decoder import engine_of, language
 from research.sizes import DEVICES, SIZES, Size
+from vidspec.bench import tables
 from vidspec.engine.fused import FusedDecoder
 from vidspec.engine.graphs import Graphs
 from vidspec.engine.rows import Rows
-from vidspec.events import markdown
 
 __all__ = ["Counts", "counted", "table"]
 
@@ -140,7 +140,7 @@ def table(names: Sequence[str] = ("7B", "32B", "72B"), entries: int = 25_000) ->
                     *(f"{1000 * read / device.bandwidth:.1f} ms" for device in DEVICES.values()),
                 )
             )
-    return markdown.table(header, lines)
+    return tables.table(header, lines)
 
 
 if __name__ == "__main__":

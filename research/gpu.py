@@ -26,18 +26,18 @@ from research.ties import EPSILON, gap
 from vidspec.bench.bandwidth import copy_bandwidth
 from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.passes import timed_pass
+from vidspec.bench.tables import table
 from vidspec.bench.turns import repeated
-from vidspec.cli.printed import say
+from vidspec.cli.printed import note
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.engine.fused import FusedDecoder
 from vidspec.engine.graphs import Graphs
 from vidspec.engine.slab import KVSpan
 from vidspec.events.compare import decode_rate
-from vidspec.events.markdown import table
 from vidspec.models import loading
 
-__all__ = ["Pair", "Timed", "main", "pairs", "timed"]
+__all__ = ["Pair", "Timed", "fits", "main", "pairs", "timed"]
 
 ENTRIES = (2_000, 25_000)
 _ROWS = 6
@@ -165,7 +165,7 @@ def pairs(device: str, dtypes: Sequence[str] = ("float32", "bfloat16"), clips: i
             loaded.close()
 
 
-def _fits(size: Size, device: torch.device, entries: Sequence[int]) -> bool:
+def fits(size: Size, device: torch.device, entries: Sequence[int]) -> bool:
     """Whether weights in bfloat16, a block's worth of copies and the longest cache fit into what is free."""
     if device.type != "cuda":
         return True
@@ -232,7 +232,7 @@ def command(
     out.mkdir(parents=True, exist_ok=True)
     for row in _measured(sizes.split(","), place, bandwidth, found["left_out"]):
         found["pairs" if isinstance(row, Pair) else "sizes"].append(asdict(row))
-        say(str(row))
+        note(str(row))
         (out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     text = _markdown(found)
     (out / "gpu.md").write_text(text, encoding="utf-8")
@@ -246,7 +246,7 @@ def _measured(
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)  # as where a model is loaded
     for name in names:
-        if _fits(SIZES[name], device, ENTRIES):
+        if fits(SIZES[name], device, ENTRIES):
             yield from timed(name, SIZES[name], device, bandwidth, entries=ENTRIES)
         else:
             left_out.append(name)

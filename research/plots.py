@@ -15,9 +15,9 @@ from typing import Annotated, Any
 import typer
 
 from research.commands import run
-from vidspec.bench.interleaved import Row
 from vidspec.bench.results import read_results, restored
-from vidspec.cli.printed import say
+from vidspec.bench.rows import Row
+from vidspec.cli.printed import note
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import Caption
 from vidspec.files import PICTURE, check_output
@@ -146,7 +146,7 @@ def command(
     for one in content["records"]:
         records.setdefault(one["contender"], {}).setdefault(one["path"], []).append(restored(one))
     for file in draw([Row(**row) for row in content["rows"]], records, out):
-        say(f"drew {file}")
+        note(f"drew {file}")
     return 0
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -16,27 +17,42 @@ import torch
 import typer
 
 from research.commands import run
-from vidspec.bench.loaded import Loaded, Source, names_of
+from vidspec.bench import tables
+from vidspec.bench.loaded import Loaded, names_of
 from vidspec.captioner import Captioner
-from vidspec.cli.bench import Clips, Device, Draft, Dtype, Form, Pair, PairName, Target, Threads
-from vidspec.cli.printed import print_json, say
+from vidspec.cli.bench import Clips, Form
+from vidspec.cli.options import ModelOptions
+from vidspec.cli.printed import note, print_json
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
-from vidspec.events import markdown
 from vidspec.events.events import Prefilled
-from vidspec.pruning import position_bias as measuring
-from vidspec.pruning.position_bias import PositionBias, position_bias
+from vidspec.pruning.position_bias import Pair as Shares
+from vidspec.pruning.position_bias import PositionBias, at_borders, frame_shares, position_bias
 
-__all__ = ["biases", "block", "main", "mean_bias", "table"]
+__all__ = ["ClipBias", "biases", "block", "clip_bias", "main", "mean_bias", "over_bins", "table"]
+
+
+@dataclass(frozen=True)
+class ClipBias(PositionBias):
+    """Where the kept tokens of a clip lie, stretch by stretch too.
+
+    Attributes:
+        bins: shares of the kept tokens in equal stretches of the video, in the order of the prompt; they add up to 1.
+        peak_rows: the largest share of ``rows`` among the kept tokens of a single frame (HIPPO Fig. 2: 57.8%).
+    """
+
+    bins: tuple[float, ...]
+    peak_rows: float
+
 
 DEFAULT = "sd-rand-chain,sd-uniform-chain,sd-attention-chain"
 
 
 def biases(
     contenders: Mapping[str, object], clips: Sequence[Path], progress: Callable[[str], None] = lambda _: None
-) -> dict[str, PositionBias]:
+) -> dict[str, ClipBias]:
     """The mean over ``clips`` of the bias of each contender that prunes, in their order; nothing is decoded."""
-    found: dict[str, PositionBias] = {}
+    found: dict[str, ClipBias] = {}
     for name, contender in contenders.items():
         if not isinstance(contender, Captioner) or contender.profile.prune.method == "none":
             continue
@@ -47,14 +63,59 @@ def biases(
     return found
 
 
-def _of_clip(captioner: Captioner, clip: Path) -> PositionBias | None:
+def _of_clip(captioner: Captioner, clip: Path) -> ClipBias | None:
     for event in captioner.stream(clip):
         if isinstance(event, Prefilled):
-            return position_bias(event.grid, event.cells, event.kept, views=event.views)
+            return clip_bias(event.grid, event.cells, event.kept, views=event.views)
     raise AssertionError("a stream has a prefill")
 
 
-def mean_bias(measured: Sequence[PositionBias]) -> PositionBias:
+def clip_bias(
+    grid: tuple[int, int, int],
+    cells: Sequence[int],
+    kept: Sequence[int],
+    bins: int = 10,
+    views: Sequence[tuple[int, int]] = (),
+) -> ClipBias | None:
+    """What ParallelVLM Fig. 4 and HIPPO Fig. 2 and 8 measure; see :func:`~vidspec.pruning.position_bias.position_bias`.
+
+    Args:
+        grid, cells, kept, views: as there.
+        bins: stretches of the video.
+    """
+    bias = position_bias(grid, cells, kept, views)
+    if bias is None:
+        return None
+    chosen = [cells[index] for index in kept if cells[index] >= 0]
+    by_frame: dict[int, list[int]] = {}
+    for cell in chosen:
+        by_frame.setdefault(cell // (grid[1] * grid[2]), []).append(cell)
+    return ClipBias(
+        bias.first,
+        bias.last,
+        bias.rows,
+        bias.columns,
+        over_bins(frame_shares(grid, chosen), bins),
+        max(at_borders(grid, views, of, axis=0) for of in by_frame.values()),
+    )
+
+
+def over_bins(shares: Sequence[float], bins: int) -> tuple[float, ...]:
+    """Shares of frames as shares of ``bins`` equal stretches of the video, their sum unchanged.
+
+    A frame f of F covers [f/F, (f+1)/F) of the video; one that lies across a border of stretches is divided there.
+    """
+    borders = [number * len(shares) for number in range(bins + 1)]  # in units of 1 / (bins * F)
+    found = []
+    for low, high in pairwise(borders):
+        covered = ((max(low, f * bins), min(high, (f + 1) * bins)) for f in range(len(shares)))
+        found.append(
+            sum(share * max(0, end - start) / bins for share, (start, end) in zip(shares, covered, strict=True))
+        )
+    return tuple(found)
+
+
+def mean_bias(measured: Sequence[ClipBias]) -> ClipBias:
     """The mean over clips, each counting the same; ``peak_rows`` is the largest of all.
 
     Raises:
@@ -62,24 +123,24 @@ def mean_bias(measured: Sequence[PositionBias]) -> PositionBias:
     """
     if not measured:
         raise ValueError("no clip was measured")
-    pairs: dict[str, measuring.Pair] = {}
-    for field in fields(PositionBias):
+    pairs: dict[str, Shares] = {}
+    for field in fields(ClipBias):
         of = [getattr(one, field.name) for one in measured]
-        if isinstance(of[0], measuring.Pair):
-            pairs[field.name] = measuring.Pair(fmean(pair.kept for pair in of), fmean(pair.all for pair in of))
-    return PositionBias(
+        if isinstance(of[0], Shares):
+            pairs[field.name] = Shares(fmean(pair.kept for pair in of), fmean(pair.all for pair in of))
+    return ClipBias(
         bins=tuple(fmean(column) for column in zip(*(one.bins for one in measured), strict=True)),
         peak_rows=max(one.peak_rows for one in measured),
         **pairs,
     )
 
 
-def block(found: Mapping[str, PositionBias]) -> dict[str, dict[str, Any]]:
+def block(found: Mapping[str, ClipBias]) -> dict[str, dict[str, Any]]:
     """As it stands in the JSON file: shares within [0, 1] by profile; ``all`` is the share of all visual tokens."""
     return {name: asdict(bias) for name, bias in found.items()}
 
 
-def table(found: Mapping[str, PositionBias]) -> str:
+def table(found: Mapping[str, ClipBias]) -> str:
     """A Markdown table; each share of the kept tokens with that of all visual tokens behind it."""
     stretches = len(next(iter(found.values())).bins) if found else 0
     header = "method | first frames | last frames | upper and lower border | most in one frame | left and right border"
@@ -93,44 +154,40 @@ def table(found: Mapping[str, PositionBias]) -> str:
         )
         for name, bias in found.items()
     ]
-    return markdown.table([*header.split(" | "), f"kept tokens by {stretches} equal stretches of the video, %"], lines)
+    return tables.table([*header.split(" | "), f"kept tokens by {stretches} equal stretches of the video, %"], lines)
 
 
-def _pair(pair: measuring.Pair) -> str:
+def _pair(pair: Shares) -> str:
     return f"{pair.kept:.1%} ({pair.all:.1%})"
 
 
 def command(
+    *,
     clips: Clips = None,
     profiles: Annotated[
         str,
         typer.Option("--profiles", help="Names or files as of `vidspec bench`; those that prune nothing are left out."),
     ] = DEFAULT,
-    pair: Pair = PairName.embedded,
-    target: Target = None,
-    draft: Draft = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    threads: Threads = None,
-    form: Annotated[Form, typer.Option("--format", help="json: shares by profile.")] = Form.markdown,
+    models: ModelOptions,
+    form: Annotated[Form, typer.Option("--format", help="json: shares by profile.")] = "markdown",
 ) -> int:
     """Say where in the video and its frames the visual tokens lie that each profile keeps; a Markdown table on stdout.
 
     Prompts are read and pruned, and nothing is decoded.
     """
-    if threads:
-        torch.set_num_threads(threads)
+    if models.threads:
+        torch.set_num_threads(models.threads)
     named = list(clips or ()) or shipped()
     if missing := [clip for clip in named if not clip.is_file()]:
         raise UsageError(f"{missing[0]}: there is no such file")
-    loaded = Loaded(Source(pair.value, target, draft, device, dtype))
+    loaded = Loaded(models.source)
     try:
-        found = biases({name: loaded.captioner(name) for name in names_of(profiles)}, named, say)
+        found = biases({name: loaded.captioner(name) for name in names_of(profiles)}, named, note)
     finally:
         loaded.close()
     if not found:
         raise UsageError(f"--profiles {profiles}: none of them prunes", hint=f"such as --profiles {DEFAULT}")
-    if form is Form.json:
+    if form == "json":
         print_json(block(found))
     else:
         print(table(found))

@@ -22,9 +22,9 @@ from research.world.scene import BACKGROUNDS, COLOURS, PATTERNS, PLACES, SHAPES,
 from research.world.scoring import COUNTS, MOTIONS
 from vidspec import video
 from vidspec.acceptance.lvspec import relevance
+from vidspec.bench.tables import cell, table
 from vidspec.captioner import Captioner
 from vidspec.engine.rows import Rows
-from vidspec.events.markdown import cell, table
 from vidspec.events.record import Caption
 from vidspec.models.detokenizer import Detokenizer
 

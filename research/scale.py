@@ -24,10 +24,12 @@ from vidspec.bench import bandwidth
 from vidspec.bench.interleaved import machine
 from vidspec.bench.loaded import Source
 from vidspec.bench.memory import Peak
-from vidspec.bench.passes import ALPHAS, MOST_ROWS, Passes, measure_passes, prefilled_at
+from vidspec.bench.passes import ALPHAS, MAX_ROWS, Passes, measure_passes, prefilled_at
+from vidspec.bench.tables import table
 from vidspec.bench.turns import repeated, timed
-from vidspec.cli.bench import Device, Draft, Dtype, Form, Pair, PairName, Target, Threads, counts
-from vidspec.cli.printed import print_facts, print_json, say
+from vidspec.cli.bench import Form, counts
+from vidspec.cli.options import ModelOptions
+from vidspec.cli.printed import note, print_facts, print_json
 from vidspec.draft_length import speed
 from vidspec.draft_length.gamma import settled
 from vidspec.draft_length.passes import pass_times
@@ -35,7 +37,6 @@ from vidspec.engine.device import free_memory, synchroniser
 from vidspec.engine.forward import Engine
 from vidspec.engine.slab import KVSpan
 from vidspec.errors import UsageError
-from vidspec.events.markdown import table
 from vidspec.models import loading
 from vidspec.models.base import Prefix, VideoLanguageModel, VisualTokens
 from vidspec.video import Clip, SourceFacts
@@ -43,7 +44,7 @@ from vidspec.video import Clip, SourceFacts
 __all__ = ["ROWS", "Forecast", "Point", "main", "markdown", "measure_scale", "scale", "synthetic"]
 
 #: Rows of the target passes that are timed; between them T_p is taken for a line.
-ROWS = (1, 2, 4, 8, 16, MOST_ROWS)
+ROWS = (1, 2, 4, 8, 16, MAX_ROWS)
 #: Text tokens behind the video, as in a short prompt.
 TEXT = 32
 #: Visual tokens of a frame under LLaVA-OneVision.
@@ -293,6 +294,7 @@ def _ms(seconds: float) -> str:
 
 
 def command(
+    *,
     frames: Annotated[
         str, typer.Option("--frames", help="Numbers of frames, increasing; it ends where memory does.")
     ] = "8,16,32,64,128",
@@ -300,9 +302,7 @@ def command(
         int | None,
         typer.Option("--tokens-per-frame", min=1, help="[default: what the target sees; 196 with --random-init]"),
     ] = None,
-    pair: Pair = PairName.embedded,
-    target: Target = None,
-    draft: Draft = None,
+    models: ModelOptions,
     random_init: Annotated[
         str | None,
         typer.Option("--random-init", metavar="CONFIG", help="Target of this config.json with random weights."),
@@ -310,13 +310,10 @@ def command(
     random_init_draft: Annotated[
         str | None, typer.Option("--random-init-draft", metavar="CONFIG", help="Draft; the target itself if left out.")
     ] = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    threads: Threads = None,
     beta: Annotated[float, typer.Option("--beta", help="Acceptance of the speed-ups' forecast.")] = 0.8,
     tokens: Annotated[int, typer.Option("--tokens", min=2, help="Length of the text end to end.")] = 128,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Of every measurement; medians.")] = 3,
-    form: Annotated[Form, typer.Option("--format", help="json: one object with points.")] = Form.markdown,
+    form: Annotated[Form, typer.Option("--format", help="json: one object with points.")] = "markdown",
 ) -> int:
     """Measure how prefill, passes and memory grow with the number of frames, and forecast the speed-up.
 
@@ -325,23 +322,23 @@ def command(
     numbers = counts(frames, "--frames", "8,16,32")
     if not 0 <= beta < 1:
         raise UsageError(f"--beta must lie between 0 and 1, not {beta:g}")
-    if random_init is not None and (target or draft):
+    if random_init is not None and (models.target or models.draft):
         raise UsageError("--random-init excludes --target and --draft", hint="--random-init-draft names the draft")
     if random_init_draft is not None and random_init is None:
         raise UsageError("--random-init-draft needs --random-init")
     made = (random_init, random_init_draft) if random_init is not None else None
     facts, points = measure_scale(
-        Source(pair.value, target, draft, device, dtype),
+        models.source,
         numbers,
         made=made,
         tokens_per_frame=tokens_per_frame,
         beta=beta,
         new_tokens=tokens,
         repeats=repeats,
-        threads=threads,
-        say=say,
+        threads=models.threads,
+        say=note,
     )
-    if form is Form.json:
+    if form == "json":
         content = [one.to_dict() for one in points]
         print_json({"machine": facts, "beta": beta, "tokens": tokens, "points": content})
     else:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from research.commands import run
+from vidspec.bench import tables
 from vidspec.cli.printed import Form, print_csv, print_json
 from vidspec.errors import UsageError
 
@@ -91,7 +92,7 @@ def command(
         float,
         typer.Option("--prefill-use", help="Of it, in vision and prompts.", rich_help_panel=AT_ONCE),
     ] = 0.5,
-    form: Annotated[Form, typer.Option("--format", help="json: one object with rows and notes.")] = Form.text,
+    form: Annotated[Form, typer.Option("--format", help="json: one object with rows and notes.")] = "text",
 ) -> None:
     """Predict speed-ups without running a model: a paper's table, your own forward times, or many clips at once.
 
@@ -233,11 +234,11 @@ def _many_clips(batch: str, device: str, pair: str, visual: str, assumed: Assume
 
 def _print_data(form: Form, rows: list[dict[str, Any]], notes: list[str], **about: Any) -> bool:
     """Print what programs read, JSON or CSV; False where people do."""
-    if form is Form.json:
+    if form == "json":
         print_json({**about, "rows": rows, "notes": notes})
-    elif form is Form.csv:
+    elif form == "csv":
         print_csv(list(rows[0]), [list(row.values()) for row in rows])
-    return form in (Form.json, Form.csv)
+    return form in ("json", "csv")
 
 
 def _print_replay(replay: Replay, form: Form) -> None:
@@ -269,7 +270,7 @@ def _print_estimates(estimates: list[Estimate], times: Times, form: Form) -> Non
     ]
     if not _print_data(form, rows, notes):
         _print_table("Decode speed-up over autoregressive decoding", columns, rows, notes, form)
-        if form is Form.text:
+        if form == "text":
             _print_timelines(estimates)
 
 
@@ -309,14 +310,12 @@ def _print_table(
     from rich.table import Table
     from rich.text import Text
 
-    from vidspec.events import markdown
-
     cells = [[_cell(row[name]) for name in columns] for row in rows]
     heads = [name.replace("_", " ") for name in columns]
     console = Console(highlight=False)
-    if form is Form.markdown:
+    if form == "markdown":
         print(f"**{title}**\n")
-        print(f"{markdown.table(heads, cells)}\n{markdown.bullets(notes)}".replace("*", r"\*"))
+        print(f"{tables.table(heads, cells)}\n{tables.bullets(notes)}".replace("*", r"\*"))
         return
     if not console.is_terminal:
         print("\n".join("\t".join(one) for one in [heads, *cells]))

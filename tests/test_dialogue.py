@@ -13,9 +13,9 @@ from tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.dataset.feed import Feed
+from vidspec.dataset.job import Job, JobConfig, Questions
 from vidspec.dataset.run import run
 from vidspec.dataset.schema import record_schema
-from vidspec.dataset.work import Entry, How, Questions, Task
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, UsageError
 from vidspec.events.events import Prefilled
@@ -161,13 +161,13 @@ class Reading:
     full_but([("vanilla-sd", 0.8)], [("vanilla-sd", 0.8), ("specvlm-chain", 0.0), ("tabed-mt-star", 0.0)]),
 )
 def test_in_company(pair_of, name, temperature):
-    heated, how = {"generate.temperature": temperature}, How(questions=Questions(QUESTIONS[:2], True), batch=4)
+    heated, how = {"generate.temperature": temperature}, JobConfig(questions=Questions(QUESTIONS[:2], True), batch=4)
     fast = captioner(pair_of("llava_onevision"), name, **heated)
     clips = [str(clip) for clip in shipped()[:4]]
-    with closing(Feed([Task(Entry(clip), at) for at, clip in enumerate(clips)], how, [Reading(fast)])) as feed:
+    with closing(Feed([Job(clip, number=at) for at, clip in enumerate(clips)], how, [Reading(fast)])) as feed:
         found = list(run(fast, feed, how))
     for clip in clips:
-        answers = [one.caption for one in found if one.work.path == clip]
+        answers = [one.caption for one in found if one.job.path == clip]
         assert [one.token_ids for one in answers] == told_anew(
             captioner(pair_of("llava_onevision"), name, **heated), answers, clip
         )

@@ -71,7 +71,7 @@ def test_a_profile_is_checked_without_torch():
     code = (
         "import sys\nfrom vidspec import registry\n"
         "for part in registry._PARTS.values():\n"
-        "    for name in part._modules() if part.part != 'families' else ():\n"
+        "    for name in part.modules() if part.part != 'families' else ():\n"
         "        part.get(name)\n"
         "print([name for name in ('torch', 'transformers', 'numpy') if name in sys.modules])"
     )

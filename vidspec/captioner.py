@@ -275,6 +275,11 @@ class Captioner:
         """What a user should know of the loaded models, a line each."""
         told = [engine.model for engine in (self.target, self.draft) if engine is not None]
         found = [getattr(one, "note", None) for one in (*told, *self._drafters)]
+        found += [
+            f"{model.name}: passes are not captured as graphs: {model.decoder.eager}"
+            for model in told
+            if model.device.type == "cuda" and model.decoder.eager is not None
+        ]
         return tuple(dict.fromkeys(line for line in found if line))
 
     @property
@@ -460,6 +465,7 @@ class Captioner:
             end=end,
             max_pixels=wanted.max_pixels,
             decoder=wanted.decoder,
+            seek=wanted.seek,
             allow_damaged=wanted.allow_damaged,
             sound=self.hears,
             most_bytes=MOST_BYTES,

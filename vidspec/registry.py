@@ -28,7 +28,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar, cast, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
 from pydantic.fields import FieldInfo
 
 from vidspec.errors import ProfileError
@@ -58,7 +58,7 @@ __all__ = [
     "schedules",
 ]
 
-_KEY: dict[str, Any] = {"key": True}
+_KEY: dict[str, JsonValue] = {"key": True}
 
 T = TypeVar("T")
 Obj = TypeVar("Obj")
@@ -198,7 +198,7 @@ class Registry(Generic[T]):
 
     def names(self) -> tuple[str, ...]:
         """All valid names, sorted; imports none of the methods."""
-        return tuple(sorted({*self.always, *self._entries, *self._modules(), *self._plugins()}))
+        return tuple(sorted({*self.always, *self._entries, *self.modules(), *self._plugins()}))
 
     def get(self, name: str) -> T:
         """The method called ``name``, importing its module on first use.
@@ -207,7 +207,7 @@ class Registry(Generic[T]):
             ProfileError: there is none, with the nearest name and all valid ones.
         """
         if name not in self._entries:
-            if name in self._modules():
+            if name in self.modules():
                 importlib.import_module(f"{self.package}.{name}")
             elif name in (plugins := self._plugins()):
                 method = plugins[name].load()
@@ -231,7 +231,7 @@ class Registry(Generic[T]):
             TypeError: two methods disagree about a key.
         """
         found: dict[str, tuple[Any, Any]] = {}
-        for name in sorted(self._modules()):
+        for name in sorted(self.modules()):
             importlib.import_module(f"{self.package}.{name}")  # `get` would look for all modules with each name
             for option, one in _parameters(cast(Callable[..., object], self._entries[name]), self.known).items():
                 fields = [about for about in getattr(one[0], "__metadata__", ()) if isinstance(about, FieldInfo)]
@@ -254,7 +254,7 @@ class Registry(Generic[T]):
         meant = f"; did you mean {close}?" if close else ";"
         return f"unknown {self.noun} {name!r}{meant} valid: {', '.join(valid)}"
 
-    def _modules(self) -> set[str]:
+    def modules(self) -> set[str]:
         """Modules of the package that register a method under their own name, told by their source alone."""
         spec = importlib.util.find_spec(self.package)
         if spec is None or spec.submodule_search_locations is None:
@@ -327,7 +327,7 @@ def problems(part: object, profile: object) -> Iterable[Problem]:
     return check(profile) if check else ()
 
 
-def configured(part: Callable[..., T], section: BaseModel | Mapping[str, Any], **known: object) -> T:
+def configured(part: Callable[..., T], section: BaseModel | Mapping[str, object], **known: object) -> T:
     """A part with what its constructor takes.
 
     Args:
@@ -336,7 +336,8 @@ def configured(part: Callable[..., T], section: BaseModel | Mapping[str, Any], *
         known: what is known of the target besides.
     """
     chosen = section.model_dump(exclude_defaults=True) if isinstance(section, BaseModel) else section
-    given = {**chosen, **known, **chosen.get("options", {})}
+    options = chosen.get("options")
+    given = {**chosen, **known, **(options if isinstance(options, Mapping) else {})}
     return part(**{name: given[name] for name in inspect.signature(part).parameters if given.get(name) is not None})
 
 
@@ -393,7 +394,7 @@ def load_plugin(file: str | os.PathLike[str]) -> None:
     try:
         spec.loader.exec_module(module)
         for registry, known in before.items():
-            taken = sorted((registry._entries.keys() - known.keys()) & registry._modules())
+            taken = sorted((registry._entries.keys() - known.keys()) & registry.modules())
             if any(_identity(registry._entries[one]).startswith(f"{name}.") for one in taken):
                 raise ValueError(f"{registry.noun} {taken[0]!r} is vidspec's own; take another name")
     except Exception as error:

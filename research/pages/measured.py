@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from vidspec.bench.places import places
+from vidspec.bench.compare import places
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIRS = ("embedded", "embedded-qwen")

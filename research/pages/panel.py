@@ -52,7 +52,7 @@ def many(captioner: Captioner, folder: str) -> RenderableType:
         decoding = len(states) == BATCH and all(len(state.rounds) > 1 for state in states.values())
         if decoding and 2 * tally.done >= tally.total:
             shown = list(states.values())
-            return overall(tally, shown, loads, now=time.monotonic(), width=WIDTH, height=HEIGHT, most=BATCH)
+            return overall(tally, shown, loads, now=time.monotonic(), width=WIDTH, height=HEIGHT, max_in_flight=BATCH)
     raise SystemExit(f"{folder}: too few clips for {BATCH} at once")
 
 

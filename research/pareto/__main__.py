@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from research.commands import run
-from vidspec.cli.bench import Device, Draft, Dtype, Form, Pair, PairName, Target, Threads
-from vidspec.cli.printed import print_facts, print_json, say
+from vidspec.cli.bench import Form
+from vidspec.cli.options import ModelOptions
+from vidspec.cli.printed import note, print_facts, print_json
 from vidspec.errors import UsageError
 
 __all__ = ["main"]
@@ -28,6 +29,7 @@ class Part(str, Enum):
 
 
 def command(
+    *,
     clips: Annotated[
         list[Path] | None,
         typer.Argument(metavar="CLIP...", help="Video files; drawn clips with known truth if none are named."),
@@ -40,7 +42,6 @@ def command(
             show_default="the suite pareto",
         ),
     ] = None,
-    pair: Pair = PairName.embedded,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Of every timed clip.")] = 3,
     count: Annotated[int, typer.Option("--count", min=1, help="Number of drawn clips.")] = 200,
     clips_dir: Annotated[
@@ -51,11 +52,7 @@ def command(
         int, typer.Option("--timed", min=1, help="Time so many of the clips; the others serve quality alone.")
     ] = 24,
     only: Annotated[Part | None, typer.Option("--only", help="One part; the other may continue FILE.")] = None,
-    target: Target = None,
-    draft: Draft = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    threads: Threads = None,
+    models: ModelOptions,
     json: Annotated[
         Path | None,
         typer.Option("--json", metavar="FILE", help="Every record as it comes; the same command continues the file."),
@@ -68,7 +65,7 @@ def command(
         Path | None, typer.Option("--svg", metavar="FILE", help="Draw speed-up against quality; needs matplotlib.")
     ] = None,
     png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="The same as PNG.")] = None,
-    form: Annotated[Form, typer.Option("--format", help="json: one object with methods.")] = Form.markdown,
+    form: Annotated[Form, typer.Option("--format", help="json: one object with methods.")] = "markdown",
 ) -> int:
     """Hold speed-up against quality for lossless, loose and lossy methods, and mark those that none beats in both.
 
@@ -93,30 +90,30 @@ def command(
     else:
         from research.pareto.run import Pareto, measure
         from research.suites.rows import suite
-        from vidspec.bench.loaded import Source, names_of
+        from vidspec.bench.loaded import names_of
 
         results = measure(
             Pareto(
                 contenders=suite(SUITE) if profiles is None else names_of(profiles),
                 clips=clips or (),
-                source=Source(pair.value, target, draft, device, dtype),
+                source=models.source,
                 count=count,
                 clips_dir=clips_dir,
                 timed=timed,
                 repeats=repeats,
-                threads=threads,
+                threads=models.threads,
                 only=only.value if only else None,
                 json=json,
                 overwrite=overwrite,
             ),
-            say,
+            note,
         )
     found = outcome(results)
     if files:
         plot.draw(found, files)
         for file in files:
-            say(f"drew {file}")
-    if form is Form.json:
+            note(f"drew {file}")
+    if form == "json":
         print_json(found.to_dict())
     else:
         print(markdown(found))

@@ -11,12 +11,12 @@ from typing import Any
 
 from research.pareto.quality import DRAWS, LEVEL, Estimate, Quality, median, quality
 from research.world.scoring import Statement
-from vidspec.bench.compare import FEWEST
-from vidspec.bench.interleaved import speed_ups
+from vidspec.bench.compare import MIN_CLIPS
 from vidspec.bench.results import accepted_shares, restored
+from vidspec.bench.rows import speed_ups
+from vidspec.bench.tables import bullets, cell, heading, spread, table
 from vidspec.config.labels import DRAFT
 from vidspec.errors import OutputError
-from vidspec.events.markdown import bullets, cell, heading, spread, table
 from vidspec.events.record import Caption
 
 __all__ = [
@@ -196,9 +196,9 @@ def _kind(name: str, caption: Caption) -> str:
 def markdown(found: Outcome) -> str:
     """The table, and what its figures are."""
     header = (
-        f"{heading(one.also for one in found.methods)} | kind | clips | loose tokens | tau | first token | decode | "
-        f"end to end | fact F1 | retention | ROUGE-L | edit distance | same as {found.baseline} | accepted by target | "
-        "frontier"
+        f"{heading(one.also for one in found.methods)} | kind | clips | loose tokens | tau | mean tokens | "
+        f"first token | decode | end to end | fact F1 | retention | ROUGE-L | edit distance | "
+        f"same as {found.baseline} | accepted by target | frontier"
     )
     timed = next((one.speed.clips for one in found.methods if one.speed), 0)
     known = found.methods[0].quality.with_truth
@@ -214,7 +214,7 @@ def markdown(found: Outcome) -> str:
         f"ROUGE-L, edit distance (of tokens, over the longer length): against the captions of {found.baseline}.",
         "Accepted by target: share of the tokens that the target with its whole prompt would choose (ParallelVLM 5.1), "
         "on clips that were timed.",
-        *(["Intervals over a handful of clips say little."] if fewest < FEWEST else []),
+        *(["Intervals over a handful of clips say little."] if fewest < MIN_CLIPS else []),
         f"Frontier: no other method is as fast in decoding and as good by {found.worth}, and better in one; "
         "the draft alone takes no part.",
     ]
@@ -232,6 +232,7 @@ def _cells(one: Method) -> list[str]:
         str(found.clips),
         cell(found.loose, ".1%"),
         cell(found.tau),
+        cell(found.tokens, ".1f"),
         *(_interval(time, ".2f", "x") for time in times),
         *map(_interval, (found.f1, found.retention, found.rouge_l, found.edit_distance)),
         "in distribution" if found.identical is None else f"{found.identical:.0%}",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,7 @@ class Quality:
         identical: share of captions whose token ids are the baseline's; None where they are not to be compared.
         loose: share of all emitted tokens that a loose rule let pass; None of methods without one.
         tau: accepted draft tokens per verification, pooled; None where nothing was drafted.
+        tokens: mean over the captions, the end token among them.
     """
 
     clips: int
@@ -66,6 +68,7 @@ class Quality:
     identical: float | None
     loose: float | None
     tau: float | None
+    tokens: float
 
 
 def quality(
@@ -100,6 +103,7 @@ def quality(
         identical=sum(ours.token_ids == plain.token_ids for _, ours, plain in pairs) / len(pairs),
         loose=_loose([ours for _, ours, _ in pairs]),
         tau=tau([length for _, ours, _ in pairs for length in ours.counters.get("accepted_lengths", ())]),
+        tokens=fmean(len(ours.token_ids) for _, ours, _ in pairs),
     )
 
 

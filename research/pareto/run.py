@@ -16,11 +16,13 @@ from research.pareto.outcome import ALSO, DRAWN, QUALITY_ONLY
 from research.world.samples import HELD_OUT_SEED, draw, read_truth
 from research.world.scoring import Statement
 from vidspec._version import __version__
-from vidspec.bench.interleaved import by_other_draws, machine, run
+from vidspec.bench.interleaved import machine, run
 from vidspec.bench.judging import judge
 from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.measure import fingerprint
-from vidspec.bench.results import Key, Results, read_results, restored
+from vidspec.bench.peers import Contender
+from vidspec.bench.results import Key, Results, Stored, read_results, restored
+from vidspec.bench.rows import by_other_draws
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.config.labels import DRAFT
@@ -28,7 +30,7 @@ from vidspec.embedded.samples import TRUTH
 from vidspec.errors import UsageError
 from vidspec.events.record import Caption
 
-__all__ = ["Pareto", "Shown", "measure", "settings", "stripped"]
+__all__ = ["Named", "Pareto", "Shown", "clips_of", "measure", "settings", "stripped"]
 
 
 @dataclass(frozen=True)
@@ -69,14 +71,17 @@ class Shown(NamedTuple):
     facts: Statement | None
 
 
-class _Named:
-    """A contender whose records bear the clips' names, which for drawn clips say nothing of a folder."""
+class Named(Contender):
+    """A captioner whose records bear the clips' names, which for drawn clips say nothing of a folder."""
 
     def __init__(self, captioner: Captioner, clips: Mapping[str, Shown]) -> None:
         self.captioner, self.clips = captioner, clips
 
     def caption(self, path: str | Path) -> Caption:
         return replace(self.captioner.caption(self.clips[str(path)].path), path=str(path))
+
+    def forget(self, *, plan: bool = True) -> None:
+        self.captioner.forget(plan=plan)
 
 
 def measure(asked: Pareto, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
@@ -99,13 +104,13 @@ def measure(asked: Pareto, say: Callable[[str], None] = lambda _: None) -> dict[
         if first == DRAFT or not contenders[first].setup.lossless:
             raise UsageError(f"{first}: the first profile is the baseline and must be lossless", hint="such as ar")
         with tempfile.TemporaryDirectory() as folder:
-            clips = _clips(asked, Path(folder), say)
+            clips = clips_of(asked, Path(folder), say)
             path = asked.json or Path(folder) / "results.json"
             stated = settings(asked, clips, {name: one.profile for name, one in contenders.items()}, also)
             results = Results(path, stated, _machine(asked, clips, contenders, loaded), overwrite=asked.overwrite)
             if results.stored:
                 say(f"{path}: continuing behind {len(results.stored)} records; --overwrite begins anew")
-            named = {name: _Named(one, clips) for name, one in contenders.items()}
+            named = {name: Named(one, clips) for name, one in contenders.items()}
             if asked.only != "quality":
                 timed = [Path(name) for name in clips][: asked.timed]
                 run(named, timed, asked.repeats, say, done=_timed(results.stored), keep=results.add)
@@ -151,8 +156,17 @@ def _contender(loaded: Loaded, name: str) -> Captioner:
     return Captioner(profiles.load("ar"), loaded.draft, None)
 
 
-def _clips(asked: Pareto, folder: Path, say: Callable[[str], None]) -> dict[str, Shown]:
-    """Clips by name: the path of one that was named, the file's name of one that was drawn."""
+def clips_of(asked: Pareto, folder: Path, say: Callable[[str], None]) -> dict[str, Shown]:
+    """Clips by name: the path of one that was named, the file's name of one that was drawn.
+
+    Args:
+        asked: names clips, or how many to draw and where to keep them.
+        folder: for drawn clips that are not kept.
+        say: is told that clips are being drawn.
+
+    Raises:
+        UsageError: a named clip is missing, or the folder holds other clips than the held-out ones.
+    """
     if asked.clips:
         if missing := [clip for clip in asked.clips if not clip.is_file()]:
             raise UsageError(f"{missing[0]}: there is no such file")
@@ -182,14 +196,14 @@ def _machine(asked: Pareto, clips: Mapping[str, Shown], contenders: Iterable[str
     return machine(loaded.where.device)
 
 
-def _timed(stored: Sequence[Mapping[str, Any]]) -> dict[Key, Caption]:
+def _timed(stored: Sequence[Stored]) -> dict[Key, Caption]:
     return {
         (one["contender"], one["path"], one["repeat"]): restored(one) for one in stored if not one.get(QUALITY_ONLY)
     }
 
 
 def _quality(
-    contenders: Mapping[str, _Named], clips: Mapping[str, Shown], results: Results, say: Callable[[str], None]
+    contenders: Mapping[str, Named], clips: Mapping[str, Shown], results: Results, say: Callable[[str], None]
 ) -> None:
     """Caption once whatever a contender has not captioned yet."""
     done = {(one["contender"], one["path"]) for one in results.stored}

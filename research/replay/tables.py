@@ -34,7 +34,7 @@ from vidspec.registry import nearest
 if TYPE_CHECKING:
     from importlib.abc import Traversable
 
-__all__ = ["Prediction", "Replay", "Table", "load", "names", "replay"]
+__all__ = ["Prediction", "Replay", "Table", "folder", "load", "names", "replay"]
 
 #: Tokens simulated for a row whose table gives no output length; the longer, the less chance is left.
 TOKENS = 1200
@@ -134,7 +134,7 @@ class Replay:
 
 def names() -> list[str]:
     """The tables that can be replayed, by paper and number."""
-    stems = [file.name.removesuffix(".yaml") for file in _folder().iterdir() if file.name.endswith(".yaml")]
+    stems = [file.name.removesuffix(".yaml") for file in folder().iterdir() if file.name.endswith(".yaml")]
     return sorted(stems)
 
 
@@ -150,7 +150,7 @@ def load(name: str) -> Table:
         raise UsageError(
             f"unknown table {name!r}{f'; did you mean {close}?' if close else ';'} valid: {', '.join(known)}"
         )
-    return Table.model_validate(yaml.safe_load((_folder() / f"{name}.yaml").read_text(encoding="utf-8")))
+    return Table.model_validate(yaml.safe_load((folder() / f"{name}.yaml").read_text(encoding="utf-8")))
 
 
 def replay(name: str) -> Replay:
@@ -248,5 +248,6 @@ def _disagreements(table: Table) -> list[str]:
 
 
 @cache
-def _folder() -> Traversable:
+def folder() -> Traversable:
+    """Where the tables lie, a YAML file each."""
     return files("research.replay") / "tables"

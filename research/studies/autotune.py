@@ -18,8 +18,8 @@ from pathlib import Path
 
 from research.world.samples import draw
 from vidspec.bench.loaded import Source
+from vidspec.bench.tables import table
 from vidspec.bench.throughput import Row, Throughput, contenders, measure
-from vidspec.events.markdown import table
 
 __all__ = ["behind", "compared", "main"]
 

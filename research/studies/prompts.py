@@ -16,10 +16,10 @@ from pathlib import Path
 from statistics import median
 
 from research.world.samples import draw
+from vidspec.bench.tables import table
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.embedded.prompts import PROMPTS
-from vidspec.events.markdown import table
 
 
 def seconds(captioner: Captioner, clip: Path, prompts: Sequence[str]) -> float:

@@ -27,9 +27,9 @@ from typing import Any
 
 from vidspec.bench.loaded import Source
 from vidspec.bench.memory import Watch
-from vidspec.bench.throughput import Asked, Outcome, Throughput, contenders, markdown, measure
+from vidspec.bench.tables import table
+from vidspec.bench.throughput import Contender, Outcome, Throughput, contenders, markdown, measure
 from vidspec.events.answering import Worker
-from vidspec.events.markdown import table
 
 ROOT = Path(__file__).resolve().parents[2]
 FRAMES = 8
@@ -132,7 +132,7 @@ def throughput(args: argparse.Namespace) -> None:
 
     left: dict[str, str] = {}
     with contenders(asked, say, left) as own, ExitStack() as stack:
-        workers: dict[str, Asked] = dict(own)
+        workers: dict[str, Contender] = dict(own)
         for name in earlier:
             say(f"loading {name}")
             about = [name.removeprefix("earlier "), json.dumps(asked.overrides)]

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from research.replay import tables
 from research.suites.rows import TABLES
-from vidspec.bench.interleaved import Row
-from vidspec.bench.talk import of_turn
-from vidspec.events.markdown import cell, spread, table
+from vidspec.bench.interleaved import of_turn
+from vidspec.bench.rows import Row
+from vidspec.bench.tables import cell, spread, table
 
 __all__ = ["Claim", "claims", "markdown"]
 

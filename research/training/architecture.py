@@ -1,16 +1,17 @@
-"""What the built-in pairs of all families have in common: sizes, tokenizer, and what a family must say of itself.
+"""What the built-in pairs of all families share: sizes, tokenizer, config of the text model, files of a checkpoint.
 
-No weights, no training. The families are in ``architecture_llava`` and ``architecture_qwen``.
+No training. The families are in ``architecture_llava`` and ``architecture_qwen``.
 """
 
 from __future__ import annotations
 
+import json
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from research.world.captions import caption
 from research.world.scene import draw_scene
@@ -18,10 +19,25 @@ from vidspec.embedded.prompts import PROMPTS
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from numpy.typing import NDArray
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
-__all__ = ["SPECIALS", "VOCABULARY", "Architecture", "Grid", "Size", "architecture", "build_tokenizer"]
+__all__ = [
+    "SPECIALS",
+    "VOCABULARY",
+    "Architecture",
+    "Grid",
+    "Settings",
+    "Size",
+    "architecture",
+    "build_tokenizer",
+    "fast",
+]
+
+#: A config, or what a file of a checkpoint holds, as JSON values.
+Settings: TypeAlias = dict[str, object]
 
 VOCABULARY = 768
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
@@ -60,6 +76,7 @@ class Architecture(ABC):
 
     Attributes:
         family: the ``model_type`` of ``transformers``.
+        stock: name of the whole model's class there.
         sizes: of ``target`` and ``draft``; the depths they are shipped with.
         grids: the grids of visual tokens that clips are shown in, with how often.
         patch: width and height of a patch in pixels.
@@ -70,6 +87,7 @@ class Architecture(ABC):
     """
 
     family: ClassVar[str]
+    stock: ClassVar[str]
     sizes: ClassVar[dict[str, Size]]
     grids: ClassVar[dict[Grid, int]]
     patch: ClassVar[int] = 12
@@ -91,8 +109,25 @@ class Architecture(ABC):
         """
 
     @abstractmethod
-    def config(self, size: Size, tokenizer: PreTrainedTokenizerFast, *, layers: int | None = None) -> Any:
+    def config(self, size: Size, tokenizer: PreTrainedTokenizerFast, *, layers: int | None = None) -> PreTrainedConfig:
         """The stock ``transformers`` config of one model of the pair."""
+
+    def common(self, size: Size, tokenizer: PreTrainedTokenizerFast, layers: int | None) -> tuple[Settings, Settings]:
+        """What the configs of all families share: of the language model, and of the whole model."""
+        ids = tokenizer.get_vocab()
+        ends = {"bos_token_id": None, "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"]}
+        whole: Settings = {"tie_word_embeddings": True, **ends}
+        text: Settings = {
+            "vocab_size": VOCABULARY,
+            "hidden_size": size.hidden,
+            "intermediate_size": size.intermediate,
+            "num_hidden_layers": size.layers if layers is None else layers,
+            "num_attention_heads": size.heads,
+            "num_key_value_heads": size.kv_heads,
+            "max_position_embeddings": 8192,
+            **whole,
+        }
+        return text, whole
 
     @abstractmethod
     def language(self, config: Any) -> Any:
@@ -122,12 +157,59 @@ class Architecture(ABC):
         """
 
     @abstractmethod
-    def take_apart(self, folder: Path, reader: Any, seer: Any) -> None:
-        """Load what :meth:`assemble` wrote into a reader and a vision tower with its projector."""
+    def parts(self, whole: Any, reader: Any, seer: Any) -> Iterator[tuple[torch.nn.Module, torch.nn.Module]]:
+        """Modules of a stock model, each with that of the reader or of the vision tower that holds its weights."""
+
+    def parameters(self, whole: Any, reader: Any) -> tuple[torch.nn.Parameter, torch.nn.Parameter] | None:
+        """A parameter of the stock model that is in none of :meth:`parts`, and the reader's; None without one."""
+        return None
 
     @abstractmethod
-    def assemble(self, config: Any, reader: Any, seer: Any, tokenizer: Any, folder: Path) -> None:
+    def files(self) -> Mapping[str, Settings]:
+        """What the files of the processor hold, by name."""
+
+    def take_apart(self, folder: Path, reader: Any, seer: Any) -> None:
+        """Load what :meth:`assemble` wrote into a reader and a vision tower with its projector."""
+        import torch
+        import transformers
+
+        known = getattr(transformers, self.stock).from_pretrained(folder, dtype=torch.float32).model
+        for stock, own in self.parts(known, reader, seer):
+            own.load_state_dict(stock.state_dict())
+        if (single := self.parameters(known, reader)) is not None:
+            single[1].data.copy_(single[0].data)
+
+    def assemble(
+        self,
+        config: PreTrainedConfig,
+        reader: torch.nn.Module,
+        seer: torch.nn.Module,
+        tokenizer: PreTrainedTokenizerFast,
+        folder: Path,
+    ) -> None:
         """Write one model as stock ``transformers`` loads it: half-precision safetensors, tokenizer, processor."""
+        import transformers
+
+        model = getattr(transformers, self.stock)(config)
+        for stock, own in self.parts(model.model, reader, seer):
+            stock.load_state_dict(own.state_dict())
+        if (single := self.parameters(model.model, reader)) is not None:
+            single[0].data.copy_(single[1].data)
+        model.tie_weights()
+        model.generation_config = transformers.GenerationConfig(
+            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
+        )
+        model.half().save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        pixels: Settings = {
+            "image_mean": list(self.mean),
+            "image_std": list(self.std),
+            "resample": 3,
+            "rescale_factor": 1 / 255,
+        }
+        for name, settings in self.files().items():
+            content = settings if name == "processor_config.json" else {**settings, **pixels}
+            (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def architecture(family: str) -> Architecture:
@@ -145,7 +227,6 @@ def architecture(family: str) -> Architecture:
 def build_tokenizer(samples: int = 4000, seed: int = 7) -> PreTrainedTokenizerFast:
     """Train the byte-level BPE tokenizer of the LLaVA-OneVision pair on its captions; any text can be encoded."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
     from vidspec.models.llava_onevision import CHAT_TEMPLATE
 
@@ -167,12 +248,19 @@ def build_tokenizer(samples: int = 4000, seed: int = 7) -> PreTrainedTokenizerFa
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus(), trainer)
-    fast = PreTrainedTokenizerFast(
+    return fast(tokenizer, list(SPECIALS), CHAT_TEMPLATE)
+
+
+def fast(tokenizer: Tokenizer, specials: list[str], template: str) -> PreTrainedTokenizerFast:
+    """A tokenizer as ``transformers`` has it, with its special tokens and its chat template."""
+    from transformers import PreTrainedTokenizerFast
+
+    made = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        additional_special_tokens=list(SPECIALS),
+        additional_special_tokens=specials,
         clean_up_tokenization_spaces=False,
     )
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
+    made.chat_template = template
+    return made

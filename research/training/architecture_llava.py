@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from research.training.architecture import SPECIALS, VOCABULARY, Architecture, Grid, Size, build_tokenizer
+from research.training.architecture import SPECIALS, Architecture, Grid, Settings, Size, build_tokenizer
 from research.training.codes import pool
 
 if TYPE_CHECKING:
@@ -55,6 +53,7 @@ class LlavaArchitecture(Architecture):
     """LLaVA-OneVision: SigLIP, a projector, pooling to half per side, Qwen2."""
 
     family = "llava_onevision"
+    stock = "LlavaOnevisionForConditionalGeneration"
     sizes: ClassVar = {
         "target": Size(256, 12, 4, 2, 512, 160, 4, 5, 640),
         "draft": Size(128, 2, 2, 1, 320, 96, 2, 4, 256),
@@ -83,7 +82,7 @@ class LlavaArchitecture(Architecture):
         from transformers import LlavaOnevisionConfig
 
         ids = {token: tokenizer.get_vocab()[token] for token in SPECIALS}
-        depth = size.layers if layers is None else layers
+        text, whole = self.common(size, tokenizer, layers)
         settings: dict[str, Any] = dict(
             vision_config={
                 "model_type": "siglip_vision_model",
@@ -95,21 +94,7 @@ class LlavaArchitecture(Architecture):
                 "patch_size": self.patch,
                 "vision_use_head": False,
             },
-            text_config={
-                "model_type": "qwen2",
-                "vocab_size": VOCABULARY,
-                "hidden_size": size.hidden,
-                "intermediate_size": size.intermediate,
-                "num_hidden_layers": depth,
-                "num_attention_heads": size.heads,
-                "num_key_value_heads": size.kv_heads,
-                "max_position_embeddings": 8192,
-                "rope_theta": 10000.0,
-                "tie_word_embeddings": True,
-                "bos_token_id": None,
-                "eos_token_id": ids["<|im_end|>"],
-                "pad_token_id": ids["<|endoftext|>"],
-            },
+            text_config={**text, "model_type": "qwen2", "rope_theta": 10000.0},
             image_token_index=ids["<image>"],
             video_token_index=ids["<video>"],
             image_token_id=ids["<image>"],
@@ -117,10 +102,7 @@ class LlavaArchitecture(Architecture):
             vision_feature_select_strategy="full",
             vision_feature_layer=-1,
             image_grid_pinpoints=[[_IMAGE, _IMAGE]],
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=ids["<|im_end|>"],
-            pad_token_id=ids["<|endoftext|>"],
+            **whole,
         )
         return LlavaOnevisionConfig(**settings)
 
@@ -139,38 +121,20 @@ class LlavaArchitecture(Architecture):
         resumed = before + steps * grid.tokens + self.trailing
         return np.concatenate([np.arange(before), before + kept, resumed + np.arange(after)])[None]
 
-    def take_apart(self, folder: Path, reader: Any, seer: Any) -> None:
-        from transformers import LlavaOnevisionForConditionalGeneration
+    def parts(self, whole: Any, reader: Any, seer: Any) -> Iterator[tuple[torch.nn.Module, torch.nn.Module]]:
+        yield whole.language_model, reader.model
+        yield whole.vision_tower, seer.vision_tower
+        yield whole.multi_modal_projector, seer.multi_modal_projector
 
-        known = LlavaOnevisionForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).model
-        reader.model.load_state_dict(known.language_model.state_dict())
-        reader.newline.data.copy_(known.image_newline.data)
-        seer.vision_tower.load_state_dict(known.vision_tower.state_dict())
-        seer.multi_modal_projector.load_state_dict(known.multi_modal_projector.state_dict())
+    def parameters(self, whole: Any, reader: Any) -> tuple[torch.nn.Parameter, torch.nn.Parameter]:
+        return whole.image_newline, reader.newline
 
-    def assemble(self, config: Any, reader: Any, seer: Any, tokenizer: Any, folder: Path) -> None:
-        from transformers import GenerationConfig, LlavaOnevisionForConditionalGeneration
-
-        model = LlavaOnevisionForConditionalGeneration(config)
-        model.model.language_model.load_state_dict(reader.model.state_dict())
-        model.model.vision_tower.load_state_dict(seer.vision_tower.state_dict())
-        model.model.multi_modal_projector.load_state_dict(seer.multi_modal_projector.state_dict())
-        model.model.image_newline.data.copy_(reader.newline.data)
-        model.tie_weights()
-        model.generation_config = GenerationConfig(
-            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
-        )
-        model.half().save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        common = {
+    def files(self) -> Mapping[str, Settings]:
+        common: Settings = {
             "processor_class": "LlavaOnevisionProcessor",
             "size": {"height": _IMAGE, "width": _IMAGE},
-            "image_mean": list(self.mean),
-            "image_std": list(self.std),
-            "resample": 3,
-            "rescale_factor": 1 / 255,
         }
-        files = {
+        return {
             "preprocessor_config.json": {
                 "image_processor_type": "LlavaOnevisionImageProcessor",
                 "image_grid_pinpoints": [[_IMAGE, _IMAGE]],
@@ -185,5 +149,3 @@ class LlavaArchitecture(Architecture):
                 "video_token": "<video>",
             },
         }
-        for name, settings in files.items():
-            (folder / name).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

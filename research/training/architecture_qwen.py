@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from research.training.architecture import VOCABULARY, Architecture, Grid, Size
+from research.training.architecture import Architecture, Grid, Settings, Size, fast
 from vidspec.models.loading import embedded_folder
 
 if TYPE_CHECKING:
@@ -123,6 +122,7 @@ class QwenArchitecture(Architecture):
     """Qwen2.5-VL: a tower with windows, 2 x 2 merging, Qwen2 with M-RoPE."""
 
     family = "qwen2_5_vl"
+    stock = "Qwen2_5_VLForConditionalGeneration"
     sizes: ClassVar = {
         "target": Size(256, 12, 4, 2, 512, 144, 4, 6, 400),
         "draft": Size(128, 2, 2, 1, 320, 96, 2, 4, 176),
@@ -143,7 +143,6 @@ class QwenArchitecture(Architecture):
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """The shipped LLaVA-OneVision pair's tokenizer with this family's special tokens: text has the same ids."""
         from tokenizers import Tokenizer
-        from transformers import PreTrainedTokenizerFast
 
         known = json.loads((embedded_folder("embedded", "target") / "tokenizer.json").read_text(encoding="utf-8"))
         for token in known["added_tokens"]:
@@ -152,15 +151,8 @@ class QwenArchitecture(Architecture):
         known["model"]["vocab"] = {_RENAMED.get(token, token): index for token, index in vocabulary.items()}
         tokenizer = Tokenizer.from_str(json.dumps(known))
         tokenizer.add_special_tokens(list(_MORE))
-        fast = PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer,
-            eos_token="<|im_end|>",
-            pad_token="<|endoftext|>",
-            additional_special_tokens=[*(token["content"] for token in known["added_tokens"]), *_MORE],
-            clean_up_tokenization_spaces=False,
-        )
-        fast.chat_template = CHAT_TEMPLATE
-        return fast
+        specials = [*(token["content"] for token in known["added_tokens"]), *_MORE]
+        return fast(tokenizer, specials, CHAT_TEMPLATE)
 
     def dialogue(self, turns: Sequence[tuple[str, str]]) -> tuple[str, list[str]]:
         user, pieces = "<|im_start|>user\n", list[str]()
@@ -173,6 +165,7 @@ class QwenArchitecture(Architecture):
         from transformers import Qwen2_5_VLConfig
 
         ids = tokenizer.get_vocab()
+        text, whole = self.common(size, tokenizer, layers)
         settings: dict[str, Any] = dict(
             vision_config={
                 "depth": size.vision_layers,
@@ -188,28 +181,15 @@ class QwenArchitecture(Architecture):
                 "out_hidden_size": size.hidden,
             },
             text_config={
-                "vocab_size": VOCABULARY,
-                "hidden_size": size.hidden,
-                "intermediate_size": size.intermediate,
-                "num_hidden_layers": size.layers if layers is None else layers,
-                "num_attention_heads": size.heads,
-                "num_key_value_heads": size.kv_heads,
-                "max_position_embeddings": 8192,
+                **text,
                 "rms_norm_eps": 1e-6,
                 "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(MROPE)},
-                "tie_word_embeddings": True,
-                "bos_token_id": None,
-                "eos_token_id": ids["<|im_end|>"],
-                "pad_token_id": ids["<|endoftext|>"],
             },
             image_token_id=ids["<|image_pad|>"],
             video_token_id=ids["<|video_pad|>"],
             vision_start_token_id=ids["<|vision_start|>"],
             vision_end_token_id=ids["<|vision_end|>"],
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=ids["<|im_end|>"],
-            pad_token_id=ids["<|endoftext|>"],
+            **whole,
         )
         return Qwen2_5_VLConfig(**settings)
 
@@ -235,47 +215,23 @@ class QwenArchitecture(Architecture):
         behind = before + max(grid.rows, grid.columns) + np.arange(after)
         return np.concatenate([np.stack([np.arange(before)] * 3), visual, np.stack([behind] * 3)], axis=1)
 
-    def take_apart(self, folder: Path, reader: Any, seer: Any) -> None:
-        from transformers import Qwen2_5_VLForConditionalGeneration
+    def parts(self, whole: Any, reader: Any, seer: Any) -> Iterator[tuple[torch.nn.Module, torch.nn.Module]]:
+        yield whole.language_model, reader.model
+        yield whole.visual, seer.visual
 
-        known = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).model
-        reader.model.load_state_dict(known.language_model.state_dict())
-        seer.visual.load_state_dict(known.visual.state_dict())
-
-    def assemble(self, config: Any, reader: Any, seer: Any, tokenizer: Any, folder: Path) -> None:
-        from transformers import GenerationConfig, Qwen2_5_VLForConditionalGeneration
-
-        model = Qwen2_5_VLForConditionalGeneration(config)
-        model.model.language_model.load_state_dict(reader.model.state_dict())
-        model.model.visual.load_state_dict(seer.visual.state_dict())
-        model.tie_weights()
-        model.generation_config = GenerationConfig(
-            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
-        )
-        model.half().save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        common = {
+    def files(self) -> Mapping[str, Settings]:
+        common: Settings = {
+            "processor_class": "Qwen2_5_VLProcessor",
             "patch_size": self.patch,
             "temporal_patch_size": FRAMES,
             "merge_size": 2,
             "size": {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS},
-            "image_mean": list(self.mean),
-            "image_std": list(self.std),
-            "resample": 3,
-            "rescale_factor": 1 / 255,
         }
-        files = {
-            "preprocessor_config.json": {
-                "image_processor_type": "Qwen2VLImageProcessor",
-                "processor_class": "Qwen2_5_VLProcessor",
-                **common,
-            },
+        return {
+            "preprocessor_config.json": {"image_processor_type": "Qwen2VLImageProcessor", **common},
             "video_preprocessor_config.json": {
                 "video_processor_type": "Qwen2VLVideoProcessor",
-                "processor_class": "Qwen2_5_VLProcessor",
                 "cap_pixels_per_frame": False,
                 **common,
             },
         }
-        for name, settings in files.items():
-            (folder / name).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

@@ -31,8 +31,7 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.engine.taps import Taps
 from vidspec.models import loading
-from vidspec.models.eagle3 import head_config, usual_blocks
-from vidspec.models.eagle3_block import PROJECTIONS, Eagle3Decoder
+from vidspec.models.eagle3 import PROJECTIONS, Eagle3Decoder, head_config, usual_blocks
 from vidspec.video import Clip, SourceFacts
 
 __all__ = ["Text", "TrainedHead", "clips", "harvest", "train_head"]

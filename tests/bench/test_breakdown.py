@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vidspec.bench.breakdown import breakdown, innermost
-from vidspec.events.trace import Span
+from vidspec.bench.breakdown import breakdown
+from vidspec.events.trace import Span, innermost
 
 
 def span(worker, kind, start, end):
@@ -17,7 +17,7 @@ def test_what_lies_within_another_span_counts_once():
     found = breakdown(spans, 10.0)
     assert found.parts == {"target_prefill": 4.0, "prune": 1.0, "verify": 2.0, "other": 3.0}
     assert sum(found.parts.values()) == pytest.approx(found.wall)
-    assert [(one.start, one.end, one.kind) for one in innermost(spans, 10.0)] == [
+    assert [(one.start, one.end, one.kind) for one in innermost(spans, 0.0, 10.0)] == [
         (1, 3, "target_prefill"),
         (3, 4, "prune"),
         (4, 6, "target_prefill"),

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from vidspec.bench.compare import FEWEST, compare, interval, markdown
+from vidspec.bench.compare import MIN_CLIPS, compare, interval, markdown
 from vidspec.errors import OutputError
 
 
@@ -62,12 +62,12 @@ def test_records_made_for_quality_have_no_times():
 
 
 def test_too_few_clips_say_nothing():
-    found = compare(results(1, clips=FEWEST - 1), results(2, factor=3, clips=FEWEST - 1))
+    found = compare(results(1, clips=MIN_CLIPS - 1), results(2, factor=3, clips=MIN_CLIPS - 1))
     assert set(verdicts(found).values()) == {"too few clips"}
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("clips", [FEWEST, 30])
+@pytest.mark.parametrize("clips", [MIN_CLIPS, 30])
 def test_the_interval_is_wrong_about_as_often_as_it_says(clips):
     rng = np.random.default_rng(7)
     wrong = 0

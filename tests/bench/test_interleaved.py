@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from vidspec.bench.bandwidth import copy_bandwidth, model_weight_bytes, weight_bytes
-from vidspec.bench.interleaved import by_other_draws, run, summary
-from vidspec.bench.markdown import markdown
+from vidspec.bench.interleaved import run
+from vidspec.bench.peers import Contender
+from vidspec.bench.rows import by_other_draws, markdown, summary
 from vidspec.config import profiles
 from vidspec.events.record import Caption
 
@@ -19,7 +20,7 @@ CLIPS = [Path("a.mp4"), Path("b.mp4")]
 
 
 @dataclass
-class Timed:
+class Timed(Contender):
     """Captions with the given decode seconds for 11 tokens; logs every call."""
 
     name: str

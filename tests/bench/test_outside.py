@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -84,13 +85,14 @@ def test_a_peer_is_handed_our_frames_and_our_prompt(peer, loaded, tmp_path):
         pytest.param("another clock", r"vllm: answered within .* s that it took 1e\+06 s", marks=pytest.mark.full),
     ],
 )
-def test_a_bad_peer_fails_with_a_reason_and_is_ended(peer, wrong, reason, monkeypatch):
+def test_a_bad_peer_fails_with_a_reason_and_leaves_nothing(peer, wrong, reason, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     if wrong in ("silent", "hanging"):
         monkeypatch.setattr(outside, "PATIENCE", 1.0)
     one = peer(wrong)
     with pytest.raises(PeerFailed, match=reason):
         one.caption(CLIP)
-    assert one._worker is None and not Path(one._place.name).exists()
+    assert not list(tmp_path.glob("vidspec-peer-*"))
 
 
 @pytest.mark.parametrize(
@@ -111,9 +113,9 @@ def test_a_peer_that_drafts_needs_a_draft(peer):
 
 def test_peers_do_not_draw(peer):
     hot = f"ar{SMALL}+generate.temperature=0.5"
-    with pytest.raises(PeerFailed, match="vllm is asked for the likeliest tokens, and ar draws"):
+    with pytest.raises(PeerFailed, match="vllm takes the likeliest tokens, and ar draws"):
         peer(label=hot).caption(CLIP)
-    with pytest.raises(PeerFailed, match="generate is asked for the likeliest tokens"):
+    with pytest.raises(PeerFailed, match="generate takes the likeliest tokens"):
         Peer("generate", labels.load(hot), None, None).caption(CLIP)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vidspec.bench.places import differ, places
+from vidspec.bench.compare import differ, places
 
 
 def clips(*rates):

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from vidspec.bench.interleaved import run, summary
+from vidspec.bench.interleaved import run
+from vidspec.bench.peers import Contender
 from vidspec.bench.results import Results, read_results
+from vidspec.bench.rows import summary
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import Caption
 from vidspec.events.trace import Span, Trace
@@ -104,7 +106,7 @@ def test_another_kind_of_file_is_left_alone(tmp_path):
 def test_what_is_done_is_not_measured_again(tmp_path):
     calls = []
 
-    class Counted:
+    class Counted(Contender):
         def __init__(self, name):
             self.name = name
 

@@ -15,9 +15,9 @@ import torch
 from vidspec.bench import throughput
 from vidspec.bench.generate_worker import padded
 from vidspec.bench.memory import Watch, family, resident
-from vidspec.bench.throughput import Throughput, contenders, markdown, measure, turns
+from vidspec.bench.throughput import Throughput, contenders, markdown, measure
 from vidspec.config import profiles
-from vidspec.dataset.work import Outcome
+from vidspec.dataset.job import Outcome
 from vidspec.draft_length.steady import Steady
 from vidspec.errors import GenerationError, UsageError, VidspecError
 from vidspec.events.answering import Worker
@@ -65,7 +65,7 @@ def test_every_contender_warms_up_from_the_smallest_batch_and_then_all_take_turn
     ran = [(name, batch, clips) for name, what, batch, clips in log if what == "run"]
     assert ran[:4] == [("ar", 1, 2), ("ar", 4, 8), ("generate-batched", 1, 2), ("generate-batched", 4, 8)]
     order = [("ar", 1, 8), ("ar", 4, 8), ("generate-batched", 1, 8), ("generate-batched", 4, 8)]
-    assert ran[4:] == order + order[::-1]
+    assert ran[4:] == order + order[1:] + order[:1]
     assert {(batch, clips) for _, what, batch, clips in log if what == "decode"} == {(1, 4), (4, 4)}
     one, four = found.rows[:2]
     assert (one.clips_per_s, four.clips_per_s, four.spread) == (1.0, 4.0, (4.0, 4.0))
@@ -153,10 +153,6 @@ def test_what_is_known_is_kept_after_every_run():
     assert kept[-1]["runs"][0]["token_ids"]["0.mp4"] == [1, 2, 3] and len(kept[-1]["runs"][0]["seconds"]) == 2
 
 
-def test_turns_go_forwards_and_backwards():
-    assert "".join(name for _, (name, _) in turns([("a", 1), ("b", 1), ("c", 1)], 3)) == "abccbaabc"
-
-
 def test_a_contender_may_take_other_sizes():
     log: list[tuple[str, str, int, int]] = []
     workers = {"ar": Fake(log), "earlier": Fake(log, "earlier")}
@@ -175,18 +171,18 @@ def test_peers_are_asked_what_the_first_profile_is():
     )
     loaded = {label: wanted.profile(label) for label in wanted.profiles}
     assert [one.video.frames for one in loaded.values()] == [4, 8]
-    command, env = throughput._command(wanted, "vllm", loaded)
+    command, env = throughput.command(wanted, "vllm", loaded)
     told = json.loads(command[-1])
     assert command[0] == "/py" and env["OMP_NUM_THREADS"] == "1" and env["VLLM_CPU_OMP_THREADS_BIND"] == "0"
-    assert (told["video"]["frames"], told["most"], told["dtype"]) == (4, 16, "float32")
+    assert (told["video"]["frames"], told["max_batch"], told["dtype"]) == (4, 16, "float32")
     assert (Path(told["model"]) / "config.json").is_file() and told["prompt"] == loaded["ar"].generate.prompt
-    command, _ = throughput._command(wanted, "generate-batched", loaded)
+    command, _ = throughput.command(wanted, "generate-batched", loaded)
     assert json.loads(command[-1])["label"] == "vanilla-sd+video.frames=4" and command[2].endswith("generate_worker")
 
 
 def test_a_peer_that_cannot_start_is_left_out(monkeypatch):
     code = {"ar": ANSWERING, "vllm": "raise SystemExit('no vllm here')"}
-    monkeypatch.setattr(throughput, "_command", lambda asked, name, loaded: ([sys.executable, "-c", code[name]], {}))
+    monkeypatch.setattr(throughput, "command", lambda asked, name, loaded: ([sys.executable, "-c", code[name]], {}))
     said = list[str]()
     left = dict[str, str]()
     with contenders(asked(peers=("vllm",)), said.append, left) as workers:
@@ -302,11 +298,10 @@ def test_generate_in_batches_reads_the_same_prompts(pair):
 def test_a_folder_is_captioned_into_a_file():
     from vidspec.dataset.timed import folder, how_of
 
-    def engine(tasks):
-        for task in tasks:
-            work = task.whole
-            error = GenerationError("no room") if work.path == "1.mp4" else None
-            yield Outcome(Caption(path=work.path, caption="x", token_ids=[work.number]), error, work)
+    def engine(jobs):
+        for job in jobs:
+            error = GenerationError("no room") if job.path == "1.mp4" else None
+            yield Outcome(Caption(path=job.path, caption="x", token_ids=[job.number]), error, job)
 
     profile = profiles.load("ar")
     told = folder(engine, CLIPS[:3], profile, how_of(profile, 3, 2))

@@ -10,10 +10,11 @@ from functools import partial
 
 import pytest
 from fake_captioner import TEXT, FakeCaptioner, events, record
-
-from vidspec.cli.ask import Form, Session
-from vidspec.cli.interrupts import Terminated
 from vidspec.display.pages.watching import ReportFile
+
+from vidspec.cli.interrupts import Terminated
+from vidspec.cli.session import Session
+from vidspec.config.profiles import load
 from vidspec.events.events import Round
 
 SAID = " ".join(TEXT.split())
@@ -33,7 +34,7 @@ def piped(vidspec, monkeypatch):
 def session():
     fake = FakeCaptioner(None)
     fake.profile = type("Profile", (), {"name": "vanilla-sd"})
-    return Session("good.mp4", fake.dialogue("good.mp4"), io.StringIO(), Form.text, "vanilla-sd")
+    return Session("good.mp4", fake.dialogue("good.mp4"), io.StringIO(), "text", "vanilla-sd")
 
 
 def said(*lines):
@@ -105,7 +106,7 @@ def test_turns_are_resumed(vidspec):
         (("--prompt", "x"), "--prompt and --turn exclude each other"),
         (("--segment", "2s"), "--turn and --segment exclude each other"),
         (("--turn", " "), "--turn: is empty"),
-        (("--format", "srt"), "--format srt: has one caption of a clip, and several are asked"),
+        (("--format", "srt"), "--format srt: holds one caption per clip, not several answers"),
     ],
 )
 def test_what_makes_no_sense(vidspec, more, why):
@@ -116,11 +117,14 @@ def test_what_makes_no_sense(vidspec, more, why):
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        (("--prompt", "y"), "asked twice"),
+        (("--prompt", "y"), "given twice"),
         (("--prompt", " "), "--prompt: is empty"),
         (("--prompt", "z", "--segment", "2s"), "several --prompt and --segment exclude each other"),
         (("--prompt", "z", "--turn", "x"), "--prompt and --turn exclude each other"),
-        (("--prompt", "z", "--format", "vtt"), "--format vtt: has one caption of a clip, and several are asked"),
+        (
+            ("--prompt", "z", "--format", "vtt"),
+            "--format vtt: holds one caption per clip, not several answers",
+        ),
     ],
 )
 def test_prompts_that_make_no_sense(vidspec, more, why):
@@ -186,7 +190,14 @@ def test_commands_of_a_terminal(session, capsys, tmp_path):
     assert text.read_text() == f"? Hm?\n{TEXT}\n\n"
     assert json.loads(records.read_text())["question"]["prompt"] == "Hm?"
     errors = capsys.readouterr().err
-    for why in ("nothing was asked", "needs the name", "nothing was said", "/again asks", "there already", "no folder"):
+    for why in (
+        "nothing was asked",
+        "needs the name",
+        "nothing to save",
+        "/again repeats",
+        "exists already",
+        "no folder",
+    ):
         assert why in errors
 
 
@@ -197,16 +208,22 @@ def test_ctrl_c_at_the_prompt_only_ends_the_line(session):
         session.terminal(said(Terminated()))
 
 
-def test_ctrl_c_stops_an_answer_and_not_the_session(session, monkeypatch):
-    whole = session.dialogue._stream
+@pytest.fixture
+def pressed(monkeypatch):
+    """Ctrl-C is pressed during the answer to the question "Stop?"."""
+    whole = FakeCaptioner.stream
 
-    def pressed(request):
-        for event in whole(request):
-            if isinstance(event, Round) and request.prompt == "Stop?":
+    def stream(self, path, **asked):
+        for event in whole(self, path, **asked):
+            if isinstance(event, Round) and asked["prompt"] == "Stop?":
                 os.kill(os.getpid(), signal.SIGINT)
             yield event
 
-    session.dialogue._stream = pressed
+    monkeypatch.setattr(FakeCaptioner, "stream", stream)
+
+
+@pytest.mark.usefixtures("pressed")
+def test_ctrl_c_stops_an_answer_and_not_the_session(session):
     before = signal.getsignal(signal.SIGINT)
     assert session.terminal(said("Stop?", "Hm?"), quiet=True) == 0
     assert session.out.getvalue() == f"A [stopped]\n{TEXT}\n\n"
@@ -222,16 +239,19 @@ def test_a_page_of_a_talk(piped, text, shown):
     assert all(f"good.mp4: {one}" in page for one in shown) and 'class="t ' in page
 
 
-def test_a_page_shows_what_failed_and_not_what_was_given_up(piped, session, tmp_path, monkeypatch):
+def test_a_page_shows_failed_questions(piped):
     assert piped("One?\nTwo?\n", "missing.mp4", "--report", "talk.html").code == 1
     with open("talk.html") as file:
         assert "decode_video/missing" in file.read()
-    session.page = ReportFile(tmp_path / "page.html", session.dialogue)
-    events = session._told(session.dialogue.stream("Never answered?"))
-    next(events)
-    events.close()
-    assert session.terminal(said("What moves?"), quiet=True) == 0
-    assert [one.record["question"]["prompt"] for one in session.page._clips] == ["What moves?"]
+
+
+@pytest.mark.usefixtures("pressed")
+def test_a_page_does_not_show_a_question_that_was_given_up(session, tmp_path):
+    session.page = ReportFile(tmp_path / "page.html", load("vanilla-sd"))
+    assert session.terminal(said("Stop?", "What moves?"), quiet=True) == 0
+    session.page.write()
+    page = (tmp_path / "page.html").read_text()
+    assert "What moves?" in page and "Stop?" not in page
 
 
 def test_a_page_that_cannot_be_written_is_told_before_anything_is_loaded(piped):

@@ -217,8 +217,8 @@ def test_usage_errors_are_one_line_before_any_model_is_loaded(vidspec, args, mes
 
 def test_options_reach_the_profile(vidspec):
     args = (
-        "--frames 8 --max-pixels 99 --decoder av --allow-damaged --no-audio --prompt hi --max-new-tokens 7 "
-        "--temperature 0.5 --top-p 0.9 --seed 3"
+        "--frames 8 --max-pixels 99 --decoder av --seek keyframes --allow-damaged --no-audio --prompt hi "
+        "--max-new-tokens 7 --temperature 0.5 --top-p 0.9 --seed 3"
     )
     more = "--device cpu --dtype float32 --target big --draft small -p sd-rand"
     more += " --set models.decoder=stock --set prune.alpha=0.5"
@@ -242,6 +242,7 @@ def test_options_reach_the_profile(vidspec):
         "fps": None,
         "max_pixels": 99,
         "decoder": "av",
+        "seek": "keyframes",
         "allow_damaged": True,
         "audio": False,
     }
@@ -544,7 +545,7 @@ def test_a_target_alone_takes_the_draft_of_vidspec_pairs(vidspec, tmp_path):
     ran = vidspec("caption", "good.mp4", "--target", target)
     draft = FakeCaptioner.made[-1].profile.models.draft
     assert ran.code == 0 and draft == "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"
-    assert f"note: the draft is {draft}, as `vidspec models` has it (--draft names another)" in ran.err
+    assert f"note: the draft is {draft}, as `vidspec models` lists it (--draft names another)" in ran.err
     assert "note: the draft" not in vidspec("caption", "good.mp4", "--target", target, "--draft", draft).err
     assert vidspec("caption", "good.mp4", "--target", target, "-p", "ar").code == 0
     assert FakeCaptioner.made[-1].profile.models.draft is None
@@ -605,7 +606,7 @@ def test_what_is_missing_is_an_error_before_models_are_loaded(vidspec, monkeypat
     for option, value in (("--segment", "scenes"), ("--decoder", "decord"), ("--engine", "ray")):
         ran = vidspec("caption", "good.mp4", option, value, "-o", "out.jsonl")
         assert ran.code == 2 and ran.err.startswith(f"error: {option} {value} needs ") and "pip install" in ran.err
-    monkeypatch.setattr("vidspec.video.decode_nvdec.refusal", lambda: "no driver")
+    monkeypatch.setattr("vidspec.video.decode_hardware.refusal", lambda name: "no driver")
     ran = vidspec("caption", "good.mp4", "--decoder", "nvdec", "-o", "out.jsonl")
     assert ran.code == 2 and ran.err.startswith("error: no NVIDIA decoder can be used here: no driver (use the decoder")
     assert not FakeCaptioner.made and not Path("out.jsonl").exists()

@@ -195,8 +195,9 @@ def test_doctor(vidspec, monkeypatch):
     found = json.loads(ran.out)
     assert ran.code == 0 and found["model_cache"] == "/models/hub" and found["offline"] is True
     assert found["packages"]["torch"] and any(device.startswith("cpu") for device in found["devices"])
-    monkeypatch.setattr("vidspec.video.decode_nvdec.refusal", lambda: None)
-    assert json.loads(vidspec("doctor", "--format", "json").out)["decoders"][-2:] == ["av", "nvdec"]
+    monkeypatch.setattr("vidspec.video.decode_hardware.refusal", lambda name: None)
+    decoders = json.loads(vidspec("doctor", "--format", "json").out)["decoders"]
+    assert decoders[-4:] == ["av", "nvdec", "vaapi", "videotoolbox"]
     text = vidspec("doctor").out
     for label in ("python", "torch", "devices", "language models", "video", "model cache", "built-in pair"):
         assert label in text
@@ -221,8 +222,14 @@ def test_doctor_survives_a_broken_torch(vidspec, monkeypatch):
 def test_doctor_names_what_is_missing(vidspec, monkeypatch):
     from vidspec.cli import doctor
 
-    versions = doctor._version
-    monkeypatch.setattr(doctor, "_version", lambda name: None if name in ("av", "decord") else versions(name))
+    versions = doctor.version
+
+    def version(name):
+        if name in ("av", "decord"):
+            raise doctor.PackageNotFoundError
+        return versions(name)
+
+    monkeypatch.setattr(doctor, "version", version)
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     ran = vidspec("doctor")
     assert ran.code == 3 and "missing: av; pip install av" in ran.out and "optional: decord" in ran.out

@@ -90,7 +90,7 @@ def test_content_that_is_known_by_its_bytes(vidspec, clips):
     args = ("--format", "jsonl", "-o", "out.jsonl", "--checksum")
     vidspec("caption", "clips/a.mp4", *args)
     ran = vidspec("caption", "clips/b.mp4", *args, "--dry-run")
-    assert states(ran) == ["done"] and "1 taken over from the same bytes" in ran.err
+    assert states(ran) == ["done"] and "1 reused from identical files" in ran.err
     assert len(Path("out.jsonl").read_text().splitlines()) == 1 and json.loads(Path("out.jsonl").read_text())
 
 

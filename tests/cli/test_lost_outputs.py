@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_captioner import TEXT, FakeCaptioner
@@ -196,14 +197,13 @@ def test_lines_of_the_log_are_whole_when_there_is_room_again(tmp_path):
     from vidspec.events.tally import Tally
 
     said = []
-    log = LogFile(tmp_path / "log", said.append)
-    file, room = log._file, [10**6, 20, 0, 10**6]
+    file, room = (tmp_path / "log").open("ab", buffering=0), [10**6, 20, 0, 10**6]
 
     class Disk:
         def write(self, line):
             return file.write(line[: room.pop(0)])
 
-    log._file = Disk()
+    log = LogFile(SimpleNamespace(open=lambda *_, **__: Disk()), said.append)
     for _ in range(4):
         log.ended(Tally())
     file.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vidspec.cli import main
-from vidspec.display.pages.watching import ReportFile
+from vidspec.display.pages.report import ReportFile
 from vidspec.embedded.samples import shipped
 from vidspec.events.record import Caption
 
@@ -35,7 +35,7 @@ def test_a_run_gives_its_page_and_its_records_another(real, capsys):
     again = Path("again.html").read_text(encoding="utf-8")
     assert capsys.readouterr().err == "again.html: 1 records, 0 failed\n"
     assert again.count('class="lane"') == 2 and again.count("<figure>") == 4 and 'class="demo-bar"' in again
-    assert 'class="t ' not in again and "Who wrote which token, and how probable it was: only a run" in again
+    assert 'class="t ' not in again and "The origin and the probability of each token: caption --report" in again
 
 
 @pytest.mark.full

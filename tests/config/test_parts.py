@@ -56,7 +56,7 @@ def test_a_section_says_nothing_of_its_parts_options(section):
 
 @pytest.mark.parametrize("registry", SECTIONS.values(), ids=lambda registry: registry.part)
 def test_every_key_of_a_part_is_described(registry):
-    for name in registry._modules():
+    for name in registry.modules():
         for key, field in options_of(registry.get(name), *registry.known).model_fields.items():
             assert key not in registry.section_keys() or field.description, (name, key)
 
@@ -84,7 +84,7 @@ def owned(tmp_path, monkeypatch):
 def test_one_file_adds_a_key_to_a_section(owned):
     made = owned("one", 3)
 
-    @sections._with_parts(made)
+    @sections.with_parts(made)
     class Given(sections.PartSection):
         """A section."""
 

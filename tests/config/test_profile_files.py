@@ -165,9 +165,9 @@ def test_bases_that_are_none_are_one_line(folder):
     write(one, "base: two\n")
     write(folder / "two.yaml", "base: three\n")
     write(folder / "three.yaml", "base: one\n")
-    assert problem("one") == f"base: one -> two -> three -> one goes round in a circle (set by {folder / 'three.yaml'})"
+    assert problem("one") == f"base: one -> two -> three -> one is circular (set by {folder / 'three.yaml'})"
     write(one, "base: ./one.yaml\n")
-    assert "goes round in a circle" in problem("one")
+    assert "is circular" in problem("one")
     write(one, "base: vanila-sd\n")
     assert problem("one") == f"base: no profile is called 'vanila-sd'; did you mean vanilla-sd? (set by {one})"
     write(one, "base: one\n")

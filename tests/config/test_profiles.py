@@ -226,8 +226,8 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
         ),
         (
             {"draft.kind": "sparse_kv", "schedule.kind": "parallel"},
-            "draft.kind: sparse_kv needs more of the target than token ids, and the parallel schedule sends no more; "
-            "nearest valid choice: draft.kind: model, or schedule.kind: sequential",
+            "draft.kind: sparse_kv needs more of the target than token ids, which is all that the parallel schedule "
+            "sends; nearest valid choice: draft.kind: model, or schedule.kind: sequential",
         ),
         (
             {"draft.kind": "text_only", "prune.method": "uniform"},
@@ -269,7 +269,7 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
         ),
         (
             {"schedule.kind": "autoregressive"},
-            "schedule.kind: autoregressive has no use for a draft, and draft.kind is model; nearest valid choice: "
+            "schedule.kind: autoregressive uses no draft, and draft.kind is model; nearest valid choice: "
             "schedule.kind: sequential, or draft.kind: none",
         ),
         (
@@ -290,7 +290,7 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
                 **{"schedule.kind": "parallel", "schedule.prefill": "parallel"},
                 **{"prune.method": "uniform", "prune.when": "late", "prune.positions": "compact"},
             },
-            "prune.when: late prunes what has been read at its positions, and prune.positions is compact; "
+            "prune.when: late prunes the cache at its original positions, and prune.positions is compact; "
             "nearest valid choice: prune.when: wait, or prune.positions: original",
         ),
         (
@@ -440,7 +440,7 @@ def test_profiles_of_the_checkout_are_the_packaged_ones():
 
 
 def test_a_key_that_is_gone_says_why():
-    with pytest.raises(ProfileError, match=r"models\.attention: cannot be chosen any more: all passes run"):
+    with pytest.raises(ProfileError, match=r"models\.attention: can no longer be chosen: all passes run"):
         profiles.load("ar", {"models.attention": "flash_attention_2"}, env={})
 
 

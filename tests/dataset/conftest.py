@@ -1,9 +1,10 @@
+from dataclasses import replace
+
 import pytest
 from fake_captioner import record
 
-from vidspec.dataset.identity import Content
-from vidspec.dataset.records import Settings, record_of
-from vidspec.dataset.work import Entry, How, Outcome, Work
+from vidspec.dataset.job import Job, JobConfig, Outcome
+from vidspec.dataset.records import Content, Settings, record_of
 from vidspec.errors import VideoError
 from vidspec.events.record import failed
 
@@ -12,7 +13,7 @@ SAME = Content(1, 2)
 
 @pytest.fixture
 def settings():
-    return Settings({"name": "vanilla-sd", "video": {"frames": 4}}, How(prompt="Describe."))
+    return Settings({"name": "vanilla-sd", "video": {"frames": 4}}, JobConfig(prompt="Describe."))
 
 
 @pytest.fixture
@@ -20,12 +21,12 @@ def recorded(settings):
     """Makes the record of a clip as a run keeps it."""
 
     def make(path="a.mp4", *, error=None, content=SAME, entry=None, settings=settings, **part):
-        entry = entry or Entry(path)
+        whole = entry or Job(path)
         caption = record(path, **part.pop("changes", {}))
         if error:
             error = VideoError(f"{path}: {error}", kind="truncated")
             caption = failed(path, error, profile="vanilla-sd")
-        work = Work(path, part.pop("start", entry.start), part.pop("end", entry.end), entry=entry, **part)
-        return record_of(Outcome(caption, error, work), settings, content)
+        job = replace(whole, planned=whole, **part)
+        return record_of(Outcome(caption, error, job), settings, content)
 
     return make

@@ -15,8 +15,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from vidspec.dataset.feed import Feed
+from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.reader import Reader
-from vidspec.dataset.work import Entry, How, Task
 
 
 def private(process: int) -> int:
@@ -30,7 +30,7 @@ def private(process: int) -> int:
 def peak(paths: list[str], count: int) -> tuple[int, list[str]]:
     """(the most bytes that ``count`` readers had at once, the errors that they gave)."""
     readers = [Reader() for _ in range(count)]
-    how = How(video={"frames": 32, "fps": None, "max_pixels": None, "decoder": "auto"}, batch=8)
+    how = JobConfig(video={"frames": 32, "fps": None, "max_pixels": None, "decoder": "auto"}, batch=8)
     most, errors, over = 0, [], threading.Event()
 
     def watch() -> None:
@@ -41,7 +41,7 @@ def peak(paths: list[str], count: int) -> tuple[int, list[str]]:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    tasks = [Task(Entry(path), number) for number, path in enumerate(paths, start=1)]
+    tasks = [Job(path, number=number) for number, path in enumerate(paths, start=1)]
     with closing(Feed(tasks, how, readers)) as feed:
         while not feed.over:
             work = feed.take()
@@ -50,7 +50,7 @@ def peak(paths: list[str], count: int) -> tuple[int, list[str]]:
                 continue
             if work.error is not None:
                 errors.append(str(work.error))
-            feed.finished(work, None)
+            feed.finished(work)
             del work
     over.set()
     watcher.join()

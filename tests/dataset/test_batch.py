@@ -9,11 +9,11 @@ import pytest
 from fake_captioner import IDS, TEXT, FakeCaptioner, FakeReader, record
 
 from vidspec.dataset.feed import Feed
+from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.run import exit_code
 from vidspec.dataset.run import run as run_feed
 from vidspec.dataset.schema import record_schema
 from vidspec.dataset.trace_file import joined
-from vidspec.dataset.work import Entry, How, Task
 from vidspec.dataset.writers import FileLines
 from vidspec.errors import DeviceError, OutputError, UsageError, VideoError
 from vidspec.events.compare import decode_rate, first_difference, speed_against
@@ -24,8 +24,8 @@ from vidspec.files import check_output
 
 def run(captioner, paths, how=None, observer=None, **part):
     """One clip after the other, in this order."""
-    how = replace(how or How(), batch=1)
-    tasks = [Task(Entry(path, **part), number) for number, path in enumerate(paths, start=1)]
+    how = replace(how or JobConfig(), batch=1)
+    tasks = [Job(path, **part, number=number) for number, path in enumerate(paths, start=1)]
     with closing(Feed(tasks, how, [FakeReader()])) as feed:
         yield from run_feed(captioner, feed, how, observer)
 
@@ -68,7 +68,7 @@ def test_a_stream_without_a_caption_is_a_bug(captioner):
 
 
 def test_part_of_the_clip_is_passed_on_to_both_runs(captioner):
-    list(run(captioner, ["good.mp4"], How(baseline=True, verify=True), start=1.0, end=2.0))
+    list(run(captioner, ["good.mp4"], JobConfig(baseline=True, verify=True), start=1.0, end=2.0))
     assert captioner.calls == [("stream", "good.mp4", 1.0, 2.0), ("baseline", "good.mp4", 1.0, 2.0)]
 
 
@@ -78,7 +78,7 @@ def test_plain_decoding_runs_only_on_request(captioner):
 
 
 def test_verify_fails_on_a_difference_and_keeps_what_was_measured(captioner):
-    good, differs = run(captioner, ["good.mp4", "differs.mp4"], How(verify=True))
+    good, differs = run(captioner, ["good.mp4", "differs.mp4"], JobConfig(verify=True))
     assert good.error is None and good.caption.speed == {"tokens_per_s": 4.0, "estimate": 2.0}
     assert differs.caption.error == {
         "stage": "verify",
@@ -90,12 +90,12 @@ def test_verify_fails_on_a_difference_and_keeps_what_was_measured(captioner):
 
 
 def test_without_verify_a_difference_is_not_looked_for(captioner):
-    (outcome,) = run(captioner, ["differs.mp4"], How(baseline=True))
+    (outcome,) = run(captioner, ["differs.mp4"], JobConfig(baseline=True))
     assert outcome.error is None
 
 
 def test_baseline_replaces_the_estimate(captioner):
-    (outcome,) = run(captioner, ["good.mp4"], How(baseline=True))
+    (outcome,) = run(captioner, ["good.mp4"], JobConfig(baseline=True))
     assert outcome.caption.speed == {
         "tokens_per_s": 4.0,
         "baseline": {
@@ -123,7 +123,7 @@ def test_observer_sees_every_clip_from_begin_to_end(captioner):
         def end(self, number, caption):
             seen.append((number, caption.caption))
 
-    list(run(captioner, ["missing.mp4", "good.mp4"], How(total=2), Watching()))
+    list(run(captioner, ["missing.mp4", "good.mp4"], JobConfig(total=2), Watching()))
     rounds = [(2, name) for name in ("Opened", "Prefilled", "Round", "Round", "Finished")]
     assert seen == [(1, "missing.mp4", 2), (1, None), (2, "good.mp4", 2), *rounds, (2, TEXT)]
 
@@ -181,7 +181,9 @@ def test_a_short_text_has_no_decode_speedup(method, plain, long):
 
 
 def test_records_satisfy_the_schema(captioner):
-    outcomes = run(captioner, ["good.mp4", "missing.mp4", "bug.mp4", "differs.mp4"], How(verify=True, baseline=True))
+    outcomes = run(
+        captioner, ["good.mp4", "missing.mp4", "bug.mp4", "differs.mp4"], JobConfig(verify=True, baseline=True)
+    )
     for outcome in outcomes:
         jsonschema.validate(json.loads(outcome.caption.to_json()), record_schema())
 

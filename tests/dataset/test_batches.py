@@ -16,10 +16,10 @@ import pytest
 from fake_captioner import TEXT, FakeCaptioner, FakeReader
 
 from vidspec.dataset.feed import Feed
+from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.local import outcomes
 from vidspec.dataset.outputs import Stream
 from vidspec.dataset.run import run
-from vidspec.dataset.work import Entry, How, Task
 from vidspec.errors import VideoError
 from vidspec.events.observer import Observer
 
@@ -51,7 +51,7 @@ class Files(FakeReader):
 
 
 def tasks(*names):
-    return [Task(Entry(name), number) for number, name in enumerate(names, start=1)]
+    return [Job(name, number=number) for number, name in enumerate(names, start=1)]
 
 
 def captioned(captioner, names, how, observer=None, readers=None):
@@ -62,11 +62,11 @@ def captioned(captioner, names, how, observer=None, readers=None):
 @pytest.mark.parametrize("batch", [1, 4, None])
 def test_what_becomes_of_a_clip_is_as_if_it_were_alone(captioner, batch):
     names = [f"{number}/{kind}.mp4" for number, kind in enumerate(KINDS * 3)]
-    found = captioned(captioner, names, How(batch=batch, verify=True, total=len(names)))
-    assert sorted(one.work.path for one in found) == sorted(names)
+    found = captioned(captioner, names, JobConfig(batch=batch, verify=True, total=len(names)))
+    assert sorted(one.job.path for one in found) == sorted(names)
     assert captioner.most == 1 if batch == 1 else 1 < captioner.most <= 4
     for one in found:
-        (alone,) = captioned(FakeCaptioner(captioner.profile), [one.work.path], How(verify=True))
+        (alone,) = captioned(FakeCaptioner(captioner.profile), [one.job.path], JobConfig(verify=True))
         assert alone.caption.to_dict() == one.caption.to_dict() and type(alone.error) is type(one.error)
 
 
@@ -88,7 +88,7 @@ def test_observers_see_clips_side_by_side(captioner):
         def end(self, number, caption):
             seen[number].append(caption.caption)
 
-    captioned(captioner, ["good.mp4", "broken.mp4", "2/good.mp4"], How(batch=4, total=3), Watching())
+    captioned(captioner, ["good.mp4", "broken.mp4", "2/good.mp4"], JobConfig(batch=4, total=3), Watching())
     rounds = ["Opened", "Prefilled", "Round", "Round", "Finished"]
     assert sorted(map(tuple, seen.values()), key=str) == sorted(
         [("good.mp4", *rounds, TEXT), ("broken.mp4", None), ("2/good.mp4", *rounds, TEXT)], key=str
@@ -117,20 +117,20 @@ def test_outcomes_of_segments_come_in_their_order(captioner, monkeypatch, batch)
         def end(self, number, caption):
             ended.append(number)
 
-    how = How(segment=1.0, batch=batch)
+    how = JobConfig(segment=1.0, batch=batch)
     found = captioned(captioner, ["a/good.mp4", "b/good.mp4"], how, Watching(), [Thirds()])
     for path in ("a/good.mp4", "b/good.mp4"):
-        works = [one.work for one in found if one.work.path == path]
+        works = [one.job for one in found if one.job.path == path]
         assert [work.segment for work in works] == [0, 1, 2] and [work.last for work in works] == [False, False, True]
     assert (ended == sorted(ended)) == (batch == 1)
 
 
 def test_a_hanging_file_stalls_nobody(captioner):
     names = ["hang.mp4", *(f"{number}/good.mp4" for number in range(20))]
-    with closing(Feed(tasks(*names), How(), [Files(), Files()])) as feed:
-        found = run(captioner, feed, How())
+    with closing(Feed(tasks(*names), JobConfig(), [Files(), Files()])) as feed:
+        found = run(captioner, feed, JobConfig())
         began = time.monotonic()
-        paths = {next(found).work.path for _ in range(20)}
+        paths = {next(found).job.path for _ in range(20)}
         assert paths == set(names[1:]) and time.monotonic() - began < 5
         found.close()
 
@@ -139,8 +139,8 @@ def test_clips_that_cannot_be_read_are_heard_of_before_the_rest_is_read(captione
     """With nothing to caption the run must still get its turn: --fail-fast is to end it."""
     readers = [Files(), Files()]
     names = [f"{number}/broken.mp4" for number in range(500)]
-    with closing(Feed(tasks(*names), How(), readers)) as feed:
-        found = run(captioner, feed, How())
+    with closing(Feed(tasks(*names), JobConfig(), readers)) as feed:
+        found = run(captioner, feed, JobConfig())
         assert isinstance(next(found).error, VideoError)
         assert sum(len(reader.asked) for reader in readers) < 50
         assert len(list(found)) == 499
@@ -149,7 +149,7 @@ def test_clips_that_cannot_be_read_are_heard_of_before_the_rest_is_read(captione
 def test_a_captioner_that_ends_too_soon_is_a_bug(captioner):
     captioner.serve = lambda *_, **__: iter(())
     with pytest.raises(RuntimeError, match="before it had taken a clip"):
-        captioned(captioner, ["good.mp4", "2/good.mp4"], How())
+        captioned(captioner, ["good.mp4", "2/good.mp4"], JobConfig())
 
 
 def test_a_folder_with_many_broken_files(tmp_path, monkeypatch, capsys):
@@ -226,17 +226,17 @@ class Lines:
     def write(self, line):
         self.lines.append(line)
 
-    def close(self, *, complete):
+    def close(self):
         self.closed = True
 
 
 def test_a_stream_in_order_holds_back_what_is_early(recorded):
-    entries = [Entry(name) for name in "abcd"]
+    entries = [Job(name) for name in "abcd"]
     lines = Lines()
     stream = Stream(lines, "text", several=True, order=entries)
 
     def add(name, **part):
-        stream.add(Entry(name), recorded(name, **part))
+        stream.add(Job(name), recorded(name, **part))
         return [line.split("\t")[0] for line in lines.lines]
 
     assert add("b") == []

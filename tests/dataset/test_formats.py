@@ -12,8 +12,8 @@ from fake_captioner import TEXT
 
 from vidspec.dataset.formats import CSV_COLUMNS, FORMATS, clock, document, header, line, span
 from vidspec.dataset.formats import cues as subtitles
+from vidspec.dataset.job import Job
 from vidspec.dataset.records import LEAN_KEYS, lean
-from vidspec.dataset.work import Entry
 from vidspec.escaping import shown
 
 HARD = "a {\\i1} brace\\N & <i>less</i> --> more\n\nand\u2028more \u4e2d\u6587"
@@ -178,7 +178,7 @@ def test_documents(cues, recorded):
 
 
 def test_lean_records_hold_nothing_measured(recorded):
-    one = lean(recorded(entry=Entry("a.mp4", prompt="Why?"), start=1.0))
+    one = lean(recorded(entry=Job("a.mp4", prompt="Why?"), start=1.0))
     assert tuple(one) == LEAN_KEYS
     assert (one["start"], one["end"], one["prompt"]) == (1.0, None, "Why?")
     assert set(one["job"]) == {"clip", "settings", "size", "mtime_ns"}
@@ -231,7 +231,7 @@ def test_cells_that_begin_like_a_formula(recorded, caption):
 @pytest.mark.parametrize("raw", [False, True])
 def test_names_in_cells_have_one_line_and_captions_as_many_as_they_have(recorded, raw):
     name = "a\n\tb\u2028c"
-    record = recorded(name, entry=Entry(name, id=name), changes={"caption": name, "profile": name})
+    record = recorded(name, entry=Job(name, id=name), changes={"caption": name, "profile": name})
     (row,) = csv.reader(io.StringIO(line(record, "csv", several=True, raw_csv=raw), newline=""))
     cells = dict(zip(CSV_COLUMNS, row, strict=True))
     assert cells["path"] == cells["id"] == cells["profile"] == r"a\n\tb\u2028c" and cells["caption"] == name

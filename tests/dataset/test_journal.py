@@ -3,9 +3,9 @@ import os
 
 import pytest
 
-from vidspec.dataset.identity import Content, clip_id
+from vidspec.dataset.job import Job
 from vidspec.dataset.journal import Journal
-from vidspec.dataset.work import Entry
+from vidspec.dataset.records import Content, clip_id
 from vidspec.errors import OutputError, UsageError
 
 
@@ -36,10 +36,10 @@ def test_records_are_found_again(tmp_path, recorded, settings):
     path = tmp_path / "out.jsonl"
     fill(path, [recorded("a.mp4"), recorded("b.mp4", error="broken")])
     journal = Journal(path)
-    parts = journal.parts(clip_id(Entry("b.mp4")), settings.of(Entry("b.mp4")))
+    parts = journal.parts(clip_id(Job("b.mp4")), settings.of(Job("b.mp4")))
     assert parts[None].failed and parts[None].content == Content(1, 2)
-    assert journal.read(parts[None])["error"]["message"] == "b.mp4: broken"
-    assert journal.parts(clip_id(Entry("b.mp4")), "0" * 12) == {}
+    assert parts[None].record()["error"]["message"] == "b.mp4: broken"
+    assert journal.parts(clip_id(Job("b.mp4")), "0" * 12) == {}
     assert journal.others(["0" * 12]) == 2
     journal.close()
 
@@ -140,7 +140,7 @@ def test_tidy_drops_what_is_void_and_restores_the_order(tmp_path, recorded):
     fill(path, [recorded("c.mp4"), recorded("b.mp4", error="x"), recorded("other.mp4"), recorded("a.mp4"), late])
     inode = path.stat().st_ino
     journal = Journal(path)
-    order = [clip_id(Entry(name)) for name in ("a.mp4", "b.mp4", "c.mp4")]
+    order = [clip_id(Job(name)) for name in ("a.mp4", "b.mp4", "c.mp4")]
     journal.tidy(order)
     assert names(path) == ["other.mp4", "a.mp4", "b.mp4", "c.mp4"]
     assert [record["error"] for record in journal.records()] == [None] * 4
@@ -156,7 +156,7 @@ def test_tidy_drops_what_is_void_and_restores_the_order(tmp_path, recorded):
 def test_segments_of_another_content_or_division_are_void(tmp_path, recorded, settings):
     path = tmp_path / "out.jsonl"
     journal = Journal(path)
-    key = clip_id(Entry("a.mp4")), settings.of(Entry("a.mp4"))
+    key = clip_id(Job("a.mp4")), settings.of(Job("a.mp4"))
     for number in range(2):
         journal.append(recorded("a.mp4", segment=number, segments=2))
     assert set(journal.parts(*key)) == {0, 1}
@@ -175,7 +175,7 @@ def test_paths_that_are_not_utf8(tmp_path, recorded):
     fill(path, [recorded(name)])
     assert json.loads(path.read_text(encoding="utf-8"))["path"] == name
     journal = Journal(path)
-    assert journal.knows(clip_id(Entry(name)))
+    assert journal.knows(clip_id(Job(name)))
     journal.close()
 
 

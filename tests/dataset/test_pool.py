@@ -17,20 +17,18 @@ from fake_captioner import record as captioned
 
 from dataset.test_reading import alive
 from vidspec.config import profiles
-from vidspec.dataset import devices
 from vidspec.dataset.devices import device_groups
-from vidspec.dataset.identity import content_of
+from vidspec.dataset.job import Job, JobConfig, Outcome
 from vidspec.dataset.local import outcomes
-from vidspec.dataset.pool import Dealer, Factory, Group
-from vidspec.dataset.records import Settings, record_of
+from vidspec.dataset.pool import Ended, Factory, Group, TaskQueue, distributed, serve
+from vidspec.dataset.records import Settings, content_of, record_of
 from vidspec.dataset.replicas import replica_outcomes
-from vidspec.dataset.work import Entry, How, Outcome, Task
 from vidspec.embedded.samples import shipped
 from vidspec.errors import DeviceError, ModelError, UsageError
 
 TESTS = Path(__file__).resolve().parents[1]
 PROFILE = profiles.load("vanilla-sd", env={})
-HOW = How(video={"frames": 2, "max_pixels": 64}, prompt="Describe.")
+CONFIG = JobConfig(video={"frames": 2, "max_pixels": 64}, prompt="Describe.")
 FACTORY = Factory(PROFILE.model_dump(), "fake_captioner:FakeCaptioner")
 GROUPS = [Group(), Group()]
 
@@ -49,12 +47,12 @@ def tasks(tmp_path):
         path.parent.mkdir(exist_ok=True)
         if name != "missing":
             shutil.copy(shipped()[0], path)
-    return [Task(Entry(str(tmp_path / f"{name}.mp4")), number) for number, name in enumerate(names, start=1)]
+    return [Job(str(tmp_path / f"{name}.mp4"), number=number) for number, name in enumerate(names, start=1)]
 
 
 def records(found):
-    settings = Settings(PROFILE.model_dump(), HOW)
-    made = [record_of(outcome, settings, content_of(outcome.work.path)) for outcome in found]
+    settings = Settings(PROFILE.model_dump(), CONFIG)
+    made = [record_of(outcome, settings, content_of(outcome.job.path)) for outcome in found]
     for record in made:
         record["timings"].pop("decode_video", None)
     return sorted(json.dumps(record, sort_keys=True) for record in made)
@@ -63,32 +61,32 @@ def records(found):
 def alone(tasks):
     """What one process gives; it cannot survive a clip that ends it."""
     captioner = FakeCaptioner(SimpleNamespace(name=PROFILE.name))
-    return outcomes(captioner, [task for task in tasks if Path(task.entry.path).stem != "dies"], HOW)
+    return outcomes(captioner, [task for task in tasks if Path(task.path).stem != "dies"], CONFIG)
 
 
 def check(found, tasks):
     dead = [outcome for outcome in found if outcome.caption.error and outcome.caption.error["kind"] == "crashed"]
-    assert [Path(outcome.work.path).stem for outcome in dead] == ["dies"]
-    assert all(outcome.work.clip is None for outcome in found)
+    assert [Path(outcome.job.path).stem for outcome in dead] == ["dies"]
+    assert all(outcome.job.clip is None for outcome in found)
     assert records(one for one in found if one not in dead) == records(alone(tasks))
 
 
 @pytest.mark.full
 def test_replicas_give_what_one_process_gives_and_survive_deaths(tasks):
-    check(list(replica_outcomes(FACTORY, tasks, HOW, GROUPS)), tasks)
+    check(list(replica_outcomes(FACTORY, tasks, CONFIG, GROUPS)), tasks)
 
 
 @pytest.mark.full
 def test_replicas_end_with_a_run_that_is_killed(tasks):
-    paths = [task.entry.path for task in tasks[:2]]
+    paths = [task.path for task in tasks[:2]]
     code = (
         "import multiprocessing, os; from dataset.test_pool import *\n"
         "if __name__ == '__main__':\n"
-        f"    todo = [Task(Entry(path), number) for number, path in enumerate({paths!r})]\n"
-        "    found = replica_outcomes(FACTORY, todo, HOW, GROUPS); next(found)\n"
+        f"    todo = [Job(path, number=number) for number, path in enumerate({paths!r})]\n"
+        "    found = replica_outcomes(FACTORY, todo, CONFIG, GROUPS); next(found)\n"
         "    print(*[one.pid for one in multiprocessing.active_children()], flush=True); os.kill(os.getpid(), 9)"
     )
-    script = Path(tasks[0].entry.path).parent / "killed.py"
+    script = Path(tasks[0].path).parent / "killed.py"
     script.write_text(code)
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     left = [int(pid) for pid in ran.stdout.split() if pid.isdigit()]
@@ -108,33 +106,105 @@ def test_ray_actors_give_what_one_process_gives_and_survive_deaths(tasks):
 
     try:
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        check(list(ray_outcomes(FACTORY, tasks, HOW, [Group(threads=1)] * 2)), tasks)
+        check(list(ray_outcomes(FACTORY, tasks, CONFIG, [Group(threads=1)] * 2)), tasks)
         refusing = Factory(PROFILE.model_dump(), "fake_captioner:Refusing")
         with pytest.raises(ModelError, match="no such model"):
-            list(ray_outcomes(refusing, tasks, HOW, [Group(threads=1)]))
+            list(ray_outcomes(refusing, tasks, CONFIG, [Group(threads=1)]))
     finally:
         ray.shutdown()
+
+
+class FakeWorkers:
+    """Workers of one job at a time in this process; they die of those that are ``deadly``, or while they load."""
+
+    def __init__(self, deadly=(), loads=True):
+        self.deadly, self.loads, self.groups, self.messages = deadly, loads, [], []
+
+    def start(self, group):
+        self.groups.append(group)
+        number = len(self.groups)
+        self.messages.append((number, "more" if self.loads else Ended("exit code 9")))
+        return number
+
+    def send(self, worker, job):
+        end = Ended("SIGKILL") if job.path in self.deadly else Outcome(captioned(job.path), None, job)
+        self.messages += [(worker, job), (worker, end)] + [(worker, "more")] * (not isinstance(end, Ended))
+
+    def receive(self):
+        found, self.messages = self.messages, []
+        return found
+
+    def close(self, idle):
+        self.idle = set(idle)
+
+
+def test_a_worker_that_dies_is_replaced_on_its_devices():
+    workers, groups = FakeWorkers(deadly={"1.mp4"}), [Group("0"), Group("1")]
+    jobs = [Job(f"{number}.mp4", number=number) for number in range(4)]
+    found = {one.job.path: one for one in distributed(workers, FACTORY, jobs, groups)}
+    assert {path: one.caption.error and one.caption.error["kind"] for path, one in found.items()} == {
+        "0.mp4": None,
+        "1.mp4": "crashed",
+        "2.mp4": None,
+        "3.mp4": None,
+    }
+    assert found["1.mp4"].caption.profile == PROFILE.name and "each time: SIGKILL" in str(found["1.mp4"].error)
+    assert len(workers.groups) == 4 and sorted(one.visible for one in workers.groups) in (
+        ["0", "0", "1", "1"],
+        ["0", "0", "0", "1"],
+        ["0", "1", "1", "1"],
+    )
+
+
+def test_workers_are_no_more_than_jobs_and_idle_ones_end_by_themselves():
+    workers = FakeWorkers()
+    assert len(list(distributed(workers, FACTORY, [Job("a.mp4")], GROUPS))) == 1
+    assert len(workers.groups) == 1 and workers.idle == {1}
+
+
+def test_a_worker_that_dies_of_the_last_clip_is_not_replaced():
+    workers = FakeWorkers(deadly={"a.mp4"})
+    assert [one.error.kind for one in distributed(workers, FACTORY, [Job("a.mp4")], GROUPS)] == ["crashed"]
+    assert len(workers.groups) == 2, "the first, and the one that tried again"
+
+
+def test_a_worker_that_ends_while_it_loads_ends_the_run():
+    workers = FakeWorkers(loads=False)
+    with pytest.raises(ModelError, match=r"ended while it loaded its models \(exit code 9\)"):
+        list(distributed(workers, FACTORY, [Job("a.mp4")], GROUPS))
+    assert workers.idle == set()
 
 
 def test_a_replica_without_models_ends_the_run(tasks):
     refusing = Factory(PROFILE.model_dump(), "fake_captioner:Refusing")
     with pytest.raises(ModelError, match="no such model"):
-        list(replica_outcomes(refusing, tasks, HOW, GROUPS))
+        list(replica_outcomes(refusing, tasks, CONFIG, GROUPS))
+
+
+@pytest.mark.parametrize("baseline", [False, True])
+def test_nothing_is_prepared_ahead_where_times_are_compared(monkeypatch, baseline):
+    """As in this process."""
+    prepared, messages = [], []
+    monkeypatch.setattr(FakeCaptioner, "prepare", lambda self, clip: prepared.append(clip) or 0, raising=False)
+    config = replace(CONFIG, baseline=baseline)
+    jobs = iter([Job(str(shipped()[0])), None])
+    serve(FACTORY, config, Group(), lambda: next(jobs), messages.append)
+    assert [one.error for one in messages if isinstance(one, Outcome)] == [None] and len(prepared) == (not baseline)
 
 
 class Players:
-    """Captioners that take what a dealer gives, caption four pieces at once, and die of those that are ``deadly``."""
+    """Captioners that take what a queue gives, caption four pieces at once, and die of those that are ``deadly``."""
 
     def __init__(self, seed, count, tasks, deadly, segments=1):
         self.rng, self.deadly, self.segments = random.Random(seed), deadly, segments
-        self.dealer, self.outcomes, self.deaths = Dealer(tasks, "x"), [], 0
+        self.queue, self.outcomes, self.deaths = TaskQueue(tasks, "x"), [], 0
         self.hands = {number: [] for number in range(count)}
-        while not self.dealer.over:
+        while not self.queue.over:
             self.turn(self.rng.choice(list(self.hands)))
 
     def turn(self, who):
         hand = self.hands[who]  # pieces, and which of them are begun
-        task = self.dealer.deal(who) if len(hand) < 6 else None
+        task = self.queue.take(who) if len(hand) < 6 else None
         if task is not None:
             hand += [[piece, False] for piece in self.pieces(task)]
         idle = [one for one in hand if not one[1] and not (one[0].alone and any(begun for _, begun in hand))]
@@ -142,9 +212,9 @@ class Players:
         if idle and len(busy) < 4 and self.rng.random() < 0.6:
             idle[0][1] = True
             piece = idle[0][0]
-            self.dealer.begun(who, piece)
+            self.queue.begun(who, piece)
             if (piece.number, piece.segment) in self.deadly:
-                self.outcomes += self.dealer.died(who, "SIGKILL")
+                self.outcomes += self.queue.died(who, "SIGKILL")
                 self.deaths += 1
                 del self.hands[who]
                 self.hands[max(self.hands, default=0) + self.deaths + 10] = []
@@ -152,13 +222,13 @@ class Players:
             piece = busy[0][0]
             hand.remove(busy[0])
             self.outcomes.append(Outcome(captioned(piece.path), None, piece))
-            self.dealer.done(who, self.outcomes[-1])
+            self.queue.done(who, self.outcomes[-1])
 
     def pieces(self, task):
         if self.segments == 1:
-            return [task.whole]
+            return [task]
         left = [number for number in range(self.segments) if number not in task.done]
-        parts = [replace(task.whole, segment=one, segments=self.segments, last=one == left[-1]) for one in left]
+        parts = [replace(task, segment=one, segments=self.segments, planned=task) for one in left]
         assert parts, "a task with nothing left to do was dealt"
         return parts
 
@@ -171,28 +241,30 @@ def test_only_what_a_captioner_dies_of_fails(count, segments):
     everything = {(number, part) for number in range(20) for part in parts}
     for seed in range(50):
         deadly = set(random.Random(seed).sample(sorted(everything, key=str), 4))
-        played = Players(seed, count, [Task(Entry(f"{n}.mp4"), n) for n in range(20)], deadly, segments)
-        ended = [(one.work.number, one.work.segment) for one in played.outcomes]
+        played = Players(seed, count, [Job(f"{n}.mp4", number=n) for n in range(20)], deadly, segments)
+        ended = [(one.job.number, one.job.segment) for one in played.outcomes]
         assert sorted(ended, key=str) == sorted(everything, key=str), "each once"
         failed = {key for key, one in zip(ended, played.outcomes, strict=True) if one.error}
         assert failed == deadly and played.deaths <= 3 * len(deadly)
         assert all(one.caption.error["kind"] == "crashed" for one in played.outcomes if one.error)
-        lasts = [one.work.number for one in played.outcomes if one.work.last]
+        lasts = [one.job.number for one in played.outcomes if one.job.last]
         assert sorted(lasts) == list(range(20)), "every clip ends once"
 
 
 def test_a_death_before_anything_is_captioned_blames_what_was_there():
-    dealer = Dealer([Task(Entry("a"), 1)], "x")
+    queue = TaskQueue([Job("a", number=1)], "x")
     for who, fails in ((1, 0), (2, 1)):
-        assert dealer.deal(who).number == 1 and dealer.deal(who) is None
-        assert len(dealer.died(who, "exit code 9")) == fails
-    assert dealer.over
+        assert queue.take(who).number == 1 and queue.take(who) is None
+        assert len(queue.died(who, "exit code 9")) == fails
+    assert queue.over
 
 
 def groups(monkeypatch, gpus, replicas, changes=None, **more):
-    monkeypatch.setattr(devices, "_gpus", lambda: gpus)
-    monkeypatch.setattr(devices, "_ray_gpus", lambda address: gpus)
-    monkeypatch.setattr(devices, "_cores", lambda: 8)
+    cluster = SimpleNamespace(cluster_resources=lambda: {"GPU": gpus})
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr("vidspec.dataset.devices.connected", lambda address: cluster)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     return device_groups(replicas, profiles.override(PROFILE, changes or {}), **more)
 
 

@@ -11,12 +11,12 @@ from vidspec.cli import main
 from vidspec.dataset.feed import Feed
 from vidspec.dataset.formats import document, line
 from vidspec.dataset.inputs import Sources, collect
+from vidspec.dataset.job import Job, JobConfig, Questions
 from vidspec.dataset.manifests import parse_manifest
 from vidspec.dataset.outputs import hidden_journal
-from vidspec.dataset.pool import Dealer
+from vidspec.dataset.pool import TaskQueue
 from vidspec.dataset.records import Settings, lean
 from vidspec.dataset.run import run
-from vidspec.dataset.work import Entry, How, Questions, Task
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, UsageError
 from vidspec.events.events import Finished, Prefilled
@@ -50,16 +50,16 @@ def outcomes(captioner, tasks, how):
     feed = Feed(tasks, how, [FakeReader()])
     with closing(feed):
         yield from run(captioner, feed, how)
-    assert feed.held == 0
+    assert feed.nbytes == 0
 
 
 def kinds(found):
-    return [(one.work.segment, one.work.last, one.caption.error and one.caption.error["kind"]) for one in found]
+    return [(one.job.segment, one.job.last, one.caption.error and one.caption.error["kind"]) for one in found]
 
 
 def test_the_others_begin_when_the_first_has_read():
     captioner = Asked()
-    found = list(outcomes(captioner, [Task(Entry("a.mp4"))], How(questions=ASKED)))
+    found = list(outcomes(captioner, [Job("a.mp4")], JobConfig(questions=ASKED)))
     assert kinds(found) == [(0, False, None), (1, False, None), (2, True, None)]
     assert captioner.beside == [(PROMPTS[0], []), (PROMPTS[1], [PROMPTS[0]]), (PROMPTS[2], list(PROMPTS[:2]))]
 
@@ -67,10 +67,10 @@ def test_the_others_begin_when_the_first_has_read():
 @pytest.mark.parametrize("batch", [1, 2])
 def test_several_clips(batch):
     captioner = Asked()
-    tasks = [Task(Entry(path), number) for number, path in enumerate(("a.mp4", "b.mp4"), start=1)]
-    found = list(outcomes(captioner, tasks, How(questions=ASKED, batch=batch)))
+    tasks = [Job(path, number=number) for number, path in enumerate(("a.mp4", "b.mp4"), start=1)]
+    found = list(outcomes(captioner, tasks, JobConfig(questions=ASKED, batch=batch)))
     for path in ("a.mp4", "b.mp4"):
-        of_one = [one for one in found if one.work.path == path]
+        of_one = [one for one in found if one.job.path == path]
         assert kinds(of_one) == [(0, False, None), (1, False, None), (2, True, None)]
     assert sorted(captioner.begun) == sorted(2 * PROMPTS) and captioner.most == batch
 
@@ -79,7 +79,7 @@ def test_several_clips(batch):
 def test_a_prompt_that_fails_loses_no_other(when):
     captioner = Asked()
     captioner.fails = {(PROMPTS[0], when)}
-    found = list(outcomes(captioner, [Task(Entry("a.mp4"))], How(questions=ASKED)))
+    found = list(outcomes(captioner, [Job("a.mp4")], JobConfig(questions=ASKED)))
     assert [one.caption.error is None for one in found] == [False, True, True]
     assert captioner.begun == list(PROMPTS)
     if when is Prefilled:  # the next one reads, and the last waits for it
@@ -88,40 +88,40 @@ def test_a_prompt_that_fails_loses_no_other(when):
 
 def test_one_that_ended_a_process_is_asked_alone():
     captioner = Asked()
-    found = list(outcomes(captioner, [Task(Entry("a.mp4"), alone=True)], How(questions=ASKED)))
+    found = list(outcomes(captioner, [Job("a.mp4", alone=True)], JobConfig(questions=ASKED)))
     assert len(found) == 3 and [beside for _, beside in captioner.beside] == [[], [], []]
 
 
 def test_what_was_answered_before_is_not_asked_again():
     captioner = Asked()
-    found = list(outcomes(captioner, [Task(Entry("a.mp4"), done={1: "B."})], How(questions=ASKED)))
+    found = list(outcomes(captioner, [Job("a.mp4", done={1: "B."})], JobConfig(questions=ASKED)))
     assert kinds(found) == [(0, False, None), (2, True, None)] and captioner.begun == [PROMPTS[0], PROMPTS[2]]
 
 
 def test_a_captioner_that_dies_goes_on_with_the_others():
-    dealer = Dealer([Task(Entry("a.mp4"))], "vanilla-sd")
-    first = next(outcomes(Asked(), [dealer.deal("first")], How(questions=ASKED)))
-    dealer.begun("first", first.work)
-    dealer.done("first", first)
-    assert dealer.died("first", "signal 9") == []
-    assert dealer.deal("second").done == {0: TEXT}
+    queue = TaskQueue([Job("a.mp4")], "vanilla-sd")
+    first = next(outcomes(Asked(), [queue.take("first")], JobConfig(questions=ASKED)))
+    queue.begun("first", first.job)
+    queue.done("first", first)
+    assert queue.died("first", "signal 9") == []
+    assert queue.take("second").done == {0: TEXT}
 
 
 def test_other_prompts_are_other_settings():
     def of(entry, questions):
-        return Settings({"name": "vanilla-sd"}, How(questions=questions)).of(entry)
+        return Settings({"name": "vanilla-sd"}, JobConfig(questions=questions)).of(entry)
 
     names = [
-        of(Entry("a.mp4"), None),
-        of(Entry("a.mp4"), ASKED),
-        of(Entry("a.mp4"), Questions(PROMPTS, in_turns=True)),
-        of(Entry("a.mp4"), Questions(PROMPTS[:2], in_turns=False)),
+        of(Job("a.mp4"), None),
+        of(Job("a.mp4"), ASKED),
+        of(Job("a.mp4"), Questions(PROMPTS, in_turns=True)),
+        of(Job("a.mp4"), Questions(PROMPTS[:2], in_turns=False)),
     ]
-    assert len(set(names)) == 4 and of(Entry("a.mp4", questions=ASKED), None) == names[1]
+    assert len(set(names)) == 4 and of(Job("a.mp4", questions=ASKED), None) == names[1]
 
 
 def test_records_of_prompts(recorded):
-    settings = Settings({"name": "vanilla-sd"}, How(questions=ASKED))
+    settings = Settings({"name": "vanilla-sd"}, JobConfig(questions=ASKED))
     records = [
         recorded(
             "a.mp4",

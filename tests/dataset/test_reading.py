@@ -16,14 +16,13 @@ import numpy as np
 import pytest
 from fake_captioner import TEXT, FakeCaptioner
 
-from vidspec.dataset.bulk import execute
+from vidspec.dataset.bulk import Remaining, execute
 from vidspec.dataset.feed import Feed, reader_count
-from vidspec.dataset.identity import Content
+from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.local import outcomes
-from vidspec.dataset.plan import Remaining
 from vidspec.dataset.reader import Budget, Reader
+from vidspec.dataset.records import Content
 from vidspec.dataset.segments import fixed, parse_segment
-from vidspec.dataset.work import Entry, How, Task
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, UsageError, VideoError
 from vidspec.events.tally import Tally
@@ -46,6 +45,30 @@ def test_frames_come_over_as_they_are_read(reader):
     assert clip.facts == here.facts and clip.frames.dtype == np.uint8
 
 
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has memory of several processes by a number")
+def test_frames_are_not_copied_and_leave_the_reader_with_their_clip(reader):
+    clip = reader.read(CLIP, 1.0, 3.0, {"frames": 30})
+    with open("/proc/self/maps") as file:
+        assert "vidspec frames" in file.read()
+    shared, until = [CLIP], time.monotonic() + 10
+    while shared and time.monotonic() < until:
+        with open(f"/proc/{reader._process.pid}/maps") as file:
+            shared = [line for line in file if "vidspec frames" in line]
+    assert not shared and clip.frames.any()
+    del clip
+    with open("/proc/self/maps") as file:
+        assert "vidspec frames" not in file.read()
+
+
+def test_frames_come_over_where_no_memory_is_shared(monkeypatch, tmp_path):
+    """As on macOS and Windows."""
+    (tmp_path / "sitecustomize.py").write_text("import os; vars(os).pop('memfd_create', None)", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    with closing(Reader()) as reader:
+        clip, here = reader.read(CLIP, 1.0, 3.0, VIDEO), read(CLIP, start=1.0, end=3.0, **VIDEO)
+    assert np.array_equal(clip.frames, here.frames) and np.array_equal(clip.timestamps, here.timestamps)
+
+
 def test_errors_come_over_with_their_kinds(reader, tmp_path):
     with pytest.raises(VideoError) as caught:
         reader.read(str(tmp_path / "no.mp4"), None, None, VIDEO)
@@ -65,7 +88,7 @@ def test_the_reader_loads_no_torch(reader):
 def test_single_clips_are_read_by_it_too(monkeypatch):
     slow = Slow()
     monkeypatch.setattr("vidspec.dataset.local.Reader", lambda timeout: slow)
-    (outcome,) = outcomes(FakeCaptioner(SimpleNamespace(name="x")), tasks("good.mp4"), How())
+    (outcome,) = outcomes(FakeCaptioner(SimpleNamespace(name="x")), tasks("good.mp4"), JobConfig())
     assert slow.asked == ["good.mp4"] and slow.closed and outcome.error is None
 
 
@@ -76,7 +99,7 @@ def test_sound_is_read_for_a_captioner_that_hears(monkeypatch, hears):
     monkeypatch.setattr(slow, "read", lambda path, start, end, video, check=None: asked.append(video))
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     captioner.hears = hears
-    list(outcomes(captioner, tasks("good.mp4"), How(video={"frames": 3}), readers=[slow]))
+    list(outcomes(captioner, tasks("good.mp4"), JobConfig(video={"frames": 3}), readers=[slow]))
     assert asked == [{"frames": 3, "sound": hears}]
 
 
@@ -84,7 +107,7 @@ def test_a_captioners_objection_is_the_clips_error(reader):
     def refuse(path, prompt, frames, height, width):
         raise GenerationError(f"{path}: {prompt} {frames}", kind="context")
 
-    (work,) = works([Task(Entry(CLIP, prompt="Why?"), 1)], How(video=VIDEO), reader, refuse=refuse)
+    (work,) = works([Job(CLIP, prompt="Why?", number=1)], JobConfig(video=VIDEO), reader, refuse=refuse)
     assert work.clip is None and str(work.error) == f"{CLIP}: Why? 3"
 
 
@@ -121,7 +144,7 @@ def test_a_reader_that_dies_while_it_starts_is_started_again(monkeypatch, reader
 
 def test_a_reader_that_never_starts_costs_the_clip_and_not_the_run(monkeypatch, reader):
     started = dying(monkeypatch, 2)
-    first, second = works(tasks(CLIP, CLIP), How(video=VIDEO), reader)
+    first, second = works(tasks(CLIP, CLIP), JobConfig(video=VIDEO), reader)
     assert first.error.kind == "crashed" and second.clip is not None and len(started) == 3
     assert "ended with exit code 7 while it started, 2 times" in str(first.error) and CLIP in str(first.error)
 
@@ -238,7 +261,7 @@ class Slow:
 
 
 def tasks(*names):
-    return [Task(Entry(name), number) for number, name in enumerate(names, start=1)]
+    return [Job(name, number=number) for number, name in enumerate(names, start=1)]
 
 
 def taken(feed, most=10.0):
@@ -258,7 +281,7 @@ def works(todo, how, *readers, **more):
     with closing(Feed(todo, how, readers, **more)) as feed:
         while (work := taken(feed)) is not None:
             yield work
-            feed.finished(work, None)
+            feed.finished(work)
 
 
 def settled(slow):
@@ -274,15 +297,15 @@ def settled(slow):
 @pytest.mark.parametrize("readers", [1, 2])
 def test_no_more_is_read_than_may_wait_and_than_memory_is_allowed(ahead, most, read, readers):
     slow = Slow()
-    with closing(Feed(tasks(*map(str, range(20))), How(ahead=ahead), [slow] * readers, most_bytes=most)) as feed:
+    with closing(Feed(tasks(*map(str, range(20))), JobConfig(ahead=ahead), [slow] * readers, max_bytes=most)) as feed:
         first = taken(feed)
         assert settled(slow) <= read + readers - 1 and len(slow.asked) >= read
-        assert feed.held <= max(most, 1000 * readers)
-        feed.finished(first, None)
+        assert feed.nbytes <= max(most, 1000 * readers)
+        feed.finished(first)
         paths = {first.path}
         while (work := taken(feed)) is not None:
-            assert feed.held <= max(most, 1000 * readers)
-            feed.finished(work, None)
+            assert feed.nbytes <= max(most, 1000 * readers)
+            feed.finished(work)
             paths.add(work.path)
     assert paths == set(map(str, range(20))) and slow.closed
 
@@ -290,26 +313,26 @@ def test_no_more_is_read_than_may_wait_and_than_memory_is_allowed(ahead, most, r
 def test_what_is_in_work_counts_until_it_is_finished():
     """300 tiny clips, taken at once and finished late: no more are held than memory is allowed for."""
     slow = Slow()
-    with closing(Feed(tasks(*map(str, range(300))), How(ahead=4), [slow, slow], most_bytes=8000)) as feed:
+    with closing(Feed(tasks(*map(str, range(300))), JobConfig(ahead=4), [slow, slow], max_bytes=8000)) as feed:
         inside, done, most = deque(), 0, 0
         while not feed.over:
             if (work := feed.take()) is not None:
                 inside.append(work)
             elif inside:
-                feed.finished(inside.popleft(), None)
+                feed.finished(inside.popleft())
                 done += 1
-            most = max(most, feed.held)
+            most = max(most, feed.nbytes)
         assert done + len(inside) == 300 and 4000 <= most <= 8000
 
 
 def test_one_reader_hands_over_in_order_and_several_what_is_ready():
-    assert [work.path for work in works(tasks("a", "b", "c"), How(), Slow())] == ["a", "b", "c"]
+    assert [work.path for work in works(tasks("a", "b", "c"), JobConfig(), Slow())] == ["a", "b", "c"]
     slow = Slow()
-    with closing(Feed(tasks("hang", *"abcdefgh"), How(ahead=3), [slow, slow])) as feed:
+    with closing(Feed(tasks("hang", *"abcdefgh"), JobConfig(ahead=3), [slow, slow])) as feed:
         for name in "abcdefgh":
             work = taken(feed)
             assert work.path == name
-            feed.finished(work, None)
+            feed.finished(work)
         assert feed.take() is None and not feed.over
         slow.ended.set()
         assert isinstance(taken(feed).error, VideoError) and feed.over
@@ -318,8 +341,13 @@ def test_one_reader_hands_over_in_order_and_several_what_is_ready():
 def test_readers_by_what_they_are_worth(monkeypatch):
     for cores, readers in ((1, 2), (2, 2), (8, 4), (64, 8)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
-        assert reader_count(How(), 100) == reader_count(How()) == reader_count(How(segment=2.0), 1) == readers
-        assert reader_count(How(), 1) == reader_count(How(batch=1), 100) == 1
+        assert (
+            reader_count(JobConfig(), 100)
+            == reader_count(JobConfig())
+            == reader_count(JobConfig(segment=2.0), 1)
+            == readers
+        )
+        assert reader_count(JobConfig(), 1) == reader_count(JobConfig(batch=1), 100) == 1
 
 
 def test_preprocessing_is_done_ahead_and_counts(monkeypatch):
@@ -331,21 +359,27 @@ def test_preprocessing_is_done_ahead_and_counts(monkeypatch):
             raise MemoryError
         return 500
 
-    found = list(works(tasks("a", "b", "bad", "c"), How(), Slow(), prepare=prepare))
+    sizes, found = [], []
+    with closing(Feed(tasks("a", "b", "bad", "c"), JobConfig(ahead=1), [Slow()], prepare=prepare)) as feed:
+        while (work := taken(feed)) is not None:
+            before = feed.nbytes
+            feed.finished(work)
+            sizes.append(before - feed.nbytes)
+            found.append(work)
     assert [work.clip is not None for work in found] == [True, True, False, True] and len(prepared) == 3
-    assert [work.held for work in found] == [1500, 1000, 0, 1500]
+    assert sizes == [1500, 1000, 0, 1500]
     monkeypatch.setattr("vidspec.dataset.local.Reader", lambda timeout: Slow())
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     captioner.prepare = prepare
-    list(outcomes(captioner, tasks("good.mp4", "2/good.mp4"), How(batch=1)))
+    list(outcomes(captioner, tasks("good.mp4", "2/good.mp4"), JobConfig(batch=1)))
     assert [asked["clip"] for asked in captioner.asked] == prepared[3:]
-    list(outcomes(captioner, tasks("good.mp4", "2/good.mp4"), How(batch=1, baseline=True)))
+    list(outcomes(captioner, tasks("good.mp4", "2/good.mp4"), JobConfig(batch=1, baseline=True)))
     assert len(prepared) == 5, "times that are compared must not lack it"
 
 
 def test_closing_ends_the_reading():
     slow = Slow()
-    feed = Feed(tasks("hang", "hang", *map(str, range(20))), How(ahead=2), [slow, slow])
+    feed = Feed(tasks("hang", "hang", *map(str, range(20))), JobConfig(ahead=2), [slow, slow])
     settled(slow)
     began = time.monotonic()
     feed.close()
@@ -372,7 +406,7 @@ def test_frames_are_let_go_clip_by_clip(settings):
     captioner.asked = SimpleNamespace(append=lambda asked: None)  # it would remember the frames
     names = [f"{number}/{kind}.mp4" for number in range(6) for kind in ("good", "bug", "differs")]
     todo = Remaining(tasks(*names), {number: Content(1, 2) for number in range(1, 19)})
-    how = How(verify=True, ahead=1, batch=1)
+    how = JobConfig(verify=True, ahead=1, batch=1)
 
     def engine(todo):
         return outcomes(captioner, todo, how, readers=[Counted()])
@@ -382,9 +416,9 @@ def test_frames_are_let_go_clip_by_clip(settings):
 
 
 def test_errors_of_clips_are_works_and_bugs_are_raised():
-    bad, good = works(tasks("bad", "good"), How(), Slow())
+    bad, good = works(tasks("bad", "good"), JobConfig(), Slow())
     assert isinstance(bad.error, VideoError) and good.clip is not None
-    (whole,) = works(tasks("uncut"), How(segment=2.0), Slow())
+    (whole,) = works(tasks("uncut"), JobConfig(segment=2.0), Slow())
     assert isinstance(whole.error, VideoError) and whole.segment is None and whole.last
 
     def broken():
@@ -392,73 +426,74 @@ def test_errors_of_clips_are_works_and_bugs_are_raised():
         yield
 
     with pytest.raises(TypeError, match="bug"):
-        list(works(broken(), How(), Slow()))
+        list(works(broken(), JobConfig(), Slow()))
 
 
 def test_tasks_may_be_long_in_coming():
     """One thread waits for the next task; the others read what there is of the last."""
     more = queue.SimpleQueue()
-    with closing(Feed(iter(more.get, None), How(segment=2.0), [Slow(), Slow()])) as feed:
+    with closing(Feed(iter(more.get, None), JobConfig(segment=2.0), [Slow(), Slow()])) as feed:
         assert feed.take() is None and not feed.over
-        more.put(Task(Entry("a"), 1))
+        more.put(Job("a", number=1))
         for _ in range(3):
-            feed.finished(taken(feed), None)
+            feed.finished(taken(feed))
         assert feed.take() is None and not feed.over
         more.put(None)
         assert taken(feed) is None and feed.over
 
 
 def test_segments_that_are_done_are_not_read():
-    task = Task(Entry("a", start=None), 1, {0: "first", 2: None})
-    (work,) = works([task], How(segment=2.0), Slow())
-    assert (work.segment, work.segments, work.start, work.end, work.previous, work.last) == (
-        1,
-        3,
-        2.0,
-        4.0,
-        "first",
-        True,
-    )
+    job = Job("a", done={0: "first", 2: None})
+    (part,) = works([job], JobConfig(segment=2.0), Slow())
+    assert (part.segment, part.segments, part.start, part.end, part.last) == (1, 3, 2.0, 4.0, True)
+    assert part.whole is job
 
 
-def test_with_context_a_segment_waits_for_the_one_before_it_and_nobody_else_does():
+def test_of_a_clip_with_context_a_third_segment_is_read_when_one_is_finished():
+    """Whatever else there is to read meanwhile."""
     slow = Slow()
-    how = How(segment=2.0, context=True, ahead=1)
-    with closing(Feed(tasks("a", "b"), how, [slow, slow])) as feed:
-        inside = [taken(feed), taken(feed)]
-        assert [work.segment for work in inside] == [0, 0] and {work.path for work in inside} == {"a", "b"}
+    config = JobConfig(segment=2.0, context=True)
+    with closing(Feed(tasks("a", "b"), config, [slow, slow])) as feed:
+        inside = sorted((taken(feed) for _ in range(4)), key=lambda job: (job.path, job.segment))
+        assert [(job.path, job.segment) for job in inside] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
         settled(slow)
         assert feed.take() is None and not feed.over
-        feed.finished(inside[1], "so it was")
-        second = taken(feed)
-        assert (second.path, second.segment, second.previous) == (inside[1].path, 1, "so it was")
-        feed.finished(second, None)
-        third = taken(feed)
-        assert (third.path, third.segment, third.previous, third.last) == (inside[1].path, 2, None, True)
-        feed.finished(third, None)
-        feed.finished(inside[0], "other")
-        last = taken(feed)
-        assert last.previous == "other"
-        feed.finished(last, None)
-        assert taken(feed).last and feed.over
+        for job in inside[:1] + inside[2:3]:
+            feed.finished(job)
+            third = taken(feed)
+            assert (third.path, third.segment, third.last) == (job.path, 2, True)
+            feed.finished(third)
+        assert feed.over
+
+
+def test_context_quotes_a_segment_of_an_earlier_run(monkeypatch):
+    captioner = FakeCaptioner(SimpleNamespace(name="x"))
+    config = JobConfig(prompt="Describe.", segment=2.0, context=True)
+    list(outcomes(captioner, [Job("good.mp4", done={0: "It was so.", 1: None})], config, readers=[Slow()]))
+    list(outcomes(captioner, [Job("good.mp4", done={0: None, 1: "It was so."})], config, readers=[Slow()]))
+    assert [asked.get("prompt") for asked in captioner.asked] == [
+        None,  # the segment before failed
+        "Describe.\n\nThis is a later part of a longer video. The part before it was described like this: It was so.",
+    ]
 
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_context_quotes_the_segment_before(monkeypatch, batch):
     monkeypatch.setattr("vidspec.dataset.local.Reader", lambda timeout: Slow())
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
-    how = How(prompt="Describe.", segment=2.0, context=True, batch=batch)
-    done = list(outcomes(captioner, tasks("good.mp4", "other/good.mp4"), how))
+    how = JobConfig(prompt="Describe.", segment=2.0, context=True, batch=batch)
+    done = list(outcomes(captioner, tasks("good.mp4", "other/good.mp4", "bug.mp4"), how))
     prompts = {}
     for (_, path, start, _), asked in zip(captioner.calls, captioner.asked, strict=True):
         prompts[path, start] = asked.get("prompt")
+    assert [prompts["bug.mp4", start] for start in (0.0, 2.0, 4.0)] == [None] * 3, "a failure is quoted"
     for path in ("good.mp4", "other/good.mp4"):
         assert prompts[path, 0.0] is None, "context crossed from clip to clip"
         assert all(prompts[path, start].startswith("Describe.\n\n") for start in (2.0, 4.0))
         assert TEXT in prompts[path, 2.0]
-        mine = [outcome.work for outcome in done if outcome.work.path == path]
+        mine = [outcome.job for outcome in done if outcome.job.path == path]
         assert [work.segment for work in mine] == [0, 1, 2] and [work.last for work in mine] == [False, False, True]
-    assert captioner.most == min(batch, 2)
+    assert captioner.most == min(batch, 3)
 
 
 def test_a_caption_that_takes_too_long_fails_and_its_neighbours_do_not(monkeypatch):
@@ -472,8 +507,10 @@ def test_a_caption_that_takes_too_long_fails_and_its_neighbours_do_not(monkeypat
                     yield event
 
     captioner = Stuck(SimpleNamespace(name="x"))
-    found = list(outcomes(captioner, tasks("a/good.mp4", "slow/good.mp4", "b/good.mp4"), How(timeout=0.3, batch=2)))
-    assert {one.work.path: one.caption.error and one.caption.error["kind"] for one in found} == {
+    found = list(
+        outcomes(captioner, tasks("a/good.mp4", "slow/good.mp4", "b/good.mp4"), JobConfig(timeout=0.3, batch=2))
+    )
+    assert {one.job.path: one.caption.error and one.caption.error["kind"] for one in found} == {
         "a/good.mp4": None,
         "slow/good.mp4": "timeout",
         "b/good.mp4": None,

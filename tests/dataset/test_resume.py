@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from vidspec.dataset.identity import Content, content_of, settings_id
+from vidspec.dataset.bulk import left, plan
+from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.outputs import OneFile, Sidecars, hidden_journal
-from vidspec.dataset.plan import left, plan
-from vidspec.dataset.records import Settings
+from vidspec.dataset.records import Content, Settings, content_of
 from vidspec.dataset.sidecars import Names, check_names
-from vidspec.dataset.work import Entry, How
 from vidspec.errors import UsageError
 
 
@@ -20,11 +19,22 @@ def clips(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in "abc":
         (tmp_path / f"{name}.mp4").write_bytes(name.encode())
-    return [Entry(f"{name}.mp4") for name in "abc"]
+    return [Job(f"{name}.mp4") for name in "abc"]
 
 
 def note(output, recorded, entry, **more):
     output.add(entry, recorded(entry.path, entry=entry, content=content_of(entry.path, checksum=True), **more))
+
+
+def killed(action):
+    """Do something in a process that is killed then, as far as it comes."""
+    child = os.fork()
+    if child == 0:
+        try:
+            action()
+        finally:
+            os._exit(9)
+    os.waitpid(child, 0)
 
 
 def jsonl(**how):
@@ -38,10 +48,10 @@ def test_finished_clips_are_left_out(clips, recorded, settings):
     output.close(clips, complete=False)
     output = jsonl()
     made = plan(clips, output, settings)
-    assert [task.number for task in made.tasks] == [3] and (made.captioned, made.failed) == (1, 1)
+    assert [job.number for job in made.jobs] == [3] and (made.captioned, made.failed) == (1, 1)
     assert made.contents[3] == content_of("c.mp4")
     retried = plan(clips, output, settings, retry=True)
-    assert [task.number for task in retried.tasks] == [2, 3]
+    assert [job.number for job in retried.jobs] == [2, 3]
     output.close(clips, complete=True)
 
 
@@ -49,11 +59,11 @@ def test_changed_content_is_captioned_again(clips, recorded, settings):
     output = jsonl()
     note(output, recorded, clips[0])
     os.utime("a.mp4", ns=(1, 1))
-    assert len(plan(clips[:1], output, settings).tasks) == 1
-    assert not plan(clips[:1], output, settings, checksum=True).tasks, "the bytes are the same"
+    assert len(plan(clips[:1], output, settings).jobs) == 1
+    assert not plan(clips[:1], output, settings, checksum=True).jobs, "the bytes are the same"
     with open("a.mp4", "wb") as file:
         file.write(b"x")
-    assert len(plan(clips[:1], output, settings, checksum=True).tasks) == 1
+    assert len(plan(clips[:1], output, settings, checksum=True).jobs) == 1
     output.close(clips, complete=False)
 
 
@@ -61,12 +71,12 @@ def test_changed_settings_are_told_apart(clips, recorded, settings):
     output = jsonl()
     note(output, recorded, clips[0])
     for other in (
-        Settings({**settings.profile, "video": {"frames": 8}}, settings.how),
-        Settings(settings.profile, How(prompt="Why?")),
-        Settings(settings.profile, How(prompt="Describe.", segment=5.0)),
+        Settings({**settings.profile, "video": {"frames": 8}}, settings.config),
+        Settings(settings.profile, JobConfig(prompt="Why?")),
+        Settings(settings.profile, JobConfig(prompt="Describe.", segment=5.0)),
     ):
-        assert len(plan(clips[:1], output, other).tasks) == 1
-    note(output, recorded, clips[0], settings=Settings(settings.profile, How(prompt="Why?")))
+        assert len(plan(clips[:1], output, other).jobs) == 1
+    note(output, recorded, clips[0], settings=Settings(settings.profile, JobConfig(prompt="Why?")))
     output.close(clips, complete=True)
     lines = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
     assert [line["prompt"] for line in lines] == ["Describe.", "Why?"], "the older caption was lost"
@@ -80,18 +90,22 @@ def test_what_changes_no_answer_is_no_setting():
         "workers": {"timeout": 9},
         "models": {"device": "cuda", "threads": 2, "packed": False, "target": "t"},
     }
-    assert settings_id(profile, prompt="x") == settings_id(same, prompt="x") != settings_id(same, prompt="y")
     other = {**same, "models": {**same["models"], "attention": "eager"}}
-    assert settings_id(other, prompt="x") != settings_id(same, prompt="x")
+
+    def of(profile, prompt="x"):
+        return Settings(profile, JobConfig(prompt=prompt)).of(Job("a.mp4"))
+
+    assert of(profile) == of(same) != of(same, "y")
+    assert of(other) != of(same)
 
 
 def test_the_same_bytes_under_another_name_keep_their_caption(clips, recorded, settings):
     output = jsonl()
     note(output, recorded, clips[0])
     os.rename("a.mp4", "moved.mp4")
-    moved = Entry("moved.mp4")
+    moved = Job("moved.mp4")
     made = plan([moved, clips[1]], output, settings, checksum=True)
-    assert made.reused == 1 and [task.entry for task in made.tasks] == [clips[1]]
+    assert made.reused == 1 and [job.path for job in made.jobs] == [clips[1].path]
     assert plan([moved], output, settings, checksum=True).captioned == 1
     output.close([moved], complete=True)
     assert [json.loads(line)["path"] for line in Path("out.jsonl").read_text().splitlines()] == ["a.mp4", "moved.mp4"]
@@ -111,13 +125,13 @@ SAME = Content(1, 2)
     ],
 )
 def test_segments_left(tmp_path, recorded, settings, made, done):
-    from vidspec.dataset.identity import clip_id
     from vidspec.dataset.journal import Journal
+    from vidspec.dataset.records import clip_id
 
     journal = Journal(tmp_path / "out.jsonl")
     for part in made:
         journal.append(recorded(**part))
-    parts = journal.parts(clip_id(Entry("a.mp4")), settings.of(Entry("a.mp4")))
+    parts = journal.parts(clip_id(Job("a.mp4")), settings.of(Job("a.mp4")))
     assert left(parts, SAME, segmented=True, retry=False) == done
     assert left(parts, Content(9, 9), segmented=True, retry=False) == set()
     if made and "error" in made[-1]:
@@ -128,14 +142,18 @@ def test_segments_left(tmp_path, recorded, settings, made, done):
 def test_csv_is_rendered_from_its_hidden_journal(clips, recorded, tmp_path):
     path = tmp_path / "out.csv"
     path.write_text("precious\n")
-    output = OneFile(path, "csv", several=True)
-    note(output, recorded, clips[0])
-    assert path.read_text().count("\n") == 3 and "a.mp4" in path.read_text()
+
+    def run():
+        output = OneFile(path, "csv", several=True)
+        note(output, recorded, clips[0])
+        (tmp_path / "seen.csv").write_bytes(path.read_bytes())
+        note(output, recorded, clips[1])
+        path.write_text(path.read_text()[:-5])  # torn
+
+    killed(run)
+    seen = (tmp_path / "seen.csv").read_text()
+    assert seen.count("\n") == 3 and "a.mp4" in seen
     assert (tmp_path / "out.csv~").read_text() == "precious\n"
-    note(output, recorded, clips[1])
-    path.write_text(path.read_text()[:-5])  # torn
-    for journal in output._journals.values():
-        journal.close()  # the process is gone
     output = OneFile(path, "csv", several=True)
     note(output, recorded, clips[2])
     output.close(clips, complete=True)
@@ -152,11 +170,10 @@ def test_csv_is_rendered_from_its_hidden_journal(clips, recorded, tmp_path):
 def test_a_file_of_others_is_kept_even_by_a_run_that_is_killed_at_once(clips, recorded, tmp_path, monkeypatch):
     path = tmp_path / "out.csv"
     path.write_text("precious\n")
-    output = OneFile(path, "csv", several=True)
-    monkeypatch.setattr(output, "_append", lambda record: None)  # killed when the record was written
-    note(output, recorded, clips[0])
-    for journal in output._journals.values():
-        journal.close()
+    with monkeypatch.context() as patch:  # killed when the record was written, before the file is
+        patch.setattr("vidspec.dataset.outputs.write_whole", lambda *_: os._exit(9))
+        killed(lambda: note(OneFile(path, "csv", several=True), recorded, clips[0]))
+    assert hidden_journal(path).read_text().count("a.mp4") and not path.exists()
     output = OneFile(path, "csv", several=True)
     note(output, recorded, clips[1])
     output.close(clips, complete=True)
@@ -169,7 +186,7 @@ def sidecars(form, entries, folder=None, template=None, **how):
 
 def test_sidecars_mirror_the_tree(tmp_path, monkeypatch, recorded):
     monkeypatch.chdir(tmp_path)
-    entries = [Entry("d/x.mp4", "d"), Entry("d/sub/y.mp4", "d")]
+    entries = [Job("d/x.mp4", root="d"), Job("d/sub/y.mp4", root="d")]
     output = sidecars("txt", entries, "out")
     for entry in entries:
         output.add(entry, recorded(entry.path, entry=entry))
@@ -194,7 +211,7 @@ def test_a_sidecar_of_others_is_kept(clips, recorded, settings):
         file.write("made by hand")
     output = sidecars("srt", clips)
     note(output, recorded, clips[0])
-    note(output, recorded, clips[0], settings=Settings(settings.profile, How(prompt="Why?")))
+    note(output, recorded, clips[0], settings=Settings(settings.profile, JobConfig(prompt="Why?")))
     notes = output.close(clips, complete=True)
     assert Path("a.srt~").read_text() == "made by hand" and "a.srt~" in notes[0]
     assert "-->" in Path("a.srt").read_text()
@@ -204,7 +221,7 @@ def test_a_sidecar_that_is_gone_comes_back_without_captioning(clips, recorded, s
     output = sidecars("txt", clips)
     note(output, recorded, clips[0])
     os.remove("a.txt")
-    assert not plan(clips[:1], output, settings).tasks
+    assert not plan(clips[:1], output, settings).jobs
     assert os.path.exists("a.txt")
     output.close(clips, complete=True)
 
@@ -214,7 +231,7 @@ def test_another_format_of_the_same_captions_needs_no_captioning(clips, recorded
     note(output, recorded, clips[0])
     output.close(clips, complete=True)
     output = sidecars("vtt", clips)
-    assert not plan(clips[:1], output, settings).tasks
+    assert not plan(clips[:1], output, settings).jobs
     assert Path("a.vtt").read_text().startswith("WEBVTT")
     output.close(clips, complete=True)
 
@@ -230,11 +247,11 @@ def test_another_format_of_the_same_captions_needs_no_captioning(clips, recorded
     ],
 )
 def test_names(template, path):
-    assert str(Names("srt", None, template, "vanilla-sd").path(Entry("d/a.b.mp4", start=1.5))) == path
+    assert str(Names("srt", None, template, "vanilla-sd").path(Job("d/a.b.mp4", start=1.5))) == path
 
 
 def test_webdataset_files_share_the_key_of_their_clip():
-    assert str(Names("webdataset-txt", None, None, "p").path(Entry("d/000017.cam1.mp4"))) == "d/000017.txt"
+    assert str(Names("webdataset-txt", None, None, "p").path(Job("d/000017.cam1.mp4"))) == "d/000017.txt"
 
 
 @pytest.mark.parametrize(
@@ -250,7 +267,7 @@ def test_webdataset_files_share_the_key_of_their_clip():
 )
 def test_names_that_cannot_be(template, entries, message):
     with pytest.raises(UsageError, match=message.replace("{", r"\{")):
-        check_names([Names("txt", None, template, "p")], [Entry(path) for path in entries])
+        check_names([Names("txt", None, template, "p")], [Job(path) for path in entries])
 
 
 def test_several_clips_do_not_fit_into_one_subtitle_file(tmp_path):
@@ -259,11 +276,11 @@ def test_several_clips_do_not_fit_into_one_subtitle_file(tmp_path):
 
 
 def test_a_caption_taken_over_has_the_new_rows_id_and_prompt(clips, recorded, settings):
-    first = Entry("a.mp4", prompt="Why?", id="first", columns={"camera": "north", "take": 1})
+    first = Job("a.mp4", prompt="Why?", id="first", columns={"camera": "north", "take": 1})
     output = jsonl()
     note(output, recorded, first)
     os.rename("a.mp4", "z.mp4")
-    second = Entry("z.mp4", prompt="Why?", columns={"camera": "south"})
+    second = Job("z.mp4", prompt="Why?", columns={"camera": "south"})
     assert plan([second], output, settings, checksum=True).reused == 1
     output.close([second], complete=True)
     one, two = (json.loads(line) for line in Path("out.jsonl").read_text().splitlines())
@@ -274,4 +291,4 @@ def test_a_caption_taken_over_has_the_new_rows_id_and_prompt(clips, recorded, se
 
 def test_two_rows_of_one_clip_need_names_that_tell_them_apart():
     with pytest.raises(UsageError, match=r"--name '\{stem}-\{clip}"):
-        check_names([Names("txt", None, None, "p")], [Entry("a.mp4", id=1), Entry("a.mp4", id=2)])
+        check_names([Names("txt", None, None, "p")], [Job("a.mp4", id=1), Job("a.mp4", id=2)])

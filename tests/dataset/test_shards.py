@@ -3,13 +3,13 @@ import os
 
 import pytest
 
+from vidspec.dataset.job import Job
 from vidspec.dataset.merge import merge, rendered
 from vidspec.dataset.records import LEAN_KEYS, lean
 from vidspec.dataset.shards import Shard, shard_of
-from vidspec.dataset.work import Entry
 from vidspec.errors import UsageError
 
-ENTRIES = [Entry(f"d/{number}.mp4", "d") for number in range(200)]
+ENTRIES = [Job(f"d/{number}.mp4", root="d") for number in range(200)]
 
 
 def test_shards_part_the_clips():
@@ -21,7 +21,7 @@ def test_shards_part_the_clips():
 
 def test_a_shard_depends_on_the_path_below_the_folder_alone():
     mine = Shard(2, 3).mine(ENTRIES)
-    elsewhere = [Entry(f"/mnt/x/{number}.mp4", "/mnt/x") for number in range(0, 200, 3)]
+    elsewhere = [Job(f"/mnt/x/{number}.mp4", root="/mnt/x") for number in range(0, 200, 3)]
     names = {os.path.basename(entry.path) for entry in mine}
     assert {os.path.basename(entry.path) for entry in Shard(2, 3).mine(elsewhere)} == {
         os.path.basename(entry.path) for entry in elsewhere if os.path.basename(entry.path) in names
@@ -130,7 +130,7 @@ def test_rendered(tmp_path, recorded):
 
 
 def test_lines_of_an_earlier_version_keep_what_they_say(recorded, tmp_path):
-    one = lean(recorded(entry=Entry("a.mp4", prompt="Why?"), start=1.0, end=2.0))
+    one = lean(recorded(entry=Job("a.mp4", prompt="Why?"), start=1.0, end=2.0))
     old = {key: value for key, value in one.items() if key not in ("id", "columns", "ended", "demo")}
     (tmp_path / "old.jsonl").write_text(json.dumps(old) + "\n")
     (line,) = rendered(merge([tmp_path / "old.jsonl"]).records, "jsonl").splitlines()

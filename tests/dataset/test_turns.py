@@ -8,11 +8,11 @@ from fake_captioner import TEXT, FakeCaptioner, FakeReader, question
 
 from vidspec.dataset.feed import Feed
 from vidspec.dataset.formats import document, line
+from vidspec.dataset.job import Job, JobConfig, Questions
 from vidspec.dataset.manifests import parse_manifest
-from vidspec.dataset.pool import Dealer
+from vidspec.dataset.pool import TaskQueue
 from vidspec.dataset.records import Settings, lean
 from vidspec.dataset.run import run
-from vidspec.dataset.work import Entry, How, Questions, Task
 from vidspec.errors import UsageError
 from vidspec.models.request import Exchange
 
@@ -32,10 +32,10 @@ def outcomes(captioner, tasks, how):
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_each_turn_knows_those_before(captioner, batch):
-    tasks = [Task(Entry(path), number) for number, path in enumerate(("a.mp4", "b.mp4"), start=1)]
-    found = outcomes(captioner, tasks, How(questions=TALK, batch=batch))
+    tasks = [Job(path, number=number) for number, path in enumerate(("a.mp4", "b.mp4"), start=1)]
+    found = outcomes(captioner, tasks, JobConfig(questions=TALK, batch=batch))
     for path in ("a.mp4", "b.mp4"):
-        of_one = [one.work for one in found if one.work.path == path]
+        of_one = [one.job for one in found if one.job.path == path]
         assert [(work.segment, work.segments, work.last) for work in of_one] == [
             (0, 3, False),
             (1, 3, False),
@@ -47,8 +47,8 @@ def test_each_turn_knows_those_before(captioner, batch):
 
 
 def test_a_turn_that_fails_ends_the_talk(captioner):
-    found = outcomes(captioner, [Task(Entry("missing.mp4")), Task(Entry("a.mp4"), 2)], How(questions=TALK, batch=1))
-    kinds = [(one.work.path, one.work.segment, one.caption.error and one.caption.error["kind"]) for one in found]
+    found = outcomes(captioner, [Job("missing.mp4"), Job("a.mp4", number=2)], JobConfig(questions=TALK, batch=1))
+    kinds = [(one.job.path, one.job.segment, one.caption.error and one.caption.error["kind"]) for one in found]
     assert sorted(kinds, key=lambda one: one[0], reverse=True) == [  # of one clip as they came
         *(("missing.mp4", turn, "turn" if turn else "missing") for turn in range(3)),
         *(("a.mp4", turn, None) for turn in range(3)),
@@ -56,51 +56,56 @@ def test_a_turn_that_fails_ends_the_talk(captioner):
 
 
 def test_what_was_answered_before_is_not_asked_again(captioner):
-    (*_, last) = found = outcomes(captioner, [Task(Entry("a.mp4"), done={0: "A.", 1: "B."})], How(questions=TALK))
-    assert len(found) == 1 and last.work.segment == 2
+    (*_, last) = found = outcomes(captioner, [Job("a.mp4", done={0: "A.", 1: "B."})], JobConfig(questions=TALK))
+    assert len(found) == 1 and last.job.segment == 2
     (asked,) = captioner.asked
     assert asked["earlier"] == (Exchange(TURNS[0], "A."), Exchange(TURNS[1], "B."))
-    failed = outcomes(captioner, [Task(Entry("a.mp4"), done={0: "A.", 1: None})], How(questions=TALK))
+    failed = outcomes(captioner, [Job("a.mp4", done={0: "A.", 1: None})], JobConfig(questions=TALK))
     assert [one.caption.error["kind"] for one in failed] == ["turn"] and len(captioner.asked) == 1
+
+
+def test_turns_behind_one_that_is_asked_again_are_asked_again(captioner):
+    found = outcomes(captioner, [Job("a.mp4", done={1: "B."})], JobConfig(questions=TALK))
+    assert [(one.job.segment, one.job.last) for one in found] == [(0, False), (1, False), (2, True)]
 
 
 def test_verify_asks_plain_decoding_the_same(captioner, monkeypatch):
     told = []
     plain = FakeCaptioner.baseline
     monkeypatch.setattr(FakeCaptioner, "baseline", lambda self, path, **more: told.append(more) or plain(self, path))
-    outcomes(captioner, [Task(Entry("a.mp4"))], How(questions=Questions(TURNS[:2], True), verify=True))
+    outcomes(captioner, [Job("a.mp4")], JobConfig(questions=Questions(TURNS[:2], True), verify=True))
     assert [one.get("earlier", ()) for one in told] == [(), (Exchange(TURNS[0], TEXT),)]
 
 
 def test_a_captioner_that_dies_goes_on_with_the_turn(captioner):
-    how = How(questions=TALK, batch=1)
-    dealer = Dealer([Task(Entry("a.mp4"))], "vanilla-sd")
-    task = dealer.deal("first")
+    how = JobConfig(questions=TALK, batch=1)
+    queue = TaskQueue([Job("a.mp4")], "vanilla-sd")
+    task = queue.take("first")
     first = outcomes(captioner, [task], how)[0]
-    dealer.begun("first", first.work)
-    dealer.done("first", first)
-    assert dealer.died("first", "signal 9") == []
-    assert dealer.deal("second").done == {0: TEXT}
+    queue.begun("first", first.job)
+    queue.done("first", first)
+    assert queue.died("first", "signal 9") == []
+    assert queue.take("second").done == {0: TEXT}
 
 
 def test_other_turns_are_other_settings():
     def of(entry, how):
         return Settings({"name": "vanilla-sd"}, how).of(entry)
 
-    plain, talk = How(prompt="Describe."), How(prompt="Describe.", questions=TALK)
+    plain, talk = JobConfig(prompt="Describe."), JobConfig(prompt="Describe.", questions=TALK)
     names = [
-        of(Entry("a.mp4"), plain),
-        of(Entry("a.mp4"), talk),
-        of(Entry("a.mp4"), How(prompt="Describe.", questions=Questions(TURNS[:2], True))),
-        of(Entry("a.mp4", questions=Questions(TURNS[:1], True)), talk),
+        of(Job("a.mp4"), plain),
+        of(Job("a.mp4"), talk),
+        of(Job("a.mp4"), JobConfig(prompt="Describe.", questions=Questions(TURNS[:2], True))),
+        of(Job("a.mp4", questions=Questions(TURNS[:1], True)), talk),
     ]
     assert len(set(names)) == 4
-    assert of(Entry("a.mp4", prompt="Describe."), talk) == names[0]  # its own prompt goes before the run's turns
-    assert of(Entry("a.mp4", questions=TALK), plain) == names[1]
+    assert of(Job("a.mp4", prompt="Describe."), talk) == names[0]  # its own prompt goes before the run's turns
+    assert of(Job("a.mp4", questions=TALK), plain) == names[1]
 
 
 def test_records_of_turns(recorded):
-    settings = Settings({"name": "vanilla-sd"}, How(prompt="Describe.", questions=TALK))
+    settings = Settings({"name": "vanilla-sd"}, JobConfig(prompt="Describe.", questions=TALK))
     turns = [
         recorded(
             "a.mp4",

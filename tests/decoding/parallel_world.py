@@ -144,7 +144,7 @@ class Model:
 class Engine:
     """A model that takes time: ``took`` is given what each pass costs; ``passes`` counts them."""
 
-    alone, chunk = False, 900
+    alone, chunk, preparing = False, 900, 0.0
 
     def __init__(self, took):
         self.took, self.passes = took, 0

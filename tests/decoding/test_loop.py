@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -356,6 +357,47 @@ def test_what_passes_cost_is_told():
     assert {one.lane for one in told} == {"target", "draft"} and all(one.seconds > 0 for one in told)
     verified = [one for one in told if one.lane == "target"]
     assert [one.rows for one in verified] == target.passes and {one.sequences for one in verified} <= {1, 2}
+
+
+def test_a_pass_that_is_repeated_clip_by_clip_holds_nothing_of_the_one_that_failed():
+    """As where memory ran out: the tensors of the failed pass are gone before the next begins."""
+
+    class Tight(Shared):
+        def run(self, batch):
+            assert all(one() is None for one in left), "tensors of the failed pass are still there"
+            big = torch.zeros(9)
+            if len(batch) > 1:
+                left.append(weakref.ref(big))
+                raise torch.OutOfMemoryError("too many")
+            return super().run(batch)
+
+    engine, loop, limits, left = Tight(), Loop(), Limits(6), []
+    found = []
+    for key in range(2):
+        one, text = plain(engine, key, limits)
+        found.append((added(loop, key, one, autoregressive), text))
+    run(loop)
+    assert left and [one.token_ids[1:] for one, _ in found] == [text[1:] for _, text in found]
+
+
+def test_time_in_which_a_pass_is_compiled_is_not_its_own():
+    class Compiles(Shared):
+        preparing = 0.0
+
+        def run(self, batch):
+            nonlocal now
+            now += 1.0
+            if not self.passes:
+                now += 30.0
+                self.preparing += 30.0
+            return super().run(batch)
+
+    now, told = 0.0, []
+    engine, loop = Compiles(), Loop(lambda: now, told.append)
+    one, _ = plain(engine, 1, Limits(5))
+    added(loop, "a", one, autoregressive)
+    run(loop)
+    assert {passing.seconds for passing in told} == {1.0}
 
 
 def test_no_torch():

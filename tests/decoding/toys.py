@@ -108,7 +108,7 @@ class ToyEngine:
         return span
 
     greedy, check = Engine.greedy, Engine.check
-    chunk, alone = Engine.chunk, Engine.alone
+    chunk, alone, preparing = Engine.chunk, Engine.alone, 0.0
 
     def start(self) -> Prefill:
         """A prompt of no length that has been read."""

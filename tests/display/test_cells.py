@@ -1,6 +1,6 @@
 """One layout of the tokens that a draft sees, which panel, page and picture draw."""
 
-from vidspec.display.cells import Layer, cells_of
+from vidspec.display.heatmap import Layer, cells_of
 from vidspec.events.events import Prefilled
 
 #: Two frames of 2 x 3 cells with a separator between them; the last row is a second raster of one column.

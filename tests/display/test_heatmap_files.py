@@ -7,6 +7,7 @@ from PIL import Image
 
 from vidspec import Captioner, video
 from vidspec.config import profiles
+from vidspec.display import heatmap_image
 from vidspec.display.heatmap_files import HeatmapFiles, check_heatmap
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError, VideoError
@@ -58,13 +59,9 @@ def test_several_clips_give_a_file_each_and_none_is_lost(tmp_path):
 
 def test_clips_in_flight_at_once_do_not_mix(tmp_path, monkeypatch):
     """The second is begun before the first ends and ends before it; a third fails meanwhile."""
-    seen = {}
-    written = HeatmapFiles._write
-    monkeypatch.setattr(
-        HeatmapFiles,
-        "_write",
-        lambda self, opened, at: seen.setdefault(opened.path, at.kept) and written(self, opened, at),
-    )
+    seen = []
+    draw = heatmap_image.heatmap_image
+    monkeypatch.setattr(heatmap_image, "heatmap_image", lambda *given: seen.append(given[2].kept) or draw(*given))
     files = HeatmapFiles(tmp_path / "heat.png", profile())
     paths = [str(path) for path in shipped()[:3]]
     for number, path in enumerate(paths):
@@ -76,7 +73,7 @@ def test_clips_in_flight_at_once_do_not_mix(tmp_path, monkeypatch):
     files.end(1, record(paths[1]))
     files.end(2, record(paths[2], error={"stage": "verify", "kind": "mismatch", "message": "x"}))
     files.end(0, record(paths[0]))
-    assert seen == {paths[1]: (1, 3), paths[0]: (0, 3)}
+    assert seen == [(1, 3), (0, 3)]
     assert [file.name for file in files.written] == [f"heat-{Path(path).stem}.png" for path in (paths[1], paths[0])]
 
 

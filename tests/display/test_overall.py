@@ -139,7 +139,9 @@ def test_a_line_for_each_clip_and_the_oldest_in_full():
 
 def test_a_panel_does_not_come_and_go_with_each_clip():
     def boxed(count, most):
-        return any(line.startswith("╭") for line in screen(Tally(total=99), flights(count), (80, 24), most=most))
+        return any(
+            line.startswith("╭") for line in screen(Tally(total=99), flights(count), (80, 24), max_in_flight=most)
+        )
 
     assert boxed(8, 8) and boxed(8, 9) and not boxed(8, 12) and not boxed(12, 12)
 
@@ -242,7 +244,7 @@ def test_the_panel_follows_the_clips_in_flight_and_goes(tally):
             panel.event(number, event)
         panel.event(5, Again("the draft is gone"))
         panel.load(load())
-        lines = drawn(panel._drawn()).splitlines()
+        lines = drawn(panel.drawn()).splitlines()
         table = [line.split() for line in lines if line.startswith("good")]
         assert [words[:2] for words in table] == [
             ["good.mp4", "decoding"],
@@ -252,11 +254,11 @@ def test_the_panel_follows_the_clips_in_flight_and_goes(tally):
         text = "\n".join(lines)
         assert "╭─ a/good.mp4 " in text and "vanilla-sd" in text and "3 of 8 in flight" in text
         panel.end(7, record())
-        text = drawn(panel._drawn())
+        text = drawn(panel.drawn())
         assert "a/good.mp4" not in text and "╭─ b/good-2.mp4 " in text
         for number in (3, 5):
             panel.end(number, record())
-        assert len(drawn(panel._drawn()).splitlines()) <= 4
+        assert len(drawn(panel.drawn()).splitlines()) <= 4
         panel.close()
         assert not on_screen(out)
 

@@ -3,8 +3,8 @@ import io
 import pytest
 from rich.console import Console
 
+from vidspec.display.heatmap import LONGEST, sparkline, weight_lines
 from vidspec.display.panel import PanelState, render
-from vidspec.display.sparkline import LONGEST, sparkline, weight_lines
 from vidspec.events.events import Prefilled, Round
 
 

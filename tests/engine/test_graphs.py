@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import weakref
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -15,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from engine import standin
 from engine.passing import poison, unreplayed
 from vidspec.engine.forward import Engine
-from vidspec.engine.graphs import Graphs, Step, graphs_of
+from vidspec.engine.graphs import Graphs, Step, eager_because, graphs_of
 from vidspec.engine.rows import Rows
 from vidspec.pruning.target.span import PrunedSpan
 
@@ -80,6 +83,99 @@ def test_the_most_rows(engine):
     assert not engine.model.decoder.graphs.take([Rows(span, [*tokens, 1])])
 
 
+def test_windows_of_many_clips_are_one_pass(engine):
+    """16 clips of 6 rows; beyond 256 rows there is a second pass."""
+    prompt, graphs = prompts(engine)[0], engine.model.decoder.graphs
+    spans = [engine.prefill(prompt, ROOM).span for _ in range(44)]
+    check(engine, [Rows(span, TOKENS[:6]) for span in spans[:16]])
+    assert set(graphs.captured) == {128}
+    batch = [Rows(span, TOKENS[:6]) for span in spans]
+    assert not graphs.take(batch) and graphs.parted(batch) == ([[*range(42)], [42, 43]], [])
+    expected = unreplayed(engine, batch)
+    for mine, theirs in zip(engine.run(batch), expected, strict=True):
+        torch.testing.assert_close(mine.logits, theirs.logits, **CLOSE)
+    assert set(graphs.captured) == {128, 256, 16}
+
+
+def test_a_stretch_of_a_prompt_leaves_the_token_rows_to_a_replayed_pass(engine):
+    one, two, _ = prompts(engine)
+    graphs = engine.model.decoder.graphs
+    span, other = engine.prefill(one, ROOM).span, engine.prefill(one, ROOM).span
+    reading, again = engine.open(ROOM), engine.open(ROOM)
+    (alone,) = unreplayed(engine, [Rows(again, prompt=two, stretch=(0, two.length))])
+    (token,) = unreplayed(engine, [Rows(other, TOKENS[:2])])
+    first, second = engine.run([Rows(reading, prompt=two, stretch=(0, two.length)), Rows(span, TOKENS[:2])])
+    torch.testing.assert_close(first.logits, alone.logits, **CLOSE)
+    torch.testing.assert_close(second.logits, token.logits, **CLOSE)
+    assert set(graphs.captured) == {2} and (span.length, reading.length) == (one.length + 2, two.length)
+
+
+@pytest.mark.parametrize("chain", [False, True])
+def test_kernels_that_cannot_be_built_end_no_run(engine, chain):
+    def attend(*_):
+        raise RuntimeError("Failed to find C compiler\nplease install one")
+
+    decoder = engine.model.decoder
+    decoder.graphs = Graphs(decoder, attend)
+    span, other = (engine.prefill(prompts(engine)[0], ROOM).span for _ in range(2))
+    if chain:
+        (got,) = engine.greedy([(span, TOKENS[:1], 3)])
+        assert engine.greedy([(other, TOKENS[:1], 3)]) == [got]
+    else:
+        (got,), (expected,) = engine.run([Rows(span, TOKENS[:2])]), engine.run([Rows(other, TOKENS[:2])])
+        assert torch.equal(got.logits, expected.logits)
+    assert span.length == other.length
+    assert decoder.graphs is None and decoder.eager == "RuntimeError: Failed to find C compiler"
+
+
+def test_a_pass_without_room_says_so_and_changes_nothing(engine):
+    span, small = engine.prefill(prompts(engine)[0], ROOM).span, engine.prefill(prompts(engine)[0], 1).span
+    lengths = span.length, small.length
+    with pytest.raises(IndexError, match="cannot take"):
+        engine.run([Rows(span, TOKENS[:1]), Rows(small, TOKENS[:3])])
+    assert (span.length, small.length) == lengths and engine.model.decoder.graphs is not None
+
+
+def test_captured_passes_let_go_of_a_slab_before_it_grows(engine):
+    span = engine.prefill(prompts(engine)[0], ROOM).span
+    engine.run([Rows(span, TOKENS[:1])])
+    slab, graphs = span.slab, engine.model.decoder.graphs
+    assert graphs.captured
+    slab.moving = partial(lambda moving: (moving(), seen.append(list(graphs.captured))), slab.moving)
+    version, seen = slab.version, []
+    more = engine.open(slab.capacity + 1)
+    assert seen == [[]] and more.room and slab.version == version + 1
+
+
+def test_a_decoder_is_freed_without_the_collector(engine):
+    found = Engine(case("llava_onevision")[0])
+    decoder = copy.copy(found.model.decoder)
+    vars(decoder).pop("slab", None)
+    decoder.graphs = Graphs(decoder, standin.attention)
+    decoder.graphs.step(2, found.model.vocabulary)
+    left = weakref.ref(decoder)
+    gc.disable()
+    try:
+        del decoder
+        assert left() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("capability", "windows", "reason"),
+    [((8, 0), None, None), ((7, 5), None, "compute capability 7.5"), ((9, 0), (4, None), "sliding windows")],
+)
+def test_why_a_gpu_would_not_replay(engine, monkeypatch, capability, windows, reason):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    decoder = engine.model.decoder
+    monkeypatch.setattr(decoder, "windows", windows)
+    monkeypatch.setattr(decoder, "width", 64)
+    found = eager_because(decoder)
+    assert found is None if reason is None else reason in found
+
+
 def test_a_chain_is_what_passes_in_turn_give(engine):
     prompt = prompts(engine)[1]
     for fed, gamma in ((TOKENS[:1], 1), (TOKENS[:1], 6), (TOKENS[:2], 1), (TOKENS[:3], 5)):
@@ -93,6 +189,26 @@ def test_a_chain_is_what_passes_in_turn_give(engine):
         check(engine, [Rows(one, TOKENS[:1])])
         with pytest.raises(IndexError, match="cannot take"):
             engine.greedy([(one, TOKENS[:2], 8)])
+
+
+@pytest.mark.parametrize("gammas", [(4, 4, 4), (5, 1, 3)])
+def test_chains_of_several_clips_are_fed_on_the_device(engine, gammas):
+    """One reading for all of their tokens, and no row moves on behind its chain's end."""
+    batch, again = (
+        [
+            (engine.prefill(prompt, 12).span, TOKENS[: 1 + at], gamma)
+            for at, (prompt, gamma) in enumerate(zip(prompts(engine), gammas, strict=True))
+        ]
+        for _ in range(2)
+    )
+    for span, _, _ in batch:
+        poison(span)
+    got = engine.greedy(batch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.model.decoder, "graphs", None)
+        assert got == engine.greedy(again) and list(map(len, got)) == list(gammas)
+    assert [span.length for span, _, _ in batch] == [span.length for span, _, _ in again]
+    check(engine, [Rows(span, TOKENS[:2]) for span, _, _ in batch])
 
 
 def test_a_slab_that_moved_is_followed(engine):
@@ -202,7 +318,8 @@ def test_a_pass_is_captured_once_for_each_count_and_slab(engine, monkeypatch):
     check(engine, [Rows(span, TOKENS[:3])])
     assert cuda.done[3:] == ["replayed 1", "ran 4", "captured in 1", "replayed 4"]
     engine.greedy([(span, TOKENS[:2], 3)])
-    assert cuda.done[7:] == ["ran 2", "captured in 1", "replayed 2", "replayed 1", "replayed 1"]
+    chain = ["ran 1", "captured in 1", "replayed 1", "replayed 1"]
+    assert cuda.done[7:] == ["ran 2", "captured in 1", "replayed 2", *chain]
     engine.open(span.slab.capacity + 1)
     check(engine, [Rows(span, TOKENS[:3])])
-    assert cuda.done[12:] == ["ran 4", "captured in 2", "replayed 4"] and list(graphs.captured) == [4]
+    assert cuda.done[14:] == ["ran 4", "captured in 2", "replayed 4"] and list(graphs.captured) == [4]

@@ -7,13 +7,13 @@ import pytest
 
 from vidspec import video
 from vidspec.embedded.samples import shipped
-from vidspec.video.decode_nvdec import refusal
+from vidspec.video.decode_hardware import refusal
 
 pytestmark = pytest.mark.gpu
 
 
 def test_frames_are_those_of_software():
-    if (why := refusal()) is not None:
+    if (why := refusal("nvdec")) is not None:
         pytest.skip(f"the driver here decodes no video: {why}")
     for clip in shipped():
         there, here = (video.read(clip, frames=32, decoder=name) for name in ("nvdec", "av"))

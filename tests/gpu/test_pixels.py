@@ -6,8 +6,7 @@ import pytest
 import torch
 from models.record_preprocess import CASES, frames
 
-from vidspec.models.images import ImageRules, framed, tiled
-from vidspec.models.preprocess import PixelRules, normalised
+from vidspec.models.preprocess import ImageRules, PixelRules, framed, normalised, tiled
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")

@@ -191,7 +191,7 @@ def pixels(
     rng = torch.Generator().manual_seed(seed)
     values, grid = patchify(torch.randn(frames, 3, rows * UNIT, columns * UNIT, generator=rng), model.rules)
     made = Pixels(values, grid, tuple(0.25 + every * step for step in range(grid[0])))
-    return replace(made, sound=model._spectrum(sound(heard, seed))) if heard else made
+    return replace(made, sound=model.spectrum(sound(heard, seed))) if heard else made
 
 
 def sound(seconds: float, seed: int = 0) -> NDArray[np.float32]:

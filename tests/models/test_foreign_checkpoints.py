@@ -70,7 +70,7 @@ def test_code_beside_a_known_model_is_left_alone(copy):
 
 @pytest.mark.parametrize("loader", [load, image_captioner.load, random_model])
 def test_code_that_is_needed_is_refused_unasked(copy, loader):
-    refused(loader, with_code(copy, model_type="my-own"), says="needs code of its own, which is not run")
+    refused(loader, with_code(copy, model_type="my-own"), says="needs its own code, which is not run")
     assert not (copy / "ran").exists()
 
 

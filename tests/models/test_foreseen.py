@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from models import checkpoints, checkpoints_llava, checkpoints_omni, checkpoints_qwen
-from vidspec.models import images, preprocess
+from vidspec.models import preprocess
 from vidspec.video import Clip
 
 MODELS = {
@@ -42,7 +42,6 @@ def test_frames_become_pixels_on_the_models_device(family, monkeypatch):
         return original(frames)
 
     original = preprocess.channels_first
-    for module in (preprocess, images):
-        monkeypatch.setattr(module, "channels_first", channels_first)
+    monkeypatch.setattr(preprocess, "channels_first", channels_first)
     monkeypatch.setattr(type(model), "device", torch.device("cuda:1"))
     assert torch.equal(model.preprocess(shown).values, expected) and places == [torch.device("cuda:1")]

@@ -89,14 +89,14 @@ def whole(case, new=()):
 def test_pixels_are_the_processors(name):
     most, _, height, width = record_preprocess_gemma4.CASES[name]
     model = object.__new__(Gemma4)
-    model.patch, model.pool, model.most, model.mode = 16, 3, most, "bicubic"
+    model.patch, model.pool, model.max_tokens, model.mode = 16, 3, most, "bicubic"
     model.language = SimpleNamespace(embed_tokens=SimpleNamespace(weight=torch.empty(0)))
     frames = record_preprocess_gemma4.frames(name)
     pixels = model.preprocess(SimpleNamespace(frames=frames, timestamps=np.arange(len(frames))))
     recorded = np.load(RECORDED)
     values = pixels.values.numpy().reshape(-1)[:: record_preprocess_gemma4.STEP]
     np.testing.assert_allclose(values, recorded[name], rtol=0, atol=1e-6)
-    _, places = model._patches(pixels)
+    _, places = model.patches(pixels)
     assert places[0].tolist() == recorded[f"{name}_places"].tolist()
     assert model.visual_tokens(len(frames), height, width) == len(frames) * places.shape[1] // 9
 
@@ -127,7 +127,7 @@ def test_prompt_is_the_processors(case):
 @torch.inference_mode()
 def test_features_are_the_towers(case):
     """The library pads a frame's patches; ours are as many as there are."""
-    values, places = case.model._patches(case.pixels)
+    values, places = case.model.patches(case.pixels)
     missing = MOST * POOL**2 - values.shape[1]
     assert missing > 0
     padded = torch.nn.functional.pad(values, (0, 0, 0, missing))

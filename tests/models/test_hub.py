@@ -22,7 +22,7 @@ CPU = Placement(torch.device("cpu"), torch.float32)
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch, tmp_path):
     """Nothing known of any hub, an empty cache, and not long to wait."""
-    monkeypatch.setattr(hub, "_answers", {})
+    monkeypatch.setattr(hub, "answers", {})
     monkeypatch.setattr(hub, "ANSWER", 0.3)
     monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
@@ -79,8 +79,8 @@ def refusing():
 @pytest.mark.parametrize("kind", [listening, refusing])
 def test_a_hub_that_does_not_answer_is_asked_once(endpoint, monkeypatch, kind):
     asked = []
-    real = hub._asked
-    monkeypatch.setattr(hub, "_asked", lambda address: asked.append(address) or real(address))
+    real = hub.failure_of
+    monkeypatch.setattr(hub, "failure_of", lambda address: asked.append(address) or real(address))
     with kind() as port:
         endpoint(port)
         for name in ("org/target", "org/draft"):
@@ -98,7 +98,7 @@ def test_a_hub_is_asked_again_after_a_while(endpoint, monkeypatch):
             hub.reach("org/model")
     monkeypatch.setattr(hub, "KNOWN", 0.0)
     with answering(200) as (port, asked):
-        hub._answers[f"http://127.0.0.1:{port}"] = hub._answers.popitem()[1]
+        hub.answers[f"http://127.0.0.1:{port}"] = hub.answers.popitem()[1]
         endpoint(port)
         assert hub.reach("org/model") and asked == ["/api/models"]
 
@@ -130,7 +130,7 @@ def test_without_a_hub_the_cache_will_do(endpoint, tmp_path):
 
 
 def test_folders_and_offline_mode_ask_nobody(endpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr(hub, "_asked", lambda address: pytest.fail("was asked"))
+    monkeypatch.setattr(hub, "failure_of", lambda address: pytest.fail("was asked"))
     assert not hub.reach(str(tmp_path)) and not hub.reach("./nowhere")
     monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match=r"org/model: .*offline mode is on"):

@@ -43,7 +43,7 @@ def test_unpadding_is_the_librarys():
 def test_tokens_are_the_stock_models(model, size):
     pixels = model.preprocess(clip(2, *size))
     seen = model.see(pixels)
-    inputs = model.images(pixels)
+    inputs = model.stock_pixels(pixels)
     expected = stock(KIND).get_image_features(**inputs).pooler_output
     torch.testing.assert_close(seen.features, torch.cat(list(expected)), rtol=0, atol=1e-4)
     newline = (seen.row < 0).nonzero()[:, 0]

@@ -27,7 +27,7 @@ def rules(config):
     """As an adapter reads them."""
     family, patch = TOWERS[config.partition("-")[0]]
     vision = SimpleNamespace(patch_size=patch, spatial_merge_size=2, temporal_patch_size=2)
-    return family._rules(None, CONFIGS[config], vision)
+    return family.rules_of(CONFIGS[config], vision)
 
 
 def compare(name, recorded):

@@ -148,7 +148,7 @@ def test_sound_is_heard_in_parts(monkeypatch):
         monkeypatch.setattr(
             "vidspec.models.qwen2_5_omni.BUDGET", 200 * token_bytes(whole.model.model.config.audio_config)
         )
-        parts = list(whole.model._windows(whole.pixels.sound))
+        parts = list(whole.model.windows(whole.pixels.sound))
         assert len(parts) == count and sum(part.shape[1] for part in parts) == whole.pixels.sound.shape[1]
         torch.testing.assert_close(whole.model.see(whole.pixels).heard, whole.seen.heard, rtol=0, atol=1e-5)
         monkeypatch.undo()

@@ -21,7 +21,7 @@ from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.events.events import Finished
 from vidspec.models import loading
-from vidspec.models.preprocess import _by_floats, resized
+from vidspec.models.preprocess import resized, resized_by_floats
 from vidspec.models.request import Request
 from vidspec.models.smolvlm import SmolVLM, in_words
 
@@ -70,7 +70,7 @@ def test_pixels_are_the_processors(name):
 def test_a_device_without_the_filter_takes_the_bicubic_one():
     """As the library's processors do; bytes of a CPU have it."""
     bytes_ = torch.randint(0, 256, (1, 3, 30, 40), dtype=torch.uint8)
-    assert torch.equal(_by_floats(bytes_, 12, 16, "lanczos"), _by_floats(bytes_, 12, 16, "bicubic"))
+    assert torch.equal(resized_by_floats(bytes_, 12, 16, "lanczos"), resized_by_floats(bytes_, 12, 16, "bicubic"))
     assert not torch.equal(resized(bytes_, 12, 16, "lanczos"), resized(bytes_, 12, 16, "bicubic"))
 
 

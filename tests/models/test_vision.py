@@ -60,7 +60,7 @@ class Case:
             return [found.pooler_output[0], *(level[0] for level in getattr(found, "deepstack_features", ()))]
         if self.onevision:
             return [self.stock.get_video_features(pixels.values[None]).pooler_output[0]]
-        return [torch.cat(list(self.stock.get_image_features(**self.model.images(pixels)).pooler_output))]
+        return [torch.cat(list(self.stock.get_image_features(**self.model.stock_pixels(pixels)).pooler_output))]
 
 
 FAMILIES = [QWEN25, QWEN3, "llava", "llava_next", "llava_onevision"]

@@ -68,7 +68,7 @@ def test_what_goes_wrong_with_a_clip_is_said_and_the_next_is_seen(looks, clip):
 def test_its_files_are_its_own(looks, clip, tmp_path):
     """What is locked by the run must not stay locked by a process that outlives it."""
     looks.see(clip)
-    held = os.listdir(f"/proc/{looks._process.pid}/fd")
+    held = os.listdir(f"/proc/{looks.process.pid}/fd")
     assert len(held) <= 5  # the three standard ones, its pipe, and the listing's own where it counts
 
 
@@ -82,7 +82,7 @@ def test_a_captioner_does_without_it(models, clip, end, monkeypatch):
     if not possible(models):
         pytest.skip("needs Linux and two cores")
     captioner.look_beside()
-    process = captioner._vision_worker._process
+    process = captioner._vision_worker.process
     expected = captioner.caption("clip", clip=clip).token_ids
     held = captioner.prepare(clip)
     assert held > 0 and captioner.caption("clip", clip=clip).token_ids == expected
@@ -104,7 +104,7 @@ def test_it_ends_with_the_captioner(models):
     captioner = Captioner(profiles.load("ar", settings, env={}), models[0], None)
     captioner.look_beside()
     captioner.look_beside()
-    pid = captioner._vision_worker._process.pid
+    pid = captioner._vision_worker.process.pid
     captioner.close()
     deadline = time.monotonic() + 5
     while alive(pid) and time.monotonic() < deadline:

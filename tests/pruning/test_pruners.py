@@ -165,7 +165,7 @@ def test_attention_without_its_signal_says_so():
 def test_required_tokens_come_first_however_bad():
     visual = tokens(2, 2)
     order = torch.tensor([3, 1, 0, 2, 7, 6, 5, 4, 8])
-    assert with_required(order, visual, 0.99).tolist() == [8]
-    assert with_required(order, visual, 0.65).tolist() == [1, 3, 8]
+    assert with_required(order, visual, 1).tolist() == [8]
+    assert with_required(order, visual, 3).tolist() == [1, 3, 8]
     scores = torch.tensor([9.0, 1, 1, 9, 1, 1, 1, 1, 0])
     assert top_scored(scores, visual, 0.65).tolist() == [0, 3, 8]

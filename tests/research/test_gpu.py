@@ -48,9 +48,9 @@ def test_tables(monkeypatch, capsys, tmp_path):
 def test_a_size_that_does_not_fit(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * 10**9, 80 * 10**9))
     cuda = torch.device("cuda:0")
-    assert gpu._fits(SIZES["32B"], cuda, (25_000,)) and not gpu._fits(SIZES["72B"], cuda, (25_000,))
+    assert gpu.fits(SIZES["32B"], cuda, (25_000,)) and not gpu.fits(SIZES["72B"], cuda, (25_000,))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (24 * 10**9, 24 * 10**9))
-    assert gpu._fits(SIZES["7B"], cuda, (25_000,)) and not gpu._fits(SIZES["32B"], cuda, (25_000,))
+    assert gpu.fits(SIZES["7B"], cuda, (25_000,)) and not gpu.fits(SIZES["32B"], cuda, (25_000,))
 
 
 def test_pairs_that_are_not_lossless_fail(monkeypatch, tmp_path):

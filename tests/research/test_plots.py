@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from research.plots import check, draw
-from vidspec.bench.interleaved import Row
 from vidspec.bench.results import Results
+from vidspec.bench.rows import Row
 from vidspec.errors import UsageError
 from vidspec.events.record import Caption
 

@@ -2,15 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research.position_bias import block, mean_bias, table
+from research.position_bias import ClipBias, block, clip_bias, mean_bias, over_bins, table
 from vidspec.pruning.position_bias import (
     Pair,
-    PositionBias,
     border_share,
     ends_share,
     frame_shares,
-    over_bins,
-    position_bias,
 )
 
 pytestmark = pytest.mark.full
@@ -74,8 +71,8 @@ def test_one_clip():
     """Two frames of 3 x 4, a separator; kept are a corner and the middle of frame 0, and two in frame 1's last row."""
     cells = [*range(12), -1, *range(12, 24)]
     kept = [0, 5, 12, 21, 22]  # token 12 is the separator, tokens 21 and 22 are cells 20 and 21
-    bias = position_bias((2, 3, 4), cells, kept, bins=2)
-    assert bias == PositionBias(
+    bias = clip_bias((2, 3, 4), cells, kept, bins=2)
+    assert bias == ClipBias(
         bins=(0.5, 0.5),
         first=Pair(0.5, 0.5),
         last=Pair(0.5, 0.5),
@@ -87,7 +84,7 @@ def test_one_clip():
 
 
 def test_keeping_everything_is_no_bias():
-    bias = position_bias((5, 6, 7), range(210), range(210))
+    bias = clip_bias((5, 6, 7), range(210), range(210))
     assert bias.bins == pytest.approx([0.1] * 10)
     assert all(pair.ratio == 1 for pair in (bias.first, bias.last, bias.rows, bias.columns))
     assert bias.peak_rows == bias.rows.all
@@ -97,20 +94,18 @@ def test_frames_seen_at_two_scales():
     """A 2 x 2 raster above one of 4 x 3: borders are those of each raster, not of both together."""
     grid, views = (1, 6, 3), ((2, 2), (4, 3))
     cells = [0, 1, 3, 4, *range(6, 18)]  # the third column of the upper raster is nowhere
-    bias = position_bias(
-        grid, cells, [2, 8, 15], views=views
-    )  # lower left of 2 x 2; of 4 x 3 an inner cell and a corner
+    bias = clip_bias(grid, cells, [2, 8, 15], views=views)  # lower left of 2 x 2; of 4 x 3 an inner cell and a corner
     assert bias.rows == Pair(pytest.approx(2 / 3), pytest.approx((4 + 6) / 16))
     assert bias.columns == Pair(pytest.approx(2 / 3), pytest.approx((4 + 8) / 16))
 
 
 def test_nothing_kept_in_the_grid():
-    assert position_bias((1, 1, 2), [0, 1, -1], [2]) is None and position_bias((1, 0, 0), [-1], [0]) is None
+    assert clip_bias((1, 1, 2), [0, 1, -1], [2]) is None and clip_bias((1, 0, 0), [-1], [0]) is None
 
 
 def test_mean_over_clips():
-    one = position_bias((2, 2, 2), range(8), [0], bins=2)
-    other = position_bias((4, 10, 10), range(400), [350, 355], bins=2)
+    one = clip_bias((2, 2, 2), range(8), [0], bins=2)
+    other = clip_bias((4, 10, 10), range(400), [350, 355], bins=2)
     mean = mean_bias([one, other])
     assert mean.bins == (0.5, 0.5) and mean.first == Pair(0.5, 0.375) and mean.last == Pair(0.5, 0.375)
     assert mean.rows.kept == 0.5 and mean.rows.all == pytest.approx(0.6) and mean.peak_rows == 1.0
@@ -120,7 +115,7 @@ def test_mean_over_clips():
 
 
 def test_table_and_block():
-    found = {"sd-attention": position_bias((2, 3, 4), range(24), [0, 5, 20, 21])}
+    found = {"sd-attention": clip_bias((2, 3, 4), range(24), [0, 5, 20, 21])}
     head, _, row = table(found).splitlines()
     assert head.count("|") == row.count("|") and "10 equal stretches" in head
     assert row.startswith(

@@ -8,6 +8,7 @@ import torch
 from research import scale as scaling
 from research.random_init import random_model
 from research.scale import markdown, measure_scale, scale
+from vidspec.bench import bandwidth
 from vidspec.bench.loaded import Source
 from vidspec.draft_length import speed
 from vidspec.draft_length.passes import pass_times
@@ -49,8 +50,7 @@ def test_points_add_up():
 
 def test_it_ends_where_memory_does(monkeypatch):
     model = random_model(config("embedded", "draft"), loading.placement("cpu"))
-    needed = scaling._needed(model, model, 16, scaling.ALPHAS)
-    monkeypatch.setattr(scaling, "free_memory", lambda device: int(needed) + 1)
+    monkeypatch.setattr(scaling, "free_memory", lambda device: 4000 * bandwidth.kv_bytes(model))
     said = []
     points = scale(model, None, [2, 1000], tokens_per_frame=8, repeats=1, say=said.append)
     assert [one.frames for one in points] == [2] and said[-1].startswith("1000 frames need about")

@@ -27,7 +27,7 @@ def error_of(path, **options) -> VideoError:
     return caught.value
 
 
-@pytest.fixture(params=["auto", "av", "decord"])
+@pytest.fixture(params=["auto", "decord"])
 def decoder(request):
     if request.param == "decord" and not decode_decord.available():
         pytest.skip("decord is not installed")
@@ -110,10 +110,9 @@ def test_a_file_cut_short_is_read_up_to_the_cut_but_not_beyond(tmp_path, name):
     how = {"mp4": FAST, "mkv": {}, "avi": {"codec": "mpeg4"}}[name[-3:]]
     whole = clips.make(tmp_path / f"whole.{name[-3:]}", pts=80, gop=10, size=(192, 128), **how)
     path = clips.cut(tmp_path / name, whole, 0.6)
-    for decoder in ("auto", "av"):
-        for choice in ({}, {"frames": 2}, {"fps": 5.0}, {"end": 3.0}):
-            error = error_of(path, decoder=decoder, **choice)
-            assert error.kind == "truncated" and "first" in error.message
+    for choice in ({}, {"frames": 2}, {"fps": 5.0}, {"end": 3.0}):
+        error = error_of(path, **choice)
+        assert error.kind == "truncated" and "first" in error.message
     index = video.probe(path)
     assert index.truncated and 20 <= len(index) < 70
     got = video.read(path, frames=1000, end=float(index.times[-1]) - 0.2)
@@ -154,12 +153,12 @@ def test_damage_in_the_middle_spares_the_rest(tmp_path):
     middle = data.index(b"mdat") + (len(data) - data.index(b"mdat")) // 2
     data[middle : middle + 400] = b"\x55" * 400
     path.write_bytes(data)
-    error = error_of(path, frames=1000, decoder="av")
+    error = error_of(path, frames=1000)
     assert error.kind == "damaged" and "damaged" in error.message and error.hint
     for window in ({"end": 0.36}, {"start": 2.0}):
-        got = video.read(path, frames=1000, decoder="av", **window)
+        got = video.read(path, frames=1000, **window)
         assert clips.numbers(got.frames) == [round(t * 25) for t in got.timestamps]
-        assert (got.frames == video.read(clean, frames=1000, decoder="av", **window).frames).all()
+        assert (got.frames == video.read(clean, frames=1000, **window).frames).all()
 
 
 def test_bad_files_cause_no_noise(tmp_path, capfd, decoder):

@@ -1,9 +1,9 @@
 """Small files that would take a machine's memory: refused before they are decoded, or made smaller on the way."""
 
+import dataclasses
 import subprocess
 import sys
 from fractions import Fraction
-from types import SimpleNamespace
 
 import av
 import numpy as np
@@ -14,8 +14,7 @@ from vidspec.dataset.read_worker import MOST_MEMORY
 from vidspec.dataset.reader import Reader
 from vidspec.dataset.segments import cut
 from vidspec.errors import GenerationError, UsageError, VideoError
-from vidspec.video import reading
-from vidspec.video.decode_av import AvDecoder
+from vidspec.video import decode_av, reading
 
 MS = Fraction(1, 1000)
 VIDEO = {"frames": None, "fps": None, "max_pixels": None, "decoder": "auto"}
@@ -69,12 +68,22 @@ def test_huge_pictures_are_scaled_down_one_by_one(huge, reader):
     assert most_held(reader) < 1.2e9
 
 
-def test_frames_that_fit_stay_as_they_are():
+def test_frames_that_fit_stay_as_they_are(tmp_path, monkeypatch):
     """What models are asked with every day is not touched, whatever the budget; nothing is enlarged."""
-    wanted = reading._Wanted(None, None, None, None, None, most_bytes=reading.MOST_BYTES)
+    index = video.probe(solid(tmp_path / "a.mkv", 64, 64, 2, delta=10**9))
 
     def size(width, height, count):
-        return reading._size(SimpleNamespace(width=width, height=height), count, wanted)
+        monkeypatch.setattr(reading, "probe", lambda path: dataclasses.replace(index, width=width, height=height))
+        planned = []
+
+        def check(*found):
+            planned.extend(found)
+            raise GenerationError("seen", kind="context")
+
+        with pytest.raises(GenerationError, match="seen"):
+            video.read("a.mkv", fps=1.0, end=float(count), most_bytes=reading.MOST_BYTES, check=check)
+        assert planned[0] == count
+        return planned[2], planned[1]
 
     for width, height, count in ((1920, 1080, 64), (2560, 1440, 32), (1280, 720, 128), (64, 64, 50_000)):
         assert size(width, height, count) == (width, height)
@@ -85,18 +94,22 @@ def test_frames_that_fit_stay_as_they_are():
     assert 0.99 * 336**2 < width * height <= 336**2
 
 
-def test_decoders_take_fewer_threads_for_larger_pictures(huge, monkeypatch):
-    monkeypatch.setattr("vidspec.video.decode_av.os.cpu_count", lambda: 64)
+def test_decoders_take_fewer_threads_for_larger_pictures(huge, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("os.sched_getaffinity", lambda who: set(range(64)))
     taken = []
-    packets_of = reading.AvDecoder.frames.__globals__["packets_of"]
+    packets_of = decode_av.packets_of
 
     def noted(container, stream):
-        taken.append(stream.codec_context.thread_count)
-        return packets_of(container, stream)
+        try:
+            yield from packets_of(container, stream)
+        finally:
+            taken.append(stream.codec_context.thread_count)
 
-    monkeypatch.setattr("vidspec.video.decode_av.packets_of", noted)
-    list(AvDecoder().frames(video.probe(huge), [0]))
-    assert taken[-1] == 1
+    monkeypatch.setattr(decode_av, "packets_of", noted)
+    video.read(huge, max_pixels=4096)
+    video.read(solid(tmp_path / "small.mp4", 64, 64, 40))
+    assert taken == [1, 8]
 
 
 def test_a_clip_is_refused_before_it_is_decoded(tmp_path, reader):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from vidspec import video
+from vidspec.video import decode_decord as decord
 from vidspec.video import probing, reading
 from vidspec.video.base import Turn
 
@@ -22,7 +23,7 @@ def test_index_of_an_ordinary_clip(tmp_path):
     assert len(index.key_pts) == 4 and (np.diff(index.key_pts) > 0).all()
     assert index.duration_s == pytest.approx(1.6) and index.fps == pytest.approx(25) and not index.variable_fps
     assert (index.width, index.height, index.turn) == (96, 64, Turn())
-    assert probing.decord_doubt(index) is None
+    assert decord.doubt(index) is None
 
 
 def test_times_begin_with_the_first_frame(tmp_path):
@@ -45,7 +46,7 @@ def test_frames_are_counted_where_timestamps_cannot_order_them(tmp_path, name, h
     index = video.probe(clips.make(tmp_path / name, **how))
     assert index.order == "count" and len(index) == len(index.raw) == 40
     assert index.times == pytest.approx(np.arange(40) / 25)
-    assert probing.decord_doubt(index)
+    assert decord.doubt(index)
 
 
 def test_counting_by_decoding_agrees_with_the_packets(tmp_path):
@@ -59,10 +60,9 @@ def test_a_packet_without_a_frame_makes_read_count_by_decoding(tmp_path, monkeyp
     index = video.probe(path)
     pts = np.sort(np.append(index.pts, index.pts[5] + 7))
     monkeypatch.setattr(reading, "probe", lambda path: dataclasses.replace(index, pts=pts, raw=pts))
-    for decoder in ("auto", "av"):
-        got = video.read(path, frames=1000, decoder=decoder)
-        assert clips.numbers(got.frames) == list(range(40))
-        assert got.facts.decoder == "av" and got.facts.frame_count == 40
+    got = video.read(path, frames=1000)
+    assert clips.numbers(got.frames) == list(range(40))
+    assert got.facts.decoder == "av" and got.facts.frame_count == 40
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_packet_without_a_frame_makes_read_count_by_decoding(tmp_path, monkeyp
 )
 def test_each_doubt_is_named(tmp_path, change, why):
     index = video.probe(clips.make(tmp_path / "a.mp4", pts=3))
-    assert why in (probing.decord_doubt(dataclasses.replace(index, **change)) or "")
+    assert why in (decord.doubt(dataclasses.replace(index, **change)) or "")
 
 
 @pytest.mark.parametrize("degrees", [0, 90, 180, 270])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from vidspec import video
 from vidspec.errors import UsageError, VideoError
-from vidspec.video import decode_decord, reading
+from vidspec.video import decode_av, decode_decord
 
 from . import clips
 
@@ -25,7 +26,7 @@ OPEN_GOP = {"x264-params": "open-gop=1:bframes=3:keyint=10:min-keyint=10:scenecu
 QUIET_265 = {"x265-params": "log-level=none"}
 LATE = range(50, 90)
 
-# name: (how to make it, what auto must choose)
+# name: (how to make it, the decoders that are exact)
 GOOD = {
     "plain.mp4": ({}, "decord"),
     "b_frames.mp4": ({"b_frames": 3}, "decord"),
@@ -88,7 +89,7 @@ def expected_times(name: str) -> list[float]:
 
 def decoders_for(name: str) -> list[str]:
     installed = decode_decord.available()
-    return ["auto", "av", *(["decord"] if installed and GOOD[name][1] == "decord" else [])]
+    return ["auto", *(["decord"] if installed and GOOD[name][1] == "decord" else [])]
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -104,26 +105,23 @@ def test_every_frame_is_exact_whatever_the_decoder(clip, name):
 
 @pytest.mark.parametrize("name", GOOD)
 def test_scattered_frames_are_exact_in_any_choice(clip, name):
-    count = len(expected_times(name))
-    path = clip(name)
-    index = video.probe(path)
+    times = video.probe(clip(name)).times
     rng = np.random.default_rng(len(name))
-    for decoder in {
-        d.name: d for kind in decoders_for(name) for d in reading._trusted(reading._decoders(kind), index)
-    }.values():
+    for decoder in decoders_for(name):
         for size in (1, 2, 5):
-            wanted = sorted(rng.choice(count, min(size, count), replace=False).tolist())
-            got = {position: clips.number_of(frame) for position, frame in decoder.frames(index, wanted)}
-            assert got == {position: position for position in wanted}, decoder.name
+            wanted = sorted(rng.choice(len(times), min(size, len(times)), replace=False).tolist())
+            got = video.read_at(clip(name), times[wanted].tolist(), decoder=decoder)
+            assert clips.numbers(got.frames) == wanted and got.timestamps.tolist() == times[wanted].tolist(), decoder
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_auto_chooses_and_forced_decord_refuses_what_it_gets_wrong(clip, name):
+def test_auto_decodes_once_and_forced_decord_refuses_what_it_gets_wrong(clip, name):
+    assert video.read(clip(name), frames=2).facts.decoder == "av"
     if not decode_decord.available():
-        assert video.read(clip(name), frames=2).facts.decoder == "av"
         return
-    assert video.read(clip(name), frames=2).facts.decoder == GOOD[name][1]
-    if GOOD[name][1] == "av":
+    if GOOD[name][1] == "decord":
+        assert video.read(clip(name), frames=2, decoder="decord").facts.decoder == "decord"
+    else:
         with pytest.raises(VideoError, match="decord") as caught:
             video.read(clip(name), decoder="decord")
         assert caught.value.kind == "unsupported" and name in str(caught.value)
@@ -255,6 +253,75 @@ def test_max_pixels_keeps_the_aspect_and_the_picture(clip):
     assert video.read(clip("turned_90.mp4"), frames=1, max_pixels=1536).frames.shape == (1, 48, 32, 3)
 
 
+def decoded(monkeypatch) -> list[int]:
+    """The timestamps of all pictures that leave decoders from now on."""
+    seen, decode_all = [], decode_av.decode_all
+
+    def noted(*args, **options):
+        for picture in decode_all(*args, **options):
+            seen.append(picture.pts)
+            yield picture
+
+    monkeypatch.setattr(decode_av, "decode_all", noted)
+    return seen
+
+
+X265 = "log-level=none:b-adapt=0:keyint=40"
+SKIPPED = {
+    "skips.mp4": {"options": {"x264-params": "bframes=3:b-adapt=0:b-pyramid=0:scenecut=0:keyint=40"}},
+    "skips.mkv": {"codec": "mpeg4", "b_frames": 3},
+    "skips.mpg": {"codec": "mpeg2video", "b_frames": 3},
+    "skips_265.mp4": {"codec": "libx265", "b_frames": 3, "options": {"x265-params": X265}},
+}
+
+
+@pytest.mark.parametrize("name", SKIPPED)
+def test_frames_that_no_other_needs_are_not_decoded(tmp_path, monkeypatch, name):
+    """And those that are wanted are the very ones of a decoder that leaves out none."""
+    path = clips.make(tmp_path / name, gop=40, **SKIPPED[name])
+    whole = video.read(path, frames=1000).frames
+    times = video.probe(path).times
+    seen = decoded(monkeypatch)
+    for wanted in ([0, 38], [17], [5, 6, 30], [37, 39]):
+        seen.clear()
+        got = video.read_at(path, times[wanted].tolist())
+        assert np.array_equal(got.frames, whole[wanted]) and clips.numbers(got.frames) == wanted
+        assert len(wanted) < len(seen) < 0.7 * (wanted[-1] + 1) * (2 if name == "skips_265.mp4" else 1) + 4
+
+
+def test_what_may_refer_to_a_frame_is_decoded(tmp_path):
+    """Of HEVC with layers in time, frames that FFmpeg would leave out are needed by others."""
+    options = {"x265-params": f"{X265}:temporal-layers=3"}
+    path = clips.make(tmp_path / "layers.mp4", codec="libx265", b_frames=3, options=options)
+    whole, times = video.read(path, frames=1000).frames, video.probe(path).times
+    for wanted in range(40):
+        assert np.array_equal(video.read_at(path, [times[wanted]]).frames[0], whole[wanted])
+
+
+def test_interlaced_frames_are_exact(tmp_path):
+    path = clips.make(tmp_path / "fields.mp4", options={"x264-params": "tff=1:bframes=3:keyint=40"}, size=(96, 64))
+    assert clips.numbers(video.read(path, frames=7).frames) == [0, 6, 13, 20, 26, 32, 39]
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 8])
+def test_groups_are_decoded_side_by_side(tmp_path, monkeypatch, cores):
+    path = clips.make(tmp_path / "a.mp4", pts=200, b_frames=2, options={"x264-params": "keyint=20:scenecut=0"})
+    expected = video.read(path, frames=1000).frames
+    monkeypatch.setattr("os.sched_getaffinity", lambda who: set(range(cores)))
+    threads = set()
+    upright = decode_av.upright
+
+    def noted(*args):
+        threads.add(threading.get_ident())
+        return upright(*args)
+
+    monkeypatch.setattr(decode_av, "upright", noted)
+    got = video.read(path, frames=64)
+    positions = np.linspace(0, 199, 64).round().astype(int)
+    assert np.array_equal(got.frames, expected[positions]) and 1 <= len(threads) <= cores
+    assert cores > 1 or threads == {threading.get_ident()}
+
+
 @needs_decord
 def test_both_decoders_give_the_same_pixels(clip):
     for name in ("b_frames.mp4", "turned_90.mp4", "odd.webm"):
@@ -272,14 +339,12 @@ def test_a_wrong_frame_of_decord_is_noticed(clip, monkeypatch):
             return super().get_batch([max(0, i - 1) for i in indices])
 
     monkeypatch.setattr(decord, "VideoReader", OneOff)
-    got = video.read(clip("plain.mp4"), frames=5)
-    assert got.facts.decoder == "av" and clips.numbers(got.frames) == [0, 10, 20, 29, 39]
-    with pytest.raises(VideoError, match=r"plain\.mp4"):
+    with pytest.raises(VideoError, match=r"plain\.mp4.*decord's frame is not PyAV's"):
         video.read(clip("plain.mp4"), frames=5, decoder="decord")
 
 
 @needs_decord
-def test_auto_survives_a_decord_that_fails(clip, monkeypatch):
+def test_a_decord_that_fails_is_an_error(clip, monkeypatch):
     import decord
 
     def broken(*args, **kwargs):
@@ -316,10 +381,11 @@ def test_no_reader_stays_open(clip, monkeypatch):
             super().__del__()
 
     monkeypatch.setattr(decord, "VideoReader", Counted)
-    video.read(clip("plain.mp4"), frames=12)
+    video.read(clip("plain.mp4"), frames=12, decoder="decord")
     assert readers == freed == [1]
     monkeypatch.setattr(Counted, "get_batch", lambda self, indices: np.zeros((len(indices), 1, 1, 3), np.uint8))
-    assert video.read(clip("plain.mp4"), frames=12).facts.decoder == "av"
+    with pytest.raises(VideoError, match="have the shape"):
+        video.read(clip("plain.mp4"), frames=12, decoder="decord")
     assert readers == freed == [1, 1]
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vidspec import video
+from vidspec.embedded.samples import shipped
 from vidspec.video.resize import fitted, resized
 
 from . import clips
@@ -45,3 +48,37 @@ def test_resized_keeps_fine_colour():
     lines[:, 0::4, 0] = lines[:, 1::4, 0] = lines[:, 2::4, 2] = lines[:, 3::4, 2] = 255
     small = resized(lines, 64, 32)
     assert np.abs(small[:, 4:-4].astype(int) - lines[:32, 4:-4]).max() <= 10
+
+
+def _apart(path, share):
+    """Of three frames scaled as they are decoded, by how much they differ from full ones scaled then, (3, H, W, 3)."""
+    full = video.read(path, frames=3).frames
+    height, width = full.shape[1:3]
+    small = video.read(path, frames=3, max_pixels=height * width // share).frames
+    expected = [resized(frame, small.shape[2], small.shape[1]) for frame in full]
+    return np.abs(small.astype(int) - np.stack(expected))
+
+
+@pytest.mark.parametrize("share", [2, 4, 9])
+def test_pictures_are_scaled_as_they_are_coded_within_a_bound(share):
+    """Of 255: 1.5 in the mean of the sample clips, of which 1 is that swscale rounds down what it does not scale."""
+    for path in shipped():
+        apart = _apart(path, share)
+        assert apart.mean() < 1.5 and np.percentile(apart, 99) <= 5
+
+
+FORMATS = {
+    "full.mov": {"codec": "mjpeg", "pixel_format": "yuvj420p"},
+    "full.mp4": {"options": {"x264-params": "fullrange=on"}},
+    "matrix.mp4": {"options": {"x264-params": "colormatrix=bt709"}},
+    "ten.mp4": {"pixel_format": "yuv420p10le"},
+    "fine.mp4": {"pixel_format": "yuv444p"},
+    "palette.gif": {"codec": "gif", "pixel_format": "rgb8"},
+    "turned.mp4": {"rotation": 90},
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_ranges_and_matrices_stay_what_they_are(tmp_path, name):
+    path = clips.make(tmp_path / name, pts=3, size=(384, 256), **FORMATS[name])
+    assert max(_apart(path, share).mean() for share in (2, 4, 9)) < 1.1

@@ -1,4 +1,4 @@
-"""Tells a change between two runs from noise: a paired bootstrap over clips. Reads results, measures nothing."""
+"""Tells a difference from noise, by a bootstrap over clips: between two runs, and between the methods of one."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist, fmean, median
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vidspec.bench.results import restored
+from vidspec.bench.results import Stored, restored
+from vidspec.bench.tables import bullets, table
 from vidspec.errors import OutputError
 from vidspec.events.compare import decode_rate, time_at_length
-from vidspec.events.markdown import bullets, table
 from vidspec.events.record import Caption
 
-__all__ = ["FEWEST", "Change", "Compared", "compare", "interval", "markdown", "redrawn"]
+__all__ = ["MIN_CLIPS", "Change", "Compared", "compare", "differ", "interval", "markdown", "places", "redrawn"]
 
 #: With fewer clips a bootstrap knows too few of the differences that there are to say anything.
-FEWEST = 8
+MIN_CLIPS = 8
 DRAWS, SEED = 10_000, 0
+#: Of the intervals that tell whether two methods share a place.
+PLACES_LEVEL = 0.95
 TIMES = ("first token", "decode", "end to end")
 RAW = "end to end, raw"
 
@@ -62,7 +63,7 @@ class Compared:
     tokens: dict[str, tuple[float, float]]
     notes: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """JSON values."""
         return {
             "rows": [asdict(one) for one in self.changes],
@@ -72,7 +73,7 @@ class Compared:
         }
 
 
-def compare(before: Mapping[str, Any], after: Mapping[str, Any], *, level: float = 0.99) -> Compared:
+def compare(before: Stored, after: Stored, *, level: float = 0.99) -> Compared:
     """Hold the results B (``after``) against A (``before``), as ``read_results`` gives them.
 
     A clip's value is the median over its repeats. The clips' log ratios are drawn again with replacement 10,000 times,
@@ -92,10 +93,10 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], *, level: float
         if not clips:
             continue
         lengths = {clip: _length(left[first if clip in left[first] else name][clip]) for clip in clips}
-        held = [{clip: _length(runs[name][clip]) for clip in clips} for runs in (left, right)]
-        tokens[name] = fmean(held[0].values()), fmean(held[1].values())
+        own = [{clip: _length(runs[name][clip]) for clip in clips} for runs in (left, right)]
+        tokens[name] = fmean(own[0].values()), fmean(own[1].values())
         differing[name] = sum(left[name][clip][0].token_ids != right[name][clip][0].token_ids for clip in clips)
-        for what in (*TIMES, *([] if held == [lengths, lengths] else [RAW])):
+        for what in (*TIMES, *([] if own == [lengths, lengths] else [RAW])):
             logs = _logs(left[name], right[name], clips, what, lengths)
             changes.append(_change(name, what, "time", logs, level))
             if name == first or first not in right:
@@ -146,7 +147,7 @@ def _student(share: float, freedom: int) -> float:
 def _change(name: str, what: str, against: str, logs: NDArray[np.float64], level: float) -> Change:
     low, high = interval(logs, level)
     verdict = "faster" if high < 1 else "slower" if low > 1 else "no change"
-    if len(logs) < FEWEST:
+    if len(logs) < MIN_CLIPS:
         verdict = "too few clips"
     return Change(name, what, against, math.exp(float(logs.mean())), low, high, len(logs), verdict)
 
@@ -166,7 +167,7 @@ def _logs(
 def _seconds(runs: Sequence[Caption], what: str, tokens: int) -> float:
     if what == "decode":
         return median(1 / (decode_rate(run) or math.inf) or math.ulp(1.0) for run in runs)
-    if what == "end to end":  # a text of one token tells no rate and counts as it is
+    if what == "end to end":  # a text of one token has no rate and counts as it is
         return median(time_at_length(run, tokens) or run.timings["end_to_end"] for run in runs)
     return median(run.timings["time_to_first_token" if what == "first token" else "end_to_end"] for run in runs)
 
@@ -175,7 +176,7 @@ def _length(runs: Sequence[Caption]) -> int:
     return len(runs[0].token_ids)
 
 
-def _by_method(results: Mapping[str, Any]) -> dict[str, dict[str, list[Caption]]]:
+def _by_method(results: Stored) -> dict[str, dict[str, list[Caption]]]:
     found: dict[str, dict[str, list[Caption]]] = {}
     for one in results["records"]:
         if one.get("quality_only"):  # its times mean nothing
@@ -185,7 +186,7 @@ def _by_method(results: Mapping[str, Any]) -> dict[str, dict[str, list[Caption]]
     return found
 
 
-def _notes(before: Mapping[str, Any], after: Mapping[str, Any], level: float, tests: int) -> tuple[str, ...]:
+def _notes(before: Stored, after: Stored, level: float, tests: int) -> tuple[str, ...]:
     notes = [
         f"Paired bootstrap over clips: {level:.0%} intervals of the geometric mean of B / A, {DRAWS} draws, medians "
         "over repeats. A change is real where the interval leaves out 1.",
@@ -222,3 +223,43 @@ def markdown(compared: Compared) -> str:
         lengths = f"Mean tokens in A and B: {', '.join(means)}"
         notes.append(f"Texts differ in length: end to end is at that of A's baseline. {lengths}")
     return f"{whole}\n{bullets(notes)}"
+
+
+def differ(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    """Whether two methods' rates by clip differ by more than they vary.
+
+    The ratios on the clips that both have must lie to one side of 1: their bootstrap interval, or of fewer than
+    :data:`MIN_CLIPS` clips, all of them, which takes at least two.
+    """
+    logs = np.array([math.log(one[clip] / other[clip]) for clip in one if other.get(clip) and one[clip]])
+    if len(logs) < 2:
+        return False
+    if len(logs) < MIN_CLIPS:
+        return bool(logs.min() > 0 or logs.max() < 0)
+    low, high = interval(logs, PLACES_LEVEL)
+    return not low <= 1 <= high
+
+
+def places(rates: Mapping[str, Mapping[str, float]]) -> dict[str, int]:
+    """The place of each method, 1 the fastest, by its rate (higher is faster) on each clip.
+
+    In the order of geometric means, a method shares the place of the one before unless it differs from the first that
+    has this place; the next place counts all before it.
+    """
+    order = sorted(rates, key=lambda name: (-_mean(rates[name]), name))
+    found: dict[str, int] = {}
+    first = ""
+    for number, name in enumerate(order, 1):
+        if not found or differ(rates[first], rates[name]):
+            first = name
+            found[name] = number
+        else:
+            found[name] = found[first]
+    return found
+
+
+def _mean(rates: Mapping[str, float]) -> float:
+    """Geometric; of nothing, or with a clip without a rate, 0."""
+    if not rates or min(rates.values()) <= 0:
+        return 0.0
+    return math.exp(sum(map(math.log, rates.values())) / len(rates))

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from vidspec.bench.peers import Clock, PeerFailed, frames_of
-from vidspec.bench.recorded import recorded
+from vidspec.bench.peers import PeerFailed, frames_of, generated
+from vidspec.bench.recorded import ahead, recorded
 from vidspec.config import labels
 from vidspec.config.profiles import Profile
 from vidspec.draft_length.steady import Steady
 from vidspec.engine.device import peak_bytes
-from vidspec.events.answering import answer
+from vidspec.events.answering import Functions, answer
 from vidspec.models import loading
 from vidspec.models.base import Pixels, Seen
 
@@ -43,7 +42,7 @@ class Theirs:
         self.target: Any = loading.load(name, loading.placement(wanted.device, wanted.dtype, "stock"))
         self._shapes: dict[tuple[int, int, int], Seen] = {}
 
-    def run(self, clips: Sequence[str], batch: int) -> dict[str, Any]:
+    def run(self, clips: Sequence[str], batch: int) -> dict[str, object]:
         """Caption a folder of clips; see :func:`~vidspec.bench.recorded.recorded`."""
         return {**recorded(self._ahead(clips, batch)), "rows": float(batch), "device_bytes": peak_bytes()}
 
@@ -52,18 +51,14 @@ class Theirs:
         return Steady.together(self._counted(some) for some in _groups(clips, batch))
 
     @property
-    def functions(self) -> Mapping[str, Callable[..., Any]]:
+    def functions(self) -> Functions:
         return {"run": self.run, "decode": self.decode}
 
     def _ahead(self, clips: Sequence[str], batch: int) -> Iterator[tuple[str, str, list[int]]]:
-        groups = _groups(clips, batch)
-        with ThreadPoolExecutor(1) as thread:
-            coming = thread.submit(self._read, groups[0])
-            for some, after in zip(groups, [*groups[1:], ()], strict=True):
-                read, coming = coming.result(), thread.submit(self._read, after)
-                rows, _ = self._captions(read)
-                for path, row in zip(some, rows, strict=True):
-                    yield path, self.target.tokenizer.decode(row, skip_special_tokens=True).strip(), row
+        for some, read in zip(_groups(clips, batch), ahead(self._read, _groups(clips, batch), 1), strict=True):
+            rows, _ = self._captions(read)
+            for path, row in zip(some, rows, strict=True):
+                yield path, self.target.tokenizer.decode(row, skip_special_tokens=True).strip(), row
 
     def _counted(self, clips: Sequence[str]) -> Steady:
         rows, times = self._captions(self._read(clips))
@@ -90,28 +85,22 @@ class Theirs:
         """
         known = self.target.tokenizer.pad_token_id
         pad = int(min(self.target.eos) if known is None else known)
-        clock = Clock()
+        failed = "generate in batches of transformers fails"
         try:
             inputs = padded([self._inputs(pixels) for pixels in clips], pad)
-            out = self.target.model.generate(
-                **inputs,
-                max_new_tokens=self.profile.generate.max_new_tokens,
-                do_sample=False,
-                pad_token_id=pad,
-                streamer=clock,
-            )
-        except (ValueError, RuntimeError, TypeError) as error:
-            raise PeerFailed(f"generate in batches of transformers fails: {error}") from error
-        rows = [self._ended(row) for row in out[:, inputs["input_ids"].shape[1] :].tolist()]
-        return rows, clock.times[1:-1]
+        except ValueError as error:
+            raise PeerFailed(f"{failed}: {error}") from error
+        limit = self.profile.generate.max_new_tokens
+        rows, times = generated(failed, self.target, inputs, limit, pad_token_id=pad)
+        return [self._ended(row) for row in rows], times
 
-    def _inputs(self, pixels: Pixels) -> dict[str, Any]:
+    def _inputs(self, pixels: Pixels) -> dict[str, torch.Tensor]:
         """What ``generate`` takes for one clip. How many visual tokens there are is learnt once for each shape."""
         generate = self.profile.generate
         if pixels.grid not in self._shapes:
             self._shapes[pixels.grid] = self.target.see(pixels)
         seen = replace(self._shapes[pixels.grid], seconds=pixels.seconds)
-        found: dict[str, Any] = self.target.stock_inputs(
+        found: dict[str, torch.Tensor] = self.target.stock_inputs(
             pixels, self.target.prefix(seen, generate.prompt, generate.system)
         )
         return found
@@ -152,7 +141,7 @@ def padded(inputs: Sequence[Mapping[str, torch.Tensor]], pad: int) -> dict[str, 
 
 
 def main(about: str) -> None:
-    """Answer questions. ``about`` is JSON: the ``label`` of a profile, and ``overrides`` it gives way to."""
+    """Answer requests. ``about`` is JSON: the ``label`` of a profile, and ``overrides`` it gives way to."""
     answer(lambda: Theirs(labels.load(**json.loads(about))).functions)
 
 

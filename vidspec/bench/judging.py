@@ -1,33 +1,32 @@
-"""Metric A of a bench's records: the whole target reads what was written in its name. It decodes nothing itself."""
+"""Metric A of ParallelVLM's Table 2: how much of a text the whole target would have written itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from vidspec.bench.results import ACCEPTED
+from vidspec.bench.results import ACCEPTED, Stored
 from vidspec.captioner import Captioner
 from vidspec.config.labels import DRAFT
 from vidspec.config.profiles import Profile
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import alone
+from vidspec.engine.rows import Rows
 from vidspec.events.trace import Trace
 from vidspec.models import prompt
 from vidspec.models.base import Prefix
 from vidspec.models.request import Request
-from vidspec.pruning.target.metric import accepted_by_target
 
-__all__ = ["judge"]
+__all__ = ["acceptance_share", "accepted_by_target", "judge", "wanted_tokens"]
 
 
 @torch.inference_mode()
 def judge(
     contenders: Mapping[str, Captioner],
     clips: Mapping[str, Path],
-    stored: Sequence[dict[str, Any]],
+    stored: Sequence[Stored],
     say: Callable[[str], None],
     save: Callable[[], None] = lambda: None,
 ) -> None:
@@ -39,10 +38,10 @@ def judge(
         contenders: by name.
         clips: paths by the name that records have.
         stored: records as JSON values with ``contender``; those that were judged before are left alone.
-        say: is told which clip is read.
+        say: is called with the clip that is read.
         save: called when the records of a clip have changed.
     """
-    texts: dict[str, dict[str, dict[str, Any]]] = {}
+    texts: dict[str, dict[str, Stored]] = {}
     for one in stored:
         if one["contender"] in contenders and (one["contender"] == DRAFT or not one["lossless"]):
             texts.setdefault(one["path"], {}).setdefault(one["contender"], one)
@@ -66,3 +65,38 @@ def judge(
 
 def _asks(profile: Profile) -> tuple[object, ...]:
     return profile.video, profile.generate.prompt, profile.generate.system
+
+
+def acceptance_share(token_ids: Sequence[int], wanted: Sequence[int]) -> float:
+    """The share of tokens that are the full-context target's choice at their place (metric A, ParallelVLM 5.1).
+
+    Args:
+        token_ids: n tokens of the pruned target, at least one.
+        wanted: of each place the target's greedy choice behind the pruned target's own tokens before it.
+
+    Raises:
+        ValueError: there are none, or the two differ in length.
+    """
+    if not token_ids or len(token_ids) != len(wanted):
+        raise ValueError(f"cannot compare {len(token_ids)} tokens with {len(wanted)}")
+    return sum(one == other for one, other in zip(token_ids, wanted, strict=True)) / len(token_ids)
+
+
+def wanted_tokens(engine: Engine, prefix: Prefix, token_ids: Sequence[int]) -> list[int]:
+    """What a target with its whole prompt would say at each place of a text, given the text before it.
+
+    Args:
+        engine: the target, not pruned.
+        prefix: its prompt.
+        token_ids: the text, at least one token; read in one pass.
+    """
+    read = engine.prefill(prefix, len(token_ids))
+    wanted = [int(read.logits.argmax())]
+    if len(token_ids) > 1:
+        wanted += engine.run([Rows(read.span, token_ids[:-1])])[0].logits.argmax(dim=-1).tolist()
+    return wanted
+
+
+def accepted_by_target(engine: Engine, prefix: Prefix, token_ids: Sequence[int]) -> float:
+    """Metric A of one text; arguments as for :func:`wanted_tokens`."""
+    return acceptance_share(token_ids, wanted_tokens(engine, prefix, token_ids))

@@ -106,7 +106,7 @@ class Loaded:
     def peers(self, profile: Profile) -> dict[str, Peer]:
         """``transformers``' own ways to generate with the same weights, loaded again with its own attention.
 
-        They are shown the frames and asked the prompt of ``profile``.
+        They get the frames and the prompt of ``profile``.
         """
         first, second = self.source.names
         if second is None or self.named_head:
@@ -128,7 +128,7 @@ class Loaded:
 
 
 def lossless_profiles() -> list[str]:
-    """Every packaged lossless profile, plain decoding first; not those that draft with a head, beside no model."""
+    """Every packaged lossless profile, plain decoding first; without those that draft with a head."""
     names = sorted(info.name for info in profiles.available() if info.source == "packaged")
     loaded = [profiles.load(name) for name in names if name != "ar"]
     return ["ar", *(one.name for one in loaded if one.lossless and not one.drafts_with_a_head)]

@@ -6,19 +6,18 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from vidspec._version import __version__
 from vidspec.bench import bandwidth
-from vidspec.bench.interleaved import Contender, Row, by_other_draws, machine, run, summary
+from vidspec.bench.interleaved import ProfileContender, machine, of_turn, run
 from vidspec.bench.judging import judge
 from vidspec.bench.loaded import Loaded, Source
-from vidspec.bench.markdown import markdown
 from vidspec.bench.outside import Outside
+from vidspec.bench.peers import Contender
 from vidspec.bench.results import Results, accepted_shares
-from vidspec.bench.talk import Talk, of_turn
+from vidspec.bench.rows import Records, Row, by_other_draws, markdown, summary
 from vidspec.captioner import Captioner
 from vidspec.config.profiles import Profile, same
 from vidspec.embedded.samples import shipped
@@ -66,7 +65,7 @@ class Outcome:
 
     rows: list[Row]
     table: str
-    machine: dict[str, Any]
+    machine: dict[str, object]
     records: dict[str, dict[str, list[Caption]]]
     left: dict[str, str] = field(default_factory=dict)
 
@@ -88,18 +87,16 @@ def measure(bench: Bench, say: Callable[[str], None] = lambda _: None) -> Outcom
         named = {name: loaded.captioner(name) for name in bench.profiles}
         also = same({name: one.profile for name, one in named.items()})
         named = {name: named[name] for name in also}  # what is the same is measured once
-        contenders: dict[str, Contender] = dict(named)
-        if bench.turns:
-            contenders = {
-                of_turn(name, turn): Talk(one, bench.turns[: turn + 1])
-                for turn in range(len(bench.turns))
-                for name, one in named.items()
-            }
+        contenders: dict[str, Contender] = {
+            of_turn(name, turn): ProfileContender(one, bench.turns[: turn + 1])
+            for turn in range(max(1, len(bench.turns)))
+            for name, one in named.items()
+        }
         baseline = next(iter(contenders))
         settings = _settings(bench, clips, contenders)
         facts = machine(loaded.where.device)
-        results = Results(bench.json, settings, facts, overwrite=bench.overwrite) if bench.json else None
-        if results is not None and results.done:
+        results = Results(bench.json, settings, facts, overwrite=bench.overwrite)
+        if results.done:
             say(f"{bench.json}: continuing behind {len(results.done)} records; --overwrite begins anew")
         first = named[baseline].profile
         if bench.peers:
@@ -107,16 +104,13 @@ def measure(bench: Bench, say: Callable[[str], None] = lambda _: None) -> Outcom
         outside = loaded.outside(bench.outside, first)
         contenders |= outside
         left: dict[str, str] = {}
-        leave = left.__setitem__
-        if results is None:
-            records = run(contenders, clips, bench.repeats, say, leave=leave)
-        else:
-            records = run(contenders, clips, bench.repeats, say, done=results.done, keep=results.add, leave=leave)
+        records = run(
+            contenders, clips, bench.repeats, say, done=results.done, keep=results.add, leave=left.__setitem__
+        )
         facts |= {f"peer {name}": one.facts for name, one in outside.items() if one.facts}
-        stored = _stored(records) if results is None else results.stored
         if not bench.turns:
-            judge(named, {str(clip): clip for clip in clips}, stored, say, results.rewrite if results else lambda: None)
-        by_turn = _summaries(bench, named, records, baseline, also, accepted_shares(stored))
+            judge(named, {str(clip): clip for clip in clips}, results.stored, say, results.rewrite)
+        by_turn = _summaries(bench, named, records, baseline, also, accepted_shares(results.stored))
         rows = [row for one in by_turn for row in one]
         speed = bandwidth.copy_bandwidth(loaded.where.device)
         weights = bandwidth.pass_bytes(loaded.target)
@@ -126,9 +120,8 @@ def measure(bench: Bench, say: Callable[[str], None] = lambda _: None) -> Outcom
             return speed / bandwidth.pass_bytes(loaded.target, context)
 
         table = "\n\n".join(markdown(one, one[0].name, limit, left) for one in by_turn)
-        if results is not None:
-            results.machine |= facts
-            results.finish(rows=[asdict(row) for row in rows], left_out=left)
+        results.machine |= facts
+        results.finish(rows=[asdict(row) for row in rows], left_out=left)
         return Outcome(rows, table, facts, records, left)
     finally:
         for peer in outside.values():
@@ -137,24 +130,14 @@ def measure(bench: Bench, say: Callable[[str], None] = lambda _: None) -> Outcom
 
 
 def fingerprint(profile: Profile) -> str:
-    """What tells a profile from one of the same name that says something else."""
+    """A digest of a profile's settings, to tell it from another of the same name."""
     return hashlib.sha256(profile.model_dump_json().encode()).hexdigest()[:16]
-
-
-def _stored(records: dict[str, dict[str, list[Caption]]]) -> list[dict[str, Any]]:
-    """What there is to judge, where no file holds it."""
-    return [
-        {"contender": name, "path": clip, "lossless": one.lossless, "token_ids": one.token_ids}
-        for name, by_clip in records.items()
-        for clip, runs in by_clip.items()
-        for one in runs[:1]
-    ]
 
 
 def _summaries(
     bench: Bench,
     named: Mapping[str, Captioner],
-    records: Mapping[str, Mapping[str, Sequence[Caption]]],
+    records: Records,
     baseline: str,
     also: Mapping[str, Sequence[str]],
     shares: Mapping[str, float],
@@ -163,17 +146,18 @@ def _summaries(
     drawn = by_other_draws({name: one.profile for name, one in named.items()}, baseline)
     if not bench.turns:
         return [summary(records, baseline, drawn, also=also, judged=shares)]
-    by_turn = []
-    for turn in range(len(bench.turns)):
+
+    def rows(turn: int) -> list[Row]:
         part = {of_turn(name, turn): records[of_turn(name, turn)] for name in named}
         others = {of_turn(name, turn): [of_turn(one, turn) for one in more] for name, more in also.items()}
-        by_turn.append(summary(part, of_turn(baseline, turn), [of_turn(one, turn) for one in drawn], also=others))
-    return by_turn
+        return summary(part, of_turn(baseline, turn), [of_turn(one, turn) for one in drawn], also=others)
+
+    return [rows(turn) for turn in range(len(bench.turns))]
 
 
-def _settings(bench: Bench, clips: Sequence[Path], contenders: dict[str, Contender]) -> dict[str, Any]:
+def _settings(bench: Bench, clips: Sequence[Path], contenders: dict[str, Contender]) -> dict[str, object]:
     """What two runs must share for their records to be one run's; more repeats may follow."""
-    profiles = {name: fingerprint(one.profile) for name, one in contenders.items() if isinstance(one, Captioner | Talk)}
+    profiles = {name: fingerprint(one.profile) for name, one in contenders.items() if isinstance(one, ProfileContender)}
     return {
         "vidspec": __version__,
         **asdict(bench.source),

@@ -141,13 +141,13 @@ class Watch:
     @property
     def peak(self) -> int | None:
         """Bytes; None where they cannot be read."""
-        return max((held for _, held in self.samples), default=None)
+        return max((size for _, size in self.samples), default=None)
 
     def _sample(self) -> None:
         while True:
-            held = [one for one in map(resident, family(self.pid)) if one is not None]
-            if held:
-                self.samples.append((time.monotonic() - self._began, sum(held)))
+            sizes = [one for one in map(resident, family(self.pid)) if one is not None]
+            if sizes:
+                self.samples.append((time.monotonic() - self._began, sum(sizes)))
             if self._stop.wait(self.every):
                 return
 

@@ -1,6 +1,6 @@
 """OpenVINO GenAI as a peer of ``vidspec bench``, under an interpreter that has it and ``optimum-intel``, not vidspec.
 
-The model is exported when the process starts, in the dtype it is asked for. It decodes plainly and greedily, on a CPU.
+The model is exported when the process starts, in the dtype of the request. It decodes plainly and greedily, on a CPU.
 ``VLMPipeline`` takes the rendered template as text and the frames as they are; it resizes them by its own rule and does
 not use their times, so its captions may differ from ours, which read the same frames.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from vidspec.errors import ModelError
-from vidspec.events.answering import answer
+from vidspec.events.answering import Functions, answer
 
 __all__ = ["main"]
 
@@ -42,14 +42,14 @@ class Pipeline:
         options = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": about["threads"]}
         self.pipe = openvino_genai.VLMPipeline(folder, "CPU", **options)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         names = ("openvino-genai", "openvino", "optimum-intel", "transformers", "torch")
         versions = {name: version(name) for name in names}
         return {**versions, "python": platform.python_version(), "device": "cpu", "threads": self.about["threads"]}
 
     def caption(
         self, frames: str, seconds: Sequence[float], text: str, ids: list[int], prompt: list[int], ends: list[int]
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Token ids of one clip, seconds to the first of them and from there to the last.
 
         Args:
@@ -68,27 +68,27 @@ class Pipeline:
         config = self.genai.GenerationConfig()
         config.max_new_tokens, config.do_sample, config.apply_chat_template = self.about["max_new_tokens"], False, False
         config.stop_token_ids = set(ends)
-        shown, heard = openvino.Tensor(np.load(frames)), list[tuple[float, int]]()
+        shown, tokens = openvino.Tensor(np.load(frames)), list[tuple[float, int]]()
         status = self.genai.StreamingStatus.RUNNING
 
-        class DraftAnswer(self.genai.StreamerBase):  # type: ignore[misc,name-defined]
-            def write(self, tokens: Any) -> Any:
+        class Streamer(self.genai.StreamerBase):  # type: ignore[misc,name-defined]
+            def write(self, new: Any) -> Any:
                 now = time.perf_counter()
-                heard.extend((now, token) for token in (tokens if isinstance(tokens, list) else [tokens]))
+                tokens.extend((now, token) for token in (new if isinstance(new, list) else [new]))
                 return status
 
             def end(self) -> None:
                 pass
 
         began = time.perf_counter()
-        found = self.pipe.generate(text, videos=[shown], generation_config=config, streamer=DraftAnswer())
+        found = self.pipe.generate(text, videos=[shown], generation_config=config, streamer=Streamer())
         if (length := found.perf_metrics.get_num_input_tokens()) != len(prompt):
             raise ModelError(f"its prompt has {length} tokens, ours {len(prompt)}")
-        first, last = heard[0][0], heard[-1][0]
-        return {"token_ids": [token for _, token in heard], "first": first - began, "decode": last - first}
+        first, last = tokens[0][0], tokens[-1][0]
+        return {"token_ids": [token for _, token in tokens], "first": first - began, "decode": last - first}
 
     @property
-    def functions(self) -> Mapping[str, Callable[..., Any]]:
+    def functions(self) -> Functions:
         return {"facts": self.facts, "caption": self.caption}
 
 
@@ -112,5 +112,5 @@ def _export(model: str, folder: Path, weights: str) -> None:
 
 
 def main(about: str) -> None:
-    """Answer questions. ``about`` is JSON: ``model, dtype, threads, max_new_tokens`` and a ``place`` to write to."""
+    """Answer requests. ``about`` is JSON: ``model, dtype, threads, max_new_tokens`` and a ``place`` to write to."""
     answer(lambda: Pipeline(json.loads(about)).functions)

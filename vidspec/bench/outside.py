@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from vidspec.bench.peers import PeerFailed, frames_of, must_be_greedy, window
+from vidspec.bench.peers import Contender, PeerFailed, frames_of, must_be_greedy, peer_record, window
 from vidspec.bench.vllm_worker import environment
 from vidspec.config.profiles import Profile
 from vidspec.errors import UsageError, VidspecError
-from vidspec.events.answering import Worker, foreign
+from vidspec.events.answering import Answer, Worker, foreign
 from vidspec.events.record import Caption
 from vidspec.models.base import VideoLanguageModel
 from vidspec.video import Clip
@@ -40,7 +40,7 @@ PATIENCE = 900.0
 
 
 def pythons(texts: Sequence[str], known: Sequence[str] = tuple(OUTSIDE), others: Sequence[str] = ()) -> dict[str, str]:
-    """``NAME=PYTHON`` as a command line has them: the interpreter by name. ``others`` need none, and are told of.
+    """``NAME=PYTHON`` as a command line has them: the interpreter by name. ``others`` need none; an error names them.
 
     Raises:
         UsageError: no such peer, one twice, or nothing that can be run.
@@ -59,8 +59,8 @@ def pythons(texts: Sequence[str], known: Sequence[str] = tuple(OUTSIDE), others:
     return found
 
 
-class Outside:
-    """One peer; its process starts with the first clip it is asked for.
+class Outside(Contender):
+    """One peer; its process starts with the first clip.
 
     Args:
         name: of :data:`OUTSIDE`.
@@ -87,7 +87,7 @@ class Outside:
         self.threads, self.facts = threads, ""
         self._place = TemporaryDirectory(prefix="vidspec-peer-")
         self._worker: Worker | None = None
-        self._prompts: dict[str, dict[str, Any]] = {}
+        self._prompts: dict[str, dict[str, object]] = {}
 
     def caption(self, path: str | Path) -> Caption:
         """Caption a clip; the time to the first token has the reading of the file, and not the way to the peer.
@@ -104,20 +104,13 @@ class Outside:
             np.save(frames, clip.frames)
             shown = {"frames": str(frames), "seconds": clip.timestamps.tolist(), **self._prompt(str(path), clip)}
             worker = self._started()
-            asked = time.perf_counter()
-            told = worker.ask("caption", **shown)
-            tokens, first, decode = self._checked(told, time.perf_counter() - asked)
+            begun = time.perf_counter()
+            answer = worker.ask("caption", **shown)
+            tokens, first, decode = self._checked(answer, time.perf_counter() - begun)
         except VidspecError as error:
             self.close()
             raise PeerFailed(str(error)) from error
-        return Caption(
-            path=str(path),
-            caption=self.target.tokenizer.decode(tokens, skip_special_tokens=True).strip(),
-            token_ids=tokens,
-            lossless=True,
-            profile=self.name,
-            timings={"time_to_first_token": reading + first, "decode": decode, "end_to_end": reading + first + decode},
-        )
+        return peer_record(self.name, path, self.target, tokens, reading + first, decode)
 
     def close(self) -> None:
         """End the process and forget what was handed to it."""
@@ -137,7 +130,7 @@ class Outside:
                 "model": target,
                 "draft": {"model": draft, "num_speculative_tokens": window(self.profile)} if drafts else None,
                 "dtype": str(self.target.dtype).removeprefix("torch."),
-                "most": 1,
+                "max_batch": 1,
                 "prompt": self.profile.generate.prompt,
                 "system": self.profile.generate.system,
                 "max_new_tokens": self.profile.generate.max_new_tokens,
@@ -156,7 +149,7 @@ class Outside:
         return self._worker
 
     @torch.inference_mode()
-    def _prompt(self, path: str, clip: Clip) -> dict[str, Any]:
+    def _prompt(self, path: str, clip: Clip) -> dict[str, object]:
         """The rendered template and its ids with one place for the video, and the ids of the whole prompt."""
         if path not in self._prompts:
             adapter: Any = self.target
@@ -171,7 +164,7 @@ class Outside:
             }
         return self._prompts[path]
 
-    def _checked(self, told: Any, waited: float) -> tuple[list[int], float, float]:
+    def _checked(self, answer: Answer, waited: float) -> tuple[list[int], float, float]:
         """Token ids, seconds to the first and from there to the last.
 
         Raises:
@@ -179,13 +172,13 @@ class Outside:
         """
         known = len(self.target.tokenizer)
         try:
-            tokens, first, decode = told["token_ids"], float(told["first"]), float(told["decode"])
+            tokens, first, decode = answer["token_ids"], float(answer["first"]), float(answer["decode"])
             good = all(type(token) is int and 0 <= token < known for token in tokens)
             good = good and bool(tokens) and first > 0 and decode >= 0 and math.isfinite(first + decode)
         except (TypeError, ValueError, LookupError):
             good = False
         if not good:
-            raise VidspecError(f"{self.name}: answered what is no caption: {json.dumps(told)[:80]}")
+            raise VidspecError(f"{self.name}: answered what is no caption: {json.dumps(answer)[:80]}")
         if first + decode > waited:
             raise VidspecError(f"{self.name}: answered within {waited:.3g} s that it took {first + decode:.3g} s")
         return tokens, first, decode

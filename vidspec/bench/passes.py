@@ -18,9 +18,9 @@ from vidspec.engine.rows import Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.models.base import Prefix
 
-__all__ = ["ALPHAS", "MOST_ROWS", "Passes", "measure_passes", "prefilled_at", "timed_pass"]
+__all__ = ["ALPHAS", "MAX_ROWS", "Passes", "measure_passes", "prefilled_at", "timed_pass"]
 
-MOST_ROWS = 32
+MAX_ROWS = 32
 ALPHAS = (0.0, 0.5, 0.9)
 
 
@@ -30,7 +30,7 @@ class Passes:
 
     Attributes:
         target: T_p(n) by rows n, over the whole prompt.
-        draft: T_q(alpha) of one row by alpha, over the pruned prompt; empty where nobody drafts.
+        draft: T_q(alpha) of one row by alpha, over the pruned prompt; empty without a draft.
         kept: visual tokens that were left, by alpha.
     """
 
@@ -45,7 +45,7 @@ class Passes:
     def gamma(self, alpha: float, rounding: Rounding = "down") -> int | None:
         """The window that fills one target pass, see :func:`~vidspec.draft_length.gamma.settled`."""
         verify = pass_times(list(self.target.items()))
-        return settled(verify, self.draft[alpha], rounding, MOST_ROWS) if alpha in self.draft else None
+        return settled(verify, self.draft[alpha], rounding, MAX_ROWS) if alpha in self.draft else None
 
 
 def prefilled_at(engine: Engine, prefix: Prefix, alpha: float) -> tuple[KVSpan, int]:
@@ -57,14 +57,14 @@ def prefilled_at(engine: Engine, prefix: Prefix, alpha: float) -> tuple[KVSpan, 
     keep = max(1, round(tokens * (1 - alpha))) if tokens else 0
     chosen = torch.arange(keep, dtype=torch.long) * tokens // max(1, keep)
     pruned = prefix if keep == tokens else prefix.keep(chosen.to(prefix.embeds.device))
-    return engine.prefill(pruned, MOST_ROWS + 1).span, keep
+    return engine.prefill(pruned, MAX_ROWS + 1).span, keep
 
 
 def measure_passes(
     target: tuple[Engine, KVSpan],
     drafts: Mapping[float, tuple[Engine, KVSpan]],
     *,
-    rows: Sequence[int] = tuple(range(1, MOST_ROWS + 1)),
+    rows: Sequence[int] = tuple(range(1, MAX_ROWS + 1)),
     repeats: int = 5,
     clock: Callable[[], float] | None = None,
     kept: Mapping[float, int] | None = None,

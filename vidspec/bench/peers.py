@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,36 @@ from vidspec.errors import GenerationError
 from vidspec.events.record import Caption
 from vidspec.models.base import VideoLanguageModel
 
-__all__ = ["PEERS", "Clock", "Peer", "PeerFailed", "frames_of", "must_be_greedy", "window"]
+__all__ = [
+    "PEERS",
+    "Clock",
+    "Contender",
+    "Peer",
+    "PeerFailed",
+    "frames_of",
+    "generated",
+    "must_be_greedy",
+    "peer_record",
+    "window",
+]
 
 #: Name in the table, and what ``generate`` is called with.
 PEERS = ("generate", "generate-assisted", "generate-prompt-lookup")
+
+
+class Contender(ABC):
+    """Anything that captions a clip: a captioner with a profile, or a peer."""
+
+    @abstractmethod
+    def caption(self, path: str | Path) -> Caption:
+        """The record of a clip, with its times.
+
+        Raises:
+            PeerFailed: a peer cannot caption it.
+        """
+
+    def forget(self, *, plan: bool = True) -> None:  # noqa: B027  most have nothing to forget
+        """Forget what was learned from clips, and what was planned for the machine if ``plan``."""
 
 
 class PeerFailed(GenerationError):
@@ -26,13 +54,13 @@ class PeerFailed(GenerationError):
 
 
 def must_be_greedy(name: str, profile: Profile) -> None:
-    """Peers take the likeliest token: where a profile draws, their texts and times are not to be held against its.
+    """Peers take the likeliest token: where a profile draws, its texts and times cannot be compared with theirs.
 
     Raises:
         PeerFailed: it draws.
     """
     if profile.generate.temperature > 0:
-        raise PeerFailed(f"{name} is asked for the likeliest tokens, and {profile.name} draws")
+        raise PeerFailed(f"{name} takes the likeliest tokens, and {profile.name} draws")
 
 
 def window(profile: Profile) -> int:
@@ -41,11 +69,48 @@ def window(profile: Profile) -> int:
     return gamma if isinstance(gamma, int) and gamma > 0 else 5
 
 
-def frames_of(path: str | Path, profile: Profile, hears: float | None = None) -> video.Clip:
-    """What a profile shows of a file, to a model that ``hears`` so many seconds with their sound."""
+def frames_of(path: str | Path, profile: Profile, max_audio_s: float | None = None) -> video.Clip:
+    """What a profile shows of a file; with the sound of ``max_audio_s`` seconds for a model that takes audio."""
     wanted = profile.video
-    keys = ("frames", "fps", "max_pixels", "decoder", "allow_damaged")
-    return video.read(path, **{key: getattr(wanted, key) for key in keys}, sound=hears if wanted.audio else None)
+    return video.read(path, **wanted.arguments, sound=max_audio_s if wanted.audio else None)
+
+
+def peer_record(
+    name: str, path: str | Path, target: VideoLanguageModel, tokens: list[int], first: float, decode: float
+) -> Caption:
+    """The record of a peer's caption, with the seconds to the first token and from there to the last."""
+    return Caption(
+        path=str(path),
+        caption=target.tokenizer.decode(tokens, skip_special_tokens=True).strip(),
+        token_ids=tokens,
+        lossless=True,
+        profile=name,
+        timings={"time_to_first_token": first, "decode": decode, "end_to_end": first + decode},
+    )
+
+
+def generated(
+    failed: str, adapter: Any, inputs: Mapping[str, torch.Tensor], limit: int, **options: object
+) -> tuple[list[list[int]], list[float]]:
+    """Greedy token ids of each row of a batch behind its prompt, at most ``limit``, and when each step had its tokens.
+
+    Args:
+        failed: begins the message of an error.
+        adapter: its stock model generates.
+        inputs: ``input_ids`` (rows, L), and what else ``generate`` takes.
+        limit: new tokens.
+        options: further arguments of ``generate``.
+
+    Raises:
+        PeerFailed: ``generate`` raised an error.
+    """
+    clock = Clock()
+    try:
+        out = adapter.model.generate(**inputs, max_new_tokens=limit, do_sample=False, streamer=clock, **options)
+    except (ValueError, RuntimeError, TypeError) as error:
+        # Prompt lookup, for one, may propose placeholders of the video, for which there is no picture.
+        raise PeerFailed(f"{failed}: {error}") from error
+    return out[:, inputs["input_ids"].shape[1] :].tolist(), clock.times[1:-1]
 
 
 class Clock:
@@ -62,7 +127,7 @@ class Clock:
 
 
 @dataclass
-class Peer:
+class Peer(Contender):
     """One way of calling ``generate``.
 
     Args:
@@ -87,35 +152,17 @@ class Peer:
         begun, generate = time.perf_counter(), self.profile.generate
         adapter: Any = self.target
         clip = frames_of(path, self.profile, adapter.hears)
-        model = adapter.model
         pixels = adapter.preprocess(clip)
         paused = time.perf_counter()
         # How many visual tokens there are is known from looking; generate looks again, in its own time.
         inputs = adapter.stock_inputs(pixels, adapter.prefix(adapter.see(pixels), generate.prompt, generate.system))
         begun += time.perf_counter() - paused
-        clock = Clock()
-        options: dict[str, Any] = {"streamer": clock}
+        options: dict[str, object] = {}
         if self.name == "generate-assisted":
-            options = {"assistant_model": self.draft.model, **options}  # type: ignore[attr-defined]
+            options = {"assistant_model": self.draft.model}  # type: ignore[attr-defined]
         elif self.name == "generate-prompt-lookup":
-            options = {"prompt_lookup_num_tokens": window(self.profile), **options}
-        try:
-            out = model.generate(**inputs, max_new_tokens=generate.max_new_tokens, do_sample=False, **options)
-        except (ValueError, RuntimeError, TypeError) as error:
-            # Prompt lookup, for one, may propose placeholders of the video, for which there is no picture.
-            raise PeerFailed(f"{self.name} of transformers fails on {path}: {error}") from error
+            options = {"prompt_lookup_num_tokens": window(self.profile)}
+        failed = f"{self.name} of transformers fails on {path}"
+        rows, times = generated(failed, adapter, inputs, generate.max_new_tokens, **options)
         finished = time.perf_counter()
-        tokens = out[0, inputs["input_ids"].shape[1] :].tolist()
-        first = clock.times[1]
-        return Caption(
-            path=str(path),
-            caption=self.target.tokenizer.decode(tokens, skip_special_tokens=True).strip(),
-            token_ids=tokens,
-            lossless=True,
-            profile=self.name,
-            timings={
-                "time_to_first_token": first - begun,
-                "decode": finished - first,
-                "end_to_end": finished - begun,
-            },
-        )
+        return peer_record(self.name, path, self.target, rows[0], times[0] - begun, finished - times[0])

@@ -11,16 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from vidspec.bench.breakdown import OTHER
-from vidspec.bench.passes import MOST_ROWS
+from vidspec.bench.passes import MAX_ROWS
 from vidspec.bench.profiled import Profiled, Report
-from vidspec.events.markdown import bullets, cell, table
+from vidspec.bench.tables import bullets, cell, table
 from vidspec.events.trace import KINDS
 
 __all__ = ["CSV_COLUMNS", "csv_rows", "drawn", "markdown", "svg"]
 
 CSV_COLUMNS = ("profile", "part", "seconds")
 #: Rows of T_p that the tables show; JSON has all.
-ROWS_SHOWN = (1, 2, 4, 6, 8, 16, MOST_ROWS)
+ROWS_SHOWN = (1, 2, 4, 6, 8, 16, MAX_ROWS)
 BAR = 12
 _MIB = 2**20
 
@@ -70,8 +70,8 @@ def _lanes(runs: Sequence[Profiled]) -> _Sheet:
         whole = one.breakdown
         for worker in whole.lanes:
             busy = whole.busy(worker)
-            most = sorted(whole.lanes[worker].items(), key=lambda item: -item[1])
-            doing = ", ".join(f"{kind} {_ms(seconds)}" for kind, seconds in most if kind != "wait")
+            longest = sorted(whole.lanes[worker].items(), key=lambda item: -item[1])
+            doing = ", ".join(f"{kind} {_ms(seconds)}" for kind, seconds in longest if kind != "wait")
             rows.append((one.profile, worker, _share(busy, busy / whole.wall), _ms(whole.wall - busy), doing))
         together = whole.overlap
         hidden = ", ".join(f"{kind} {_ms(seconds)}" for kind, seconds in whole.hidden.items())

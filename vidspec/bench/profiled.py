@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -51,8 +50,8 @@ class Profiled:
         limit_share: target passes per second over those that the measured copy bandwidth allows for weights and KV.
             Above 1 where the weights stay in the processor's caches.
         memory: a process each.
-        passes: T_p and T_q of its target and draft; None if they were not asked for.
-        alpha: share of visual tokens kept from the draft, as asked for.
+        passes: T_p and T_q of its target and draft; None if they were not measured.
+        alpha: share of visual tokens kept from the draft, by the profile.
         c: T_p(1) / T_q(alpha); None without passes or draft.
         gamma: recommended window; None likewise.
         walls: of all repeats.
@@ -70,7 +69,7 @@ class Profiled:
     c: float | None = None
     gamma: int | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """JSON values: ``profile``, ``wall`` and ``parts`` in seconds, and everything else."""
         one = self.breakdown
         return {
@@ -103,10 +102,10 @@ class Report:
     """All profiles on a clip, and facts of the machine."""
 
     clip: str
-    machine: dict[str, Any]
+    machine: dict[str, object]
     runs: tuple[Profiled, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """JSON values."""
         return {"clip": self.clip, "machine": self.machine, "runs": [one.to_dict() for one in self.runs]}
 
@@ -132,7 +131,7 @@ def profile_clip(
         repeats: of every profile, interleaved, after a warm-up of each.
         passes: whether single passes are measured too.
         threads: of torch on a CPU.
-        say: is told what comes next.
+        say: is called with what comes next.
 
     Raises:
         VidspecError: of profiles, models and the clip.
@@ -145,13 +144,13 @@ def profile_clip(
     loaded = Loaded(source)
     try:
         captioners = {name: loaded.captioner(name, overrides) for name in names}
-        beside = {name: _loaded_beside(captioner) for name, captioner in captioners.items()}
+        loaded_draft = {name: _draft_memory(captioner) for name, captioner in captioners.items()}
         found = repeated({name: partial(_once, one, clip) for name, one in captioners.items()}, repeats, say=say)
         speed = bandwidth.copy_bandwidth(loaded.where.device)
         times: dict[bool, Passes] = {}
         runs = []
         for name, captioner in captioners.items():
-            one = _taken_apart(name, captioner, loaded, found[name], speed, (before, beside[name]))
+            one = _taken_apart(name, captioner, loaded, found[name], speed, (before, loaded_draft[name]))
             if passes:
                 one = _with_passes(one, captioner, loaded, clip, times, say)
             runs.append(one)
@@ -161,7 +160,7 @@ def profile_clip(
         loaded.close()
 
 
-def _loaded_beside(captioner: Captioner) -> int:
+def _draft_memory(captioner: Captioner) -> int:
     """Resident memory of the draft's process, its model loaded and nothing run yet; 0 without one."""
     return (resident(captioner.slot.ready().process.pid) or 0) if captioner.slot is not None else 0
 
@@ -234,10 +233,10 @@ def _memory(captioner: Captioner, loaded: Loaded, once: _Once, base: tuple[int, 
     if captioner.slot is None:
         workers = ("target", "draft") if drafts else ("target",)
         return (Memory(workers, weights, kv | ({"draft": own} if drafts else {}), once.peaks[0], what, before),)
-    beside = {"draft": bandwidth.model_weight_bytes(drafting)}
+    own_weights = {"draft": bandwidth.model_weight_bytes(drafting)}
     return (
         Memory(("target",), weights, kv, once.peaks[0], what, before),
-        Memory(("draft",), beside, {"draft": own}, once.peaks[1], what, max(0, base[1] - beside["draft"])),
+        Memory(("draft",), own_weights, {"draft": own}, once.peaks[1], what, max(0, base[1] - own_weights["draft"])),
     )
 
 

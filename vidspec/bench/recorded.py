@@ -1,4 +1,4 @@
-"""A peer's run over a folder: every caption goes to a file as soon as it is there.
+"""A peer's run over a folder: clips are read ahead, and every caption goes to a file as soon as it is there.
 
 Standard library alone, as an interpreter without vidspec uses it too.
 """
@@ -7,19 +7,45 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TypeVar
 
-__all__ = ["recorded"]
+__all__ = ["ahead", "recorded"]
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
-def recorded(captions: Iterable[tuple[str, str, list[int]]]) -> dict[str, Any]:
-    """Write down what is made while it is asked for: path, text and token ids of each clip.
+def ahead(
+    read: Callable[[T], R], items: Iterable[T], count: int, begin: Callable[[], None] = lambda: None
+) -> Iterator[R]:
+    """What ``read`` gives for each item, in order; a thread reads up to ``count`` items ahead.
+
+    Args:
+        read: raises what ends the iteration.
+        items: of any number.
+        count: items.
+        begin: called once in the thread.
+    """
+    with ThreadPoolExecutor(1, initializer=begin) as thread:
+        coming: deque[Future[R]] = deque()
+        for item in items:
+            coming.append(thread.submit(read, item))
+            if len(coming) > count:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
+
+
+def recorded(captions: Iterable[tuple[str, str, list[int]]]) -> dict[str, object]:
+    """Write captions to a file as they are made: path, text and token ids of each clip.
 
     Returns:
-        ``seconds`` from the first clip asked for to the last record written, token ``ids`` by clip, no ``errors``.
+        ``seconds`` from the first clip begun to the last record written, token ``ids`` by clip, no ``errors``.
     """
     ids: dict[str, list[int]] = {}
     with TemporaryDirectory() as place, (Path(place) / "captions.jsonl").open("w", encoding="utf-8") as file:

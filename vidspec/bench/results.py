@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RECORD_KEYS, Caption
 from vidspec.events.trace import Span, Trace
-from vidspec.files import Kind, check_output
+from vidspec.files import Kind, check_output, write_whole
 
-__all__ = ["ACCEPTED", "RESULTS", "Key", "Results", "accepted_shares", "check_results", "read_results", "restored"]
+__all__ = [
+    "ACCEPTED",
+    "RESULTS",
+    "Key",
+    "Results",
+    "Stored",
+    "accepted_shares",
+    "check_results",
+    "read_results",
+    "restored",
+]
 
 #: Contender, clip, number of the repeat from 0.
 Key: TypeAlias = tuple[str, str, int]
 
+#: A record, or a whole file of results, as JSON values.
+Stored: TypeAlias = dict[str, Any]
 #: Entry of a record: metric A of ParallelVLM's Table 2.
 ACCEPTED = "accepted_by_target"
 #: How the files of all commands of ``vidspec bench`` begin.
@@ -35,8 +48,8 @@ class Results:
     and draft pass).
 
     Args:
-        path: where to; a file of the same settings is continued.
-        settings: what was asked for, JSON values; a file with other settings is not touched.
+        path: where to; a file of the same settings is continued. None keeps the records in memory alone.
+        settings: of the run, JSON values; a file with other settings is not touched.
         machine: facts about the machine.
         overwrite: begin anew; the older file becomes ``FILE~``.
 
@@ -50,68 +63,70 @@ class Results:
     """
 
     def __init__(
-        self, path: Path, settings: Mapping[str, Any], machine: Mapping[str, Any], *, overwrite: bool = False
+        self,
+        path: Path | None,
+        settings: Mapping[str, object],
+        machine: Mapping[str, object],
+        *,
+        overwrite: bool = False,
     ) -> None:
         self.path, self.settings, self.machine = path, json.loads(json.dumps(settings)), dict(machine)
         self.done: dict[Key, Caption] = {}
-        self.stored: list[dict[str, Any]] = []
-        try:
-            if path.exists():
-                self._continue(overwrite)
-            self._begin()
-        except OSError as error:
-            raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+        self.stored: list[Stored] = []
+        if path is not None:
+            with self._writing(path):
+                if path.exists():
+                    self._continue(path, overwrite)
+                self._begin(path)
 
-    def _continue(self, overwrite: bool) -> None:
-        content = read_results(self.path) if not overwrite and self.path.stat().st_size else {}
+    def _continue(self, path: Path, overwrite: bool) -> None:
+        content = read_results(path) if not overwrite and path.stat().st_size else {}
         if "settings" not in content:  # an older layout cannot be continued; nor is anything to be lost
-            self.path.replace(self.path.with_name(self.path.name + "~"))
+            path.replace(path.with_name(path.name + "~"))
             return
         if content["settings"] != self.settings:
             other = [key for key in self.settings if content["settings"].get(key) != self.settings[key]]
             raise UsageError(
-                f"{self.path} holds a run with other {', '.join(other) or 'settings'}",
+                f"{path} holds a run with other {', '.join(other) or 'settings'}",
                 hint="name another file, or --overwrite",
             )
         self.stored = content["records"]
         self.machine = content.get("machine", {}) | self.machine  # what was found out later is not found out again
         self.done = {_key(one): restored(one) for one in self.stored}
 
-    def _begin(self) -> None:
+    def _begin(self, path: Path) -> None:
         head = json.dumps({"settings": self.settings, "machine": self.machine}, ensure_ascii=False)
         lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in self.stored)
-        text = f'{head[:-1]},\n"records": [\n{lines}'.encode()
-        self._replace(text + _CLOSING)
+        write_whole(path, f'{head[:-1]},\n"records": [\n{lines}'.encode() + _CLOSING)
 
-    def add(self, key: Key, caption: Caption, **more: Any) -> None:
+    def add(self, key: Key, caption: Caption, **more: object) -> None:
         """Append a record, with further entries if any; the file is whole again when this returns."""
         stored = {"contender": key[0], "repeat": key[2], **more, **caption.to_dict(), "passes": _passes(caption)}
-        line = json.dumps(stored, ensure_ascii=False).encode()
-        try:
-            with self.path.open("r+b") as file:
+        if self.path is not None:
+            line = json.dumps(stored, ensure_ascii=False).encode()
+            with self._writing(self.path), self.path.open("r+b") as file:
                 file.seek(-len(_CLOSING), os.SEEK_END)
                 file.write((b",\n" if self.stored else b"") + line + _CLOSING)
-        except OSError as error:
-            raise OutputError(f"{self.path}: cannot be written: {error.strerror}") from error
         self.stored.append(stored)
         self.done[key] = caption
 
     def rewrite(self) -> None:
         """Write the whole file again, after entries of :attr:`stored` were changed."""
-        try:
-            self._begin()
-        except OSError as error:
-            raise OutputError(f"{self.path}: cannot be written: {error.strerror}") from error
+        if self.path is not None:
+            self._begin(self.path)
 
-    def finish(self, **more: Any) -> None:
+    def finish(self, **more: object) -> None:
         """Write the whole file again with further entries, such as the rows of the table."""
         content = {"machine": self.machine, **more, "settings": self.settings, "records": self.stored}
-        self._replace((json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
+        if self.path is not None:
+            write_whole(self.path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
-    def _replace(self, content: bytes) -> None:
-        beside = self.path.with_name(self.path.name + ".part")
-        beside.write_bytes(content)
-        beside.replace(self.path)
+    @contextmanager
+    def _writing(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def check_results(path: Path, inputs: Iterable[str], *, overwrite: bool) -> None:
@@ -123,7 +138,7 @@ def check_results(path: Path, inputs: Iterable[str], *, overwrite: bool) -> None
     check_output(path, inputs, "--json", Kind("regular file", b"") if overwrite else RESULTS)
 
 
-def read_results(path: Path) -> dict[str, Any]:
+def read_results(path: Path) -> Stored:
     """The content of a results file; of one that was cut off in the middle of a record, all records before it.
 
     Raises:
@@ -145,7 +160,7 @@ def read_results(path: Path) -> dict[str, Any]:
     raise OutputError(f"{path}: holds no results of `vidspec bench`")
 
 
-def accepted_shares(records: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+def accepted_shares(records: Iterable[Stored]) -> dict[str, float]:
     """Metric A by contender, over the tokens of all records that were judged, of each clip the first."""
     found: dict[str, dict[str, tuple[float, int]]] = {}
     for one in records:
@@ -157,7 +172,7 @@ def accepted_shares(records: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     }
 
 
-def restored(stored: Mapping[str, Any]) -> Caption:
+def restored(stored: Stored) -> Caption:
     """A record as it was, with its passes as a trace; where each began is not known any more."""
     spans = [
         Span("target" if kind == "verify" else "draft", kind, 0.0, seconds)
@@ -167,7 +182,7 @@ def restored(stored: Mapping[str, Any]) -> Caption:
     return Caption(**{key: stored[key] for key in RECORD_KEYS if key in stored}, trace=Trace(spans=spans))
 
 
-def _key(stored: Mapping[str, Any]) -> Key:
+def _key(stored: Stored) -> Key:
     return stored["contender"], stored["path"], stored["repeat"]
 
 

@@ -2,8 +2,7 @@
 
 Every contender is a process of its own with its models loaded, so that its memory is its own. Each takes every batch
 size; a warm-up runs them from the smallest on and is where memory is sampled: what a process holds afterwards may be
-left from its largest batch. Then all take turns, forwards and backwards, each run from the first file opened to the
-last record written.
+left from its largest batch. Then all take turns, each run from the first file opened to the last record written.
 """
 
 from __future__ import annotations
@@ -15,19 +14,30 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from statistics import median
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from vidspec.bench.loaded import Source
 from vidspec.bench.memory import Watch
 from vidspec.bench.outside import OUTSIDE
-from vidspec.bench.turns import TakingPart, swung
+from vidspec.bench.tables import cell, heading, left_out, spread, table
+from vidspec.bench.turns import TakingPart, rotated
 from vidspec.bench.vllm_worker import environment
 from vidspec.config import labels, profiles
 from vidspec.config.profiles import Profile
-from vidspec.events.answering import Worker, foreign
-from vidspec.events.markdown import cell, heading, left_out, spread, table
+from vidspec.events.answering import Answer, Worker, foreign
 
-__all__ = ["BATCHED", "Asked", "Measured", "Outcome", "Row", "Throughput", "contenders", "markdown", "measure", "turns"]
+__all__ = [
+    "BATCHED",
+    "Contender",
+    "Measured",
+    "Outcome",
+    "Row",
+    "Throughput",
+    "command",
+    "contenders",
+    "markdown",
+    "measure",
+]
 
 #: ``generate`` of ``transformers`` on padded batches; the other peer is vLLM under another interpreter.
 BATCHED = "generate-batched"
@@ -35,13 +45,13 @@ BATCHED = "generate-batched"
 Key: TypeAlias = tuple[str, int]
 
 
-class Asked(Protocol):
+class Contender(Protocol):
     """What is needed of a :class:`~vidspec.events.answering.Worker`."""
 
     @property
     def pid(self) -> int: ...
 
-    def ask(self, what: str, **about: Any) -> Any: ...
+    def ask(self, function: str, **arguments: object) -> Answer: ...
 
 
 @dataclass(frozen=True)
@@ -50,7 +60,7 @@ class Throughput:
 
     Attributes:
         clips: video files, in their order.
-        profiles: labels of a bench; peers are shown the frames and asked the prompt of the first.
+        profiles: labels of a bench; peers get the frames and the prompt of the first.
         peers: :data:`BATCHED`, and those of ``pythons``.
         batches: sizes, increasing.
         sizes: of contenders that take others than these.
@@ -112,13 +122,13 @@ class Measured:
     rows: list[float] = field(default_factory=list)
     peak: int | None = None
 
-    def ran(self, told: Mapping[str, Any], alone: Mapping[str, float]) -> None:
+    def add(self, run: Answer, alone: Mapping[str, float]) -> None:
         """Add a run, and what decoding alone gave."""
-        self.seconds.append(told["seconds"])
-        self.ids.append(told["ids"])
-        self.errors |= told["errors"]
-        if told["rows"] is not None:
-            self.rows.append(told["rows"])
+        self.seconds.append(run["seconds"])
+        self.ids.append(run["ids"])
+        self.errors |= run["errors"]
+        if run["rows"] is not None:
+            self.rows.append(run["rows"])
         if alone["seconds"]:
             self.rates.append(alone["tokens"] / alone["seconds"])
 
@@ -135,7 +145,7 @@ class Row:
         clips_per_s, tokens_per_s: of the whole folder; ``spread`` are the least and greatest clips per second.
         decode_tokens_per_s: of decoding alone; None where it was not measured.
         peak: bytes; None where it cannot be read.
-        rows: of a target pass; None where nothing tells.
+        rows: of a target pass; None where it is not known.
         same: clips with the tokens of batch 1 of the same contender.
         plain: clips with those of plain decoding; None where they need not be, or nothing is known of plain decoding.
         drawn: whether tokens are drawn from plain decoding's distributions by other draws.
@@ -167,7 +177,7 @@ class Outcome:
     measured: dict[Key, Measured]
     left: Mapping[str, str] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """JSON values; token ids once for each contender and size."""
         runs = [
             {
@@ -183,52 +193,56 @@ class Outcome:
 
 @contextmanager
 def contenders(
-    asked: Throughput, say: Callable[[str], None] = lambda _: None, left: dict[str, str] | None = None
+    wanted: Throughput, say: Callable[[str], None] = lambda _: None, left: dict[str, str] | None = None
 ) -> Iterator[dict[str, Worker]]:
     """A process for every profile and peer, each loaded when this is entered; they end with it.
 
     Raises:
-        VidspecError: of profiles and models. A peer that cannot start is left out; ``say`` is told why, and ``left``
-            keeps it.
+        VidspecError: of profiles and models. A peer that cannot start is left out, and ``left`` has the reason.
     """
-    every = {label: asked.profile(label) for label in asked.profiles}  # what is wrong with one is said at once
+    every = {label: wanted.profile(label) for label in wanted.profiles}  # an error in one comes at once
     loaded = {label: every[label] for label in profiles.same(every)}  # what is the same is measured once
-    taking = TakingPart((*loaded, *asked.peers), lambda name, _: name not in loaded, say, left)
+    taking = TakingPart((*loaded, *wanted.peers), lambda name, _: name not in loaded, say, left)
     with ExitStack() as stack:
         found: dict[str, Worker] = {}
         for name in list(taking.names):
             say(f"loading {name}")
-            found[name] = Worker(name, *_command(asked, name, loaded))
+            found[name] = Worker(name, *command(wanted, name, loaded))
             stack.callback(found[name].close)
             taking.ask(name, found[name].ready)
         yield {name: found[name] for name in taking.names}
 
 
-def _command(asked: Throughput, name: str, loaded: Mapping[str, Profile]) -> tuple[list[str], dict[str, str]]:
-    """How a contender's process is started, and variables for it."""
-    threads = {} if asked.threads is None else {"OMP_NUM_THREADS": str(asked.threads)}
-    if name not in asked.pythons:
+def command(wanted: Throughput, name: str, loaded: Mapping[str, Profile]) -> tuple[list[str], dict[str, str]]:
+    """The command line of a contender's process, and variables for it.
+
+    Args:
+        wanted: what is to be measured.
+        name: of the contender.
+        loaded: the profiles by label; peers are shown what the first shows.
+    """
+    threads = {} if wanted.threads is None else {"OMP_NUM_THREADS": str(wanted.threads)}
+    if name not in wanted.pythons:
         label = name if name in loaded else next(iter(loaded))
         module = "vidspec.dataset.timed" if name in loaded else "vidspec.bench.generate_worker"
-        about = {"label": label, "overrides": asked.overrides}
+        about = {"label": label, "overrides": wanted.overrides}
         return [sys.executable, "-m", module, json.dumps(about)], threads
     first = next(iter(loaded.values()))
-    keys = ("frames", "fps", "max_pixels", "decoder", "allow_damaged")
-    wanted = {
-        "model": asked.source.names[0],
-        "dtype": str(asked.source.placement().dtype).removeprefix("torch."),
-        "most": max(asked.batches),
-        "video": {key: getattr(first.video, key) for key in keys},
+    served: dict[str, object] = {
+        "model": wanted.source.names[0],
+        "dtype": str(wanted.source.placement().dtype).removeprefix("torch."),
+        "max_batch": max(wanted.batches),
+        "video": first.video.arguments,
         "prompt": first.generate.prompt,
         "system": first.generate.system,
         "max_new_tokens": first.generate.max_new_tokens,
     }
-    return foreign(asked.pythons[name], OUTSIDE[name], wanted), environment(asked.threads)
+    return foreign(wanted.pythons[name], OUTSIDE[name], served), environment(wanted.threads)
 
 
 def measure(
-    asked: Throughput,
-    workers: Mapping[str, Asked],
+    wanted: Throughput,
+    workers: Mapping[str, Contender],
     say: Callable[[str], None] = lambda _: None,
     keep: Callable[[Outcome], None] = lambda _: None,
     left: dict[str, str] | None = None,
@@ -236,32 +250,32 @@ def measure(
     """Warm up, take turns, compare.
 
     Args:
-        asked: what is to be measured.
+        wanted: what is to be measured.
         workers: contenders by name; what is no profile's label is a peer.
-        say: is told what comes next, and which peer was left out because it failed.
+        say: is called with what comes next, and with each peer that is left out because it failed.
         keep: is given all that is known after every run.
         left: why peers are not among the workers; those that fail are added.
 
     Raises:
         VidspecError: of a profile.
     """
-    clips, found = list(asked.clips), dict[Key, Measured]()
-    known = {label: asked.profile(label) for label in asked.profiles}
+    clips, found = list(wanted.clips), dict[Key, Measured]()
+    known = {label: wanted.profile(label) for label in wanted.profiles}
     also = profiles.same(known)
     known = {label: known[label] for label in also if label in workers}
     exactly = {name: one for name, one in known.items() if one.lossless}
     ones: dict[str, Mapping[str, list[int]]] = {}
     taking = TakingPart(workers, lambda name, _: name not in known, say, left)
 
-    def ask(name: str, what: str, **about: Any) -> Any:
-        return taking.ask(name, partial(workers[name].ask, what, **about))
+    def ask(name: str, function: str, **arguments: object) -> Answer:
+        return taking.ask(name, partial(workers[name].ask, function, **arguments))
 
     for name, worker in workers.items():
-        for batch in (batches := sorted(asked.sizes.get(name, asked.batches))):
+        for batch in (batches := sorted(wanted.sizes.get(name, wanted.batches))):
             say(f"warm-up {name} at batch {batch}")
             with Watch(worker.pid) as watch:
-                told = ask(name, "run", clips=clips[: 2 * batch], batch=batch)
-            on_device = told and told["device_bytes"]
+                run = ask(name, "run", clips=clips[: 2 * batch], batch=batch)
+            on_device = run and run["device_bytes"]
             found[name, batch] = Measured(peak=watch.peak if on_device is None else on_device)
         if 1 not in batches:
             say(f"{name} at batch 1, to compare with")
@@ -285,25 +299,20 @@ def measure(
             rows.append(replace(row, also=also.get(name, ())))
         return Outcome(rows, runs, taking.left)
 
-    together = clips[: max(asked.batches)]
-    for repeat, (name, batch) in turns(list(found), asked.repeats):
+    together = clips[: max(wanted.batches)]
+    for repeat, (name, batch) in ((at, key) for at in range(wanted.repeats) for key in rotated(list(found), at)):
         if name not in taking.names:
             continue
-        say(f"{repeat + 1}/{asked.repeats} {name} at batch {batch}")
-        told = ask(name, "run", clips=clips, batch=batch)
+        say(f"{repeat + 1}/{wanted.repeats} {name} at batch {batch}")
+        run = ask(name, "run", clips=clips, batch=batch)
         alone = ask(name, "decode", clips=together[: len(together) // batch * batch] or together, batch=batch)
         if alone is None:
             continue
-        found[name, batch].ran(told, alone)
-        for clip, error in told["errors"].items():
+        found[name, batch].add(run, alone)
+        for clip, error in run["errors"].items():
             say(f"{name} at batch {batch}: {clip} failed: {error}")
         keep(outcome())
     return outcome()
-
-
-def turns(keys: Sequence[Key], repeats: int) -> Iterator[tuple[int, Key]]:
-    """Each as often as there are repeats: A B C, then C B A, so that none is always the one after another."""
-    return ((repeat, key) for repeat in range(repeats) for key in swung(keys, repeat))
 
 
 def _row(

@@ -1,4 +1,4 @@
-"""The one loop of all measurements: what is measured takes turns, and who fails may be left out. No models here."""
+"""The one loop of all measurements: contenders take turns, and one that fails may be left out. No models here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from vidspec.errors import VidspecError
 
-__all__ = ["TakingPart", "repeated", "rotated", "swung", "timed"]
+__all__ = ["TakingPart", "repeated", "rotated", "timed"]
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -37,7 +37,7 @@ def repeated(
 ) -> dict[K, list[T]]:
     """What each call gave, all of them once before any of them again; the warm-ups' results are dropped.
 
-    ``say`` is told what comes next.
+    ``say`` is called with what comes next.
     """
     found: dict[K, list[T]] = {key: [] for key in runs}
     for turn in range(1 - warm_ups, repeats + 1):
@@ -55,18 +55,13 @@ def rotated(keys: Sequence[K], turn: int) -> list[K]:
     return [*keys[first:], *keys[:first]]
 
 
-def swung(keys: Sequence[K], turn: int) -> list[K]:
-    """A B C, then C B A: none is always the one after another."""
-    return list(keys if turn % 2 == 0 else reversed(keys))
-
-
 class TakingPart:
     """Contenders by name; one that may fail and does takes no further part.
 
     Args:
         names: all of them.
         dispensable: whether a contender's error is its own, and not the end of the measurement.
-        say: is told who was left out, and why.
+        say: is called with what was left out, and why.
         left: where that is kept.
 
     Attributes:
@@ -85,7 +80,7 @@ class TakingPart:
         self.left: dict[str, str] = {} if left is None else left
 
     def ask(self, name: str, call: Callable[[], T]) -> T | None:
-        """What the call gives; None of who takes no part any more."""
+        """What the call gives; None for a contender that was left out."""
         if name not in self.names:
             return None
         try:

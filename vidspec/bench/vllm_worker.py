@@ -12,19 +12,18 @@ from __future__ import annotations
 import json
 import os
 import platform
-import queue
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from vidspec import video
-from vidspec.bench.recorded import recorded
+from vidspec.bench.recorded import ahead, recorded
 from vidspec.draft_length.steady import Steady
 from vidspec.errors import GenerationError
-from vidspec.events.answering import answer
+from vidspec.events.answering import Functions, answer
 
 __all__ = ["environment", "main"]
 
@@ -53,7 +52,7 @@ class Engine:
             model=about["model"],
             dtype=about["dtype"],
             enforce_eager=True,
-            max_num_seqs=about["most"],
+            max_num_seqs=about["max_batch"],
             limit_mm_per_prompt={"video": 1, "image": 0},
             enable_prefix_caching=False,
             mm_processor_cache_gb=0,
@@ -63,13 +62,13 @@ class Engine:
         self.family = self.llm.llm_engine.model_config.hf_config.model_type
         if self.family == "qwen2_5_vl":
             _number_as_transformers()
-        asked = [{"type": "video"}, {"type": "text", "text": about["prompt"]}]
-        messages: list[dict[str, Any]] = [{"role": "user", "content": asked}]
+        content = [{"type": "video"}, {"type": "text", "text": about["prompt"]}]
+        messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
         if about["system"]:
             messages.insert(0, {"role": "system", "content": [{"type": "text", "text": about["system"]}]})
         self.prompt = self.llm.get_tokenizer().apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
-    def run(self, clips: Sequence[str], batch: int) -> dict[str, Any]:
+    def run(self, clips: Sequence[str], batch: int) -> dict[str, object]:
         """Caption a folder of clips: seconds from the first file opened to the last record written, and token ids."""
         tokenizer = self.llm.get_tokenizer()
         passes = rows = 0
@@ -83,10 +82,10 @@ class Engine:
                         ids = list(one.outputs[0].token_ids)
                         yield one.request_id, tokenizer.decode(ids, skip_special_tokens=True), ids
 
-        told = recorded(captions())
-        return {**told, "rows": rows / passes if passes else None, "device_bytes": None}
+        done = recorded(captions())
+        return {**done, "rows": rows / passes if passes else None, "device_bytes": None}
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         import torch
         import transformers
         import vllm
@@ -102,7 +101,7 @@ class Engine:
 
     def caption(
         self, frames: str, seconds: Sequence[float], text: str, ids: list[int], prompt: list[int], ends: list[int]
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Token ids of one clip, seconds to the first of them and from there to the last.
 
         Args:
@@ -116,11 +115,11 @@ class Engine:
         import vllm
 
         sampling = vllm.SamplingParams(temperature=0.0, max_tokens=self.about["max_new_tokens"], stop_token_ids=ends)
-        asked = {**self._asked(np.load(frames), seconds), "prompt_token_ids": ids}
-        del asked["prompt"]
+        request = {**self._request(np.load(frames), seconds), "prompt_token_ids": ids}
+        del request["prompt"]
         began = time.perf_counter()
-        heard = [(when, one) for when, some in self._steps(iter([("clip", asked)]), 1, sampling) for one in some]
-        (first, _), (end, last) = heard[0], heard[-1]
+        outputs = [(when, one) for when, some in self._steps(iter([("clip", request)]), 1, sampling) for one in some]
+        (first, _), (end, last) = outputs[0], outputs[-1]
         if list(last.prompt_token_ids) != prompt:
             raise GenerationError(f"its prompt of {len(last.prompt_token_ids)} tokens is not ours of {len(prompt)}")
         return {"token_ids": list(last.outputs[0].token_ids), "first": first - began, "decode": end - first}
@@ -152,8 +151,8 @@ class Engine:
                 if found is None:
                     more = False
                     break
-                path, asked = found
-                engine.add_request(path, asked, sampling or self.sampling)
+                path, request = found
+                engine.add_request(path, request, sampling or self.sampling)
                 flying += 1
             if flying:
                 outputs = engine.step()
@@ -161,27 +160,17 @@ class Engine:
                 yield time.perf_counter(), outputs
 
     def _read(self, clips: Sequence[str]) -> Iterator[tuple[str, Any]]:
-        """What the engine is asked of each clip; read by a thread that is a few clips ahead."""
-        coming: queue.Queue[tuple[str, Any] | BaseException | None] = queue.Queue(_AHEAD)
+        """The engine's request for each clip; read by a thread that is a few clips ahead."""
 
-        def fill() -> None:
-            # vLLM bound its own thread to its core, and threads that come from there to the same.
-            os.sched_setaffinity(threading.get_native_id(), self._everywhere)
-            try:
-                for path in clips:
-                    clip = video.read(path, **self.about["video"])
-                    coming.put((path, self._asked(clip.frames, clip.timestamps)))
-                coming.put(None)
-            except BaseException as error:
-                coming.put(error)
+        def request(path: str) -> tuple[str, Any]:
+            clip = video.read(path, **self.about["video"])
+            return path, self._request(clip.frames, clip.timestamps)
 
-        threading.Thread(target=fill, daemon=True).start()
-        while (found := coming.get()) is not None:
-            if isinstance(found, BaseException):
-                raise found
-            yield found
+        # vLLM bound its own thread to its core, and threads that come from there to the same.
+        unbind = partial(os.sched_setaffinity, 0, self._everywhere)
+        return ahead(request, clips, _AHEAD, unbind)
 
-    def _asked(self, frames: Any, seconds: Any) -> dict[str, Any]:
+    def _request(self, frames: Any, seconds: Any) -> dict[str, object]:
         if not self.family.startswith("qwen"):
             return {"prompt": self.prompt, "multi_modal_data": {"video": frames}}
         # The processors tell the time of a temporal step, two frames, from the frames per second.
@@ -203,7 +192,7 @@ class Engine:
         }
 
     @property
-    def functions(self) -> Mapping[str, Callable[..., Any]]:
+    def functions(self) -> Functions:
         return {"facts": self.facts, "caption": self.caption, "run": self.run, "decode": self.decode}
 
 
@@ -233,10 +222,11 @@ def _number_as_transformers() -> None:
 
 
 def main(about: str) -> None:
-    """Answer questions.
+    """Answer requests.
 
     Args:
-        about: JSON: ``model, dtype, most`` (clips at once), ``prompt``, ``system``, ``max_new_tokens``; to read files
-            ``video`` (as ``video.read`` takes it), to draft ``draft`` (``model`` and ``num_speculative_tokens``).
+        about: JSON: ``model, dtype, max_batch`` (clips at once), ``prompt``, ``system``, ``max_new_tokens``; to
+            read files ``video`` (as ``video.read`` takes it); to draft ``draft`` (``model`` and
+            ``num_speculative_tokens``).
     """
     answer(lambda: Engine(json.loads(about)).functions)

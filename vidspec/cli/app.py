@@ -28,7 +28,7 @@ from vidspec.cli import (
 )
 from vidspec.cli.interrupts import ending_of, terminable
 from vidspec.cli.options import CaptionHelp
-from vidspec.cli.report import complain
+from vidspec.cli.printed import complain
 from vidspec.errors import VidspecError
 from vidspec.escaping import shown
 

@@ -1,41 +1,32 @@
-"""``vidspec bench``: its options; measuring and comparing themselves are in ``vidspec.bench``."""
+"""``vidspec bench``: its options; measuring and comparing are in ``vidspec.bench``."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from enum import Enum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 from typer.core import TyperGroup
 
-from vidspec.cli.printed import print_facts, print_json, say
-from vidspec.config.bounds import THREADS
+from vidspec.cli.options import ModelOptions, flattened
+from vidspec.cli.printed import note, print_facts, print_json
 from vidspec.errors import UsageError
 
 if TYPE_CHECKING:
-    from vidspec.bench.loaded import Source
     from vidspec.bench.measure import Outcome
 
-__all__ = ["app", "counts", "run_bench"]
+__all__ = ["BenchOptions", "Clips", "Form", "app", "counts", "run_bench"]
 
 DEFAULT = "ar,vanilla-sd,sd-rand-chain,sd-uniform-chain,sd-attention-chain"
 
-
-class PairName(str, Enum):
-    """The built-in pairs."""
-
-    embedded = "embedded"
-    embedded_qwen = "embedded-qwen"
-
-
-class Form(str, Enum):
-    """How a result is written."""
-
-    markdown = "markdown"
-    json = "json"
+#: How a result is written.
+Form: TypeAlias = Literal["markdown", "json"]
+Clips: TypeAlias = Annotated[
+    list[Path] | None, typer.Argument(metavar="CLIP...", help="Video files (default: the built-in samples).")
+]
 
 
 class RunByDefault(TyperGroup):
@@ -47,101 +38,74 @@ class RunByDefault(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(cls=RunByDefault, help="Measure profiles and peers side by side; `run` if no command is named.")
+@dataclass(frozen=True)
+class BenchOptions:
+    """The options of every command that runs a bench."""
 
-Pair = Annotated[PairName, typer.Option("--pair", help="A built-in pair.")]
-Target = Annotated[str | None, typer.Option("--target", help="Hub id or folder; the built-in pair if left out.")]
-Draft = Annotated[str | None, typer.Option("--draft", help="Hub id or folder.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
-Threads = Annotated[
-    int | None, typer.Option("--threads", min=1, max=THREADS, help="CPU threads; as torch chooses if left out.")
-]
-Clips = Annotated[
-    list[Path] | None, typer.Argument(metavar="CLIP...", help="Video files; the shipped samples if none are named.")
-]
-Repeats = Annotated[int, typer.Option("--repeats", min=1, help="Of every clip.")]
-NoPeers = Annotated[bool, typer.Option("--no-peers", help="Leave out transformers' own generate.")]
-Peers = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--peer",
-        metavar="NAME=PYTHON",
-        help="openvino, vllm or vllm-draft, and an interpreter that has it; any number of times.",
-    ),
-]
-Json = Annotated[
-    Path | None,
-    typer.Option("--json", metavar="FILE", help="Every record as it comes; the same command continues the file."),
-]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Begin FILE anew; the older becomes FILE~.")]
-Report = Annotated[
-    Path | None, typer.Option("--report", metavar="FILE.html", help="One page: the table to sort, spreads as bars.")
-]
-Turns = Annotated[
-    list[str] | None,
-    typer.Option("--turn", metavar="TEXT", help="Ask this behind the answer before; a table for each turn."),
-]
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of every clip.")] = 3
+    no_peers: Annotated[bool, typer.Option("--no-peers", help="Leave out transformers' own generate.")] = False
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PYTHON",
+            help="openvino, vllm or vllm-draft, and a Python interpreter that has it; may be repeated.",
+        ),
+    ] = None
+    json: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Append every record to FILE; the same command continues the file."),
+    ] = None
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start FILE over; the earlier one becomes FILE~.")] = (
+        False
+    )
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Write a page with a sortable table and error bars.")
+    ] = None
+    turn: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Ask this after the previous answer; one table per turn."),
+    ] = None
+
+
+app = typer.Typer(cls=RunByDefault, help="Measure profiles and peers side by side; `run` is the default command.")
 
 
 @app.command("run")
+@flattened()
 def run(
     context: typer.Context,
+    *,
     clips: Clips = None,
     profiles: Annotated[
         str | None,
         typer.Option(
             "--profiles",
-            help="Names or files, each with +KEY=VALUE for what is to differ, parted by commas; "
-            "the first is the baseline; all: lossless.",
+            help="Names or files, separated by commas, each with +KEY=VALUE for keys to change; "
+            "the first is the baseline; all: every lossless profile.",
             show_default=DEFAULT,
         ),
     ] = None,
-    pair: Pair = PairName.embedded,
-    repeats: Repeats = 3,
-    target: Target = None,
-    draft: Draft = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    threads: Threads = None,
-    no_peers: NoPeers = False,
-    peer: Peers = None,
-    json: Json = None,
-    overwrite: Overwrite = False,
-    report: Report = None,
-    turn: Turns = None,
+    models: ModelOptions,
+    options: BenchOptions,
 ) -> int:
-    """Run profiles and peers in turn on the same clips; a Markdown table on stdout.
+    """Run profiles and peers in turn on the same clips and print a Markdown table.
 
-    Times are medians over clips, with the least and greatest in brackets. Every record goes to --json at once, and a
-    run that was stopped goes on where it was when the same command is given again.
+    Times are medians over clips, with minimum and maximum in brackets. Every record is written to --json at once; if
+    a run is stopped, the same command continues it.
     """
-    from vidspec.bench.loaded import Source, names_of
+    from vidspec.bench.loaded import names_of
 
-    names = names_of(profiles or DEFAULT)
-    source = Source(pair.value, target, draft, device, dtype)
-    run_bench(context, names, clips or (), source, repeats, threads, no_peers, peer, json, overwrite, report, turn)
+    run_bench(context, names_of(profiles or DEFAULT), clips or (), models, options)
     return 0
 
 
 def run_bench(
-    context: typer.Context,
-    names: Sequence[str],
-    clips: Sequence[Path],
-    source: Source,
-    repeats: int,
-    threads: int | None,
-    no_peers: bool,
-    peer: Sequence[str] | None,
-    json: Path | None,
-    overwrite: bool,
-    report: Path | None,
-    turn: Sequence[str] | None,
+    context: typer.Context, names: Sequence[str], clips: Sequence[Path], models: ModelOptions, options: BenchOptions
 ) -> Outcome:
-    """Measure what a command line asked for and print its table; the first name is the baseline.
+    """Measure what a command line asks for and print its table; the first name is the baseline.
 
     Raises:
-        VidspecError: of options that exclude each other, and of the bench.
+        VidspecError: options exclude each other, or the bench fails.
     """
     from vidspec.bench.measure import Bench, measure
     from vidspec.bench.outside import pythons
@@ -149,18 +113,21 @@ def run_bench(
     from vidspec.display.pages.bench import write_bench
     from vidspec.display.pages.page import check_page
 
-    named = list(map(str, clips))
+    named, turns, json, report = list(map(str, clips)), tuple(options.turn or ()), options.json, options.report
     if json is not None:
-        check_results(json, named, overwrite=overwrite)
+        check_results(json, named, overwrite=options.overwrite)
     if report is not None:
         check_page(report, named)
-    if turn and peer:
+    if turns and options.peer:
         raise UsageError("--turn and --peer exclude each other")
-    if turn and not all(one.strip() for one in turn):
+    if not all(one.strip() for one in turns):
         raise UsageError("--turn: is empty", hint="--turn 'Describe the video.' --turn 'Where does it end?'")
-    outside = pythons(peer or ())
-    peers, turns = not (no_peers or turn), tuple(turn or ())  # peers know no dialogues
-    outcome = measure(Bench(names, clips, repeats, source, threads, peers, outside, json, overwrite, turns), say)
+    outside = pythons(options.peer or ())
+    peers = not (options.no_peers or turns)  # peers know no dialogues
+    bench = Bench(
+        names, clips, options.repeats, models.source, models.threads, peers, outside, json, options.overwrite, turns
+    )
+    outcome = measure(bench, note)
     print(outcome.table)
     print_facts(outcome.machine)
     if report is not None:
@@ -179,21 +146,23 @@ def _command(context: typer.Context) -> str:
             continue
         values = value if isinstance(value, list | tuple) else [value]
         words += [parameter.opts[0]] if parameter.opts[0].startswith("-") else []
-        words += [str(getattr(one, "value", one)) for one in values if one is not True]
+        words += [str(one) for one in values if one is not True]
     return shlex.join(words)
 
 
 @app.command("compare")
 def compare(
     before: Annotated[Path, typer.Argument(metavar="A.json", help="Results of `vidspec bench --json`.")],
-    after: Annotated[Path, typer.Argument(metavar="B.json", help="Those to hold against them.")],
-    level: Annotated[float, typer.Option("--level", help="Of the intervals; 0.99 is wrong once in a hundred.")] = 0.99,
-    form: Annotated[Form, typer.Option("--format", help="json: one object with rows and notes.")] = Form.markdown,
+    after: Annotated[Path, typer.Argument(metavar="B.json", help="Results to compare with A.")],
+    level: Annotated[
+        float, typer.Option("--level", help="Confidence level of the intervals; 0.99 is wrong once in a hundred.")
+    ] = 0.99,
+    form: Annotated[Form, typer.Option("--format", help="json: one object with rows and notes.")] = "markdown",
 ) -> int:
     """Tell real changes between two runs from noise, by a paired bootstrap over clips.
 
-    Of every method and time: the geometric mean over clips of B / A, with its interval. A change is real where the
-    interval leaves out 1.
+    For every method and time it prints the geometric mean over clips of B / A with its interval. A change is real if
+    the interval excludes 1.
     """
     from vidspec.bench import compare as comparing
     from vidspec.bench.results import read_results
@@ -201,23 +170,23 @@ def compare(
     if not 0.5 <= level < 1:
         raise UsageError(f"--level must lie between 0.5 and 1, not {level:g}")
     compared = comparing.compare(read_results(before), read_results(after), level=level)
-    if form is Form.json:
+    if form == "json":
         print_json(compared.to_dict())
     else:
         print(comparing.markdown(compared))
     return 0
 
 
-def counts(text: str, option: str, such_as: str) -> list[int]:
-    """Increasing numbers, parted by commas.
+def counts(text: str, option: str, example: str) -> list[int]:
+    """Increasing numbers, separated by commas.
 
     Raises:
-        UsageError: they are none.
+        UsageError: ``text`` is anything else.
     """
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         numbers = []
     if not numbers or numbers[0] < 1 or numbers != sorted(set(numbers)):
-        raise UsageError(f"{option} {text}: must be increasing numbers", hint=f"such as {option} {such_as}")
+        raise UsageError(f"{option} {text}: must be increasing numbers", hint=f"such as {option} {example}")
     return numbers

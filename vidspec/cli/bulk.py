@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from vidspec.cli import start
 from vidspec.cli.destinations import destinations_of, output_of
 from vidspec.cli.interrupts import ending_of
-from vidspec.cli.options import EngineName, Request
-from vidspec.cli.report import left_out, loaded, note, totals
+from vidspec.cli.options import Request
+from vidspec.cli.printed import note
+from vidspec.cli.report import left_out, loaded, totals
 from vidspec.cli.request import check, forms_of, how_of, overrides_of, parameters, part_of, sources_of
 from vidspec.errors import UsageError
 from vidspec.events.observer import Observer, Several
@@ -24,15 +25,14 @@ from vidspec.files import check_output
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
-    from vidspec.dataset.bulk import Executor, Listener
+    from vidspec.dataset.bulk import Executor, Listener, Remaining
     from vidspec.dataset.formats import Format
     from vidspec.dataset.inputs import Found
+    from vidspec.dataset.job import Job, JobConfig, Outcome
     from vidspec.dataset.outputs import Output
-    from vidspec.dataset.plan import Remaining
     from vidspec.dataset.records import Settings
-    from vidspec.dataset.work import Entry, How, Outcome, Task
     from vidspec.display.heatmap_files import HeatmapFiles
-    from vidspec.display.pages.watching import ReportFile
+    from vidspec.display.pages.report import ReportFile
 
 __all__ = ["caption_all"]
 
@@ -44,8 +44,8 @@ class Run:
     request: Request
     profile: Profile
     found: Found
-    entries: list[Entry]
-    how: How
+    entries: list[Job]
+    how: JobConfig
     settings: Settings
     output: Output
     pictures: HeatmapFiles | None = None
@@ -62,7 +62,7 @@ class Run:
     @property
     def prompts(self) -> set[str]:
         """All that are asked, the system prompt and what ``--context`` makes of a prompt included."""
-        from vidspec.dataset.run import CONTEXT
+        from vidspec.dataset.job import CONTEXT
 
         several = [self.how.questions_of(entry) for entry in self.entries]
         asked = {
@@ -91,7 +91,7 @@ def caption_all(request: Request) -> int:
     resolved = resolve(request.profile, overrides_of(request), defaults)
     profile = resolved.profile
     if resolved.sources.get("models.draft") == PAIRED and not request.quiet:
-        note(f"note: the draft is {profile.models.draft}, as `vidspec models` has it (--draft names another)")
+        note(f"note: the draft is {profile.models.draft}, as `vidspec models` lists it (--draft names another)")
     how_of(request, profile, 0)  # refuses what cannot be before folders are searched
     shard = shard_of(request.shard, os.environ)
     found = inputs.collect(sources)
@@ -106,7 +106,7 @@ def caption_all(request: Request) -> int:
         raise UsageError("there is no video to caption", hint=left_out(found) or "the list is empty")
     entries = shard.mine(found.entries) if shard else found.entries
     if shard and not request.quiet:
-        source = " (SLURM's job array; --shard 1/1 captions all)" if shard.automatic else ""
+        source = " (from the SLURM job array; --shard 1/1 captions all)" if shard.automatic else ""
         note(f"shard {shard.number} of {shard.count}: {len(entries)} of {len(found.entries)} clips{source}")
     _check_files(request, profile, [entry.path for entry in entries])
     how = replace(how_of(request, profile, len(entries)), models_named=resolved.models_named)
@@ -143,19 +143,18 @@ def _check_files(request: Request, profile: Profile, clips: Sequence[str]) -> No
         check_page(request.report, clips)
 
 
-def _check_questions(how: How, forms: Sequence[Format], entries: Sequence[Entry]) -> None:
+def _check_questions(how: JobConfig, forms: Sequence[Format], entries: Sequence[Job]) -> None:
     """Refuse what makes no sense where a clip is asked several things, those of a manifest among them."""
     if not any(how.questions_of(entry) for entry in entries):
         return
     if how.segment is not None:
         raise UsageError("--segment and several questions of a manifest exclude each other")
     if one := [form for form in forms if form in ("srt", "vtt", "webdataset-txt")]:
-        raise UsageError(f"--format {one[0]}: has one caption of a clip, and several are asked", hint="--format jsonl")
+        raise UsageError(f"--format {one[0]}: holds one caption per clip, not several answers", hint="--format jsonl")
 
 
 def _run(run: Run) -> int:
-    from vidspec.dataset.bulk import execute
-    from vidspec.dataset.plan import plan
+    from vidspec.dataset.bulk import execute, plan
     from vidspec.dataset.run import exit_code
 
     request = run.request
@@ -168,7 +167,7 @@ def _run(run: Run) -> int:
             planned = plan(run.entries, run.output, run.settings, checksum=request.checksum, retry=request.retry_failed)
             tally.earlier, tally.earlier_failed, tally.reused = planned.captioned, planned.failed, planned.reused
             _tell_earlier(run, planned)
-            if planned.tasks or planned.unkept:
+            if planned.jobs or planned.unkept:
                 engine, listeners = _equipped(stack, run, planned, tally)
                 limit = 1 if request.fail_fast else request.max_failures
                 code = execute(planned, engine, run.output, run.settings, tally, listeners, max_failures=limit)
@@ -183,7 +182,7 @@ def _run(run: Run) -> int:
     if run.several and not request.quiet:
         note(totals(tally, run.found))
     if run.found.unreadable:
-        note(f"error: {len(run.found.unreadable)} of what was named could not be found or listed, see above")
+        note(f"error: {len(run.found.unreadable)} inputs could not be found or listed, see above")
     if tally.stopped:
         note(f"error: stopped: {tally.stopped}")
     unseen = run.pictures.errors if run.pictures else []
@@ -209,7 +208,7 @@ def _tell_earlier(run: Run, planned: Remaining) -> None:
         return
     others = run.output.others({run.settings.of(entry) for entry in run.entries})
     if others:
-        note(f"{others} earlier records were made with other settings and stay (--overwrite begins anew)")
+        note(f"{others} earlier records were made with other settings and are kept (--overwrite starts over)")
     if not done:
         return
     failed = f", {planned.failed} of them failed (--retry-failed tries them again)" if planned.failed else ""
@@ -229,8 +228,8 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
         stack.callback(log.close)
         log.start(tally, run.profile.name, parameters(request))
         listeners.append(log)
-    elsewhere = request.engine is EngineName.ray or request.replicas is not None
-    if planned.tasks:
+    elsewhere = request.engine == "ray" or request.replicas is not None
+    if planned.jobs:
         for line in start.demo_notes(run.profile, run.prompts, f"caption {shlex.quote(run.entries[0].path)}"):
             note(line)
         if request.baseline and run.several and not request.quiet:
@@ -242,15 +241,15 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
     engine: Executor
     observer: Observer
     drawn = False
-    if not planned.tasks:  # no caption could be kept
-        engine = lambda tasks: iter(())  # noqa: E731
+    if not planned.jobs:  # no caption could be kept
+        engine = lambda jobs: iter(())  # noqa: E731
     elif elsewhere:
         engine = _elsewhere(run)
         observer, drawn = _observer(stack, run, tally)
     else:
         from vidspec.dataset.local import outcomes, readers_for
 
-        readers = readers_for(run.how, len(planned.tasks))
+        readers = readers_for(run.how, len(planned.jobs))
         for reader in readers:  # their processes start while models load
             stack.callback(reader.close)
             reader.start()
@@ -270,8 +269,8 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
         observer, drawn = _observer(stack, run, tally)
         observer = Several([*drawing, observer])
 
-        def engine(tasks: Iterable[Task]) -> Iterator[Outcome]:
-            return outcomes(captioner, tasks, run.how, observer, readers)
+        def engine(jobs: Iterable[Job]) -> Iterator[Outcome]:
+            return outcomes(captioner, jobs, run.how, observer, readers)
 
     if request.trace is not None:
         traces = Traces(request.trace)
@@ -291,7 +290,7 @@ def _drawing(stack: ExitStack, run: Run) -> Iterator[Observer]:
         run.pictures = HeatmapFiles(request.heatmap, run.profile)
         yield run.pictures
     if request.report is not None:
-        from vidspec.display.pages.watching import ReportFile
+        from vidspec.display.pages.report import ReportFile
 
         run.page = ReportFile(request.report, run.profile)
         stack.callback(run.page.write)
@@ -304,15 +303,15 @@ def _elsewhere(run: Run) -> Executor:
     from vidspec.dataset.pool import Factory
 
     request = run.request
-    groups = device_groups(request.replicas, run.profile, ray=request.engine is EngineName.ray, address=request.address)
+    groups = device_groups(request.replicas, run.profile, ray=request.engine == "ray", address=request.address)
     factory = Factory(run.profile.model_dump())
-    if request.engine is EngineName.ray:
+    if request.engine == "ray":
         from vidspec.dataset.ray_engine import ray_outcomes
 
-        return lambda tasks: ray_outcomes(factory, tasks, run.how, groups, address=request.address)
+        return lambda jobs: ray_outcomes(factory, jobs, run.how, groups, address=request.address)
     from vidspec.dataset.replicas import replica_outcomes
 
-    return lambda tasks: replica_outcomes(factory, tasks, run.how, groups)
+    return lambda jobs: replica_outcomes(factory, jobs, run.how, groups)
 
 
 def _observer(stack: ExitStack, run: Run, tally: Tally) -> tuple[Observer, bool]:

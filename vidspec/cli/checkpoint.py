@@ -1,13 +1,13 @@
-"""Looks at a config: whether the checkpoint is supported and how, which drafts fit it and the memory. Reads no weights.
+"""Inspects a checkpoint by its config: whether and how it is supported, its memory, and which drafts fit. No weights.
 
-The model is built without numbers (on torch's meta device), so what is said is what loading it would find.
+The model is built without numbers (on torch's meta device), so the findings are those that loading it would give.
 """
 
 from __future__ import annotations
 
 import shlex
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,12 +19,11 @@ from vidspec.engine.fused import uncovered
 from vidspec.models import loading
 from vidspec.models.adapter import Adapter
 from vidspec.models.identity import related
-from vidspec.models.known_pairs import BYTES, PROMPT, KnownModel, known, visual_tokens
+from vidspec.models.known_pairs import KnownModel, Load, known
 from vidspec.models.text_only import TextModel
-from vidspec.models.tiles import Size
 from vidspec.registry import families
 
-__all__ = ["Checkpoint", "Fit", "Load", "inspect"]
+__all__ = ["Checkpoint", "Fit", "inspect"]
 
 #: By how many rows two heads of one vocabulary may differ: they are padded to round numbers.
 PADDING = 1024
@@ -32,31 +31,14 @@ PADDING = 1024
 DRAFTED, UNPRUNED, BLIND, ALONE = ("specvlm", "specvlm-chain"), ("vanilla-sd",), ("onsd",), ("self-specvlm", "ar")
 
 
-class Load(NamedTuple):
-    """What memory is counted for: a clip's frames, the rows and columns of their pixels, tokens of its caption, and the
-    dtype of weights and cache, ``auto`` for the device's."""
-
-    frames: int = 32
-    size: Size = (720, 1280)
-    new_tokens: int = 512
-    dtype: str = "auto"
-
-    def visual_tokens(self, family: str) -> int | None:
-        """None for a family whose processor is not known."""
-        try:
-            return visual_tokens(family, self.frames, self.size)
-        except ValueError:
-            return None
-
-
 @dataclass(frozen=True)
 class Fit:
-    """A draft of ``vidspec models``, or the one that was named.
+    """A draft that ``vidspec models`` lists for the target, or the one that was named.
 
     Attributes:
         bytes: of both models together; None if unknown.
         refused: why it does not fit.
-        alike: whether it sees the target's visual tokens, so that what is pruned for the one is for the other.
+        alike: whether it has the target's visual tokens, so that pruning by the target's signals applies to it.
     """
 
     draft: str
@@ -71,16 +53,16 @@ class Checkpoint:
 
     Attributes:
         decoder, why: what runs its blocks, and why.
-        states: of how many blocks a state is kept instead of keys and values.
-        state_bytes: that these take for each clip at most.
+        states: number of blocks that keep a state instead of keys and values.
+        state_bytes: of these states, for each clip at most.
         refused: keys of a profile that such states exclude.
         axes: of rotary positions.
         vocabulary: rows of the head.
         kv_bytes: of keys and values, for each token.
         visual_tokens: of the clip that memory is counted for; None if the family's processor is not known.
-        weights, needed, free: bytes of the weights, of weights and such a clip, and what ``device`` has left.
-        text: whether it is a language model without vision, which can only draft.
-        hears: whether the sound of clips is read too.
+        weights, needed, free: bytes of the weights, of weights and such a clip, and those free on ``device``.
+        text: whether it is a language model without vision, which can only be a draft.
+        hears: whether it has audio input.
     """
 
     name: str
@@ -112,14 +94,15 @@ class Checkpoint:
         """Whether weights and a clip fit into the memory that is free."""
         return self.free is None or self.needed <= self.free
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """For ``--format json``."""
-        known = {key: value for key, value in asdict(self).items() if key != "load"}
-        return {**known, "supported": True, "fits": self.fits}
+        facts = asdict(self) | {"supported": True, "fits": self.fits}
+        del facts["load"]
+        return facts
 
     def rows(self) -> list[tuple[str, str]]:
         """For the table: label and value."""
-        kept = "keys and values are cut: any number of tokens, chains and trees"
+        kept = "by cutting keys and values: any number of tokens, chains and trees"
         if self.states:
             kept = (
                 f"{self.states} of {self.blocks} blocks keep states, at most {_gib(self.state_bytes)} for each clip; "
@@ -129,32 +112,30 @@ class Checkpoint:
         clip = f"a clip of {frames} frames of {wide} x {tall} and {new_tokens} new tokens"
         if self.visual_tokens is None:
             clip = f"{new_tokens} tokens"
-        room = "of unknown free" if self.free is None else f"{_gib(self.free)} free"
-        return [
+        room = "free memory unknown" if self.free is None else f"{_gib(self.free)} free"
+        room += "" if self.fits else ", too little"
+        rows = [
             ("model", self.name),
             ("family", f"{self.family}, supported" + (" as a draft only" if self.text else "")),
-            *([("sound", "heard; --no-audio leaves it out")] if self.hears else []),
+            ("sound", "read too; --no-audio leaves it out" if self.hears else ""),
             ("decoder", f"{self.decoder}: {self.why}"),
             ("rollback", kept),
             ("positions", f"{self.axes} axes (M-RoPE)" if self.axes > 1 else "1 axis"),
             ("vocabulary", f"{self.vocabulary} rows of the head"),
             ("size", f"{self.parameters / 1e9:.2f}e9 parameters, {_gib(self.weights)} in {self.dtype}"),
-            (
-                "memory",
-                f"{_gib(self.needed)} with {clip}; {self.device}: {room}" + ("" if self.fits else ", too little"),
-            ),
+            ("memory", f"{_gib(self.needed)} with {clip}; {self.device}: {room}"),
             *(("draft", f"{fit.draft}: {fit.refused or _together(fit.bytes)}") for fit in self.drafts),
-            ("run", self.command),
         ]
+        return [(label, value) for label, value in rows if value]
 
 
 def inspect(name: str, draft: str | None = None, load: Load | None = None) -> Checkpoint:
-    """Look at a checkpoint.
+    """Inspect a checkpoint.
 
     Args:
         name: hub id, or a folder as ``save_pretrained`` writes it.
-        draft: another, which alone is looked at as its draft.
-        load: what memory is counted for.
+        draft: the only draft to inspect; by default those that are listed.
+        load: the clip that memory is counted for.
 
     Raises:
         ModelError: not found, unreadable, or of a family that is not supported.
@@ -187,7 +168,7 @@ def _inspected(name: str, load: Load) -> Checkpoint:
     try:
         with torch.device("meta"):
             model = automatic.from_config(kind.config_of(config), dtype=where.dtype, trust_remote_code=False)
-    except Exception as error:  # whatever a config makes the library raise, the config is at fault
+    except Exception as error:  # any exception that a config makes the library raise is the config's fault
         raise loading.unloadable(name, error) from error
     language = kind.language_of(model)
     reason = uncovered(language, model.lm_head)
@@ -212,7 +193,7 @@ def _inspected(name: str, load: Load) -> Checkpoint:
         kv_bytes=kv,
         visual_tokens=tokens,
         weights=weights,
-        needed=weights + kv * ((tokens or 0) + PROMPT + load.new_tokens) + decoder.state_bytes,
+        needed=weights + kv * load.tokens(tokens) + decoder.state_bytes,
         free=free_memory(where.device),
         text=text,
         hears=not text and kind.audio_tokens is not Adapter.audio_tokens,
@@ -229,26 +210,25 @@ def _listed(name: str, family: str, parameters: int) -> list[KnownModel]:
     return listed or [
         draft
         for draft in drafts.values()
-        if related(family, draft.family) and draft.parameters is not None and draft.parameters < parameters
+        if related(family, draft.family) and (draft.parameters or parameters) < parameters
     ]
 
 
 def _published(target: Checkpoint, draft: KnownModel, *, unlike: bool) -> Fit:
-    """A draft of which no config is read."""
-    tokens, total = target.load.visual_tokens(draft.family), None
-    if draft.parameters is not None:
-        length = (tokens or 0) + PROMPT + target.load.new_tokens
-        total = target.needed + (draft.parameters + draft.kv_per_token * length) * BYTES[target.dtype]
-    alike = not unlike and tokens == target.visual_tokens
+    """A draft from the table, whose config is not read."""
+    load = target.load._replace(dtype=target.dtype)
+    weights = draft.weight_bytes(target.dtype)
+    total = None if weights is None else target.needed + weights + draft.kv_bytes(load)
+    alike = not unlike and load.visual_tokens(draft.family) == target.visual_tokens
     return Fit(draft.name, total, _refusal(target, draft.vocabulary, total), alike)
 
 
 def _named(target: Checkpoint, draft: Checkpoint) -> Fit:
-    """A draft that was named; its config may be of any kind."""
+    """A draft that was named, by its own config, which may be of any kind."""
     total = target.needed + draft.needed
     refused = _refusal(target, draft.vocabulary, total)
     if target.text:
-        refused = f"{target.name} is a language model without vision, which can only draft"
+        refused = f"{target.name} is a language model without vision, which can only be a draft"
     elif not draft.text and not related(target.family, draft.family):
         refused = f"{draft.family} is no draft for {target.family}"
     return Fit(draft.name, total, refused, draft.visual_tokens == target.visual_tokens)

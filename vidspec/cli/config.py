@@ -1,15 +1,15 @@
-"""``vidspec config``: what holds when nothing is said, and who said it."""
+"""``vidspec config``: the values that a run would use, and where each comes from."""
 
 from __future__ import annotations
 
 import json
 import os
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from vidspec.cli.options import Debug, Profile, Request, Settings, TextOrJson
-from vidspec.cli.report import note
+from vidspec.cli.printed import note
 from vidspec.escaping import json_text, one_line
 
 __all__ = ["app"]
@@ -26,12 +26,12 @@ def _root() -> None:
 def show(
     profile: Profile = None,
     settings: Settings = None,
-    form: Annotated[TextOrJson, typer.Option("--format", help="json: one object.")] = TextOrJson.text,
+    form: Annotated[TextOrJson, typer.Option("--format", help="json: one object.")] = "text",
     debug: Debug = False,
 ) -> None:
     """Show every value that `vidspec caption` would use, and where it comes from.
 
-    A flag wins over a VIDSPEC_* variable, that over the profile, that over the user's config, that over the default.
+    In order of precedence: flag, VIDSPEC_* variable, profile, user's config, default.
     """
     from vidspec.cli.request import overrides_of
     from vidspec.config.user_config import DEFAULT_PROFILE, read_config, resolve
@@ -39,10 +39,10 @@ def show(
     defaults = read_config()
     resolved = resolve(profile, overrides_of(Request(settings=settings)), defaults)
     config = str(defaults.path)
-    rows: list[tuple[str, Any, str]] = []
+    rows: list[tuple[str, object, str]] = []
     if profile is not None:
-        said = "VIDSPEC_PROFILE" if os.environ.get("VIDSPEC_PROFILE") == profile else "flag"
-        rows.append(("profile", profile, said))
+        source = "VIDSPEC_PROFILE" if os.environ.get("VIDSPEC_PROFILE") == profile else "flag"
+        rows.append(("profile", profile, source))
     else:
         rows.append(("profile", defaults.profile or DEFAULT_PROFILE, config if defaults.profile else "default"))
     rows.append(("format", defaults.format or "text", config if defaults.format else "default"))
@@ -51,7 +51,7 @@ def show(
         section, _, inner = key.partition(".")
         if inner:
             rows.append((key, values[section][inner], source))
-    if form is TextOrJson.json:
+    if form == "json":
         print(json.dumps({key: {"value": value, "source": source} for key, value, source in rows}, indent=2))
         return
     width = max(len(key) for key, _, _ in rows)

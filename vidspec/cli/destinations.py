@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from vidspec.cli.options import Request
     from vidspec.dataset.formats import Format
     from vidspec.dataset.inputs import Found
+    from vidspec.dataset.job import Job
     from vidspec.dataset.outputs import Output
     from vidspec.dataset.shards import Shard
     from vidspec.dataset.sidecars import Names
-    from vidspec.dataset.work import Entry
 
 __all__ = ["Destination", "destinations_of", "output_of"]
 
@@ -36,7 +36,7 @@ class Destination:
     names: tuple[Names, ...] = ()
     several: bool = False
 
-    def journal(self, entry: Entry, label: str) -> Path | None:
+    def journal(self, entry: Job, label: str) -> Path | None:
         """The file that remembers what was done of an entry, if one does."""
         from vidspec.dataset.outputs import journal_beside, journal_of
 
@@ -46,7 +46,7 @@ class Destination:
 
 
 def destinations_of(
-    request: Request, forms: Sequence[Format], found: Found, entries: Sequence[Entry], profile: str, shard: Shard | None
+    request: Request, forms: Sequence[Format], found: Found, entries: Sequence[Job], profile: str, shard: Shard | None
 ) -> list[Destination]:
     """Where records go; makes and changes nothing.
 
@@ -94,14 +94,14 @@ def destinations_of(
     for option in ("overwrite", "retry_failed", "checksum"):
         if getattr(request, option) and not any(place.path or place.names for place in destinations):
             name = option.replace("_", "-")
-            raise UsageError(f"--{name} needs a file to look into", hint="-o FILE or --output-dir DIR")
+            raise UsageError(f"--{name} needs an output file", hint="-o FILE or --output-dir DIR")
     if request.output_dir is not None and os.path.exists(request.output_dir) and not os.path.isdir(request.output_dir):
         raise UsageError(f"--output-dir {request.output_dir}: is not a folder")
     return destinations
 
 
 def output_of(
-    request: Request, destinations: Sequence[Destination], entries: Sequence[Entry], shard: Shard | None
+    request: Request, destinations: Sequence[Destination], entries: Sequence[Job], shard: Shard | None
 ) -> Output:
     """Opens the destinations; locks and repairs what an earlier run left, before any model is loaded.
 

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -21,26 +21,16 @@ from vidspec.cli.printed import facts_table, print_json
 __all__ = ["Environment", "Missing", "device_memory", "doctor", "inspect", "model_cache"]
 
 #: Distributions whose versions matter, and whether captioning needs them.
-PACKAGES = {
-    "torch": True,
-    "transformers": True,
-    "tokenizers": True,
-    "safetensors": True,
-    "av": True,
-    "decord": False,
-    "numpy": True,
-    "pillow": True,
-}
-#: What Linux has where there is a GPU that torch may know.
+PACKAGES = dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "av"), True)
+PACKAGES |= {"decord": False, "numpy": True, "pillow": True}
+#: Files that Linux has where there is a GPU that torch may support.
 GPUS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-REMEDIES = {
-    "decord": "pip install decord (PyAV decodes everything in the meantime)",
-}
+REMEDIES = {"decord": "pip install decord (PyAV decodes everything in the meantime)"}
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Something that is not there: does captioning need it, and how to get it."""
+    """Something that is missing: whether captioning needs it, and how to get it."""
 
     what: str
     remedy: str
@@ -63,10 +53,6 @@ class Environment:
     embedded_pair: bool = False
     missing: list[Missing] = field(default_factory=list)
 
-    def to_dict(self) -> dict[str, Any]:
-        """For ``--format json``."""
-        return asdict(self)
-
     def rows(self) -> list[tuple[str, str]]:
         """For the table: label and value."""
         return [
@@ -81,18 +67,16 @@ class Environment:
         ]
 
 
-def doctor(
-    form: Annotated[TextOrJson, typer.Option("--format", help="json: one object.")] = TextOrJson.text,
-) -> int:
-    """Show versions, devices, what runs language models, video decoders and the model cache; what is missing.
+def doctor(form: Annotated[TextOrJson, typer.Option("--format", help="json: one object.")] = "text") -> int:
+    """Show versions, devices, video decoders, the model cache, how language models run, and what is missing.
 
-    `vidspec models` says which models fit this machine.
+    `vidspec models` shows which models fit this machine.
 
     Exit codes: 0 captioning can work, 3 something it needs is missing.
     """
     found = inspect()
-    if form is TextOrJson.json:
-        print_json(found.to_dict())
+    if form == "json":
+        print_json(asdict(found))
     else:
         from rich.text import Text
 
@@ -104,24 +88,24 @@ def doctor(
 
 
 def inspect() -> Environment:
-    """Look around. Takes as long as importing torch does."""
+    """Inspect this machine; takes as long as importing torch does."""
     found = Environment(python=platform.python_version(), platform=platform.platform(terse=True))
     found.vidspec = _version("vidspec") or "unknown (not installed)"
     found.packages = {name: _version(name) for name in PACKAGES}
     for name, needed in PACKAGES.items():
         if found.packages[name] is None:
             found.missing.append(Missing(name, REMEDIES.get(name, f"pip install {name}"), needed))
-    torch = _imported("torch", found)
-    if torch is not None:
-        found.devices = _devices(torch)
+    if _imported("torch", found) is not None:
+        found.devices = _devices()
         found.language_models = _language_models()
     found.decoders = [name for name in ("decord", "av") if _imported(name, found) is not None]
     if "av" in found.decoders:
-        from vidspec.video.decode_nvdec import refusal
+        from vidspec.video.decode_hardware import DEVICES, refusal
 
-        found.decoders += ["nvdec"] if refusal() is None else []
+        found.decoders += [name for name in DEVICES if refusal(name) is None]
     found.model_cache = str(model_cache())
-    found.offline = any(_true(os.environ.get(name)) for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    offline = [os.environ.get(name, "").strip().upper() for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")]
+    found.offline = not {"1", "ON", "YES", "TRUE"}.isdisjoint(offline)
     weights = Path(__file__).resolve().parent.parent / "embedded"
     found.embedded_pair = any(weights.rglob("*.safetensors"))
     if not found.embedded_pair:
@@ -149,7 +133,9 @@ def _imported(name: str, found: Environment) -> ModuleType | None:
         return None
 
 
-def _devices(torch: Any) -> list[str]:
+def _devices() -> list[str]:
+    import torch
+
     devices = []
     for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         facts = torch.cuda.get_device_properties(number)
@@ -160,7 +146,7 @@ def _devices(torch: Any) -> list[str]:
 
 
 def _language_models() -> str:
-    """What runs their blocks, by the rule that loading follows; a record says it of each model."""
+    """What runs their blocks, by the rule that loading follows; records name it for each model."""
     from vidspec.engine.fused import FAMILIES
     from vidspec.engine.matrix import packing
 
@@ -174,15 +160,11 @@ def model_cache() -> Path:
     return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
 
 
-def _true(value: str | None) -> bool:
-    return (value or "").strip().upper() in {"1", "ON", "YES", "TRUE"}
-
-
 def device_memory() -> int | None:
-    """Bytes that are free where models run by default: the first GPU, else the machine; None where nobody says."""
+    """Free bytes where models run by default, on the first GPU or in main memory; None if that cannot be read."""
     from vidspec import memory
 
-    if sys.platform != "linux" or any(Path(one).exists() for one in GPUS):  # elsewhere nobody waits for torch
+    if sys.platform != "linux" or any(Path(one).exists() for one in GPUS):  # elsewhere torch is not needed
         import torch
 
         from vidspec.engine.device import free_memory

@@ -8,7 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vidspec.cli.report import complain, left_out, named, note
+from vidspec.cli.printed import complain, note
+from vidspec.cli.report import left_out
 from vidspec.escaping import one_line
 from vidspec.events.tally import duration
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from vidspec.cli.options import Request
     from vidspec.dataset.dry_run import Wanted
     from vidspec.dataset.inputs import Found
+    from vidspec.dataset.job import Job
     from vidspec.dataset.records import Settings
-    from vidspec.dataset.work import Entry
 
 __all__ = ["dry_run"]
 
@@ -26,7 +27,7 @@ __all__ = ["dry_run"]
 def dry_run(
     request: Request,
     found: Found,
-    entries: Sequence[Entry],
+    entries: Sequence[Job],
     destinations: Sequence[Destination],
     settings: Settings,
     label: str,
@@ -40,16 +41,16 @@ def dry_run(
         settings: how clips would be captioned.
         label: of the shard.
     """
+    from vidspec.dataset.bulk import plan
     from vidspec.dataset.dry_run import estimate, past, wanted
-    from vidspec.dataset.outputs import Looked, Several
-    from vidspec.dataset.plan import plan
+    from vidspec.dataset.outputs import Journaled, Several
     from vidspec.dataset.writers import StdoutLines
 
     kept = [one for one in destinations if one.journal(entries[0], label) and not request.overwrite]
-    journals = [Looked(partial(_journal, one, label)) for one in kept]
+    journals = [Journaled(partial(_journal, one, label), look=True) for one in kept]
     looked = Several(journals)
     planned = plan(entries, looked, settings, checksum=request.checksum, retry=request.retry_failed)
-    todo = {task.number: wanted(task, settings.how) for task in planned.tasks}
+    todo = {job.number: wanted(job, settings.config) for job in planned.jobs}
     out = StdoutLines()
     for number, entry in enumerate(entries, start=1):
         one = todo.get(number)
@@ -65,20 +66,22 @@ def dry_run(
     for line in errors:
         complain(line)
     profile = settings.profile
-    about = f"{named(profile['models'])}, profile {profile['name']}; {_where(destinations)}"
+    models = profile["models"]
+    named = models["pair"] or " + ".join(filter(None, (models["target"], models["draft"])))
+    about = f"{named}, profile {profile['name']}; {_where(destinations)}"
     note(f"dry run: nothing is loaded or written; {about}")
     left = [one for one in todo.values() if one.error is None]
     counts = [f"{len(left)} to caption ({duration(sum(one.seconds for one in left))} of video{_parts(left)})"]
-    others = {
+    rest = {
         "done before": planned.captioned,
         "failed before (--retry-failed tries them again)": planned.failed,
-        "taken over from the same bytes": planned.reused,
+        "reused from identical files": planned.reused,
         "unreadable": len(errors),
     }
-    counts += [f"{count} {what}" for what, count in others.items() if count]
-    counts += [f"left out: {aside}"] if (aside := left_out(found)) else []
+    counts += [f"{count} {what}" for what, count in rest.items() if count]
+    counts += [f"left out: {others}"] if (others := left_out(found)) else []
     note(f"{len(entries)} clips: {', '.join(counts)}")
-    by_length = settings.how.segment is not None or profile["video"]["fps"] is not None
+    by_length = settings.config.segment is not None or profile["video"]["fps"] is not None
     records = chain.from_iterable(one.records() for one in journals)
     earlier = past(records, {settings.of(entry) for entry in entries})
     guess = estimate(left, earlier, by_length=by_length)
@@ -87,13 +90,13 @@ def dry_run(
     return int(bool(errors or found.unreadable))
 
 
-def _journal(destination: Destination, label: str, entry: Entry) -> Path:
+def _journal(destination: Destination, label: str, entry: Job) -> Path:
     path = destination.journal(entry, label)
     assert path is not None
     return path
 
 
-def _end(entry: Entry) -> str:
+def _end(entry: Job) -> str:
     return "end" if entry.end is None else f"{entry.end:g}"
 
 

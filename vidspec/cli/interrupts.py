@@ -1,4 +1,4 @@
-"""How a command ends that is told to: after Ctrl-C, SIGTERM and SIGHUP the terminal and files are left in order."""
+"""How a command ends after Ctrl-C, SIGTERM and SIGHUP: the terminal and all files are left in order."""
 
 from __future__ import annotations
 
@@ -7,34 +7,33 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
-__all__ = ["Ending", "Terminated", "ending_of", "terminable"]
-
+__all__ = ["Ending", "Terminated", "ending_of", "stoppable", "terminable"]
 
 #: Seconds after which a signal is sent again that came at a time when nothing could be raised.
 AGAIN = 0.02
 
 
 class Ending(NamedTuple):
-    """What is said and the exit code, 128 and the signal's number as shells have it."""
+    """How a command ended, in a word, and its exit code: 128 and the signal's number, as shells have it."""
 
     word: str
     code: int
 
 
 class Terminated(KeyboardInterrupt):
-    """One of :data:`SIGNALS`; whoever cleans up after Ctrl-C does so after this."""
+    """One of :data:`SIGNALS` arrived; code that cleans up after Ctrl-C does so after this too."""
 
     def __init__(self, number: int = signal.SIGTERM) -> None:
         super().__init__()
         self.number = number
 
 
-#: What ends a command beside Ctrl-C, by what is said of it; there is no SIGHUP on Windows.
+#: Signals that end a command besides Ctrl-C, and the word for each; there is no SIGHUP on Windows.
 SIGNALS = {
     getattr(signal, name): word
     for name, word in (("SIGTERM", "terminated"), ("SIGHUP", "hung up"))
@@ -66,11 +65,11 @@ def terminable() -> Iterator[None]:
     before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
     for number in before:
         signal.signal(number, _terminated)
-    told = sys.unraisablehook
+    hook = sys.unraisablehook
 
     def again(unraisable: sys.UnraisableHookArgs) -> None:
         if not isinstance(unraisable.exc_value, KeyboardInterrupt):
-            told(unraisable)
+            hook(unraisable)
             return
         number: int = signal.SIGINT
         if isinstance(unraisable.exc_value, Terminated):
@@ -84,9 +83,34 @@ def terminable() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.unraisablehook = told
+        sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+@contextmanager
+def stoppable() -> Iterator[Callable[[], bool]]:
+    """In here the first Ctrl-C is only noted, so that no cache is left half written; the second one raises.
+
+    Gives a function that returns whether it was pressed. Outside the main thread nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    pressed = False
+    before = signal.getsignal(signal.SIGINT)
+
+    def press(_number: int, _frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
 
 
 def _terminated(number: int, _frame: FrameType | None) -> NoReturn:
@@ -97,7 +121,7 @@ def _terminated(number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _leave_terminal() -> None:
-    """Let nothing that is still to be said fail where the terminal is gone: what writes to it writes to nowhere."""
+    """Where the terminal is gone, redirect output to nowhere, so that the last messages raise no error."""
     for output in (1, 2):
         try:
             os.write(output, b"")

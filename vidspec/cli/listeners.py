@@ -1,4 +1,4 @@
-"""Who hears of outcomes on the command line: lines on stderr, notes of progress, and the trace."""
+"""Listeners to the outcomes of a run: lines on standard error, notes of progress, and the trace."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import json
 import re
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from vidspec.cli.report import failure, note, progress, summary, where_time_went
+from vidspec.cli.printed import note
+from vidspec.cli.report import failure, progress, summary, where_time_went
 from vidspec.dataset.bulk import Listener
-from vidspec.dataset.work import Outcome
+from vidspec.dataset.job import Outcome
 from vidspec.errors import UsageError
 from vidspec.events.events import Again, Event
 from vidspec.events.observer import Observer
 from vidspec.events.record import Caption
 from vidspec.events.tally import Tally
+
+if TYPE_CHECKING:
+    from vidspec.events.trace import Trace
 
 __all__ = ["Notifier", "OutcomeLines", "Restarts", "Traces"]
 
@@ -24,7 +28,7 @@ USUAL = 60.0
 
 
 class OutcomeLines(Listener):
-    """A line on stderr for each outcome; for failures only if ``quiet``, and one more if ``verbose``."""
+    """A line on standard error for each outcome; only for failures if ``quiet``, and further ones if ``verbose``."""
 
     def __init__(self, *, several: bool, quiet: bool, debug: bool, verbose: bool = False) -> None:
         self.several, self.quiet, self.debug, self.verbose = several, quiet, debug, verbose
@@ -33,10 +37,10 @@ class OutcomeLines(Listener):
         if outcome.error is not None:
             failure(outcome.caption, outcome.error, debug=self.debug)
         elif not self.quiet:
-            work = outcome.work
+            job = outcome.job
             question = outcome.caption.question
             kind = question["kind"] if question else "segment"
-            part = f" {kind} {work.segment + 1}/{work.segments}" if work.segment is not None else ""
+            part = f" {kind} {job.segment + 1}/{job.segments}" if job.segment is not None else ""
             place = f"[{tally.done}/{tally.total}]{part} " if self.several else part.strip() + " " if part else ""
             note(place + summary(outcome.caption, verbose=self.verbose))
             if self.verbose:
@@ -46,7 +50,7 @@ class OutcomeLines(Listener):
 
 
 class Restarts(Observer):
-    """A line on stderr where a clip is done again, which costs time that no other line explains."""
+    """A line on standard error when a clip is captioned again, which costs time that no other line explains."""
 
     def __init__(self) -> None:
         self._paths: dict[int, str] = {}
@@ -67,8 +71,8 @@ class Notifier(Listener):
 
     Args:
         every: ``100`` clips or a time such as ``5m``; None for every minute of a run of ``several`` clips.
-        several: whether there is anything to say unasked.
-        quiet: nothing unasked.
+        several: whether the run has several clips.
+        quiet: nothing unless ``every`` is given.
 
     Raises:
         UsageError: ``every`` is neither.
@@ -80,14 +84,14 @@ class Notifier(Listener):
         if every is not None:
             self.clips, self.seconds = every_of(every)
         self._last = time.monotonic()
-        self._told = 0
+        self._noted = 0
 
     def outcome(self, outcome: Outcome, tally: Tally) -> None:
         now, done = time.monotonic(), tally.captioned + tally.failed
-        by_count = self.clips is not None and done - self._told >= self.clips
+        by_count = self.clips is not None and done - self._noted >= self.clips
         by_time = self.seconds is not None and now - self._last >= self.seconds
         if by_count or by_time:
-            self._last, self._told = now, done
+            self._last, self._noted = now, done
             note(progress(tally))
 
 
@@ -111,7 +115,7 @@ class Traces(Listener):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._traces: list[tuple[str, Any]] = []
+        self._traces: list[tuple[str, Trace]] = []
         self._ended = False
 
     def outcome(self, outcome: Outcome, tally: Tally) -> None:

@@ -1,4 +1,4 @@
-"""``vidspec merge``: one file out of those that shards wrote."""
+"""``vidspec merge``: one file from those that shards wrote."""
 
 from __future__ import annotations
 
@@ -7,32 +7,34 @@ from typing import Annotated
 
 import typer
 
-from vidspec.cli.options import CsvRaw, Debug, Format, Quiet
-from vidspec.cli.report import note
+from vidspec.cli.options import CsvRaw, Debug, Quiet
+from vidspec.cli.printed import note
+from vidspec.dataset.formats import Format
 from vidspec.files import check_output, write_whole
 
 __all__ = ["merge"]
 
 
 def merge(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What --format jsonl or json wrote.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files written with --format jsonl or json.")],
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="An earlier one is replaced; - is stdout.")
+        str,
+        typer.Option("--output", "-o", metavar="FILE", help="File to write or replace; - is standard output."),
     ] = "-",
-    form: Annotated[Format, typer.Option("--format", help="Of the output.")] = Format.jsonl,
+    form: Annotated[Format, typer.Option("--format", help="Format of the output.")] = "jsonl",
     csv_raw: CsvRaw = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Merge records of several runs or shards: each clip once, a caption before a failure, sorted by path."""
+    """Merge the records of several runs or shards, sorted by path: each clip once, captions preferred to failures."""
     from vidspec.dataset.merge import kind_of, rendered
     from vidspec.dataset.merge import merge as merged
     from vidspec.dataset.writers import StdoutLines
 
     if output != "-":
-        check_output(Path(output), (), "--output", kind_of(form.value))
+        check_output(Path(output), (), "--output", kind_of(form))
     found = merged(files)
-    content = rendered(found.records, form.value, raw_csv=csv_raw)
+    content = rendered(found.records, form, raw_csv=csv_raw)
     if output == "-":
         lines = StdoutLines()
         for line in content.removesuffix("\n").split("\n") if content else ():

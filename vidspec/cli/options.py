@@ -1,14 +1,24 @@
-"""The options of ``vidspec caption``, each as a type; what they do is said in their help and done elsewhere."""
+"""The options of the commands, each declared once, and the dataclasses that group them; no torch here."""
 
-# Annotations are not postponed: Typer looks at those of the request.
-from dataclasses import dataclass
-from enum import Enum
-from functools import partial
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, is_dataclass
+from functools import partial, wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand
+
+from vidspec.config.bounds import THREADS
+from vidspec.dataset.formats import FORMATS
+
+if TYPE_CHECKING:
+    from vidspec.bench.loaded import Source
+
+R = TypeVar("R")
 
 _model, _video, _text, _output = (
     partial(typer.Option, rich_help_panel=panel) for panel in ("Models", "Video", "Generation", "Output")
@@ -26,66 +36,79 @@ COMMON |= {"baseline", "verify", "report", "help", "help_all"}
 #: The pairs that come with vidspec.
 BUILT_IN = {"embedded": "LLaVA-OneVision's architecture", "embedded-qwen": "Qwen2.5-VL's architecture"}
 
-
-class Format(str, Enum):
-    """How captions are written."""
-
-    text = "text"
-    txt = "txt"
-    json = "json"
-    jsonl = "jsonl"
-    csv = "csv"
-    srt = "srt"
-    vtt = "vtt"
-    webdataset_txt = "webdataset-txt"
-
-
-class TextOrJson(str, Enum):
-    """How a command that finds something out says what it found."""
-
-    text = "text"
-    json = "json"
-
-
-class EngineName(str, Enum):
-    """Who runs the captioners."""
-
-    local = "local"
-    ray = "ray"
+PairName: TypeAlias = Literal["embedded", "embedded-qwen"]
+EngineName: TypeAlias = Literal["local", "ray"]
+AnswerFormat: TypeAlias = Literal["text", "json", "jsonl"]
+TextOrJson: TypeAlias = Literal["text", "json"]
 
 
 def profile_names(incomplete: str) -> list[tuple[str, str]]:
     """For completion: names of profiles and what they are."""
     from vidspec.config.profiles import available
 
-    return [(info.name, info.about) for info in available() if info.name.startswith(incomplete)]
+    return _completed(incomplete, ((info.name, info.about) for info in available()))
 
 
 def pair_names(incomplete: str) -> list[tuple[str, str]]:
     """For completion: the built-in pairs and what they are."""
-    return [(name, about) for name, about in BUILT_IN.items() if name.startswith(incomplete)]
+    return _completed(incomplete, BUILT_IN.items())
 
 
 def format_names(incomplete: str) -> list[str]:
-    """For completion: formats, behind those that are there already."""
+    """For completion: formats, after those that are there already."""
     before, comma, last = incomplete.rpartition(",")
-    forms = (form.value for form in Format)
-    return [before + comma + form for form in forms if form.startswith(last) and form not in before.split(",")]
+    return [before + comma + form for form in FORMATS if form.startswith(last) and form not in before.split(",")]
 
 
 def target_names(incomplete: str) -> list[tuple[str, str]]:
-    """For completion: published targets and the draft that each takes by itself."""
+    """For completion: published targets and the draft that each takes by default."""
     from vidspec.models.known_pairs import draft_of, known
 
     names = dict.fromkeys(pair.target.name for pair in known())
-    return [(name, f"draft: {draft_of(name) or 'itself'}") for name in names if name.startswith(incomplete)]
+    return _completed(incomplete, ((name, f"draft: {draft_of(name) or 'itself'}") for name in names))
 
 
 def style_names(incomplete: str) -> list[tuple[str, str]]:
-    """For completion: names of prompts and what they say."""
+    """For completion: names of prompts and their text."""
     from vidspec.config.prompts import STYLES
 
-    return [(name, text) for name, text in STYLES.items() if name.startswith(incomplete)]
+    return _completed(incomplete, STYLES.items())
+
+
+def _completed(incomplete: str, choices: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [choice for choice in choices if choice[0].startswith(incomplete)]
+
+
+def flattened(*names: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Decorator: the fields of a command's parameters that are dataclasses become options of the command.
+
+    Args:
+        names: the only fields that do, where there are any; the others keep their defaults.
+    """
+
+    def decorated(command: Callable[..., R]) -> Callable[..., R]:
+        hints, parameters = get_type_hints(command, include_extras=True), list[Parameter]()
+        groups: dict[str, tuple[Callable[..., object], Sequence[str]]] = {}
+        for name, parameter in signature(command).parameters.items():
+            group, options = hints[name], [parameter.replace(annotation=hints[name])]
+            if isinstance(group, type) and is_dataclass(group):
+                fields, types = signature(group).parameters, get_type_hints(group, include_extras=True)
+                options = [fields[field].replace(annotation=types[field]) for field in names or fields]
+                groups[name] = group, [option.name for option in options]
+            parameters += [option.replace(kind=Parameter.KEYWORD_ONLY) for option in options]
+
+        @wraps(command)
+        def run(**given: object) -> R:
+            for name, (group, options) in groups.items():
+                given[name] = group(**{option: given.pop(option) for option in options})
+            return command(**given)
+
+        run.__dict__["__signature__"] = Signature(parameters)
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        del run.__dict__["__wrapped__"]
+        return run
+
+    return decorated
 
 
 Profile: TypeAlias = Annotated[
@@ -105,33 +128,15 @@ Settings: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override any key of the profile: --set prune.alpha=0.8."),
 ]
-
-
-Pair: TypeAlias = Annotated[
-    str | None, _model(help="A built-in target and draft: embedded or embedded-qwen.", autocompletion=pair_names)
-]
-Target: TypeAlias = Annotated[str | None, _model(help="The target: a hub id or a folder.", autocompletion=target_names)]
-Draft: TypeAlias = Annotated[
-    str | None,
-    _model(help="The draft: a hub id or a folder (default: what `vidspec models` lists for the target)."),
-]
-Device: TypeAlias = Annotated[str | None, _model(help="auto, cpu, cuda, cuda:N or mps.")]
-Dtype: TypeAlias = Annotated[str | None, _model(help="auto, float32, bfloat16 or float16.")]
-Frames: TypeAlias = Annotated[int | None, _video(help="Frames to show.")]
-Fps: TypeAlias = Annotated[float | None, _video(help="Frames to show per second.")]
-Start: TypeAlias = Annotated[str | None, _video(metavar="TIME", help="Begin here: 90, 1:30 or 1m.")]
-End: TypeAlias = Annotated[str | None, _video(metavar="TIME", help="End here.")]
-System: TypeAlias = Annotated[str | None, _text(metavar="TEXT", help="The system prompt.")]
-Temperature: TypeAlias = Annotated[float | None, _text(help="0 is greedy.")]
-Quiet: TypeAlias = Annotated[bool, _output("--quiet", help="Say only what failed.")]
+Quiet: TypeAlias = Annotated[bool, _output("--quiet", help="Report failures only.")]
 Debug: TypeAlias = Annotated[bool, _check("--debug", help="Show the traceback of every error.")]
 CsvRaw: TypeAlias = Annotated[
-    bool, _output("--csv-raw", help="CSV cells that a spreadsheet may run as formulas, as they are.")
+    bool, _output("--csv-raw", help="Write CSV cells unchanged, even those that a spreadsheet may run as formulas.")
 ]
 
 
 class CaptionHelp(TyperCommand):
-    """Help that shows the options in :data:`COMMON`, or all; the others are completed by shells all the same."""
+    """Help that shows the options in :data:`COMMON`, or all; shells complete the others all the same."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         rare = [one for one in self.params if not (ctx.params.get("help_all") or one.name in COMMON)]
@@ -153,7 +158,7 @@ def _help_all(context: typer.Context, wanted: bool) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """The options of ``vidspec caption``, and what each is where it is not given."""
+    """The options of ``vidspec caption`` with their defaults; ``vidspec ask`` takes some of them."""
 
     paths: Annotated[
         list[str] | None,
@@ -167,54 +172,73 @@ class Request:
     settings: Settings = None
 
     from_file: Annotated[
-        list[str] | None, _input(metavar="FILE", help="A list of paths, a line or a NUL each; - is stdin.")
+        list[str] | None,
+        _input(metavar="FILE", help="A list of paths, separated by newlines or NUL; - is standard input."),
     ] = None
     manifest: Annotated[
         list[str] | None,
-        _input(metavar="FILE", help="JSONL or CSV: path, and perhaps prompt, start, end, id; - is stdin."),
+        _input(
+            metavar="FILE",
+            help="JSONL or CSV with path and, optionally, prompt, start, end and id; - is standard input.",
+        ),
     ] = None
-    include: Annotated[list[str] | None, _input(metavar="GLOB", help="In folders and lists: only these.")] = None
-    exclude: Annotated[list[str] | None, _input(metavar="GLOB", help="In folders and lists: not these.")] = None
-    extensions: Annotated[str | None, _input(metavar="LIST", help="What is a video in folders: mp4,mkv, or any.")] = (
-        None
-    )
+    include: Annotated[
+        list[str] | None, _input(metavar="GLOB", help="Of folders and lists, take only matching paths.")
+    ] = None
+    exclude: Annotated[
+        list[str] | None, _input(metavar="GLOB", help="Of folders and lists, leave out matching paths.")
+    ] = None
+    extensions: Annotated[
+        str | None, _input(metavar="LIST", help="File suffixes that count as video in folders: mp4,mkv, or any.")
+    ] = None
 
-    pair: Pair = None
-    target: Target = None
-    draft: Draft = None
+    pair: Annotated[
+        str | None, _model(help="A built-in target and draft: embedded or embedded-qwen.", autocompletion=pair_names)
+    ] = None
+    target: Annotated[str | None, _model(help="The target: a hub id or a folder.", autocompletion=target_names)] = None
+    draft: Annotated[
+        str | None,
+        _model(help="The draft: a hub id or a folder (default: the one `vidspec models` lists for the target)."),
+    ] = None
     captioner: Annotated[
         str | None,
-        _model(help="Captions a frame for a draft that is shown a text: a hub id or a folder (default: the draft)."),
+        _model(help="Captions a frame for drafts that read text: a hub id or a folder (default: the draft)."),
     ] = None
-    device: Device = None
-    dtype: Dtype = None
+    device: Annotated[str | None, _model(help="auto, cpu, cuda, cuda:N or mps.")] = None
+    dtype: Annotated[str | None, _model(help="auto, float32, bfloat16 or float16.")] = None
 
-    frames: Frames = None
-    fps: Fps = None
-    start: Start = None
-    end: End = None
+    frames: Annotated[int | None, _video(help="Number of frames to sample.")] = None
+    fps: Annotated[float | None, _video(help="Frames to sample per second.")] = None
+    start: Annotated[str | None, _video(metavar="TIME", help="Start at this time: 90, 1:30 or 1m.")] = None
+    end: Annotated[str | None, _video(metavar="TIME", help="Stop at this time.")] = None
     max_pixels: Annotated[int | None, _video(help="Shrink frames to at most this many pixels.")] = None
-    decoder: Annotated[str | None, _video(help="auto, decord, av or nvdec.")] = None
+    decoder: Annotated[str | None, _video(help="auto, decord, av, nvdec, vaapi or videotoolbox.")] = None
+    seek: Annotated[
+        str | None,
+        _video(metavar="exact|keyframes", help="keyframes: those nearest to the frames; fast in long files."),
+    ] = None
     allow_damaged: Annotated[
-        bool | None, _video("--allow-damaged", help="Caption what is there of a damaged file; the record says so.")
+        bool | None,
+        _video("--allow-damaged", help="Caption the readable part of damaged files; the record says so."),
     ] = None
-    audio: Annotated[bool | None, _video("--audio/--no-audio", help="Whether models that hear do.")] = None
+    audio: Annotated[
+        bool | None, _video("--audio/--no-audio", help="Whether models with audio input get the sound.")
+    ] = None
     segment: Annotated[
-        str | None, _video(metavar="LENGTH|scenes", help="Caption each part: 30s, 2m or scenes (by PySceneDetect).")
+        str | None,
+        _video(metavar="LENGTH|scenes", help="Caption each segment: 30s, 2m or scenes (found by PySceneDetect)."),
     ] = None
-    context: Annotated[bool, _video("--context", help="Show each segment the caption before it.")] = False
+    context: Annotated[bool, _video("--context", help="Add the previous segment's caption to the prompt.")] = False
 
     prompt: Annotated[
         list[str] | None,
-        _text(
-            metavar="TEXT", help="What to ask about the video; given again, several things at once: a record for each."
-        ),
+        _text(metavar="TEXT", help="What to ask about the video; if repeated, each prompt gets a record of its own."),
     ] = None
     turn: Annotated[
         list[str] | None,
         _text(
             metavar="TEXT",
-            help="Talk about the video: each --turn is asked behind the answer before; a record for each.",
+            help="A turn of a dialogue about the video, asked after the previous answer; one record per turn.",
         ),
     ] = None
     prompt_file: Annotated[Path | None, _text(metavar="FILE", help="Read the prompt from a file.")] = None
@@ -226,82 +250,120 @@ class Request:
             autocompletion=style_names,
         ),
     ] = None
-    system: System = None
-    max_new_tokens: Annotated[int | None, _text(help="Longest caption.")] = None
+    system: Annotated[str | None, _text(metavar="TEXT", help="The system prompt.")] = None
+    max_new_tokens: Annotated[int | None, _text(help="Maximum length of a caption or answer, in tokens.")] = None
     stop_loops: Annotated[
-        bool | None, _text("--stop-loops", help="End a caption that says the same again and again.")
+        bool | None, _text("--stop-loops", help="Stop a caption once it repeats itself over and over.")
     ] = None
-    temperature: Temperature = None
-    top_p: Annotated[float | None, _text(help="Nucleus sampling.")] = None
-    seed: Annotated[int | None, _text(help="Seed of sampling.")] = None
+    temperature: Annotated[float | None, _text(help="Sampling temperature; 0 is greedy.")] = None
+    top_p: Annotated[float | None, _text(help="Nucleus sampling threshold.")] = None
+    seed: Annotated[int | None, _text(help="Seed for sampling.")] = None
 
     form: Annotated[
         str | None,
         _output(
             "--format",
             metavar="NAME[,NAME...]",
-            help="text, txt, json (all that was measured), jsonl (the same captions, the same bytes), csv, srt, vtt or "
-            "webdataset-txt; several by commas (default: what the suffix of --output FILE names, else text).",
+            help="text, txt, json (every measurement), jsonl (reproducible byte for byte), csv, srt, vtt or "
+            "webdataset-txt; separate several by commas (default: by the suffix of --output FILE, else text).",
             autocompletion=format_names,
         ),
     ] = None
     csv_raw: CsvRaw = False
     output: Annotated[
         str | None,
-        _output("--output", "-o", help="One file for all clips, continued if it exists; - is stdout.", metavar="FILE"),
+        _output(
+            "--output",
+            "-o",
+            help="One file for all clips, continued if there; - is standard output.",
+            metavar="FILE",
+        ),
     ] = None
     output_dir: Annotated[
-        str | None, _output(metavar="DIR", help="A file for each clip below DIR, as the clips lie.")
+        str | None, _output(metavar="DIR", help="One file per clip below DIR, mirroring the input folders.")
     ] = None
     name: Annotated[
-        str | None, _output(metavar="TEMPLATE", help="Of each clip's file: '{stem}.{profile}{suffix}'.")
+        str | None, _output(metavar="TEMPLATE", help="Name of each clip's file: '{stem}.{profile}{suffix}'.")
     ] = None
-    ordered: Annotated[bool, _output("--ordered", help="To stdout: captions in the order of the clips.")] = False
-    dry_run: Annotated[bool, _output("--dry-run", help="Only say what would be done, and how long it may take.")] = (
-        False
-    )
-    log_file: Annotated[Path | None, _output(metavar="FILE", help="Add a JSON line for every event.")] = None
+    ordered: Annotated[
+        bool, _output("--ordered", help="On standard output: write captions in the order of the clips.")
+    ] = False
+    dry_run: Annotated[
+        bool, _output("--dry-run", help="Only show what would be done and estimate how long it takes.")
+    ] = False
+    log_file: Annotated[Path | None, _output(metavar="FILE", help="Append one JSON line per event.")] = None
     notify_every: Annotated[
-        str | None, _output(metavar="N|TIME", help="A line of progress every 100 clips, or every 5m.")
+        str | None, _output(metavar="N|TIME", help="Print a line of progress every N clips or every 5m.")
     ] = None
     quiet: Quiet = False
-    verbose: Annotated[bool, _output("--verbose", "-v", help="Say what is loaded, and where time goes.")] = False
-    no_live: Annotated[bool, _output("--no-live", help="No live panel.")] = False
+    verbose: Annotated[bool, _output("--verbose", "-v", help="Also report what is loaded and where the time goes.")] = (
+        False
+    )
+    no_live: Annotated[bool, _output("--no-live", help="Do not show the live panel.")] = False
 
-    overwrite: Annotated[bool, _resume("--overwrite", help="Begin anew; the older file becomes FILE~.")] = False
-    retry_failed: Annotated[bool, _resume("--retry-failed", help="Try again what failed before.")] = False
-    checksum: Annotated[bool, _resume("--checksum", help="Know clips by their bytes, not by size and time.")] = False
+    overwrite: Annotated[bool, _resume("--overwrite", help="Start over; the earlier output file becomes FILE~.")] = (
+        False
+    )
+    retry_failed: Annotated[bool, _resume("--retry-failed", help="Retry clips that failed before.")] = False
+    checksum: Annotated[bool, _resume("--checksum", help="Recognise clips by content instead of size and time.")] = (
+        False
+    )
     fail_fast: Annotated[bool, _resume("--fail-fast", help="Stop at the first failure.")] = False
-    max_failures: Annotated[int | None, _resume(min=1, metavar="N", help="Stop after this many.")] = None
-    timeout: Annotated[float | None, _resume(metavar="SECONDS", help="Give up a clip after this long.")] = None
+    max_failures: Annotated[int | None, _resume(min=1, metavar="N", help="Stop after N failures.")] = None
+    timeout: Annotated[float | None, _resume(metavar="SECONDS", help="Give up on a clip after this long.")] = None
 
-    batch: Annotated[str, _scale(metavar="auto|N", help="Clips to caption at once; 1: in their order.")] = "auto"
-    ahead: Annotated[int, _scale(min=1, metavar="N", help="Clips that may be read and wait.")] = 8
-    replicas: Annotated[str | None, _scale(metavar="N|auto", help="Captioners at once; auto: one for each GPU.")] = None
+    batch: Annotated[str, _scale(metavar="auto|N", help="Clips captioned at once; 1 keeps the order of the clips.")] = (
+        "auto"
+    )
+    ahead: Annotated[int, _scale(min=1, metavar="N", help="Maximum number of clips read ahead.")] = 8
+    replicas: Annotated[str | None, _scale(metavar="N|auto", help="Captioners to run at once; auto: one per GPU.")] = (
+        None
+    )
     shard: Annotated[
-        str | None, _scale(metavar="I/N", help="Only this part of the clips; of SLURM's job array by default.")
+        str | None, _scale(metavar="I/N", help="Caption only part I of N (default: from a SLURM job array).")
     ] = None
-    engine: Annotated[EngineName, _scale("--engine", help="ray: actors on a Ray cluster.")] = EngineName.local
-    address: Annotated[str | None, _scale(metavar="ADDRESS", help="Of the Ray cluster.")] = None
+    engine: Annotated[EngineName, _scale("--engine", help="ray: run captioners as actors on a Ray cluster.")] = "local"
+    address: Annotated[str | None, _scale(metavar="ADDRESS", help="Address of the Ray cluster.")] = None
 
-    baseline: Annotated[bool, _check("--baseline", help="Also decode plainly; report the true speed-up.")] = False
-    verify: Annotated[bool, _check("--verify", help="Also decode plainly; fail on any difference.")] = False
+    baseline: Annotated[
+        bool, _check("--baseline", help="Also run plain decoding and report the measured speed-up.")
+    ] = False
+    verify: Annotated[bool, _check("--verify", help="Also run plain decoding and fail on any difference.")] = False
     trace: Annotated[Path | None, _check("--trace", metavar="FILE", help="Write a Chrome/Perfetto trace.")] = None
     heatmap: Annotated[
-        Path | None, _check("--heatmap", metavar="FILE.png", help="Draw what the draft sees of the frames.")
+        Path | None, _check("--heatmap", metavar="FILE.png", help="Draw which parts of the frames the draft sees.")
     ] = None
     report: Annotated[
         Path | None,
         _check(
             "--report",
             metavar="FILE.html",
-            help="One page to look at: what the draft saw, who wrote each token, where the time went.",
+            help="Write a page that shows what the draft saw, which model wrote each token and where the time went.",
         ),
     ] = None
     debug: Debug = False
     help_all: Annotated[
         bool,
-        typer.Option(
-            "--help-all", is_eager=True, callback=_help_all, help="Show this with the rarer options and exit."
-        ),
+        typer.Option("--help-all", is_eager=True, callback=_help_all, help="Show all options and exit."),
     ] = False
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The options that name the models of commands that measure."""
+
+    pair: Annotated[PairName, typer.Option(help="A built-in pair.")] = "embedded"
+    target: Annotated[str | None, typer.Option(help="Hub id or folder (default: the built-in pair).")] = None
+    draft: Annotated[str | None, typer.Option(help="Hub id or folder.")] = None
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto"
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto"
+    threads: Annotated[int | None, typer.Option(min=1, max=THREADS, help="CPU threads (default: torch's choice).")] = (
+        None
+    )
+
+    @property
+    def source(self) -> Source:
+        """The models as ``vidspec.bench`` takes them."""
+        from vidspec.bench.loaded import Source
+
+        return Source(self.pair, self.target, self.draft, self.device, self.dtype)

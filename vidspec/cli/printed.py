@@ -1,4 +1,4 @@
-"""How a result goes to stdout, and what is said meanwhile to stderr, for commands that look and measure."""
+"""How commands print: results on standard output, one-line notes and errors on standard error."""
 
 from __future__ import annotations
 
@@ -6,44 +6,56 @@ import csv
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from vidspec.escaping import one_line
+from vidspec.events.wrapping import columns, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Form", "facts_table", "print_csv", "print_facts", "print_json", "say"]
+__all__ = ["Form", "complain", "facts_table", "note", "print_csv", "print_facts", "print_json", "print_rows"]
+
+#: How a report is written.
+Form: TypeAlias = Literal["text", "json", "csv", "markdown"]
 
 
-class Form(str, Enum):
-    """How a report is written."""
-
-    text = "text"
-    json = "json"
-    csv = "csv"
-    markdown = "markdown"
+def complain(message: str) -> None:
+    """``error: message`` on standard error, on one line."""
+    note(f"error: {' '.join(message.split())}")
 
 
-def say(text: str) -> None:
-    """What is done next, or was done beside the result."""
+def note(line: str) -> None:
+    """Print one line on standard error, with control characters of names and messages escaped.
+
+    A terminal shows it broken between words, unless it is indented, as a command to be copied is.
+    """
+    text = one_line(line)
+    if sys.stderr.isatty() and not line.startswith(" "):
+        text = wrapped(text, columns(sys.stderr))
     print(text, file=sys.stderr, flush=True)
 
 
-def print_json(content: Any) -> None:
+def print_json(content: object) -> None:
     print(json.dumps(content, ensure_ascii=False, indent=2))
 
 
-def print_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    csv.writer(sys.stdout, lineterminator="\n").writerows([columns, *rows])
+def print_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    csv.writer(sys.stdout, lineterminator="\n").writerows([header, *rows])
 
 
-def print_facts(facts: Mapping[str, Any]) -> None:
-    """What the figures depend on, in one line."""
+def print_rows(rows: Iterable[Iterable[object]]) -> None:
+    """For pipes: one line per row, cells separated by tabs."""
+    print("\n".join("\t".join(map(str, row)) for row in rows))
+
+
+def print_facts(facts: Mapping[str, object]) -> None:
+    """Print the conditions of a measurement on one line."""
     print(", ".join(f"{key} {value}" for key, value in facts.items()))
 
 
 def facts_table(rows: Iterable[tuple[str, str]]) -> Console:
-    """Print labels and values; returns what they were printed on."""
+    """Print labels and values; returns the console they were printed on."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

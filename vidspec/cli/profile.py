@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vidspec.cli.bench import Device, Draft, Dtype, Pair, PairName, Target, Threads
-from vidspec.cli.printed import Form, print_csv, print_json, say
-from vidspec.errors import UsageError
+from vidspec.cli.options import ModelOptions, flattened
+from vidspec.cli.printed import Form, note, print_csv, print_json, print_rows
 
 if TYPE_CHECKING:
     from vidspec.bench.profiled import Report
@@ -17,63 +16,54 @@ if TYPE_CHECKING:
 __all__ = ["profile"]
 
 
+@flattened()
 def profile(
     clip: Annotated[Path, typer.Argument(metavar="CLIP", help="A video file.")],
+    *,
     profiles: Annotated[
         str,
-        typer.Option("--profiles", "--profile", "-p", help="Names or files, parted by commas; all: lossless ones."),
+        typer.Option(
+            "--profiles", "--profile", "-p", help="Names or files, separated by commas; all: every lossless profile."
+        ),
     ] = "vanilla-sd",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override any key of every profile: --set video.frames=16."),
     ] = None,
-    pair: Pair = PairName.embedded,
-    target: Target = None,
-    draft: Draft = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    threads: Threads = None,
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Of every profile, in turn; the median run is shown.")
-    ] = 3,
+    models: ModelOptions,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of every profile; the median run is shown.")] = 3,
     no_passes: Annotated[bool, typer.Option("--no-passes", help="Do not time single passes.")] = False,
     form: Annotated[
-        Form, typer.Option("--format", help="json: everything; csv: parts in seconds; text: tables.")
-    ] = Form.text,
-    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Also draw the tables.")] = None,
+        Form, typer.Option("--format", help="json: everything; csv: parts in seconds; text, markdown: tables.")
+    ] = "text",
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the tables as SVG.")] = None,
 ) -> None:
-    """Show where the time and the memory of a clip go, for one profile or several side by side.
+    """Show where the time and memory of a clip go, for one profile or several side by side.
 
-    Parts add up to the wall clock; what the parallel schedule hides is shown by worker. Also times single passes on
-    the clip's own caches: T_p(n), T_q(alpha), their ratio c and the draft window they recommend.
+    The parts add up to the wall time; work that the parallel schedule hides is shown per worker. It also times single
+    passes on the clip's own caches: T_p(n), T_q(alpha), their ratio c and the draft window that they recommend.
 
     vidspec profile clip.mp4 --profiles ar,specvlm,parallelvlm
     """
-    from vidspec.config.profiles import setting
+    from vidspec.cli.request import parsed_settings
 
-    overrides: dict[str, object] = {}
-    for given in settings or ():
-        try:
-            key, value = setting(given)
-        except ValueError:
-            raise UsageError(f"--set {given}: must be KEY=VALUE, such as video.frames=16") from None
-        overrides[key] = value
+    overrides = parsed_settings(settings, "video.frames=16")
     if svg is not None:
         from vidspec.files import PICTURE, check_output
 
         check_output(svg, [str(clip)], "--svg", PICTURE)
-    from vidspec.bench.loaded import Source, names_of
+    from vidspec.bench.loaded import names_of
     from vidspec.bench.profiled import profile_clip
 
     report = profile_clip(
         clip,
         names_of(profiles),
-        Source(pair.value, target, draft, device, dtype),
+        models.source,
         overrides=overrides,
         repeats=repeats,
         passes=not no_passes,
-        threads=threads,
-        say=say,
+        threads=models.threads,
+        say=note,
     )
     if svg is not None:
         from vidspec.bench import profile_view
@@ -88,15 +78,14 @@ def _print(report: Report, form: Form) -> None:
 
     from vidspec.bench import profile_view
 
-    if form is Form.json:
+    console = Console(highlight=False)
+    if form == "json":
         print_json(report.to_dict())
-    elif form is Form.markdown:
+    elif form == "markdown":
         print(profile_view.markdown(report))
-    elif form is Form.csv:
+    elif form == "csv":
         print_csv(profile_view.CSV_COLUMNS, profile_view.csv_rows(report))
+    elif console.is_terminal:
+        console.print(profile_view.drawn(report, ascii_only=not console.encoding.lower().startswith("utf")))
     else:
-        console = Console(highlight=False)
-        if console.is_terminal:
-            console.print(profile_view.drawn(report, ascii_only=not console.encoding.lower().startswith("utf")))
-        else:
-            print("\n".join("\t".join(map(str, row)) for row in profile_view.csv_rows(report)))
+        print_rows(profile_view.csv_rows(report))

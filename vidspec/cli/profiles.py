@@ -1,4 +1,4 @@
-"""``vidspec profiles``: lists the profiles that can be named."""
+"""``vidspec profiles``: lists the profiles."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from vidspec.cli.options import TextOrJson, profile_names
-from vidspec.cli.printed import print_json
+from vidspec.cli.printed import print_json, print_rows
 from vidspec.errors import UsageError
 
 __all__ = ["profiles"]
@@ -17,17 +17,17 @@ def profiles(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="NAME...", help="Only these.", autocompletion=profile_names, show_default="those to choose from"
+            metavar="NAME...", help="List only these.", autocompletion=profile_names, show_default="the main ones"
         ),
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Also baselines, ablations and the papers' other variants.")
+        bool, typer.Option("--all", help="Also list baselines, ablations and the papers' other variants.")
     ] = False,
-    form: Annotated[TextOrJson, typer.Option("--format", help="json: a list of objects.")] = TextOrJson.text,
+    form: Annotated[TextOrJson, typer.Option("--format", help="json: a list of objects.")] = "text",
 ) -> None:
-    """List the profiles to choose from and your own, by group; in a pipe one line each: name, description, group.
+    """List the main profiles and your own by group; in a pipe, one line each: name, description, group.
 
-    Begin with a recommended one. Exact and parallel ones give the target's own text, loose and lossy ones do not.
+    Start with a recommended one. Exact and parallel profiles give the target's own text; loose and lossy ones do not.
     """
     from vidspec.config.files import user_folder
     from vidspec.config.profiles import available
@@ -37,7 +37,7 @@ def profiles(
     if missing := wanted - {info.name for info in known}:
         raise UsageError(f"there is no profile {sorted(missing)[0]}", hint="vidspec profiles --all lists them")
     found = [info for info in known if (info.name in wanted if wanted else every or info.chosen)]
-    if form is TextOrJson.json:
+    if form == "json":
         print_json([{**info._asdict(), "path": str(info.path)} for info in found])
         return
     from rich.console import Console
@@ -50,7 +50,7 @@ def profiles(
     ]
     console = Console()
     if not console.is_terminal:
-        print("\n".join("\t".join(row) for row in rows))
+        print_rows(rows)
         return
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(no_wrap=True, style="bold")

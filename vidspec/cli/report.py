@@ -1,59 +1,31 @@
-"""What the commands say on standard error, one line each; knows nothing of captioning."""
+"""The sentences about captions and runs that ``vidspec caption`` and ``vidspec ask`` print on standard error."""
 
 from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from vidspec.cli.printed import complain
 from vidspec.errors import VidspecError
-from vidspec.escaping import one_line, shown
+from vidspec.escaping import shown
 from vidspec.events.record import Caption
 from vidspec.events.tally import Tally, duration
-from vidspec.events.wrapping import columns, wrapped
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner
     from vidspec.dataset.inputs import Found
 
-__all__ = [
-    "complain",
-    "failure",
-    "left_out",
-    "loaded",
-    "named",
-    "note",
-    "progress",
-    "summary",
-    "totals",
-    "where_time_went",
-]
-
-
-def complain(message: str) -> None:
-    """``error: message`` on stderr, on one line."""
-    note(f"error: {' '.join(message.split())}")
-
-
-def note(line: str) -> None:
-    """A line on stderr, whatever names and messages of others are in it.
-
-    A terminal shows it broken between words, unless it is indented, as a command to be copied is.
-    """
-    text = one_line(line)
-    if sys.stderr.isatty() and not line.startswith(" "):
-        text = wrapped(text, columns(sys.stderr))
-    print(text, file=sys.stderr, flush=True)
+__all__ = ["failure", "left_out", "loaded", "progress", "summary", "totals", "where_time_went"]
 
 
 def failure(caption: Caption, error: Exception, *, debug: bool) -> None:
-    """One line for a failed clip; its traceback too where it is a bug, or was asked for."""
+    """Print one line for a failed clip, and its traceback too if it is a bug or ``debug`` is set."""
     if debug or not isinstance(error, VidspecError):
         print(shown("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     message = caption.error["message"] if caption.error else str(error)
-    named = f"{' '.join(caption.path.split())}: "  # blanks of a message became one each
-    complain(named + message.removeprefix(named))
+    prefix = f"{' '.join(caption.path.split())}: "  # blanks of a message became one each
+    complain(prefix + message.removeprefix(prefix))
 
 
 def summary(caption: Caption, *, verbose: bool = False) -> str:
@@ -85,13 +57,8 @@ def summary(caption: Caption, *, verbose: bool = False) -> str:
     return f"{caption.path}: " + "; ".join(facts)
 
 
-def named(models: Mapping[str, Any]) -> str:
-    """The models of a profile, as it names them."""
-    return models["pair"] or " + ".join(filter(None, (models["target"], models["draft"])))
-
-
 def loaded(captioner: Captioner, seconds: float) -> list[str]:
-    """What a captioner runs on, a line for each model and one for the rest."""
+    """How a captioner runs: one line for each model and one for the rest."""
     import torch
 
     lines = [f"loaded in {seconds:.1f} s; {torch.get_num_threads()} threads; torch {torch.__version__}"]
@@ -125,7 +92,7 @@ def progress(tally: Tally) -> str:
 
 
 def totals(tally: Tally, found: Found) -> str:
-    """What became of a run, on one line."""
+    """The results of a run, on one line."""
     parts = [f"{tally.total} clips: {tally.captioned} captioned, {tally.failed} failed"]
     if tally.kinds:
         parts[0] += f" ({', '.join(f'{kind} {count}' for kind, count in sorted(tally.kinds.items()))})"
@@ -134,18 +101,18 @@ def totals(tally: Tally, found: Found) -> str:
         failed = f" ({tally.earlier_failed} of them failed)" if tally.earlier_failed else ""
         parts.append(f"{earlier} done before{failed}")
     if tally.reused:
-        parts.append(f"{tally.reused} taken over from the same bytes")
+        parts.append(f"{tally.reused} reused from identical files")
     if tally.done < tally.total:
         parts.append(f"{tally.total - tally.done} not done")
-    if aside := left_out(found):
-        parts.append(f"left out: {aside}")
+    if others := left_out(found):
+        parts.append(f"left out: {others}")
     if tally.captioned + tally.failed:
         parts += [duration(tally.seconds), *_rates(tally)]
     return "; ".join(parts)
 
 
 def left_out(found: Found) -> str:
-    """What was not taken for a clip, or an empty string."""
+    """How many inputs were left out and why, or an empty string."""
     counts = {"duplicates": found.duplicates, "not video": found.not_video, "excluded": found.excluded}
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 

@@ -1,4 +1,4 @@
-"""``vidspec report``: a page to look at a finished run with."""
+"""``vidspec report``: an HTML page about a finished run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from vidspec.cli.options import Debug, Quiet
-from vidspec.cli.report import note
+from vidspec.cli.printed import note
 from vidspec.errors import UsageError
 
 __all__ = ["report"]
@@ -18,23 +18,24 @@ __all__ = ["report"]
 def report(
     sources: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE|FOLDER...", help="What --format json or jsonl wrote; of folders all such files."),
+        typer.Argument(metavar="FILE|FOLDER...", help="Files written with --format json or jsonl, or folders."),
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE.html", help="The page; an earlier one is replaced.")
+        Path, typer.Option("--output", "-o", metavar="FILE.html", help="The page to write; an earlier one is replaced.")
     ],
     trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE", help="What caption --trace wrote in the same run.")
+        Path | None,
+        typer.Option("--trace", metavar="FILE", help="Trace of the same run, from `caption --trace`."),
     ] = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> int:
-    """Draw one page of finished runs: captions, counters, speeds; of many clips a table to search and sort.
+    """Write one page about finished runs: captions, counters and speeds; many clips get a searchable, sortable table.
 
-    Which token the draft wrote, and where in the frames it looked, only a run tells that is watched: caption --report.
+    To see which tokens the draft wrote and what it saw of the frames, use `vidspec caption --report` during the run.
     """
-    from vidspec.display.pages.finished import read_trace, write_finished
     from vidspec.display.pages.page import check_page
+    from vidspec.display.pages.report import read_trace, write_finished
 
     check_page(output, [str(source) for source in sources], "--output")
     traces = read_trace(trace) if trace is not None else {}

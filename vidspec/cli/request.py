@@ -1,12 +1,12 @@
-"""Makes of a request what the library takes: sources, keys of a profile, formats, a way to run."""
+"""Converts a request to what the library takes: sources, keys of a profile, formats and how to run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
-from vidspec.cli.options import EngineName, Request
+from vidspec.cli.options import Request
 from vidspec.config.bounds import LONGEST_PROMPT, MANY
 from vidspec.errors import UsageError
 from vidspec.files import read_whole
@@ -16,35 +16,30 @@ if TYPE_CHECKING:
     from vidspec.config.user_config import Defaults
     from vidspec.dataset.formats import Format
     from vidspec.dataset.inputs import Sources
-    from vidspec.dataset.work import How
+    from vidspec.dataset.job import JobConfig
 
-__all__ = ["batch_of", "check", "forms_of", "how_of", "overrides_of", "part_of", "sources_of"]
+__all__ = ["check", "forms_of", "how_of", "overrides_of", "parsed_settings", "part_of", "sources_of"]
 
-#: Options that are keys of the profile.
+#: Options that are keys of the profile, by section.
 KEYS = {
-    "pair": "models.pair",
-    "target": "models.target",
-    "draft": "models.draft",
-    "captioner": "models.captioner",
-    "device": "models.device",
-    "dtype": "models.dtype",
-    "frames": "video.frames",
-    "fps": "video.fps",
-    "max_pixels": "video.max_pixels",
-    "decoder": "video.decoder",
-    "allow_damaged": "video.allow_damaged",
-    "audio": "video.audio",
-    "system": "generate.system",
-    "max_new_tokens": "generate.max_new_tokens",
-    "stop_loops": "generate.stop_loops",
-    "temperature": "generate.temperature",
-    "top_p": "generate.top_p",
-    "seed": "generate.seed",
+    "models": ("pair", "target", "draft", "captioner", "device", "dtype"),
+    "video": ("frames", "fps", "max_pixels", "decoder", "seek", "allow_damaged", "audio"),
+    "generate": ("system", "max_new_tokens", "stop_loops", "temperature", "top_p", "seed"),
 }
+#: Options of which only one may be given.
+EXCLUSIVE = (
+    ("prompt", "prompt_file", "style", "turn"),
+    ("turn", "segment"),
+    ("quiet", "verbose"),
+    ("output", "output_dir"),
+    ("output", "name"),
+    ("overwrite", "retry_failed"),
+    ("fail_fast", "max_failures"),
+)
 
 
 def check(request: Request) -> None:
-    """Refuse what makes no sense before anything is read.
+    """Refuse options that exclude each other, before anything is read.
 
     Raises:
         UsageError: naming the option.
@@ -53,8 +48,10 @@ def check(request: Request) -> None:
         raise UsageError(f"--timeout {request.timeout:g}: must be more than 0 seconds, and at most {MANY}")
     if request.context and request.segment is None:
         raise UsageError("--context needs --segment", hint="--segment 30s --context")
-    _alone(request, prompt="--prompt", prompt_file="--prompt-file", style="--style", turn="--turn")
-    _alone(request, turn="--turn", segment="--segment")
+    for options in EXCLUSIVE:
+        given = [f"--{option.replace('_', '-')}" for option in options if getattr(request, option)]
+        if len(given) > 1:
+            raise UsageError(f"{given[0]} and {given[1]} exclude each other")
     prompts = request.prompt or []
     if len(prompts) > 1:
         if request.segment is not None:
@@ -62,21 +59,16 @@ def check(request: Request) -> None:
         if any(not prompt.strip() for prompt in prompts):
             raise UsageError("--prompt: is empty", hint="--prompt 'What moves?'")
         if len(set(prompts)) < len(prompts):
-            raise UsageError("--prompt: the same is asked twice")
+            raise UsageError("--prompt: the same prompt is given twice")
     if any(not turn.strip() for turn in request.turn or ()):
         raise UsageError("--turn: is empty", hint="--turn 'What happens then?'")
-    batch_of(request.batch)
-    _alone(request, quiet="--quiet", verbose="--verbose")
-    _alone(request, output="--output", output_dir="--output-dir")
-    _alone(request, output="--output", name="--name")
-    _alone(request, overwrite="--overwrite", retry_failed="--retry-failed")
-    _alone(request, fail_fast="--fail-fast", max_failures="--max-failures")
-    if request.address is not None and request.engine is not EngineName.ray:
+    _batch(request.batch)
+    if request.address is not None and request.engine != "ray":
         raise UsageError("--address needs --engine ray")
-    elsewhere = request.replicas is not None or request.engine is EngineName.ray
-    for option, file in (("--trace", request.trace), ("--heatmap", request.heatmap), ("--report", request.report)):
-        if file is not None and elsewhere:
-            raise UsageError(f"{option} needs a single captioner", hint="leave --replicas and --engine out")
+    if request.replicas is not None or request.engine == "ray":
+        for option in ("trace", "heatmap", "report"):
+            if getattr(request, option) is not None:
+                raise UsageError(f"--{option} needs a single captioner", hint="leave out --replicas and --engine")
 
 
 def part_of(request: Request) -> tuple[float | None, float | None]:
@@ -93,26 +85,20 @@ def part_of(request: Request) -> tuple[float | None, float | None]:
     return start, end
 
 
-def _alone(request: Request, **options: str) -> None:
-    named = [option for key, option in options.items() if getattr(request, key)]
-    if len(named) > 1:
-        raise UsageError(f"{named[0]} and {named[1]} exclude each other")
-
-
-def batch_of(said: str) -> int | None:
+def _batch(text: str) -> int | None:
     """``--batch`` as a number, None for ``auto``."""
-    if said == "auto":
+    if text == "auto":
         return None
-    if not (said.isascii() and said.isdigit() and 1 <= int(said) <= MANY):
-        raise UsageError(f"--batch {said}: must be auto or a number of clips, 1 or more")
-    return int(said)
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MANY):
+        raise UsageError(f"--batch {text}: must be auto or a number of clips, 1 or more")
+    return int(text)
 
 
 def sources_of(request: Request) -> Sources:
-    """Where the clips are.
+    """The places to look for clips.
 
     Raises:
-        UsageError: nowhere.
+        UsageError: none are named.
     """
     from vidspec.dataset.inputs import Sources
 
@@ -127,24 +113,41 @@ def sources_of(request: Request) -> Sources:
 
 
 def overrides_of(request: Request) -> dict[str, object]:
-    """Options and ``--set`` as dotted keys; the same key by both is refused, since neither is the obvious winner."""
-    from vidspec.config import profiles
+    """Options and ``--set`` as dotted keys.
 
+    Raises:
+        UsageError: a key is set twice, since neither value is the obvious winner.
+    """
     overrides: dict[str, object] = {
-        key: getattr(request, option) for option, key in KEYS.items() if getattr(request, option) is not None
+        f"{section}.{option}": value
+        for section, options in KEYS.items()
+        for option in options
+        if (value := getattr(request, option)) is not None
     }
     prompt = _prompt(request)
     if prompt is not None:
         overrides["generate.prompt"] = prompt
-    for setting in request.settings or ():
+    return overrides | parsed_settings(request.settings, "prune.alpha=0.8", overrides)
+
+
+def parsed_settings(settings: Sequence[str] | None, example: str, overrides: Collection[str] = ()) -> dict[str, object]:
+    """``--set KEY=VALUE`` as dotted keys with their text; none of ``overrides`` may be set again.
+
+    Raises:
+        UsageError: one is not KEY=VALUE, or sets a key twice.
+    """
+    from vidspec.config.profiles import setting
+
+    parsed: dict[str, object] = {}
+    for given in settings or ():
         try:
-            key, value = profiles.setting(setting)
+            key, value = setting(given)
         except ValueError:
-            raise UsageError(f"--set {setting}: must be KEY=VALUE, such as prune.alpha=0.8") from None
-        if key in overrides:
-            raise UsageError(f"--set {setting}: {key} is set twice on this command line")
-        overrides[key] = value
-    return overrides
+            raise UsageError(f"--set {given}: must be KEY=VALUE, such as {example}") from None
+        if key in parsed or key in overrides:
+            raise UsageError(f"--set {given}: {key} is set twice on this command line")
+        parsed[key] = value
+    return parsed
 
 
 def _prompt(request: Request) -> str | None:
@@ -154,72 +157,71 @@ def _prompt(request: Request) -> str | None:
         return style(request.style)
     if request.prompt_file is None:
         return request.prompt[0] if request.prompt and len(request.prompt) == 1 else None
-    said = f"--prompt-file {request.prompt_file}"
+    option = f"--prompt-file {request.prompt_file}"
     try:
-        text = read_whole(request.prompt_file, LONGEST_PROMPT, said).decode("utf-8").strip()
+        text = read_whole(request.prompt_file, LONGEST_PROMPT, option).decode("utf-8").strip()
     except UnicodeDecodeError:
-        raise UsageError(f"{said}: is not UTF-8 text") from None
+        raise UsageError(f"{option}: is not UTF-8 text") from None
     if not text:
-        raise UsageError(f"{said}: is empty")
+        raise UsageError(f"{option}: is empty")
     return text
 
 
 def forms_of(request: Request, defaults: Defaults) -> tuple[Format, ...]:
-    """The formats: the option's, what the suffix of the one output file names, the config's, or text."""
+    """The formats: from the option, the suffix of the one output file, the config, or text.
+
+    Raises:
+        UsageError: one is not known.
+    """
     from vidspec.dataset.formats import FORMATS, format_of
 
-    if request.form is not None:
-        said, where = request.form, f"--format {request.form}"
-    elif request.output is not None and (form := format_of(request.output)) is not None:
-        return (form,)
-    else:
-        said, where = defaults.format or "text", f"{defaults.path}: format"
-    forms = []
-    for name in dict.fromkeys(word.strip() for word in said.split(",")):
-        form = next((form for form in FORMATS if form == name), None)
-        if form is None:
-            raise UsageError(f"{where}: must be one of {', '.join(FORMATS)}, not {name!r}")
-        forms.append(form)
-    return tuple(forms)
+    names, origin = request.form, f"--format {request.form}"
+    if names is None:
+        if request.output is not None and (form := format_of(request.output)) is not None:
+            return (form,)
+        names, origin = defaults.format or "text", f"{defaults.path}: format"
+    forms = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
+    if wrong := [name for name in forms if name not in FORMATS]:
+        raise UsageError(f"{origin}: must be one of {', '.join(FORMATS)}, not {wrong[0]!r}")
+    return cast("tuple[Format, ...]", forms)
 
 
 def _installed(option: str, package: str, modules: Sequence[str], hint: str) -> None:
-    """Refuse an option for want of an optional package, now and not when models have been loaded for it."""
+    """Refuse an option whose optional package is missing before any model is loaded."""
     for module in modules:
         if find_spec(module) is None:
-            raise UsageError(f"{option} needs {package}, and there is no module {module}", hint=hint)
+            raise UsageError(f"{option} needs {package}, and module {module} is not installed", hint=hint)
 
 
-def how_of(request: Request, profile: Profile, total: int) -> How:
+def how_of(request: Request, profile: Profile, total: int) -> JobConfig:
     """How every clip is done.
 
     Raises:
         UsageError: a wrong --segment, a package that is missing, or --verify where correct captions differ from plain
             decoding's.
     """
+    from vidspec.dataset.job import JobConfig, Questions
     from vidspec.dataset.segments import parse_segment
-    from vidspec.dataset.work import How, Questions
 
     if request.verify and not profile.token_for_token:
         raise UsageError(
-            f"--verify compares tokens, and those that {profile.name} draws with temperature "
+            f"--verify compares tokens, and those that {profile.name} samples with temperature "
             f"{profile.generate.temperature:g} are plain decoding's in distribution only",
             hint="temperature 0, or --set draft.gamma=auto, which drafts greedily",
         )
-    keys = ("frames", "fps", "max_pixels", "decoder", "allow_damaged")
-    video = {key: getattr(profile.video, key) for key in keys}
+    video = profile.video.arguments
     if request.segment == "scenes":
         _installed("--segment scenes", "PySceneDetect", ("scenedetect", "cv2"), "pip install 'vidspec[scenes]'")
     if video["decoder"] == "decord":
         _installed("--decoder decord", "decord", ("decord",), "pip install decord, or --decoder auto")
-    if video["decoder"] == "nvdec":
-        from vidspec.video.decode_nvdec import NvdecDecoder
+    if video["decoder"] not in ("auto", "av", "decord"):
+        from vidspec.video.decode_hardware import HardwareDecoder
 
-        NvdecDecoder()  # says so where there is none
-    if request.engine is EngineName.ray:
+        HardwareDecoder(video["decoder"])  # raises where there is none
+    if request.engine == "ray":
         _installed("--engine ray", "Ray", ("ray",), "pip install 'vidspec[ray]'")
     several = request.turn or (request.prompt if request.prompt and len(request.prompt) > 1 else None)
-    return How(
+    return JobConfig(
         video=video,
         prompt=profile.generate.prompt,
         questions=Questions(tuple(several), bool(request.turn)) if several else None,
@@ -228,12 +230,12 @@ def how_of(request: Request, profile: Profile, total: int) -> How:
         baseline=request.baseline,
         verify=request.verify,
         timeout=request.timeout,
-        batch=1 if request.baseline else batch_of(request.batch),
+        batch=1 if request.baseline else _batch(request.batch),
         ahead=request.ahead,
         total=total,
     )
 
 
-def parameters(request: Request) -> Mapping[str, Any]:
+def parameters(request: Request) -> Mapping[str, object]:
     """The options as plain values, for the log."""
-    return {key: getattr(value, "value", value) for key, value in vars(request).items() if value not in (None, False)}
+    return {key: value for key, value in vars(request).items() if value not in (None, False)}

@@ -1,4 +1,4 @@
-"""``vidspec sample``: copies the clips that come with the package, with their ground truth."""
+"""``vidspec sample``: copies the sample clips and their ground truth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["sample"]
 
 
 def sample(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the clips and truth.json.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to copy the clips and truth.json to.")],
     debug: Debug = False,
 ) -> None:
     """Copy the four sample clips (mp4) with their truth.json, and print their paths."""

@@ -1,5 +1,4 @@
-"""What ``vidspec caption`` says and does before the first caption: what is being loaded, what the built-in models are
-not, and how to have them soon. Imports no torch."""
+"""Before the first caption: notes on what is loaded and on the built-in models, and faster loading. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from vidspec.cli.report import note
+from vidspec.cli.printed import note
 
 if TYPE_CHECKING:
     from vidspec.config.profiles import Profile
@@ -17,18 +16,18 @@ if TYPE_CHECKING:
 __all__ = ["announce", "demo_notes", "status", "uncollected"]
 
 NOTICE = (
-    "note: the built-in models know only drawn shapes, and what they say of real video is false; `vidspec models` "
+    "note: the built-in models know only drawn shapes, and what they say about real video is wrong; `vidspec models` "
     "lists real models, such as:"
 )
 REAL = "--target Qwen/Qwen2.5-VL-7B-Instruct --draft Qwen/Qwen2.5-VL-3B-Instruct"
 
 
 def announce(profile: Profile, *, here: bool = True) -> bool:
-    """Say what is being loaded, and what of it has to be fetched; see that it can be. Returns whether something has to.
+    """Print what is loaded and what has to be fetched, and check that the hub answers; returns whether it has to.
 
     Args:
         profile: names the models.
-        here: whether this process loads them; what others can reach is theirs to find out.
+        here: whether this process loads them; other processes check for themselves.
 
     Raises:
         ModelError: models are not in the cache, and the hub does not answer.
@@ -47,12 +46,12 @@ def announce(profile: Profile, *, here: bool = True) -> bool:
 
 
 def demo_notes(profile: Profile, prompts: Iterable[str], command: str) -> list[str]:
-    """What must be known of captions that the built-in models are about to write; nothing of other models' captions.
+    """Notes on what captions of the built-in models are worth; none for other models.
 
     Args:
         profile: the run's.
-        prompts: all that are asked in the run.
-        command: with a clip, as it would be given again with other models.
+        prompts: all prompts of the run.
+        command: the command with a clip, to be repeated with other models.
     """
     from vidspec.embedded import ships
     from vidspec.embedded.prompts import PROMPTS, QUESTIONS, is_known
@@ -65,8 +64,9 @@ def demo_notes(profile: Profile, prompts: Iterable[str], command: str) -> list[s
         more = f" (and {len(untrained) - 1} more)" if len(untrained) > 1 else ""
         shown = " ".join(untrained[0].split())
         notes.append(
-            f"note: the built-in models were not trained for the prompt {shown[:60]!r}{more}; what they answer to it "
-            f"means nothing. They know {PROMPTS[0]!r} and others like it, and behind it such as {QUESTIONS['count']!r}"
+            f"note: the built-in models were not trained for the prompt {shown[:60]!r}{more}; their answer "
+            f"means nothing. They know {PROMPTS[0]!r} and similar prompts, and after it questions such as "
+            f"{QUESTIONS['count']!r}"
         )
     return notes
 
@@ -86,9 +86,9 @@ def status(stage: str, *, on: bool = True) -> Iterator[None]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Import and load without looking for garbage: nearly all that is made meanwhile stays, and to look for what does
-    not takes a seventh of the time until the first token. Nor is it looked for when the process ends, or Ctrl-C would
-    take longer for that than for all else."""
+    """Import and load without garbage collection: nearly all objects made meanwhile stay, and looking for the others
+    takes a seventh of the time until the first token. At the end of the process they are not looked for either, which
+    would take Ctrl-C longer than everything else."""
     atexit.register(gc.freeze)
     enabled = gc.isenabled()
     gc.disable()

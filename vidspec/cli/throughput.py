@@ -8,63 +8,54 @@ from typing import Annotated
 
 import typer
 
-from vidspec.cli.bench import Device, Draft, Dtype, Pair, PairName, Target, Threads, counts
-from vidspec.cli.printed import print_facts, say
+from vidspec.cli.bench import counts
+from vidspec.cli.options import ModelOptions, flattened
+from vidspec.cli.printed import note, print_facts
 from vidspec.errors import UsageError
 
 __all__ = ["throughput"]
 
 DEFAULT = ("ar", "vanilla-sd", "auto")
 
-Profiles = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--profile",
-        metavar="NAME",
-        help="A name or file with +KEY=VALUE for what is to differ; any number of times.",
-        show_default=", ".join(DEFAULT),
-    ),
-]
-Peers = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--peer",
-        metavar="NAME",
-        help="generate-batched, transformers' generate on padded batches; vllm=PYTHON, with the interpreter of an "
-        "environment that has vLLM and PyAV; any number of times.",
-    ),
-]
 
-
+@flattened()
 def throughput(
     clips: Annotated[list[Path], typer.Argument(metavar="CLIP...", help="Video files and folders.")],
-    batch: Annotated[str, typer.Option("--batch", metavar="N,N,...", help="Clips at once, increasing.")] = "1,4,8,16",
-    profile: Profiles = None,
-    peer: Peers = None,
-    pair: Pair = PairName.embedded,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs over all clips; medians.")] = 3,
-    frames: Annotated[
-        int | None, typer.Option("--frames", min=1, help="Of every clip; as the profiles have it if left out.")
+    *,
+    batch: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of clips at once, increasing.")] = "1,4,8,16",
+    profile: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A name or file, with +KEY=VALUE for keys to change; may be repeated.",
+            show_default=", ".join(DEFAULT),
+        ),
     ] = None,
-    target: Target = None,
-    draft: Draft = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    threads: Threads = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="generate-batched: transformers' generate on padded batches; vllm=PYTHON: vLLM, with the interpreter "
+            "of an environment that has vLLM and PyAV; may be repeated.",
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs over all clips; the medians are shown.")] = 3,
+    frames: Annotated[int | None, typer.Option(min=1, help="Frames per clip (default: as in the profiles).")] = None,
+    models: ModelOptions,
     output: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="All that was measured as JSON, after every run.")
+        Path | None, typer.Option(metavar="FILE", help="Write every measurement as JSON, updated after every run.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write FILE anew.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE.")] = False,
 ) -> int:
-    """Caption the same clips by profiles and peers, so many at once; a Markdown table on stdout.
+    """Caption the same clips with profiles and peers at several batch sizes and print a Markdown table.
 
-    Each is a process of its own with its models loaded; they take turns. A run is timed from the first file opened to
-    the last record written, decoding alone without prompts. Token ids are held against batch 1 and plain decoding.
+    Each contender is a process of its own with its models loaded; they take turns. A run is timed from opening the
+    first file to writing the last record; decoding is also timed without prompts. Token ids are compared with batch 1
+    and with plain decoding.
     """
     from dataclasses import asdict
 
     from vidspec.bench.interleaved import machine
-    from vidspec.bench.loaded import Source
     from vidspec.bench.outside import pythons
     from vidspec.bench.results import RESULTS
     from vidspec.bench.throughput import BATCHED, Outcome, Throughput, contenders, markdown, measure
@@ -81,20 +72,19 @@ def throughput(
         check_output(output, paths, "--output", RESULTS)
         if output.exists() and not overwrite:
             raise UsageError(f"--output {output}: exists already", hint="name another file, or --overwrite")
-    source = Source(pair.value, target, draft, device, dtype)
-    asked = Throughput(
-        paths, labels, peers, counts(batch, "--batch", "1,4,8,16"), repeats, source, frames, threads, outside
-    )
-    facts = machine(source.placement().device) | ({"threads": threads} if threads else {})
+    source = models.source
+    sizes = counts(batch, "--batch", "1,4,8,16")
+    plan = Throughput(paths, labels, peers, sizes, repeats, source, frames, models.threads, outside)
+    facts = machine(source.placement().device) | ({"threads": models.threads} if models.threads else {})
 
     def keep(outcome: Outcome) -> None:
         if output is not None:
-            content = {"machine": facts, "settings": asdict(asked), **outcome.to_dict()}
+            content = {"machine": facts, "settings": asdict(plan), **outcome.to_dict()}
             write_whole(output, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
     left: dict[str, str] = {}
-    with contenders(asked, say, left) as workers:
-        outcome = measure(asked, workers, say, keep, left)
+    with contenders(plan, note, left) as workers:
+        outcome = measure(plan, workers, note, keep, left)
     keep(outcome)
     print(markdown(outcome.rows, outcome.left))
     print_facts(facts)

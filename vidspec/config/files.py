@@ -10,12 +10,11 @@ import os
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from vidspec.config.mistakes import mistake
-from vidspec.config.yaml_files import mentions, read_yaml
+from vidspec.config.yaml_files import mentions, mistake, read_yaml
 from vidspec.errors import ProfileError
 from vidspec.registry import nearest
 
@@ -36,7 +35,7 @@ class Entry(NamedTuple):
     base: str | None = None
     group: str | None = None
     rank: int = LAST
-    keys: Mapping[str, Any] = {}
+    keys: Mapping[str, object] = {}
     error: ProfileError | None = None
 
     @property
@@ -54,7 +53,7 @@ class _Said(BaseModel):
     group: str | None = Field(default=None, min_length=1)
     rank: int = LAST
     aliases: list[str] = []
-    variants: dict[str, dict[str, Any]] = {}
+    variants: dict[str, dict[str, object]] = {}
 
 
 class Shelf:
@@ -74,7 +73,7 @@ class Shelf:
             below = self._find(lowest.base, lowest)
             if below in chain:
                 names = " -> ".join(one.name for one in (*chain[::-1], below))
-                raise ProfileError(f"base: {names} goes round in a circle", hint=f"set by {lowest.origin}")
+                raise ProfileError(f"base: {names} is circular", hint=f"set by {lowest.origin}")
             chain.insert(0, below)
         if lowest.error is not None:
             raise lowest.error
@@ -168,7 +167,7 @@ def named_file(text: str) -> tuple[Path, str] | None:
     return None
 
 
-def _entries(name: str, path: Path, source: str, data: Mapping[Any, Any]) -> Iterator[Entry]:
+def _entries(name: str, path: Path, source: str, data: Mapping[str, object]) -> Iterator[Entry]:
     """A profile, its aliases, and its variants, which are based on it unless they name another base."""
     origin = Entry(name, path, source).origin
     try:

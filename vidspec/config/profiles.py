@@ -11,13 +11,13 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
 from vidspec.config.files import LAST, Entry, Shelf, named_file
-from vidspec.config.mistakes import mistake
 from vidspec.config.schema import Profile
+from vidspec.config.yaml_files import mistake
 from vidspec.errors import ProfileError
 from vidspec.escaping import one_line
 from vidspec.registry import drafters, lossy, nearest, pruners, rules
@@ -137,7 +137,7 @@ def override(profile: Profile, overrides: Mapping[str, object] | None) -> Profil
     return lay(_layer(profile.model_dump()), from_flags(overrides))[0] if overrides else profile
 
 
-def parse(data: Mapping[str, Any]) -> Profile:
+def parse(data: Mapping[str, object]) -> Profile:
     """A profile from nested values, without lookup or environment.
 
     Raises:
@@ -273,9 +273,9 @@ def _beside(profile: Path, plugins: object) -> object:
     return [str(profile.parent / Path(file).expanduser()) if isinstance(file, str) else file for file in plugins]
 
 
-def dotted(data: Mapping[str, Any]) -> dict[str, Any]:
+def dotted(data: Mapping[str, object]) -> dict[str, object]:
     """``{"prune": {"alpha": 1}}`` as ``{"prune.alpha": 1}``; only the two levels a profile has."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for key, value in data.items():
         if isinstance(value, Mapping):
             flat |= {f"{key}.{inner}": deep for inner, deep in value.items()}
@@ -284,19 +284,16 @@ def dotted(data: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _layer(data: Mapping[str, Any], origin: str = "") -> Layer:
+def _layer(data: Mapping[str, object], origin: str = "") -> Layer:
     return {key: (value, origin) for key, value in dotted(data).items()}
 
 
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    data: dict[str, Any] = {}
+def _nested(flat: Mapping[str, object]) -> dict[str, object]:
+    sections: dict[str, dict[str, object]] = {}
     for key, value in flat.items():
-        section, dot, inner = key.partition(".")
-        if dot:
-            data.setdefault(section, {})[inner] = value
-        else:
-            data[key] = value
-    return data
+        section, _, inner = key.partition(".")
+        sections.setdefault(section, {})[inner] = value
+    return {section: inner.get("", inner) for section, inner in sections.items()}
 
 
 _SECTIONS: dict[str, type[BaseModel]] = {
@@ -314,7 +311,7 @@ KEYS = frozenset(
 #: Keys of earlier versions, and why they are gone.
 _GONE = {
     "models.attention": (
-        "cannot be chosen any more: all passes run vidspec's own attention, on torch's flash kernels where there are "
+        "can no longer be chosen: all passes run vidspec's own attention, on torch's flash kernels where there are "
         "any; the kernels of transformers know no windows of several sequences. Leave it out"
     )
 }

@@ -39,7 +39,7 @@ from vidspec.registry import (
 __all__ = ["Profile"]
 
 
-def _absolute(files: Any) -> Any:
+def _absolute(files: object) -> object:
     if isinstance(files, str):
         files = [files]
     if not isinstance(files, list | tuple):
@@ -86,7 +86,7 @@ class Profile(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _empty_sections(cls, data: Any) -> Any:
+    def _empty_sections(cls, data: object) -> object:
         """``video:`` with nothing below it is YAML for null; take it as an empty section."""
         if isinstance(data, Mapping):
             return {key: value for key, value in data.items() if value is not None}

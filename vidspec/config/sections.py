@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -77,7 +77,7 @@ def _options(registry: Registry[Any]) -> AfterValidator:
     """What the part that a section names takes beyond the section's keys, whoever wrote it; the keys come first."""
     section, _, named = registry.key.partition(".")
 
-    def check(given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    def check(given: dict[str, object], info: ValidationInfo) -> dict[str, object]:
         name = info.data.get(named)
         if name is None:  # what is wrong with the name is said elsewhere
             return given
@@ -101,21 +101,21 @@ def _options(registry: Registry[Any]) -> AfterValidator:
 class PartSection(Section):
     """A section that names a part, and takes its options."""
 
-    if TYPE_CHECKING:  # set by _with_parts, behind all keys
-        options: dict[str, Any] = Field(default_factory=dict)
+    if TYPE_CHECKING:  # set by with_parts, behind all keys
+        options: dict[str, object] = Field(default_factory=dict)
 
 
 S = TypeVar("S", bound=PartSection)
 
 
-def _with_parts(registry: Registry[Any]) -> Callable[[type[S]], type[S]]:
+def with_parts(registry: Registry[Any]) -> Callable[[type[S]], type[S]]:
     """Class decorator: a section also takes the keys of vidspec's own parts, and ``options`` for all other options.
 
     A key is taken and checked whichever part is named, so that a profile may change the part alone.
     """
 
     def extended(section: type[S]) -> type[S]:
-        options = Annotated[dict[str, Any], _options(registry)]
+        options = Annotated[dict[str, object], _options(registry)]
         fields: dict[str, Any] = {
             **registry.section_keys(),
             "options": (options, Field(default_factory=dict, validate_default=True)),
@@ -153,7 +153,7 @@ class ModelsSection(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _embedded_by_default(cls, data: Any) -> Any:
+    def _embedded_by_default(cls, data: object) -> object:
         if isinstance(data, Mapping) and all(data.get(key) is None for key in ("pair", "target", "draft")):
             return {**data, "pair": "embedded"}
         return data
@@ -181,23 +181,47 @@ class ModelsSection(Section):
             yield Problem("models.draft", f"is needed with draft.kind {kind}", instead)
 
 
+class VideoArguments(TypedDict):
+    """Arguments of ``vidspec.video.read`` that a profile sets."""
+
+    frames: int | None
+    fps: float | None
+    max_pixels: int | None
+    decoder: str
+    seek: str
+    allow_damaged: bool
+
+
 class VideoSection(Section):
     """Which frames are shown to the models: a number of ``frames`` or a rate ``fps``; and whether they hear the sound.
 
-    ``allow_damaged``: of a file with damage, those that are whole; otherwise it is an error. ``audio``: with the sound
-    of the same time, by models that hear.
+    ``seek``: exactly these, or the keyframes nearest to them. ``allow_damaged``: of a file with damage, those that are
+    whole; otherwise it is an error. ``audio``: with the sound of the same time, by models that hear.
     """
 
     frames: int | None = Field(default=None, ge=1, le=100_000)
     fps: float | None = Field(default=None, gt=0, le=FASTEST, allow_inf_nan=False)
     max_pixels: int | None = Field(default=None, ge=1, le=2**31 - 1)
-    decoder: Literal["auto", "decord", "av", "nvdec"] = "auto"
+    decoder: Literal["auto", "decord", "av", "nvdec", "vaapi", "videotoolbox"] = "auto"
+    seek: Literal["exact", "keyframes"] = "exact"
     allow_damaged: bool = False
     audio: bool = True
 
+    @property
+    def arguments(self) -> VideoArguments:
+        """What ``vidspec.video.read`` takes of it."""
+        return VideoArguments(
+            frames=self.frames,
+            fps=self.fps,
+            max_pixels=self.max_pixels,
+            decoder=self.decoder,
+            seek=self.seek,
+            allow_damaged=self.allow_damaged,
+        )
+
     @model_validator(mode="before")
     @classmethod
-    def _frames_by_default(cls, data: Any) -> Any:
+    def _frames_by_default(cls, data: object) -> object:
         if isinstance(data, Mapping) and all(data.get(key) is None for key in ("frames", "fps")):
             return {**data, "frames": 32}
         return data
@@ -207,7 +231,7 @@ class VideoSection(Section):
             yield Problem("video.fps", "excludes video.frames", f"video.frames: {self.frames} alone")
 
 
-@_with_parts(drafters)
+@with_parts(drafters)
 class DraftSection(PartSection):
     """What proposes tokens, in which shape and how many at a time.
 
@@ -229,27 +253,27 @@ class DraftSection(PartSection):
             reason = f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} drafts a chain"
             yield Problem("draft.topology", reason, "draft.topology: chain")
         if self.topology == "adaptive" and profile.drafts_for_free:
-            found = f"those of {kind} by what it finds anyway"
+            found = f"those of {kind} by the matches that it finds"
             reason = f"adaptive trees grow by the probabilities of a model, and {found}"
             yield Problem("draft.topology", reason, "draft.topology: tree")
         if beside and self.topology != "chain":
             instead = "draft.topology: chain, or schedule.kind: sequential"
             yield Problem("draft.topology", "the parallel schedule drafts a chain", instead)
         if beside and drafter is not None and not drafter.remote:
-            reason = f"{kind} needs more of the target than token ids, and the parallel schedule sends no more"
+            reason = f"{kind} needs more of the target than token ids, which is all that the parallel schedule sends"
             yield Problem("draft.kind", reason, "draft.kind: model, or schedule.kind: sequential")
         if self.gamma == "auto" and self.topology == "tree" and not (drafter and drafter.paces):
             reason = "auto measures chains, and draft.topology is tree"
             yield Problem("draft.gamma", reason, "draft.gamma: 5, or draft.topology: chain")
         if self.gamma == "auto" and drafter is None:
-            yield Problem("draft.gamma", "auto has no use without a draft", "draft.gamma: 5, or draft.kind: model")
+            yield Problem("draft.gamma", "auto needs a draft", "draft.gamma: 5, or draft.kind: model")
         own = profile.drafts_for_free or profile.drafts_with_a_head
         if profile.races and (self.topology != "chain" or not (kind == "model" or own)):
             instead = "draft.kind: model with draft.topology: chain, or schedule.kind: sequential"
             yield Problem("draft.kind", "the schedule race chooses drafter and topology itself", instead)
 
 
-@_with_parts(pruners)
+@with_parts(pruners)
 class PruneSection(PartSection):
     """What the draft sees of the video: ``alpha`` is the share of visual tokens it does not see; ``seed`` is of what
     pruners draw.
@@ -268,7 +292,7 @@ class PruneSection(PartSection):
 
     @model_validator(mode="before")
     @classmethod
-    def _nothing_pruned_by_none(cls, data: Any) -> Any:
+    def _nothing_pruned_by_none(cls, data: object) -> object:
         if isinstance(data, Mapping) and data.get("method", "none") == "none":
             return {"alpha": 0.0, **data}
         return data
@@ -276,7 +300,7 @@ class PruneSection(PartSection):
     def check(self, profile: Profile) -> Iterator[Problem]:
         drafter, method, kind = profile.drafter, self.method, profile.draft.kind
         if self.when == "late" and self.positions == "compact" and profile.schedule.prefill == "parallel":
-            reason = "late prunes what has been read at its positions, and prune.positions is compact"
+            reason = "late prunes the cache at its original positions, and prune.positions is compact"
             yield Problem("prune.when", reason, "prune.when: wait, or prune.positions: original")
         if method != "none" and drafter is None:
             reason = f"{method} prunes what the draft sees, and draft.kind is none"
@@ -290,7 +314,7 @@ class PruneSection(PartSection):
             yield Problem("prune.alpha", reason, f"prune.alpha: 0, or prune.method: {instead}")
 
 
-def _renamed(kind: Any) -> Any:
+def _renamed(kind: object) -> object:
     """Profiles of earlier versions left drafter and schedule to a ``plan``."""
     return "race" if kind == "plan" else kind
 
@@ -320,7 +344,7 @@ class ScheduleSection(Section):
             reason = f"{self.kind} needs a draft, and draft.kind is none"
             yield Problem("schedule.kind", reason, "schedule.kind: autoregressive, or draft.kind: model")
         if not drafts and profile.drafter is not None:
-            reason = f"autoregressive has no use for a draft, and draft.kind is {profile.draft.kind}"
+            reason = f"autoregressive uses no draft, and draft.kind is {profile.draft.kind}"
             yield Problem("schedule.kind", reason, "schedule.kind: sequential, or draft.kind: none")
 
 
@@ -337,7 +361,7 @@ class WorkersSection(Section):
     timeout: float = Field(default=30.0, gt=0, le=MANY, allow_inf_nan=False)
 
 
-@_with_parts(rules)
+@with_parts(rules)
 class AcceptSection(PartSection):
     """Which proposed tokens are kept.
 
@@ -348,7 +372,7 @@ class AcceptSection(PartSection):
     protect: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(values.words)] = ()
 
 
-@_with_parts(lossy)
+@with_parts(lossy)
 class LossySection(PartSection):
     """What the target itself does not see of the video, in plain decoding, for comparison; its text is another then.
 

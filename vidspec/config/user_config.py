@@ -16,9 +16,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vidspec.errors import UsageError
+
+if TYPE_CHECKING:
+    from vidspec.config.schema import Profile
 
 __all__ = ["DEFAULT_PROFILE", "PAIRED", "Defaults", "Resolved", "config_path", "read_config", "resolve"]
 
@@ -36,7 +39,7 @@ class Defaults:
     path: Path
     profile: str | None = None
     format: str | None = None
-    keys: Mapping[str, Any] = field(default_factory=dict)
+    keys: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Resolved:
     ``default``, or :data:`PAIRED`. ``models_named`` says whether the models are others than a packaged profile's own.
     """
 
-    profile: Any
+    profile: Profile
     sources: Mapping[str, str]
     models_named: bool = False
 
@@ -118,7 +121,7 @@ def resolve(
     return Resolved(profile, sources, named)
 
 
-def _checked(path: Path, data: dict[str, Any]) -> dict[str, Any]:
+def _checked(path: Path, data: Mapping[str, object]) -> dict[str, object]:
     """The keys, dotted, if a profile has each of them; otherwise the complaint that a profile would get."""
     from vidspec.config import profiles
 

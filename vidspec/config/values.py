@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from pydantic_core import PydanticCustomError
 
@@ -23,7 +22,7 @@ def tree(text: str) -> str:
     return text
 
 
-def gamma(value: Any) -> Any:
+def gamma(value: object) -> object:
     if value == "auto":
         return value
     if isinstance(value, str) and value.isdecimal() and len(value) <= len(str(WIDEST)):
@@ -41,7 +40,7 @@ def temperature(value: float) -> float:
     )
 
 
-def packed(value: Any) -> Any:
+def packed(value: object) -> object:
     chosen = {"auto": "auto", "true": True, "false": False}.get(str(value).lower())
     if chosen is None:
         raise PydanticCustomError("packed", "must be auto, true or false")
@@ -54,11 +53,11 @@ def device(name: str) -> str:
     return name
 
 
-def words(value: Any) -> Any:
+def words(value: object) -> object:
     return [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str) else value
 
 
-def shares(value: Any) -> Any:
+def shares(value: object) -> object:
     if isinstance(value, str):
         return [share.strip() for share in value.strip("[] ").split(",")]
     return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value

@@ -1,18 +1,20 @@
-"""Reads YAML that people write and pass on: small files of plain values; not the tables that come with vidspec."""
+"""Reads YAML that people write and pass on, small files of plain values, and words what pydantic finds wrong in it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from vidspec.errors import UsageError
 
-__all__ = ["mentions", "read_yaml"]
+__all__ = ["mentions", "mistake", "read_yaml"]
 
 #: Bytes of a file, and mappings and lists within each other; a packaged profile has at most 600 and two.
 LONGEST, DEEPEST = 256 << 10, 32
+#: Characters of a wrong value that a message repeats.
+REPEATED = 80
 
 
 class _Loader(yaml.SafeLoader):
@@ -22,7 +24,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            raise self._refused("aliases are not taken; write the value again")
+            raise self._refused("aliases are not supported; write the value again")
         self.depth += 1
         if self.depth > DEEPEST:
             raise self._refused(f"nested more than {DEEPEST} deep")
@@ -35,7 +37,7 @@ class _Loader(yaml.SafeLoader):
         return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
-def read_yaml(path: Path, error: type[UsageError] = UsageError) -> Any:
+def read_yaml(path: Path, error: type[UsageError] = UsageError) -> object:
     """The one document in a file.
 
     Raises:
@@ -57,7 +59,7 @@ def read_yaml(path: Path, error: type[UsageError] = UsageError) -> Any:
         where = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
         raise error(f"{path}:{where} not YAML: {getattr(why, 'problem', None) or why}") from None
     except ValueError as why:  # a date with a 13th month, a number of thousands of digits
-        raise error(f"{path}: holds no value that can be read: {why}") from None
+        raise error(f"{path}: holds a value that cannot be read: {why}") from None
 
 
 def mentions(path: Path, word: str) -> bool:
@@ -67,3 +69,23 @@ def mentions(path: Path, word: str) -> bool:
             return word.encode() in file.read(LONGEST)
     except (OSError, UnicodeEncodeError):
         return False
+
+
+def mistake(error: ValidationError) -> tuple[str, str]:
+    """The first problem in one line: its key (empty if it concerns several keys together), and the message."""
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "combination":
+        return "", first["msg"]
+    key = ".".join(str(part) for part in first["loc"])
+    given = "" if first["type"] in ("name", "missing") else f", not {_quoted(first['input'])}"
+    text = first["msg"].replace("Input should be", "must be").replace("String should", "must")
+    return key, f"{key}: {text[:1].lower()}{text[1:]}{given}"
+
+
+def _quoted(value: object) -> str:
+    """As much of what was given as helps."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= REPEATED else f"{text[:REPEATED]}..."

@@ -1,15 +1,15 @@
 """Many clips: finding, reading, captioning and keeping them, and going on after a crash. No torch, no terminal.
 
-inputs, manifests           what was named on the command line -> Entry, each once
+job                         Job: one clip or a part of it, from its name to its outcome; JobConfig: how all are done
+inputs, manifests           what was named on the command line -> Jobs, each once
 shards                      which of them are this machine's
-identity, records           when two captionings are the same
+records                     when two captionings are the same; the record of an outcome
 journal                     the append-only file that survives a crash
 outputs, sidecars, writers  where records go; formats: how they look
-plan                        what an earlier run left to do -> Remaining, of Tasks
-feed, reader, read_worker   the next clips' frames, read in processes that can be killed -> Work
+bulk                        what an earlier run left to do; outcomes -> records, counts and events
+feed, reader, read_worker   the next clips' frames, read in processes that can be killed -> Jobs with frames
 segments                    a clip cut by length or by scenes
-run                         Works through a captioner, several at a time -> Outcome
-bulk                        outcomes -> records, counts and events
-local, replicas, ray_engine the executors that bulk drives; pool: what the last two share
-merge, dry_run, log_file, trace_file, schema
+run                         Jobs through a captioner, several at a time, the parts of each in order -> Outcome
+local, replicas, ray_engine the executors that bulk drives; pool: how the last two give jobs to their processes
+merge, dry_run, log_file, trace_file, schema; timed: the folder that ``vidspec bench throughput`` times
 """

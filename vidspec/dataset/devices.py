@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from vidspec.dataset.feed import cores
 from vidspec.dataset.pool import Group
 from vidspec.dataset.ray_engine import connected
 from vidspec.errors import DeviceError, UsageError
@@ -32,7 +33,7 @@ def device_groups(
 
     Raises:
         UsageError: ``replicas`` is neither, or the profile places the target elsewhere than on a group's first GPU.
-        DeviceError: more captioners are asked for than there are groups, on a machine that has GPUs.
+        DeviceError: there are to be more captioners than there are groups, on a machine that has GPUs.
     """
     wanted = None if replicas in (None, "auto") else _number(replicas)
     device = profile.models.device
@@ -44,8 +45,8 @@ def device_groups(
     if gpus:
         if count * size > gpus and (count > 1 or ray):
             each = f" of {size} each" if size > 1 else ""
-            most = max(1, gpus // size)
-            raise DeviceError(f"--replicas {count}{each}: there are {gpus} GPUs", hint=f"--replicas {most}")
+            limit = max(1, gpus // size)
+            raise DeviceError(f"--replicas {count}{each}: there are {gpus} GPUs", hint=f"--replicas {limit}")
         if ray:
             return [Group(gpus=size)] * count
         if count == 1:
@@ -55,7 +56,7 @@ def device_groups(
         return [Group(visible=",".join(names[first : first + size])) for first in range(0, count * size, size)]
     if ray:
         return [Group(threads=profile.models.threads or 1)] * count
-    threads = profile.models.threads or max(1, _cores() // count)
+    threads = profile.models.threads or max(1, cores() // count)
     return [Group(threads=threads)] * count
 
 
@@ -71,10 +72,6 @@ def _number(text: str | None) -> int:
     if text is None or not text.isdigit() or int(text) < 1:
         raise UsageError(f"--replicas {text}: must be a number or auto")
     return int(text)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gpus() -> int:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vidspec.dataset.formats import span
+from vidspec.dataset.job import Job, JobConfig
 from vidspec.dataset.segments import fixed
-from vidspec.dataset.work import Entry, How, Task
 from vidspec.errors import VideoError
+from vidspec.events.record import Record
 
 __all__ = ["Estimate", "Past", "Wanted", "estimate", "past", "wanted"]
 
@@ -21,8 +22,8 @@ class Past(NamedTuple):
     covered: float
 
 
-def past(records: Iterable[Mapping[str, Any]], settings: Collection[str]) -> list[Past]:
-    """Of captions under these settings that tell their times, each counted once however many outputs have it."""
+def past(records: Iterable[Record], settings: Collection[str]) -> list[Past]:
+    """Of captions under these settings with their times, each counted once however many outputs have it."""
     found = {}
     for record in records:
         job, seconds = record["job"], record.get("timings", {}).get("end_to_end")
@@ -34,33 +35,32 @@ def past(records: Iterable[Mapping[str, Any]], settings: Collection[str]) -> lis
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be captioned of an entry: ``seconds`` of it, in so many ``parts`` (None where scenes make them).
+    """What is to be captioned of a clip: ``seconds`` of it, in so many ``parts`` (None where scenes make them).
 
     ``error`` says why nothing can be.
     """
 
-    entry: Entry
+    job: Job
     seconds: float = 0.0
     parts: int | None = 1
     error: str | None = None
 
 
-def wanted(task: Task, how: How) -> Wanted:
+def wanted(job: Job, config: JobConfig) -> Wanted:
     """How much of a clip is left, from its index alone; scenes are not looked for."""
     from vidspec.video import probe
 
-    entry = task.entry
     try:
-        duration = probe(entry.path).duration_s
-        start, end = entry.start or 0.0, duration if entry.end is None else min(entry.end, duration)
+        duration = probe(job.path).duration_s
+        start, end = job.start or 0.0, duration if job.end is None else min(job.end, duration)
         if end <= start:
-            raise VideoError(f"{entry.path}: has no frame at {start:g} s or later: it lasts {duration:.3f} s")
+            raise VideoError(f"{job.path}: has no frame at {start:g} s or later: it lasts {duration:.3f} s")
     except VideoError as error:
-        return Wanted(entry, error=str(error))
-    if not isinstance(how.segment, float | int):
-        return Wanted(entry, end - start, 1 if how.segment is None else None)
-    segments = [one for number, one in enumerate(fixed(how.segment, start, end)) if number not in task.done]
-    return Wanted(entry, sum(last - first for first, last in segments), len(segments))
+        return Wanted(job, error=str(error))
+    if not isinstance(config.segment, float | int):
+        return Wanted(job, end - start, 1 if config.segment is None else None)
+    segments = [one for number, one in enumerate(fixed(config.segment, start, end)) if number not in job.done]
+    return Wanted(job, sum(last - first for first, last in segments), len(segments))
 
 
 class Estimate(NamedTuple):

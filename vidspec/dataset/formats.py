@@ -10,17 +10,19 @@ import csv
 import io
 import os
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from itertools import accumulate
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from vidspec.escaping import cell, cue, json_text, one_line, shown
+from vidspec.events.record import Record
 
 __all__ = [
     "CSV_COLUMNS",
     "FORMATS",
     "MARK",
+    "SUBTITLES",
     "SUFFIXES",
     "Format",
     "clock",
@@ -36,16 +38,9 @@ __all__ = [
 Format = Literal["text", "txt", "json", "jsonl", "csv", "srt", "vtt", "webdataset-txt"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 #: Of a file in each format.
-SUFFIXES: Mapping[str, str] = {
-    "text": ".txt",
-    "txt": ".txt",
-    "json": ".json",
-    "jsonl": ".jsonl",
-    "csv": ".csv",
-    "srt": ".srt",
-    "vtt": ".vtt",
-    "webdataset-txt": ".txt",
-}
+SUFFIXES = {form: ".txt" if form in ("text", "webdataset-txt") else f".{form}" for form in FORMATS}
+#: Of one clip, all its captions are one document.
+SUBTITLES = ("srt", "vtt")
 CSV_COLUMNS = (
     "path",
     "id",
@@ -74,8 +69,6 @@ LINES, WIDTH = 2, 42
 DEMO = "Captions of vidspec's built-in models, which know drawn shapes only."
 #: Before such a caption in formats without room for a remark, unless the user named these models.
 MARK = "[demo] "
-
-Record = Mapping[str, Any]
 
 
 def format_of(path: str) -> Format | None:
@@ -119,8 +112,7 @@ def document(records: Sequence[Record], form: Format) -> str | None:
     if not captioned:
         return None
     if form == "json":
-        whole: Any = dict(records[0]) if _segment(records[0]) is None else [dict(record) for record in records]
-        return json_text(whole, indent=1) + "\n"
+        return json_text(records[0] if _segment(records[0]) is None else list(records), indent=1) + "\n"
     if form == "srt":
         return _srt(captioned)
     if form == "vtt":
@@ -131,19 +123,21 @@ def document(records: Sequence[Record], form: Format) -> str | None:
 
 
 def listing(records: Iterable[Record], form: Format, *, several: bool, raw_csv: bool = False) -> str:
-    """Records as the content of one file, a :func:`line` each below the :func:`header`."""
+    """Records as the content of one file, a :func:`line` each below the :func:`header`; subtitles as one document."""
+    if form in SUBTITLES:
+        return document(list(records), form) or ""
     lines = (line(record, form, several=several, raw_csv=raw_csv) for record in records)
     return "".join(f"{one}\n" for one in (header(form), *lines) if one is not None)
 
 
-def _said(record: Record) -> Record:
+def _flat_record(record: Record) -> Record:
     """The record with what its job says of the part, which a lean record says beside the job."""
     return {**record, **(record.get("job") or {})}
 
 
 def span(record: Record) -> tuple[float, float]:
     """From where to where the caption is about, in seconds of the video."""
-    part = _said(record)
+    part = _flat_record(record)
     start = float(part.get("start") or 0.0)
     duration = record.get("video", {}).get("duration_s")
     end = part.get("end")
@@ -183,7 +177,7 @@ def _row(record: Record, raw: bool) -> str:
     error = record["error"] or {}
     values = {
         "path": record["path"],
-        "id": _said(record).get("id"),
+        "id": _flat_record(record).get("id"),
         "start": start,
         "end": end,
         "caption": record["caption"],
@@ -195,7 +189,7 @@ def _row(record: Record, raw: bool) -> str:
         "tokens": len(record["token_ids"]) if record["caption"] is not None else None,
         "ended": record.get("ended"),
         "settings": (record.get("job") or {}).get("settings"),
-        "prompt": _said(record).get("prompt"),
+        "prompt": _flat_record(record).get("prompt"),
         **{f"error_{key}": error.get(key) for key in ("stage", "kind", "message")},
     }
     buffer = io.StringIO()

@@ -1,4 +1,4 @@
-"""Finds the clips of a run: files, folders, lists and manifests become entries, each once; opens no clip."""
+"""Finds the clips of a run: files, folders, lists and manifests become jobs, each once; opens no clip."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from functools import cache
 
 from wcmatch import glob
 
+from vidspec.dataset.job import Job
 from vidspec.dataset.manifests import SUFFIXES, parse_manifest
-from vidspec.dataset.work import Entry
 from vidspec.errors import UsageError
 from vidspec.files import read_whole
 
 __all__ = ["EXTENSIONS", "Found", "Sources", "collect", "leave_out_missing", "matches"]
 
 #: Bytes of a list or a manifest: some ten million clips.
-LONGEST_LIST = 1 << 30
+MAX_LIST_BYTES = 1 << 30
 #: What is taken for a video in folders and lists; files that are named one by one are always tried.
 EXTENSIONS = frozenset(
     "3g2 3gp asf avi divx dv f4v flv gif m1v m2t m2ts m2v m4v mj2 mjpeg mjpg mkv mov mp4 mpe mpeg "  # noqa: SIM905
@@ -53,7 +53,7 @@ class Found:
     ``several`` says whether a list, a folder or more than one file was asked for, so that output names each clip.
     """
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[Job] = field(default_factory=list)
     duplicates: int = 0
     not_video: int = 0
     excluded: int = 0
@@ -74,36 +74,36 @@ def collect(sources: Sources) -> Found:
     if len(stdin) > 1:
         raise UsageError("standard input can be read once only", hint="name - once")
     seen: set[tuple[object, ...]] = set()
-    for entry in _entries(sources, found):
+    for job in _jobs(sources, found):
         # Links that lead nowhere are mistakes of their own, wherever they were meant to lead.
-        file = os.path.realpath(entry.path) if os.path.exists(entry.path) else os.path.abspath(entry.path)
-        key = (file, entry.start, entry.end, entry.prompt, entry.questions, type(entry.id), entry.id)
+        file = os.path.realpath(job.path) if os.path.exists(job.path) else os.path.abspath(job.path)
+        key = (file, job.start, job.end, job.prompt, job.questions, type(job.id), job.id)
         if key in seen:
             found.duplicates += 1
         else:
             seen.add(key)
-            found.entries.append(entry)
+            found.entries.append(job)
     found.several |= len(sources.paths) > 1 or bool(sources.lists or sources.manifests)
     return found
 
 
 def leave_out_missing(found: Found, named: Sequence[str]) -> None:
-    """Leave out entries of lists and manifests that do not exist, and say so in ``found.unreadable``.
+    """Leave out clips of lists and manifests that do not exist, and say so in ``found.unreadable``.
 
     Raises:
         UsageError: one of ``named`` does not exist, which the user wrote himself.
     """
-    missing = [entry for entry in found.entries if not os.path.lexists(entry.path)]
-    for entry in missing:
-        if entry.path in named:
-            hint = "vidspec reads files; download it first" if "://" in entry.path else "check the path"
-            raise UsageError(f"{entry.path}: there is no such file", hint=hint)
-        found.unreadable.append(f"{entry.path}: there is no such file")
-    gone = {id(entry) for entry in missing}
-    found.entries = [entry for entry in found.entries if id(entry) not in gone]
+    missing = [job for job in found.entries if not os.path.lexists(job.path)]
+    for job in missing:
+        if job.path in named:
+            hint = "vidspec reads files; download it first" if "://" in job.path else "check the path"
+            raise UsageError(f"{job.path}: there is no such file", hint=hint)
+        found.unreadable.append(f"{job.path}: there is no such file")
+    gone = set(missing)
+    found.entries = [job for job in found.entries if job not in gone]
 
 
-def _entries(sources: Sources, found: Found) -> Iterator[Entry]:
+def _jobs(sources: Sources, found: Found) -> Iterator[Job]:
     for path in sources.paths:
         if path == "-":
             found.several = True
@@ -115,7 +115,7 @@ def _entries(sources: Sources, found: Found) -> Iterator[Entry]:
             found.several = True
             yield from _manifest(path)
         else:
-            yield Entry(path, _root(path))
+            yield Job(path, root=_root(path))
     for name in sources.lists:
         yield from _listed(name, sources, found)
     for name in sources.manifests:
@@ -130,27 +130,23 @@ def _root(path: str) -> str:
     return "."
 
 
-def _listed(name: str, sources: Sources, found: Found) -> Iterator[Entry]:
+def _listed(name: str, sources: Sources, found: Found) -> Iterator[Job]:
     data = _content(name)
     for line in data.split(b"\0" if b"\0" in data else b"\n"):
         path = os.fsdecode(line.rstrip(b"\r") if b"\0" not in data else line)
         if path.strip() and _wanted(path, path, sources, found):
-            yield Entry(path, _root(path))
+            yield Job(path, root=_root(path))
 
 
-def _manifest(name: str) -> Iterator[Entry]:
+def _manifest(name: str) -> Iterator[Job]:
     try:
         text = _content(name).decode("utf-8")
     except UnicodeDecodeError:
         raise UsageError(f"{name}: is not UTF-8 text") from None
-    yield from parse_manifest(text, "standard input" if name == "-" else name, "" if name == "-" else _folder(name))
+    yield from parse_manifest(text, "standard input" if name == "-" else name, os.path.dirname(name))
 
 
-def _folder(name: str) -> str:
-    return os.path.dirname(name)
-
-
-def _below(folder: str, sources: Sources, found: Found) -> Iterator[Entry]:
+def _below(folder: str, sources: Sources, found: Found) -> Iterator[Job]:
     """The videos in ``folder`` and below, hidden ones left out; links to folders are not followed."""
 
     paths: list[str] = []
@@ -167,7 +163,7 @@ def _below(folder: str, sources: Sources, found: Found) -> Iterator[Entry]:
         paths += [os.path.join(here, name) for name in files if not name.startswith(".")]
     for path in sorted(paths):
         if _wanted(path, _slashed(path, folder), sources, found):
-            yield Entry(path, folder)
+            yield Job(path, root=folder)
 
 
 def _slashed(path: str, folder: str) -> str:
@@ -188,7 +184,7 @@ def _wanted(path: str, relative: str, sources: Sources, found: Found) -> bool:
 
 
 def _content(name: str) -> bytes:
-    return read_whole(name, LONGEST_LIST, "standard input" if name == "-" else name, pipe=True)
+    return read_whole(name, MAX_LIST_BYTES, "standard input" if name == "-" else name, pipe=True)
 
 
 def matches(relative: str, patterns: Iterable[str]) -> bool:

@@ -1,8 +1,9 @@
 """The append-only file of records that a run can be resumed from: one JSON object a line, whole or not there at all.
 
-A line is appended in one write and flushed to the disk before anyone hears of it. A line that a crash tore is
-repaired when the file is opened again. A lock keeps a second run out; a file that somebody moves or deletes while it is
-written is noticed with the next record. Knows nothing of captioning or of formats.
+A line is appended in one write and flushed to the disk before the run goes on. A line that a crash tore is repaired
+when the file is opened again. A lock keeps a second run out; a file that is moved or deleted while it is written is
+noticed with the next record. Knows nothing of captioning or of formats. Not SQLite, whose locks do not hold on network
+file systems and whose file is no list of records for other tools.
 """
 
 from __future__ import annotations
@@ -12,30 +13,40 @@ import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from vidspec.dataset.identity import Content
+from vidspec.dataset.records import Content
 from vidspec.errors import OutputError, UsageError
 from vidspec.escaping import json_text
+from vidspec.events.record import Record
 from vidspec.files import Lock, encoded
 
-__all__ = ["Journal", "Stored", "gone", "is_at", "parsed"]
+__all__ = ["Journal", "Stored", "gone", "is_at", "parsed", "set_aside", "unwritable"]
 
 
 class Stored(NamedTuple):
-    """Where a record lies in the file (bytes), and what it is about.
+    """A record in a journal: where it lies in the file (bytes), and what it is about.
 
     ``segment`` of ``segments`` is None for a whole clip; ``failed`` is whether it is an error record.
     """
 
+    journal: Journal
     offset: int
     length: int
-    clip: str
-    settings: str
-    segment: int | None
-    segments: int | None
-    content: Content
-    failed: bool
+    clip: str = ""
+    settings: str = ""
+    segment: int | None = None
+    segments: int | None = None
+    content: Content = Content(None, None)
+    failed: bool = True
+
+    def record(self) -> Record:
+        """The record itself.
+
+        Raises:
+            OutputError: it cannot be read any more.
+        """
+        return next(self.journal.read([self]))
 
 
 class Journal:
@@ -43,13 +54,14 @@ class Journal:
 
     Args:
         path: the file; made with the first record, so that a run that fails early leaves nothing.
-        fresh: whether to begin anew. What the file held, and also what is no file of records, is kept as ``NAME~``.
+        fresh: whether to begin anew. An earlier file, one that is no file of records too, is kept as ``NAME~``.
         visible: the file that users know it by, whose lock is the run's whatever it is written as; ``path`` if None.
-        look: only to read it, whoever writes it: it is neither locked nor repaired.
+        look: only to read it, also while another run writes it: it is neither locked nor repaired, and takes no record.
 
     Attributes:
         replaced: where an earlier file was moved to, or None.
         repaired: bytes of a torn last line that were cut off when the file was opened.
+        damaged: lines that are no records; they are kept in ``NAME.damaged``.
         gone: that the file was taken away while it was written, after which nothing is written any more; None else.
 
     Raises:
@@ -64,12 +76,8 @@ class Journal:
         self.repaired = 0
         self.damaged = 0
         self.gone: OutputError | None = None
-        self._index: dict[tuple[str, str], dict[int | None, Stored]] = {}
-        self._hashes: dict[tuple[str, str], Stored] = {}
-        self._clips: set[str] = set()
-        self._order: list[Stored] = []
         self._file: int | None = None
-        self._size = 0
+        self._forget()
         shown = visible or path
         self._lock = None if look else _locked(Path(os.path.realpath(shown)), shown)
         try:
@@ -82,11 +90,11 @@ class Journal:
 
     def parts(self, clip: str, settings: str) -> Mapping[int | None, Stored]:
         """The records of a clip under these settings, by segment (None for the whole clip)."""
-        return self._index.get((clip, settings), {})
+        return self._index.get(clip, {}).get(settings, {})
 
     def knows(self, clip: str) -> bool:
         """Whether there is a record of the clip under any settings."""
-        return clip in self._clips
+        return clip in self._index
 
     def by_hash(self, sha256: str, settings: str) -> Stored | None:
         """A caption of the same content under the same settings, whatever its file was called."""
@@ -94,21 +102,19 @@ class Journal:
 
     def others(self, settings: Collection[str]) -> int:
         """How many records were made under other settings than these."""
-        return sum(len(parts) for (_, other), parts in self._index.items() if other not in settings)
+        named = (item for by_settings in self._index.values() for item in by_settings.items())
+        return sum(len(parts) for other, parts in named if other not in settings)
 
-    def read(self, stored: Stored) -> dict[str, Any]:
-        """The record itself.
+    def records(self) -> Iterator[Record]:
+        """The records that count, in the order of the file; raises as :meth:`read` does."""
+        return self.read([stored for stored in self._order if self._counts(stored)])
+
+    def read(self, wanted: Sequence[Stored]) -> Iterator[Record]:
+        """Some of the records.
 
         Raises:
-            OutputError: it cannot be read any more.
+            OutputError: they cannot be read any more.
         """
-        return next(self._read([stored]))
-
-    def records(self) -> Iterator[dict[str, Any]]:
-        """The records that count, in the order of the file; raises as :meth:`read` does."""
-        return self._read([stored for stored in self._order if self._counts(stored)])
-
-    def _read(self, wanted: Sequence[Stored]) -> Iterator[dict[str, Any]]:
         if not wanted:
             return
         try:
@@ -119,13 +125,15 @@ class Journal:
         except OSError as error:
             raise self._failure(error) from None
 
-    def append(self, record: Mapping[str, Any]) -> None:
+    def append(self, record: Record) -> None:
         """Add a record with its ``job``; when this returns it is on the disk.
 
         Raises:
             OutputError: it cannot be written, and the file is as it was before; or (kind ``gone``) the record is in a
                 file that is not under its name any more.
         """
+        if self.look:
+            return
         if self.gone is not None:
             raise self.gone
         line = encoded(json_text(record) + "\n")
@@ -199,57 +207,44 @@ class Journal:
         """Read and repair the file. False if it holds something else than records."""
         if not self.path.is_file():  # a device has no records, and perhaps no end
             return True
-        kept = self.path.with_name(self.path.name + ".damaged")
         bad: list[bytes] = []
         offset = 0
         with self.path.open("rb") as file:
             for line in file:
-                record = parsed(line)
-                if record is None and not self._order and line.endswith(b"\n"):
+                record, ended = parsed(line), line.endswith(b"\n")
+                if record is None and not self._order and (ended or not line.startswith(b"{")):
                     return False
-                if record is None and line.endswith(b"\n"):
-                    bad.append(line)
-                    self._order.append(Stored(offset, len(line), "", "", None, None, Content(None, None), True))
-                elif record is not None and not line.endswith(b"\n"):
-                    line += b"\n"  # only its end is missing
-                    if not self.look:
-                        with self.path.open("ab") as end:
-                            end.write(b"\n")
-                if record is not None:
-                    self._add(offset, line, record)
-                elif not line.endswith(b"\n"):
-                    if not self._order and not line.startswith(b"{"):
-                        return False
+                if record is None and not ended:  # a crash tore it
                     self.repaired = len(line)
                     if not self.look:
                         os.truncate(self.path, offset)
                     break
+                if not ended:  # only its end is missing
+                    line += b"\n"
+                    if not self.look:
+                        with self.path.open("ab") as end:
+                            end.write(b"\n")
+                if record is None:
+                    bad.append(line)
+                    self._order.append(Stored(self, offset, len(line)))
+                else:
+                    self._add(offset, line, record)
                 offset += len(line)
         self._size = offset
         if bad and not self.look:  # the disk did this, not a crash: nothing is thrown away
-            with kept.open("ab") as aside:
+            with self.path.with_name(self.path.name + ".damaged").open("ab") as aside:
                 aside.writelines(bad)
             self.damaged = len(bad)
         return True
 
-    def _add(self, offset: int, line: bytes, record: Mapping[str, Any]) -> None:
+    def _add(self, offset: int, line: bytes, record: Record) -> None:
         job = record["job"]
         content = Content(job.get("size"), job.get("mtime_ns"), job.get("sha256"))
+        part = job.get("segment"), job.get("segments")
         failed = record.get("error") is not None
-        stored = Stored(
-            offset,
-            len(line),
-            job["clip"],
-            job["settings"],
-            job.get("segment"),
-            job.get("segments"),
-            content,
-            failed,
-        )
-        self._clips.add(stored.clip)
-        parts = self._index.setdefault((stored.clip, stored.settings), {})
-        stale = [key for key, old in parts.items() if not _belong(old, stored)]
-        for key in stale:
+        stored = Stored(self, offset, len(line), job["clip"], job["settings"], *part, content, failed)
+        parts = self._index.setdefault(stored.clip, {}).setdefault(stored.settings, {})
+        for key in [key for key, old in parts.items() if not _belong(old, stored)]:
             del parts[key]
         parts[stored.segment] = stored
         if content.sha256 is not None and not failed and stored.segment is None:
@@ -258,14 +253,13 @@ class Journal:
         self._size = offset + len(line)
 
     def _counts(self, stored: Stored) -> bool:
-        return self._index.get((stored.clip, stored.settings), {}).get(stored.segment) is stored
+        return self.parts(stored.clip, stored.settings).get(stored.segment) is stored
 
     def _opened(self) -> int:
         if self._file is None:
-            if self._set_aside and self.path.is_file() and self.path.stat().st_size > 0:
-                self.replaced = self.path.with_name(self.path.name + "~")
-                self.path.replace(self.replaced)
-            self._set_aside = False
+            if self._set_aside:
+                self.replaced = set_aside(self.path)
+                self._set_aside = False
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         return self._file
 
@@ -279,11 +273,27 @@ class Journal:
             self._lock.release()
 
     def _forget(self) -> None:
-        self._index, self._hashes, self._order, self._size = {}, {}, [], 0
-        self._clips = set()
+        self._index: dict[str, dict[str, dict[int | None, Stored]]] = {}  # by clip, settings, segment
+        self._hashes: dict[tuple[str, str], Stored] = {}
+        self._order: list[Stored] = []
+        self._size = 0
 
     def _failure(self, error: OSError) -> OutputError:
-        return OutputError(f"{self.shown}: cannot be {'read' if self.look else 'written'}: {error.strerror or error}")
+        if self.look:
+            return OutputError(f"{self.shown}: cannot be read: {error.strerror or error}")
+        return unwritable(self.shown, error)
+
+
+def set_aside(path: Path) -> Path | None:
+    """Keep a file that is there as ``NAME~``; returns that, or None where there was nothing to keep."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return None
+    return path.replace(path.with_name(path.name + "~"))
+
+
+def unwritable(path: Path, error: OSError, kind: str | None = None) -> OutputError:
+    """What to say of a file that the system does not let us write."""
+    return OutputError(f"{path}: cannot be written: {error.strerror or error}", kind=kind)
 
 
 def is_at(path: Path, status: os.stat_result) -> bool:
@@ -295,7 +305,7 @@ def is_at(path: Path, status: os.stat_result) -> bool:
 
 
 def gone(path: Path) -> OutputError:
-    """What to say when somebody took a file away in the middle of a run."""
+    """What to say of a file that was taken away in the middle of a run."""
     return OutputError(
         f"{path}: was moved, replaced or deleted while the run was writing it",
         hint="put it back if it was moved, and give the same command again to go on",
@@ -303,7 +313,7 @@ def gone(path: Path) -> OutputError:
     )
 
 
-def parsed(line: bytes) -> dict[str, Any] | None:
+def parsed(line: bytes) -> Record | None:
     """The record in ``line``; None if it is none."""
     try:
         value = json.loads(line)

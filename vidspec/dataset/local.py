@@ -4,37 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from typing import TYPE_CHECKING
 
-from vidspec.dataset.feed import Feed, helping, reader_count
+from vidspec.dataset.feed import Feed, reader_count, support_of
+from vidspec.dataset.job import Job, JobConfig, Outcome
 from vidspec.dataset.reader import Reader
-from vidspec.dataset.run import Captions, run
-from vidspec.dataset.work import How, Outcome, Task
+from vidspec.dataset.run import run
 from vidspec.events.observer import Observer
+
+if TYPE_CHECKING:
+    from vidspec.captioner import Captioner
 
 __all__ = ["outcomes", "readers_for"]
 
 
-def readers_for(how: How, clips: int) -> list[Reader]:
+def readers_for(config: JobConfig, clips: int) -> list[Reader]:
     """As many readers as so many clips are worth, none of them started."""
-    return [Reader(how.timeout) for _ in range(reader_count(how, clips))]
+    return [Reader(config.timeout) for _ in range(reader_count(config, clips))]
 
 
 def outcomes(
-    captioner: Captions,
-    tasks: Iterable[Task],
-    how: How,
+    captioner: Captioner,
+    jobs: Iterable[Job],
+    config: JobConfig,
     observer: Observer | None = None,
     readers: Sequence[Reader] | None = None,
 ) -> Iterator[Outcome]:
-    """Caption ``tasks``, several at once; their frames are read by processes that can be killed.
+    """Caption ``jobs``, several at once; their frames are read by processes that can be killed.
 
     ``readers`` may have been started before; they are closed in the end.
     """
-    tasks = list(tasks)
-    prepare, refuse, hears = helping(captioner)
-    if how.baseline or (len(tasks) < 2 and how.segment is None):
-        prepare = None  # it would be missing from times that are compared, and there is nothing to do it beside
-    elif (beside := getattr(captioner, "look_beside", None)) is not None:
-        beside()
-    with closing(Feed(tasks, how, readers or readers_for(how, len(tasks)), prepare, refuse, hears)) as feed:
-        yield from run(captioner, feed, how, observer)
+    jobs = list(jobs)
+    prepare, refuse, max_audio_s = support_of(captioner, config)
+    if len(jobs) < 2 and config.segment is None:
+        prepare = None  # there is nothing to do it beside
+    elif prepare is not None and (look_beside := getattr(captioner, "look_beside", None)) is not None:
+        look_beside()
+    readers = readers or readers_for(config, len(jobs))
+    with closing(Feed(jobs, config, readers, prepare, refuse, max_audio_s)) as feed:
+        yield from run(captioner, feed, config, observer)

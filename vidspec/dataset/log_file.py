@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from vidspec.dataset.bulk import Listener
-from vidspec.dataset.work import Outcome
+from vidspec.dataset.job import Outcome
 from vidspec.errors import UsageError
 from vidspec.escaping import json_text
 from vidspec.events.tally import Tally
@@ -33,11 +32,11 @@ def check_log(path: Path, inputs: Iterable[str]) -> None:
 class LogFile(Listener):
     """Adds to the file at ``path``; every line has ``time`` (UTC) and ``event``.
 
-    A line that cannot be written is left out and the run goes on: captions matter more than what is said of them.
+    A line that cannot be written is left out and the run goes on: captions matter more than the log.
 
     Args:
         path: the file.
-        warn: is told of the first line that could not be written.
+        warn: gets a warning with the first line that could not be written.
 
     Raises:
         UsageError: it cannot be opened.
@@ -51,19 +50,19 @@ class LogFile(Listener):
         except OSError as error:
             raise UsageError(f"--log-file {path}: cannot be written: {error.strerror or error}") from None
 
-    def start(self, tally: Tally, profile: str, options: Mapping[str, Any]) -> None:
+    def start(self, tally: Tally, profile: str, options: Mapping[str, object]) -> None:
         """The run begins."""
         self._write("start", profile=profile, options=options, **_counts(tally))
 
     def outcome(self, outcome: Outcome, tally: Tally) -> None:
-        caption, work = outcome.caption, outcome.work
+        caption, job = outcome.caption, outcome.job
         self._write(
             "clip",
             path=caption.path,
-            start=work.start,
-            end=work.end,
-            segment=work.segment,
-            segments=work.segments,
+            start=job.start,
+            end=job.end,
+            segment=job.segment,
+            segments=job.segments,
             tokens=len(caption.token_ids),
             timings=caption.timings,
             error=caption.error,
@@ -76,7 +75,7 @@ class LogFile(Listener):
     def close(self) -> None:
         self._file.close()
 
-    def _write(self, event: str, **fields: Any) -> None:
+    def _write(self, event: str, **fields: object) -> None:
         record = {"time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"), "event": event, **fields}
         line = encoded("\n" * self._torn + json_text(record, default=str) + "\n")
         written, why = 0, "the disk is full"
@@ -90,7 +89,7 @@ class LogFile(Listener):
         self._torn = written < len(line) and (self._torn or written > 0)
 
 
-def _counts(tally: Tally) -> dict[str, Any]:
+def _counts(tally: Tally) -> dict[str, object]:
     return {
         "total": tally.total,
         "earlier": tally.earlier + tally.earlier_failed + tally.reused,

@@ -9,9 +9,8 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-from vidspec.dataset.work import Entry, Questions
+from vidspec.dataset.job import Job, Questions
 from vidspec.errors import UsageError
 
 __all__ = ["SUFFIXES", "moment", "parse_manifest", "seconds"]
@@ -21,8 +20,8 @@ PATH_KEYS = ("path", "video", "file", "filename")
 OWN_KEYS = ("prompt", "turns", "start", "end", "id")
 
 
-def parse_manifest(text: str, name: str, folder: str) -> Iterator[Entry]:
-    """The entries of a manifest.
+def parse_manifest(text: str, name: str, folder: str) -> Iterator[Job]:
+    """The clips of a manifest.
 
     Args:
         text: its content. JSONL where the first character is ``{``, otherwise CSV (or TSV) with a header.
@@ -32,7 +31,7 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Entry]:
     Each row has ``path`` (or ``video``, ``file``, ``filename``) and may have ``prompt``, ``start`` and ``end``
     (seconds, or ``[hh:]mm:ss``) and ``id`` (text or a whole number). In JSONL the prompt may be a list, of texts that
     are asked at once, or there are ``turns`` instead, which are asked one after the other. Other keys are kept as the
-    entry's ``columns``.
+    job's ``columns``.
 
     Raises:
         UsageError: naming the line.
@@ -45,15 +44,15 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Entry]:
         path = row.get(named)
         if not isinstance(path, str):
             raise UsageError(f"{where}: has no path", hint="a key or column path names the clip")
-        prompt, questions = _asked(row, where)
-        asked = questions.texts if questions else ()
-        if not (_encodes(path, "surrogateescape") and all(map(_encodes, (prompt or "", *asked)))):
+        prompt, questions = _questions(row, where)
+        texts = questions.texts if questions else ()
+        if not (_encodes(path, "surrogateescape") and all(map(_encodes, (prompt or "", *texts)))):
             raise UsageError(f"{where}: holds a character that no text has", hint="a NUL, or half of a surrogate pair")
         start, end = (moment(row.get(key), f"{where}: {key}") for key in ("start", "end"))
         if end is not None and end <= (start or 0.0):
             raise UsageError(f"{where}: end {end:g} must be after start {start or 0.0:g}")
-        called = row.get("id")
-        if isinstance(called, bool) or not isinstance(called, str | int | None):
+        identity = row.get("id")
+        if isinstance(identity, bool) or not isinstance(identity, str | int | None):
             raise UsageError(f"{where}: the id must be text or a whole number")
         columns = {key: value for key, value in row.items() if key not in (named, *OWN_KEYS) and value is not None}
         try:
@@ -62,15 +61,15 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Entry]:
             raise UsageError(f"{where}: not JSON: a number must be finite") from None
         except RecursionError:
             raise UsageError(f"{where}: not JSON that can be kept: too deep") from None
-        yield Entry(
+        yield Job(
             os.path.join(folder, path),
-            folder or ".",
-            start,
-            end,
-            prompt or None,
-            questions,
-            None if called == "" else called,
-            columns,
+            root=folder or ".",
+            start=start,
+            end=end,
+            prompt=prompt or None,
+            questions=questions,
+            id=None if identity == "" else identity,
+            columns=columns,
         )
 
 
@@ -97,25 +96,25 @@ def _encodes(text: str, errors: str = "strict") -> bool:
         return False
 
 
-def _asked(row: Mapping[str, Any], where: str) -> tuple[str | None, Questions | None]:
-    """What a row asks: one thing, or several."""
+def _questions(row: Mapping[str, object], where: str) -> tuple[str | None, Questions | None]:
+    """The prompt of a row, or its several questions."""
     prompt, turns = row.get("prompt"), row.get("turns")
     if turns is not None and prompt:
         raise UsageError(f"{where}: prompt and turns exclude each other")
     if turns is None and (prompt is None or isinstance(prompt, str)):
         return prompt or None, None
-    name, asked = ("prompt", prompt) if turns is None else ("turns", turns)
-    if not (isinstance(asked, list) and asked and all(isinstance(one, str) and one.strip() for one in asked)):
+    name, texts = ("prompt", prompt) if turns is None else ("turns", turns)
+    if not (isinstance(texts, list) and texts and all(isinstance(one, str) and one.strip() for one in texts)):
         kind = "text or a list of texts" if turns is None else "a list of texts"
         raise UsageError(f"{where}: {name} must be {kind}", hint=f'{{"path": "a.mp4", "{name}": ["...", "..."]}}')
-    if turns is None and len(set(asked)) < len(asked):
+    if turns is None and len(set(texts)) < len(texts):
         raise UsageError(f"{where}: prompt: the same is asked twice")
-    if turns is None and len(asked) == 1:
-        return asked[0], None
-    return None, Questions(tuple(asked), turns is not None)
+    if turns is None and len(texts) == 1:
+        return texts[0], None
+    return None, Questions(tuple(texts), turns is not None)
 
 
-def moment(value: Any, where: str) -> float | None:
+def moment(value: object, where: str) -> float | None:
     """What a manifest or ``--start`` says of a time, in seconds; None where it says nothing.
 
     Raises:
@@ -124,15 +123,17 @@ def moment(value: Any, where: str) -> float | None:
     if value is None or value == "":
         return None
     try:
+        if not isinstance(value, str | int | float):
+            raise ValueError
         time = seconds(value) if isinstance(value, str) else float(value)
-    except (TypeError, ValueError, OverflowError):
+    except (ValueError, OverflowError):
         raise UsageError(f"{where} {value!r}: must be seconds or [hh:]mm:ss, from 0") from None
     if not (math.isfinite(time) and time >= 0):
         raise UsageError(f"{where} {value!r}: must be zero or more seconds")
     return time
 
 
-def _json_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _json_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, object]]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -145,7 +146,7 @@ def _json_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
         yield number, row
 
 
-def _csv_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _csv_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, object]]]:
     header = text.split("\n", 1)[0]
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if "\t" in header else ",", strict=True)
     names = {str(column): str(column).strip() for column in reader.fieldnames or ()}

@@ -6,17 +6,15 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from vidspec.dataset.formats import CSV_COLUMNS, Format, document, listing
 from vidspec.dataset.journal import parsed
 from vidspec.dataset.records import lean
 from vidspec.errors import UsageError
+from vidspec.events.record import Record
 from vidspec.files import Kind
 
 __all__ = ["Merged", "kind_of", "merge", "rendered"]
-
-Record = dict[str, Any]
 
 
 @dataclass
@@ -43,7 +41,7 @@ def merge(paths: Iterable[Path]) -> Merged:
         UsageError: a file cannot be read or holds something else than records.
     """
     made = Merged()
-    best: dict[tuple[Any, ...], Record] = {}
+    best: dict[tuple[str, str, int | None], Record] = {}
     for path in paths:
         for record in _records(path, made):
             job = record["job"]
@@ -113,6 +111,6 @@ def _whole(text: bytes) -> bool:
     return True
 
 
-def _place(record: Record) -> tuple[Any, ...]:
+def _place(record: Record) -> tuple[str, float, float, str]:
     job = {**record, **record["job"]}
     return (record["path"], job.get("start") or 0.0, job.get("end") or float("inf"), job["settings"])

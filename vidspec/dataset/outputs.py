@@ -10,25 +10,21 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
-from vidspec.dataset.formats import Format, document, header, line, listing
-from vidspec.dataset.identity import clip_id
-from vidspec.dataset.journal import Journal, Stored, gone, is_at
-from vidspec.dataset.records import lean
+from vidspec.dataset.formats import SUBTITLES, Format, document, header, line, listing
+from vidspec.dataset.job import Job
+from vidspec.dataset.journal import Journal, Stored, gone, is_at, set_aside, unwritable
+from vidspec.dataset.records import clip_id, lean
 from vidspec.dataset.sidecars import Names, check_names
-from vidspec.dataset.work import Entry
 from vidspec.dataset.writers import Lines
 from vidspec.errors import OutputError, UsageError
+from vidspec.events.record import Record
 from vidspec.files import encoded, write_whole
 
 __all__ = [
     "ONE_CLIP",
-    "Collected",
     "Journaled",
-    "Looked",
     "OneFile",
     "Output",
     "Several",
@@ -39,24 +35,21 @@ __all__ = [
     "journal_of",
 ]
 
-Record = dict[str, Any]
-
 #: The kind of an OutputError that concerns one clip; after any other nothing more can be kept.
 ONE_CLIP = "sidecar"
 
 
 class Output:
-    """Takes records, and knows which ones an earlier run left; this one keeps nothing and knows of none."""
+    """Takes records, and knows which ones an earlier run left; this one keeps nothing and knows of none.
 
-    def parts(self, entry: Entry, settings: str) -> Mapping[int | None, Stored]:
-        """Records of an entry under these settings, by segment."""
+    A record is given with its clip, as the job that was planned.
+    """
+
+    def parts(self, job: Job, settings: str) -> Mapping[int | None, Stored]:
+        """Records of a clip under these settings, by segment."""
         return {}
 
-    def read(self, entry: Entry, stored: Stored) -> Record:
-        """An earlier record."""
-        raise AssertionError("there is none")
-
-    def same_content(self, entry: Entry, sha256: str, settings: str) -> Record | None:
+    def same_content(self, job: Job, sha256: str, settings: str) -> Stored | None:
         """An earlier caption of the same bytes under another name."""
         return None
 
@@ -64,45 +57,26 @@ class Output:
         """How many earlier records were made under other settings."""
         return 0
 
-    def check(self, entry: Entry) -> None:
-        """Find out before an entry is captioned that its record could not be kept.
+    def check(self, job: Job) -> None:
+        """Find out before a clip is captioned that its record could not be kept.
 
         Raises:
             OutputError: kind :data:`ONE_CLIP`.
         """
 
-    def add(self, entry: Entry, record: Record) -> None:
+    def add(self, job: Job, record: Record) -> None:
         """Keep a record; when this returns it cannot be lost.
 
         Raises:
             OutputError: it could not be kept; of kind :data:`ONE_CLIP` where others still can.
         """
 
-    def earlier(self, entry: Entry, settings: str) -> None:
-        """An entry that needs no captioning; its file is written again if it is gone."""
+    def earlier(self, job: Job, settings: str) -> None:
+        """A clip that needs no captioning; its file is written again if it is gone."""
 
-    def close(self, entries: Sequence[Entry], *, complete: bool) -> list[str]:
-        """No more records come; returns what the user should know."""
+    def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:
+        """No more records come; returns notes for the user."""
         return []
-
-
-class Collected:
-    """Puts the segments of each clip together: gives all records of a clip with its last one."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[str, dict[int, Record]] = {}
-
-    def add(self, record: Record) -> list[Record] | None:
-        """The clip's records in order if ``record`` was the last one missing, else None."""
-        job = record["job"]
-        if job.get("segment") is None:
-            return [record]
-        parts = self._waiting.setdefault(job["clip"], {})
-        parts[job["segment"]] = record
-        if len(parts) < job["segments"]:
-            return None
-        del self._waiting[job["clip"]]
-        return [parts[number] for number in sorted(parts)]
 
 
 class Stream(Output):
@@ -121,149 +95,135 @@ class Stream(Output):
         *,
         several: bool,
         raw_csv: bool = False,
-        order: Sequence[Entry] | None = None,
+        order: Sequence[Job] | None = None,
     ) -> None:
         self.lines, self.form, self.several, self.raw_csv = lines, form, several, raw_csv
-        self._collected = Collected()
         self._begun = False
         self._due = None if order is None else deque(dict.fromkeys(map(clip_id, order)))
-        self._early: dict[str, list[Record]] = {}
+        self._waiting: dict[str, list[Record]] = {}  # by clip
 
-    def add(self, entry: Entry, record: Record) -> None:
+    def add(self, job: Job, record: Record) -> None:
+        clip = clip_id(job)
+        self._waiting.setdefault(clip, []).append(record)
         if self._due is None:
-            self._write(record)
+            self._flush(clip)
             return
-        self._early.setdefault(clip_id(entry), []).append(record)
-        while self._due and self._due[0] in self._early:
-            records = self._early.pop(self._due[0])
-            for one in records:
-                self._write(one)
-            job = records[-1]["job"]
-            if job.get("segment", 0) + 1 < job.get("segments", 1):
+        while self._due and self._due[0] in self._waiting:
+            if not self._flush(self._due[0]):
                 return
             self._due.popleft()
 
-    def _write(self, record: Record) -> None:
-        first = header(self.form)
-        if first is not None and not self._begun:
-            self.lines.write(first)
-        self._begun = True
-        text: str | None
-        if self.form in ("srt", "vtt"):
-            records = self._collected.add(record)
-            text = document(records, self.form) if records else None
-            text = text.removesuffix("\n") if text else None
-        else:
-            shown = lean(record) if self.form == "jsonl" else record
-            text = line(shown, self.form, several=self.several, raw_csv=self.raw_csv)
-        if text is not None:
-            self.lines.write(text)
-
-    def close(self, entries: Sequence[Entry], *, complete: bool) -> list[str]:
+    def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:
         for clip in self._due or ():  # behind one that did not come, as when the run was interrupted
-            for record in self._early.pop(clip, ()):
-                self._write(record)
-        self.lines.close(complete=complete)
+            if clip in self._waiting:
+                self._flush(clip)
+        self.lines.close()
         return []
+
+    def _flush(self, clip: str) -> bool:
+        """Write what has come of a clip, subtitles with its last part only; whether that is there."""
+        about = self._waiting[clip][-1]["job"]
+        last: bool = about.get("segment", 0) + 1 >= about.get("segments", 1)
+        if self.form in SUBTITLES and not last:
+            return False
+        first = None if self._begun else header(self.form)
+        self._begun = True
+        records = self._waiting.pop(clip)
+        if self.form in SUBTITLES:
+            texts = [(document(records, self.form) or "").removesuffix("\n") or None]
+        else:
+            shown = map(lean, records) if self.form == "jsonl" else records
+            texts = [line(one, self.form, several=self.several, raw_csv=self.raw_csv) for one in shown]
+        for text in (first, *texts):
+            if text is not None:
+                self.lines.write(text)
+        return last
 
 
 class Journaled(Output):
-    """What all outputs with a memory share.
+    """What all outputs with a memory share; by itself it keeps records in journals alone.
 
     Args:
-        journal_for: where the journal of an entry is; each is opened once.
+        journal_for: where the journal of a clip is; each is opened once.
         fresh: begin anew.
         visible: the file that users know the journal by, if it is not its own.
-        look: only read what is there.
+        look: only read what is there; neither locked nor repaired.
     """
 
     def __init__(
         self,
-        journal_for: Callable[[Entry], Path],
+        journal_for: Callable[[Job], Path],
         *,
         fresh: bool = False,
         visible: Path | None = None,
         look: bool = False,
     ) -> None:
-        self._where, self._fresh, self._visible, self._look = journal_for, fresh, visible, look
+        self._journal_for, self._fresh, self._visible, self._look = journal_for, fresh, visible, look
         self._journals: dict[Path, Journal] = {}
         self._lost: dict[Path, OutputError] = {}  # journals that take nothing any more, and why
 
-    def journal(self, entry: Entry) -> Journal:
-        """The journal that ``entry`` belongs to.
+    def journal(self, job: Job) -> Journal:
+        """The journal that a clip belongs to.
 
         Raises:
             OutputError: it takes nothing any more.
         """
-        path = self._where(entry)
+        path = self._journal_for(job)
         if path in self._lost:
-            raise self._lost[path]
+            raise self._scoped(self._lost[path])
         if path not in self._journals:
             self._journals[path] = Journal(path, fresh=self._fresh, visible=self._visible, look=self._look)
         return self._journals[path]
 
     @contextlib.contextmanager
-    def _keeping(self, entry: Entry) -> Iterator[None]:
-        """What cannot be kept in here ends the journal of ``entry``."""
+    def _keeping(self, job: Job) -> Iterator[None]:
+        """An OutputError in here ends the journal of ``job``."""
         try:
             yield
         except OutputError as error:
-            self._lost[self._where(entry)] = error
-            raise
+            raise self._scoped(self._lost.setdefault(self._journal_for(job), error)) from None
 
-    def parts(self, entry: Entry, settings: str) -> Mapping[int | None, Stored]:
-        return self.journal(entry).parts(clip_id(entry), settings)
+    def _scoped(self, error: OutputError) -> OutputError:
+        """What to raise for an error of a journal."""
+        return error
 
-    def read(self, entry: Entry, stored: Stored) -> Record:
-        return self.journal(entry).read(stored)
+    def parts(self, job: Job, settings: str) -> Mapping[int | None, Stored]:
+        return self.journal(job).parts(clip_id(job), settings)
 
-    def same_content(self, entry: Entry, sha256: str, settings: str) -> Record | None:
-        stored = self.journal(entry).by_hash(sha256, settings)
-        return self.journal(entry).read(stored) if stored else None
+    def records(self) -> Iterator[Record]:
+        """All of the journals that were opened so far."""
+        for journal in self._journals.values():
+            yield from journal.records()
+
+    def same_content(self, job: Job, sha256: str, settings: str) -> Stored | None:
+        return self.journal(job).by_hash(sha256, settings)
 
     def others(self, settings: Collection[str]) -> int:
         return sum(journal.others(settings) for journal in self._journals.values())
 
-    def add(self, entry: Entry, record: Record) -> None:
-        with self._keeping(entry):
-            self.journal(entry).append(record)
+    def add(self, job: Job, record: Record) -> None:
+        with self._keeping(job):
+            self.journal(job).append(record)
 
-    def close(self, entries: Sequence[Entry], *, complete: bool) -> list[str]:
+    def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:
         notes = []
         try:
             for path, journal in self._journals.items():
                 if path not in self._lost:
-                    journal.tidy([clip_id(entry) for entry in entries if self._where(entry) == path])
+                    journal.tidy([clip_id(job) for job in jobs if self._journal_for(job) == path])
                 if journal.repaired:
                     notes.append(f"{journal.shown}: a torn last line was repaired; its clip was captioned again")
                 if journal.damaged:
                     notes.append(f"{journal.shown}: {journal.damaged} damaged lines are now in {journal.shown}.damaged")
-            self._render(entries, complete=complete, notes=notes)
+            notes += self._render(complete=complete)
         finally:
             for path, journal in self._journals.items():
                 journal.close(complete=complete and path not in self._lost)
         moved = [one for one in self._journals.values() if one.replaced]
-        notes += [f"{one.shown}: the earlier file is now {one.replaced}" for one in moved]
-        return notes
+        return notes + [f"{one.shown}: the earlier file is now {one.replaced}" for one in moved]
 
-    def _render(self, entries: Sequence[Entry], *, complete: bool, notes: list[str]) -> None:
-        pass
-
-
-class Looked(Journaled):
-    """What lies there of earlier runs, neither locked nor repaired; keeps nothing."""
-
-    def __init__(self, journal_for: Callable[[Entry], Path]) -> None:
-        super().__init__(journal_for, look=True)
-
-    def records(self) -> Iterator[Record]:
-        """All of the journals that were looked into so far."""
-        return chain.from_iterable(journal.records() for journal in self._journals.values())
-
-    def add(self, entry: Entry, record: Record) -> None:
-        """Nothing is kept."""
-
-    def close(self, entries: Sequence[Entry], *, complete: bool) -> list[str]:
+    def _render(self, *, complete: bool) -> list[str]:
+        """Write from the tidy journals what is written once; returns notes."""
         return []
 
 
@@ -277,25 +237,25 @@ class OneFile(Journaled):
         self._begun: os.stat_result | None = None  # the file as this run last left it
         if not own and form in ("srt", "vtt", "webdataset-txt") and several:
             raise UsageError(f"--format {form}: several clips need a file each", hint="leave --output out")
-        journal = self.journal(Entry(""))  # the lock is taken and the file repaired before a model is loaded
+        journal = self.journal(Job(""))  # the lock is taken and the file repaired before a model is loaded
         first = next(journal.records(), None)
         if own and first is not None and ("timings" in first) != (form == "json"):
             journal.close()
             other = "jsonl" if form == "json" else "json"
             raise UsageError(f"{path}: holds records of --format {other}", hint="go on with that, or --overwrite")
-        self._keep = not own and first is None
+        self._foreign = not own and first is None  # a file that is there is none of ours
         self._moved: Path | None = None
 
-    def add(self, entry: Entry, record: Record) -> None:
-        with self._keeping(entry):
+    def add(self, job: Job, record: Record) -> None:
+        with self._keeping(job):
             if not self._own:
                 self._set_aside()  # before the record: a file beside a journal is always that journal's
-            super().add(entry, lean(record) if self.form == "jsonl" else record)
+            super().add(job, lean(record) if self.form == "jsonl" else record)
             if not self._own:
                 self._append(record)
 
     def _append(self, record: Record) -> None:
-        if self._begun is None or self.form in ("srt", "vtt"):
+        if self._begun is None or self.form in SUBTITLES:
             self._whole()
             return
         text = line(record, self.form, several=self.several, raw_csv=self.raw_csv)
@@ -305,7 +265,7 @@ class OneFile(Journaled):
                 with open(self.path, "ab") as file:
                     file.write(encoded(text + "\n"))
             except OSError as error:
-                raise OutputError(f"{self.path}: cannot be written: {error.strerror or error}") from None
+                raise unwritable(self.path, error) from None
 
     def _check(self) -> None:
         """Find out whether the file is still the one that this run began."""
@@ -314,62 +274,48 @@ class OneFile(Journaled):
 
     def _set_aside(self) -> None:
         """Keep a file that no journal of ours tells of."""
-        if self._keep and self.path.is_file() and self.path.stat().st_size > 0:
+        if self._foreign:
             try:
-                self._moved = self.path.replace(self.path.with_name(self.path.name + "~"))
+                self._moved = set_aside(self.path)
             except OSError as error:
-                raise OutputError(f"{self.path}: cannot be written: {error.strerror or error}") from None
-        self._keep = False
+                raise unwritable(self.path, error) from None
+        self._foreign = False
 
     def _whole(self) -> None:
         """Write the file anew from its journal."""
         self._check()
-        records = self.journal(Entry("")).records()
-        if self.form in ("srt", "vtt"):
-            content = document(list(records), self.form) or ""
-        else:
-            content = listing(records, self.form, several=self.several, raw_csv=self.raw_csv)
-        write_whole(self.path, content)
+        write_whole(self.path, listing(self.records(), self.form, several=self.several, raw_csv=self.raw_csv))
         self._begun = self.path.stat()
 
-    def _render(self, entries: Sequence[Entry], *, complete: bool, notes: list[str]) -> None:
+    def _render(self, *, complete: bool) -> list[str]:
         if self._own or self._lost or not (complete or self._begun):
-            return
+            return []
         self._set_aside()
         self._whole()
-        if self._moved:
-            notes.append(f"{self.path}: the earlier file is now {self._moved}")
+        return [f"{self.path}: the earlier file is now {self._moved}"] if self._moved else []
 
 
 class Sidecars(Journaled):
     """A file for each clip and format, written when all of the clip is captioned; ``names`` share a folder."""
 
-    def __init__(
-        self, names: Sequence[Names], entries: Sequence[Entry], *, fresh: bool = False, label: str = ""
-    ) -> None:
-        super().__init__(lambda entry: journal_beside(names[0], entry, label), fresh=fresh)
+    def __init__(self, names: Sequence[Names], jobs: Sequence[Job], *, fresh: bool = False, label: str = "") -> None:
+        super().__init__(lambda job: journal_beside(names[0], job, label), fresh=fresh)
         self.names = tuple(names)
-        check_names(names, entries)
-        journals = {self._where(entry): entry for entry in entries}
+        check_names(names, jobs)
+        journals = {self._journal_for(job): job for job in jobs}
         self._folders = len(journals)
-        for journal, entry in sorted(journals.items()):
-            with contextlib.suppress(OutputError), self._keeping(entry):  # it costs its own clips alone
+        for journal, job in sorted(journals.items()):
+            with contextlib.suppress(OutputError), self._keeping(job):  # it costs its own clips alone
                 _make_folder(journal.parent)
-                self.journal(entry)
+                self.journal(job)
         if len(self._lost) == self._folders > 0:
             first = next(iter(self._lost.values()))
             raise UsageError(first.message, hint=first.hint)
         self._moved: list[Path] = []
 
-    def journal(self, entry: Entry) -> Journal:
-        try:
-            return super().journal(entry)
-        except OutputError as error:
-            raise self._of_one_clip(error) from None
-
-    def check(self, entry: Entry) -> None:
-        self.journal(entry)
-        for path in (names.path(entry) for names in self.names):
+    def check(self, job: Job) -> None:
+        self.journal(job)
+        for path in (names.path(job) for names in self.names):
             folder = path.parent
             while not folder.exists():  # it is made with its first file
                 folder = folder.parent
@@ -380,61 +326,58 @@ class Sidecars(Journaled):
                     kind=ONE_CLIP,
                 )
 
-    def add(self, entry: Entry, record: Record) -> None:
+    def add(self, job: Job, record: Record) -> None:
         if record["caption"] is not None or record["job"].get("segment") is not None:
-            # What the file held goes before the record comes: a file beside a record is always that record's.
-            foreign = not self.journal(entry).knows(clip_id(entry))
+            # The earlier file goes before the record comes: a file beside a record is always that record's.
+            known = self.journal(job).knows(clip_id(job))
             for names in self.names:
-                self._clear(names.path(entry), foreign=foreign)
-        try:
-            super().add(entry, record)
-        except OutputError as error:
-            raise self._of_one_clip(error) from None
-        self._write(entry, record["job"]["settings"])
+                self._clear(names.path(job), known=known)
+        super().add(job, record)
+        self._write(job, record["job"]["settings"])
 
-    def _of_one_clip(self, error: OutputError) -> OutputError:
-        """An error of a journal, which is that of one clip as long as there are others."""
+    def earlier(self, job: Job, settings: str) -> None:
+        if not all(names.path(job).exists() for names in self.names):
+            self._write(job, settings)
+
+    def _scoped(self, error: OutputError) -> OutputError:
+        """An error of a journal is that of one clip as long as there are others."""
         if len(self._lost) == self._folders:
             return error
         return OutputError(error.message, hint=error.hint, kind=ONE_CLIP)
 
-    def earlier(self, entry: Entry, settings: str) -> None:
-        if not all(names.path(entry).exists() for names in self.names):
-            self._write(entry, settings)
-
-    def _clear(self, path: Path, *, foreign: bool) -> None:
+    def _clear(self, path: Path, *, known: bool) -> None:
+        """Remove a file that is ours, keep one that is not."""
         try:
-            if not foreign:
+            if known:
                 path.unlink(missing_ok=True)
-            elif path.exists():
-                self._moved.append(path.replace(path.with_name(path.name + "~")))
+            elif moved := set_aside(path):
+                self._moved.append(moved)
         except OSError as error:
-            raise OutputError(f"{path}: cannot be written: {error.strerror or error}", kind=ONE_CLIP) from None
+            raise unwritable(path, error, ONE_CLIP) from None
 
-    def _write(self, entry: Entry, settings: str) -> None:
-        stored = sorted(self.parts(entry, settings).values(), key=lambda one: one.segment or 0)
+    def _write(self, job: Job, settings: str) -> None:
+        stored = _in_order(self.parts(job, settings))
         if len(stored) < (stored[0].segments or 1):
             return
-        records = [self.read(entry, one) for one in stored]
+        records = [one.record() for one in stored]
         for names in self.names:
             content = document(records, names.form)
             if content is None:
                 continue
             try:
-                _make_folder(names.path(entry).parent)
-                write_whole(names.path(entry), content)
+                _make_folder(names.path(job).parent)
+                write_whole(names.path(job), content)
             except OutputError as error:  # its record is kept
                 hint = "give the same command again when it can be: nothing is captioned twice"
                 raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
 
-    def _render(self, entries: Sequence[Entry], *, complete: bool, notes: list[str]) -> None:
-        if self._moved:
-            more = f" and {len(self._moved) - 1} more" if len(self._moved) > 1 else ""
-            notes.append(f"files that were there before are kept as {self._moved[0]}{more}")
+    def _render(self, *, complete: bool) -> list[str]:
+        more = f" and {len(self._moved) - 1} more" if len(self._moved) > 1 else ""
+        return [f"files that were there before are kept as {self._moved[0]}{more}"] if self._moved else []
 
 
 class Several(Output):
-    """Counts as done what every output with a memory has; what they remember, a stream among them is told again.
+    """Counts as done what every output with a memory has; what they remember, a stream among them is given again.
 
     Args:
         outputs: at most one of them a stream, which then stands beside one with whole records; files beside clips last,
@@ -446,50 +389,47 @@ class Several(Output):
         self._kept = [one for one in outputs if not isinstance(one, Stream)]
         self._streams = [one for one in outputs if isinstance(one, Stream)]
 
-    def parts(self, entry: Entry, settings: str) -> Mapping[int | None, Stored]:
-        first, *others = [one.parts(entry, settings) for one in self._kept] or [{}]
+    def parts(self, job: Job, settings: str) -> Mapping[int | None, Stored]:
+        first, *others = [one.parts(job, settings) for one in self._kept] or [{}]
         return {
             key: stored
             for key, stored in first.items()
             if all(key in other and other[key].content.same(stored.content) for other in others)
         }
 
-    def read(self, entry: Entry, stored: Stored) -> dict[str, Any]:
-        return self._kept[0].read(entry, stored)
-
-    def same_content(self, entry: Entry, sha256: str, settings: str) -> dict[str, Any] | None:
+    def same_content(self, job: Job, sha256: str, settings: str) -> Stored | None:
         # What one wrote may be less than another needs: only outputs that are alike could share it.
-        return self._kept[0].same_content(entry, sha256, settings) if len(self._kept) == 1 else None
+        return self._kept[0].same_content(job, sha256, settings) if len(self._kept) == 1 else None
 
     def others(self, settings: Collection[str]) -> int:
         return max(one.others(settings) for one in self._kept)
 
-    def check(self, entry: Entry) -> None:
+    def check(self, job: Job) -> None:
         for one in self.outputs:
-            one.check(entry)
+            one.check(job)
 
-    def add(self, entry: Entry, record: dict[str, Any]) -> None:
+    def add(self, job: Job, record: Record) -> None:
         for one in self.outputs:
-            one.add(entry, record)
+            one.add(job, record)
 
-    def earlier(self, entry: Entry, settings: str) -> None:
-        stored = self.parts(entry, settings)
+    def earlier(self, job: Job, settings: str) -> None:
+        stored = _in_order(self.parts(job, settings))
         for one in self._kept:
-            one.earlier(entry, settings)
+            one.earlier(job, settings)
         for stream in self._streams:
-            for part in sorted(stored.values(), key=lambda one: one.segment or 0):
-                stream.add(entry, self.read(entry, part))
+            for part in stored:
+                stream.add(job, part.record())
 
-    def close(self, entries: Sequence[Entry], *, complete: bool) -> list[str]:
+    def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:
         notes: list[str] = []
-        failure: Exception | None = None
+        failures: list[Exception] = []
         for one in self.outputs:
             try:
-                notes += one.close(entries, complete=complete)
+                notes += one.close(jobs, complete=complete)
             except Exception as error:  # the others must be closed all the same
-                failure = failure or error
-        if failure is not None:
-            raise failure
+                failures.append(error)
+        if failures:
+            raise failures[0]
         return notes
 
 
@@ -503,9 +443,13 @@ def journal_of(path: Path, form: Format) -> Path:
     return path if form in ("json", "jsonl") else hidden_journal(path)
 
 
-def journal_beside(names: Names, entry: Entry, label: str) -> Path:
+def journal_beside(names: Names, job: Job, label: str) -> Path:
     """The journal of the clips' own files; ``label`` is the shard's."""
-    return Path(names.folder or entry.root) / f".vidspec{label}.jsonl"
+    return Path(names.folder or job.root) / f".vidspec{label}.jsonl"
+
+
+def _in_order(parts: Mapping[int | None, Stored]) -> list[Stored]:
+    return sorted(parts.values(), key=lambda one: one.segment or 0)
 
 
 def _make_folder(folder: Path) -> None:

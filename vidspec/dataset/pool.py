@@ -1,4 +1,4 @@
-"""What captioners in other processes share: how they are made, which clips they get, and who is to blame for an end."""
+"""Captioners in other processes: how they are made, which clips they get, and which clip is to blame for an end."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import os
 import sys
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
-from vidspec.dataset.feed import Feed, helping, reader_count
+from vidspec.dataset.feed import Feed, reader_count, support_of
+from vidspec.dataset.job import Job, JobConfig, Outcome
 from vidspec.dataset.reader import Reader
-from vidspec.dataset.run import Captions, run
-from vidspec.dataset.work import How, Outcome, Task, Work
-from vidspec.errors import GenerationError, VidspecError
+from vidspec.dataset.run import run
+from vidspec.errors import GenerationError, ModelError, VidspecError
 from vidspec.events.record import failed
 
 if TYPE_CHECKING:
-    pass
+    from vidspec.captioner import Captioner
 
-__all__ = ["ATTEMPTS", "Dealer", "Factory", "Group", "portable_outcomes"]
+__all__ = ["ATTEMPTS", "Ended", "Factory", "Group", "Message", "TaskQueue", "Workers", "distributed", "serve"]
 
 #: How often a clip is given to a process before it is blamed for the process's end.
 ATTEMPTS = 2
@@ -51,17 +52,15 @@ class Factory:
         maker: ``module:attribute`` of something with ``from_profile``.
     """
 
-    profile: Mapping[str, Any]
+    profile: Mapping[str, object]
     maker: str = "vidspec.captioner:Captioner"
 
-    def make(self, group: Group) -> Captions:
+    def make(self, group: Group) -> Captioner:
         """The captioner for ``group``, its models loaded.
 
         Raises:
             ModelError, DeviceError: as ``Captioner.from_profile``.
         """
-        from importlib import import_module
-
         from vidspec.config import profiles
 
         if group.visible is not None:  # before CUDA looks; within the group devices count from 0
@@ -70,124 +69,217 @@ class Factory:
         if group.threads is not None:
             profile = profiles.override(profile, {"models.threads": group.threads})
         module, _, name = self.maker.partition(":")
-        captioner: Captions = getattr(import_module(module), name).from_profile(profile)
+        captioner: Captioner = getattr(import_module(module), name).from_profile(profile)
         return captioner
 
 
-def portable_outcomes(
-    captioner: Captions, tasks: Iterable[Task], how: How, tell: Callable[[Work], None]
-) -> Iterator[Outcome]:
-    """The outcomes of ``tasks``, fit to travel.
+class Ended(NamedTuple):
+    """That a worker's process has ended, and how."""
+
+    why: str
+
+
+#: From a worker: it has room for a job, begins with one (or a part), has an outcome, or cannot go on.
+Message: TypeAlias = "Literal['more'] | Job | Outcome | Exception | Ended"
+
+
+class Workers(Protocol):
+    """Processes that :func:`serve`, by number, and how messages travel."""
+
+    def start(self, group: Group) -> int:
+        """Start another one."""
+        ...
+
+    def send(self, worker: int, job: Job) -> None:
+        """Give a job to one that asked for it; nothing happens where it has died since."""
+        ...
+
+    def receive(self) -> Iterable[tuple[int, Message]]:
+        """Wait for messages. :class:`Ended` comes after all others of its worker."""
+        ...
+
+    def close(self, idle: Collection[int]) -> None:
+        """End them all; those that are ``idle`` may end by themselves."""
+        ...
+
+
+def distributed(workers: Workers, factory: Factory, jobs: Iterable[Job], groups: Sequence[Group]) -> Iterator[Outcome]:
+    """Caption ``jobs`` by one worker for each of ``groups``; outcomes come as clips are finished, in any order.
+
+    Each asks for the next job when it has room for it. One that dies is replaced, and what becomes of the clips it had
+    is as :class:`TaskQueue` has it.
+
+    Raises:
+        VidspecError: a worker cannot load its models.
+    """
+    queue = TaskQueue(jobs, str(factory.profile.get("name")))
+    running: dict[int, Group] = {}
+    ready: set[int] = set()
+    idle: dict[int, None] = {}  # in the order in which they asked
+    try:
+        for group in groups[: max(1, len(queue))]:
+            running[workers.start(group)] = group
+        while not queue.over:
+            for worker in list(idle):
+                if (job := queue.take(worker)) is not None:
+                    del idle[worker]
+                    workers.send(worker, job)
+            for worker, message in workers.receive():
+                if isinstance(message, Exception):
+                    raise message
+                if isinstance(message, Ended):
+                    if worker not in ready:
+                        raise ModelError(f"a captioner's process ended while it loaded its models ({message.why})")
+                    idle.pop(worker, None)
+                    yield from queue.died(worker, message.why)
+                    group = running.pop(worker)
+                    if not queue.over:
+                        running[workers.start(group)] = group
+                    continue
+                ready.add(worker)
+                if isinstance(message, Outcome):
+                    queue.done(worker, message)
+                    yield message
+                elif isinstance(message, Job):
+                    queue.begun(worker, message)
+                else:
+                    idle[worker] = None
+    finally:
+        workers.close(idle if queue.over else ())
+
+
+def serve(
+    factory: Factory,
+    config: JobConfig,
+    group: Group,
+    receive: Callable[[], Job | None],
+    send: Callable[[Message], None],
+) -> None:
+    """What a worker does: it loads a captioner and captions the jobs that it receives, until that is None.
 
     Args:
-        captioner: captions several at once.
-        tasks: drawn as there is room for them, by threads; may wait.
-        how: the run.
-        tell: is told what is about to be captioned.
+        factory, group: the captioner.
+        config: the run.
+        receive: waits for a job.
+        send: may be called by several threads at once.
     """
-    readers = [Reader(how.timeout) for _ in range(reader_count(how))]
-    with closing(Feed(tasks, how, readers, *helping(captioner))) as feed:
-        yield from map(portable, run(captioner, feed, how, begun=lambda work: tell(replace(work, clip=None))))
+
+    def jobs() -> Iterator[Job]:
+        while True:
+            send("more")
+            job = receive()
+            if job is None:
+                return
+            yield job
+
+    try:
+        captioner = factory.make(group)
+        readers = [Reader(config.timeout) for _ in range(reader_count(config))]
+        with closing(Feed(jobs(), config, readers, *support_of(captioner, config))) as feed:
+            for outcome in run(captioner, feed, config, on_begin=lambda job: send(job.without_frames())):
+                send(_portable(outcome))
+    except Exception as error:
+        send(error)
 
 
-def portable(outcome: Outcome) -> Outcome:
-    """``outcome`` without what cannot or need not leave a process: the trace, foreign exceptions, frames."""
+def _portable(outcome: Outcome) -> Outcome:
+    """``outcome`` without what cannot or need not leave a process: the trace, foreign exceptions."""
     error = outcome.error
     if error is not None and not isinstance(error, VidspecError):
         traceback.print_exception(error, file=sys.stderr)
         error = VidspecError(f"{type(error).__name__}: {error}", kind="internal")
-    work = replace(outcome.work, clip=None, error=None)
-    return Outcome(replace(outcome.caption, trace=None), error, work)
+    return Outcome(replace(outcome.caption, trace=None), error, outcome.job)
 
 
 @dataclass
-class _Hand:
-    """What a captioner has: its tasks by number, and of those the pieces that it is captioning."""
+class _Assigned:
+    """What a worker has: its jobs by number, and the parts that it is captioning."""
 
-    tasks: dict[int, Task] = field(default_factory=dict)
-    begun: dict[tuple[int, int | None], Work] = field(default_factory=dict)
+    jobs: dict[int, Job] = field(default_factory=dict)
+    begun: dict[tuple[int, int | None], Job] = field(default_factory=dict)
 
 
-class Dealer:
-    """Deals tasks to captioners that may die, and finds out which clip one died of.
+class TaskQueue:
+    """Gives jobs to workers that may die, and finds out which clip one died of.
 
-    The clips that a captioner was captioning when it died are tried once more. Those whose captioner dies again, if
-    there were several, are tried a last time, each alone in its captioner after all others are done; the one that is
-    alone when a captioner dies again has failed. So has the segment of a film, which then goes on behind it.
+    The clips that a worker was captioning when it died are tried once more. Those whose worker dies again, if there
+    were several, are tried a last time, each alone in its worker after all others are done; the one that is alone when
+    a worker dies again has failed. So has the segment of a film, which then goes on behind it.
 
     Args:
-        tasks: the clips.
+        jobs: the clips.
         profile: its name, for the records of those that failed.
     """
 
-    def __init__(self, tasks: Iterable[Task], profile: str | None) -> None:
+    def __init__(self, jobs: Iterable[Job], profile: str | None) -> None:
         self.profile = profile
-        self._todo = deque(tasks)
-        self._alone: deque[Task] = deque()
-        self._hands: dict[Hashable, _Hand] = {}
+        self._waiting = deque(jobs)
+        self._alone: deque[Job] = deque()
+        self._assigned: dict[Hashable, _Assigned] = {}
         self._ends: Counter[int] = Counter()
 
     def __len__(self) -> int:
-        """Tasks that nobody has."""
-        return len(self._todo) + len(self._alone)
+        """Jobs that no worker has."""
+        return len(self._waiting) + len(self._alone)
 
     @property
     def over(self) -> bool:
         """Whether all is done."""
-        return not len(self) and not any(hand.tasks for hand in self._hands.values())
+        return not len(self) and not any(one.jobs for one in self._assigned.values())
 
-    def deal(self, who: Hashable) -> Task | None:
-        """A task for a captioner that has room; None if there is none for it now."""
-        hand = self._hands.setdefault(who, _Hand())
-        if any(task.alone for task in hand.tasks.values()):
+    def take(self, worker: Hashable) -> Job | None:
+        """A job for a worker that has room; None if there is none for it now."""
+        assigned = self._assigned.setdefault(worker, _Assigned())
+        if any(job.alone for job in assigned.jobs.values()):
             return None
-        if self._todo:
-            task = self._todo.popleft()
-        elif self._alone and not hand.tasks:
-            task = self._alone.popleft()
+        if self._waiting:
+            job = self._waiting.popleft()
+        elif self._alone and not assigned.jobs:
+            job = self._alone.popleft()
         else:
             return None
-        hand.tasks[task.number] = task
-        return task
+        assigned.jobs[job.number] = job
+        return job
 
-    def begun(self, who: Hashable, work: Work) -> None:
-        """A captioner begins to caption a piece."""
-        self._hands[who].begun[work.number, work.segment] = work
+    def begun(self, worker: Hashable, job: Job) -> None:
+        """A worker begins to caption a job, or a part of one."""
+        self._assigned[worker].begun[job.number, job.segment] = job
 
-    def done(self, who: Hashable, outcome: Outcome) -> None:
-        """A piece is captioned, or has failed by itself."""
-        hand, work = self._hands[who], outcome.work
-        hand.begun.pop((work.number, work.segment), None)
-        if work.last:
-            del hand.tasks[work.number]
+    def done(self, worker: Hashable, outcome: Outcome) -> None:
+        """A job, or a part, is captioned, or has failed by itself."""
+        assigned, job = self._assigned[worker], outcome.job
+        assigned.begun.pop((job.number, job.segment), None)
+        if job.last:
+            del assigned.jobs[job.number]
         else:
-            hand.tasks[work.number] = _without(hand.tasks[work.number], work, outcome.caption.caption)
+            assigned.jobs[job.number] = _without(assigned.jobs[job.number], job, outcome.caption.caption)
 
-    def died(self, who: Hashable, why: str) -> list[Outcome]:
-        """A captioner has ended; the outcomes of those that have failed by that."""
-        hand = self._hands.pop(who, _Hand())
-        suspects = list(hand.begun.values()) or [task.whole for task in hand.tasks.values()]
-        suspected = {work.number for work in suspects}
+    def died(self, worker: Hashable, why: str) -> list[Outcome]:
+        """A worker has ended; the outcomes of those that have failed by that."""
+        assigned = self._assigned.pop(worker, _Assigned())
+        suspects = list(assigned.begun.values()) or list(assigned.jobs.values())
+        suspected = {job.number for job in suspects}
         failures = []
-        for number, task in reversed(hand.tasks.items()):
+        for number, job in reversed(assigned.jobs.items()):
             self._ends[number] += number in suspected
             if number not in suspected or self._ends[number] < ATTEMPTS:
-                self._again(task)
+                self._again(job)
             elif len(suspects) > 1:
-                self._again(replace(task, alone=True))
+                self._again(replace(job, alone=True))
             else:
-                (work,) = suspects
-                error = GenerationError(f"{work.path}: its captioner ended each time: {why}", kind="crashed")
-                failures.append(Outcome(failed(work.path, error, profile=self.profile), error, work))
-                if not work.last:
+                (part,) = suspects
+                error = GenerationError(f"{part.path}: its captioner ended each time: {why}", kind="crashed")
+                failures.append(Outcome(failed(part.path, error, profile=self.profile), error, part))
+                if not part.last:
                     self._ends[number] = 0
-                    self._again(_without(task, work, None))
+                    self._again(_without(job, part, None))
         return failures
 
-    def _again(self, task: Task) -> None:
-        (self._alone if task.alone else self._todo).appendleft(task)
+    def _again(self, job: Job) -> None:
+        (self._alone if job.alone else self._waiting).appendleft(job)
 
 
-def _without(task: Task, work: Work, caption: str | None) -> Task:
-    assert work.segment is not None
-    return replace(task, done={**task.done, work.segment: caption})
+def _without(job: Job, part: Job, caption: str | None) -> Job:
+    """A job with one part less to do."""
+    assert part.segment is not None
+    return replace(job, done={**job.done, part.segment: caption})

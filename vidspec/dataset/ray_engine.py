@@ -1,103 +1,26 @@
-"""The executor of captioners on a Ray cluster: an actor for each group of devices, and one that deals the clips."""
+"""The executor of captioners on a Ray cluster: an actor for each group of devices."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib import import_module
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from vidspec.dataset.pool import Dealer, Factory, Group, portable_outcomes
-from vidspec.dataset.work import How, Outcome, Task, Work
+from vidspec.dataset.job import Job, JobConfig, Outcome
+from vidspec.dataset.pool import Ended, Factory, Group, Message, distributed, serve
 from vidspec.errors import DeviceError, UsageError
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+    from ray.util.queue import Queue
 
 __all__ = ["connected", "ray_outcomes"]
 
 
-class _Queue:
-    """The clips of a run in an actor: captioners ask it for the next one when they have room, and bring what they made.
-
-    Its methods wait, all at once.
-    """
-
-    def __init__(self, tasks: Sequence[Task], profile: str | None) -> None:
-        self.dealer = Dealer(tasks, profile)
-        self.outcomes: list[Outcome] = []
-        self.gone: set[int] = set()
-        self.changed = asyncio.Condition()
-
-    async def deal(self, who: int) -> Task | None:
-        """The next task of a captioner; None when all is done, or nobody is there to take it any more."""
-        async with self.changed:
-            while not (self.dealer.over or who in self.gone):
-                if (task := self.dealer.deal(who)) is not None:
-                    return task
-                await self.changed.wait()
-            return None
-
-    async def told(self, who: int, what: Work | Outcome) -> None:
-        """A captioner begins with a piece, or has finished one."""
-        async with self.changed:
-            if isinstance(what, Outcome):
-                self.dealer.done(who, what)
-                self.outcomes.append(what)
-            else:
-                self.dealer.begun(who, what)
-            self.changed.notify_all()
-
-    async def died(self, who: int, why: str) -> None:
-        """A captioner has ended."""
-        async with self.changed:
-            self.gone.add(who)
-            self.outcomes += self.dealer.died(who, why)
-            self.changed.notify_all()
-
-    async def finished(self) -> tuple[list[Outcome], bool]:
-        """What has come since it was asked last, at least one unless all is done, and whether all is."""
-        async with self.changed:
-            await self.changed.wait_for(lambda: self.outcomes or self.dealer.over)
-            found, self.outcomes = self.outcomes, []
-            return found, self.dealer.over
-
-
-class _Actor:
-    """A captioner in an actor."""
-
-    def __init__(self, factory: Factory, how: How, group: Group) -> None:
-        self.how = how
-        self.refused: Exception | None = None
-        try:
-            self.captioner = factory.make(group)
-        except Exception as error:  # Ray would bury it in the story of an actor that died
-            self.refused = error
-
-    def ready(self) -> Exception | None:
-        """Why there is no captioner, or None."""
-        return self.refused
-
-    def work(self, queue: Any, who: int) -> Exception | None:
-        """Caption what the queue deals until there is nothing more; the bug that it met."""
-        if self.refused is not None:
-            return self.refused
-        ray: Any = import_module("ray")
-
-        def tasks() -> Iterator[Task]:
-            while (task := ray.get(queue.deal.remote(who))) is not None:
-                yield task
-
-        def tell(what: Work | Outcome) -> None:
-            ray.get(queue.told.remote(who, what))
-
-        try:
-            for outcome in portable_outcomes(self.captioner, tasks(), self.how, tell):
-                tell(outcome)
-        except Exception as error:
-            return error
-        return None
-
-
-def connected(address: str | None = None) -> Any:
+def connected(address: str | None = None) -> ModuleType:
     """Ray itself, connected: to ``address``, or to a new cluster on this machine that ends with this process.
 
     Raises:
@@ -105,7 +28,7 @@ def connected(address: str | None = None) -> Any:
         DeviceError: there is no cluster at ``address``.
     """
     try:
-        ray: Any = import_module("ray")
+        ray = import_module("ray")
     except ImportError as error:
         raise UsageError(f"--engine ray needs Ray ({error})", hint="pip install 'vidspec[ray]'") from None
     if not ray.is_initialized():
@@ -117,50 +40,74 @@ def connected(address: str | None = None) -> Any:
 
 
 def ray_outcomes(
-    factory: Factory, tasks: Iterable[Task], how: How, groups: Sequence[Group], *, address: str | None = None
+    factory: Factory, jobs: Iterable[Job], config: JobConfig, groups: Sequence[Group], *, address: str | None = None
 ) -> Iterator[Outcome]:
-    """Caption ``tasks`` by one actor for each of ``groups``; outcomes come as clips are finished, in any order.
+    """Caption ``jobs`` by one actor for each of ``groups``; see :func:`vidspec.dataset.pool.distributed`.
 
-    Each asks a queue, an actor too, for the next task when it has room for it. An actor that dies is replaced, and what
-    becomes of the clips it had is as :class:`~vidspec.dataset.pool.Dealer` has it. Clips are read by the actors, by the
-    paths they have here.
-
-    Raises:
-        VidspecError: an actor cannot load its models.
+    Clips are read by the actors, by the paths they have here.
     """
-    ray = connected(address)
-    died = import_module("ray.exceptions").RayActorError
-    todo = list(tasks)
-    queue = ray.remote(num_cpus=0)(_Queue).remote(todo, factory.profile.get("name"))
-    actors = [_actor(ray, factory, how, group) for group in groups[: max(1, len(todo))]]
-    try:
-        for refused in ray.get([actor.ready.remote() for actor in actors]):
-            if refused is not None:
-                raise refused
-        running = {actor.work.remote(queue, who): who for who, actor in enumerate(actors)}
-        asked, over = queue.finished.remote(), not todo
-        while not over:
-            (ended,), _ = ray.wait([asked, *running])
-            if ended == asked:
-                found, over = ray.get(asked)
-                yield from found
-                asked = queue.finished.remote()
-                continue
-            who = running.pop(ended)
-            try:
-                if (bug := ray.get(ended)) is not None:
-                    raise bug
-            except died as error:
-                ray.get(queue.died.remote(who, _first_line(error)))
-                actors.append(_actor(ray, factory, how, groups[who % len(groups)]))
-                running[actors[-1].work.remote(queue, len(actors) - 1)] = len(actors) - 1
-    finally:
-        for actor in [*actors, queue]:
-            ray.kill(actor)
+    return distributed(_Actors(connected(address), factory, config), factory, jobs, groups)
 
 
-def _actor(ray: Any, factory: Factory, how: How, group: Group) -> Any:
-    return ray.remote(num_cpus=group.threads or 1, num_gpus=group.gpus)(_Actor).remote(factory, how, group)
+class _Actors:
+    """Actors, each with a queue of its jobs, and one queue for the messages of all."""
+
+    def __init__(self, ray: ModuleType, factory: Factory, config: JobConfig) -> None:
+        self.ray, self.factory, self.config = ray, factory, config
+        self._messages = self._queue()
+        self._next = self._awaited()
+        self._actors: list[ActorHandle[_Actor]] = []
+        self._jobs: list[Queue] = []
+        self._running: dict[ObjectRef[None], int] = {}
+
+    def _queue(self) -> Queue:
+        from ray.util.queue import Queue
+
+        return Queue(actor_options={"num_cpus": 0})
+
+    def _awaited(self) -> ObjectRef[tuple[int, Message]]:
+        """The next message, which can be waited for together with the ends of actors."""
+        queue = self._messages.actor
+        assert not isinstance(queue, type)
+        next_message: ObjectRef[tuple[int, Message]] = queue.get.remote(None)
+        return next_message
+
+    def start(self, group: Group) -> int:
+        worker, jobs = len(self._actors), self._queue()
+        actor = self.ray.remote(num_cpus=group.threads or 1, num_gpus=group.gpus)(_Actor).remote()
+        self._actors.append(actor)
+        self._jobs.append(jobs)
+        self._running[actor.work.remote(worker, self.factory, self.config, group, jobs, self._messages)] = worker
+        return worker
+
+    def send(self, worker: int, job: Job) -> None:
+        self._jobs[worker].put(job)
+
+    def receive(self) -> Iterator[tuple[int, Message]]:
+        (ended,), _ = self.ray.wait([self._next, *self._running])
+        if ended == self._next:
+            yield self.ray.get(ended)
+            self._next = self._awaited()
+            return
+        worker = self._running.pop(ended)
+        try:
+            self.ray.get(ended)
+        except self.ray.exceptions.RayActorError as error:
+            self._messages.put((worker, Ended(_first_line(error))))  # behind what it sent before
+
+    def close(self, idle: Collection[int]) -> None:
+        for actor in [*self._actors, *(queue.actor for queue in [*self._jobs, self._messages])]:
+            self.ray.kill(actor)
+
+
+class _Actor:
+    """A captioner in an actor."""
+
+    def work(
+        self, worker: int, factory: Factory, config: JobConfig, group: Group, jobs: Queue, messages: Queue
+    ) -> None:
+        """Caption the jobs of a queue until its run ends."""
+        serve(factory, config, group, jobs.get, lambda message: messages.put((worker, message)))
 
 
 def _first_line(error: BaseException) -> str:

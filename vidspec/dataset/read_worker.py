@@ -1,11 +1,14 @@
 """The process that reads clips for another: ``python -m vidspec.dataset.read_worker``. Loads no model.
 
 It says that it is ready with one byte. Requests are lines of JSON on standard input. An answer is the length of a
-header (8 bytes, big endian), the header as JSON, and for frames their bytes, those of their timestamps and of their
-sound. Where a request says ``check``, a header ``planned`` comes first, how many frames of what height and width there
-will be, and ``go`` or ``stop`` is waited for; so it is behind a header ``pixels``, which comes before pictures of more
-than :data:`LARGE` pixels are decoded. The process ends when its standard input does, whatever it is doing then,
-so that it never outlives the run it belongs to.
+header (8 bytes, big endian), the header as JSON, and for frames the bytes of their timestamps and of their sound. The
+frames themselves are decoded into memory that both processes see, the file descriptor ``memory`` of this one, until
+``go`` says that the other has it too; where the system has no such memory, their bytes come before the others.
+
+Where a request says ``check``, a header ``planned`` comes first, how many frames of what height and width there will
+be, and ``go`` or ``stop`` is waited for; so it is behind a header ``pixels``, which comes before pictures of more than
+:data:`LARGE` pixels are decoded. The process ends when its standard input does, whatever it is doing then, so that it
+never outlives the run it belongs to.
 
 What a file makes a decoder take is not known before: the process limits itself to :data:`MOST_MEMORY` above what it
 has when it is ready. A file that needs more is an error, or the end of this process, and never of the machine.
@@ -14,21 +17,27 @@ has when it is ready. A file that needs more is an error, or the end of this pro
 from __future__ import annotations
 
 import json
+import math
+import mmap
 import os
 import queue
 import sys
 import threading
 from contextlib import suppress
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from vidspec import memory
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["LARGE", "MOST_MEMORY", "main"]
 
 #: Pixels of a picture: beyond 2560 x 1600 or so, readers take turns.
 LARGE = 1 << 22
 
-#: Bytes: the frames and what decoding takes beside them, an 8K picture of 10 bits in eight copies.
+#: Bytes: what decoding takes, an 8K picture of 10 bits in eight copies, and frames that no other process sees.
 MOST_MEMORY = 5 << 28
 
 
@@ -70,30 +79,37 @@ def _answer(request: dict[str, Any], requests: queue.SimpleQueue[bytes], answers
     from vidspec.errors import VidspecError
     from vidspec.video.reading import MOST_BYTES
 
-    def asked(**header: Any) -> None:
+    def confirm(**header: Any) -> None:
         _write(header, answers)
         if json.loads(requests.get())["op"] != "go":
             raise _Stopped
 
     def planned(frames: int, height: int, width: int) -> None:
-        asked(planned=(frames, height, width))
+        confirm(planned=(frames, height, width))
 
     def admit(pixels: int) -> None:
         if pixels > LARGE:
-            asked(pixels=pixels)
+            confirm(pixels=pixels)
 
     payload: tuple[Any, ...] = ()
+    shared: list[_Shared] = []
+
+    def allocate(shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        shared[:] = [_Shared(shape)]
+        return shared[0].array
+
     try:
         if request.pop("op") == "segments":
             header: dict[str, Any] = {"segments": cut(**request)}
         else:
             check = planned if request.pop("check") else None
-            clip = video.read(**request, most_bytes=MOST_BYTES, check=check, admit=admit)
+            into = allocate if hasattr(os, "memfd_create") else None
+            clip = video.read(**request, most_bytes=MOST_BYTES, check=check, admit=admit, allocate=into)
             samples = None if clip.sound is None else len(clip.sound)
-            header = {"shape": clip.frames.shape, "samples": samples, "facts": asdict(clip.facts)}
-            payload = (np.ascontiguousarray(clip.frames), np.ascontiguousarray(clip.timestamps))
-            if clip.sound is not None:
-                payload += (clip.sound,)
+            own = next((one.file.fileno() for one in shared if one.array is clip.frames), None)
+            header = {"shape": clip.frames.shape, "samples": samples, "facts": asdict(clip.facts), "memory": own}
+            payload = () if own is not None else (clip.frames,)
+            payload += (np.ascontiguousarray(clip.timestamps), *(() if clip.sound is None else (clip.sound,)))
     except VidspecError as error:
         known = {"message": error.message, "hint": error.hint, "kind": error.kind, "stage": error.stage}
         header = {"error": known, "class": type(error).__name__}
@@ -102,6 +118,19 @@ def _answer(request: dict[str, Any], requests: queue.SimpleQueue[bytes], answers
     except Exception as error:  # the parent tells it apart from the errors above, and goes on
         header = {"error": {"message": f"{type(error).__name__}: {error}"}, "class": None}
     _write(header, answers, payload)
+    if header.get("memory") is not None:
+        requests.get()
+
+
+class _Shared:
+    """An array of bytes that other processes can map, and the file that its memory is; gone with it."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        import numpy as np
+
+        self.file = os.fdopen(os.memfd_create("vidspec frames"), "r+b")
+        self.file.truncate(math.prod(shape))
+        self.array = np.frombuffer(mmap.mmap(self.file.fileno(), math.prod(shape)), np.uint8).reshape(shape)
 
 
 def _write(header: dict[str, Any], answers: BinaryIO, payload: tuple[Any, ...] = ()) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import mmap
 import signal
 import subprocess
 import sys
@@ -17,6 +19,9 @@ from vidspec.dataset.read_worker import MOST_MEMORY
 from vidspec.errors import VideoError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from vidspec.video.base import Clip
     from vidspec.video.reading import Check
 
@@ -40,21 +45,21 @@ class Budget:
     @contextmanager
     def share(self) -> Iterator[Callable[[int], None]]:
         """Gives what takes so many bytes, once, and may wait for them; they are given back at the end."""
-        mine = 0
+        taken_here = 0
 
         def take(size: int) -> None:
-            nonlocal mine
+            nonlocal taken_here
             with self._changed:
-                if not mine:
+                if not taken_here:
                     self._changed.wait_for(lambda: not self.taken or self.taken + size <= self.most)
-                    mine = size
+                    taken_here = size
                     self.taken += size
 
         try:
             yield take
         finally:
             with self._changed:
-                self.taken -= mine
+                self.taken -= taken_here
                 self._changed.notify_all()
 
 
@@ -98,7 +103,7 @@ class Reader:
 
         with _Limit(self, path) as limit, _BUDGET.share() as take:
             request = {"op": "read", "path": path, "start": start, "end": end, **video, "check": check is not None}
-            header = self._ask(request, limit)
+            header = self._request(request, limit)
             while "planned" in header or "pixels" in header:
                 try:
                     if "pixels" in header:
@@ -107,15 +112,14 @@ class Reader:
                     elif check is not None:
                         check(*header["planned"])
                 except BaseException:
-                    self._tell({"op": "stop"}, limit)
+                    self._send({"op": "stop"}, limit)
                     raise
-                header = self._ask({"op": "go"}, limit)
-            frames = np.empty(header["shape"], np.uint8)
+                header = self._request({"op": "go"}, limit)
+            frames = self._frames(header["memory"], tuple(header["shape"]), limit)
             timestamps = np.empty(len(frames), np.float64)
             sound = None if header["samples"] is None else np.empty(header["samples"], np.float32)
-            arrays: tuple[Any, ...] = (frames, timestamps) if sound is None else (frames, timestamps, sound)
-            for array in arrays:
-                self._fill(memoryview(array).cast("B"), limit)
+            for array in (timestamps,) if sound is None else (timestamps, sound):
+                self._fill(array.data.cast("B"), limit)
         facts = {**header["facts"], "damage": tuple(header["facts"]["damage"])}  # JSON has no tuples
         return Clip(frames, timestamps, SourceFacts(**facts), sound)
 
@@ -124,7 +128,9 @@ class Reader:
     ) -> list[tuple[float, float]]:
         """What ``vidspec.dataset.segments.cut`` gives; raises as :meth:`read` does."""
         with _Limit(self, path) as limit:
-            header = self._ask({"op": "segments", "path": path, "segment": segment, "start": start, "end": end}, limit)
+            header = self._request(
+                {"op": "segments", "path": path, "segment": segment, "start": start, "end": end}, limit
+            )
         return [(low, high) for low, high in header["segments"]]
 
     def close(self) -> None:
@@ -136,7 +142,23 @@ class Reader:
         with self._starting:  # or a process that starts now would be nobody's
             self._kill()
 
-    def _tell(self, request: Mapping[str, Any], limit: _Limit) -> None:
+    def _frames(self, memory: int | None, shape: tuple[int, ...], limit: _Limit) -> NDArray[np.uint8]:
+        """The frames that the process has decoded: the very memory they are in, or a copy where that is not shared."""
+        import numpy as np
+
+        if memory is None:
+            frames = np.empty(shape, np.uint8)
+            self._fill(frames.data.cast("B"), limit)
+            return frames
+        try:
+            with open(f"/proc/{self._started(limit.path).pid}/fd/{memory}", "r+b") as file:
+                mapped = mmap.mmap(file.fileno(), math.prod(shape))
+        except OSError:
+            raise limit.failure() from None
+        self._send({"op": "go"}, limit)
+        return np.frombuffer(mapped, np.uint8).reshape(shape)
+
+    def _send(self, request: Mapping[str, Any], limit: _Limit) -> None:
         process = self._started(limit.path)
         assert process.stdin is not None
         try:
@@ -145,8 +167,8 @@ class Reader:
         except OSError:
             raise limit.failure() from None
 
-    def _ask(self, request: Mapping[str, Any], limit: _Limit) -> dict[str, Any]:
-        self._tell(request, limit)
+    def _request(self, request: Mapping[str, Any], limit: _Limit) -> dict[str, Any]:
+        self._send(request, limit)
         length = bytearray(8)
         self._fill(memoryview(length), limit)
         text = bytearray(int.from_bytes(length, "big"))

@@ -1,89 +1,58 @@
-"""Captions clips, several at a time, and goes on after a failure; knows neither models nor files of records."""
+"""Captioner jobs, several at a time, and goes on after a failure; knows neither models nor files of records."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from vidspec.dataset.work import How, Outcome, Questions, Work
+from vidspec.dataset.job import CONTEXT, Job, JobConfig, Outcome
 from vidspec.decoding.prompts import Prompts
 from vidspec.errors import GenerationError, VidspecError
 from vidspec.events.compare import first_difference, speed_against
 from vidspec.events.events import Event, Finished, Load, Prefilled
 from vidspec.events.observer import Observer
 from vidspec.events.record import Caption, failed
-from vidspec.events.wake import WakeEvent
-from vidspec.models.request import Exchange, Question, Request
+from vidspec.models.prefix_cache import PrefixCache
+from vidspec.models.request import Exchange, Question
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from vidspec.captioner import Asked, Captioner
+    from vidspec.dataset.feed import Feed
 
-    from vidspec.captioner import Asked
-    from vidspec.config.schema import Profile
-
-__all__ = ["Captions", "Source", "exit_code", "run"]
-
-CONTEXT = "{prompt}\n\nThis is a later part of a longer video. The part before it was described like this: {previous}"
-
-
-class Captions(Protocol):
-    """What is needed of a ``vidspec.Captioner``."""
-
-    @property
-    def profile(self) -> Profile: ...
-
-    def serve(
-        self, arrivals: Any, *, batch: int | None = None, wake: WakeEvent | None = None
-    ) -> Iterator[tuple[Hashable, Event | Load | Exception]]: ...
-
-    def baseline(self, path: str, **asked: Unpack[Asked]) -> Caption: ...
-
-    def warm_up(self) -> None: ...
-
-
-class Source(Protocol):
-    """What is needed of a ``vidspec.dataset.feed.Feed``."""
-
-    wake: WakeEvent
-
-    @property
-    def over(self) -> bool: ...
-
-    def take(self) -> Work | None: ...
-
-    def finished(self, work: Work, caption: str | None) -> None: ...
+__all__ = ["exit_code", "run"]
 
 
 def run(
-    captioner: Captions,
-    source: Source,
-    how: How | None = None,
+    captioner: Captioner,
+    source: Feed,
+    config: JobConfig | None = None,
     observer: Observer | None = None,
-    begun: Callable[[Work], None] = lambda work: None,
+    on_begin: Callable[[Job], None] = lambda job: None,
 ) -> Iterator[Outcome]:
     """Caption what comes from ``source``; yields one outcome each, as soon as it is known.
 
-    The outcomes of one clip's segments come in their order. A failure of one clip, a bug included, is its outcome and
-    does not end the run. KeyboardInterrupt does. ``begun`` is told of each piece that the captioner takes.
+    The outcomes of one clip's parts come in their order. A failure of one clip, a bug included, is its outcome and
+    does not end the run. KeyboardInterrupt does. ``on_begin`` is called with each job that the captioner takes.
     """
-    how, observer = how or How(), observer or Observer()
-    if how.baseline:
+    config = config or JobConfig()
+    if config.baseline:
         captioner.warm_up()  # or the first clip's speed-up would count what only the first use costs
-    flights = _Flights(captioner, source, how, observer, begun)
-    while not flights.done:
-        before = flights.begun
-        events = captioner.serve(flights, batch=how.batch, wake=source.wake)
+    jobs = _Jobs(captioner, source, config, observer or Observer(), on_begin)
+    while not jobs.done:
+        before = jobs.count
+        events = captioner.serve(jobs, batch=config.batch, wake=source.wake)
         try:
-            for key, said in events:
-                yield from flights.unread()
-                yield from flights.heard(key, said)
+            for key, event in events:
+                yield from jobs.unreadable()
+                yield from jobs.handle(key, event)
         finally:
             if isinstance(events, Generator):
                 events.close()
-        yield from flights.unread()
-        yield from flights.lost()
-        if flights.begun == before and not flights.done:
+        yield from jobs.unreadable()
+        yield from jobs.abandoned()
+        if jobs.count == before and not jobs.done:
             raise RuntimeError("the captioner ended before it had taken a clip")
 
 
@@ -93,231 +62,259 @@ def exit_code(errors: Iterable[Exception | None]) -> int:
     return 3 if 3 in codes else 1 if codes else 0
 
 
-@dataclass(frozen=True, eq=False)
-class _Flight(Request):
-    """A clip that the captioner has.
+class _Parts:
+    """The parts of one clip in their order: which can begin now, and which outcomes are due.
 
-    Attributes:
-        whole: of one of several questions, the clip as it was taken.
-        turns: of a turn of a dialogue, all of them.
+    A clip without parts is one part. Segments come from the feed one by one; questions are made here, of the whole clip
+    with its frames.
     """
 
-    key: int = 0
-    work: Work = field(kw_only=True)
-    whole: Work | None = None
-    turns: tuple[str, ...] = ()
+    def __init__(self, job: Job, config: JobConfig) -> None:
+        self.whole, self._config = job.whole, config  # not the job, whose frames would stay
+        self._questions = None if job.error is not None else config.questions_of(job)
+        self._prompts: Prompts[Job] | None = None
+        self._ready: deque[Job] = deque()
+        self._later: dict[int | None, Job] = {}  # segments that wait, by the one that must be captioned before
+        self._early: dict[int | None, Outcome] = {}  # by the part that must be given before
+        self._given: int | None = None
+        self._caption: str | None = None  # of the part that was given last
+
+    @property
+    def has_questions(self) -> bool:
+        """Whether the parts are questions about one clip, whose frames they share."""
+        return self._questions is not None
+
+    @property
+    def over(self) -> bool:
+        """Whether none of the parts that came is left to begin."""
+        return not (self._ready or self._later) and (self._prompts is None or self._prompts.over)
+
+    def add(self, job: Job) -> None:
+        """The clip with its frames, or a segment of it, from the feed."""
+        if self._questions is not None and self._questions.in_turns:
+            self._ready.append(self._first_turn(job))
+        elif self._questions is not None:
+            self._prompts = Prompts(_prompts(job, self._questions.texts), apart=job.alone)
+        elif self._config.one_by_one(job) and job.previous != self._given:
+            self._later[job.previous] = job
+        else:
+            self._ready.append(self._with_context(job))
+
+    def take(self) -> Job | None:
+        """The next part that can begin; None if there is none now."""
+        if self._ready:
+            return self._ready.popleft()
+        return self._prompts.take() if self._prompts is not None else None
+
+    def prefilled(self, job: Job) -> None:
+        """A part's prompt has been read."""
+        if self._prompts is not None:
+            self._prompts.read(job.segment or 0)
+
+    def ended(self, outcome: Outcome, job: Job) -> list[Outcome]:
+        """The outcomes that are due now that one part has ended, in the order of the parts."""
+        if self._prompts is not None:
+            self._prompts.ended()
+        if self._questions is not None and self._questions.in_turns and not job.last:
+            self._ready.append(self._next_turn(job, outcome.caption.caption))
+        due = []
+        self._early[job.previous] = outcome
+        while (one := self._early.pop(self._given, None)) is not None:
+            self._given, self._caption = one.job.segment, one.caption.caption
+            due.append(one)
+        if (later := self._later.pop(self._given, None)) is not None:
+            self._ready.append(self._with_context(later))
+        return due
+
+    def _with_context(self, job: Job) -> Job:
+        """A segment whose prompt quotes the caption before, where that is asked for and there is one."""
+        number = (job.segment or 0) - 1
+        before = self._caption if number == self._given else job.done.get(number)
+        if not (self._config.context and before):
+            return job
+        return replace(job, prompt=CONTEXT.format(prompt=job.prompt or self._config.prompt, previous=before))
+
+    def _first_turn(self, job: Job) -> Job:
+        """The first turn that is not done; those behind it are asked again."""
+        assert self._questions is not None
+        texts = self._questions.texts
+        first = next(number for number in range(len(texts)) if number not in job.done)
+        done = {number: job.done[number] for number in range(first)}
+        earlier = tuple(Exchange(texts[number], answer or "") for number, answer in done.items())
+        return self._turn(replace(job, done=done, cache=PrefixCache()), earlier, failed=None in done.values())
+
+    def _next_turn(self, job: Job, answer: str | None) -> Job:
+        assert job.cache is not None
+        job.cache.end()
+        earlier = (*job.earlier, Exchange(job.prompt or "", answer or ""))
+        return self._turn(replace(job, spent=0.0), earlier, failed=answer is None)
+
+    def _turn(self, job: Job, earlier: tuple[Exchange, ...], *, failed: bool) -> Job:
+        """The turn behind ``earlier``; an error if one of those failed."""
+        number = len(earlier)
+        assert job.cache is not None and self._questions is not None
+        job.cache.begin()
+        return replace(
+            job,
+            prompt=self._questions.texts[number],
+            question=Question("turn", number),
+            earlier=earlier,
+            segment=number,
+            segments=len(self._questions.texts),
+            error=GenerationError(f"{job.path}: the turn before it failed", kind="turn") if failed else None,
+        )
 
 
-class _Flights:
-    """The clips that the captioner has; it takes them from here, and what it says of them is given back."""
+def _prompts(job: Job, texts: Sequence[str]) -> list[Job]:
+    """The prompts about a clip that are not done; the first of them counts the time of reading."""
+    left = [number for number in range(len(texts)) if number not in job.done]
+    return [
+        replace(
+            job,
+            prompt=texts[number],
+            question=Question("prompt", number),
+            segment=number,
+            segments=len(texts),
+            spent=job.spent if number == left[0] else 0.0,
+        )
+        for number in left
+    ]
+
+
+class _Jobs:
+    """The jobs of a run: what the captioner takes next, and what became of those it took.
+
+    Attributes:
+        count: jobs that were begun; the number of the last one is its key.
+    """
 
     def __init__(
-        self, captioner: Captions, source: Source, how: How, observer: Observer, begun: Callable[[Work], None]
+        self,
+        captioner: Captioner,
+        source: Feed,
+        config: JobConfig,
+        observer: Observer,
+        on_begin: Callable[[Job], None],
     ) -> None:
-        self._captioner, self._source, self._how, self._observer = captioner, source, how, observer
-        self._tell = begun
-        self.begun = 0
-        self._flights: dict[int, _Flight] = {}
-        self._unread: list[_Flight] = []
-        self._following: list[_Flight] = []  # turns of clips whose turn before is answered
-        self._prompts: dict[int, Prompts[_Flight]] = {}  # by clip
-        self._early: dict[int, dict[int | None, Outcome]] = {}  # by clip and what must come before
-        self._told: dict[int, int | None] = {}  # the last segment that came, by clip
+        self._captioner, self._source, self._config, self._observer = captioner, source, config, observer
+        self._on_begin = on_begin
+        self.count = 0
+        self._running: dict[int, Job] = {}
+        self._unreadable: list[Job] = []
+        self._clips: dict[int, _Parts] = {}
 
     @property
     def done(self) -> bool:
         """Whether nothing more will come at all."""
-        return self._source.over and not self._following and all(one.over for one in self._prompts.values())
+        return self._source.over and all(parts.over for parts in self._clips.values())
 
     @property
     def over(self) -> bool:
-        """Whether nothing comes: either at all, or until the run has heard of what could not be read."""
-        return bool(self._unread) or self.done
+        """Whether nothing comes: either at all, or until the run has the outcomes of what could not be read."""
+        return bool(self._unreadable) or self.done
 
-    def take(self) -> _Flight | None:
-        while (flight := self._next()) is not None:
-            self.begun += 1
-            flight = replace(flight, key=self.begun)
-            work = flight.work
-            self._observer.begin(flight.key, flight.path, self._how.total)
-            if work.error is None:
-                self._flights[flight.key] = flight
-                self._tell(work)
-                return flight
-            self._unread.append(flight)
-            self._source.wake.set()  # where nothing is in flight the captioner waits, and must see that this is over
+    def take(self) -> Job | None:
+        """The next job with frames; None if there is none now."""
+        while (job := self._next()) is not None:
+            self.count += 1
+            job = replace(job, key=self.count)
+            self._observer.begin(self.count, job.path, self._config.total)
+            if job.error is None:
+                self._running[self.count] = job
+                self._on_begin(job)
+                return job
+            self._unreadable.append(job)
+            self._source.wake.set()  # where nothing is running the captioner waits, and must see that this is over
         return None
 
-    def _next(self) -> _Flight | None:
-        if self._following:
-            return self._following.pop(0)
-        for prompts in self._prompts.values():
-            if (ready := prompts.take()) is not None:
-                return ready
-        work = self._source.take()
-        if work is None:
-            return None
-        how = self._how
-        flight = _Flight(
-            work.path,
-            work.clip,
-            _prompt(work, how),
-            start=work.start,
-            end=work.end,
-            timeout=how.timeout,
-            spent=work.read_s,
-            work=work,
-        )
-        questions = how.questions_of(work.entry)
-        if questions is None or work.error is not None:
-            return flight
-        flight = replace(flight, whole=work)
-        if questions.in_turns:
-            return _first_turn(replace(flight, turns=questions.texts))
-        self._prompts[work.number] = _beside(flight, questions)
-        return self._next()
+    def _next(self) -> Job | None:
+        for parts in self._clips.values():
+            if (job := parts.take()) is not None:
+                return job
+        while (job := self._source.take()) is not None:
+            if job.number not in self._clips:
+                self._clips[job.number] = _Parts(job, self._config)
+            parts = self._clips[job.number]
+            parts.add(job)
+            if (part := parts.take()) is not None:
+                return part
+        return None
 
-    def unread(self) -> Iterator[Outcome]:
-        """What could not be read."""
-        while self._unread:
-            flight = self._unread.pop(0)
-            yield from self._ended(flight, None, flight.work.error)
+    def unreadable(self) -> Iterator[Outcome]:
+        """The outcomes of what could not be read."""
+        while self._unreadable:
+            job = self._unreadable.pop(0)
+            yield from self._ended(job, None, job.error)
 
-    def lost(self) -> Iterator[Outcome]:
-        """What the captioner ended without."""
-        for flight in [self._flights.pop(key) for key in list(self._flights)]:
-            yield from self._ended(flight, None, RuntimeError(f"the stream of {flight.path} ended without a caption"))
+    def abandoned(self) -> Iterator[Outcome]:
+        """The outcomes of what the captioner ended without."""
+        for job in [self._running.pop(key) for key in list(self._running)]:
+            yield from self._ended(job, None, RuntimeError(f"the stream of {job.path} ended without a caption"))
 
-    def heard(self, key: Hashable, said: Event | Load | Exception) -> Iterator[Outcome]:
-        """What the captioner said."""
-        if isinstance(said, Load):
-            self._observer.load(said)
+    def handle(self, key: Hashable, event: Event | Load | Exception) -> Iterator[Outcome]:
+        """One event of the captioner, and the outcomes that are due with it."""
+        if isinstance(event, Load):
+            self._observer.load(event)
             return
         assert isinstance(key, int)
-        if isinstance(said, Exception):
-            yield from self._ended(self._flights.pop(key), None, said)
+        if isinstance(event, Exception):
+            yield from self._ended(self._running.pop(key), None, event)
             return
-        self._observer.event(key, said)
-        if isinstance(said, Finished):
-            yield from self._ended(self._flights.pop(key), said.caption, None)
-        elif isinstance(said, Prefilled) and (work := self._flights[key].work).number in self._prompts:
-            self._prompts[work.number].read(work.segment or 0)
+        self._observer.event(key, event)
+        if isinstance(event, Finished):
+            yield from self._ended(self._running.pop(key), event.caption, None)
+        elif isinstance(event, Prefilled):
+            job = self._running[key]
+            self._clips[job.number].prefilled(job)
 
-    def _ended(self, flight: _Flight, caption: Caption | None, error: Exception | None) -> Iterator[Outcome]:
-        outcome = self._outcome(flight, caption, error)
-        work = outcome.work
-        self._observer.end(flight.key, outcome.caption)
-        prompts = self._prompts.get(work.number)
-        if prompts is not None:
-            prompts.ended()
-            if prompts.done:
-                del self._prompts[work.number]
-        if flight.turns and not work.last:
-            self._following.append(_next_turn(flight, outcome.caption.caption))
-        elif prompts is None or prompts.done:
-            self._source.finished(flight.whole or work, outcome.caption.caption)
-        if work.segment is None:
-            yield outcome
-            return
-        early = self._early.setdefault(work.number, {})
-        early[work.after] = outcome
-        while (due := early.pop(self._told.get(work.number), None)) is not None:
-            self._told[work.number] = due.work.segment
-            if due.work.last:
-                del self._told[work.number], self._early[work.number]
+    def _ended(self, job: Job, caption: Caption | None, error: Exception | None) -> Iterator[Outcome]:
+        outcome = self._outcome(job, caption, error)
+        assert isinstance(job.key, int)
+        self._observer.end(job.key, outcome.caption)
+        parts = self._clips[job.number]
+        if not parts.has_questions:
+            self._source.finished(job)
+        for due in parts.ended(outcome, job):
+            if due.job.last:
+                del self._clips[job.number]
+                if parts.has_questions:
+                    self._source.finished(parts.whole)
             yield due
 
-    def _outcome(self, flight: _Flight, caption: Caption | None, error: Exception | None) -> Outcome:
-        work = replace(flight.work, clip=None)  # whoever keeps outcomes keeps no frames
+    def _outcome(self, job: Job, caption: Caption | None, error: Exception | None) -> Outcome:
+        bare = job.without_frames()  # outcomes are kept, frames are not
         try:
             if error is not None:
                 raise error
             assert caption is not None
-            if work.read_s and "decode_video" not in caption.timings:
-                caption = replace(caption, timings={"decode_video": work.read_s, **caption.timings})
-            return Outcome(_compared(self._captioner, caption, flight, self._how), None, work)
+            if job.spent and "decode_video" not in caption.timings:
+                caption = replace(caption, timings={"decode_video": job.spent, **caption.timings})
+            return Outcome(_compared(self._captioner, caption, job, self._config), None, bare)
         except Exception as error:
-            known = _as_known(error)
-            record = failed(flight.path, known, profile=self._captioner.profile.name)
+            record = failed(job.path, _as_known(error), profile=self._captioner.profile.name)
             if caption is not None:  # it was captioned, then not confirmed: keep what was measured
                 record = replace(caption, caption=None, ended=None, lossless=None, error=record.error)
-            return Outcome(record, error, work)
+            return Outcome(record, error, bare)
 
 
-def _first_turn(flight: _Flight) -> _Flight:
-    """The first turn of a dialogue that is not done yet; an error if one before it has failed."""
-    from vidspec.models.prefix_cache import PrefixCache
-
-    done, turns = flight.work.done, flight.turns
-    number = next(turn for turn in range(len(turns)) if turn not in done)
-    answers = [done[turn] for turn in range(number)]
-    said = tuple(Exchange(question, answer or "") for question, answer in zip(turns, answers, strict=False))
-    return _turn(replace(flight, earlier=said, cache=PrefixCache()), None, failed=None in answers)
-
-
-def _next_turn(flight: _Flight, answer: str | None) -> _Flight:
-    """What is asked behind an answer; an error if there is none."""
-    assert flight.cache is not None
-    flight.cache.end()
-    said = (*flight.earlier, Exchange(flight.prompt or "", answer or ""))
-    return _turn(replace(flight, earlier=said, spent=0.0), flight.work.segment, failed=answer is None)
-
-
-def _turn(flight: _Flight, after: int | None, *, failed: bool) -> _Flight:
-    number, turns = len(flight.earlier), flight.turns
-    assert flight.cache is not None
-    flight.cache.begin()
-    work = replace(
-        flight.work,
-        segment=number,
-        segments=len(turns),
-        after=after,
-        last=number == len(turns) - 1,
-        error=GenerationError(f"{flight.path}: the turn before it failed", kind="turn") if failed else None,
-        read_s=flight.work.read_s if after is None else 0.0,
-    )
-    return replace(flight, prompt=turns[number], question=Question("turn", number), work=work)
-
-
-def _beside(flight: _Flight, questions: Questions) -> Prompts[_Flight]:
-    """The prompts about a clip that are not done yet."""
-    numbers = [number for number in range(len(questions.texts)) if number not in flight.work.done]
-    flights = []
-    for before, number in zip([None, *numbers], numbers, strict=False):
-        part = replace(
-            flight.work, segment=number, segments=len(questions.texts), after=before, last=number == numbers[-1]
-        )
-        if before is not None:
-            part = replace(part, read_s=0.0)
-        prompt, question = questions.texts[number], Question("prompt", number)
-        flights.append(replace(flight, prompt=prompt, question=question, spent=part.read_s, work=part))
-    return Prompts(flights, apart=flight.work.alone)
-
-
-def _prompt(work: Work, how: How) -> str | None:
-    if how.context and work.previous:
-        return CONTEXT.format(prompt=work.prompt or how.prompt, previous=work.previous)
-    return work.prompt
-
-
-def _compared(captioner: Captions, caption: Caption, asked: Request, how: How) -> Caption:
-    if not (how.baseline or how.verify):
+def _compared(captioner: Captioner, caption: Caption, job: Job, config: JobConfig) -> Caption:
+    """A caption behind its comparison with plain decoding, where the run has one."""
+    if not (config.baseline or config.verify):
         return caption
-    path = asked.path
-    same: Asked = {"start": asked.start, "end": asked.end, "prompt": asked.prompt, "clip": asked.clip}
-    if asked.earlier:
-        same["earlier"] = asked.earlier
-    plain = captioner.baseline(path, **same)
-    if how.verify:
+    request: Asked = {"start": job.start, "end": job.end, "prompt": job.prompt, "clip": job.clip}
+    if job.earlier:
+        request["earlier"] = job.earlier
+    plain = captioner.baseline(job.path, **request)
+    if config.verify:
         at = first_difference(caption.token_ids, plain.token_ids)
         if at is not None:
             raise GenerationError(
-                f"{path}: differs from plain decoding at token {at}: "
+                f"{job.path}: differs from plain decoding at token {at}: "
                 f"{_token(caption.token_ids, at)} instead of {_token(plain.token_ids, at)}",
                 stage="verify",
                 kind="mismatch",
             )
-    if how.baseline:
+    if config.baseline:
         speed = caption.speed.copy()
         speed.pop("estimate", None)
         speed["baseline"] = speed_against(caption, plain)

@@ -6,7 +6,6 @@ import math
 import os
 from importlib import import_module
 from itertools import pairwise
-from typing import Any
 
 from vidspec.dataset.manifests import seconds
 from vidspec.errors import UsageError, VideoError
@@ -14,11 +13,11 @@ from vidspec.errors import UsageError, VideoError
 __all__ = ["cut", "fixed", "parse_segment", "scenes"]
 
 #: A clip of more segments than this is an error in its timestamps, or in the length that was asked for.
-MOST = 100_000
+MAX_SEGMENTS = 100_000
 #: A last piece shorter than this share of a segment belongs to the one before.
-SHORTEST = 0.1
+MIN_LAST_SHARE = 0.1
 #: Seconds of a segment that is asked for; hours of video in shorter ones would be more parts than memory holds.
-BRIEFEST = 0.1
+MIN_SECONDS = 0.1
 Segments = list[tuple[float, float]]
 
 
@@ -34,8 +33,8 @@ def parse_segment(text: str | None) -> float | str | None:
         length = seconds(text)
     except ValueError:
         length = 0.0
-    if not (math.isfinite(length) and length >= BRIEFEST):
-        raise UsageError(f"--segment {text}: must be scenes or a length such as 30s, of {BRIEFEST:g} s or more")
+    if not (math.isfinite(length) and length >= MIN_SECONDS):
+        raise UsageError(f"--segment {text}: must be scenes or a length such as 30s, of {MIN_SECONDS:g} s or more")
     return length
 
 
@@ -45,7 +44,7 @@ def fixed(length: float, start: float, end: float) -> Segments:
     >>> fixed(5, 0, 12)
     [(0, 5), (5, 10), (10, 12)]
     """
-    count = max(1, math.ceil((end - start) / length - SHORTEST))
+    count = max(1, math.ceil((end - start) / length - MIN_LAST_SHARE))
     edges = [start + number * length for number in range(count)] + [end]
     return list(pairwise(edges))
 
@@ -60,7 +59,7 @@ def scenes(path: str, start: float, end: float) -> Segments:
         VideoError: it cannot read the clip.
     """
     try:
-        found: Any = import_module("scenedetect")
+        found = import_module("scenedetect")
     except ImportError as error:
         raise UsageError(
             f"--segment scenes needs PySceneDetect ({error})", hint="pip install 'vidspec[scenes]'"
@@ -92,9 +91,9 @@ def cut(path: str, segment: float | str, start: float | None, end: float | None)
         raise VideoError(
             f"{path}: has no frame at {first:g} s or later: it lasts {index.duration_s:.3f} s", kind="range"
         )
-    if not isinstance(segment, str) and (last - first) / segment > MOST:
+    if not isinstance(segment, str) and (last - first) / segment > MAX_SEGMENTS:
         raise VideoError(
-            f"{path}: lasts {last - first:.0f} s, more than {MOST} segments of {segment:g} s",
+            f"{path}: lasts {last - first:.0f} s, more than {MAX_SEGMENTS} segments of {segment:g} s",
             kind="range",
             hint="longer segments, or set end",
         )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vidspec.dataset.work import Entry
+from vidspec.dataset.job import Job
 from vidspec.errors import UsageError
 
 __all__ = ["Shard", "shard_of"]
@@ -36,9 +36,9 @@ class Shard:
         whole = Path(path)
         return whole.with_name(f"{whole.stem}{self.label}{whole.suffix}") if self.automatic else whole
 
-    def mine(self, entries: Iterable[Entry]) -> list[Entry]:
-        """The entries of this shard. All parts of one file are in the same shard."""
-        return [entry for entry in entries if _place(entry, self.count) == self.number]
+    def mine(self, jobs: Iterable[Job]) -> list[Job]:
+        """The jobs of this shard. All parts of one file are in the same shard."""
+        return [job for job in jobs if _place(job, self.count) == self.number]
 
 
 def shard_of(text: str | None, env: Mapping[str, str]) -> Shard | None:
@@ -65,8 +65,8 @@ def shard_of(text: str | None, env: Mapping[str, str]) -> Shard | None:
     return Shard(number, count, automatic=True) if count > 1 else None
 
 
-def _place(entry: Entry, count: int) -> int:
+def _place(job: Job, count: int) -> int:
     """1 to ``count``: by the path below the folder that was named, so that machines may mount it anywhere."""
-    path = os.path.normpath(entry.relative).replace(os.sep, "/")
+    path = os.path.normpath(job.relative).replace(os.sep, "/")
     digest = hashlib.sha256(path.encode("utf-8", "surrogateescape")).digest()
     return int.from_bytes(digest[:8], "big") % count + 1

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from vidspec.dataset.formats import SUFFIXES, Format
-from vidspec.dataset.identity import clip_id
-from vidspec.dataset.work import Entry
+from vidspec.dataset.job import Job
+from vidspec.dataset.records import clip_id
 from vidspec.errors import UsageError
 
 __all__ = ["FIELDS", "Names", "check_names"]
@@ -48,15 +48,12 @@ class Names:
         if os.path.isabs(self.template) or os.pardir in self.template.split("/"):
             raise UsageError(f"--name {self.template}: leads out of the folder")
 
-    def base(self, entry: Entry) -> Path:
-        """The folder that the file lies in or below."""
-        if self.folder is None:
-            return Path(os.path.dirname(entry.path) or ".")
-        return Path(self.folder, os.path.dirname(entry.relative))
-
-    def path(self, entry: Entry) -> Path:
-        """The file of ``entry``."""
-        name = os.path.basename(entry.path)
+    def path(self, job: Job) -> Path:
+        """The file of a clip."""
+        folder = Path(os.path.dirname(job.path) or ".")
+        if self.folder is not None:
+            folder = Path(self.folder, os.path.dirname(job.relative))
+        name = os.path.basename(job.path)
         values = {
             "stem": os.path.splitext(name)[0],
             "name": name,
@@ -64,34 +61,34 @@ class Names:
             "suffix": SUFFIXES[self.form],
             "profile": self.profile,
             "format": self.form,
-            "start": f"{entry.start or 0:g}",
-            "end": "end" if entry.end is None else f"{entry.end:g}",
-            "clip": clip_id(entry),
+            "start": f"{job.start or 0:g}",
+            "end": "end" if job.end is None else f"{job.end:g}",
+            "clip": clip_id(job),
         }
-        return self.base(entry) / self.template.format_map(values)
+        return folder / self.template.format_map(values)
 
 
-def check_names(names: Sequence[Names], entries: Iterable[Entry]) -> None:
+def check_names(names: Sequence[Names], jobs: Iterable[Job]) -> None:
     """Find out before anything is captioned that two clips or formats would share a file, or that a clip would be lost.
 
     Raises:
         UsageError: naming both.
     """
-    taken: dict[str, Entry] = {}
+    taken: dict[str, Job] = {}
     clips = set()
-    for entry in entries:
-        clips.add(os.path.normpath(entry.path))
-        paths = [os.path.normpath(one.path(entry)) for one in names]
+    for job in jobs:
+        clips.add(os.path.normpath(job.path))
+        paths = [os.path.normpath(one.path(job)) for one in names]
         if len(set(paths)) < len(paths):
             forms = ",".join(one.form for one in names)
             raise UsageError(f"--format {forms}: two would share the file {paths[0]}", hint="--name '{stem}.{format}'")
         for path in paths:
-            other = taken.setdefault(path, entry)
-            if other is not entry:
-                parts = os.path.normpath(other.path) == os.path.normpath(entry.path)
-                apart = "{start}-{end}" if (other.start, other.end) != (entry.start, entry.end) else "{clip}"
+            other = taken.setdefault(path, job)
+            if other is not job:
+                parts = os.path.normpath(other.path) == os.path.normpath(job.path)
+                apart = "{start}-{end}" if (other.start, other.end) != (job.start, job.end) else "{clip}"
                 better = f"{{stem}}-{apart}{{suffix}}" if parts else "{name}{suffix}"
-                both = f"{other.path} and {entry.path}"
+                both = f"{other.path} and {job.path}"
                 raise UsageError(f"{both} would share the file {path}", hint=f"tell them apart by --name '{better}'")
     lost = next((path for path in taken if path in clips), None)
     if lost is not None:

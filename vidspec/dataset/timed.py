@@ -14,19 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TypedDict
 
 from vidspec.captioner import Captioner
 from vidspec.config import labels
 from vidspec.config.profiles import Profile
-from vidspec.dataset.bulk import Executor, Listener, execute
+from vidspec.dataset.bulk import Executor, Listener, execute, plan
 from vidspec.dataset.feed import reader_count
+from vidspec.dataset.job import Job, JobConfig, Outcome
 from vidspec.dataset.local import outcomes
 from vidspec.dataset.outputs import OneFile
-from vidspec.dataset.plan import plan
 from vidspec.dataset.reader import Reader
 from vidspec.dataset.records import Settings
-from vidspec.dataset.work import Entry, How, Outcome
 from vidspec.draft_length.steady import Steady
 from vidspec.engine.device import peak_bytes
 from vidspec.events.answering import answer
@@ -38,8 +37,18 @@ from vidspec.models.request import Request
 __all__ = ["Ours", "folder", "how_of", "main"]
 
 
+class Measured(TypedDict):
+    """``seconds`` from the first file opened to the last record written, token ids and errors by clip, and how many
+    ``rows`` the target's windows had."""
+
+    seconds: float
+    ids: dict[str, list[int]]
+    errors: dict[str, str]
+    rows: int
+
+
 @dataclass
-class DraftAnswer(Listener):
+class Results(Listener):
     """Token ids and failures by clip; ``rows`` of the target's windows, of all clips together."""
 
     ids: dict[str, list[int]] = field(default_factory=dict)
@@ -48,15 +57,15 @@ class DraftAnswer(Listener):
 
     def outcome(self, outcome: Outcome, tally: Tally) -> None:
         if outcome.error is None:
-            self.ids[outcome.work.path] = outcome.caption.token_ids
+            self.ids[outcome.job.path] = outcome.caption.token_ids
             counters = outcome.caption.counters
             self.rows += counters.get("drafted", 0) + counters.get("target_forwards", 0)
         else:
-            self.errors[outcome.work.path] = str(outcome.error)
+            self.errors[outcome.job.path] = str(outcome.error)
 
 
 class Loads(Observer):
-    """Target passes that the captioner has told of."""
+    """Counts the target's passes."""
 
     passes = 0
 
@@ -84,20 +93,20 @@ class Ours:
     def __init__(self, profile: Profile) -> None:
         self.captioner = Captioner.from_profile(profile)
 
-    def run(self, clips: Sequence[str], batch: int) -> dict[str, Any]:
+    def run(self, clips: Sequence[str], batch: int) -> dict[str, object]:
         """Caption a folder of clips; see :func:`folder`."""
         self.captioner.forget()  # a plan that was made before would cost nothing
-        how = how_of(self.captioner.profile, len(clips), batch)
-        loads, readers = Loads(), [Reader(how.timeout) for _ in range(reader_count(how, len(clips)))]
+        config = how_of(self.captioner.profile, len(clips), batch)
+        loads, readers = Loads(), [Reader(config.timeout) for _ in range(reader_count(config, len(clips)))]
         for reader in readers:
             reader.start()
         for reader in readers:
-            reader.read(clips[0], None, None, how.video)  # models are warm, and so are they
-        told = folder(
-            lambda tasks: outcomes(self.captioner, tasks, how, loads, readers), clips, self.captioner.profile, how
+            reader.read(clips[0], None, None, config.video)  # models are warm, and so are they
+        measured = folder(
+            lambda jobs: outcomes(self.captioner, jobs, config, loads, readers), clips, self.captioner.profile, config
         )
-        rows = told["rows"] / loads.passes if loads.passes else None  # prompts left out
-        return {**told, "rows": rows, "device_bytes": peak_bytes()}
+        rows = measured["rows"] / loads.passes if loads.passes else None  # prompts left out
+        return {**measured, "rows": rows, "device_bytes": peak_bytes()}
 
     def decode(self, clips: Sequence[str], batch: int) -> dict[str, float]:
         """Tokens and seconds of decoding alone; see :class:`~vidspec.draft_length.steady.Steady`."""
@@ -121,37 +130,30 @@ class Ours:
         return {path: self.captioner.baseline(path).token_ids for path in clips}
 
     @property
-    def functions(self) -> Mapping[str, Callable[..., Any]]:
+    def functions(self) -> Mapping[str, Callable[..., object]]:
         return {"run": self.run, "decode": self.decode, "plain": self.plain}
 
 
-def how_of(profile: Profile, total: int, batch: int) -> How:
+def how_of(profile: Profile, total: int, batch: int) -> JobConfig:
     """How ``vidspec caption --batch`` does a folder by this profile."""
-    keys = ("frames", "fps", "max_pixels", "decoder", "allow_damaged")
-    read = {key: getattr(profile.video, key) for key in keys}
-    return How(video=read, prompt=profile.generate.prompt, batch=batch, total=total)
+    return JobConfig(video=profile.video.arguments, prompt=profile.generate.prompt, batch=batch, total=total)
 
 
-def folder(engine: Executor, clips: Sequence[str], profile: Profile, how: How) -> dict[str, Any]:
-    """Caption clips into a file.
-
-    Returns:
-        ``seconds`` from the first file opened to the last record written, ``ids`` and ``errors`` by clip, and how
-        many ``rows`` windows had.
-    """
-    heard = DraftAnswer()
+def folder(engine: Executor, clips: Sequence[str], profile: Profile, config: JobConfig) -> Measured:
+    """Caption clips into a file."""
+    results = Results()
     with TemporaryDirectory() as place:
-        entries = [Entry(clip) for clip in clips]
-        settings = Settings(profile.model_dump(), how)
+        jobs = [Job(clip) for clip in clips]
+        settings = Settings(profile.model_dump(), config)
         output = OneFile(Path(place) / "captions.jsonl", "jsonl", several=True)
         began = time.perf_counter()
         try:
-            tally = Tally(total=len(entries))
-            execute(plan(entries, output, settings), engine, output, settings, tally, [heard])
+            tally = Tally(total=len(jobs))
+            execute(plan(jobs, output, settings), engine, output, settings, tally, [results])
         finally:
-            output.close(entries, complete=True)
+            output.close(jobs, complete=True)
         seconds = time.perf_counter() - began
-    return {"seconds": seconds, "ids": heard.ids, "errors": heard.errors, "rows": heard.rows}
+    return {"seconds": seconds, "ids": results.ids, "errors": results.errors, "rows": results.rows}
 
 
 def main(about: str) -> None:

@@ -5,23 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, TypeAlias
 
+from vidspec.dataset.journal import unwritable
 from vidspec.errors import OutputError
 from vidspec.events.wrapping import columns, wrapped
 from vidspec.files import encoded
 
 __all__ = ["FileLines", "Lines", "StdoutLines"]
-
-
-class Lines(Protocol):
-    """Takes finished lines."""
-
-    def write(self, line: str) -> None:
-        """Write ``line`` and its end, and flush."""
-
-    def close(self, *, complete: bool) -> None:
-        """No more lines come; ``complete`` says whether the run reached its end."""
 
 
 class StdoutLines:
@@ -53,7 +44,7 @@ class StdoutLines:
         except OSError as error:
             raise OutputError(f"standard output cannot be written: {error.strerror or error}") from None
 
-    def close(self, *, complete: bool) -> None:
+    def close(self) -> None:
         """Every line was flushed when it was written."""
 
 
@@ -73,10 +64,13 @@ class FileLines:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise OutputError(f"{self.path}: cannot be written: {error.strerror or error}") from None
+            raise unwritable(self.path, error) from None
 
-    def close(self, *, complete: bool) -> None:
+    def close(self) -> None:
         """Every line was flushed when it was written."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()
+
+
+Lines: TypeAlias = StdoutLines | FileLines

@@ -199,12 +199,14 @@ class Loop:
                 left, prompts = left - count, prompts + count
             parts.append((client, request, adds))
         batch = [rows for _, _, adds in parts for rows in adds]
-        begun = self.now()
+        begun, prepared = self.now(), engine.preparing
         try:
             passed = engine.run(batch)
         except Exception as error:
             if len(parts) == 1:
                 return [(parts[0][0], error)]
+            passed = None
+        if passed is None:  # outside of the clause, whose error holds the tensors of the pass
             return [answer for client, _, _ in parts for answer in self._run([client])]
         answered: list[tuple[Client, object]] = []
         at = 0
@@ -215,7 +217,7 @@ class Loop:
             except Exception as error:  # of this clip: the pass is good for the others
                 answered.append((client, error))
             at += len(adds)
-        seconds = self.now() - begun
+        seconds = self.now() - begun - (engine.preparing - prepared)
         for _, request, _ in parts:
             request.seconds += seconds
         rows, grows = sum(map(len, batch)), any(request.grows for _, request, _ in parts)
@@ -225,14 +227,17 @@ class Loop:
     def _continue(self, clients: list[Client]) -> list[tuple[Client, object]]:
         """Continue the chains of all, in one go."""
         chains = [cast(Chain, client.request) for client in clients]
-        begun = self.now()
+        engine = chains[0].engine
+        begun, prepared = self.now(), engine.preparing
         try:
-            found = chains[0].engine.greedy([(chain.span, chain.token_ids, chain.gamma) for chain in chains])
+            found = engine.greedy([(chain.span, chain.token_ids, chain.gamma) for chain in chains])
         except Exception as error:
             if len(clients) == 1:
                 return [(clients[0], error)]
+            found = None
+        if found is None:  # outside of the clause, whose error holds the tensors of the pass
             return [answer for client in clients for answer in self._continue([client])]
-        seconds = self.now() - begun
+        seconds = self.now() - begun - (engine.preparing - prepared)
         steps = max(chain.gamma for chain in chains)
         for chain in chains:
             chain.seconds += seconds

@@ -17,7 +17,7 @@ __all__ = ["clip_lines", "headings"]
 #: What a line says between the clip's name and its words, as they stand, with the columns each takes.
 COLUMNS = {"phase": 8, "tokens": 6, "accepted": 8, "time": 7}
 #: What goes first where a terminal is narrow, after the words.
-LEAST_NEEDED = ("accepted", "time", "tokens", "phase")
+DROPPED_FIRST = ("accepted", "time", "tokens", "phase")
 #: Columns of a name, at least and at most, and of the words, at least.
 NAME, LONGEST_NAME, WORDS = 12, 24, 12
 GAP = 2
@@ -85,7 +85,7 @@ def _line(state: PanelState, now: float, width: int, ascii_only: bool) -> Text:
 def _columns(width: int) -> tuple[int, list[str], int]:
     """Columns of the name, what follows it, and columns of the words: what fits into ``width``."""
     kept = list(COLUMNS)
-    for column in LEAST_NEEDED:
+    for column in DROPPED_FIRST:
         if _taken(kept) + NAME <= width:
             break
         kept.remove(column)

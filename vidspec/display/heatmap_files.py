@@ -8,15 +8,21 @@ from io import BytesIO
 from pathlib import Path
 
 from vidspec.config.schema import Profile
+from vidspec.display.state import Watching
 from vidspec.errors import OutputError, UsageError, VidspecError
-from vidspec.events.events import Event, Opened, Prefilled
-from vidspec.events.observer import Observer
+from vidspec.events.events import Opened, Prefilled
 from vidspec.events.record import Caption
 from vidspec.files import PICTURE, check_output, write_whole
 
 __all__ = ["HeatmapFiles", "check_heatmap"]
 
 _MAX_PIXELS = 400 * 400
+#: By what a draft sees, None without one, why there is nothing to draw.
+_NO_PICTURE = {
+    None: "drafts nothing",
+    "nothing": "shows its draft no video",
+    "own": "keeps other tokens in every layer and KV head",
+}
 
 
 def check_heatmap(file: Path, profile: Profile, inputs: Sequence[str]) -> None:
@@ -27,14 +33,8 @@ def check_heatmap(file: Path, profile: Profile, inputs: Sequence[str]) -> None:
     """
     if file.suffix.lower() != ".png":
         raise UsageError(f"--heatmap {file}: must end in .png")
-    why = None
-    if profile.drafter is None:
-        why = "drafts nothing"
-    elif profile.drafter.sees == "nothing":
-        why = "shows its draft no video"
-    elif profile.drafter.sees == "own":
-        why = "keeps other tokens in every layer and KV head"
-    if why is not None:
+    sees = profile.drafter.sees if profile.drafter is not None else None
+    if (why := _NO_PICTURE.get(sees)) is not None:
         hint = "take a profile with a pruner, such as sd-attention"
         raise UsageError(f"--heatmap {file}: the profile {profile.name} {why}", hint=hint)
     names: dict[Path, None] = {}
@@ -44,7 +44,7 @@ def check_heatmap(file: Path, profile: Profile, inputs: Sequence[str]) -> None:
         check_output(name, inputs, "--heatmap", PICTURE)
 
 
-class HeatmapFiles(Observer):
+class HeatmapFiles(Watching):
     """Draws one picture for each clip that was captioned.
 
     Args:
@@ -58,28 +58,22 @@ class HeatmapFiles(Observer):
     """
 
     def __init__(self, file: Path, profile: Profile) -> None:
+        super().__init__()
         self.file, self.profile = file, profile
         self.written: list[Path] = []
         self.errors: list[VidspecError] = []
         self._several = False
-        self._opened: dict[int, Opened] = {}
-        self._prefilled: dict[int, Prefilled] = {}
 
     def begin(self, number: int, path: str, total: int) -> None:
+        super().begin(number, path, total)
         self._several = total > 1
 
-    def event(self, number: int, event: Event) -> None:
-        if isinstance(event, Opened):
-            self._opened[number] = event
-        elif isinstance(event, Prefilled):
-            self._prefilled[number] = event
-
     def end(self, number: int, caption: Caption) -> None:
-        opened, prefilled = self._opened.pop(number, None), self._prefilled.pop(number, None)
-        if opened is None or prefilled is None or caption.error is not None:
+        state = self.states.pop(number)
+        if state.opened is None or state.prefilled is None or caption.error is not None:
             return
         try:
-            self._write(opened, prefilled)
+            self._write(state.opened, state.prefilled)
         except VidspecError as error:
             self.errors.append(error)
 

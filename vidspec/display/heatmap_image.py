@@ -5,26 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import product
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from vidspec.display.cells import cells_of
+from vidspec.display.heatmap import EDGE, cells_of, veil
 from vidspec.events.events import Prefilled
-from vidspec.pruning.position_bias import Pair, position_bias
+from vidspec.pruning.position_bias import position_bias
 
 __all__ = ["heatmap_image"]
-
-Font: TypeAlias = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
 WIDTH, MARGIN, GAP = 1600, 24, 10
 WIDEST, LEAST_LABELLED = 400, 56
 TITLE, LABEL, BARS = 22, 13, 120
-BACKGROUND, TEXT, FAINT, KEPT, EVEN = (18, 18, 20), (236, 236, 236), (120, 120, 126), (255, 176, 32), (86, 156, 214)
-#: What is left of the light and of the colour of pruned cells.
-LIGHT, COLOUR = 0.28, 0.35
+BACKGROUND, TEXT, FAINT, KEPT, EVEN = (18, 18, 20), (236, 236, 236), (120, 120, 126), EDGE, (86, 156, 214)
 
 
 def heatmap_image(
@@ -33,7 +28,7 @@ def heatmap_image(
     seen: Prefilled,
     title: str,
 ) -> Image.Image:
-    """A grid of frames whose kept cells are as they are and framed, the others dark; below, how full each frame is.
+    """A grid of frames, a veil over what the draft does not see of them; below, how full each frame is.
 
     Args:
         frames: per frame (temporal step) of the grid one picture (H, W, 3) uint8 RGB, all of one size.
@@ -66,8 +61,11 @@ def heatmap_image(
         left = MARGIN + number % across * (wide + GAP)
         upper = top + number // across * (high + label + GAP)
         shown = cells.of(index, layer)
-        picture.paste(_thumbnail(frames[index], shown, wide, high), (left, upper))
-        _outline(draw, shown, left, upper, wide, high)
+        frame = Image.fromarray(np.ascontiguousarray(frames[index])).resize((wide, high), Image.Resampling.LANCZOS)
+        picture.paste(frame, (left, upper))
+        if (over := veil(shown, wide, high)) is not None:
+            over = over.convert("RGBA")
+            picture.paste(over, (left, upper), over)
         if label:
             _label(draw, left, upper + high + 3, wide, _clock(seconds[index]), f"{int(shown.sum())}/{layer.size}")
     _bars(draw, bars, seconds, seen)
@@ -77,28 +75,6 @@ def heatmap_image(
 def _columns(frames: int, ratio: float) -> int:
     """How many frames stand side by side: a row of a few, else a grid about 1.6 times as wide as high."""
     return min(frames, max(4, round(math.sqrt(1.6 * ratio * frames))))
-
-
-def _thumbnail(frame: NDArray[np.uint8], mask: NDArray[np.bool_], wide: int, high: int) -> Image.Image:
-    small = Image.fromarray(np.ascontiguousarray(frame)).resize((wide, high), Image.Resampling.LANCZOS)
-    grey = Image.merge("RGB", [small.convert("L")] * 3)
-    dark = Image.blend(Image.new("RGB", small.size), Image.blend(grey, small, COLOUR), LIGHT)
-    shown = Image.fromarray(mask.astype(np.uint8) * 255).resize((wide, high), Image.Resampling.NEAREST)
-    return Image.composite(small, dark, shown)
-
-
-def _outline(draw: ImageDraw.ImageDraw, mask: NDArray[np.bool_], left: int, upper: int, wide: int, high: int) -> None:
-    """Lines where kept and pruned cells meet; none where cells are too small to show one."""
-    rows, columns = mask.shape
-    if wide < 6 * columns or high < 6 * rows:
-        return
-    edged = np.pad(mask, 1)
-    x = [left + column * wide // columns for column in range(columns + 1)]
-    y = [upper + row * high // rows for row in range(rows + 1)]
-    for row, column in np.argwhere(edged[:-1, 1:-1] != edged[1:, 1:-1]).tolist():
-        draw.line((x[column], y[row], x[column + 1], y[row]), KEPT)
-    for row, column in np.argwhere(edged[1:-1, :-1] != edged[1:-1, 1:]).tolist():
-        draw.line((x[column], y[row], x[column], y[row + 1]), KEPT)
 
 
 def _label(draw: ImageDraw.ImageDraw, left: int, upper: int, wide: int, time: str, share: str) -> None:
@@ -126,23 +102,12 @@ def _bars(draw: ImageDraw.ImageDraw, upper: int, seconds: Sequence[float], seen:
         (_clock(seconds[-1]), WIDTH - MARGIN, "ra"),
     ):
         draw.text((place, top + BARS + 4), text, EVEN if anchor == "ma" else FAINT, _font(LABEL), anchor=anchor)
-    bias = position_bias(seen.grid, seen.cells, seen.kept, views=seen.views)
-    if bias is not None:
-        line = "; ".join(
-            f"{name} {_pair(pair)}"
-            for name, pair in (
-                ("first frames", bias.first),
-                ("last frames", bias.last),
-                ("upper and lower border", bias.rows),
-                ("left and right border", bias.columns),
-            )
-        )
+    if (bias := position_bias(seen.grid, seen.cells, seen.kept, seen.views)) is not None:
+        names = ("first frames", "last frames", "upper and lower border", "left and right border")
+        pairs = zip(names, (bias.first, bias.last, bias.rows, bias.columns), strict=True)
+        line = "; ".join(f"{name} {pair.kept:.1%} ({pair.all:.1%})" for name, pair in pairs)
         line = f"of the kept tokens (of all): {line}"
         _write(draw, (MARGIN, top + BARS + LABEL + 10), line, LABEL, TEXT, WIDTH - 2 * MARGIN)
-
-
-def _pair(pair: Pair) -> str:
-    return f"{pair.kept:.1%} ({pair.all:.1%})"
 
 
 def _write(
@@ -155,7 +120,7 @@ def _write(
     draw.text(place, shown, colour, font)
 
 
-def _font(size: int) -> Font:
+def _font(size: int) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
     return ImageFont.load_default(size)
 
 

@@ -37,7 +37,7 @@ def overall(
     now: float,
     width: int,
     height: int,
-    most: int = 0,
+    max_in_flight: int = 0,
     ascii_only: bool = False,
     verbose: bool = False,
 ) -> RenderableType:
@@ -48,11 +48,11 @@ def overall(
     Args:
         tally: of the run.
         states: the clips in flight, in the order in which they were begun.
-        loads: the last ones that were told, the newest last.
+        loads: the last ones, the newest last.
         now: by ``time.monotonic``.
         width, height: of the terminal.
-        most: how many clips were in flight at a time so far, for which lines are kept free: a panel that came and went
-            with each clip could not be read.
+        max_in_flight: the most clips in flight at a time so far, for which lines are kept free: a panel that came and
+            went with each clip could not be read.
         ascii_only: for terminals that cannot show block characters.
         verbose: whether it also says how full passes and caches are.
     """
@@ -60,8 +60,8 @@ def overall(
     facts = _facts(tally, loads, width, ascii_only, verbose)[: None if roomy else 2]
     parts: list[RenderableType] = [bar(tally, width), *facts]
     left = height - 1 - len(parts)
-    alone = max(most, len(states)) == 1
-    table = 0 if alone else max(most, len(states)) + roomy
+    alone = max(max_in_flight, len(states)) == 1
+    table = 0 if alone else max(max_in_flight, len(states)) + roomy
     if states and roomy and left - table >= MINI:
         shown, left = states[0], left - table
         lines = [] if alone else _table(states, now, width, table, roomy, ascii_only)
@@ -85,7 +85,7 @@ def _table(
 
 
 def _facts(tally: Tally, loads: Sequence[Load], width: int, ascii_only: bool, verbose: bool) -> list[Text]:
-    """The figures of a run, the most wanted first, on as many lines as they need."""
+    """The figures of a run, the most important first, on as many lines as they need."""
     load = loads[-1] if loads else None
     facts = [f"{tally.done}/{tally.total} clips", f"{tally.failed} failed"]
     facts.append(f"{duration(tally.eta)} left" if tally.eta is not None else "")
@@ -122,8 +122,8 @@ class BulkPanel(LivePanel):
         tally: counts the run; read, never changed.
         profile: the name shown with the counters.
         verbose: see :func:`overall`.
-        shared: whether captions go to the same terminal. Then it is gone from a clip's end until something else
-            is told, which leaves the time to write what ended.
+        shared: whether captions go to the same terminal. Then it is gone from a clip's end until the next
+            event, so that the caption can be written.
     """
 
     frames_per_s = 4  # it takes the time of the thread that captions
@@ -135,11 +135,11 @@ class BulkPanel(LivePanel):
         super().__init__(console, profile=profile, verbose=verbose)
         self.tally, self.shared = tally, shared
         self.loads: deque[Load] = deque(maxlen=RECENT)
-        self.most = 0
+        self.max_in_flight = 0
 
     def begin(self, number: int, path: str, total: int) -> None:
         super().begin(number, path, total)
-        self.most = max(self.most, len(self.states))
+        self.max_in_flight = max(self.max_in_flight, len(self.states))
 
     def load(self, load: Load) -> None:
         self.loads.append(load)
@@ -149,7 +149,7 @@ class BulkPanel(LivePanel):
         if self.shared:
             self.close()
 
-    def _drawn(self) -> RenderableType:
+    def drawn(self) -> RenderableType:
         size = self.console.size
         return overall(
             self.tally,
@@ -158,7 +158,7 @@ class BulkPanel(LivePanel):
             now=time.monotonic(),
             width=size.width,
             height=size.height,
-            most=self.most,
+            max_in_flight=self.max_in_flight,
             ascii_only=self.ascii_only,
             verbose=self.verbose,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -12,13 +11,11 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from vidspec.display.heatmap import frame_map, heatmap
+from vidspec.display.heatmap import frame_map, heatmap, weight_lines
 from vidspec.display.lanes import lanes
-from vidspec.display.sparkline import weight_lines
-from vidspec.display.state import PanelState, estimate_speedup
+from vidspec.display.state import PanelState, Watching, estimate_speedup
 from vidspec.escaping import one_line, shown
 from vidspec.events.events import Event, Finished, Origin
-from vidspec.events.observer import Observer
 from vidspec.events.record import Caption
 
 if TYPE_CHECKING:
@@ -87,7 +84,7 @@ def render(
         parts.append(_tail(_streamed(state), inner, None if height is None else max(1, height - taken)))
     label = Text(one_line(state.path), style="bold", no_wrap=True, overflow="ellipsis")
     label.truncate(max(1, inner - 2), overflow="ellipsis")
-    whose = DEMO if any(told is not None and told.demo for told in (state.opened, state.caption)) else None
+    whose = DEMO if any(one is not None and one.demo for one in (state.opened, state.caption)) else None
     return Panel(
         Group(*parts, *below), title=label, subtitle=whose, title_align="left", border_style="bright_black", width=width
     )
@@ -163,7 +160,7 @@ def _tail(text: Text, width: int, lines: int | None) -> Text:
     return Text("\n").join(wrapped[-lines:])
 
 
-class LivePanel(Observer):
+class LivePanel(Watching):
     """Draws a clip on ``console`` while it is captioned and leaves its last state above what follows.
 
     Of several segments in flight the one that was begun first is drawn, and in the end each of them once.
@@ -189,26 +186,27 @@ class LivePanel(Observer):
         keep_caption: bool = True,
         verbose: bool = False,
     ) -> None:
+        super().__init__()
         self.console = console
         self.verbose = verbose
         self.profile = profile
         self.keep_caption = keep_caption
         self.state = PanelState(path=path, profile=profile)
-        self.states: dict[int, PanelState] = {}
         self._live: Live | None = None
 
     def begin(self, number: int, path: str, total: int) -> None:
-        self.states[number] = PanelState(path=path, profile=self.profile, began=time.monotonic())
+        super().begin(number, path, total)
+        self.states[number].profile = self.profile
         self.open()
 
     def event(self, number: int, event: Event) -> None:
-        self.states[number].apply(event)
+        super().event(number, event)
         self.open()
 
     def end(self, number: int, caption: Caption) -> None:
         """Show ``caption``'s figures (the measured speed-up among them) and let go of the terminal.
 
-        Until something else is told, it may be written to.
+        The terminal may be written to until the next event.
         """
         self.open()
         self.state = self.states.pop(number)
@@ -221,7 +219,7 @@ class LivePanel(Observer):
         if self._live is None:
             self._live = Live(
                 console=self.console,
-                get_renderable=self._drawn,
+                get_renderable=self.drawn,
                 refresh_per_second=self.frames_per_s,
                 transient=self.transient,
             )
@@ -238,7 +236,8 @@ class LivePanel(Observer):
         """Whether the terminal can show no block characters."""
         return not self.console.encoding.lower().startswith("utf")
 
-    def _drawn(self) -> RenderableType:
+    def drawn(self) -> RenderableType:
+        """What is on the terminal now."""
         size = self.console.size
         state = replace(self.state)  # whose rounds are not taken back while they are drawn
         return render(

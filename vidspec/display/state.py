@@ -1,19 +1,21 @@
-"""What the live panel knows of the current clip: events folded together, everything else derived; draws nothing."""
+"""The state of a clip in flight: its events folded together, everything else derived; draws nothing."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from vidspec.events.counters import estimate_speedup, tau, weights_by_context
 from vidspec.events.events import Again, Event, Finished, Opened, Origin, Prefilled, Round
+from vidspec.events.observer import Observer
 from vidspec.events.record import Caption
 
-__all__ = ["PanelState", "estimate_speedup"]
+__all__ = ["PanelState", "Watching", "estimate_speedup"]
 
 
 @dataclass
 class PanelState:
-    """One clip on its way. Feed it events with :meth:`apply`; counts and rates are properties of what it was fed.
+    """One clip in flight; counts and rates are properties of the events that it took in.
 
     ``began`` is when it was begun, by ``time.monotonic``.
     """
@@ -115,3 +117,21 @@ class PanelState:
             return baseline["decode"], True
         estimate = estimate_speedup(self.rounds)
         return (estimate, False) if estimate is not None else None
+
+
+class Watching(Observer):
+    """Keeps a state for each clip in flight.
+
+    Attributes:
+        states: by the number of the clip; an :meth:`end` takes its state away.
+    """
+
+    def __init__(self) -> None:
+        self.states: dict[int, PanelState] = {}
+
+    def begin(self, number: int, path: str, total: int) -> None:
+        self.states[number] = PanelState(path=path, began=time.monotonic())
+
+    def event(self, number: int, event: Event) -> None:
+        if number in self.states:
+            self.states[number].apply(event)

@@ -35,6 +35,7 @@ class Decoder(Protocol):
         state_bytes: that a sequence takes at most beside its keys and values: the states of the other blocks.
         packed_bytes: of weights that are held a second time, packed for a CPU.
         graphs: its passes of few tokens as a GPU replays them; None where it cannot.
+        eager: why a GPU would not replay them; None if it does.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Decoder(Protocol):
     state_bytes: int
     packed_bytes: int
     graphs: Graphs | None
+    eager: str | None
 
     @property
     def slab(self) -> Slab: ...
@@ -102,7 +104,7 @@ def separate(decoder: D) -> D:
     """
     other = copy.copy(decoder)
     vars(other).pop("slab", None)
-    other.graphs = None
+    other.graphs, other.eager = None, "it works in a thread of its own"
     return other
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +13,16 @@ import torch
 
 from vidspec import memory
 
-__all__ = ["Sharing", "free_memory", "half_the_cores", "peak_bytes", "spare", "synchroniser", "take_one_core"]
+__all__ = [
+    "Sharing",
+    "driver_problem",
+    "free_memory",
+    "half_the_cores",
+    "peak_bytes",
+    "spare",
+    "synchroniser",
+    "take_one_core",
+]
 
 #: Of free memory that the keys and values of all sequences may take; a pass needs some too.
 _SHARE = 0.9
@@ -80,6 +92,23 @@ def free_memory(device: torch.device) -> int | None:
         return memory.available()
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, and in no use
     return int(torch.cuda.mem_get_info(device)[0]) + held
+
+
+def driver_problem() -> str | None:
+    """Why torch, built for GPUs, uses none of those that the driver's own tool lists; None if nothing is wrong."""
+    if torch.version.cuda is None or torch.cuda.is_available() or (tool := shutil.which("nvidia-smi")) is None:
+        return None
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):  # hidden on purpose
+        return None
+    command = [tool, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if ran.returncode or not ran.stdout.strip():
+        return None
+    name, _, driver = ran.stdout.splitlines()[0].partition(", ")
+    return f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use the {name} with driver {driver}"
 
 
 def peak_bytes() -> int | None:

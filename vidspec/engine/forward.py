@@ -18,6 +18,7 @@ from vidspec.errors import ModelError
 
 if TYPE_CHECKING:
     from vidspec.engine.decoder import LanguageModel
+    from vidspec.engine.graphs import Graphs
 
 __all__ = ["CHUNK", "Engine", "Prefilling", "finite"]
 
@@ -64,8 +65,48 @@ class Engine(Generic[M]):
             IndexError: a sequence has no room for its rows.
         """
         decoder = self.model.decoder
-        if decoder.graphs is not None and decoder.graphs.take(batch):
-            return finite(decoder.graphs.run(batch, self.model.vocabulary))
+        if decoder.graphs is not None:
+            replayed, others = decoder.graphs.parted(batch)
+            if replayed:
+                return self._replayed(decoder.graphs, batch, replayed, others)
+        return self._eager(batch)
+
+    def _replayed(
+        self, graphs: Graphs, batch: Sequence[Rows], replayed: Sequence[Sequence[int]], others: Sequence[int]
+    ) -> list[Passed]:
+        """Token rows by replayed passes, the rest of the batch, such as a stretch of a prompt, by one of its own."""
+        passed: dict[int, Passed] = {}
+        lengths = [rows.span.length for rows in batch]
+        try:
+            for places in replayed:
+                found = graphs.run([batch[at] for at in places], self.model.vocabulary)
+                passed.update(zip(places, finite(found), strict=True))
+            if others:
+                passed.update(zip(others, self._eager([batch[at] for at in others]), strict=True))
+        except Exception as error:
+            for rows, length in zip(batch, lengths, strict=True):
+                rows.span.rollback(min(length, rows.span.length))
+            if isinstance(error, (torch.OutOfMemoryError, IndexError)) or others:
+                raise
+            self._give_up_replaying(error)
+        else:
+            return [passed[at] for at in range(len(batch))]
+        return self._eager(batch)
+
+    def _give_up_replaying(self, error: Exception) -> None:
+        """A kernel that cannot be built, or a pass that cannot be captured, ends no run."""
+        decoder = self.model.decoder
+        decoder.graphs, decoder.eager = None, f"{type(error).__name__}: {error}".splitlines()[0]
+
+    @property
+    def preparing(self) -> float:
+        """Seconds in which passes were compiled and captured so far; none of them is a pass's own."""
+        graphs = self.model.decoder.graphs
+        return 0.0 if graphs is None else graphs.preparing
+
+    def _eager(self, batch: Sequence[Rows]) -> list[Passed]:
+        """One pass, kernel by kernel."""
+        decoder = self.model.decoder
         rows, rotation = self._embedded(batch), decoder.rotation(self._positions(batch))
         attention = Attention(batch, decoder.scaling, decoder.windows, decoder.cached, decoder.mutual)
         added = _deepstack(batch)
@@ -103,17 +144,23 @@ class Engine(Generic[M]):
             IndexError: a sequence has no room for them.
         """
         graphs = self.model.decoder.graphs
-        if len(batch) == 1 and graphs is not None and graphs.take([Rows(batch[0][0], batch[0][1])]):
-            span, token_ids, gamma = batch[0]
-            return [graphs.greedy(span, token_ids, gamma, self.model.vocabulary)]
-        made: list[list[int]] = [[] for _ in batch]
         lengths = [span.length for span, _, _ in batch]
+        if graphs is not None and graphs.take([Rows(span, token_ids) for span, token_ids, _ in batch]):
+            try:
+                return graphs.greedy(batch, self.model.vocabulary)
+            except Exception as error:
+                for (span, _, _), length in zip(batch, lengths, strict=True):
+                    span.rollback(length)
+                if isinstance(error, (torch.OutOfMemoryError, IndexError)):
+                    raise
+                self._give_up_replaying(error)
+        made: list[list[int]] = [[] for _ in batch]
         try:
             for step in range(max(gamma for _, _, gamma in batch)):
                 going = [i for i, (_, _, gamma) in enumerate(batch) if step < gamma]
                 passed = self.run([Rows(batch[i][0], made[i][-1:] if step else batch[i][1]) for i in going])
                 self.check(passed)
-                best = torch.stack([one.logits[-1].argmax() for one in passed]).tolist()
+                best = torch.stack([one.logits[-1] for one in passed]).argmax(-1).tolist()
                 for i, token in zip(going, best, strict=True):
                     made[i].append(token)
         except Exception:  # whoever tries again begins where this began

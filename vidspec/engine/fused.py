@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from vidspec.engine.decoder import Attending, Rotation, windows_of
-from vidspec.engine.graphs import graphs_of
+from vidspec.engine.graphs import eager_because, graphs_of
 from vidspec.engine.matrix import LARGE, Matrix, packing
 from vidspec.engine.slab import Slab
 
@@ -145,6 +145,7 @@ class FusedDecoder:
         )
         self._frequencies, self._axis, self.axes = _frequencies(language.rotary_emb, config, self.width)
         self._amplitude = float(getattr(language.rotary_emb, "attention_scaling", 1.0))
+        self.eager = eager_because(self) if self.embedding.device.type == "cuda" else None
         self.graphs = graphs_of(self)
 
     @cached_property

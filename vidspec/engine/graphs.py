@@ -8,6 +8,8 @@ that write to the slab's scratch entry.
 from __future__ import annotations
 
 import importlib.util
+import time
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -20,19 +22,36 @@ from vidspec.engine.slab import KVSpan, Slab
 if TYPE_CHECKING:
     from vidspec.engine.fused import FusedDecoder
 
-__all__ = ["MOST", "Attend", "Graphs", "Step", "graphs_of"]
+__all__ = ["MOST", "ROWS", "Attend", "Graphs", "Step", "eager_because", "graphs_of"]
 
-#: Rows of a pass, and entries of one sequence that not all its rows see: the bits of a number.
+#: Rows of one sequence in a pass, which are its entries that not all its rows see: the bits of a number.
 MOST = 64
+#: Rows of a pass.
+ROWS = 256
+#: Compute capability from which on passes are captured; older GPUs lack bfloat16, and room for the kernels' tiles.
+CAPABILITY = (8, 0)
 #: What a kernel takes, see :func:`~vidspec.engine.kernel.split_attention`.
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 
 
 def graphs_of(decoder: FusedDecoder) -> Graphs | None:
-    """The replayed passes of a decoder; None where there are no kernels for it."""
-    width, on_gpu = decoder.width, decoder.embedding.device.type == "cuda"
-    covered = decoder.windows is None and width in (16, 32, 64, 128, 256)
-    return Graphs(decoder) if on_gpu and covered and importlib.util.find_spec("triton") is not None else None
+    """The replayed passes of a decoder; None where there are none, see :func:`eager_because`."""
+    on_gpu = decoder.embedding.device.type == "cuda"
+    return Graphs(decoder) if on_gpu and eager_because(decoder) is None else None
+
+
+def eager_because(decoder: FusedDecoder) -> str | None:
+    """Why passes of a decoder on a GPU would be run kernel by kernel; None if they can be replayed."""
+    if decoder.windows is not None:
+        return "its blocks have sliding windows"
+    if decoder.width not in (16, 32, 64, 128, 256):
+        return f"its heads have {decoder.width} numbers"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    capability = torch.cuda.get_device_capability(decoder.embedding.device)
+    if capability < CAPABILITY:
+        return f"the GPU has compute capability {capability[0]}.{capability[1]}, below {CAPABILITY[0]}.{CAPABILITY[1]}"
+    return None
 
 
 class Step:
@@ -43,6 +62,7 @@ class Step:
         count: of rows.
         vocabulary: logits are cut to it.
         attend: the attention of a layer.
+        chained: whether each row's own token is the next pass's.
 
     Attributes:
         table: (7 + axes, count) int64 of each row: token id, rotary positions, slot in the slab, entries that all
@@ -51,26 +71,32 @@ class Step:
             in which a next token moves on.
         logits, hidden: (count, vocabulary) and (count, hidden) of the last pass.
         tokens: (count,) the argmax of each row.
+        moves: (count,) of a chained pass 1 for rows that move on by a token, 0 for idle ones.
     """
 
     logits: torch.Tensor
     hidden: torch.Tensor
     tokens: torch.Tensor
 
-    def __init__(self, decoder: FusedDecoder, count: int, vocabulary: int, attend: Attend) -> None:
+    def __init__(
+        self, decoder: FusedDecoder, count: int, vocabulary: int, attend: Attend, *, chained: bool = False
+    ) -> None:
+        self.chained = chained
         self.decoder, self.count, self.vocabulary, self._attend = decoder, count, vocabulary, attend
         self._slot = 1 + decoder.axes
         self._idle = torch.tensor(_idle(decoder.slab, decoder.axes, range(count))).t().contiguous()
         self.table = self._idle.to(decoder.embedding.device)
+        self.moves = torch.zeros(count, dtype=torch.long, device=decoder.embedding.device)
         every = decoder.slab.layers(0, decoder.slab.capacity + 1)
         self._layers = [(layer, layer[0], layer[1]) for layer in every]
 
     def rest(self) -> None:
         """Make all rows idle."""
         self.table.copy_(self._idle)
+        self.moves.zero_()
 
     def __call__(self) -> None:
-        """Run; where there is one row its own token is the next pass's."""
+        """Run; a chained pass then moves on."""
         decoder, table = self.decoder, self.table
         rows, rotation = decoder.embed(table[0]), decoder.rotation(table[1 : self._slot])
         for index in range(decoder.depth):
@@ -78,9 +104,9 @@ class Step:
         self.hidden = decoder.norm(rows)
         self.logits = decoder.logits(self.hidden)[:, : self.vocabulary]
         self.tokens = self.logits.argmax(-1)
-        if self.count == 1:
+        if self.chained:
             table[0].copy_(self.tokens)
-            table[1 : self._slot + 3].add_(1)
+            table[1 : self._slot + 3].add_(self.moves)
 
     def _attention(self, layer: int, query: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
         both, keys, values = self._layers[layer]
@@ -95,13 +121,18 @@ class Graphs:
         decoder: of token rows; its windows are not looked at.
         attend: the attention of a layer, the Triton kernels if None.
         capture: whether passes are captured; they are otherwise run kernel by kernel.
+
+    Attributes:
+        preparing: seconds in which passes were compiled and captured, which no pass takes again.
     """
 
     def __init__(self, decoder: FusedDecoder, attend: Attend | None = None, *, capture: bool = True) -> None:
-        self.decoder, self._attend = decoder, attend
+        self.decoder: FusedDecoder = weakref.proxy(decoder)  # which has these passes
+        self._attend = attend
+        self.preparing = 0.0
         self.device = decoder.embedding.device
         self._captures = capture and self.device.type == "cuda"
-        self._steps: dict[int, tuple[Step, Callable[[], None]]] = {}
+        self._steps: dict[tuple[int, bool], tuple[Step, Callable[[], None]]] = {}
         self._made: tuple[int, int] | None = None  # version of the slab, and vocabulary, that the steps are of
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
@@ -109,22 +140,36 @@ class Graphs:
     @property
     def captured(self) -> Collection[int]:
         """Counts of rows that can be replayed as they are."""
-        return self._steps.keys()
+        return {count for count, _ in self._steps}
 
     def take(self, batch: Sequence[Rows]) -> bool:
-        """Whether a pass is of few tokens that nobody observes, and each sequence alike in all layers.
+        """Whether a pass is of few tokens without observers, and each sequence alike in all layers.
 
         What enters a block inside a replayed pass is written over by the blocks behind it: one that is tapped is not
         replayed.
         """
-        return sum(map(len, batch)) <= MOST and all(
-            rows.prompt is None
-            and rows.taps is None
-            and not rows.tapped
-            and len(rows.parents or ()) <= MOST
-            and type(rows.span) is KVSpan
-            for rows in batch
-        )
+        return sum(map(len, batch)) <= ROWS and all(map(_replayable, batch))
+
+    def parted(self, batch: Sequence[Rows]) -> tuple[list[list[int]], list[int]]:
+        """Places in ``batch`` of rows that are replayed, pass by pass, and of those that are not."""
+        passes: list[list[int]] = [[]]
+        others: list[int] = []
+        count = 0
+        for at, rows in enumerate(batch):
+            if not _replayable(rows):
+                others.append(at)
+                continue
+            if count + len(rows) > ROWS:
+                passes.append([])
+                count = 0
+            passes[-1].append(at)
+            count += len(rows)
+        return [one for one in passes if one], others
+
+    def clear(self) -> None:
+        """Give up what was captured, and the slab that it holds."""
+        self._steps.clear()
+        self._made = self._pool = None  # a pool ends with its last graph
 
     def run(self, batch: Sequence[Rows], vocabulary: int) -> list[Passed]:
         """As ``Engine.run``, of a batch that :meth:`take` is true of."""
@@ -137,26 +182,36 @@ class Graphs:
             rows.span.length += len(rows)
         return [Passed(*both) for both in zip(logits.split(sizes), hidden.split(sizes), strict=True)]
 
-    def greedy(self, span: KVSpan, token_ids: Sequence[int], gamma: int, vocabulary: int) -> list[int]:
-        """As ``Engine.greedy``: gamma passes, of which the host waits for the last alone."""
-        following = range(span.length + len(token_ids), span.length + len(token_ids) + gamma - 1)
-        span.check_room(following.stop - span.length)
+    def greedy(self, batch: Sequence[tuple[KVSpan, Sequence[int], int]], vocabulary: int) -> list[list[int]]:
+        """As ``Engine.greedy``: a pass for each new token, of which the host waits for the last alone."""
+        for span, token_ids, gamma in batch:
+            span.check_room(len(token_ids) + gamma - 1)
+        longest = max(gamma for _, _, gamma in batch)
         with self._on_device():
-            found = torch.empty(gamma, dtype=torch.long, device=self.device)
-            begun = self._pass([Rows(span, token_ids)], vocabulary)
-            last = begun.tokens[len(token_ids) - 1 : len(token_ids)]
-            found[:1].copy_(last)
-            span.length = following.start
-            if gamma > 1:
-                step, replay = self.step(1, vocabulary)
-                if step is not begun:
-                    self._write(step, [Rows(span, [0])])
-                    step.table[0].copy_(last)
-                for index in range(1, gamma):
+            found = torch.zeros(longest, len(batch), dtype=torch.long, device=self.device)
+            begun = self._pass([Rows(span, token_ids) for span, token_ids, _ in batch], vocabulary)
+            ends, end = list[int](), -1
+            for span, token_ids, _ in batch:
+                end += len(token_ids)
+                ends.append(end)
+                span.length += len(token_ids)
+            found[0].copy_(begun.tokens[torch.tensor(ends, device=self.device)])
+            done = 1
+            while going := [at for at, (_, _, gamma) in enumerate(batch) if gamma > done]:
+                until = min(batch[at][2] for at in going)
+                step, replay = self.step(_padded(len(going)), vocabulary, chained=True)
+                places = torch.tensor(going, device=self.device)
+                self._write(step, [Rows(batch[at][0], [0]) for at in going])
+                step.table[0, : len(going)].copy_(found[done - 1, places])
+                step.moves.copy_(torch.arange(step.count) < len(going))
+                for index in range(done, until):
                     replay()
-                    found[index : index + 1].copy_(step.tokens)
-            span.length = following.stop
-            return found.tolist()
+                    found[index].index_copy_(0, places, step.tokens[: len(going)])
+                for at in going:
+                    batch[at][0].length += until - done
+                done = until
+            tokens = found.t().tolist()
+        return [one[:gamma] for one, (_, _, gamma) in zip(tokens, batch, strict=True)]
 
     def _on_device(self) -> torch.cuda.device | nullcontext[None]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
@@ -164,8 +219,7 @@ class Graphs:
     def _pass(self, batch: Sequence[Rows], vocabulary: int) -> Step:
         for rows in batch:
             rows.span.check_room(len(rows))
-        count = 1 << (sum(map(len, batch)) - 1).bit_length()
-        step, replay = self.step(count, vocabulary)
+        step, replay = self.step(_padded(sum(map(len, batch))), vocabulary)
         self._write(step, batch)
         replay()
         return step
@@ -181,22 +235,25 @@ class Graphs:
             table = table.pin_memory()
         step.table.copy_(table, non_blocking=True)
 
-    def step(self, count: int, vocabulary: int) -> tuple[Step, Callable[[], None]]:
+    def step(self, count: int, vocabulary: int, *, chained: bool = False) -> tuple[Step, Callable[[], None]]:
         """The pass of so many rows, and what runs it."""
         made = self.decoder.slab.version, vocabulary
         if made != self._made:  # they hold the addresses of a slab that is gone
-            self._steps.clear()
-            self._made, self._pool = made, None  # a pool ends with its last graph
-        if count not in self._steps:
-            self._steps[count] = self._captured(count, vocabulary)
-        return self._steps[count]
+            self.clear()
+            self._made = made
+            self.decoder.slab.moving = self.clear
+        if (count, chained) not in self._steps:
+            begun = time.perf_counter()
+            self._steps[count, chained] = self._captured(count, vocabulary, chained)
+            self.preparing += time.perf_counter() - begun
+        return self._steps[count, chained]
 
-    def _captured(self, count: int, vocabulary: int) -> tuple[Step, Callable[[], None]]:
+    def _captured(self, count: int, vocabulary: int, chained: bool) -> tuple[Step, Callable[[], None]]:
         if self._attend is None:
             from vidspec.engine.kernel import split_attention
 
             self._attend = split_attention
-        step = Step(self.decoder, count, vocabulary, self._attend)
+        step = Step(self.decoder, count, vocabulary, self._attend, chained=chained)
         if not self._captures:
             return step, step
         here = torch.cuda.current_stream()
@@ -212,6 +269,23 @@ class Graphs:
         with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
             step()
         return step, graph.replay
+
+
+def _padded(count: int) -> int:
+    """Rows of the pass that takes so many."""
+    return 1 << (count - 1).bit_length()
+
+
+def _replayable(rows: Rows) -> bool:
+    """Whether rows of one sequence can be replayed, see :meth:`Graphs.take`."""
+    return (
+        len(rows) <= MOST
+        and rows.prompt is None
+        and rows.taps is None
+        and not rows.tapped
+        and len(rows.parents or ()) <= MOST
+        and type(rows.span) is KVSpan
+    )
 
 
 def _columns(rows: Rows, axes: int, first: int) -> list[list[int]]:

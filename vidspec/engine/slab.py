@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["KVSpan", "Reads", "Slab"]
 
-#: Entries by which a slab on a device grows at least: new sizes for every clip would scatter the device's memory.
-_STEP = 1024
+#: Entries by which a slab on a device grows at least, and by which factor: each growth copies what is in use, voids all
+#: captured passes, and a new size for every clip would scatter the device's memory.
+_STEP, _GROWTH = 1024, 1.5
 
 #: Of each layer the keys, or the values, that rows of a pass read: (1, kv_heads, length, d).
 Reads = Sequence[torch.Tensor]
@@ -58,6 +59,8 @@ class Slab:
         self._lock = threading.RLock()  # a span that is forgotten is freed by whichever thread collects it
         #: Counts the times the entries moved; what was captured with their addresses is void then.
         self.version = 0
+        #: Called before they move, so that nothing holds the old ones any more.
+        self.moving: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
         """Layers."""
@@ -123,7 +126,7 @@ class Slab:
     @torch.inference_mode()
     def _grow(self, used: int, wanted: int) -> None:
         on_device = any(device.type != "cpu" for device, *_ in self._places)
-        capacity = -(-wanted // _STEP) * _STEP if on_device else wanted
+        capacity = -(-max(wanted, int(_GROWTH * self.capacity)) // _STEP) * _STEP if on_device else wanted
         if self.budget is not None and capacity * self.entry_bytes > self.budget:
             capacity = wanted
             if capacity * self.entry_bytes > self.budget:
@@ -133,6 +136,7 @@ class Slab:
                     hint="fewer --frames or clips at once",
                     kind="memory",
                 )
+        self.moving()
         old = self._blocks
         if not self._used:
             self._blocks = old = []  # the new one may take the old one's memory

@@ -69,6 +69,7 @@ class StockDecoder:
     prunable = True
     packed_bytes = 0
     graphs: Graphs | None = None
+    eager: str | None = "its blocks are not fused"
 
     def __init__(self, language: Any, head: Any, why: str, budget: int | None = None) -> None:
         self.language, self.head, self.why, self._budget = language, head, why, budget

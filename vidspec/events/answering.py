@@ -1,4 +1,4 @@
-"""Two ends of a pipe: a process that answers questions, a line of JSON each. Knows neither models nor what is asked.
+"""Two ends of a pipe: a process that answers requests, a line of JSON each. Knows neither models nor the functions.
 
 Standard library alone, so that another interpreter, which has nothing of vidspec installed, can answer too.
 """
@@ -14,13 +14,19 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from vidspec import errors
 from vidspec.errors import VidspecError
 
-__all__ = ["Worker", "answer", "foreign"]
+__all__ = ["Answer", "Functions", "Worker", "answer", "foreign"]
+
+#: JSON values.
+Answer: TypeAlias = Any
+#: By name what a process can be asked to do.
+Functions: TypeAlias = Mapping[str, Callable[..., object]]
 
 #: Lets an interpreter without vidspec import this one, and nothing else of the environment it lies in.
 _LENDING = """\
@@ -34,56 +40,56 @@ main(sys.argv[2])
 """
 
 
-def answer(prepare: Callable[[], Mapping[str, Callable[..., Any]]]) -> None:
-    """Answer the questions of standard input by the functions of these names, until it ends.
+def answer(prepare: Callable[[], Functions]) -> None:
+    """Answer the requests of standard input by the functions of these names, until it ends.
 
     What libraries print goes to standard error. A first answer says that ``prepare`` has made the functions; an
     exception is an answer too.
     """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    functions: Functions | None = None
 
-    def told(call: Callable[[], Any]) -> Any:
-        said: dict[str, Any]
+    def respond(call: Callable[[], object]) -> None:
+        response: dict[str, object]
         try:
-            said = {"value": (value := call())}
+            response = {"value": call()}
         except Exception as error:
             traceback.print_exc()
-            value, known = None, isinstance(error, VidspecError)
-            said = {
-                "error": type(error).__name__ if known else None,
-                "message": error.message if isinstance(error, VidspecError) else f"{type(error).__name__}: {error}",
-                "hint": error.hint if isinstance(error, VidspecError) else None,
+            known = error if isinstance(error, VidspecError) else None
+            response = {
+                "error": type(known).__name__ if known else None,
+                "message": known.message if known else f"{type(error).__name__}: {error}",
+                "hint": known.hint if known else None,
             }
-        print(json.dumps(said), file=answers, flush=True)
-        return value
-
-    functions: Mapping[str, Callable[..., Any]] | None = None
+        print(json.dumps(response), file=answers, flush=True)
 
     def begin() -> bool:
         nonlocal functions
         functions = prepare()
         return True
 
-    if told(begin) and functions is not None:
-        for line in sys.stdin:
-            question = json.loads(line)
-            told(lambda: functions[question.pop("what")](**question))  # noqa: B023  called at once
+    respond(begin)
+    if functions is None:
+        return
+    for line in sys.stdin:
+        request = json.loads(line)
+        respond(partial(functions[request.pop("function")], **request))
 
 
-def foreign(python: str, module: str, about: Any) -> list[str]:
+def foreign(python: str, module: str, about: object) -> list[str]:
     """The command by which another interpreter runs a module's ``main`` with ``about`` as JSON."""
     folder = Path(__file__).resolve().parents[1]
     return [python, "-c", _LENDING.format(module=module), str(folder), json.dumps(about)]
 
 
 class Worker:
-    """The asking end. The process starts at once; :meth:`ready` waits until it has loaded what it needs.
+    """The end that sends requests. The process starts at once; :meth:`ready` waits until it has loaded what it needs.
 
     Args:
         name: for messages.
         command: the process.
-        env: variables that it gets beside this one's.
+        env: variables for it, besides those of this process.
         cwd: where it runs, if elsewhere: Python looks there for modules before all others.
         limit: seconds that an answer may take; a process that takes longer is ended.
     """
@@ -98,13 +104,13 @@ class Worker:
         limit: float | None = None,
     ) -> None:
         self.name, self._limit, self._late = name, limit, False
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
         try:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._said,
+                stderr=self._stderr,
                 text=True,
                 encoding="utf-8",
                 env={**os.environ, **(env or {})},
@@ -123,8 +129,8 @@ class Worker:
         with self._in_time():
             self._answer()
 
-    def ask(self, what: str, **about: Any) -> Any:
-        """What it answers.
+    def ask(self, function: str, **arguments: object) -> Answer:
+        """What the function of this name returns there.
 
         Raises:
             VidspecError: it says so, has ended, took too long, or what it wrote is no answer.
@@ -132,7 +138,7 @@ class Worker:
         assert self._process.stdin is not None
         with self._in_time():
             try:
-                print(json.dumps({"what": what, **about}), file=self._process.stdin, flush=True)
+                print(json.dumps({"function": function, **arguments}), file=self._process.stdin, flush=True)
             except OSError:
                 raise self._ended() from None
             return self._answer()
@@ -141,26 +147,26 @@ class Worker:
         """Let it end, or end it."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with suppress(OSError):  # what it was asked last and has not read
+                with suppress(OSError):  # the last request, which it has not read
                     pipe.close()
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._said.close()
+        self._stderr.close()
 
-    def _answer(self) -> Any:
+    def _answer(self) -> Answer:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise self._ended()
         try:
-            said = json.loads(line)
-            if "value" in said:
-                return said["value"]
-            kind: type[VidspecError] = getattr(errors, said["error"]) if said["error"] else VidspecError
-            error = kind(f"{self.name}: {said['message']}", hint=said["hint"])
+            response = json.loads(line)
+            if "value" in response:
+                return response["value"]
+            kind: type[VidspecError] = getattr(errors, response["error"]) if response["error"] else VidspecError
+            error = kind(f"{self.name}: {response['message']}", hint=response["hint"])
         except (ValueError, TypeError, LookupError, AttributeError):
             error = VidspecError(f"{self.name}: its process wrote what is no answer: {line.strip()[:80]}")
         raise error
@@ -185,7 +191,7 @@ class Worker:
         code = self._process.wait()
         if self._late:
             return VidspecError(f"{self.name}: its process did not answer within {self._limit:g} s")
-        self._said.seek(0)
-        lines = [line for line in self._said.read().decode(errors="replace").splitlines() if line.strip()]
+        self._stderr.seek(0)
+        lines = [line for line in self._stderr.read().decode(errors="replace").splitlines() if line.strip()]
         why = f": {lines[-1].strip()}" if lines else ""
         return VidspecError(f"{self.name}: its process ended with exit code {code}{why}")

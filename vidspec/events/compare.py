@@ -7,10 +7,10 @@ from itertools import zip_longest
 
 from vidspec.events.record import Baseline, Caption
 
-__all__ = ["LEAST", "decode_rate", "first_difference", "speed_against", "time_at_length"]
+__all__ = ["MIN_TOKENS", "decode_rate", "first_difference", "speed_against", "time_at_length"]
 
 #: Tokens after the first that a text needs for its decoding to be measured: fewer take a window or two.
-LEAST = 16
+MIN_TOKENS = 16
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
@@ -29,7 +29,7 @@ def time_at_length(caption: Caption, tokens: int) -> float | None:
     """Seconds from the opened file to the last token, had the text been ``tokens`` (at least 1) long.
 
     time to first token + (tokens - 1) * seconds per token after the first (docs/metrics.md, Times); of a text that is
-    as long, the measured end to end itself. None where a text of one token, or no timing, tells no rate.
+    as long, the measured end to end itself. None where a text of one token, or no timing, has no rate.
     """
     if len(caption.token_ids) == tokens:
         return caption.timings.get("end_to_end")
@@ -51,9 +51,9 @@ def speed_against(method: Caption, plain: Caption) -> Baseline:
         ``end_to_end`` as ratios of times, the latter by :func:`time_at_length` for as many tokens as ``plain`` has
         (``end_to_end_raw``: of both texts as they are), ``decode`` as the ratio of token rates, each above 1 where
         ``method`` is faster and None where one of the two was not measured; ``decode`` also where one has fewer than
-        :data:`LEAST` tokens after the first.
+        :data:`MIN_TOKENS` tokens after the first.
     """
-    long = min(len(method.token_ids), len(plain.token_ids)) > LEAST
+    long = min(len(method.token_ids), len(plain.token_ids)) > MIN_TOKENS
     return {
         "timings": dict(plain.timings),
         "tokens": len(plain.token_ids),

@@ -6,8 +6,8 @@ Plain values only; computing them is the business of decoding and of the caption
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from vidspec.errors import VidspecError
 
@@ -26,36 +26,16 @@ __all__ = [
     "Lossy",
     "Models",
     "Question",
+    "Record",
     "Schedule",
     "Speed",
     "Video",
     "failed",
 ]
 
-#: The keys of a JSON record, in their order.
-RECORD_KEYS = (
-    "path",
-    "caption",
-    "token_ids",
-    "ended",
-    "lossless",
-    "demo",
-    "profile",
-    "seed",
-    "models",
-    "video",
-    "counters",
-    "lengths",
-    "timings",
-    "speed",
-    "schedule",
-    "kept_per_frame",
-    "ensemble",
-    "loose",
-    "lossy",
-    "question",
-    "error",
-)
+
+#: JSON-ready values with :data:`RECORD_KEYS`; what a run keeps has a ``job`` too (``vidspec.dataset.records``).
+Record: TypeAlias = dict[str, Any]
 
 
 class Models(TypedDict, total=False):
@@ -251,13 +231,17 @@ class Caption:
     error: dict[str, str] | None = None
     trace: Trace | None = field(default=None, repr=False, compare=False)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Record:
         """The record as JSON-ready values, keys as in :data:`RECORD_KEYS`."""
         return {key: getattr(self, key) for key in RECORD_KEYS}
 
     def to_json(self) -> str:
         """One line of JSON."""
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
+
+
+#: The keys of a JSON record, in their order.
+RECORD_KEYS = tuple(one.name for one in fields(Caption) if one.name != "trace")
 
 
 def failed(path: str, error: VidspecError, *, profile: str | None = None) -> Caption:

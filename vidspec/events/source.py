@@ -13,7 +13,8 @@ class SourceFacts:
 
     ``width`` and ``height`` are those of an upright frame before ``max_pixels``; pixels that are not square stay so.
     ``rotation`` is what was applied, in degrees counter-clockwise (0, 90, 180, 270). ``fps`` is the mean rate.
-    ``frame_count`` counts the frames that can be delivered. ``decoder`` is the one that delivered: decord, av or nvdec.
+    ``frame_count`` counts the frames that can be delivered. ``decoder`` is the one that delivered: av, decord or a
+    hardware decoder's name.
     ``damage`` says what of the file is missing or could not be decoded; empty unless damage was allowed.
     """
 

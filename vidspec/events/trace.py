@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-__all__ = ["KINDS", "Kind", "Span", "Timed", "Trace", "to_chrome"]
+__all__ = ["KINDS", "Kind", "Piece", "Span", "Timed", "Trace", "by_kind", "innermost", "to_chrome"]
 
 Kind: TypeAlias = Literal[
     "decode_video",
@@ -43,6 +44,15 @@ class Span:
     start: float
     end: float
     about: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of one worker's time in which one kind of work was the innermost, in seconds."""
+
+    start: float
+    end: float
+    kind: str
 
 
 @dataclass
@@ -102,11 +112,10 @@ class Trace:
         Every second of a worker counts once, for the innermost span: what is pruned within ``target_prefill`` counts
         as ``prune`` and not as ``target_prefill``.
         """
-        sums: dict[str, dict[str, float]] = {}
-        for worker in sorted({span.worker for span in self.spans}, reverse=True):
-            own = _own_seconds([span for span in self.spans if span.worker == worker])
-            sums[worker] = {kind: own[kind] for kind in KINDS if kind in own}
-        return sums
+        return {
+            worker: by_kind(innermost(span for span in self.spans if span.worker == worker))
+            for worker in sorted({span.worker for span in self.spans}, reverse=True)
+        }
 
     def totals(self) -> dict[str, float]:
         """Seconds by kind over both workers, for the kinds that occurred; see :meth:`by_worker`.
@@ -120,26 +129,50 @@ class Trace:
         return {kind: sums[kind] for kind in KINDS if kind in sums}
 
 
-def _own_seconds(spans: Sequence[Span]) -> dict[str, float]:
-    """By kind, of one worker: each span's length less that of the spans directly within it."""
-    own: defaultdict[str, float] = defaultdict(float)
+def innermost(spans: Iterable[Span], begin: float = -math.inf, end: float = math.inf) -> list[Piece]:
+    """The spans of one worker as pieces that do not overlap, in order, cut at ``begin`` and ``end``.
+
+    Spans lie side by side or within each other; what is pruned within the prefill is pruning, not prefill.
+    """
+    pieces: list[Piece] = []
     around: list[Span] = []
-    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
-        while around and around[-1].end <= span.start:
+    place = begin
+
+    def until(moment: float) -> None:
+        nonlocal place
+        moment = min(moment, end)
+        if moment > place:
+            if around:
+                pieces.append(Piece(place, moment, around[-1].kind))
+            place = moment
+
+    def leave(moment: float) -> None:
+        while around and around[-1].end <= moment:
+            until(around[-1].end)
             around.pop()
-        own[span.kind] += span.end - span.start
-        if around:
-            own[around[-1].kind] -= min(span.end, around[-1].end) - span.start
+
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        leave(span.start)
+        until(span.start)
         around.append(span)
-    return own
+    leave(math.inf)
+    return pieces
 
 
-def to_chrome(trace: Trace | Sequence[Span]) -> dict[str, Any]:
+def by_kind(pieces: Iterable[Piece]) -> dict[str, float]:
+    """Seconds by kind, for those that occurred, in the order of :data:`KINDS`."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    for piece in pieces:
+        sums[piece.kind] += piece.end - piece.start
+    return {kind: sums[kind] for kind in KINDS if kind in sums}
+
+
+def to_chrome(trace: Trace | Sequence[Span]) -> dict[str, object]:
     """The JSON object that chrome://tracing and Perfetto open: a track ``target``, and ``draft`` below it where there
     is one; times in microseconds. Draft passes that were in vain are named ``draft (wasted)``."""
     spans = trace.spans if isinstance(trace, Trace) else list(trace)
     workers = sorted({span.worker for span in spans}, reverse=True)  # target above draft
-    events: list[dict[str, Any]] = []
+    events: list[dict[str, object]] = []
     for tid, worker in enumerate(workers, start=1):
         track = {"ph": "M", "pid": 1, "tid": tid}
         events.append({**track, "name": "thread_name", "args": {"name": worker}})
@@ -148,7 +181,7 @@ def to_chrome(trace: Trace | Sequence[Span]) -> dict[str, Any]:
     for span in sorted(spans, key=lambda span: (workers.index(span.worker), span.start, -span.end)):
         start, end = round(span.start * 1e6, 1), round(span.end * 1e6, 1)
         about = dict(span.about)
-        event: dict[str, Any] = {
+        event: dict[str, object] = {
             "ph": "X",
             "pid": 1,
             "tid": workers.index(span.worker) + 1,

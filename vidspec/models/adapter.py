@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, TypedDict, TypeVar
 
 import torch
 from typing_extensions import Self
@@ -15,13 +15,24 @@ from vidspec.engine.decoder import Decoder, separate
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.fused import uncovered
 from vidspec.errors import GenerationError, ModelError
-from vidspec.models.base import Pixels, Prefix, Seen, VisualTokens
+from vidspec.models.base import Pixels, Prefix, Seen, StockConfig, StockModel, StockTokenizer, VisualTokens
 from vidspec.models.chat_template import rendered
+from vidspec.models.preprocess import ProcessorConfig
+from vidspec.models.vision import chunks
 
 if TYPE_CHECKING:
     from vidspec.models.request import Exchange
 
 __all__ = ["Adapter"]
+
+T = TypeVar("T")
+
+
+class Message(TypedDict):
+    """One message of a dialogue, as chat templates take it."""
+
+    role: str
+    content: list[dict[str, str]]
 
 
 class Adapter:
@@ -38,8 +49,10 @@ class Adapter:
     family: ClassVar[str]
     #: What the published processors render for one video and a prompt.
     chat_template: ClassVar[str]
-    #: What the template calls the thing that is looked at.
+    #: What the template calls the video.
     content: ClassVar[str] = "video"
+    #: The key of the config that holds the id of the token that stands for one visual token.
+    visual_token: ClassVar[str] = "video_token_id"
     #: The attention of the vision tower, by a name ``transformers`` knows.
     vision_attention: ClassVar[str] = "sdpa"
     #: Seconds of a clip's sound that are heard at most; None of families that do not hear.
@@ -50,18 +63,18 @@ class Adapter:
     def __init__(
         self,
         name: str,
-        model: Any,
-        tokenizer: Any,
-        processor: Mapping[str, Any],
+        model: StockModel,
+        tokenizer: StockTokenizer,
+        processor: ProcessorConfig,
         template: str | None = None,
     ) -> None:
         self.name, self.source, self.model, self.tokenizer = name, name, model.eval(), tokenizer
         self._decoder: Decoder | None = None
-        #: Held while the tower works: some families watch it by hooks, and clips are looked at by several threads.
+        #: Taken while the tower works: some families read it by hooks, and several threads encode clips.
         self.looking = threading.Lock()
         self._parts()
         self.template = template or self.own_template()
-        self._rendered: tuple[list[dict[str, Any]], str] = [], ""
+        self._rendered: tuple[list[Message], str] = [], ""
         ends = model.generation_config.eos_token_id if model.generation_config else None
         ends = self.language.config.eos_token_id if ends is None else ends
         self.eos = frozenset([ends] if isinstance(ends, int) else ends or [tokenizer.eos_token_id])
@@ -72,32 +85,28 @@ class Adapter:
     # What families differ in.
 
     @staticmethod
-    def config_of(config: Any) -> Any:
+    def config_of(config: StockConfig) -> StockConfig:
         """What of a checkpoint's config the stock model is made from."""
         return config
 
     @staticmethod
-    def language_of(model: Any) -> Any:
+    def language_of(model: StockModel) -> StockModel:
         """The language model inside the stock model."""
         return model.model.language_model
 
     def _parts(self) -> None:
         """Find the language model and the token that stands for the video."""
         self.model.set_attn_implementation({"text_config": "sdpa", "vision_config": self.vision_attention})
-        self.language: Any = self.language_of(self.model)
-        self.visual_id = self._visual_id()
+        self.language: StockModel = self.language_of(self.model)
+        self.visual_id = int(getattr(self.model.config, self.visual_token))
         self.placeholder: str = self.tokenizer.convert_ids_to_tokens(self.visual_id)
 
-    def set_up(self, processor: Mapping[str, Any]) -> None:
+    def set_up(self, processor: ProcessorConfig) -> None:
         """Read what preprocessing and prompts need from the processor's and the model's configs."""
 
     def own_template(self) -> str:
         """The family's chat template, for checkpoints that come without one."""
         return self.chat_template
-
-    def _visual_id(self) -> int:
-        """Id of the token that stands for one visual token."""
-        return int(self.model.config.video_token_id)
 
     @property
     def span(self) -> str:
@@ -127,17 +136,31 @@ class Adapter:
         """
         return torch.arange(len(token_ids), device=self.device)[None], len(token_ids)
 
-    def stock_inputs(self, pixels: Pixels, prefix: Prefix) -> dict[str, Any]:
+    def stock_inputs(self, pixels: Pixels, prefix: Prefix) -> dict[str, object]:
         """What the stock model's own ``forward`` and ``generate`` take for the same prompt."""
         ids = prefix.token_ids[None]
-        shown = pixels.values[None].to(self.device, self.dtype)
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values_videos": shown}
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **self.stock_pixels(pixels, prefix)}
+
+    def stock_pixels(self, pixels: Pixels, prefix: Prefix) -> dict[str, object]:
+        """The part of :meth:`stock_inputs` that differs between families."""
+        return {"pixel_values_videos": pixels.values[None].to(self.device, self.dtype)}
 
     def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
         """:meth:`see` in steps of bounded work and memory: goes on with each ``next``."""
         raise NotImplementedError
 
     # What they share.
+
+    def chunked(
+        self, pixels: Pixels, tokens: int, see: Callable[[Pixels], T], *, every_block: bool = False
+    ) -> Generator[None, None, list[T]]:
+        """What ``see`` gives for each part of a clip, step by step; arguments as of :func:`~vision.chunks`."""
+        seen = []
+        for part in chunks(pixels, tokens, self.model.config.vision_config, every_block=every_block):
+            with self.looking:
+                seen.append(see(part))
+            yield
+        return seen
 
     @property
     def device(self) -> torch.device:
@@ -226,7 +249,7 @@ class Adapter:
         """A prompt without visual tokens, such as :meth:`text_ids` of this or of another model of its vocabulary."""
         return self._embedded(list(token_ids), torch.empty(0, dtype=torch.long, device=self.device), None)
 
-    def render(self, messages: list[dict[str, Any]]) -> str:
+    def render(self, messages: list[Message]) -> str:
         """What the template makes of ``messages``, up to where the answer begins; the last text is kept."""
         known, text = self._rendered
         if known != messages:
@@ -249,7 +272,7 @@ class Adapter:
 
     def _around(self, prompt: str, system: str | None, earlier: Sequence[Exchange]) -> tuple[str, str]:
         said = [text for exchange in earlier for text in exchange] + [prompt]
-        messages: list[dict[str, Any]] = [
+        messages: list[Message] = [
             {"role": "assistant" if number % 2 else "user", "content": [{"type": "text", "text": text}]}
             for number, text in enumerate(said)
         ]
@@ -266,19 +289,15 @@ class Adapter:
     def _embedded(self, token_ids: list[int], rows: torch.Tensor, seen: Seen | None) -> Prefix:
         ids = torch.tensor(token_ids, device=self.device)
         embeds = self.embed(ids[None]).clone()
-        nowhere = rows  # of a prompt without a video: empty
+        visual = VisualTokens(rows, rows, rows, rows, rows < 0, embeds[0, rows])  # none
         if seen is not None:
-            embeds[0, rows] = seen.features.to(embeds)
-        visual = VisualTokens(
-            index=rows,
-            frame=nowhere if seen is None else seen.frame.to(rows),
-            row=nowhere if seen is None else seen.row.to(rows),
-            column=nowhere if seen is None else seen.column.to(rows),
-            required=(nowhere if seen is None else seen.row.to(rows)) < 0,
-            features=embeds[0, rows],
-            deepstack=() if seen is None else tuple(level.to(embeds) for level in seen.deepstack),
-            views=() if seen is None else seen.views,
-        )
+            features, (frame, row, column) = (
+                seen.features.to(embeds),
+                (place.to(rows) for place in (seen.frame, seen.row, seen.column)),
+            )
+            embeds[0, rows] = features
+            deepstack = tuple(level.to(embeds) for level in seen.deepstack)
+            visual = VisualTokens(rows, frame, row, column, row < 0, features, deepstack, seen.views)
         positions, following = self.positions(ids, seen, rows)
         return Prefix(ids, embeds, positions, visual, following)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 from typing_extensions import Self
@@ -15,7 +15,21 @@ if TYPE_CHECKING:
     from vidspec.models.request import Exchange
     from vidspec.video import Clip
 
-__all__ = ["Pixels", "Prefix", "Seen", "VideoLanguageModel", "VisualTokens"]
+#: Stock models of ``transformers``, their configs and tokenizers: each class has attributes of its own.
+StockModel: TypeAlias = Any
+StockConfig: TypeAlias = Any
+StockTokenizer: TypeAlias = Any
+
+__all__ = [
+    "Pixels",
+    "Prefix",
+    "Seen",
+    "StockConfig",
+    "StockModel",
+    "StockTokenizer",
+    "VideoLanguageModel",
+    "VisualTokens",
+]
 
 
 @dataclass(frozen=True)
@@ -65,6 +79,21 @@ class Seen:
 
     def __len__(self) -> int:
         return len(self.features)
+
+    @classmethod
+    def raster(
+        cls,
+        features: torch.Tensor,
+        grid: tuple[int, int, int],
+        seconds: tuple[float, ...],
+        deepstack: tuple[torch.Tensor, ...] = (),
+        duration: float | None = None,
+    ) -> Seen:
+        """Tokens of a whole grid, frame by frame in raster order, without separators."""
+        _, rows, columns = grid
+        place = torch.arange(len(features), device=features.device)
+        frame, row, column = place // (rows * columns), place // columns % rows, place % columns
+        return cls(features, frame, row, column, grid, seconds, deepstack, duration=duration)
 
 
 @dataclass(frozen=True)
@@ -183,7 +212,7 @@ class VideoLanguageModel(LanguageModel, Protocol):
     name: str
     source: str  # what it was loaded from
     family: str
-    tokenizer: Any
+    tokenizer: StockTokenizer
     eos: frozenset[int]
     hears: float | None  # seconds of sound at most; None of families that do not hear
 

@@ -41,7 +41,7 @@ def rendered(name: str, render: Callable[[], str]) -> str:
     if kind == b"+":
         return text
     raise ModelError(
-        f"{name}: its chat template {text or 'takes too long'}", hint="mend chat_template.jinja", kind="template"
+        f"{name}: its chat template {text or 'takes too long'}", hint="correct chat_template.jinja", kind="template"
     )
 
 

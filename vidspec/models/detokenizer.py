@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vidspec.models.base import StockTokenizer
 
 __all__ = ["Detokenizer"]
 
@@ -17,7 +20,7 @@ class Detokenizer:
     settled character are decoded together with a few settled ones before them.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: StockTokenizer) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
         self._settled = 0  # tokens whose text has been handed out

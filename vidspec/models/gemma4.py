@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Generator
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import Pixels, Prefix, Seen
-from vidspec.models.preprocess import MODES, channels_first, halve, resized
+from vidspec.models.preprocess import MODES, ProcessorConfig, channels_first, halve, resized
 from vidspec.models.tiles import within
-from vidspec.models.vision import chunks
 from vidspec.registry import families
 
 if TYPE_CHECKING:
@@ -37,10 +36,10 @@ class Gemma4(Adapter):
     family = "gemma4"
     chat_template: ClassVar[str] = CHAT_TEMPLATE
 
-    def set_up(self, processor: Mapping[str, Any]) -> None:
+    def set_up(self, processor: ProcessorConfig) -> None:
         config, tokens = self.model.config, self.tokenizer
         self.patch, self.pool = int(config.vision_config.patch_size), int(config.vision_config.pooling_kernel_size)
-        self.most = int(processor.get("max_soft_tokens", 70))
+        self.max_tokens = int(processor.get("max_soft_tokens", 70))
         self.mode = MODES.get(processor.get("resample", 3), "bicubic")
         self.opens, self.closes = (
             tokens.convert_ids_to_tokens(one) for one in (config.boi_token_id, config.eoi_token_id)
@@ -55,49 +54,37 @@ class Gemma4(Adapter):
         return [*pieces, self.closes]
 
     def visual_tokens(self, frames: int, height: int, width: int) -> int:
-        rows, columns = within((height, width), self.patch * self.pool, self.most)
+        rows, columns = within((height, width), self.patch * self.pool, self.max_tokens)
         return frames * rows * columns
 
     def preprocess(self, clip: Clip) -> Pixels:
         """(T * P, 3 * patch ** 2): patches of each frame in raster order, a patch's pixels before its colours."""
         frames = channels_first(clip.frames, self.device)
         side = self.patch * self.pool
-        rows, columns = within((frames.shape[-2], frames.shape[-1]), side, self.most)
+        rows, columns = within((frames.shape[-2], frames.shape[-1]), side, self.max_tokens)
         shown = resized(frames, rows * side, columns * side, self.mode).float().mul_(1 / 255)
-        patches = shown.unflatten(3, (-1, self.patch)).unflatten(2, (-1, self.patch)).permute(0, 2, 4, 3, 5, 1)
+        cut = shown.unflatten(3, (-1, self.patch)).unflatten(2, (-1, self.patch)).permute(0, 2, 4, 3, 5, 1)
         seconds = tuple(float(t) for t in clip.timestamps)
-        return Pixels(patches.flatten(3).flatten(0, 2), (len(shown), rows, columns), seconds)
+        return Pixels(cut.flatten(3).flatten(0, 2), (len(shown), rows, columns), seconds)
 
     @torch.inference_mode()
     def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
         """Tokens of all frames in raster order; ``pooled`` averages them 2 x 2 before the projector."""
-        made, rows, columns = [], *pixels.grid[1:]
-        for chunk in chunks(pixels, rows * columns * self.pool**2, self.model.config.vision_config):
-            with self.looking:
-                made.append(self._chunk(chunk, pooled))
-            yield
-        features = torch.cat(made)
+        frames, rows, columns = pixels.grid
+        made = yield from self.chunked(pixels, rows * columns * self.pool**2, lambda part: self._chunk(part, pooled))
         if pooled:
             rows, columns = -(-rows // 2), -(-columns // 2)
-        place = torch.arange(len(features), device=features.device)
-        return Seen(
-            features=features,
-            frame=place // (rows * columns),
-            row=place // columns % rows,
-            column=place % columns,
-            grid=(pixels.grid[0], rows, columns),
-            seconds=pixels.seconds,
-        )
+        return Seen.raster(torch.cat(made), (frames, rows, columns), pixels.seconds)
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> torch.Tensor:
         """(N, hidden) of some frames."""
-        values, places = self._patches(pixels)
+        values, places = self.patches(pixels)
         states = self.model.model.vision_tower(values, places).last_hidden_state
         if pooled:
             states = halve(states.view(*pixels.grid, -1)).flatten(0, 2)
         return self.model.model.embed_vision(states)  # type: ignore[no-any-return]
 
-    def _patches(self, pixels: Pixels) -> tuple[torch.Tensor, torch.Tensor]:
+    def patches(self, pixels: Pixels) -> tuple[torch.Tensor, torch.Tensor]:
         """(T, P, 3 * patch ** 2), and the column and row of each patch, (T, P, 2)."""
         frames, _, columns = pixels.grid
         values = pixels.values.unflatten(0, (frames, -1)).to(self.device, self.dtype)
@@ -105,10 +92,8 @@ class Gemma4(Adapter):
         width = columns * self.pool
         return values, torch.stack([place % width, place // width], -1).expand(frames, -1, -1)
 
-    def stock_inputs(self, pixels: Pixels, prefix: Prefix) -> dict[str, Any]:
-        ids = prefix.token_ids[None]
-        values, places = self._patches(pixels)
-        shown = {"pixel_values_videos": values, "video_position_ids": places}
-        kinds = 2 * (ids == self.visual_id).long()
+    def stock_pixels(self, pixels: Pixels, prefix: Prefix) -> dict[str, object]:
+        values, places = self.patches(pixels)
+        kinds = 2 * (prefix.token_ids[None] == self.visual_id).long()
         about = {"num_frames_per_video": torch.tensor([len(values)]), "mm_token_type_ids": kinds}
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **about, **shown}
+        return {"pixel_values_videos": values, "video_position_ids": places, **about}

@@ -60,7 +60,8 @@ class HeadDecoder:
     prunable = True
     cached: tuple[int, ...] | None = None
     packed_bytes = state_bytes = 0
-    graphs: Graphs | None = None  # its rows are no token ids
+    graphs: Graphs | None = None
+    eager: str | None = "the rows of a head are no token ids"
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         raise TypeError("the rows of a head are embeddings and states, not ids")

@@ -28,7 +28,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 #: Of each endpoint: when it was asked, and why it gave no answer.
-_answers: dict[str, tuple[float, str]] = {}
+answers: dict[str, tuple[float, str]] = {}
 
 
 def is_local(name: str) -> bool:
@@ -71,10 +71,10 @@ def reach(name: str) -> bool:
     if hub.HF_HUB_OFFLINE:
         reason = "offline mode is on"
     else:
-        asked, reason = _answers.get(hub.ENDPOINT, (-KNOWN, ""))
+        asked, reason = answers.get(hub.ENDPOINT, (-KNOWN, ""))
         if time.monotonic() - asked >= KNOWN:
-            reason = _asked(hub.ENDPOINT)
-            _answers[hub.ENDPOINT] = time.monotonic(), reason
+            reason = failure_of(hub.ENDPOINT)
+            answers[hub.ENDPOINT] = time.monotonic(), reason
         reason = reason and f"the hub does not answer: {reason}"
     if reason and not is_cached(name):
         cache = os.environ.get("HF_HUB_CACHE") or hub.HF_HUB_CACHE
@@ -147,7 +147,7 @@ def show_downloads() -> None:
         enable_progress_bars()
 
 
-def _asked(endpoint: str) -> str:
+def failure_of(endpoint: str) -> str:
     """Why the hub gives no answer; empty if it gives one."""
     from huggingface_hub import get_session
 

@@ -6,13 +6,11 @@ prefill, of which it needs nothing, unless both would share one core or one devi
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,13 +19,13 @@ from vidspec.engine.device import Sharing
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import Forward, PrefillPrompt, Steps, alone
 from vidspec.engine.rows import Rows
-from vidspec.errors import DeviceError, ModelError
+from vidspec.errors import ModelError, VidspecError
 from vidspec.models.chat_template import rendered
-from vidspec.models.hub import is_local, patient, show_downloads
-from vidspec.models.loading import SAFE, Placement, check_kernels, unloadable
+from vidspec.models.hub import patient, show_downloads
+from vidspec.models.loading import Placement, any_config, source_of, unloadable, weights
 
 if TYPE_CHECKING:
-    from vidspec.models.base import VideoLanguageModel
+    from vidspec.models.base import StockModel, VideoLanguageModel
     from vidspec.video import Clip
 
 __all__ = ["DraftCaptioner", "HubCaptioner", "ImageCaptioner", "first_sentence", "load", "middle_frame"]
@@ -129,7 +127,7 @@ class HubCaptioner(ImageCaptioner):
         processor: its stock processor.
     """
 
-    def __init__(self, name: str, model: Any, processor: Any) -> None:
+    def __init__(self, name: str, model: StockModel, processor: StockModel) -> None:
         super().__init__(beside=True)
         self._name, self.model, self.processor = name, model.eval(), processor
 
@@ -171,19 +169,8 @@ def load(name: str, where: Placement) -> HubCaptioner:
     """
     import transformers
 
-    transformers.utils.logging.set_verbosity_error()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     show_downloads()
-    folder = Path(name).expanduser()
-    looks_local = is_local(name)
-    if looks_local and not (folder / "config.json").is_file():  # the hub would be asked for it, again and again
-        raise ModelError(f"{name}: no config.json in this folder", hint="name a folder with a saved model, or a hub id")
-    source = str(folder) if looks_local else name
-    try:
-        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except Exception as error:  # whatever a config makes the library raise, the config is at fault
-        raise unloadable(name, error) from error
-    check_kernels(name, source)
+    config, source = any_config(name), source_of(name)
     kinds: Any = transformers.AutoModelForImageTextToText
     if type(config) not in kinds._model_mapping:
         raise ModelError(
@@ -191,20 +178,12 @@ def load(name: str, where: Placement) -> HubCaptioner:
             hint="such as Salesforce/blip-image-captioning-base, florence-community/Florence-2-large-ft",
             kind="family",
         )
+    hint = "weights laid out for a repository's own code do not fit transformers' classes"
     try:
         processor = transformers.AutoProcessor.from_pretrained(source, trust_remote_code=False)
-        model, found = kinds.from_pretrained(source, dtype=where.dtype, **SAFE)
+        model = weights(name, source, kinds, where, hint, {})
+    except VidspecError:
+        raise
     except Exception as error:
         raise unloadable(name, error) from error
-    if absent := sorted(found["missing_keys"]):
-        raise ModelError(
-            f"{name}: {len(absent)} weights are not in the files, {absent[0]} first",
-            hint="weights laid out for a repository's own code do not fit transformers' classes",
-            kind="unreadable",
-        )
-    try:
-        return HubCaptioner(name, model.to(where.device), processor)
-    except torch.OutOfMemoryError as error:
-        raise DeviceError(
-            f"{name} does not fit on {where.device}", hint="--dtype bfloat16, or a smaller model", kind="memory"
-        ) from error
+    return HubCaptioner(name, model, processor)

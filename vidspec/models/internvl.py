@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from vidspec.models.base import Pixels, Seen
 from vidspec.models.llava import Llava
-from vidspec.models.preprocess import PixelRules, normalised
+from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, PixelRules, ProcessorConfig, normalised
 from vidspec.registry import families
 
 if TYPE_CHECKING:
@@ -21,8 +20,6 @@ CHAT_TEMPLATE = (
     "{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-#: Of what the published video processors normalise with where a config does not say.
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
 @families.register("internvl")
@@ -35,7 +32,7 @@ class InternVL(Llava):
     content: ClassVar[str] = "video"
     chat_template: ClassVar[str] = CHAT_TEMPLATE
 
-    def set_up(self, processor: Mapping[str, Any]) -> None:
+    def set_up(self, processor: ProcessorConfig) -> None:
         config, tokenizer = self.model.config, self.tokenizer
         size, patch = config.vision_config.image_size[0], config.vision_config.patch_size[0]
         given = {"image_mean": CLIP_MEAN, "image_std": CLIP_STD, **processor}

@@ -8,17 +8,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
-from vidspec.models.tiles import Size, best_resolution, unpadded, within
+from vidspec.models.tiles import Size, best_resolution, multiples, unpadded, within
 
-__all__ = ["BYTES", "KnownModel", "Memory", "Pair", "cached_models", "draft_of", "known", "memory", "visual_tokens"]
+__all__ = ["KnownModel", "Load", "Memory", "Pair", "cached_models", "draft_of", "known", "memory", "visual_tokens"]
 
 #: Of a number.
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 #: Tokens of a prompt around the video.
 PROMPT = 64
+#: Visual tokens of a frame of any size; SmolVLM's are those of 2.2B, the smaller ones make 8**2.
+TOKENS_PER_FRAME = {"llava": 24**2, "internvl": 16**2, "smolvlm": 9**2}
 #: The resolutions of LLaVA-NeXT's published configs.
 RESOLUTIONS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
+
+
+class Load(NamedTuple):
+    """The clip that memory is counted for: its frames, the size of their pixels (rows, columns), the tokens of its
+    caption, and the dtype of weights and cache; ``auto`` is the dtype of the device."""
+
+    frames: int = 32
+    size: Size = (720, 1280)
+    new_tokens: int = 512
+    dtype: str = "auto"
+
+    def visual_tokens(self, family: str) -> int | None:
+        """None for a family whose processor is not known."""
+        try:
+            return visual_tokens(family, self.frames, self.size)
+        except ValueError:
+            return None
+
+    def tokens(self, visual: int | None) -> int:
+        """All tokens of prompt and caption."""
+        return (visual or 0) + PROMPT + self.new_tokens
 
 
 @dataclass(frozen=True)
@@ -51,6 +75,14 @@ class KnownModel:
     def kv_per_token(self) -> int:
         """Numbers in the KV cache for each token."""
         return 2 * self.layers * self.kv_heads * self.head_dim
+
+    def weight_bytes(self, dtype: str) -> int | None:
+        """Bytes of the weights; ``dtype`` is a key of :data:`BYTES`."""
+        return None if self.parameters is None else self.parameters * BYTES[dtype]
+
+    def kv_bytes(self, load: Load) -> int:
+        """Bytes of the KV cache, with nothing pruned."""
+        return self.kv_per_token * load.tokens(load.visual_tokens(self.family)) * BYTES[load.dtype]
 
 
 @dataclass(frozen=True)
@@ -102,23 +134,11 @@ def draft_of(target: str) -> str | None:
     return next((pair.draft.name for pair in known() if pair.draft and pair.target.name == target), None)
 
 
-def memory(pair: Pair, frames: int, size: Size, dtype: str, new_tokens: int) -> Memory:
-    """What a pair needs.
-
-    Args:
-        pair: target and draft.
-        frames: of a clip.
-        size: rows and columns of their pixels.
-        dtype: of weights and KV cache, a key of :data:`BYTES`.
-        new_tokens: of a caption.
-    """
-    models = [pair.target] if pair.draft is None else [pair.target, pair.draft]
-    length = PROMPT + new_tokens
-    # A target that drafts for itself keeps a second cache, of all visual tokens at most.
-    caches = models if pair.draft is not None else [pair.target, pair.target]
-    kv = sum(model.kv_per_token * (visual_tokens(model.family, frames, size) + length) for model in caches)
-    weights = [None if model.parameters is None else model.parameters * BYTES[dtype] for model in models]
-    return Memory(weights[0], weights[1] if pair.draft is not None else 0, kv * BYTES[dtype])
+def memory(pair: Pair, load: Load) -> Memory:
+    """What a pair needs; a target that drafts for itself has a second cache, of all visual tokens at most."""
+    kv = pair.target.kv_bytes(load) + (pair.draft or pair.target).kv_bytes(load)
+    draft = 0 if pair.draft is None else pair.draft.weight_bytes(load.dtype)
+    return Memory(pair.target.weight_bytes(load.dtype), draft, kv)
 
 
 def visual_tokens(family: str, frames: int, size: Size) -> int:
@@ -131,41 +151,27 @@ def visual_tokens(family: str, frames: int, size: Size) -> int:
     """
     if family == "llava_onevision":
         return frames * 14**2 + 1
-    if family == "llava":
-        return frames * 24**2
+    if family in TOKENS_PER_FRAME:
+        return frames * TOKENS_PER_FRAME[family]
     if family == "llava_next":
         tall, wide = best_resolution(size, RESOLUTIONS)
         cells = (tall // 14, wide // 14)
         rows, columns = (len(range(side)[part]) for side, part in zip(cells, unpadded(size, cells), strict=True))
         return frames * (24**2 + rows * (columns + 1))
-    if family == "qwen2_5_vl":
-        rows, columns = _rounded(size, 28, 1, (56**2, 12_845_056))
-    elif family == "qwen2_5_omni":
-        rows, columns = _rounded(size, 28, 1, (128 * 28**2, 768 * 28**2))
-    elif family == "internvl":
-        return frames * 16**2
-    elif family == "gemma4":
+    if family == "gemma4":
         return frames * math.prod(within(size, 48, 70))
-    elif family == "smolvlm":
-        return frames * 9**2  # of 2.2B; the smaller ones make 8**2
+    factor = 28
+    if family == "qwen2_5_vl":
+        rows, columns = multiples(size, factor, (56**2, 12_845_056))
+    elif family == "qwen2_5_omni":
+        rows, columns = multiples(size, factor, (128 * 28**2, 768 * 28**2))
     elif family in ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"):
-        rows, columns = _rounded(size, 32, max(2, frames), (64**2, 25_165_824))  # of the whole clip
+        factor, shown = 32, max(2, frames)
+        counted = round(shown / 2) * 2  # whole steps of two frames, as the processor counts
+        rows, columns = multiples(size, factor, (64**2, 25_165_824), shown, counted)  # of the whole clip
     else:
         raise ValueError(f"no model of the family {family} is known")
-    return math.ceil(frames / 2) * rows * columns
-
-
-def _rounded(size: Size, factor: int, frames: int, budget: tuple[int, int]) -> Size:
-    """Rows and columns of tokens of ``factor`` pixels a side, ``frames`` of them within a budget of pixels."""
-    rows, columns = (max(1, round(side / factor)) for side in size)
-    counted = frames if frames == 1 else round(frames / 2) * 2  # whole steps of two frames, as the processor counts
-    if counted * rows * columns * factor**2 > budget[1]:
-        shrink = math.sqrt(frames * size[0] * size[1] / budget[1])
-        rows, columns = (max(1, math.floor(side / shrink / factor)) for side in size)
-    elif counted * rows * columns * factor**2 < budget[0]:
-        grow = math.sqrt(budget[0] / (frames * size[0] * size[1]))
-        rows, columns = (math.ceil(side * grow / factor) for side in size)
-    return rows, columns
+    return math.ceil(frames / 2) * (rows // factor) * (columns // factor)
 
 
 def cached_models(folder: Path) -> Mapping[str, bool]:

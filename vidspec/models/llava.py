@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Generator
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import Pixels, Prefix, Seen
-from vidspec.models.images import ImageRules, framed
-from vidspec.models.preprocess import halve
-from vidspec.models.vision import chunks
+from vidspec.models.preprocess import ImageRules, ProcessorConfig, framed, halve
+from vidspec.models.vision import calls_of
 from vidspec.registry import families
 
 if TYPE_CHECKING:
@@ -36,9 +35,10 @@ class Llava(Adapter):
 
     family = "llava"
     content: ClassVar[str] = "image"
+    visual_token: ClassVar[str] = "image_token_id"
     chat_template: ClassVar[str] = VICUNA
 
-    def set_up(self, processor: Mapping[str, Any]) -> None:
+    def set_up(self, processor: ProcessorConfig) -> None:
         tokenizer, vision = self.tokenizer, self.model.config.vision_config
         self.rules = ImageRules.from_config(processor, vision.image_size)
         self.side = vision.image_size // vision.patch_size
@@ -50,9 +50,6 @@ class Llava(Adapter):
         self.between = parts[1] if len(parts := rendered.split(self.placeholder)) == 3 else ""
         begins = tokenizer.bos_token_id is not None and tokenizer.encode("?")[:1] == [tokenizer.bos_token_id]
         self._opening = [tokenizer.bos_token_id] if begins and not rendered.startswith(tokenizer.bos_token) else []
-
-    def _visual_id(self) -> int:
-        return int(self.model.config.image_token_id)
 
     def pieces(self, seen: Seen) -> list[str | range]:
         """The visual tokens of each frame, and between two frames what the template puts between two images."""
@@ -97,35 +94,21 @@ class Llava(Adapter):
             pooled: average the tower's features 2 x 2 just before the projector.
         """
         tokens = math.prod(pixels.values.shape[1:-3]) * self.tower_rows  # of a frame: images
-        several = chunks(pixels, tokens, self.model.config.vision_config, every_block=True)
-        made = []
-        for chunk in several:
-            with self.looking:
-                made.append(self._chunk(chunk, pooled))
-            yield
+        made = yield from self.chunked(pixels, tokens, lambda part: self._chunk(part, pooled), every_block=True)
         features, sides = zip(*made, strict=True)
         return torch.cat(features), sides[0]
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> tuple[torch.Tensor, int]:
         """:meth:`projected` of some frames, in one go."""
         projector = self.model.model.multi_modal_projector
-        caught: list[tuple[torch.Tensor, torch.Tensor]] = []  # what the projector is given, and what it makes of it
-        handle = projector.register_forward_hook(lambda _module, args, made: caught.append((args[0], made)))
-        try:
-            self.model.get_image_features(**self.images(pixels))
-        finally:
-            handle.remove()
-        tower, features = caught[0]
+        with calls_of(projector) as calls:
+            self.model.get_image_features(**self.stock_pixels(pixels))
+        tower, features = calls[0]
         if not pooled:
             return features, self.side
         extra = tower.shape[1] - self.side**2
         halved = halve(tower[:, extra:].unflatten(1, (self.side, self.side)))
         return projector(torch.cat([tower[:, :extra], halved.flatten(1, 2)], dim=1)), halved.shape[1]
 
-    def images(self, pixels: Pixels) -> dict[str, Any]:
-        """What the stock model takes for the images."""
+    def stock_pixels(self, pixels: Pixels, prefix: Prefix | None = None) -> dict[str, object]:
         return {"pixel_values": pixels.values.to(self.device, self.dtype)}
-
-    def stock_inputs(self, pixels: Pixels, prefix: Prefix) -> dict[str, Any]:
-        ids = prefix.token_ids[None]
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **self.images(pixels)}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from typing import TYPE_CHECKING
 
 import torch
 
-from vidspec.models.base import Pixels, Seen
-from vidspec.models.images import tiled
+from vidspec.models.base import Pixels, Prefix, Seen
 from vidspec.models.llava import VICUNA, Llava
+from vidspec.models.preprocess import ProcessorConfig, tiled
 from vidspec.models.tiles import best_resolution, unpadded
 from vidspec.registry import families
 
@@ -37,7 +37,7 @@ class LlavaNext(Llava):
     def own_template(self) -> str:
         return MISTRAL if self.model.config.text_config.model_type == "mistral" else VICUNA
 
-    def set_up(self, processor: Mapping[str, Any]) -> None:
+    def set_up(self, processor: ProcessorConfig) -> None:
         super().set_up(processor)
         self.resolutions: list[list[int]] = self.model.config.image_grid_pinpoints
 
@@ -53,10 +53,10 @@ class LlavaNext(Llava):
         height, width = clip.frames.shape[1:3]
         return Pixels(shown, (len(shown), height, width), tuple(float(t) for t in clip.timestamps))
 
-    def images(self, pixels: Pixels) -> dict[str, Any]:
+    def stock_pixels(self, pixels: Pixels, prefix: Prefix | None = None) -> dict[str, object]:
         frames, height, width = pixels.grid
         sizes = torch.tensor([[height, width]], device=self.device).repeat(frames, 1)
-        return {**super().images(pixels), "image_sizes": sizes}
+        return {**super().stock_pixels(pixels), "image_sizes": sizes}
 
     @torch.inference_mode()
     def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:

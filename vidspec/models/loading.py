@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 import torch
 
+from vidspec.engine.device import driver_problem
 from vidspec.errors import DeviceError, ModelError, VidspecError
 from vidspec.models.adapter import Adapter
-from vidspec.models.base import VideoLanguageModel
+from vidspec.models.base import StockConfig, StockModel, VideoLanguageModel
 from vidspec.models.hub import fetching, is_local, patient, show_downloads
 from vidspec.models.identity import related
 from vidspec.models.unsupported import KIN, unsupported
@@ -24,6 +25,7 @@ from vidspec.registry import families
 __all__ = [
     "SAFE",
     "Placement",
+    "any_config",
     "check_kernels",
     "check_pair",
     "embedded_folder",
@@ -31,12 +33,14 @@ __all__ = [
     "load",
     "placement",
     "read_config",
+    "source_of",
     "unloadable",
+    "weights",
 ]
 
 _PAIRS = {"embedded": "pair", "embedded-qwen": "pair_qwen"}
 #: How the library reads weights: none of a repository's code is run, and no pickle is read, which may hold code too.
-SAFE: Mapping[str, Any] = {
+SAFE: Mapping[str, bool] = {
     "trust_remote_code": False,
     "use_safetensors": True,
     "weights_only": True,
@@ -76,12 +80,16 @@ def placement(
     quantization: str | None = None,
     packed: bool | Literal["auto"] = "auto",
 ) -> Placement:
-    """Resolve ``auto`` on this machine: the first CUDA device, else the CPU; bfloat16 there, float32 here.
+    """Resolve ``auto`` on this machine: the first CUDA device, else the CPU.
+
+    The dtype is bfloat16 on a GPU (float16 below compute capability 8.0, which computes no bfloat16), float32 on a CPU.
 
     Raises:
-        DeviceError: a device that is not there, or no device at all.
+        DeviceError: a device that is not there, or a GPU whose driver this build of torch cannot use.
     """
     if device == "auto":
+        if (problem := driver_problem()) is not None:
+            raise DeviceError(problem, hint="update the driver, install a torch built for it, or --device cpu")
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         place = torch.device(device)
@@ -100,7 +108,9 @@ def placement(
             place = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
     if place.type == "mps" and not torch.backends.mps.is_available():
         raise DeviceError("device mps is not available here", hint="vidspec doctor lists the devices")
-    chosen = _DTYPES.get(dtype) or (torch.bfloat16 if place.type == "cuda" else torch.float32)
+    chosen = _DTYPES.get(dtype) or torch.float32
+    if dtype not in _DTYPES and place.type == "cuda":
+        chosen = torch.bfloat16 if torch.cuda.get_device_capability(place) >= (8, 0) else torch.float16
     kept = packed if place.type == "cpu" and chosen is torch.float32 else False
     return Placement(place, chosen, decoder, device_map, quantization, kept)
 
@@ -129,7 +139,7 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
 
     config = read_config(name, text=text)
     show_downloads()
-    source, family = _source(name), str(config.model_type)
+    source, family = source_of(name), str(config.model_type)
     blind = family not in families.names()
     kind: Any = TextModel if blind else families.get(family)
     try:
@@ -148,13 +158,28 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
     except Exception as error:
         raise unloadable(name, error) from error
     if getattr(config, "audio_config", None) is not None:
-        adapter.note = f"{name}: its audio branch is left out; it describes what is seen, not what is heard"
+        adapter.note = f"{name}: its audio branch is left out; it describes the frames, not the sound"
     prepare(adapter, where)
     return adapter  # type: ignore[no-any-return]
 
 
+def any_config(name: str) -> StockConfig:
+    """The config of a model of whatever type; no weights are read.
+
+    Raises:
+        ModelError: not found, unreadable, or it asks for code that is not run.
+    """
+    source = source_of(name)
+    try:
+        config = _config(source)
+    except Exception as error:  # any exception that a config makes the library raise is the config's fault
+        raise unloadable(name, error) from error
+    check_kernels(name, source)
+    return config
+
+
 @patient
-def read_config(name: str, *, text: bool = False) -> Any:
+def read_config(name: str, *, text: bool = False) -> StockConfig:
     """The config of a model that can be loaded, by its family; no weights are read.
 
     Args:
@@ -164,32 +189,25 @@ def read_config(name: str, *, text: bool = False) -> Any:
     Raises:
         ModelError: not found, unreadable, of another family, or it asks for code that is not run.
     """
-    import transformers
-
     from vidspec.models.text_only import TYPES
 
-    transformers.utils.logging.set_verbosity_error()
-    for chatty in ("huggingface_hub", "accelerate"):  # each retry, each offloaded weight would be a line on stderr
-        logging.getLogger(chatty).setLevel(logging.ERROR)
-    folder, source = Path(name).expanduser(), _source(name)
-    if is_local(name) and not any((folder / f"{kind}config.json").is_file() for kind in ("", "adapter_")):
-        raise ModelError(f"{name}: no config.json in this folder", hint="name a folder with a saved model, or a hub id")
+    source = source_of(name)
     if is_head(name):
         raise ModelError(
-            f"{name}: is a head of another model (EAGLE-3), no model",
+            f"{name}: is a head of another model (EAGLE-3), not a model",
             hint=f"--profile eagle3 --draft {name}",
             kind="family",
         )
     try:
-        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except Exception as error:  # whatever a config makes the library raise, the config is at fault
+        config = _config(source)
+    except Exception as error:  # any exception that a config makes the library raise is the config's fault
         if _file(source, "adapter_config.json"):
             raise ModelError(
                 f"{name}: is an adapter (LoRA), not a model", hint="merge it into its base model and name the result"
             ) from error
-        kind = _type(source)
+        kind = claimed(source).get("model_type")
         own = "trust_remote_code" in str(error) and kind not in KIN
-        if kind and not own and kind not in families.names() and kind not in TYPES:
+        if isinstance(kind, str) and not own and kind not in families.names() and kind not in TYPES:
             raise unsupported(name, kind) from error
         raise unloadable(name, error) from error
     check_kernels(name, source)
@@ -210,6 +228,8 @@ def prepare(adapter: Adapter, where: Placement) -> None:
     """
     if where.device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
+        if where.dtype is torch.float32:  # convolutions of vision towers round to TF32 otherwise
+            torch.backends.cudnn.allow_tf32 = False
     try:
         adapter.prepare(where.decoder, packed=where.packed)
     except ValueError as error:
@@ -240,11 +260,11 @@ def check_kernels(name: str, source: str) -> None:
             parts += [value]
 
 
-def _weights(name: str, source: str, where: Placement, config: Any, *, text: bool = False) -> Any:
+def _weights(name: str, source: str, where: Placement, config: StockConfig, *, text: bool = False) -> StockModel:
     """The stock model of a config with its weights, on its devices; of a language model (``text``) that one."""
     import transformers
 
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     if where.quantization is not None:
         _require("bitsandbytes", f"models.quantization {where.quantization}")
         options["quantization_config"] = transformers.BitsAndBytesConfig(
@@ -260,12 +280,39 @@ def _weights(name: str, source: str, where: Placement, config: Any, *, text: boo
             {"": str(where.device)} if split is None else split if isinstance(split, str) else {**split}
         )
     automatic: Any = transformers.AutoModelForCausalLM if text else transformers.AutoModelForImageTextToText
+    return weights(name, source, automatic, where, None, options, config=config)
+
+
+def weights(
+    name: str,
+    source: str,
+    automatic: Any,
+    where: Placement,
+    hint: str | None,
+    options: Mapping[str, object],
+    **known: object,
+) -> StockModel:
+    """A stock model with its weights, on its devices.
+
+    Args:
+        name: what the user called it.
+        source: its hub id or folder.
+        automatic: the class of ``transformers`` that loads it.
+        where: device and dtype.
+        hint: for weights that are missing.
+        options: that place the model on its devices; none for ``where.device``.
+        known: what else the class takes.
+
+    Raises:
+        ModelError: weights are missing.
+        DeviceError: memory does not suffice.
+    """
     try:
-        model, found = automatic.from_pretrained(source, config=config, dtype=where.dtype, **SAFE, **options)
+        model, found = automatic.from_pretrained(source, dtype=where.dtype, **SAFE, **options, **known)
         if absent := sorted(found["missing_keys"]):
             # transformers fills them with random numbers and only logs it
             raise ModelError(
-                f"{name}: {len(absent)} weights are not in the files, {absent[0]} first", kind="unreadable"
+                f"{name}: {len(absent)} weights are not in the files, {absent[0]} first", hint=hint, kind="unreadable"
             )
         return model if options else model.to(where.device)
     except torch.OutOfMemoryError as error:
@@ -317,7 +364,7 @@ def unloadable(name: str, error: Exception) -> ModelError:
     """The error for a model that ``transformers`` could not load: where it looked, and what would fetch it."""
     if "trust_remote_code" in str(error):
         return ModelError(
-            f"{name}: needs code of its own, which is not run",
+            f"{name}: needs its own code, which is not run",
             hint="vidspec models lists models that need none",
             kind="unreadable",
         )
@@ -326,8 +373,8 @@ def unloadable(name: str, error: Exception) -> ModelError:
         pickled = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
         if pickled and not any(folder.glob("*.safetensors")):
             return ModelError(
-                f"{name}: its weights are pickled ({pickled[0]}), and a pickle may run code when it is read",
-                hint="save them as model.safetensors where they come from",
+                f"{name}: its weights are pickled ({pickled[0]}), and reading a pickle may run code",
+                hint="convert them to model.safetensors in the training environment",
                 kind="unreadable",
             )
         return ModelError(f"{name}: cannot be loaded: {_first_line(error)}", kind="unreadable")
@@ -342,27 +389,42 @@ def unloadable(name: str, error: Exception) -> ModelError:
     )
 
 
-def _source(name: str) -> str:
-    """What the library takes for a model's name."""
-    return str(Path(name).expanduser()) if is_local(name) else name
+def source_of(name: str, holding: str = "a saved model, or a hub id") -> str:
+    """What the library takes for a model's name.
+
+    Raises:
+        ModelError: a folder without a config.
+    """
+    if not is_local(name):
+        return name
+    folder = Path(name).expanduser()
+    if not any((folder / f"{kind}config.json").is_file() for kind in ("", "adapter_")):
+        raise ModelError(f"{name}: no config.json in this folder", hint=f"name a folder with {holding}")
+    return str(folder)
+
+
+def claimed(source: str) -> dict[str, Any]:
+    """A config as it stands in its file; empty if there is none that can be read."""
+    try:
+        found = json.loads(_file(source, "config.json") or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def is_head(name: str) -> bool:
     """Whether the config of a hub id or folder says that it is an EAGLE-3 head; not whether it can be loaded."""
-    try:
-        claimed = json.loads(_file(_source(name), "config.json") or "{}")["architectures"]
-        return any("eagle3" in str(one).lower() for one in claimed)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return False
+    architectures = claimed(str(Path(name).expanduser()) if is_local(name) else name).get("architectures")
+    return isinstance(architectures, list) and any("eagle3" in str(one).lower() for one in architectures)
 
 
-def _type(source: str) -> str | None:
-    """The type that a config claims which the library cannot read."""
-    try:
-        found = json.loads(_file(source, "config.json") or "{}")["model_type"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return found if isinstance(found, str) else None
+def _config(source: str) -> StockConfig:
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    for chatty in ("huggingface_hub", "accelerate"):  # each retry, each offloaded weight would be a line on stderr
+        logging.getLogger(chatty).setLevel(logging.ERROR)
+    return transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
 
 
 def _first_line(error: Exception) -> str:

@@ -21,7 +21,7 @@ from vidspec.engine.slab import Slab
 from vidspec.engine.stock import NAME
 from vidspec.errors import ModelError
 from vidspec.models.adapter import Adapter
-from vidspec.models.base import VideoLanguageModel
+from vidspec.models.base import StockConfig, VideoLanguageModel
 from vidspec.models.head import Head, HeadDecoder, tensors
 from vidspec.models.hub import patient
 from vidspec.models.loading import unloadable
@@ -40,7 +40,7 @@ class _Layer(nn.Module):
         norm: its final one.
     """
 
-    def __init__(self, config: Any, like: nn.Module, norm: nn.Module) -> None:
+    def __init__(self, config: StockConfig, like: nn.Module, norm: nn.Module) -> None:
         super().__init__()
         self.config = config = copy.deepcopy(config)
         config.num_hidden_layers, config.layer_types, config._attn_implementation = 1, ["full_attention"], NAME

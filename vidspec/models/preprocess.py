@@ -7,22 +7,43 @@ too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-__all__ = ["CPU", "MODES", "PixelRules", "channels_first", "halve", "normalised", "resized", "scaled"]
+from vidspec.models.tiles import best_resolution, fitted
+
+__all__ = [
+    "CLIP_MEAN",
+    "CLIP_STD",
+    "CPU",
+    "MODES",
+    "ImageRules",
+    "PixelRules",
+    "ProcessorConfig",
+    "channels_first",
+    "framed",
+    "halve",
+    "normalised",
+    "resized",
+    "scaled",
+    "tiled",
+]
 
 #: Whether torch has Lanczos' filter (for bytes on a CPU); the library's processors take bicubic where it has not.
 _LANCZOS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 12)
 #: PIL's resampling numbers, which processor configs use.
 MODES = {0: "nearest", 1: "lanczos" if _LANCZOS else "bicubic", 2: "bilinear", 3: "bicubic"}
 CPU = torch.device("cpu")
+#: The JSON of a processor's config.
+ProcessorConfig: TypeAlias = Mapping[str, Any]
+#: CLIP's own mean and standard deviation, which its image processors fall back to.
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 #: Frames that are resized at once where that takes floats.
 _AT_ONCE = 8
 
@@ -46,7 +67,7 @@ class PixelRules:
     scale: float = 1 / 255
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], image_size: int) -> PixelRules:
+    def from_config(cls, config: ProcessorConfig, image_size: int) -> PixelRules:
         """Read a processor config; missing keys fall back to the vision tower's image size and SigLIP's values."""
         size = config.get("size") or {}
         edge = size.get("shortest_edge", image_size)
@@ -97,10 +118,10 @@ def resized(pixels: torch.Tensor, height: int, width: int, mode: str) -> torch.T
         return F.interpolate(pixels, size=(height, width), mode=mode)
     if pixels.device.type == "cpu":
         return F.interpolate(pixels, size=(height, width), mode=mode, antialias=True)
-    return _by_floats(pixels, height, width, mode)
+    return resized_by_floats(pixels, height, width, mode)
 
 
-def _by_floats(pixels: torch.Tensor, height: int, width: int, mode: str) -> torch.Tensor:
+def resized_by_floats(pixels: torch.Tensor, height: int, width: int, mode: str) -> torch.Tensor:
     """As :func:`resized`, for devices whose antialiased interpolation does not take bytes.
 
     That of bytes is done along rows and then along columns, with bytes in between: what is beyond black or white
@@ -121,6 +142,102 @@ def scaled(pixels: torch.Tensor, rules: PixelRules) -> torch.Tensor:
     mean = torch.tensor(rules.mean, device=pixels.device)[:, None, None]
     std = torch.tensor(rules.std, device=pixels.device)[:, None, None]
     return pixels.float().mul_(rules.scale).sub_(mean).div_(std)
+
+
+@dataclass(frozen=True)
+class ImageRules:
+    """How a checkpoint wants its images.
+
+    Attributes:
+        pixels: the size images end up with, interpolation and normalisation.
+        edge: what the shortest edge is resized to, the ratio kept; None resizes to ``pixels``' size, ratio ignored.
+        square: whether images are first padded with the mean colour to squares.
+    """
+
+    pixels: PixelRules
+    edge: int | None
+    square: bool = False
+
+    @classmethod
+    def from_config(cls, config: ProcessorConfig, image_size: int) -> ImageRules:
+        """Read an image processor's config; missing keys fall back to CLIP's values at the tower's image size."""
+        size = _size(config.get("size"), "shortest_edge") or {"shortest_edge": image_size}
+        edge = size.get("shortest_edge")
+        crop = None
+        if config.get("do_center_crop", edge is not None):
+            crop = _size(config.get("crop_size"), None) or {"height": image_size, "width": image_size}
+        filled = {"image_mean": CLIP_MEAN, "image_std": CLIP_STD, **{k: v for k, v in config.items() if v is not None}}
+        pixels = PixelRules.from_config({**filled, "size": crop or size}, image_size)
+        padded = bool(config.get("do_pad")) and str(config.get("image_processor_type", "")).startswith("LlavaImage")
+        return cls(pixels, edge, padded)
+
+
+def _size(value: Any, of_one: str | None) -> dict[str, int]:
+    """A size as processor configs have it: a mapping, or in old ones a number."""
+    if isinstance(value, int):
+        return {of_one: value} if of_one else {"height": value, "width": value}
+    return dict(value or {})
+
+
+def framed(frames: NDArray[np.uint8], rules: ImageRules, device: torch.device = CPU) -> torch.Tensor:
+    """Frames (T, H, W, 3) as (T, 3, height, width) float32: resized, the centre cut out, normalised."""
+    shown = []
+    for pixels in channels_first(frames, device).split(
+        1
+    ):  # one by one: padded to squares, frames can take many times more
+        shown.append(_cropped(_squared(pixels, rules.pixels) if rules.square else pixels, rules))
+    return scaled(torch.cat(shown), rules.pixels)
+
+
+def tiled(
+    frames: NDArray[np.uint8], rules: ImageRules, resolutions: Sequence[Sequence[int]], device: torch.device = CPU
+) -> torch.Tensor:
+    """Frames (T, H, W, 3) as (T, 1 + n, 3, height, width) float32: each whole, then its n tiles in raster order.
+
+    The tiles together are the frame at the best of the ``resolutions`` (rows, columns of pixels), its ratio kept, in
+    the middle of a black rectangle.
+    """
+    pixels = channels_first(frames, device)
+    side, mode = rules.pixels.height, rules.pixels.mode
+    edge = rules.edge or side
+    size = (pixels.shape[-2], pixels.shape[-1])
+    best = best_resolution(size, resolutions)
+    height, width = fitted(size, best)
+    top, left = (best[0] - height) // 2, (best[1] - width) // 2
+    inside = resized(pixels, height, width, mode)
+    canvas = F.pad(inside, (left, best[1] - width - left, top, best[0] - height - top))
+    tiles = canvas.unfold(-2, side, side).unfold(-2, side, side)  # (T, 3, rows, columns, side, side)
+    tiles = tiles.permute(0, 2, 3, 1, 4, 5).flatten(1, 2)
+    whole = resized(pixels, edge, edge, mode)[:, None]
+    parts = [_cropped(part.flatten(0, 1), rules).unflatten(0, part.shape[:2]) for part in (whole, tiles)]
+    return scaled(torch.cat(parts, dim=1), rules.pixels)
+
+
+def _squared(pixels: torch.Tensor, rules: PixelRules) -> torch.Tensor:
+    height, width = pixels.shape[-2:]
+    longest = max(height, width)
+    colour = torch.tensor([int(level * 255) for level in rules.mean], dtype=torch.uint8, device=pixels.device)
+    square = colour[None, :, None, None].repeat(len(pixels), 1, longest, longest)
+    top, left = (longest - height) // 2, (longest - width) // 2
+    square[..., top : top + height, left : left + width] = pixels
+    return square
+
+
+def _cropped(pixels: torch.Tensor, rules: ImageRules) -> torch.Tensor:
+    """Bytes (T, 3, H, W) resized and cut to the size of ``rules``; where that is larger, with black around it."""
+    wanted = (rules.pixels.height, rules.pixels.width)
+    if rules.edge is None:
+        return resized(pixels, *wanted, rules.pixels.mode)
+    height, width = pixels.shape[-2:]
+    longest = int(rules.edge * max(height, width) / min(height, width))
+    size = (longest, rules.edge) if width <= height else (rules.edge, longest)
+    pixels = resized(pixels, *size, rules.pixels.mode)
+    lacking = [max(0, want - have) for want, have in zip(wanted, size, strict=True)]
+    if any(lacking):
+        down, across = lacking
+        pixels = F.pad(pixels, (across // 2, across - across // 2, down // 2, down - down // 2))
+    top, left = ((have - want) // 2 for want, have in zip(wanted, pixels.shape[-2:], strict=True))
+    return pixels[..., top : top + wanted[0], left : left + wanted[1]]
 
 
 def halve(features: torch.Tensor) -> torch.Tensor:

@@ -5,17 +5,15 @@ The rules are those of the video processors of ``transformers`` 5.23; what is se
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from vidspec.errors import GenerationError
-from vidspec.models.preprocess import CPU, MODES, PixelRules, normalised
+from vidspec.models.preprocess import CPU, MODES, PixelRules, ProcessorConfig, normalised
+from vidspec.models.tiles import multiples
 
 __all__ = ["GridRules", "patches", "patchify"]
 
@@ -38,21 +36,21 @@ class GridRules:
         mean, std, mode, scale: as :class:`~vidspec.models.preprocess.PixelRules` has them.
     """
 
-    patch: int
-    merge: int
-    steps: int
     min_pixels: int
     max_pixels: int
-    whole_clip: bool
-    capped: bool
     max_video_tokens: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    patch: int = 14
+    merge: int = 2
+    steps: int = 2
+    whole_clip: bool = False
+    capped: bool = False
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
     mode: str = "bicubic"
     scale: float = 1 / 255
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], defaults: GridRules) -> GridRules:
+    def from_config(cls, config: ProcessorConfig, defaults: GridRules) -> GridRules:
         """Read a processor config; missing keys fall back to ``defaults``.
 
         ``min_pixels`` and ``max_pixels`` are older names for the budget and win over ``size``, as in the library;
@@ -62,15 +60,15 @@ class GridRules:
         low, high = size.get("shortest_edge"), size.get("longest_edge")
         if not defaults.whole_clip:
             low, high = config.get("min_pixels") or low, config.get("max_pixels") or high
-        return cls(
+        return replace(
+            defaults,
             patch=int(config.get("patch_size") or defaults.patch),
             merge=int(config.get("merge_size") or defaults.merge),
             steps=int(config.get("temporal_patch_size") or defaults.steps),
+            max_video_tokens=int(config.get("max_video_tokens") or defaults.max_video_tokens),
             min_pixels=int(low or defaults.min_pixels),
             max_pixels=int(high or defaults.max_pixels),
-            whole_clip=defaults.whole_clip,
             capped=bool(config.get("cap_pixels_per_frame") or False),
-            max_video_tokens=int(config.get("max_video_tokens") or defaults.max_video_tokens),
             mean=tuple(config.get("image_mean") or defaults.mean),
             std=tuple(config.get("image_std") or defaults.std),
             mode=MODES.get(config.get("resample", 3), "bicubic"),
@@ -79,9 +77,6 @@ class GridRules:
 
     def size(self, frames: int, height: int, width: int) -> tuple[int, int]:
         """(height, width) that frames of a clip are resized to.
-
-        The ratio of the sides is kept as far as multiples of ``patch * merge`` allow. Python rounds halves to even
-        numbers, and so does the library.
 
         Raises:
             GenerationError: one side is more than 200 times the other.
@@ -104,16 +99,7 @@ class GridRules:
                 high = max(min(high, total * self.steps // frames), int(low * 1.05))
         if max(height, width) > MAX_RATIO * min(height, width):
             raise GenerationError(f"frames of {width} x {height} pixels are too narrow for this model")
-        rows, columns = round(height / factor) * factor, round(width / factor) * factor
-        if counted * rows * columns > high:
-            shrink = math.sqrt(shown * height * width / high)
-            rows = max(factor, math.floor(height / shrink / factor) * factor)
-            columns = max(factor, math.floor(width / shrink / factor) * factor)
-        elif counted * rows * columns < low:
-            grow = math.sqrt(low / (shown * height * width))
-            rows = math.ceil(height * grow / factor) * factor
-            columns = math.ceil(width * grow / factor) * factor
-        return rows, columns
+        return multiples((height, width), factor, (low, high), shown, counted)
 
 
 def patches(

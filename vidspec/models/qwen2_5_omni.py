@@ -6,17 +6,19 @@ tokens are rows of the prompt like those of text: no pruner knows of them, so al
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vidspec.models.base import Pixels, Prefix, Seen
+from vidspec.models.base import Pixels, Prefix, Seen, StockConfig
+from vidspec.models.preprocess import ProcessorConfig
 from vidspec.models.preprocess_qwen import GridRules
-from vidspec.models.qwen2_5_vl import TURNS, Qwen25VL, seconds_per_step
+from vidspec.models.qwen2_5_vl import CHAT_TEMPLATE as QWEN_TEMPLATE
+from vidspec.models.qwen2_5_vl import Qwen25VL, seconds_per_step
 from vidspec.models.vision import BUDGET, WINDOWS, token_bytes
 from vidspec.registry import families
 
@@ -25,10 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Qwen25Omni", "Times", "interleaved", "tmrope"]
 
-CHAT_TEMPLATE = (
-    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
-    "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"
-) + TURNS.replace("<|vision_start|><|video_pad|><|vision_end|>", "<|vision_bos|><|VIDEO|><|vision_eos|>")
+CHAT_TEMPLATE = QWEN_TEMPLATE.replace(
+    "<|vision_start|><|video_pad|><|vision_end|>", "<|vision_bos|><|VIDEO|><|vision_eos|>"
+)
 #: Pixels of a frame; the library's processor asks its video processor for these, whatever that one's config says.
 MIN_PIXELS, MAX_PIXELS = 128 * 28**2, 768 * 28**2
 #: What a feature extractor is made from, and what the published one is, of as many bins as the tower takes.
@@ -55,14 +56,14 @@ class Qwen25Omni(Qwen25VL):
     chat_template: ClassVar[str] = CHAT_TEMPLATE
 
     @staticmethod
-    def config_of(config: Any) -> Any:
+    def config_of(config: StockConfig) -> StockConfig:
         return config.thinker_config
 
     def _parts(self) -> None:
         super()._parts()
         self.model.set_attn_implementation({"audio_config": WINDOWS})
 
-    def set_up(self, processor: Mapping[str, Any]) -> None:
+    def set_up(self, processor: ProcessorConfig) -> None:
         from transformers import WhisperFeatureExtractor
 
         super().set_up(processor)
@@ -77,8 +78,9 @@ class Qwen25Omni(Qwen25VL):
         per_second = int(config.position_id_per_seconds)
         self.times = Times(per_second, int(per_second * config.seconds_per_chunk))
 
-    def _rules(self, processor: Mapping[str, Any], vision: Any) -> GridRules:
-        return replace(super()._rules(processor, vision), min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
+    @classmethod
+    def rules_of(cls, processor: ProcessorConfig, vision: StockConfig) -> GridRules:
+        return replace(super().rules_of(processor, vision), min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
 
     def audio_tokens(self, samples: int) -> int:
         return _pooled(-(-min(samples, self.ears.n_samples) // self.ears.hop_length))
@@ -88,9 +90,9 @@ class Qwen25Omni(Qwen25VL):
         pixels = super().preprocess(clip)
         if clip.sound is None or not self.audio_tokens(len(clip.sound)):
             return pixels
-        return replace(pixels, sound=self._spectrum(clip.sound))
+        return replace(pixels, sound=self.spectrum(clip.sound))
 
-    def _spectrum(self, sound: NDArray[np.float32]) -> torch.Tensor:
+    def spectrum(self, sound: NDArray[np.float32]) -> torch.Tensor:
         """(bins, F) of what is there of a sound that the library's processor would pad to full length first.
 
         A window of silence behind the sound, as many hops long as the processor's, gives the same numbers.
@@ -114,7 +116,7 @@ class Qwen25Omni(Qwen25VL):
         if pixels.sound is None:
             return seen
         parts = []
-        for part in self._windows(pixels.sound.to(self.device)):
+        for part in self.windows(pixels.sound.to(self.device)):
             with self.looking:
                 length = torch.tensor([part.shape[1]], device=self.device)
                 made = self.model.model.audio_tower(part, feature_lens=length)
@@ -122,7 +124,7 @@ class Qwen25Omni(Qwen25VL):
             yield
         return replace(seen, heard=torch.cat(parts))
 
-    def _windows(self, sound: torch.Tensor) -> Iterator[torch.Tensor]:
+    def windows(self, sound: torch.Tensor) -> Iterator[torch.Tensor]:
         """Pairs of the tower's windows, which see nothing of others; its pooling crosses none of a pair's ends."""
         config = self.model.config.audio_config
         pair = 4 * int(config.n_window)
@@ -161,14 +163,14 @@ class Qwen25Omni(Qwen25VL):
         positions, following = tmrope(len(token_ids), rows, self._heard(token_ids, seen, rows), seen, self.times)
         return positions[:, None].to(self.device), following
 
-    def stock_inputs(self, pixels: Pixels, prefix: Prefix) -> dict[str, Any]:
-        given = super().stock_inputs(pixels, prefix)
+    def stock_pixels(self, pixels: Pixels, prefix: Prefix) -> dict[str, object]:
+        given = super().stock_pixels(pixels, prefix)
         del given["mm_token_type_ids"]
         given["video_second_per_grid"] = given.pop("second_per_grid_ts")
         if pixels.sound is not None:
-            given["input_features"] = pixels.sound[None].to(self.device, self.dtype)
-            given["feature_attention_mask"] = torch.ones_like(given["input_features"][:, 0], dtype=torch.long)
-            given["use_audio_in_video"] = True
+            spectrum = pixels.sound[None].to(self.device, self.dtype)
+            given |= {"input_features": spectrum, "use_audio_in_video": True}
+            given["feature_attention_mask"] = torch.ones_like(spectrum[:, 0], dtype=torch.long)
         return given
 
 

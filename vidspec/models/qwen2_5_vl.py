@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
 
 from vidspec.models.adapter import Adapter
-from vidspec.models.base import Pixels, Prefix, Seen
-from vidspec.models.preprocess import halve
+from vidspec.models.base import Pixels, Prefix, Seen, StockConfig, StockModel
+from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, ProcessorConfig, halve
 from vidspec.models.preprocess_qwen import GridRules, patches
-from vidspec.models.vision import WINDOWS, chunks
+from vidspec.models.vision import WINDOWS
 from vidspec.registry import families
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
     "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}" + TURNS
 )
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
 @families.register("qwen2_5_vl")
@@ -45,29 +45,24 @@ class Qwen25VL(Adapter):
     family = "qwen2_5_vl"
     vision_attention: ClassVar[str] = WINDOWS
     chat_template: ClassVar[str] = CHAT_TEMPLATE
+    usual: ClassVar[GridRules] = GridRules(
+        min_pixels=128 * 28**2, max_pixels=768 * 28**2, max_video_tokens=128_000, mean=CLIP_MEAN, std=CLIP_STD
+    )
 
-    def set_up(self, processor: Mapping[str, Any]) -> None:
+    def set_up(self, processor: ProcessorConfig) -> None:
         config = self.model.config
-        self.tower: Any = self.model.model.visual
+        self.tower: StockModel = self.model.model.visual
         self.merge = int(config.vision_config.spatial_merge_size)
-        self.rules = self._rules(processor, config.vision_config)
+        self.rules = self.rules_of(processor, config.vision_config)
         marks = [config.vision_start_token_id, config.vision_end_token_id]
         self.opens, self.closes = self.tokenizer.convert_ids_to_tokens(marks)
 
-    def _rules(self, processor: Mapping[str, Any], vision: Any) -> GridRules:
-        defaults = GridRules(
-            patch=vision.patch_size,
-            merge=vision.spatial_merge_size,
-            steps=vision.temporal_patch_size,
-            min_pixels=128 * 28**2,
-            max_pixels=768 * 28**2,
-            whole_clip=False,
-            capped=False,
-            max_video_tokens=128_000,
-            mean=CLIP_MEAN,
-            std=CLIP_STD,
-        )
-        return GridRules.from_config(processor, defaults)
+    @classmethod
+    def rules_of(cls, processor: ProcessorConfig, vision: StockConfig) -> GridRules:
+        """How frames are resized: as the processor's config says, else as published."""
+        sizes = {"patch": "patch_size", "merge": "spatial_merge_size", "steps": "temporal_patch_size"}
+        usual = replace(cls.usual, **{field: getattr(vision, key) for field, key in sizes.items()})
+        return GridRules.from_config(processor, usual)
 
     @property
     def span(self) -> str:
@@ -93,15 +88,10 @@ class Qwen25VL(Adapter):
         pooled side does not divide by ``merge`` its last patches are repeated.
         """
         _, rows, columns = pixels.grid
-        several = chunks(pixels, rows * columns, self.model.config.vision_config)
-        made = []
-        for chunk in several:
-            with self.looking:
-                made.append(self._chunk(chunk, pooled))
-            yield
+        made = yield from self.chunked(pixels, rows * columns, lambda part: self._chunk(part, pooled))
         seen, sides = zip(*made, strict=True)
-        levels = [torch.cat(level) for level in zip(*seen, strict=True)]
-        return self._placed(levels, (pixels.grid[0], *sides[0]), pixels.seconds)
+        features, *deepstack = (torch.cat(level) for level in zip(*seen, strict=True))
+        return Seen.raster(features, (pixels.grid[0], *sides[0]), pixels.seconds, tuple(deepstack))
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> tuple[list[torch.Tensor], tuple[int, int]]:
         """What each of :attr:`_mergers` makes of some steps, (N, hidden); rows and columns of tokens of a step."""
@@ -139,20 +129,6 @@ class Qwen25VL(Adapter):
         units = features.reshape(steps, down, m, across, m, width).transpose(2, 3)
         return units.reshape(-1, width), (steps, down, across)
 
-    @staticmethod
-    def _placed(levels: list[torch.Tensor], grid: tuple[int, int, int], seconds: tuple[float, ...]) -> Seen:
-        _, rows, columns = grid
-        place = torch.arange(len(levels[0]), device=levels[0].device)
-        return Seen(
-            features=levels[0],
-            frame=place // (rows * columns),
-            row=place // columns % rows,
-            column=place % columns,
-            grid=grid,
-            seconds=seconds,
-            deepstack=tuple(levels[1:]),
-        )
-
     def positions(self, token_ids: torch.Tensor, seen: Seen | None, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
         """(3, 1, L) by :func:`mrope`."""
         interval = 0.0 if seen is None else self._interval(seen.seconds)
@@ -163,14 +139,11 @@ class Qwen25VL(Adapter):
         """Positions that the time axis advances from one temporal step to the next."""
         return float(self.model.config.vision_config.tokens_per_second) * seconds_per_step(seconds)
 
-    def stock_inputs(self, pixels: Pixels, prefix: Prefix) -> dict[str, Any]:
-        ids = prefix.token_ids[None]
-        kinds = torch.zeros_like(ids)
-        kinds[0, prefix.visual.index] = 2  # 0 text, 1 image, 2 video
+    def stock_pixels(self, pixels: Pixels, prefix: Prefix) -> dict[str, object]:
+        kinds = torch.zeros_like(prefix.token_ids)
+        kinds[prefix.visual.index] = 2  # 0 text, 1 image, 2 video
         return {
-            "input_ids": ids,
-            "attention_mask": torch.ones_like(ids),
-            "mm_token_type_ids": kinds,
+            "mm_token_type_ids": kinds[None],
             "pixel_values_videos": pixels.values.to(self.device, self.dtype),
             "video_grid_thw": torch.tensor([pixels.grid], device=self.device),
             "second_per_grid_ts": torch.tensor([seconds_per_step(pixels.seconds)], device=self.device),

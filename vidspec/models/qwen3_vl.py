@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -34,21 +34,9 @@ class Qwen3VL(Qwen25VL):
 
     family = "qwen3_vl"
     chat_template: ClassVar[str] = CHAT_TEMPLATE
-
-    def _rules(self, processor: Mapping[str, Any], vision: Any) -> GridRules:
-        defaults = GridRules(
-            patch=vision.patch_size,
-            merge=vision.spatial_merge_size,
-            steps=vision.temporal_patch_size,
-            min_pixels=128 * 32**2,
-            max_pixels=768 * 32**2,
-            whole_clip=True,
-            capped=False,
-            max_video_tokens=768,
-            mean=(0.5, 0.5, 0.5),
-            std=(0.5, 0.5, 0.5),
-        )
-        return GridRules.from_config(processor, defaults)
+    usual: ClassVar[GridRules] = GridRules(
+        min_pixels=128 * 32**2, max_pixels=768 * 32**2, max_video_tokens=768, whole_clip=True
+    )
 
     def preprocess(self, clip: Clip) -> Pixels:
         """(patches, values of a patch); ``seconds`` are the middle of each temporal step, which the prompt names."""
@@ -77,7 +65,7 @@ class Qwen3VL(Qwen25VL):
         """0: text parts the steps, and each starts its own time axis."""
         return 0.0
 
-    def stock_inputs(self, pixels: Pixels, prefix: Prefix) -> dict[str, Any]:
-        inputs = super().stock_inputs(pixels, prefix)
+    def stock_pixels(self, pixels: Pixels, prefix: Prefix) -> dict[str, object]:
+        inputs = super().stock_pixels(pixels, prefix)
         del inputs["second_per_grid_ts"]
         return inputs

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from vidspec.models.adapter import Adapter
-from vidspec.models.base import Pixels, Prefix, Seen
-from vidspec.models.preprocess import PixelRules, channels_first, halve, resized, scaled
-from vidspec.models.vision import chunks
+from vidspec.models.base import Pixels, Prefix, Seen, StockModel
+from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_first, halve, resized, scaled
+from vidspec.models.vision import calls_of
 from vidspec.registry import families
 
 if TYPE_CHECKING:
@@ -48,13 +48,14 @@ class SmolVLM(Adapter):
     """
 
     family = "smolvlm"
+    visual_token: ClassVar[str] = "image_token_id"
     chat_template: ClassVar[str] = CHAT_TEMPLATE
 
     @staticmethod
-    def language_of(model: Any) -> Any:
+    def language_of(model: StockModel) -> StockModel:
         return model.model.text_model
 
-    def set_up(self, processor: Mapping[str, Any]) -> None:
+    def set_up(self, processor: ProcessorConfig) -> None:
         vision, self.scale = self.model.config.vision_config, int(self.model.config.scale_factor)
         self.patches = vision.image_size // vision.patch_size
         #: Tokens per side of a frame.
@@ -68,9 +69,6 @@ class SmolVLM(Adapter):
         self.template = CHAT_TEMPLATE
         self.around = getattr(self.tokenizer, "fake_image_token", None) or "<fake_token_around_image>"
         self.whole = getattr(self.tokenizer, "global_image_token", None) or "<global-img>"
-
-    def _visual_id(self) -> int:
-        return int(self.model.config.image_token_id)
 
     @property
     def span(self) -> str:
@@ -106,45 +104,26 @@ class SmolVLM(Adapter):
         ``pooled`` averages patches 2 x 2 before they are folded: where a pooled side is no multiple of the folded one,
         its last patches are repeated.
         """
-        made = []
-        for chunk in chunks(pixels, self.patches**2, self.model.config.vision_config):
-            with self.looking:
-                made.append(self._chunk(chunk, pooled))
-            yield
-        features = torch.cat(made)
-        side = math.isqrt(len(features) // pixels.grid[0])
-        place = torch.arange(len(features), device=features.device)
-        return Seen(
-            features=features,
-            frame=place // side**2,
-            row=place // side % side,
-            column=place % side,
-            grid=(pixels.grid[0], side, side),
-            seconds=pixels.seconds,
-            duration=pixels.duration,
-        )
+        made = yield from self.chunked(pixels, self.patches**2, lambda part: self._chunk(part, pooled))
+        features, frames = torch.cat(made), pixels.grid[0]
+        side = math.isqrt(len(features) // frames)
+        return Seen.raster(features, (frames, side, side), pixels.seconds, duration=pixels.duration)
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> torch.Tensor:
         """(N, hidden) of some frames."""
         values = pixels.values[None].to(self.device, self.dtype)
-        if not pooled:
-            return self.model.get_image_features(values).pooler_output[0]  # type: ignore[no-any-return]
         connector = self.model.model.connector
-        caught: list[torch.Tensor] = []  # the tower's features, (T, patches ** 2, d), as the connector is given them
-        handle = connector.register_forward_pre_hook(lambda _module, args: caught.append(args[0]))
-        try:
-            self.model.get_image_features(values)
-        finally:
-            handle.remove()
-        halved = halve(caught[0].unflatten(1, (self.patches, self.patches)))
+        with calls_of(connector) as calls:
+            features: torch.Tensor = self.model.get_image_features(values).pooler_output[0]
+        if not pooled:
+            return features
+        halved = halve(calls[0][0].unflatten(1, (self.patches, self.patches)))  # the tower's features, (T, patches, d)
         whole = -(-halved.shape[1] // self.scale) * self.scale
         index = torch.arange(whole, device=halved.device).clamp(max=halved.shape[1] - 1)
         return connector(halved[:, index][:, :, index].flatten(1, 2)).flatten(0, 1)  # type: ignore[no-any-return]
 
-    def stock_inputs(self, pixels: Pixels, prefix: Prefix) -> dict[str, Any]:
-        ids = prefix.token_ids[None]
-        shown = pixels.values[None].to(self.device, self.dtype)
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": shown}
+    def stock_pixels(self, pixels: Pixels, prefix: Prefix) -> dict[str, object]:
+        return {"pixel_values": pixels.values[None].to(self.device, self.dtype)}
 
 
 def fitted(height: int, width: int, longest: int) -> tuple[int, int]:

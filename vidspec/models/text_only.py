@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from vidspec.errors import ModelError
 from vidspec.models.adapter import Adapter
-from vidspec.models.base import Pixels, Seen
+from vidspec.models.base import Pixels, Seen, StockModel
 from vidspec.models.identity import TEXT
 
 if TYPE_CHECKING:
@@ -30,11 +30,11 @@ class TextModel(Adapter):
     chat_template: ClassVar[str] = ""
 
     @staticmethod
-    def language_of(model: Any) -> Any:
+    def language_of(model: StockModel) -> StockModel:
         return model.model
 
     def _parts(self) -> None:
-        self.language: Any = self.language_of(self.model)
+        self.language: StockModel = self.language_of(self.model)
 
     def preprocess(self, clip: Clip) -> Pixels:
         self._blind()

@@ -1,11 +1,11 @@
-"""Which tiles LLaVA-NeXT shows of a frame, which of them are padding, Gemma 4's budget; numbers only, no torch."""
+"""Sizes that the families resize frames to, and the tiles LLaVA-NeXT cuts them into; numbers only, no torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-__all__ = ["Size", "best_resolution", "fitted", "unpadded", "within"]
+__all__ = ["Size", "best_resolution", "fitted", "multiples", "unpadded", "within"]
 
 #: Rows and columns, of pixels or of tokens.
 Size = tuple[int, int]
@@ -41,15 +41,38 @@ def unpadded(size: Size, cells: Size) -> tuple[slice, slice]:
     return slice(0, cells[0]), slice(margin, cells[1] - margin)
 
 
-def within(size: Size, side: int, most: int) -> Size:
-    """Rows and columns of tokens of ``side`` pixels into which an image is resized: at most ``most``, in its ratio.
+def multiples(size: Size, factor: int, budget: Size, shown: int = 1, counted: int = 1) -> Size:
+    """Rows and columns of pixels, multiples of ``factor``, that the Qwen-VL processors resize frames to.
 
-    Rounded down, so that there may be far fewer.
+    The ratio of the sides is kept as far as multiples allow. Python rounds halves to even numbers, as the library does.
+
+    Args:
+        size: of a frame.
+        factor: pixels.
+        budget: least and most pixels of all frames together.
+        shown: how many frames there are.
+        counted: how many of them the rounded frames are held against the budget with.
     """
-    factor = math.sqrt(most * side**2 / (size[0] * size[1]))
+    rows, columns = (round(side / factor) * factor for side in size)
+    low, high = budget
+    if counted * rows * columns > high:
+        shrink = math.sqrt(shown * size[0] * size[1] / high)
+        rows, columns = (max(factor, math.floor(side / shrink / factor) * factor) for side in size)
+    elif counted * rows * columns < low:
+        grow = math.sqrt(low / (shown * size[0] * size[1]))
+        rows, columns = (math.ceil(side * grow / factor) * factor for side in size)
+    return rows, columns
+
+
+def within(size: Size, side: int, max_tokens: int) -> Size:
+    """Rows and columns of tokens of ``side`` pixels that Gemma 4 resizes an image to, keeping its ratio.
+
+    Rounded down, so that there may be far fewer than ``max_tokens``.
+    """
+    factor = math.sqrt(max_tokens * side**2 / (size[0] * size[1]))
     rows, columns = (math.floor(factor * length / side) for length in size)
     if not rows:
-        return 1, min(size[1] // size[0], most)
+        return 1, min(size[1] // size[0], max_tokens)
     if not columns:
-        return min(size[0] // size[1], most), 1
+        return min(size[0] // size[1], max_tokens), 1
     return rows, columns

@@ -6,18 +6,18 @@ The towers, their weights and their arithmetic are those of ``transformers``.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AttentionInterface
 
-from vidspec.models.base import Pixels
+from vidspec.models.base import Pixels, StockConfig
 
-__all__ = ["BUDGET", "WINDOWS", "chunks", "token_bytes", "window_attention"]
+__all__ = ["BUDGET", "WINDOWS", "calls_of", "chunks", "token_bytes", "window_attention"]
 
 #: Under a name with "flash" in it, the Qwen-VL towers of ``transformers`` 5.23 hand over all windows and where each
 #: begins; under any other they call once for each window and block. For models that are there: a model built from a
@@ -84,7 +84,7 @@ def _by_length(begins: torch.Tensor) -> list[tuple[int, torch.Tensor | None]]:
     return layout
 
 
-def chunks(pixels: Pixels, tokens: int, config: Any, *, every_block: bool = False) -> Iterator[Pixels]:
+def chunks(pixels: Pixels, tokens: int, config: StockConfig, *, every_block: bool = False) -> Iterator[Pixels]:
     """A clip cut between frames (temporal steps) into parts of about one length, each within :data:`BUDGET`.
 
     No tower attends from one frame to another, so what it makes of the parts is what it makes of the clip; the memory
@@ -110,7 +110,18 @@ def chunks(pixels: Pixels, tokens: int, config: Any, *, every_block: bool = Fals
         )
 
 
-def token_bytes(config: Any, *, every_block: bool = False) -> int:
+@contextmanager
+def calls_of(module: torch.nn.Module) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Collects the first argument and the result of each call of ``module`` in here."""
+    calls: list[tuple[torch.Tensor, torch.Tensor]] = []
+    handle = module.register_forward_hook(lambda _module, args, result: calls.append((args[0], result)))
+    try:
+        yield calls
+    finally:
+        handle.remove()
+
+
+def token_bytes(config: StockConfig, *, every_block: bool = False) -> int:
     """Bytes that a row of a tower's hidden states takes at most while a block computes.
 
     Counted as float32 whatever the model's dtype, for norms and rotary embeddings compute in it: nine vectors of the

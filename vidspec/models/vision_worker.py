@@ -56,16 +56,16 @@ class VisionWorker:
         context = multiprocessing.get_context("fork")
         self._connection, theirs = context.Pipe()
         self._asking = threading.Lock()
-        self._process: Any = context.Process(
+        self.process: Any = context.Process(
             target=_serve, args=(theirs, tuple(models)), name="vidspec-vision", daemon=True
         )
-        self._process.start()
+        self.process.start()
         theirs.close()
 
     @property
     def alive(self) -> bool:
         """Whether it can be asked."""
-        return not self._connection.closed and bool(self._process.is_alive())
+        return not self._connection.closed and bool(self.process.is_alive())
 
     def see(self, clip: Clip) -> list[Seen]:
         """What each of the models sees, in their order.
@@ -75,7 +75,7 @@ class VisionWorker:
             Exception: what went wrong in it.
         """
         with self._asking:
-            late = threading.Timer(PATIENCE, self._process.kill)  # or a stopped one would not even be told
+            late = threading.Timer(PATIENCE, self.process.kill)  # or a stopped one would not even be told
             late.daemon = True
             late.start()
             try:
@@ -83,7 +83,7 @@ class VisionWorker:
                 found = pickle.loads(self._connection.recv_bytes())  # of our own process
             except (OSError, EOFError) as error:
                 self.close()
-                raise OSError("the process that looks at clips has ended") from error
+                raise OSError("the process that encodes clips has ended") from error
             finally:
                 late.cancel()
         if isinstance(found, Exception):
@@ -93,8 +93,8 @@ class VisionWorker:
     def close(self) -> None:
         """End the process; a second time does nothing."""
         self._connection.close()
-        self._process.kill()
-        self._process.join()
+        self.process.kill()
+        self.process.join()
 
 
 def _serve(connection: Connection, models: Sequence[VideoLanguageModel]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from vidspec.pruning.base import Signals, top_scored
+from vidspec.pruning.base import ScoringPruner, Signals
 from vidspec.registry import key, pruners
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ Keys = Annotated[
 
 
 @pruners.register("attention")
-class Attention:
+class Attention(ScoringPruner):
     def __init__(self, keys: Keys = "all") -> None:
         self.needs = frozenset({"visual_attention" if keys == "visual" else "attention"})
 
-    def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
-        return top_scored(signals.require_attention(), signals.visual, alpha)
+    def scores(self, signals: Signals) -> torch.Tensor:
+        return signals.require_attention()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -14,8 +15,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Pruner",
+    "ScoringPruner",
     "Signals",
     "Split",
+    "best",
     "budget",
     "evenly_spaced",
     "ranked",
@@ -73,7 +76,7 @@ class Signals:
         return self.block_attention[block]
 
 
-class Pruner(Protocol):
+class Pruner(ABC):
     """Chooses the visual tokens the draft may see.
 
     ``needs`` names the signals it reads. ``features`` come with the prompt; ``attention``, ``visual_attention``,
@@ -83,12 +86,22 @@ class Pruner(Protocol):
     target, or ``family``, the target's; all have defaults.
     """
 
-    @property
-    def needs(self) -> frozenset[str]: ...
+    needs: frozenset[str] = frozenset()
 
+    @abstractmethod
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
         """(K,) sorted indices of the visual tokens kept, K = :func:`budget` of N and ``alpha``."""
-        ...
+
+
+class ScoringPruner(Pruner):
+    """Keeps the tokens with the highest scores."""
+
+    @abstractmethod
+    def scores(self, signals: Signals) -> torch.Tensor:
+        """(N,) float32, of each visual token."""
+
+    def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
+        return top_scored(self.scores(signals), signals.visual, alpha)
 
 
 def taps_for(needs: Iterable[str], prefix: Prefix) -> Taps | None:
@@ -99,36 +112,28 @@ def taps_for(needs: Iterable[str], prefix: Prefix) -> Taps | None:
     """
     from vidspec.engine.taps import Taps
 
-    whole, heads, blocks, layers = set[Literal["all", "visual"]](), False, set(), set()
-    for need in needs:
+    wanted = set(needs)
+    layers: dict[str, list[int]] = {"attention": [], "hidden": []}
+    for need in wanted - {"attention", "head_attention", "visual_attention", "features"}:
         kind, _, at = need.partition("@")
-        if need == "attention":
-            whole.add("all")
-        elif need == "visual_attention":
-            whole.add("visual")
-        elif need == "head_attention":
-            heads = True
-        elif kind == "attention" and at.isdecimal():
-            blocks.add(int(at))
-        elif kind == "hidden" and at.isdecimal():
-            layers.add(int(at))
-        elif need != "features":
+        if kind not in layers or not at.isdecimal():
             raise ValueError(
                 f"there is no signal {need!r}; there are attention, attention@l, head_attention, visual_attention, "
                 "features and hidden@l"
             )
-    if len(whole) > 1:
+        layers[kind].append(int(at))
+    if {"attention", "visual_attention"} <= wanted:
         raise ValueError("attention and visual_attention exclude each other")
-    if not (whole or heads or blocks or layers):
+    if wanted <= {"features"}:
         return None
     return Taps(
         rows=prefix.text_rows_after_video,
         visual=prefix.visual.index,
-        attention=bool(whole),
-        keys=next(iter(whole), "all"),
-        heads=heads,
-        attention_at=sorted(blocks),
-        hidden=sorted(layers),
+        attention=not wanted.isdisjoint(("attention", "visual_attention")),
+        keys="visual" if "visual_attention" in wanted else "all",
+        heads="head_attention" in wanted,
+        attention_at=sorted(layers["attention"]),
+        hidden=sorted(layers["hidden"]),
     )
 
 
@@ -189,27 +194,37 @@ def split(visual: VisualTokens, alpha: float) -> Split:
     return Split(required, (~visual.required).nonzero()[:, 0], places - len(required))
 
 
-def with_required(order: torch.Tensor, visual: VisualTokens, alpha: float) -> torch.Tensor:
-    """Fill the budget: required tokens first, then others in the given order of preference.
+def with_required(order: torch.Tensor, visual: VisualTokens, wanted: int) -> torch.Tensor:
+    """Required tokens first, then others in the given order of preference.
 
     Args:
         order: a permutation of the N tokens, best first.
-        visual: the tokens; those ``required`` count towards the budget.
-        alpha: share to prune.
+        visual: the tokens; those ``required`` count towards ``wanted``.
+        wanted: how many.
 
     Returns:
-        (K,) sorted indices.
+        (wanted,) sorted indices.
     """
     import torch
 
     required = visual.required.to(order.device)[order]
-    preferred = torch.cat([order[required], order[~required]])
-    return preferred[: budget(len(visual), alpha)].sort().values
+    return torch.cat([order[required], order[~required]])[:wanted].sort().values
+
+
+def best(scores: torch.Tensor, visual: VisualTokens, wanted: int) -> torch.Tensor:
+    """(wanted,) sorted: the tokens that must stay, then those with the highest scores, of equal ones the earlier.
+
+    Args:
+        scores: (N,) of the visual tokens.
+        visual: the tokens; those ``required`` count towards ``wanted``.
+        wanted: how many.
+    """
+    return with_required(scores.sort(descending=True, stable=True).indices, visual, wanted)
 
 
 def top_scored(scores: torch.Tensor, visual: VisualTokens, alpha: float) -> torch.Tensor:
     """The best-scored tokens within the budget; of equal scores the earlier token."""
-    return with_required(scores.sort(descending=True, stable=True).indices, visual, alpha)
+    return best(scores, visual, budget(len(visual), alpha))
 
 
 def evenly_spaced(count: int, wanted: int, device: torch.device | None = None) -> torch.Tensor:

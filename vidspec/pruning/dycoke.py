@@ -9,9 +9,9 @@ averaged. When these frames are used up, the groups' first frames are merged in 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from vidspec.pruning.base import Signals, evenly_spaced, split, token_grid
+from vidspec.pruning.base import Pruner, Signals, evenly_spaced, split, token_grid
 from vidspec.registry import pruners
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @pruners.register("dycoke")
-class DyCoke:
-    needs: ClassVar[frozenset[str]] = frozenset({"features"})
+class DyCoke(Pruner):
+    needs = frozenset({"features"})
 
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
         from vidspec.pruning.scores import merge_similarity

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from vidspec.pruning.base import Signals, token_grid, whole_frames
+from vidspec.pruning.base import Pruner, Signals, token_grid, whole_frames
 from vidspec.registry import pruners
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 @pruners.register("fastvid")
-class FastVID:
-    needs: ClassVar[frozenset[str]] = frozenset({"features"})
+class FastVID(Pruner):
+    needs = frozenset({"features"})
 
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
         from vidspec.pruning.scores import frame_dissimilarity

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from vidspec.pruning.base import Signals, evenly_spaced, split, whole_frames
+from vidspec.pruning.base import Pruner, Signals, evenly_spaced, split, whole_frames
 from vidspec.registry import pruners
 
 if TYPE_CHECKING:
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 
 @pruners.register("frame")
-class Frame:
-    needs: ClassVar[frozenset[str]] = frozenset()
-
+class Frame(Pruner):
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
         import torch
 

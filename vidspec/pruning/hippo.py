@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from vidspec.errors import ProfileError
 from vidspec.pruning.attention import Keys
-from vidspec.pruning.base import Signals, token_grid, top_scored
+from vidspec.pruning.base import ScoringPruner, Signals, token_grid
 from vidspec.registry import key, pruners
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ _COSINE, _VARIANCE = 1e-6, 1e-12
 
 
 @pruners.register("hippo")
-class Hippo:
+class Hippo(ScoringPruner):
     """Each term can be switched off, as in the paper's ablations."""
 
     def __init__(
@@ -33,16 +33,9 @@ class Hippo:
                 "nearest valid choice: prune.attention_term: true"
             )
         self.attention_term, self.temporal_term, self.spatial_term = attention_term, temporal_term, spatial_term
-        self.keys = keys
-
-    @property
-    def needs(self) -> frozenset[str]:
-        attention = "visual_attention" if self.keys == "visual" else "attention"
-        seen = {"features"} if self.temporal_term or self.spatial_term else set()
-        return frozenset(seen | ({attention} if self.attention_term else set()))
-
-    def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
-        return top_scored(self.scores(signals), signals.visual, alpha)
+        attention = "visual_attention" if keys == "visual" else "attention"
+        wanted = {attention: attention_term, "features": temporal_term or spatial_term}
+        self.needs = frozenset(name for name, term in wanted.items() if term)
 
     def scores(self, signals: Signals) -> torch.Tensor:
         """(N,) float32: the sum of the frame-normalised terms (Eq. 7).

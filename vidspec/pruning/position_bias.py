@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 __all__ = [
     "Pair",
     "PositionBias",
+    "at_borders",
     "border_share",
     "ends_share",
     "frame_shares",
-    "over_bins",
     "position_bias",
     "rasters",
 ]
@@ -39,26 +38,21 @@ class PositionBias:
     """The position bias of one choice of visual tokens, separators left out.
 
     Attributes:
-        bins: shares of the kept tokens in equal stretches of the video, in the order of the prompt; they add up to 1.
         first, last: the ends of the video, see :func:`ends_share`.
         rows: upper and lower border of the frames, see :func:`border_share`.
         columns: left and right border.
-        peak_rows: the largest share of ``rows`` among the kept tokens of a single frame (HIPPO Fig. 2: 57.8%).
     """
 
-    bins: tuple[float, ...]
     first: Pair
     last: Pair
     rows: Pair
     columns: Pair
-    peak_rows: float
 
 
 def position_bias(
     grid: tuple[int, int, int],
     cells: Sequence[int],
     kept: Sequence[int],
-    bins: int = 10,
     views: Sequence[tuple[int, int]] = (),
 ) -> PositionBias | None:
     """What ParallelVLM Fig. 4 and HIPPO Fig. 2 and 8 measure, of one clip.
@@ -67,7 +61,6 @@ def position_bias(
         grid: frames (temporal steps), rows and columns of visual tokens.
         cells: of each of N visual tokens its cell, counted frame by frame in raster order; -1 for separators.
         kept: indices of the tokens kept.
-        bins: stretches of the video.
         views: rows and columns of each of several rasters, one below the other, that show the whole frame each.
 
     Returns:
@@ -79,16 +72,11 @@ def position_bias(
         return None
     share, whole = frame_shares(grid, chosen), frame_shares(grid, places)
     first, last = (Pair(*(ends_share(of)[end] for of in (share, whole))) for end in (0, 1))
-    by_frame: dict[int, list[int]] = {}
-    for cell in chosen:
-        by_frame.setdefault(cell // (grid[1] * grid[2]), []).append(cell)
     return PositionBias(
-        bins=over_bins(share, bins),
         first=first,
         last=last,
-        rows=Pair(*(_at_borders(grid, views, of, axis=0) for of in (chosen, places))),
-        columns=Pair(*(_at_borders(grid, views, of, axis=1) for of in (chosen, places))),
-        peak_rows=max(_at_borders(grid, views, of, axis=0) for of in by_frame.values()),
+        rows=Pair(*(at_borders(grid, views, of, axis=0) for of in (chosen, places))),
+        columns=Pair(*(at_borders(grid, views, of, axis=1) for of in (chosen, places))),
     )
 
 
@@ -136,7 +124,7 @@ def rasters(grid: tuple[int, int, int], views: Sequence[tuple[int, int]]) -> lis
     return found
 
 
-def _at_borders(
+def at_borders(
     grid: tuple[int, int, int], views: Sequence[tuple[int, int]], cells: Sequence[int], *, axis: int
 ) -> float:
     """:func:`border_share` of rows (axis 0) or columns (1), each cell in the raster it lies in."""
@@ -147,18 +135,3 @@ def _at_borders(
         places = [cell % columns if axis else cell // columns % rows - first for cell in inside]
         borders += border_share(places, wide if axis else high) * len(places)
     return borders / max(1, len(cells))
-
-
-def over_bins(shares: Sequence[float], bins: int) -> tuple[float, ...]:
-    """Shares of frames as shares of ``bins`` equal stretches of the video, their sum unchanged.
-
-    A frame f of F covers [f/F, (f+1)/F) of the video; one that lies across a border of stretches is divided there.
-    """
-    borders = [number * len(shares) for number in range(bins + 1)]  # in units of 1 / (bins * F)
-    found = []
-    for low, high in pairwise(borders):
-        covered = ((max(low, f * bins), min(high, (f + 1) * bins)) for f in range(len(shares)))
-        found.append(
-            sum(share * max(0, end - start) / bins for share, (start, end) in zip(shares, covered, strict=True))
-        )
-    return tuple(found)

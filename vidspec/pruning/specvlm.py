@@ -7,9 +7,9 @@ first and the last of the remaining tokens among those kept, as the released cod
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
-from vidspec.pruning.base import Signals, split
+from vidspec.pruning.base import Pruner, Signals, split
 from vidspec.registry import key, pruners
 
 if TYPE_CHECKING:
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 @pruners.register("specvlm")
-class SpecVLM:
+class SpecVLM(Pruner):
     """Two-stage pruning by the target's attention.
 
     Args:
         family: of the target; App. A has 0.5 for Qwen2.5-VL, taken here for all of Qwen's, and 0.4 for LLaVA-OneVision.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"attention"})
+    needs = frozenset({"attention"})
 
     def __init__(
         self,

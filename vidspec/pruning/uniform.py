@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from vidspec.pruning.base import Signals, evenly_spaced, split
+from vidspec.pruning.base import Pruner, Signals, evenly_spaced, split
 from vidspec.registry import pruners
 
 if TYPE_CHECKING:
@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 
 
 @pruners.register("uniform")
-class Uniform:
-    needs: ClassVar[frozenset[str]] = frozenset()
-
+class Uniform(Pruner):
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
         parts = split(signals.visual, alpha)
         return parts.kept(parts.free[evenly_spaced(len(parts.free), parts.wanted, parts.free.device)])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from vidspec.config.bounds import LAYERS
 from vidspec.errors import ProfileError
-from vidspec.pruning.base import Signals, top_scored
+from vidspec.pruning.base import ScoringPruner, Signals
 from vidspec.registry import key, pruners
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def signal_layer(layer: int | None, depth: int | None, *, last: int | None = Non
 
 
 @pruners.register("uv")
-class UVPrune:
+class UVPrune(ScoringPruner):
     """UV-Prune: similarity variation between layer 0 and layer L.
 
     Args:
@@ -62,14 +62,10 @@ class UVPrune:
 
     def __init__(self, layer: Layer = None, depth: int | None = None) -> None:
         self.layer = signal_layer(layer, depth)
+        self.needs = frozenset({"hidden@0", f"hidden@{self.layer}"})
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"hidden@0", f"hidden@{self.layer}"})
-
-    def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
+    def scores(self, signals: Signals) -> torch.Tensor:
         from vidspec.pruning.scores import similarity_variation
 
         deep, shallow = signals.require_hidden(self.layer), signals.require_hidden(0)
-        scores = similarity_variation(deep, shallow, signals.visual.index, signals.require_text())
-        return top_scored(scores, signals.visual, alpha)
+        return similarity_variation(deep, shallow, signals.visual.index, signals.require_text())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vidspec.pruning.base import Signals, top_scored
+from vidspec.pruning.base import ScoringPruner, Signals
 from vidspec.pruning.uv import Layer, signal_layer
 from vidspec.registry import pruners
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @pruners.register("uv_attention")
-class UVAttention:
+class UVAttention(ScoringPruner):
     """Variation of the text's attention between block 0 and block L; the last layer is the one the last block reads.
 
     Args:
@@ -27,11 +27,8 @@ class UVAttention:
 
     def __init__(self, layer: Layer = None, depth: int | None = None) -> None:
         self.layer = signal_layer(layer, depth, last=None if depth is None else depth - 1)
+        self.needs = frozenset({"attention@0", f"attention@{self.layer}"})
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"attention@0", f"attention@{self.layer}"})
-
-    def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
+    def scores(self, signals: Signals) -> torch.Tensor:
         deep, shallow = signals.require_block_attention(self.layer), signals.require_block_attention(0)
-        return top_scored(deep - shallow.to(deep.device), signals.visual, alpha)
+        return deep - shallow.to(deep.device)

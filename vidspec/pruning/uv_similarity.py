@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vidspec.pruning.base import Signals, top_scored
+from vidspec.pruning.base import ScoringPruner, Signals
 from vidspec.pruning.uv import Layer, signal_layer
 from vidspec.registry import pruners
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @pruners.register("uv_similarity")
-class UVSimilarity:
+class UVSimilarity(ScoringPruner):
     """Similarity to the text at layer L alone.
 
     Args:
@@ -22,13 +22,9 @@ class UVSimilarity:
 
     def __init__(self, layer: Layer = None, depth: int | None = None) -> None:
         self.layer = signal_layer(layer, depth)
+        self.needs = frozenset({f"hidden@{self.layer}"})
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({f"hidden@{self.layer}"})
-
-    def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
+    def scores(self, signals: Signals) -> torch.Tensor:
         from vidspec.pruning.scores import text_similarity
 
-        scores = text_similarity(signals.require_hidden(self.layer), signals.visual.index, signals.require_text())
-        return top_scored(scores, signals.visual, alpha)
+        return text_similarity(signals.require_hidden(self.layer), signals.visual.index, signals.require_text())

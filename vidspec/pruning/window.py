@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from vidspec.pruning.base import Signals, split
+from vidspec.pruning.base import Pruner, Signals, split
 from vidspec.registry import key, pruners
 
 if TYPE_CHECKING:
@@ -12,10 +12,8 @@ if TYPE_CHECKING:
 
 
 @pruners.register("window")
-class Window:
+class Window(Pruner):
     """A window over the visual tokens in prompt order."""
-
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(
         self,

@@ -4,11 +4,11 @@ reading    the calls, read and read_at: path -> Clip
 base       Clip, SourceFacts, Index, the Decoder protocol
 opening    a file opened, or the one error that says what is wrong with it
 payload    what no encoder writes, in the bytes of compressed pictures
-probing    the index of a file's frames, and which decoder may be trusted with it
+probing    the index of a file's frames
 sample     which frames to take: pure arithmetic
-resize     smaller frames
+resize     upright RGB of decoded pictures, smaller where wanted
 sound      what is heard while the frames are seen
-decode_av, decode_decord, decode_nvdec   the decoders behind ``base.Decoder``
+decode_av, decode_decord, decode_hardware   the decoders behind ``base.Decoder``
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from vidspec.errors import UsageError
 from vidspec.events.source import SourceFacts
 
-__all__ = ["Clip", "Damage", "Decoder", "Frame", "Index", "NotDelivered", "Turn", "format_seconds"]
+__all__ = ["Clip", "Damage", "Decoder", "Frame", "Index", "NotDelivered", "Put", "Turn", "format_seconds"]
 
 Frame = NDArray[np.uint8]
 """One picture, upright: (height, width, 3), uint8, RGB."""
+Put: TypeAlias = Callable[[int, Frame], None]
+"""Takes a frame by its position in the index: each once, in any order, from any thread."""
 
 
 @dataclass(frozen=True)
@@ -170,8 +172,8 @@ class Decoder(Protocol):
 
     name: str
 
-    def frames(self, index: Index, wanted: Sequence[int]) -> Iterator[tuple[int, Frame]]:
-        """Yields (position, upright frame) once for each of ``wanted``: positions in ``index``, increasing."""
+    def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: Put) -> None:
+        """Delivers each of ``wanted`` (increasing positions in ``index``), scaled to ``size`` (width, height)."""
         ...
 
 

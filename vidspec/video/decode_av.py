@@ -1,41 +1,54 @@
-"""Decodes with PyAV: seeks to each frame's keyframe and accepts a frame only by its own timestamp or count.
+"""Decodes with PyAV: groups of wanted frames from their keyframes on, several groups at a time.
 
-It conceals nothing: the decoder is told to fail on damage, and what depends on damaged data is not delivered. Changed
-bits that leave a valid stream cannot be noticed: no codec here has checksums. docs/damage.md counts them.
+A frame is accepted only by its own timestamp or count. Nothing is concealed: the decoder is told to fail on damage, and
+what depends on damaged data is not delivered. Changed bits that leave a valid stream cannot be noticed: no codec here
+has checksums. docs/damage.md counts them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, closing
-from typing import Any, Literal, NamedTuple
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import chain
+from typing import Literal, NamedTuple, cast
 
 import av
 import numpy as np
 from av.bitstream import BitStreamFilterContext
+from av.stream import Stream
 
-from vidspec.video.base import Frame, Index, NotDelivered
-from vidspec.video.opening import accelerated, opened, packets_of, video_streams
-from vidspec.video.payload import without_stuffing
+from vidspec.video.base import Index, NotDelivered, Put
+from vidspec.video.opening import accelerated, codec_name, opened, packets_of, video_streams
+from vidspec.video.payload import has_layers, without_stuffing
+from vidspec.video.resize import upright
 
-__all__ = ["AvDecoder", "decode_all"]
+__all__ = ["AvDecoder", "Reading", "decode_all"]
 
 # Up to so many frames onward, decoding on is cheaper than seeking.
 _DECODE_ON = 8
-# Each thread holds a frame of its own: together no more pixels than this, which is two of 8K.
-_MOST_THREADS = 8
-_MOST_PIXELS = 1 << 26
+_MAX_THREADS = 8
+# Each thread of a decoder holds a frame of its own: together no more pixels than this, which is two of 8K.
+_MAX_THREAD_PIXELS = 1 << 26
+# A decoder holds the frames that others refer to, up to 16 and rarely more than 5: of all that run at a time, so many
+# pixels in one picture of each. Eight of 1080p, two of 4K.
+_MAX_DECODER_PIXELS = 1 << 24
+
+# Codecs of which FFmpeg's decoder leaves out pictures that no other refers to, if it is told to, and gives the same
+# others. (libvpx and dav1d are not told picture by picture.)
+_SKIPPING = {"h264", "hevc", "mpeg2video", "mpeg4"}
 
 
 class Reading(NamedTuple):
-    """A way to decode: by which decoder (None: the one FFmpeg prefers), with threads for frames or for slices; or by an
-    NVIDIA GPU's.
+    """A way to decode: by which decoder (None: the one FFmpeg prefers), with threads for frames or for slices; or by
+    hardware, of FFmpeg's name for it.
     """
 
     decoder: str | None = None
     threads: Literal["FRAME", "SLICE"] = "FRAME"
-    hardware: bool = False
+    hardware: str | None = None
 
 
 _PLAIN = Reading()
@@ -44,14 +57,17 @@ _PLAIN = Reading()
 #: data end too early or too late. Where x265 coded rows apart, threads for slices begin each where it must begin, and
 #: one after the other where the last has ended: after damage the two part, as do two decoders of VP8 or VP9.
 _READINGS = {
-    "vp9": (Reading("libvpx-vp9"), Reading()),
-    "vp8": (Reading(), Reading("libvpx")),
-    "hevc": (Reading(), Reading(threads="SLICE")),
+    "vp9": (Reading("libvpx-vp9"), _PLAIN),
+    "vp8": (_PLAIN, Reading("libvpx")),
+    "hevc": (_PLAIN, Reading(threads="SLICE")),
 }
 
 
 class AvDecoder:
-    """The PyAV decoder; see ``base.Decoder``. ``allow_damaged``: what cannot be delivered exactly is left out."""
+    """The PyAV decoder; see ``base.Decoder``.
+
+    ``allow_damaged``: what cannot be delivered exactly is left out.
+    """
 
     name = "av"
 
@@ -60,77 +76,246 @@ class AvDecoder:
 
     def readings(self, index: Index) -> tuple[Reading, ...]:
         """The ways whose pictures must agree; only the first where damage is allowed."""
-        return _READINGS.get(index.codec, (Reading(),))
+        found = _READINGS.get(index.codec, (_PLAIN,))
+        return found[:1] if self.allow_damaged else found
 
-    def frames(self, index: Index, wanted: Sequence[int]) -> Iterator[tuple[int, Frame]]:
-        """Yields (position, upright frame) for each of ``wanted`` (increasing positions in ``index``).
-
-        Raises NotDelivered at the first frame that cannot be decoded exactly, VideoError if the file is gone.
+    def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: Put) -> None:
+        """See ``base.Decoder``. Raises NotDelivered at the first frame that cannot be decoded exactly, unless damage is
+        allowed; VideoError if the file is gone.
         """
-        for position, picture in self.pictures(index, wanted):
-            yield position, upright(index, picture)
+        _Work(index, wanted, self.readings(index), size, put).run(self.allow_damaged)
 
-    def pictures(self, index: Index, wanted: Sequence[int]) -> Generator[tuple[int, Any], None, None]:
-        """As ``frames``, but pictures as they leave the decoder: cheap where only their being whole matters."""
-        by = _by_count if index.order == "count" else _by_pts
-        readings = self.readings(index)
-        if self.allow_damaged:
-            yield from by(index, wanted, readings[0], allow_damaged=True)
-            return
+
+class _Work:
+    """The wanted frames of a file that are to be decoded, in groups that share a keyframe.
+
+    Groups are decoded first with what can be left out left out, then as they are; what they do not give, in one pass
+    over the whole file.
+    """
+
+    def __init__(
+        self, index: Index, wanted: Sequence[int], readings: tuple[Reading, ...], size: tuple[int, int], put: Put
+    ) -> None:
+        self.index, self.readings, self.size, self._put = index, readings, size, put
+        self.left = set(wanted)
+        self.groups = deque(_groups(index, wanted) if index.order == "pts" else ())
+
+    def run(self, allow_damaged: bool) -> None:
+        """Decode all; with damage allowed, all that is whole."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        pixels = max(1, self.index.width * self.index.height) * len(self.readings)
+        workers = max(1, min(cores, len(self.groups), _MAX_DECODER_PIXELS // pixels))
+        if self.readings[0].hardware:
+            workers = 1
+        threads = max(2 if workers == 1 else 1, cores // workers)
+        if self.groups and workers == 1:
+            self._decode_groups(threads)
+        elif self.groups:
+            with ThreadPoolExecutor(workers, "decoder") as pool:
+                for done in [pool.submit(self._decode_groups, threads) for _ in range(workers)]:
+                    done.result()
+        if self.left:
+            self._decode_file(allow_damaged)
+
+    def _decode_groups(self, threads: int) -> None:
+        """Decode groups until there is none left, or one does not give all its frames: then all are left to one pass
+        over the file, which tells why.
+        """
+        try:
+            with ExitStack() as stack:
+                sources = self._opened(stack, threads)
+                while self.groups:
+                    try:
+                        group = self.groups.popleft()
+                    except IndexError:  # another thread was faster
+                        return
+                    for fast in (True, False):
+                        group = group[self._take(source.group(group, fast) for source in sources) :]
+                        if not group:
+                            break
+                    if group:
+                        self.groups.clear()
+        except BaseException:
+            self.groups.clear()
+            raise
+
+    def _decode_file(self, allow_damaged: bool) -> None:
+        wanted = sorted(self.left)
         with ExitStack() as stack:
-            first, *others = (stack.enter_context(closing(by(index, wanted, reading))) for reading in readings)
-            for position, picture in first:
-                for other in others:
-                    if not _identical(picture, next(other, (position, None))[1]):
-                        raise NotDelivered("its data are damaged", damaged=True, position=position)
-                yield position, picture
+            sources = self._opened(stack, None)
+            whole = _Source.by_pts if self.index.order == "pts" else _Source.by_count
+            self._take(whole(source, wanted, allow_damaged) for source in sources)
+
+    def _opened(self, stack: ExitStack, threads: int | None) -> list[_Source]:
+        """The file, once for each reading; closed with ``stack``."""
+        path = self.index.path
+        files = [stack.enter_context(opened(path, reading.hardware)) for reading in self.readings]
+        return [_Source(self.index, *one, threads) for one in zip(files, self.readings, strict=True)]
+
+    def _take(self, passes: Iterator[Iterator[tuple[int, av.VideoFrame]]]) -> int:
+        """Deliver the pictures in which all passes agree; returns how many."""
+        count = 0
+        for (position, picture), *others in zip(*passes, strict=False):
+            if not all(_identical(picture, other) for _, other in others):
+                raise NotDelivered("its data are damaged", damaged=True, position=position)
+            self._put(position, upright(picture, self.index, self.size))
+            self.left.discard(position)
+            count += 1
+        return count
 
 
-def upright(index: Index, picture: Any) -> Frame:
-    """A decoded picture as RGB of the index's size (streams may change theirs on the way)."""
-    width, height = index.turn.size(index.width, index.height)
-    return np.ascontiguousarray(index.turn.apply(picture.to_ndarray(format="rgb24", width=width, height=height)))
+class _Source:
+    """An open file of which pictures are decoded in one way."""
+
+    def __init__(
+        self, index: Index, container: av.container.InputContainer, reading: Reading, threads: int | None = None
+    ) -> None:
+        self.index, self.container, self.reading, self.threads = index, container, reading, threads
+        self.stream = video_streams(container)[0]
+        self._plain = bool(reading.hardware)
+
+    def group(self, group: Sequence[int], fast: bool) -> Iterator[tuple[int, av.VideoFrame]]:
+        """(position, picture) of frames that depend on one keyframe; ends early where a frame does not come.
+
+        ``fast``: nothing is decoded that none of them needs. It delivers no interlaced pictures, of which two packets
+        may make one.
+        """
+        if fast and self._plain:
+            return
+        pts = self.index.pts
+        key = int(np.searchsorted(self.index.key_pts, pts[group[0]], side="right")) - 1
+        packets = self._seek(key) if key >= 0 else None
+        if packets is None:
+            return
+        only = frozenset(pts[list(group)].tolist()) if fast else None
+        pictures = decode_all(
+            self.stream,
+            packets,
+            first_pts=int(self.index.key_pts[key]),
+            reading=self.reading,
+            threads=self.threads,
+            only=only,
+        )
+        left = deque(group)
+        for picture in pictures:
+            if picture is None or (fast and picture.interlaced_frame):
+                self._plain = self._plain or fast
+                return
+            if picture.pts is None or picture.pts < pts[left[0]]:
+                continue
+            if picture.pts > pts[left[0]]:
+                return
+            yield left.popleft(), picture
+            if not left:
+                return
+
+    def by_pts(self, wanted: Sequence[int], allow_damaged: bool) -> Iterator[tuple[int, av.VideoFrame]]:
+        """(position, picture) in one pass from the start; past a frame that does not come only if damage is allowed."""
+        pts, left, damaged = self.index.pts, deque(wanted), False
+        packets = packets_of(self.container, self.stream)
+        for picture in decode_all(self.stream, packets, reading=self.reading, threads=1):
+            damaged = damaged or picture is None
+            if picture is None or picture.pts is None:
+                continue
+            while left and pts[left[0]] < picture.pts:
+                if not allow_damaged:
+                    raise NotDelivered("its data are damaged", damaged=damaged, position=left[0])
+                left.popleft()
+            if left and pts[left[0]] == picture.pts:
+                yield left.popleft(), picture
+            if not left:
+                return
+        if not allow_damaged:
+            raise NotDelivered("its data are damaged", damaged=damaged, position=left[0])
+
+    def by_count(self, wanted: Sequence[int], allow_damaged: bool) -> Iterator[tuple[int, av.VideoFrame]]:
+        """As :meth:`by_pts`, of a stream whose pictures are counted."""
+        left, raw = deque(wanted), self.index.raw
+        pictures = decode_all(self.stream, packets_of(self.container, self.stream), reading=self.reading)
+        for position, picture in enumerate(pictures):
+            if picture is None:
+                break
+            given = Index.NO_PTS if picture.pts is None else picture.pts
+            if position >= len(raw) or given != raw[position]:
+                raise NotDelivered("it decodes differently each time", position=left[0])
+            if position == left[0]:
+                yield left.popleft(), picture
+                if not left:
+                    return
+        if not allow_damaged:
+            raise NotDelivered("its data are damaged", damaged=True, position=left[0])
+
+    def _seek(self, key: int) -> Iterator[av.Packet[Stream]] | None:
+        """The packets from keyframe number ``key`` on, or from one before it; None where seeking does not lead there.
+
+        Containers seek by presentation or by decoding time, and some miss: the packet that comes is what counts.
+        """
+        for goal in dict.fromkeys((int(self.index.key_pts[key]), int(self.index.key_dts[key]))):
+            try:
+                self.container.seek(goal, stream=self.stream, backward=True)
+                packets = packets_of(self.container, self.stream)
+                first = next(packets, None)
+            except (av.error.FFmpegError, OSError):
+                return None
+            if first and first.is_keyframe and first.pts is not None and first.pts <= self.index.key_pts[key]:
+                return chain([first], packets)
+        return None
 
 
-def _identical(one: Any, other: Any) -> bool:
+def _groups(index: Index, wanted: Sequence[int]) -> list[list[int]]:
+    """``wanted`` split where seeking to the next frame's keyframe is better than decoding on to it."""
+    keys = np.searchsorted(index.key_pts, index.pts[np.asarray(wanted)], side="right")
+    groups = [[wanted[0]]]
+    for number in range(1, len(wanted)):
+        if keys[number] == keys[number - 1] or wanted[number] - wanted[number - 1] <= _DECODE_ON:
+            groups[-1].append(wanted[number])
+        else:
+            groups.append([wanted[number]])
+    return groups
+
+
+def _identical(one: av.VideoFrame, other: av.VideoFrame) -> bool:
     """Whether two pictures have the same bytes, apart from the padding of their rows and from transparency.
 
     Only libvpx decodes the transparency (``yuva420p``) that WebM carries beside the pictures.
     """
-    if other is None or one.format.name.replace("yuva", "yuv") != other.format.name.replace("yuva", "yuv"):
+    if one.format.name.replace("yuva", "yuv") != other.format.name.replace("yuva", "yuv"):
         return False
     for ours, theirs in zip(one.planes[:3], other.planes[:3], strict=True):
         if (ours.width, ours.height) != (theirs.width, theirs.height):
             return False
-        rows = [np.frombuffer(p, np.uint8).reshape(p.height, -1) for p in (ours, theirs)]
-        used = min(ours.width * _sample_bytes(one), *(row.shape[1] for row in rows))
+        rows = [np.frombuffer(memoryview(p), np.uint8).reshape(p.height, -1) for p in (ours, theirs)]
+        sample_bytes = 2 if one.format.components[0].bits > 8 else 1
+        used = min(ours.width * sample_bytes, *(row.shape[1] for row in rows))
         if not np.array_equal(rows[0][:, :used], rows[1][:, :used]):
             return False
     return True
 
 
-def _sample_bytes(picture: Any) -> int:
-    return 2 if picture.format.components[0].bits > 8 else 1
-
-
 def decode_all(
-    container: av.container.InputContainer,
-    stream: Any,
+    stream: av.VideoStream,
+    packets: Iterator[av.Packet[Stream]],
     *,
     first_pts: int | None = None,
     reading: Reading = _PLAIN,
-    careful: bool = False,
-) -> Iterator[Any]:
-    """Every picture from here on, in presentation order; None stands where data is damaged.
+    threads: int | None = None,
+    only: Collection[int] | None = None,
+) -> Iterator[av.VideoFrame | None]:
+    """Every picture of ``packets``, in presentation order; None stands where data is damaged.
 
     After damage, pictures resume at the next keyframe, without those that lead it. ``first_pts``: pictures before it
-    are dropped too (they depend on what was before the seek). ``careful``: with one thread, which loses none of the
-    pictures before the damage; several notice it late, and what is inside the decoder then may depend on it.
+    are dropped too (they depend on what was before the seek). ``threads``: with one, none of the pictures before the
+    damage is lost; several notice it late, and what is inside the decoder then may depend on it. ``only``: the
+    timestamps of the pictures that are wanted; others may be left out, and it ends when these are through.
     """
-    codec = _decoder(stream, reading, careful)
+    codec = _decoder(stream, reading, threads)
+    careful = threads == 1
     split = BitStreamFilterContext("vp9_superframe_split", stream) if codec.name == "libvpx-vp9" else None
+    name = codec_name(codec)
+    skips = only is not None and name in _SKIPPING and not has_layers(name, stream.codec_context.extradata or b"")
+    missing = set(only or ())
     floor, waiting = first_pts, False
-    packets = packets_of(container, stream)
+    codec.skip_frame = "DEFAULT"
     while True:
         try:
             packet = next(packets, None)
@@ -147,8 +332,10 @@ def decode_all(
                 continue
             waiting, floor = False, packet.pts
             codec.flush_buffers()
+        if skips:
+            codec.skip_frame = "DEFAULT" if packet.pts in missing else "NONREF"
         broken = bool(packet.is_corrupt and packet.size)
-        pictures: list[Any] = []
+        pictures: list[av.VideoFrame] = []
         if not broken:
             try:
                 pictures = [picture for part in _parts(packet, codec.name, split) for picture in codec.decode(part)]
@@ -167,28 +354,37 @@ def decode_all(
         if broken:
             waiting = True
             yield None
+        elif missing:
+            missing.discard(packet.pts)
+            if not missing:
+                yield from (picture for picture in _drain(codec, True) if _from(picture, floor))
+                return
 
 
-def _decoder(stream: Any, reading: Reading, careful: bool) -> Any:
+def _decoder(stream: av.VideoStream, reading: Reading, threads: int | None) -> av.VideoCodecContext:
     """The codec context that decodes ``stream`` so, told to fail on damage rather than to conceal it."""
     codec = stream.codec_context
     if reading.hardware and not accelerated(codec):
         raise NotDelivered(f"{codec.name} is not among what it decodes")
     pixels = max(1, codec.width * codec.height)
     if reading.decoder is not None and codec.pix_fmt == "yuv420p":
-        codec = av.CodecContext.create(reading.decoder, "r")
+        codec = cast("av.VideoCodecContext", av.CodecContext.create(reading.decoder, "r"))
     if not codec.is_open:
         codec.options = {**codec.options, "err_detect": "crccheck+bitstream+buffer+explode"}
         codec.thread_type = reading.threads
-        # libvpx with several threads does not look where each tile's data end.
-        alone = reading.hardware or reading.decoder == "libvpx-vp9" or (careful and reading.threads == "FRAME")
-        most = _MOST_PIXELS // pixels if reading.threads == "FRAME" else _MOST_THREADS  # slices share one frame
-        threads = min(max(2, os.cpu_count() or 1), _MOST_THREADS, most)
-        codec.thread_count = 1 if alone else max(1, threads)
+        threads = min(threads or max(2, os.cpu_count() or 1), _MAX_THREADS)
+        if reading.hardware or reading.decoder == "libvpx-vp9":  # with several it does not look where each tile ends
+            codec.thread_count = 1
+        elif reading.threads == "SLICE":  # a way to decode that one thread does not have; they share one frame
+            codec.thread_count = max(2, threads)
+        else:
+            codec.thread_count = max(1, min(threads, _MAX_THREAD_PIXELS // pixels))
     return codec
 
 
-def _parts(packet: Any, codec: str, split: BitStreamFilterContext | None) -> list[Any]:
+def _parts(
+    packet: av.Packet[Stream], codec: str, split: BitStreamFilterContext | None
+) -> list[av.Packet[Stream] | None]:
     """What the decoder is given for ``packet``: no stuffing; each picture of a VP9 superframe, which ``split`` parts.
 
     libvpx looks where a picture's data end only if that is where the packet ends.
@@ -196,7 +392,7 @@ def _parts(packet: Any, codec: str, split: BitStreamFilterContext | None) -> lis
     if not packet.size:
         return [None]
     if split is not None:
-        return split.filter(packet)
+        return list(split.filter(packet))
     if codec in ("mpeg1video", "mpeg2video", "mpeg4"):
         data = bytes(packet)
         bare = without_stuffing(data, codec)
@@ -205,134 +401,21 @@ def _parts(packet: Any, codec: str, split: BitStreamFilterContext | None) -> lis
     return [packet]
 
 
-def _rewritten(packet: Any, data: bytes) -> Any:
+def _rewritten(packet: av.Packet[Stream], data: bytes) -> av.Packet[Stream]:
     """A packet of ``data`` with the times of another."""
-    made = av.Packet(data)
+    made: av.Packet[Stream] = av.Packet(data)
     made.pts, made.dts, made.time_base = packet.pts, packet.dts, packet.time_base
     return made
 
 
-def _from(picture: Any, floor: int | None) -> bool:
+def _from(picture: av.VideoFrame, floor: int | None) -> bool:
     """Whether a picture is not before ``floor``."""
     return floor is None or picture.pts is None or bool(picture.pts >= floor)
 
 
-def _drain(codec: Any, careful: bool) -> list[Any]:
-    """The pictures still inside the decoder that are known to be from before the damage."""
+def _drain(codec: av.VideoCodecContext, careful: bool) -> list[av.VideoFrame]:
+    """The pictures still inside the decoder, where they are known to be from before the damage."""
     try:
-        if not careful:
-            return []
-        return list(codec.decode(None))
+        return list(codec.decode(None)) if careful else []
     except av.error.FFmpegError:
         return []
-
-
-def _by_count(
-    index: Index, wanted: Sequence[int], reading: Reading, *, allow_damaged: bool = False
-) -> Generator[tuple[int, Any], None, None]:
-    left = list(wanted)
-    with opened(index.path, hardware=reading.hardware) as container:
-        for position, picture in enumerate(decode_all(container, video_streams(container)[0], reading=reading)):
-            if picture is None:
-                break
-            given = Index.NO_PTS if picture.pts is None else picture.pts
-            if position >= len(index) or given != index.raw[position]:
-                raise NotDelivered("it decodes differently each time", position=left[0])
-            if position == left[0]:
-                yield left.pop(0), picture
-                if not left:
-                    return
-    if not allow_damaged:
-        raise NotDelivered("its data are damaged", damaged=True, position=left[0])
-
-
-def _by_pts(
-    index: Index, wanted: Sequence[int], reading: Reading, *, allow_damaged: bool = False
-) -> Generator[tuple[int, Any], None, None]:
-    """Seeks from run to run; where a seek does not deliver, one pass from the start over all that is left."""
-    left = list(wanted)
-    with opened(index.path, hardware=reading.hardware) as container:
-        stream = video_streams(container)[0]
-        for run in _runs(index, wanted):
-            key = int(np.searchsorted(index.key_pts, index.pts[run[0]], side="right")) - 1
-            if not _seek(container, stream, index, key):
-                break
-            for position, picture in _matched(index, run, container, stream, reading, int(index.key_pts[key])):
-                yield position, picture
-                left.pop(0)
-            if left and left[0] <= run[-1]:
-                break
-    if not left:
-        return
-    damage: list[bool] = []
-    while left:
-        with opened(index.path, hardware=reading.hardware) as container:
-            stream = video_streams(container)[0]
-            for position, picture in _matched(index, left, container, stream, reading, None, damage):
-                yield position, picture
-                left = left[1:]
-        if left and not allow_damaged:
-            raise NotDelivered("its data are damaged", damaged=any(damage), position=left[0])
-        left = left[1:]
-
-
-def _matched(
-    index: Index,
-    wanted: Sequence[int],
-    container: Any,
-    stream: Any,
-    reading: Reading,
-    first_pts: int | None,
-    damage: list[bool] | None = None,
-) -> Iterator[tuple[int, Any]]:
-    """Decodes on until all of ``wanted`` came, in order, or one was passed by. Notes damage, or stops at it."""
-    left = list(wanted)
-    careful = damage is not None
-    for picture in decode_all(container, stream, first_pts=first_pts, reading=reading, careful=careful):
-        if picture is None:
-            if damage is None:
-                return
-            damage.append(True)
-            continue
-        if picture.pts is None:
-            continue
-        if picture.pts == index.pts[left[0]]:
-            yield left.pop(0), picture
-            if not left:
-                return
-        elif picture.pts > index.pts[left[0]]:
-            return
-
-
-def _runs(index: Index, wanted: Sequence[int]) -> list[list[int]]:
-    """``wanted`` split where seeking to the next frame's keyframe is better than decoding on to it."""
-    keys = np.searchsorted(index.key_pts, index.pts[np.asarray(wanted)], side="right")
-    runs = [[wanted[0]]]
-    for number in range(1, len(wanted)):
-        near = wanted[number] - wanted[number - 1] <= _DECODE_ON
-        if near or keys[number] == keys[number - 1]:
-            runs[-1].append(wanted[number])
-        else:
-            runs.append([wanted[number]])
-    return runs
-
-
-def _seek(container: Any, stream: Any, index: Index, key: int) -> bool:
-    """Seeks so that the next packet is keyframe number ``key``, or one before it; False where that does not work.
-
-    Containers seek by presentation or by decoding time, and some miss: the packet that comes is what counts. It is
-    read to be looked at, then sought again.
-    """
-    if key < 0:
-        return False
-    for goal in dict.fromkeys((int(index.key_pts[key]), int(index.key_dts[key]))):
-        try:
-            container.seek(goal, stream=stream, backward=True)
-            packet = next(packets_of(container, stream), None)
-            if packet is None or not packet.is_keyframe or packet.pts is None or packet.pts > index.key_pts[key]:
-                continue
-            container.seek(goal, stream=stream, backward=True)
-        except (av.error.FFmpegError, OSError):
-            return False
-        return True
-    return False

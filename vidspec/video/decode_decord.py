@@ -1,4 +1,4 @@
-"""Decodes with decord 0.6, where ``probing.decord_doubt`` has none, and checks what it can of the result.
+"""Decodes with decord 0.6, of files of which it is exact, and checks what it can of the result.
 
 decord returns wrong frames without an error, conceals damage, and takes its timestamps from packets rather than from
 what it decoded. So besides count, size and timestamps, each frame is compared with the one that PyAV decodes, which
@@ -8,21 +8,32 @@ fails where data are damaged. decord turns pictures upright by itself.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from itertools import islice
-from typing import Any
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vidspec.errors import UsageError
-from vidspec.video.base import Frame, Index, NotDelivered
-from vidspec.video.decode_av import AvDecoder, upright
+from vidspec.errors import UsageError, VideoError
+from vidspec.video.base import Frame, Index, NotDelivered, Put
+from vidspec.video.decode_av import AvDecoder
+from vidspec.video.resize import resized
 
-__all__ = ["DecordDecoder", "available"]
+if TYPE_CHECKING:
+    import decord  # type: ignore[import-untyped]
+
+__all__ = ["DecordDecoder", "available", "doubt"]
+
+# Where decord 0.6.0 gave exact frames in every trial, in any order of access. Elsewhere it returned wrong frames
+# without an error (MPEG-TS, MPEG-PS, FLV, AVI with B-frames) or none (AV1, GIF, still pictures).
+_CONTAINERS = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"}
+_CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9"}
+# It holds pictures of its own beside those it delivers: 4K clips take it 1 GB more than PyAV.
+_MAX_PIXELS = 1 << 22
 
 # Frames held twice at a time; a reader's own memory grows with its use, so it is closed as soon as all are out.
 _BATCH = 8
-_MOST_THREADS = 8
+_MAX_THREADS = 8
 # Mean difference of 8-bit values between the two decoders' pictures: none in trials, while a picture one frame off
 # in a moving scene differs by more. Different swscale versions may round differently.
 _TOLERANCE = 2.0
@@ -35,73 +46,99 @@ def available() -> bool:
     return _import_decord() is not None
 
 
+def doubt(index: Index) -> str | None:
+    """Why decord 0.6.0 may return wrong frames of this file without an error, or None where it may be trusted."""
+    if index.format not in _CONTAINERS:
+        return f"decord is not exact in {index.container} files"
+    if index.codec not in _CODECS:
+        return f"decord is not known to be exact with {index.codec}"
+    if index.truncated:
+        return "the file is truncated"
+    if index.turn.mirrored:
+        return "decord ignores mirroring"
+    if index.width * index.height > _MAX_PIXELS:
+        return f"decord takes too much memory for frames of {index.width}x{index.height}"
+    return index.doubts[0] if index.doubts else None
+
+
 class DecordDecoder:
     """The decord decoder; see ``base.Decoder``. Raises UsageError when made without decord installed."""
 
     name = "decord"
 
     def __init__(self) -> None:
-        self._decord = _import_decord()
-        if self._decord is None:
+        found = _import_decord()
+        if found is None:
             raise UsageError("decord is not installed", hint="pip install decord, or use the decoder 'av' or 'auto'")
+        self._decord = found
 
-    def frames(self, index: Index, wanted: Sequence[int]) -> Iterator[tuple[int, Frame]]:
-        """Yields (position, upright frame) for each of ``wanted`` (increasing positions in ``index``).
-
-        Raises NotDelivered when decord fails or disagrees with the index or with PyAV; frames yielded before that
-        must not be used.
+    def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: Put) -> None:
+        """See ``base.Decoder``. Raises VideoError for a file of which it is not exact, and NotDelivered when it fails
+        or disagrees with the index or with PyAV; frames delivered before that must not be used.
         """
-        sound = AvDecoder().pictures(index, wanted)
+        if (why := doubt(index)) is not None:
+            raise VideoError(
+                f"{index.path}: cannot be read exactly with decord: {why}",
+                kind="unsupported",
+                hint="use the decoder 'auto'",
+            )
+        samples: dict[int, Frame] = {}
+        full = (index.width, index.height)
+        AvDecoder().frames(index, wanted, full, lambda at, frame: samples.update({at: _sample(frame)}))
         reader = None
         try:
-            try:
-                threads = min(_MOST_THREADS, os.cpu_count() or 1)
-                reader = self._decord.VideoReader(os.path.abspath(index.path), num_threads=threads)
-                _check_index(reader, index, wanted)
-            except NotDelivered:
-                raise
-            except Exception as error:  # decord raises DECORDError, RuntimeError, AssertionError and StopIteration
-                raise NotDelivered(f"decord cannot open it: {_short(error)}") from None
+            reader = self._opened(index, wanted)
             for first in range(0, len(wanted), _BATCH):
                 part = list(wanted[first : first + _BATCH])
-                try:
-                    batch = reader.get_batch(part)
-                    pictures = batch.asnumpy() if hasattr(batch, "asnumpy") else np.asarray(batch)
-                except Exception as error:
-                    raise NotDelivered(f"decord cannot decode it: {_short(error)}", position=part[0]) from None
-                if pictures.shape != (len(part), index.height, index.width, 3):
-                    raise NotDelivered(f"decord's frames have the shape {pictures.shape}", position=part[0])
-                for (position, exact), picture in zip(islice(sound, len(part)), pictures, strict=True):
-                    if not _alike(picture, upright(index, exact)):
+                for position, frame in zip(part, _batch(reader, index, part), strict=True):
+                    apart = np.abs(_sample(frame).astype(np.int16) - samples.pop(position))
+                    if apart.mean() > _TOLERANCE:
                         raise NotDelivered("decord's frame is not PyAV's", position=position)
-                    yield position, picture
+                    put(position, resized(frame, *size))
         finally:
-            sound.close()
             del reader  # the last reference: frees the reader's buffers now, not when the model is running
 
+    def _opened(self, index: Index, wanted: Sequence[int]) -> decord.VideoReader:
+        threads = min(_MAX_THREADS, os.cpu_count() or 1)
+        try:
+            reader = self._decord.VideoReader(os.path.abspath(index.path), num_threads=threads)
+            count = len(reader)
+            times = np.asarray(reader.get_frame_timestamp(list(wanted)), np.float64)[:, 0] if count else np.zeros(0)
+        except Exception as error:  # decord raises DECORDError, RuntimeError, AssertionError and StopIteration
+            raise NotDelivered(f"decord cannot open it: {_short(error)}") from None
+        if count != len(index):
+            raise NotDelivered(f"decord counts {count} frames, not {len(index)}")
+        expected = index.times[np.asarray(wanted)]
+        # decord keeps float32 seconds.
+        if not (np.abs(times - expected) <= float(index.time_base) + 1e-6 * expected + 1e-4).all():
+            raise NotDelivered("decord's timestamps are not the file's")
+        return reader
 
-def _import_decord() -> Any:
+
+def _batch(reader: decord.VideoReader, index: Index, part: list[int]) -> Frame:
+    """(n, height, width, 3): the frames at these positions."""
     try:
-        import decord  # type: ignore[import-untyped]
+        batch = reader.get_batch(part)
+        frames: Frame = np.asarray(batch.asnumpy() if hasattr(batch, "asnumpy") else batch, np.uint8)
+    except Exception as error:
+        raise NotDelivered(f"decord cannot decode it: {_short(error)}", position=part[0]) from None
+    if frames.shape != (len(part), index.height, index.width, 3):
+        raise NotDelivered(f"decord's frames have the shape {frames.shape}", position=part[0])
+    return frames
+
+
+def _sample(frame: Frame) -> Frame:
+    return np.ascontiguousarray(frame[::_STRIDE, ::_STRIDE])
+
+
+def _import_decord() -> ModuleType | None:
+    try:
+        import decord
     except (ImportError, OSError, RuntimeError):
         return None
     decord.logging.set_level(decord.logging.QUIET)
-    return decord
-
-
-def _check_index(reader: Any, index: Index, wanted: Sequence[int]) -> None:
-    if len(reader) != len(index):
-        raise NotDelivered(f"decord counts {len(reader)} frames, not {len(index)}")
-    times = np.asarray(reader.get_frame_timestamp(list(wanted)), np.float64)[:, 0]
-    expected = index.times[np.asarray(wanted)]
-    # decord keeps float32 seconds.
-    if not (np.abs(times - expected) <= float(index.time_base) + 1e-6 * expected + 1e-4).all():
-        raise NotDelivered("decord's timestamps are not the file's")
-
-
-def _alike(one: Frame, other: Frame) -> bool:
-    sample = slice(None, None, _STRIDE)
-    return float(np.abs(one[sample, sample].astype(np.int16) - other[sample, sample]).mean()) <= _TOLERANCE
+    found: ModuleType = decord
+    return found
 
 
 def _short(error: Exception) -> str:

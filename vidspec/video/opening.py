@@ -6,14 +6,18 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import av
 from av.stream import Disposition
 
 from vidspec.errors import VideoError
 
-__all__ = ["accelerated", "accelerator", "checked_path", "opened", "packets_of", "video_streams"]
+if TYPE_CHECKING:
+    from av.codec.hwaccel import HWAccel
+    from av.stream import Stream
+
+__all__ = ["accelerated", "accelerator", "checked_path", "codec_name", "opened", "packets_of", "video_streams"]
 
 # FFmpeg has demuxers that draw text as video, and others that follow a playlist to files (or hosts) nobody named.
 _NOT_VIDEO = {"tty", "bin", "xbin", "adf", "idf", "lavfi"}
@@ -51,21 +55,29 @@ def checked_path(path: str | os.PathLike[str]) -> str:
     return name
 
 
-def accelerator() -> Any:
-    """An NVIDIA GPU's decoder, asked to fail rather than to leave its work to software; ImportError before PyAV 14."""
+def accelerator(device: str) -> HWAccel:
+    """FFmpeg's hardware decoder of that name, asked to fail rather than to leave its work to software.
+
+    Raises ImportError before PyAV 14.
+    """
     from av.codec.hwaccel import HWAccel
 
-    return HWAccel("cuda", allow_software_fallback=False)
+    return HWAccel(device, allow_software_fallback=False)
 
 
-def accelerated(codec: Any) -> bool:
+def accelerated(codec: av.CodecContext) -> bool:
     """Whether a codec context decodes on hardware."""
-    return bool(codec.is_hwaccel)
+    return codec.is_hwaccel
+
+
+def codec_name(codec: av.CodecContext) -> str:
+    """FFmpeg's name of the codec, whichever decoder it is decoded by."""
+    return str(getattr(codec.codec, "canonical_name", codec.name))
 
 
 @contextmanager
-def opened(path: str, *, hardware: bool = False) -> Iterator[av.container.InputContainer]:
-    """The open container of ``path``, closed on leaving. ``hardware``: its streams are decoded by a GPU.
+def opened(path: str, hardware: str | None = None) -> Iterator[av.container.InputContainer]:
+    """The open container of ``path``, closed on leaving. ``hardware``: FFmpeg's name of what decodes its streams.
 
     Raises VideoError: unreadable, not_video, truncated, unsupported or decoder. Errors of the body pass through.
     """
@@ -90,28 +102,28 @@ def opened(path: str, *, hardware: bool = False) -> Iterator[av.container.InputC
         container.close()
 
 
-def _container(path: str, hardware: bool) -> av.container.InputContainer:
+def _container(path: str, hardware: str | None) -> av.container.InputContainer:
     # The whitelist keeps a file that names other files from reaching the network.
     options = {"protocol_whitelist": "file"}
     file = os.path.abspath(path)  # which cannot be mistaken for a protocol ("concat:", "http:")
-    if not hardware:
+    if hardware is None:
         return av.open(file, mode="r", options=options, metadata_errors="replace")
     try:
-        return av.open(file, mode="r", options=options, metadata_errors="replace", hwaccel=accelerator())
-    except (av.error.FFmpegError, OSError, RuntimeError) as error:  # RuntimeError: no stream is for the GPU
+        return av.open(file, mode="r", options=options, metadata_errors="replace", hwaccel=accelerator(hardware))
+    except (av.error.FFmpegError, OSError, RuntimeError) as error:  # RuntimeError: no stream is for the hardware
         raise VideoError(
-            f"{path}: the GPU does not decode it: {_reason(error)}", kind="decoder", hint="use the decoder 'av'"
+            f"{path}: the hardware does not decode it: {_reason(error)}", kind="decoder", hint="use the decoder 'av'"
         ) from None
 
 
-def video_streams(container: av.container.InputContainer) -> list[Any]:
+def video_streams(container: av.container.InputContainer) -> list[av.VideoStream]:
     """The container's video streams, the default one first, without cover pictures; may be empty."""
     streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
     best = container.streams.best("video")
     return sorted(streams, key=lambda s: (best is None or s.index != best.index, s.index))
 
 
-def packets_of(container: av.container.InputContainer, stream: Any) -> Iterator[Any]:
+def packets_of(container: av.container.InputContainer, stream: Stream) -> Iterator[av.Packet[Stream]]:
     """The packets of ``stream`` from here on, ending with an empty one that flushes the decoder.
 
     Raises av.error.FFmpegError or OSError where reading fails.

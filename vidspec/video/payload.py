@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["CODECS", "Pictures", "without_stuffing"]
+__all__ = ["CODECS", "Pictures", "has_layers", "length_size", "without_stuffing"]
 
 CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9"}
 
@@ -69,6 +69,20 @@ class Pictures:
         if unit[1:2] < b"\x40":
             return _INTRA_ONES in body
         return b"\xff" * (self.pixels // 2048 + 8) in body  # a bit for each 16 x 16 that stays as it is
+
+
+def length_size(codec: str, head: bytes) -> int:
+    """How many bytes state the length of each unit of an H.264 or HEVC packet; 0 where start codes part them.
+
+    ``head``: what a container keeps of the stream beside its packets.
+    """
+    at = {"h264": 4, "hevc": 21}.get(codec)
+    return (head[at] & 3) + 1 if at is not None and len(head) > at and head[0] == 1 else 0
+
+
+def has_layers(codec: str, head: bytes) -> bool:
+    """Whether pictures may be referred to that HEVC marks as not referred to within their temporal layer."""
+    return codec == "hevc" and not (len(head) > 21 and head[0] == 1 and head[21] >> 3 & 7 == 1)
 
 
 def without_stuffing(packet: bytes, codec: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Makes a file's Index from its packets, and says whether decord may be trusted with it. Delivers no frames.
+"""Makes a file's Index from its packets. Delivers no frames.
 
 Reading packets is cheap (15,000 in 0.1 s, a few dozen bytes kept of each). Only where their timestamps cannot order
 the frames, as in AVI with B-frames or bare H.264, is the file decoded once to count them.
@@ -9,26 +9,26 @@ from __future__ import annotations
 import os
 import re
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Literal
+from itertools import islice
+from typing import Literal, cast
 
 import av
 import numpy as np
+from av.sidedata.sidedata import SideData
+from numpy.typing import NDArray
 
 from vidspec import memory
 from vidspec.errors import VideoError
 from vidspec.video import damage
 from vidspec.video.base import Damage, Index, Turn, format_seconds
-from vidspec.video.opening import checked_path, opened, packets_of, video_streams
-from vidspec.video.payload import CODECS, Pictures
+from vidspec.video.decode_av import decode_all
+from vidspec.video.opening import checked_path, codec_name, opened, packets_of, video_streams
+from vidspec.video.payload import CODECS, Pictures, length_size
 
-__all__ = ["decord_doubt", "index_by_decoding", "probe", "too_large"]
-
-# Where decord 0.6.0 gave exact frames in every trial, in any order of access. Elsewhere it returned wrong frames
-# without an error (MPEG-TS, MPEG-PS, FLV, AVI with B-frames) or none (AV1, GIF, still pictures).
-_DECORD_CONTAINERS = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"}
-_DECORD_CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9"}
+__all__ = ["index_by_decoding", "probe", "too_large"]
 
 # Containers whose header says how much follows.
 _PROMISING = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi"}
@@ -41,9 +41,7 @@ _MOST_GAPS = 4
 _MOST_PIXELS = 1 << 28
 # What decoding takes for each pixel of a picture: some coded ones that others refer to, and one or two in RGB.
 _PIXEL_BYTES = 12
-# decord holds pictures of its own beside those it delivers: 4K clips take it 1 GB more than PyAV.
-_DECORD_PIXELS = 1 << 22
-# It also makes room for as many frames as fit into the duration, and ends the process where memory is short.
+# decord makes room for as many frames as fit into the duration, and ends the process where memory is short.
 _DECORD_FRAMES = 1_000_000
 _FIRST_PICTURE_PACKETS = 1000
 _JOINED_HINT = "ffmpeg -i IN -c copy OUT.mp4 gives it one clock; --allow-damaged captions the first stream"
@@ -72,21 +70,6 @@ def too_large(path: str | os.PathLike[str], what: str) -> VideoError:
     )
 
 
-def decord_doubt(index: Index) -> str | None:
-    """Why decord 0.6.0 may return wrong frames of this file without an error, or None where it may be trusted."""
-    if index.format not in _DECORD_CONTAINERS:
-        return f"decord is not exact in {index.container} files"
-    if index.codec not in _DECORD_CODECS:
-        return f"decord is not known to be exact with {index.codec}"
-    if index.truncated:
-        return "the file is truncated"
-    if index.turn.mirrored:
-        return "decord ignores mirroring"
-    if index.width * index.height > _DECORD_PIXELS:
-        return f"decord takes too much memory for frames of {index.width}x{index.height}"
-    return index.doubts[0] if index.doubts else None
-
-
 @dataclass
 class _Packets:
     """What one pass over the packets leaves: the frames that can be decoded, the keyframes, the irregularities."""
@@ -105,7 +88,6 @@ class _Packets:
     leading: int = 0
     discarded: int = 0
     lost: int = 0
-    failed: bool = False
 
 
 def _probe(path: str, *, by_decoding: bool) -> Index:
@@ -116,8 +98,8 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         found = damage.examine(path, container.format.name, number)
         packets = _read_packets(container, stream, found.joined)
         reorders = bool(codec.has_b_frames)
-        facts = {"format": container.format.name, "codec": _codec_name(codec), "stream": stream.index}
-        base = Fraction(stream.time_base)
+        container_format, name = container.format.name, codec_name(codec)
+        base = Fraction(stream.time_base or 1)
         rate = stream.average_rate or stream.guessed_rate
         truncated = packets.tail_damaged or _ends_early(container, stream, packets, base, found)
     if not packets.seen:
@@ -134,7 +116,7 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         or len(pts) != len(packets.pts)
         or not len(pts)
         or bool((np.diff(key_pts) <= 0).any())
-        or (facts["format"] == "avi" and reorders)
+        or (container_format == "avi" and reorders)
         or found.joined is not None  # seeking to a time may lead to the other stream
     )
     order: Literal["pts", "count"] = "pts"
@@ -152,7 +134,9 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
     duration = float((int(pts[-1]) - origin + (last_duration if last_duration > 0 else gap)) * base)
     return Index(
         path=path,
-        **facts,
+        format=container_format,
+        codec=name,
+        stream=stream.index,
         time_base=base,
         pts=pts,
         raw=raw,
@@ -167,11 +151,11 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         doubts=_doubts(packets, order, int(pts[0]), alone, duration * float(rate or 0)),
         damage=wrong,
         origin=origin,
-        suspects=_suspects(pts) if order == "pts" and facts["format"] in _GAPS_MAY_BE_LOSS else (),
+        suspects=_suspects(pts) if order == "pts" and container_format in _GAPS_MAY_BE_LOSS else (),
     )
 
 
-def _video_stream(path: str, container: av.container.InputContainer) -> tuple[Any, bool]:
+def _video_stream(path: str, container: av.container.InputContainer) -> tuple[av.VideoStream, bool]:
     """The first video stream, which can be decoded in the memory there is, and whether it is the only one."""
     streams = video_streams(container)
     if not streams:
@@ -188,14 +172,16 @@ def _video_stream(path: str, container: av.container.InputContainer) -> tuple[An
     return streams[0], len(streams) == 1
 
 
-def _read_packets(container: av.container.InputContainer, stream: Any, joined: int | None) -> _Packets:
+def _read_packets(container: av.container.InputContainer, stream: av.VideoStream, joined: int | None) -> _Packets:
     """One pass, up to the byte ``joined``. A frame counts when all is whole from the keyframe before it on."""
     found = _Packets()
     key: int | None = None  # the keyframe that the packets now read depend on; None: they hang in the air
     hidden_frames = stream.codec_context.name in ("vp8", "libvpx")
-    name = _codec_name(stream.codec_context)
+    name = codec_name(stream.codec_context)
     pixels = stream.codec_context.width * stream.codec_context.height
-    pictures = Pictures(name, pixels, _length_size(stream.codec_context)) if name in CODECS else None
+    pictures = (
+        Pictures(name, pixels, length_size(name, stream.codec_context.extradata or b"")) if name in CODECS else None
+    )
     damaged = False  # whether packets that cannot be decoded are so for damage, not for the stream's beginning
     try:
         for packet in packets_of(container, stream):
@@ -234,18 +220,11 @@ def _read_packets(container: av.container.InputContainer, stream: Any, joined: i
                 found.leading += packet.pts < key
                 found.pts.append(packet.pts)
     except (av.error.FFmpegError, OSError):
-        found.tail_damaged = found.failed = True
+        found.tail_damaged = True
     return found
 
 
-def _length_size(codec: Any) -> int:
-    """How many bytes state the length of each unit of an H.264 or HEVC packet; 0 where start codes part them."""
-    extra = codec.extradata or b""
-    at = {"h264": 4, "hevc": 21}.get(_codec_name(codec))
-    return (extra[at] & 3) + 1 if at is not None and len(extra) > at and extra[0] == 1 else 0
-
-
-def _without_picture(packets: array[int], pictures: np.ndarray[Any, Any]) -> list[int]:
+def _without_picture(packets: array[int], pictures: NDArray[np.int64]) -> list[int]:
     """Packets (their times) that gave no picture though neighbours gave none either: codecs hide single ones."""
     times = np.unique(np.frombuffer(packets, np.int64))
     bare = ~np.isin(times, pictures)
@@ -255,7 +234,7 @@ def _without_picture(packets: array[int], pictures: np.ndarray[Any, Any]) -> lis
     return [int(time) for time in times[bare & near]]
 
 
-def _suspects(pts: np.ndarray[Any, Any]) -> tuple[int, ...]:
+def _suspects(pts: NDArray[np.int64]) -> tuple[int, ...]:
     """Positions before and behind the longest gaps in time."""
     gaps = np.diff(pts)
     if not len(gaps):
@@ -266,7 +245,7 @@ def _suspects(pts: np.ndarray[Any, Any]) -> tuple[int, ...]:
 
 
 def _damage(
-    packets: _Packets, found: damage.Found, pts: np.ndarray[Any, Any], base: Fraction | None
+    packets: _Packets, found: damage.Found, pts: NDArray[np.int64], base: Fraction | None
 ) -> tuple[int, tuple[Damage, ...]]:
     """The time of the first frame, lost or not, and what is wrong. ``base``: None where packets have no time."""
     if base is None:
@@ -292,7 +271,13 @@ def _damage(
     return origin, damages
 
 
-def _ends_early(container: Any, stream: Any, packets: _Packets, base: Fraction, found: damage.Found) -> bool:
+def _ends_early(
+    container: av.container.InputContainer,
+    stream: av.VideoStream,
+    packets: _Packets,
+    base: Fraction,
+    found: damage.Found,
+) -> bool:
     """Whether the header promises clearly more than the packets hold: a download or recording cut short.
 
     Only of containers whose header states it; elsewhere FFmpeg's durations are estimates from the bit rate.
@@ -319,56 +304,42 @@ def _ends_early(container: Any, stream: Any, packets: _Packets, base: Fraction, 
 
 def _first_picture(path: str, truncated: bool) -> tuple[int, int, Turn]:
     """Decodes one picture for what only a frame tells: its size and which way is up."""
-    reason = "none of its frames can be decoded"
     with opened(path) as container:
         stream = video_streams(container)[0]
-        packets = packets_of(container, stream)
-        for _ in range(_FIRST_PICTURE_PACKETS):
-            try:
-                packet = next(packets, None)
-                if packet is None:
-                    break
-                if not packet.size and packet.dts is not None:
-                    continue  # AVI's way to repeat a frame
-                pictures = packet.decode()
-            except MemoryError:
-                raise
-            except av.error.InvalidDataError:
-                continue  # the stream may begin in the middle of something
-            except (av.error.FFmpegError, OSError) as error:
-                reason = f"its frames cannot be decoded: {error.strerror or error}"
-                break
-            for picture in pictures:
-                turn = turn_of(picture)
+        packets = islice(packets_of(container, stream), _FIRST_PICTURE_PACKETS)
+        for picture in decode_all(stream, packets, threads=1):
+            if picture is not None:  # the stream may begin in the middle of something
+                turn = _turn_of(picture)
                 return (*turn.size(picture.width, picture.height), turn)
-    raise VideoError(f"{path}: {reason}", kind="truncated" if truncated else "no_frames")
+    raise VideoError(f"{path}: none of its frames can be decoded", kind="truncated" if truncated else "no_frames")
 
 
-def turn_of(picture: Any) -> Turn:
+def _turn_of(picture: av.VideoFrame) -> Turn:
     """The turn of a decoded picture's display matrix; angles are taken to the nearest quarter."""
-    for data in picture.side_data:
-        if data.type.name == "DISPLAYMATRIX":
-            a, b, _, c, d = np.frombuffer(bytes(data), np.int32)[:5].astype(float)
-            # The matrix maps (x, y), y downwards, to (ax + cy, bx + dy). A negative determinant mirrors; undone
-            # first, what is left is a rotation.
-            mirrored = bool(a * d - b * c < 0)
-            if mirrored:
-                a, b = -a, -b
-            if a == 0 and b == 0:
-                return Turn()
-            degrees = -np.degrees(np.arctan2(b, a))
-            return Turn(int(round(degrees / 90) * 90) % 360, mirrored)
-    return Turn()
+    sides = cast("Iterable[SideData]", picture.side_data)
+    matrix = next((bytes(one) for one in sides if one.type.name == "DISPLAYMATRIX"), None)
+    if matrix is None:
+        return Turn()
+    # It maps (x, y), y downwards, to (ax + cy, bx + dy). A negative determinant mirrors; undone first, what is left is
+    # a rotation.
+    a, b, _, c, d = np.frombuffer(matrix, np.int32)[:5].astype(float)
+    mirrored = bool(a * d - b * c < 0)
+    if mirrored:
+        a, b = -a, -b
+    if a == 0 and b == 0:
+        return Turn()
+    return Turn(int(round(-np.degrees(np.arctan2(b, a)) / 90) * 90) % 360, mirrored)
 
 
-def _count_frames(path: str, base: Fraction, rate: Fraction | None) -> tuple[Fraction, Any, Any, bool]:
+def _count_frames(
+    path: str, base: Fraction, rate: Fraction | None
+) -> tuple[Fraction, NDArray[np.int64], NDArray[np.int64], bool]:
     """Decodes everything: (time base, pts (N,), raw pts in output order (N,), whether it ended in an error)."""
-    from vidspec.video.decode_av import decode_all
-
     raw = array("q")
     damaged = False
     with opened(path) as container:
-        for picture in decode_all(container, video_streams(container)[0]):
+        stream = video_streams(container)[0]
+        for picture in decode_all(stream, packets_of(container, stream)):
             if picture is None:
                 damaged = True
                 break  # beyond an error the count is a guess
@@ -398,7 +369,3 @@ def _doubts(packets: _Packets, order: str, first: int, alone: bool, room: float)
         "decord makes room for frames that it does not have": room > _DECORD_FRAMES + packets.seen,
     }
     return tuple(reason for reason, true in found.items() if true)
-
-
-def _codec_name(codec: Any) -> str:
-    return str(getattr(codec.codec, "canonical_name", codec.name))

@@ -1,7 +1,7 @@
-"""Reads the wanted frames of a video file: the index first, then the decoder that may be trusted with it.
+"""Reads the wanted frames of a video file: the index first, then the frames, each decoded once.
 
 Which frames is decided in ``sample``; how they are decoded, in ``decode_av``, ``decode_decord`` and
-``decode_nvdec``.
+``decode_hardware``.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from numpy.typing import NDArray
 from vidspec import memory
 from vidspec.errors import UsageError, VideoError
 from vidspec.events.source import SourceFacts
-from vidspec.video import decode_decord, sample, sound
-from vidspec.video.base import Clip, Decoder, Index, NotDelivered, check_seconds, format_seconds
+from vidspec.video import sample, sound
+from vidspec.video.base import Clip, Decoder, Frame, Index, NotDelivered, check_seconds, format_seconds
 from vidspec.video.decode_av import AvDecoder
-from vidspec.video.decode_nvdec import NvdecDecoder
-from vidspec.video.probing import decord_doubt, index_by_decoding, probe, too_large
-from vidspec.video.resize import fitted, resized
+from vidspec.video.decode_decord import DecordDecoder
+from vidspec.video.decode_hardware import DEVICES, HardwareDecoder
+from vidspec.video.probing import index_by_decoding, probe, too_large
+from vidspec.video.resize import fitted
 
-__all__ = ["DECODERS", "MOST_BYTES", "Check", "read", "read_at"]
+__all__ = ["DECODERS", "MOST_BYTES", "SEEKS", "Check", "read", "read_at"]
 
-DECODERS = ("auto", "decord", "av", "nvdec")
+DECODERS = ("auto", "decord", "av", *DEVICES)
+SEEKS = ("exact", "keyframes")
 
 #: Frames that a model is to look at are held in so much: 64 of 1080p fit as they are, larger ones are scaled down.
 MOST_BYTES = 400 << 20
@@ -52,11 +54,13 @@ def read(
     end: float | None = None,
     max_pixels: int | None = None,
     decoder: str = "auto",
+    seek: str = "exact",
     allow_damaged: bool = False,
     sound: float | None = None,
     most_bytes: int | None = None,
     check: Check | None = None,
     admit: Callable[[int], None] | None = None,
+    allocate: Callable[[tuple[int, int, int, int]], NDArray[np.uint8]] | None = None,
 ) -> Clip:
     """Reads exact frames of the video at ``path``, upright, with their timestamps.
 
@@ -65,8 +69,10 @@ def read(
     ``fps``: the frame on screen at each of start, start + 1/fps, ... before end; the same frame again if it still is.
     ``start``, ``end``: seconds since the first frame of the stream; the whole of it by default.
     ``max_pixels``: frames larger than this (height x width) are scaled down to it, aspect kept, antialiased.
-    ``decoder``: ``av`` (PyAV), ``decord``, ``nvdec`` (PyAV on an NVIDIA GPU), or ``auto``: decord where its frames can
-    be trusted, else PyAV in software.
+    ``decoder``: ``av`` (PyAV), ``decord``, ``nvdec``, ``vaapi`` or ``videotoolbox`` (PyAV on hardware), or ``auto``:
+    the cheapest that is exact and knows damage, which is PyAV in software for every file.
+    ``seek``: ``keyframes`` takes instead of each of these frames the keyframe nearest to it in time, each once unless
+    ``fps`` is given, and decodes no other; where a file's timestamps do not order its frames, it is as ``exact``.
     ``allow_damaged``: of a file with damage, the frames that are whole, in their places in time, by PyAV; the clip's
     ``facts.damage`` says what is wrong.
     ``sound``: also what is heard from the first frame to the end of the part that is asked for, of so many seconds at
@@ -75,6 +81,7 @@ def read(
     than 336 x 336; what full-size pictures take while they are scaled counts. By default nothing is scaled for it.
     ``check``: see ``Check``.
     ``admit``: is told how many pixels a picture has, before the wanted ones are decoded; may wait until memory is free.
+    ``allocate``: gives the array (N, H, W, 3) that frames are put into; the clip's own unless damage costs some.
 
     Raises UsageError for arguments that make no sense, and VideoError for a file that does not give these frames
     exactly; a frame is never replaced by another. A damaged file is read where ``start`` and ``end``
@@ -86,13 +93,16 @@ def read(
         start,
         end,
         max_pixels,
-        allow_damaged=allow_damaged,
+        decoder,
+        seek,
+        allow_damaged,
         sound=sound,
         most_bytes=most_bytes,
         check=check,
         admit=admit,
+        allocate=allocate,
     )
-    return _read_wanted(path, wanted, decoder)
+    return _read(path, wanted)
 
 
 def read_at(
@@ -111,41 +121,8 @@ def read_at(
         raise UsageError("times must be given, and in order")
     for time in (times[0], times[-1]):
         check_seconds("times", time)
-    return _read_wanted(path, _Wanted(None, None, None, None, max_pixels, allow_damaged, tuple(times)), decoder)
-
-
-def _read_wanted(path: str | os.PathLike[str], wanted: _Wanted, decoder: str) -> Clip:
-    _check_arguments(wanted, decoder)
-    decoders: list[Decoder] = [AvDecoder(allow_damaged=True)] if wanted.allow_damaged else _decoders(decoder)
-    try:
-        return _read_probed(path, wanted, decoders, decoder)
-    except MemoryError:
-        raise too_large(path, "its frames") from None
-
-
-def _read_probed(path: str | os.PathLike[str], wanted: _Wanted, decoders: list[Decoder], decoder: str) -> Clip:
-    index = probe(path)
-    try:
-        return _with_sound(index, _read(index, wanted, _trusted(decoders, index)), wanted)
-    except NotDelivered as failure:
-        if index.order == "count" or failure.damaged or decoder == "decord":
-            raise _undeliverable(index, failure) from None
-    # Undamaged, yet a packet gave no frame: packets are not frames here, so count what the decoder gives.
-    index = index_by_decoding(path)
-    try:
-        return _with_sound(index, _read(index, wanted, [AvDecoder(allow_damaged=wanted.allow_damaged)]), wanted)
-    except NotDelivered as failure:
-        raise _undeliverable(index, failure) from None
-
-
-def _with_sound(index: Index, clip: Clip, wanted: _Wanted) -> Clip:
-    if wanted.sound is None:
-        return clip
-    begin = max(wanted.start or 0.0, float(clip.timestamps[0]))
-    end = min(index.duration_s, index.duration_s if wanted.end is None else wanted.end, begin + wanted.sound)
-    heard, damage = sound.heard(index, begin, end, allow_damaged=wanted.allow_damaged)
-    facts = replace(clip.facts, damage=(*clip.facts.damage, damage)) if damage else clip.facts
-    return replace(clip, facts=facts, sound=heard)
+    wanted = _Wanted(None, None, None, None, max_pixels, decoder, allow_damaged=allow_damaged, times=tuple(times))
+    return _read(path, wanted)
 
 
 @dataclass(frozen=True)
@@ -155,77 +132,74 @@ class _Wanted:
     start: float | None
     end: float | None
     max_pixels: int | None
+    decoder: str = "auto"
+    seek: str = "exact"
     allow_damaged: bool = False
     times: tuple[float, ...] = ()
     sound: float | None = None
     most_bytes: int | None = None
     check: Check | None = None
     admit: Callable[[int], None] | None = None
+    allocate: Callable[[tuple[int, int, int, int]], NDArray[np.uint8]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.frames is not None and self.fps is not None:
+            raise UsageError("frames and fps exclude each other", hint="give one of them")
+        if self.frames is not None and self.frames < 1:
+            raise UsageError(f"frames must be at least 1, not {self.frames}")
+        if self.fps is not None and not (math.isfinite(self.fps) and self.fps > 0):
+            raise UsageError(f"fps must be more than 0, not {self.fps}")
+        check_seconds("start", self.start)
+        check_seconds("end", self.end)
+        start = self.start or 0.0
+        if self.end is not None and self.end <= start:
+            raise UsageError(f"end ({format_seconds(self.end)}) must be later than start ({format_seconds(start)})")
+        if self.max_pixels is not None and self.max_pixels < 1:
+            raise UsageError(f"max_pixels must be at least 1, not {self.max_pixels}")
+        if self.decoder not in DECODERS:
+            raise UsageError(f"there is no decoder {self.decoder!r}", hint="one of " + ", ".join(DECODERS))
+        if self.seek not in SEEKS:
+            raise UsageError(f"there is no way to seek {self.seek!r}", hint="one of " + ", ".join(SEEKS))
+        if self.decoder in DEVICES and self.allow_damaged:
+            raise UsageError(
+                f"the decoder {self.decoder!r} cannot tell which frames are whole", hint="use the decoder 'av'"
+            )
 
 
-def _check_arguments(wanted: _Wanted, decoder: str) -> None:
-    frames, fps, start, end, max_pixels = wanted.frames, wanted.fps, wanted.start, wanted.end, wanted.max_pixels
-    if frames is not None and fps is not None:
-        raise UsageError("frames and fps exclude each other", hint="give one of them")
-    if frames is not None and frames < 1:
-        raise UsageError(f"frames must be at least 1, not {frames}")
-    if fps is not None and not (math.isfinite(fps) and fps > 0):
-        raise UsageError(f"fps must be more than 0, not {fps}")
-    check_seconds("start", start)
-    check_seconds("end", end)
-    if end is not None and end <= (start or 0.0):
-        raise UsageError(f"end ({format_seconds(end)}) must be later than start ({format_seconds(start or 0.0)})")
-    if max_pixels is not None and max_pixels < 1:
-        raise UsageError(f"max_pixels must be at least 1, not {max_pixels}")
-    if decoder not in DECODERS:
-        raise UsageError(f"there is no decoder {decoder!r}", hint="one of " + ", ".join(DECODERS))
-    if decoder == "nvdec" and wanted.allow_damaged:
-        raise UsageError("the decoder 'nvdec' cannot tell which frames are whole", hint="use the decoder 'av'")
-
-
-def _decoders(decoder: str) -> list[Decoder]:
-    """The decoders to try, in order; UsageError if the one asked for is not installed."""
-    if decoder == "av":
-        return [AvDecoder()]
-    if decoder == "decord":
-        return [decode_decord.DecordDecoder()]
-    if decoder == "nvdec":
-        return [NvdecDecoder()]
-    return [decode_decord.DecordDecoder(), AvDecoder()] if decode_decord.available() else [AvDecoder()]
-
-
-def _trusted(decoders: list[Decoder], index: Index) -> list[Decoder]:
-    doubt = decord_doubt(index)
-    if doubt is None:
-        return decoders
-    left = [decoder for decoder in decoders if decoder.name != "decord"]
-    if not left:
-        raise VideoError(
-            f"{index.path}: cannot be read exactly with decord: {doubt}",
-            kind="unsupported",
-            hint="use the decoder 'auto'",
-        )
-    return left
-
-
-def _read(index: Index, wanted: _Wanted, decoders: list[Decoder]) -> Clip:
-    """Tries ``decoders`` in turn; raises the last one's NotDelivered."""
-    positions = _positions(index, wanted)
-    size = _size(index, len(positions), wanted)
-    if wanted.admit is not None:
-        wanted.admit(index.width * index.height)
-    suspects = [position for position in index.suspects if positions[0] <= position <= positions[-1]]
-    if suspects and not wanted.allow_damaged:
-        for _ in AvDecoder().pictures(index, suspects):
-            pass
-    *attempts, last = decoders
-    for decoder in attempts:
+def _read(path: str | os.PathLike[str], wanted: _Wanted) -> Clip:
+    """The clip; by counting frames where the packets of an undamaged file turn out not to be its frames."""
+    decoder = _decoder(wanted)
+    try:
+        index = probe(path)
         try:
-            return _decoded(decoder, index, positions, size, wanted)
+            return _decoded(decoder, index, wanted)
         except NotDelivered as failure:
-            if failure.damaged:
-                raise
-    return _decoded(last, index, positions, size, wanted)
+            if index.order == "count" or failure.damaged or wanted.decoder == "decord":
+                raise _undeliverable(index, failure) from None
+        index = index_by_decoding(path)
+        try:
+            return _decoded(AvDecoder(allow_damaged=wanted.allow_damaged), index, wanted)
+        except NotDelivered as failure:
+            raise _undeliverable(index, failure) from None
+    except MemoryError:
+        raise too_large(path, "its frames") from None
+
+
+def _decoder(wanted: _Wanted) -> Decoder:
+    """The decoder that is asked for; UsageError if there is none here."""
+    if wanted.allow_damaged or wanted.decoder in ("auto", "av"):
+        return AvDecoder(allow_damaged=wanted.allow_damaged)
+    return DecordDecoder() if wanted.decoder == "decord" else HardwareDecoder(wanted.decoder)
+
+
+def _with_sound(index: Index, clip: Clip, wanted: _Wanted) -> Clip:
+    if wanted.sound is None:
+        return clip
+    begin = max(wanted.start or 0.0, float(clip.timestamps[0]))
+    end = min(index.duration_s, index.duration_s if wanted.end is None else wanted.end, begin + wanted.sound)
+    samples, damage = sound.read_sound(index, begin, end, allow_damaged=wanted.allow_damaged)
+    facts = replace(clip.facts, damage=(*clip.facts.damage, damage)) if damage else clip.facts
+    return replace(clip, facts=facts, sound=samples)
 
 
 def _positions(index: Index, wanted: _Wanted) -> NDArray[np.int64]:
@@ -262,6 +236,9 @@ def _positions(index: Index, wanted: _Wanted) -> NDArray[np.int64]:
         raise VideoError(
             f"{index.path}: has no frame at {format_seconds(start or 0.0)} or later: it lasts {readable}", kind="range"
         )
+    if wanted.seek == "keyframes" and index.order == "pts":
+        found = sample.nearest(index.times, np.flatnonzero(np.isin(index.pts, index.key_pts)), positions)
+        positions = found if wanted.fps is not None else np.unique(found)
     return positions
 
 
@@ -300,31 +277,28 @@ def _check(index: Index, count: int, wanted: _Wanted) -> None:
         )
 
 
-def _decoded(
-    decoder: Decoder, index: Index, positions: NDArray[np.int64], size: tuple[int, int], asked: _Wanted
-) -> Clip:
-    """Decodes each position once and scales it at once, so that full-size frames do not pile up."""
-    width, height = size
-    pictures = np.empty((len(positions), height, width, 3), np.uint8)
-    wanted, first_row, repeats = np.unique(positions, return_index=True, return_counts=True)
-    delivered = 0
-    whole = np.ones(len(positions), bool)
-    for position, picture in decoder.frames(index, wanted.tolist()):
-        while asked.allow_damaged and position > wanted[delivered]:
-            whole[positions == wanted[delivered]] = False
-            delivered += 1
-        if position != wanted[delivered]:
-            raise AssertionError(f"{decoder.name} delivered frame {position} for {wanted[delivered]}")
-        row = first_row[delivered]
-        pictures[row : row + repeats[delivered]] = resized(picture, width, height)
-        del picture  # one of full size, which would stay while the next is made
-        delivered += 1
-    if asked.allow_damaged:
-        whole[np.isin(positions, wanted[delivered:])] = False
-    elif delivered != len(wanted):
-        raise NotDelivered(f"{decoder.name} ended early", position=int(wanted[delivered]))
-    if not whole.any():
-        raise NotDelivered("none of its frames is whole", damaged=True, position=int(wanted[0]))
+def _decoded(decoder: Decoder, index: Index, wanted: _Wanted) -> Clip:
+    """The wanted frames, each decoded once and put in its places as it comes."""
+    positions = _positions(index, wanted)
+    width, height = size = _size(index, len(positions), wanted)
+    if wanted.admit is not None:
+        wanted.admit(index.width * index.height)
+    suspects = [position for position in index.suspects if positions[0] <= position <= positions[-1]]
+    if suspects and not wanted.allow_damaged:
+        AvDecoder().frames(index, suspects, fitted(index.width, index.height, 1), lambda position, frame: None)
+    shape = (len(positions), height, width, 3)
+    pictures = np.empty(shape, np.uint8) if wanted.allocate is None else wanted.allocate(shape)
+    whole = np.zeros(len(positions), bool)
+    once, first_rows, repeats = np.unique(positions, return_index=True, return_counts=True)
+
+    def put(position: int, frame: Frame) -> None:
+        number = int(np.searchsorted(once, position))
+        rows = slice(first_rows[number], first_rows[number] + repeats[number])
+        pictures[rows], whole[rows] = frame, True
+
+    decoder.frames(index, once.tolist(), size, put)
+    if not whole.all() and (not wanted.allow_damaged or not whole.any()):
+        raise NotDelivered("none of its frames is whole", damaged=True, position=int(positions[0]))
     facts = SourceFacts(
         path=os.path.abspath(index.path),
         duration_s=index.duration_s,
@@ -337,9 +311,10 @@ def _decoded(
         rotation=index.turn.degrees,
         frame_count=len(index),
         decoder=decoder.name,
-        damage=_damage(index, index.times[positions[~whole]]) if asked.allow_damaged else (),
+        damage=_damage(index, index.times[positions[~whole]]) if wanted.allow_damaged else (),
     )
-    return Clip(pictures if whole.all() else pictures[whole], index.times[positions[whole]], facts)
+    clip = Clip(pictures if whole.all() else pictures[whole], index.times[positions[whole]], facts)
+    return _with_sound(index, clip, wanted)
 
 
 def _damage(index: Index, undelivered: NDArray[np.float64]) -> tuple[str, ...]:

@@ -1,4 +1,8 @@
-"""Makes frames smaller: aspect kept, antialiased. Never enlarges, and knows nothing of files or models."""
+"""Makes frames of decoded pictures: upright, RGB, and smaller where that is wanted; aspect kept, antialiased.
+
+Pictures are scaled as they were coded and become RGB then, so that nothing of a source's size is made of them. Never
+enlarges.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,13 @@ import math
 import av
 import numpy as np
 
-from vidspec.video.base import Frame
+from vidspec.video.base import Frame, Index
 
-__all__ = ["fitted", "resized"]
+__all__ = ["fitted", "resized", "upright"]
+
+#: What hardware gives with two colours in one plane, by the format that software gives: the same samples, and of these
+#: swscale makes the same RGB.
+_PLANAR = {"nv12": "yuv420p", "p010le": "yuv420p10le"}
 
 
 def fitted(width: int, height: int, max_pixels: int | None) -> tuple[int, int]:
@@ -21,6 +29,30 @@ def fitted(width: int, height: int, max_pixels: int | None) -> tuple[int, int]:
     # Where one side was held at a whole pixel, the other can still be too long.
     new_width = max(1, min(new_width, max_pixels // new_height))
     return new_width, max(1, min(new_height, max_pixels // new_width))
+
+
+def upright(picture: av.VideoFrame, index: Index, size: tuple[int, int]) -> Frame:
+    """A decoded picture as RGB of ``size`` (width, height), at most the index's; streams may change theirs on the way.
+
+    Smaller, each plane is scaled by itself, with swscale's bicubic filter widened for reduction: colours differ from
+    those of a picture that is RGB first by what lies beyond black or white before, and by rounding.
+    """
+    if (planar := _PLANAR.get(picture.format.name)) is not None:
+        picture = picture.reformat(format=planar)
+    width, height = index.turn.size(*size)
+    if size == (index.width, index.height):
+        frame = _rgb(picture.reformat(width, height, "rgb24"))
+    elif picture.format.is_rgb or picture.format.has_palette:
+        frame = resized(_rgb(picture.reformat(format="rgb24")), width, height)
+    else:
+        full_range = picture.format.name.startswith("yuvj")
+        small = picture.reformat(width, height, "yuvj444p" if full_range else "yuv444p", interpolation="BICUBIC")
+        frame = _rgb(small.reformat(format="rgb24"))
+    return np.ascontiguousarray(index.turn.apply(frame))
+
+
+def _rgb(picture: av.VideoFrame) -> Frame:
+    return np.asarray(picture.to_ndarray(), np.uint8)
 
 
 def resized(frame: Frame, width: int, height: int) -> Frame:

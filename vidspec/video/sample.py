@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DEFAULT_FRAMES", "first_of_steps", "shown_at", "ticks", "uniform", "within"]
+__all__ = ["DEFAULT_FRAMES", "first_of_steps", "nearest", "shown_at", "ticks", "uniform", "within"]
 
 DEFAULT_FRAMES = 32
 
@@ -75,3 +75,16 @@ def shown_at(
     moments = (0.0 if start is None else start) + np.arange(count, dtype=np.float64) / fps
     positions = np.searchsorted(times, moments + slack, side="right") - 1
     return np.clip(positions, 0, len(times) - 1).astype(np.int64)
+
+
+def nearest(times: NDArray[np.float64], among: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each of ``positions`` (increasing) the nearest in time of the positions ``among``, the earlier of two.
+
+    Of those between the first and the last position, if there are any: what lies outside of a part is not shown.
+    """
+    inside = among[(among >= positions[0]) & (among <= positions[-1])]
+    found = inside if len(inside) else among
+    after = np.searchsorted(times[found], times[positions]).clip(0, len(found) - 1)
+    before = (after - 1).clip(0)
+    earlier = times[positions] - times[found[before]] <= times[found[after]] - times[positions]
+    return np.asarray(np.where(earlier, found[before], found[after]), np.int64)

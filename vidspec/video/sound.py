@@ -16,7 +16,7 @@ from vidspec.errors import VideoError
 from vidspec.video.base import Index, format_seconds
 from vidspec.video.opening import opened, packets_of
 
-__all__ = ["RATE", "heard"]
+__all__ = ["RATE", "read_sound"]
 
 #: Samples of a second.
 RATE = 16_000
@@ -26,7 +26,7 @@ _SLACK = 0.05
 _AHEAD = 1.0
 
 
-def heard(
+def read_sound(
     index: Index, start: float, end: float, *, allow_damaged: bool = False
 ) -> tuple[NDArray[np.float32] | None, str | None]:
     """The sound of a file's best audio stream between two times; silence where it has a gap.

@@ -111,7 +111,7 @@ def test_rounds_tell_what_they_were(pairs):
 def test_hippo_drafts_before_the_targets_prefill_ends(pairs, same_process, monkeypatch, name, batch):
     """A target whose prefill takes as long as the drafts of all clips take to say three tokens."""
     captioner, clips = pairs.sharing(name), list(CLIPS)[:batch]
-    said, prefill, heard = {}, Setup.prefill, processes.DraftProcess.heard
+    said, prefill, heard = {}, Setup.prefill, processes.DraftProcess.dispatch
 
     def counted(process, message):
         if isinstance(getattr(message, "result", None), Proposed):
@@ -125,7 +125,7 @@ def test_hippo_drafts_before_the_targets_prefill_ends(pairs, same_process, monke
             yield Encode(lambda: time.sleep(0.01))
         return read
 
-    monkeypatch.setattr(processes.DraftProcess, "heard", counted)
+    monkeypatch.setattr(processes.DraftProcess, "dispatch", counted)
     monkeypatch.setattr(Setup, "prefill", late)
     records = {
         clip: event.caption

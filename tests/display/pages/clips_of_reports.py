@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fake_captioner import record
 
-from vidspec.bench.interleaved import Row
+from vidspec.bench.rows import Row
 from vidspec.display.pages.clip import Clip
 from vidspec.display.pages.pictures import Picture
 from vidspec.embedded.samples import shipped

@@ -1,21 +1,34 @@
+import re
 from dataclasses import replace
 
 import pytest
 
 from display.pages.clips_of_reports import MEASURED
-from vidspec.display.pages.bench import bars, write_bench
+from vidspec.display.pages.bench import write_bench
 
 
-def test_bars_are_in_percent_of_the_greatest_and_the_fastest_is_first():
-    decoding, _, first = bars(MEASURED, "ar")
-    assert [one.name for one in decoding.rows] == ["fast = quick", "ar", "slow"]
-    assert (decoding.rows[0].low, decoding.rows[0].middle, decoding.rows[0].high) == (50.0, 62.5, 100.0)
-    assert decoding.even == 25.0 and decoding.meaning.endswith("over ar")
-    assert [one.name for one in first.rows] == ["ar", "fast = quick", "slow"] and first.even == 100.0
+def drawn(tmp_path, rows, baseline):
+    """Of each chart the names, widths of the bars, and where 1x lies."""
+    file = tmp_path / "page.html"
+    write_bench(file, rows, baseline, "vidspec bench", {}, demo=False)
+    charts = file.read_text(encoding="utf-8").split('<div class="bars">')[1:]
+    return [
+        [
+            re.findall(found, chart)
+            for found in ('class="name">(.*?)<', 'style="width:(.*?)%', 'even" style="left:(.*?)%')
+        ]
+        for chart in charts
+    ]
 
 
-def test_the_line_of_the_baseline_stays_on_the_page_where_all_are_slower():
-    assert [chart.even for chart in bars(MEASURED[2:], "slow")] == [100.0] * 3
+def test_bars_are_in_percent_of_the_greatest_and_the_fastest_is_first(tmp_path):
+    decoding, _, first = drawn(tmp_path, MEASURED, "ar")
+    assert decoding == [["fast = quick", "ar", "slow"], ["62.5", "25.0", "12.5"], ["25.0"] * 3]
+    assert first[0] == ["ar", "fast = quick", "slow"] and first[2] == ["100.0"] * 3
+
+
+def test_the_line_of_the_baseline_stays_on_the_page_where_all_are_slower(tmp_path):
+    assert [even for _, _, even in drawn(tmp_path, MEASURED[2:], "slow")] == [["100.0"]] * 3
 
 
 @pytest.mark.parametrize("demo", [True, False])

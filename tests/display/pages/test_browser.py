@@ -10,7 +10,7 @@ from vidspec import video
 from vidspec.display.pages.bench import write_bench
 from vidspec.display.pages.clip import Clip
 from vidspec.display.pages.folder import Folder
-from vidspec.display.pages.writing import write
+from vidspec.display.pages.report import write
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(BROWSER is None, reason=WHY)]
 

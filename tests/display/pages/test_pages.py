@@ -16,7 +16,7 @@ from vidspec.display.pages.clip import Clip
 from vidspec.display.pages.folder import Folder
 from vidspec.display.pages.page import check_page
 from vidspec.display.pages.pictures import pictures
-from vidspec.display.pages.writing import write
+from vidspec.display.pages.report import write
 from vidspec.errors import OutputError, UsageError, VideoError
 
 FAILED = {"stage": "decode_video", "kind": "not_video", "message": "x.mp4: is <not> a video"}
@@ -144,7 +144,7 @@ def test_failures_come_first_and_are_counted(tmp_path):
     for record in (told(), failed, told(ended="loop")):
         folder.add(record)
     assert [(row.number, row.state) for row in folder.table] == [(2, "failed"), (1, "captioned"), (3, "ends in a loop")]
-    assert folder.said == "3 records, one for each clip or part of one: 2 captioned, 1 failed."
+    assert folder.summary == "3 records, one for each clip or part of one: 2 captioned, 1 failed."
     write(tmp_path / "page.html", folder, [], "run")
     page = (tmp_path / "page.html").read_text()
     assert "decode_video/not_video: x.mp4: is &lt;not&gt; a video" in page and page.count('data-failed="1"') == 1
@@ -161,7 +161,7 @@ def test_spreads_are_of_captioned_clips_that_have_the_value():
 
 
 def test_a_million_clips_do_not_all_stand_on_the_page(monkeypatch):
-    monkeypatch.setattr(folders, "MOST_ROWS", 2)
+    monkeypatch.setattr(folders, "MAX_ROWS", 2)
     folder = Folder()
     for at in range(5):
         folder.add(told(error=FAILED if at > 3 else None))

@@ -5,8 +5,8 @@ from fake_captioner import record
 
 from display.pages.clips_of_reports import PATH, ROUNDS, SEEN
 from vidspec.config import profiles
-from vidspec.display.pages import watching
-from vidspec.display.pages.watching import ReportFile
+from vidspec.display.pages import report
+from vidspec.display.pages.report import ReportFile
 from vidspec.events.events import Again
 
 pytestmark = pytest.mark.full
@@ -51,7 +51,7 @@ def test_clips_in_flight_at_once_do_not_mix(page):
         page.event(2, replace(event, texts=("other",) * len(event.texts)) if event in ROUNDS else event)
     page.end(2, record("2.mp4"))
     page.end(1, record("1.mp4"))
-    assert [(clip.record["path"], clip.tokens[1].text) for clip in page._clips] == [
+    assert [(clip.record["path"], clip.tokens[1].text) for clip in page.clips] == [
         ("2.mp4", "other"),
         ("1.mp4", " red"),
     ]
@@ -63,7 +63,7 @@ def test_a_clip_that_is_done_again_shows_only_the_last_time(page):
 
 
 def test_only_the_first_clips_are_kept_with_their_events(page, monkeypatch):
-    monkeypatch.setattr(watching, "IN_FULL", 1)
+    monkeypatch.setattr(report, "IN_FULL", 1)
     for number in (1, 2, 3):
         watch(page, number=number, total=3)
     assert text(page).count("<details class=") == 1 and "3 records" in text(page)

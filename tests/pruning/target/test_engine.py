@@ -122,7 +122,7 @@ def test_entries_that_decoding_does_not_read(family, similarity):
     for _ in range(6):
         logits.append(forward(engine, state, text[-1:]).logits[-1])
         text.append(int(logits[-1].argmax()))
-        chosen.append(state.span._chosen)
+        chosen.append(state.span.chosen)
     rows = prefix.length + len(text) - 1
     hidden = torch.zeros(rows, rows, dtype=torch.bool)
     for step, entries in enumerate(chosen):

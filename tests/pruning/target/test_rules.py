@@ -10,14 +10,13 @@ from pruning.given import irregular_tokens, visual_tokens
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError, ProfileError
 from vidspec.models.base import Prefix
-from vidspec.pruning.base import token_grid
-from vidspec.pruning.target.base import Reading, best, last_row_attention, share_of, without_overlap
-from vidspec.pruning.target.clustering import clusters
+from vidspec.pruning.base import best, token_grid
+from vidspec.pruning.target.base import Reading, last_row_attention, share_of, without_overlap
 from vidspec.pruning.target.dycoke import DyCoke, temporally_merged
-from vidspec.pruning.target.engine import _Reselect
+from vidspec.pruning.target.engine import Reselect
 from vidspec.pruning.target.fastv import FastV
 from vidspec.pruning.target.pdrop import PyramidDrop
-from vidspec.pruning.target.sparsevlm import SparseVLM, raters
+from vidspec.pruning.target.sparsevlm import SparseVLM, clusters, raters
 from vidspec.registry import configured
 
 HEADS, KV_HEADS, WIDTH, HIDDEN, AFTER = 4, 2, 8, 6, 5
@@ -171,7 +170,7 @@ def test_entries_are_chosen_anew_when_attention_has_turned():
     visual = visual_tokens(1, 2, 3, newline=False)
     chosen: list[list[int]] = []
     span = SimpleNamespace(whole=2, choose=lambda rows, prompt: chosen.append(rows.tolist()))
-    watch = _Reselect(0.9, 0.5, visual, span, 12)
+    watch = Reselect(0.9, 0.5, visual, span, 12)
     rng = torch.Generator().manual_seed(1)
     key = torch.randn(1, KV_HEADS, 12, WIDTH, generator=rng)
     query = torch.randn(1, HEADS, 1, WIDTH, generator=rng)
@@ -265,4 +264,4 @@ def test_options_that_the_constructor_names():
 
 
 def test_observers_are_taps():
-    assert issubclass(_Reselect, Taps)
+    assert issubclass(Reselect, Taps)

@@ -150,7 +150,15 @@ def test_table():
     assert dict(zip(heads, rows["| ar"], strict=True))["retention"] == "1.000 (1.000-1.000)"
     assert any("medians over 2 clips" in line for line in lines)
     untimed = markdown(outcome(results(record("ar", "a"), record("sd", "a"))))
-    assert "No times" in untimed and "| sd | lossless | 1 | - | - | - | - | - | 1.000" in untimed
+    assert "No times" in untimed and "| sd | lossless | 1 | - | - | 3.0 | - | - | - | 1.000" in untimed
+
+
+def test_mean_tokens_are_of_the_texts_of_each_method():
+    shown = markdown(
+        outcome(results(record("ar", "a"), record("ar", "b"), record("sd", "a", ids=[1] * 4), record("sd", "b")))
+    )
+    heads, *rows = (line.split(" | ") for line in shown.splitlines() if line.startswith("| "))
+    assert [row[heads.index("mean tokens")] for row in rows] == ["3.0", "3.5"]
 
 
 def test_results_without_the_baseline():

@@ -44,9 +44,9 @@ def asked(held_out, tmp_path):
 def counted(monkeypatch):
     """Every clip that a contender captions, warm-up included."""
     calls = []
-    caption = pareto_run._Named.caption
+    caption = pareto_run.Named.caption
     monkeypatch.setattr(
-        pareto_run._Named, "caption", lambda self, path: (calls.append(str(path)), caption(self, path))[1]
+        pareto_run.Named, "caption", lambda self, path: (calls.append(str(path)), caption(self, path))[1]
     )
     return calls
 
@@ -98,10 +98,10 @@ def test_what_the_draft_alone_writes_is_its_own(asked):
 
 def test_truth_of_drawn_and_of_named_clips(asked, held_out):
     rng = random.Random(HELD_OUT_SEED)
-    clips = pareto_run._clips(asked(), held_out, print)
+    clips = pareto_run.clips_of(asked(), held_out, print)
     for shown in clips.values():
         assert shown.facts == truth(draw_sample(rng.randrange(2**31)).scene)
-    named = pareto_run._clips(asked(clips=shipped(), clips_dir=None), held_out, print)
+    named = pareto_run.clips_of(asked(clips=shipped(), clips_dir=None), held_out, print)
     assert list(named) == [str(clip) for clip in shipped()]
     assert sorted(len(shown.facts.objects) for shown in named.values()) == [1, 2, 3, 3]
 
@@ -109,7 +109,7 @@ def test_truth_of_drawn_and_of_named_clips(asked, held_out):
 def test_clips_without_truth(asked, held_out, tmp_path):
     alone = tmp_path / "alone.mp4"
     alone.write_bytes((held_out / "clip-0000.mp4").read_bytes())
-    assert pareto_run._clips(asked(clips=[alone]), tmp_path, print)[str(alone)].facts is None
+    assert pareto_run.clips_of(asked(clips=[alone]), tmp_path, print)[str(alone)].facts is None
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_clips_without_truth(asked, held_out, tmp_path):
 def test_clips_that_will_not_do(asked, held_out, tmp_path, more, complaint):
     more["clips"] = [Path(clip) for clip in more.get("clips", ())]
     with pytest.raises(UsageError, match=complaint):
-        pareto_run._clips(asked(**more), held_out, print)
+        pareto_run.clips_of(asked(**more), held_out, print)
 
 
 @pytest.mark.parametrize("first", ["draft", "lvspec", "fastv"])

@@ -124,10 +124,10 @@ def test_cells_missed_by_far_say_what_they_would_need(replayed):
 
 
 def test_an_average_that_does_not_fit_is_told(tmp_path, monkeypatch):
-    content = yaml.safe_load((tables._folder() / "parallelvlm-1.yaml").read_text())
+    content = yaml.safe_load((tables.folder() / "parallelvlm-1.yaml").read_text())
     content["rows"] = [{**content["rows"][0], "average": 1.16}]
     (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(content))
-    monkeypatch.setattr(tables, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(tables, "folder", lambda: tmp_path)
     assert any("average 1.06x, printed is 1.16x" in note for note in tables.replay("wrong").notes)
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from vidspec.bench.interleaved import Row
 from vidspec.bench.measure import Outcome
+from vidspec.bench.rows import Row
 
 pytestmark = pytest.mark.full
 

@@ -8,8 +8,8 @@ from research.replay import tables
 from research.suites import measured as paper_tables
 from research.suites import rows as suites
 from research.suites.rows import DRAFT, SUITES, TABLES, contenders, papers_of, suite
-from vidspec.bench.interleaved import Row
-from vidspec.bench.talk import of_turn
+from vidspec.bench.interleaved import of_turn
+from vidspec.bench.rows import Row
 from vidspec.config import labels, profiles
 from vidspec.errors import UsageError
 

@@ -239,8 +239,8 @@ def test_a_dialogue_is_what_the_chat_template_renders(family):
     model = loading.load(str(loading.embedded_folder(PAIRS[family.family], "draft")), loading.placement())
     turns = [("A?", "Yes."), ("B?", "No."), ("C?", "It is."), ("D?", "")]
     text = encode(family, model.tokenizer, *turns)
-    whole = model.span.join(model._around("D?", None, turns[:3]))
-    assert [*text.before, model.visual_id, *text.after[:-1]] == model.tokenizer.encode(whole)
+    whole = model.text_ids(model.span, "D?", None, turns[:3])
+    assert [*text.before, model.visual_id, *text.after[:-1]] == whole
     learned = [token for token, answer in zip(text.after, text.learned, strict=True) if answer]
     assert model.tokenizer.decode(learned) == "Yes.<|im_end|>No.<|im_end|>It is.<|im_end|><|im_end|>"
 

@@ -2,81 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from vidspec.display.pages import words
 from vidspec.display.pages.page import rendered
-from vidspec.display.pages.pareto import Measured as Placed
-from vidspec.display.pages.pareto import planes
 from vidspec.escaping import one_line
 from vidspec.files import write_whole
 
-__all__ = ["Bars", "Measured", "bars", "write_bench"]
+__all__ = ["BOTTOM", "LEFT", "RIGHT", "TOP", "Measured", "Plane", "Point", "planes", "write_bench"]
 
-#: A median, the least and the greatest.
-Spread = tuple[float, float, float]
+#: Where the axes of a picture of 640 x 340 end, as its template draws them.
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 626.0, 14.0, 300.0
+#: What the three bar charts show, by the attribute of a row: a median, the least and the greatest.
+CHARTS = {
+    "decode": ("Decoding", "tokens a second after the first"),
+    "end_to_end": ("End to end", "the whole time of a clip, of texts of equal length"),
+    "first": ("First token", "the time until the first token"),
+}
 
 
-class Measured(Placed, Protocol):
-    """What a row of a bench says of one method."""
+class Measured(Protocol):
+    """A row of a bench: one method; the template reads further figures of :class:`vidspec.bench.interleaved.Row`."""
 
     @property
-    def equality(self) -> str: ...
+    def names(self) -> str: ...
     @property
-    def place(self) -> int: ...
+    def equal(self) -> int | None: ...
     @property
-    def tau(self) -> float | None: ...
+    def clips(self) -> int: ...
     @property
-    def tokens_per_target_pass(self) -> float | None: ...
+    def kept(self) -> float | None: ...
     @property
-    def acceptance_rate(self) -> float | None: ...
+    def accepted_by_target(self) -> float | None: ...
     @property
-    def tokens_per_s(self) -> float: ...
-    @property
-    def model(self) -> float | None: ...
-    @property
-    def first(self) -> Spread: ...
-    @property
-    def end_to_end(self) -> Spread: ...
-    @property
-    def tokens(self) -> float | None: ...
+    def decode(self) -> tuple[float, float, float]: ...
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A method's speed-up; ``low``, ``middle`` and ``high`` are percent of the axis."""
+class Point:
+    """A method in a picture; ``best`` are those that no other beats in both figures."""
 
+    x: float
+    y: float
     name: str
-    values: Spread
-    low: float
-    middle: float
-    high: float
+    about: str
+    best: bool
 
 
 @dataclass(frozen=True)
-class Bars:
-    """One of the three speed-ups of all methods, the fastest first; ``even`` is where 1x lies, in percent."""
+class Plane:
+    """Decoding speed against another figure; ``frontier`` joins the best points, ``across`` and ``up`` are places on
+    the axes with their labels."""
 
     title: str
     meaning: str
-    even: float
-    rows: tuple[Bar, ...]
+    points: tuple[Point, ...]
+    frontier: str
+    across: tuple[tuple[float, str], ...]
+    up: tuple[tuple[float, str], ...]
 
 
-def bars(rows: Sequence[Measured], baseline: str) -> list[Bars]:
-    """The three speed-ups over ``baseline``."""
-    kinds = (
-        ("Decoding", "tokens a second behind the first", [row.decode for row in rows]),
-        ("End to end", "the whole time of a clip, of texts of equal length", [row.end_to_end for row in rows]),
-        ("First token", "the time until the first token", [row.first for row in rows]),
-    )
-    return [
-        _bars(title, f"{meaning}, over {baseline}", [row.names for row in rows], values)
-        for title, meaning, values in kinds
-    ]
+def planes(rows: Sequence[Measured], baseline: str) -> list[Plane]:
+    """Speed against the share of the target's own tokens, where a method changes the text, and against what was kept.
+
+    There is a picture where the figure differs between methods.
+    """
+    found = []
+    for title, meaning, value, more in (
+        ("Speed and text", "tokens that the target itself would have written", _own, True),
+        ("Speed and what the draft was shown", "visual tokens kept", lambda row: row.kept, False),
+    ):
+        known = [(row, figure) for row in rows if (figure := value(row)) is not None]
+        if len({figure for _, figure in known}) > 1:
+            meaning = f"upward: {meaning}; to the right: decoding over {baseline}"
+            found.append(_plane(title, meaning, known, more))
+    return found
 
 
 def write_bench(
@@ -84,7 +88,7 @@ def write_bench(
     rows: Sequence[Measured],
     baseline: str,
     command: str,
-    machine: Mapping[str, Any],
+    machine: Mapping[str, object],
     *,
     demo: bool,
     left: Mapping[str, str] | None = None,
@@ -111,7 +115,7 @@ def write_bench(
         differ=any(row.equal != row.clips for row in rows),
         baseline=baseline,
         left=left or {},
-        charts=bars(rows, baseline),
+        charts=CHARTS,
         planes=planes(rows, baseline),
         command=one_line(command),
         machine={name: one_line(str(value)) for name, value in machine.items()},
@@ -119,10 +123,50 @@ def write_bench(
     write_whole(file, content)
 
 
-def _bars(title: str, meaning: str, names: Sequence[str], values: Sequence[Spread]) -> Bars:
-    longest = max((high for _, _, high in values), default=1.0) or 1.0
-    made = [
-        Bar(name, value, *(round(100 * one / longest, 3) for one in (value[1], value[0], value[2])))
-        for name, value in zip(names, values, strict=True)
-    ]
-    return Bars(title, meaning, round(100 / max(longest, 1.0), 3), tuple(sorted(made, key=lambda one: -one.values[0])))
+def _own(row: Measured) -> float | None:
+    """The share of a text's tokens that the target would have written; None where it is not known."""
+    if row.accepted_by_target is not None:
+        return row.accepted_by_target
+    return 1.0 if row.equal is None or row.equal == row.clips else None
+
+
+def _plane(title: str, meaning: str, known: Sequence[tuple[Measured, float]], more: bool) -> Plane:
+    fastest = 1.1 * max(row.decode[0] for row, _ in known)
+    least, most = min(figure for _, figure in known), max(figure for _, figure in known)
+    low, high = max(0.0, least - 0.15 * (most - least)), most + 0.15 * (most - least)
+
+    def across(speed: float) -> float:
+        return round(LEFT + speed / fastest * (RIGHT - LEFT), 1)
+
+    def up(figure: float) -> float:
+        return round(BOTTOM - (figure - low) / (high - low) * (BOTTOM - TOP), 1)
+
+    figures = [(row.decode[0], figure if more else -figure) for row, figure in known]
+    points = tuple(
+        Point(
+            across(row.decode[0]),
+            up(figure),
+            row.names,
+            f"{row.names}: {words.ratio(row.decode[0])}, {words.share(figure)}",
+            not any(other != one and other[0] >= one[0] and other[1] >= one[1] for other in figures),
+        )
+        for (row, figure), one in zip(known, figures, strict=True)
+    )
+    return Plane(
+        title,
+        f"{meaning}; the best are on the right and {'above' if more else 'below'}",
+        points,
+        " ".join(f"{x},{y}" for x, y in sorted((one.x, one.y) for one in points if one.best)),
+        _ticks(0.0, fastest, across, words.ratio),
+        _ticks(low, min(1.0, high), up, words.share),
+    )
+
+
+def _ticks(
+    low: float, high: float, place: Callable[[float], float], label: Callable[[float], str]
+) -> tuple[tuple[float, str], ...]:
+    """Round figures, three to six of them."""
+    steps = (factor * 10.0**power for power in range(-4, 5) for factor in (1, 2, 5))
+    step = next(one for one in steps if high - low < 6 * one)
+    ends = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return tuple((place(at * step), label(at * step)) for at in range(ends[0], ends[1] + 1))

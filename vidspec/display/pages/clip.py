@@ -1,15 +1,15 @@
-"""What a page says of one clip: sentences, the tokens and who wrote them, rounds, counters, speeds. Draws nothing."""
+"""The figures of a page about one clip: tokens and who wrote them, rounds, counters, speeds. Draws nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
-from typing import Any
 
 from vidspec.display.pages import words
-from vidspec.display.pages.pictures import MOST, Picture
+from vidspec.display.pages.page import Record
+from vidspec.display.pages.pictures import MAX_FRAMES, Picture
 from vidspec.display.pages.timeline import Timeline, timeline
 from vidspec.escaping import one_line, shown
 from vidspec.events.events import Prefilled, Round
@@ -23,7 +23,7 @@ _SILENT = "∎"
 
 @dataclass(frozen=True)
 class Token:
-    """A piece of the caption; ``origin`` is empty where nobody recorded it, ``about`` what is known of it."""
+    """A piece of the caption; ``origin`` is empty where it was not recorded, ``about`` lists what is known of it."""
 
     text: str
     origin: str
@@ -58,14 +58,14 @@ class Clip:
     """One clip, captioned or failed.
 
     Attributes:
-        record: as ``--format json`` has it; of ``--format jsonl``, without what was measured.
+        record: as :data:`~vidspec.display.pages.page.Record` says.
         seen, rounds: of a run that was watched, what the draft was shown and what each pass brought.
         spans: the trace, if there is one.
         pictures: its frames, or ``unseen``, why there are none.
         number: which of a page's clips it is, from 1.
     """
 
-    record: Mapping[str, Any]
+    record: Record
     seen: Prefilled | None = None
     rounds: Sequence[Round] = ()
     spans: Sequence[Span] = ()
@@ -75,15 +75,19 @@ class Clip:
 
     @property
     def name(self) -> str:
-        """The path, which part of the file it is, and what was asked of a clip that is asked several things."""
-        path, asked = one_line(self.record["path"]), (self.record.get("question") or {}).get("prompt")
+        """The path, which part of the file it is, and the prompt of a clip with several."""
+        path, prompt = one_line(self.record["path"]), self.section("question").get("prompt")
         name = path if self._part is None else f"{path}, {words.span(*self._part)}"
-        return f"{name}: {one_line(asked)}" if asked else name
+        return f"{name}: {one_line(prompt)}" if prompt else name
+
+    def section(self, name: str) -> Record:
+        """A part of the record; empty where it has none."""
+        return self.record.get(name) or {}
 
     @property
     def _part(self) -> tuple[float, float] | None:
-        """From where to where, in seconds; as the frames lie where nothing else tells. None for all of it."""
-        job, video = {**self.record, **(self.record.get("job") or {})}, self.record.get("video") or {}
+        """Its beginning and end in seconds, by its frames where the record has neither; None for the whole file."""
+        job, video = {**self.record, **self.section("job")}, self.section("video")
         start, end, duration = job.get("start"), job.get("end"), video.get("duration_s")
         if start is not None or end is not None:
             last = duration if end is None else end
@@ -114,15 +118,16 @@ class Clip:
     @property
     def plain(self) -> bool:
         """Whether nothing was drafted."""
-        return not self.record.get("counters", {}).get("drafted")
+        return not self.section("counters").get("drafted")
 
     @property
     def facts(self) -> list[tuple[str, str]]:
         """How the clip was captioned."""
-        record, models, video = self.record, self.record.get("models") or {}, self.record.get("video") or {}
+        record, models, video = self.record, self.section("models"), self.section("video")
         size = f"{video['width']} x {video['height']}" if video.get("width") else None
         length = f"{video['duration_s']:.1f} s" if video.get("duration_s") is not None else None
-        schedule = record.get("schedule") or {}
+        schedule = self.section("schedule")
+        ended = {"eos": "by itself", "length": "at the longest length", "loop": "in a loop"}
         found = [
             ("profile", record.get("profile")),
             ("target", models.get("target")),
@@ -136,66 +141,15 @@ class Clip:
             ("frames shown", video.get("frames")),
             ("read by", video.get("decoder")),
             ("damage", "; ".join(video.get("damage") or ())),
-            (
-                "ended",
-                {"eos": "by itself", "length": "at the longest length", "loop": "in a loop"}.get(
-                    record.get("ended") or ""
-                ),
-            ),
+            ("ended", ended.get(record.get("ended") or "")),
         ]
         return [(name, one_line(str(value))) for name, value in found if value]
 
     @property
     def _contexts(self) -> str:
         """Of an ensemble, the mean weight of each context."""
-        weights = (self.record.get("ensemble") or {}).get("weights") or {}
+        weights = self.section("ensemble").get("weights") or {}
         return ", ".join(f"{name} {fmean(row):.0%}" for name, row in weights.items() if row)
-
-    @property
-    def in_short(self) -> list[str]:
-        """For a reader who knows nothing of speculative decoding: what was seen, what was written, what was saved."""
-        if self.error is not None:
-            return []
-        if not self.measured:
-            return ["This record holds the caption and nothing that was measured: --format json records both."]
-        counters, lengths = self.record["counters"], self.record.get("lengths") or {}
-        frames = self.record.get("video", {}).get("frames")
-        total, kept = counters.get("visual_tokens"), counters.get("visual_tokens_kept")
-        said = [
-            f"The target, the model whose caption is wanted, saw {frames} frames as {words.number(total)} visual "
-            "tokens."
-        ]
-        if self.plain:
-            said.append(f"Nothing was drafted: it wrote the {counters['emitted']} tokens one by one, a pass for each.")
-            return [*said, *self._pruned, *([self._promise] if self._pruned else [])]
-        if kept == total:
-            said.append("The draft, which guesses what the target will write, saw all of them.")
-        elif kept:
-            said.append(
-                f"The draft, which guesses what the target will write, was shown {words.number(kept)} of them "
-                f"({words.share(kept / total)})."
-            )
-        else:
-            said.append("The draft, which guesses what the target will write, was shown none of them.")
-        said.append(
-            f"It proposed {words.number(counters['drafted'])} tokens, and {words.number(counters['accepted'])} "
-            f"({words.share(lengths.get('acceptance_rate'))}) were accepted."
-        )
-        said.append(
-            f"So the target needed {words.number(counters['target_forwards'])} passes for the "
-            f"{words.number(counters['emitted'] - 1)} tokens after the first, one each in plain decoding: "
-            f"{words.number(lengths.get('tokens_per_target_pass'))} tokens a pass."
-        )
-        return [*said, *self._pruned, self._gain, self._promise]
-
-    @property
-    def _pruned(self) -> list[str]:
-        """Of a target that is pruned itself, how much it read."""
-        lossy = self.record.get("lossy")
-        if lossy is None:
-            return []
-        read = f"its layers read {words.share(lossy.get('retention'))} of these tokens on average"
-        return [f"The target itself was pruned by {lossy['method']}: {read}."]
 
     @property
     def signals(self) -> list[str]:
@@ -204,40 +158,10 @@ class Clip:
         return [words.signal(name) for name, _ in self.seen.signals] if self.seen and drawn else []
 
     @property
-    def sight(self) -> str:
-        """How much of the frames the target saw."""
-        return next(iter(self._pruned), "The target saw every frame whole.")
-
-    @property
-    def _gain(self) -> str:
-        speed = self.record.get("speed") or {}
-        if baseline := speed.get("baseline"):
-            decode, whole = baseline.get("decode"), words.ratio(baseline.get("end_to_end"))
-            if decode is None:
-                return (
-                    f"The text is too short to measure decoding; the whole clip was {whole} as fast as plain decoding."
-                )
-            return (
-                f"Measured against plain decoding of the same clip, decoding was {words.ratio(decode)} "
-                f"as fast, and the whole clip{self._at_length} {whole}."
-            )
-        guess = speed.get("estimate")
-        about = f" From this run's own passes it is at most about {words.ratio(guess)} in decoding." if guess else ""
-        return "How much faster that was is not measured here: --baseline measures it." + about
-
-    @property
-    def _at_length(self) -> str:
-        """Of how many tokens the speed-up end to end is, where plain decoding wrote more or fewer."""
-        length = ((self.record.get("speed") or {}).get("baseline") or {}).get("tokens")
-        return "" if length in (None, len(self.record["token_ids"])) else f", had it {length} tokens as well,"
-
-    @property
-    def _promise(self) -> str:
-        if self.record.get("lossless"):
-            return "The method is lossless: the caption is the one that the target writes by itself."
-        loose = self.record.get("loose")
-        changed = f" {words.share(loose['share'])} of its tokens are not the target's choice." if loose else ""
-        return "The method is not lossless: the caption may differ from the target's own." + changed
+    def equal_length(self) -> int | None:
+        """The tokens of plain decoding, at which the speed-up end to end is, where it wrote more or fewer."""
+        tokens: int | None = (self.section("speed").get("baseline") or {}).get("tokens")
+        return None if tokens == len(self.record["token_ids"]) else tokens
 
     @cached_property
     def tokens(self) -> list[Token]:
@@ -270,8 +194,8 @@ class Clip:
                 yield Token(shown(text) or _SILENT, origin, number, "; ".join(facts))
 
     def _wanted(self, at: int, token: int) -> str:
-        told = (self.record.get("loose") or {}).get("tokens") or ()
-        text = next((one["wanted_text"] for one in told if one["at"] == at), None)
+        known = self.section("loose").get("tokens") or ()
+        text = next((one["wanted_text"] for one in known if one["at"] == at), None)
         return f"token {token}" if text is None else f"“{one_line(text)}”"
 
     @property
@@ -300,12 +224,12 @@ class Clip:
                 for number, one in enumerate(self.rounds)
                 if one.drafted
             ]
-        lengths = self.record.get("counters", {}).get("accepted_lengths") or ()
+        lengths = self.section("counters").get("accepted_lengths") or ()
         return [Window(number, accepted) for number, accepted in enumerate(lengths, start=1)]
 
     @property
     def tallest(self) -> int:
-        """The most tokens of a window, drafted and the target's own; a column of them is full height."""
+        """The highest number of tokens in a window, drafted and the target's own, which is full height."""
         return max(((one.drafted or one.accepted) + (one.own or 0) for one in self.windows), default=1) or 1
 
     @property
@@ -313,13 +237,13 @@ class Clip:
         """Frames that the models saw and the page leaves out."""
         moments = len({one.seconds for one in self.pictures})
         steps = self.seen.grid[0] if self.seen is not None and self.seen.grid[0] else 0
-        frames = steps or len(self.record.get("kept_per_frame") or ()) or self.record.get("video", {}).get("frames", 0)
-        return max(0, frames - moments) if moments >= MOST else 0
+        frames = steps or len(self.record.get("kept_per_frame") or ()) or self.section("video").get("frames", 0)
+        return max(0, frames - moments) if moments >= MAX_FRAMES else 0
 
     @property
     def counters(self) -> list[tuple[str, str, str]]:
         """Name, value and definition of what was counted, then of the lengths that are derived from it."""
-        counted, lengths = self.record.get("counters") or {}, self.record.get("lengths") or {}
+        counted, lengths = self.section("counters"), self.section("lengths")
         rows = [
             (name, words.number(counted[name]), meaning) for name, meaning in words.COUNTERS.items() if name in counted
         ]
@@ -331,10 +255,9 @@ class Clip:
 
     @property
     def speeds(self) -> list[Speed]:
-        timings = self.record.get("timings") or {}
-        baseline = (self.record.get("speed") or {}).get("baseline") or {}
+        timings, baseline = self.section("timings"), self.section("speed").get("baseline") or {}
         plain = baseline.get("timings") or {}
-        equal = "; the speed-up at equal length" if self._at_length else ""
+        equal = "; the speed-up at equal length" if self.equal_length else ""
         names = (
             ("time_to_first_token", "time to first token", "from the beginning of work on the clip to the first token"),
             ("decode", "decoding", "from the first token to the last"),
@@ -349,7 +272,7 @@ class Clip:
     @property
     def read_before(self) -> float | None:
         """Seconds that reading the frames took before the trace began, in another process; None if it is in there."""
-        seconds: float | None = (self.record.get("timings") or {}).get("decode_video")
+        seconds: float | None = self.section("timings").get("decode_video")
         return None if any(span.kind == "decode_video" for span in self.spans) else seconds
 
     @property
@@ -360,23 +283,3 @@ class Clip:
     @cached_property
     def timeline(self) -> Timeline | None:
         return timeline(self.spans)
-
-    @property
-    def missing(self) -> list[str]:
-        """What this page cannot show, and why."""
-        said: list[str] = []
-        if self.error is not None:
-            return said
-        if self.unseen:
-            said.append(f"The frames: {self.unseen}.")
-        if not self.tokens:
-            said.append(
-                "Who wrote which token, and how probable it was: only a run that is watched tells, by caption --report."
-            )
-        if not self.plain and self.seen is None:
-            said.append("Where in a frame the draft saw: only a run that is watched tells, by caption --report.")
-        if not self.spans:
-            said.append(
-                "The timeline: no trace was given; caption --trace FILE writes one, report --trace FILE reads it."
-            )
-        return said

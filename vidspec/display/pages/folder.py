@@ -6,18 +6,18 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 from vidspec.display.pages import words
 from vidspec.display.pages.clip import Clip
+from vidspec.display.pages.page import Record
 from vidspec.escaping import one_line
 
-__all__ = ["MOST_ROWS", "Folder", "Row", "Spread"]
+__all__ = ["MAX_ROWS", "Folder", "Row", "Spread"]
 
 #: Of the clips that failed, and of the others, so many stand in the table.
-MOST_ROWS = 2000
+MAX_ROWS = 2000
 #: So many of the clips have a picture in the table.
-MOST_PICTURES = 200
+MAX_PICTURES = 200
 _STEPS = 24
 
 
@@ -50,7 +50,7 @@ class Spread:
     counts: tuple[int, ...]
 
     @property
-    def most(self) -> int:
+    def highest(self) -> int:
         return max(self.counts)
 
 
@@ -61,25 +61,25 @@ class Folder:
     Attributes:
         clips, failed, demo: how many there were.
         pictured: of the first captioned clips by number, what their thumbnails are made from.
-        rows: those of the table; beyond :data:`MOST_ROWS` of a kind clips are counted and have no row.
+        rows: those of the table; beyond :data:`MAX_ROWS` of a kind clips are counted and have no row.
     """
 
     clips: int = 0
     failed: int = 0
     demo: int = 0
     rows: list[Row] = field(default_factory=list)
-    pictured: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    pictured: dict[int, Record] = field(default_factory=dict)
     _values: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in _SPREADS})
 
-    def add(self, record: Mapping[str, Any]) -> int:
+    def add(self, record: Record) -> int:
         """Take in a clip; its number, from 1."""
         self.clips += 1
         failed = record.get("error") is not None
         self.failed += failed
         self.demo += bool(record.get("demo"))
-        if (self.failed if failed else self.clips - self.failed) <= MOST_ROWS:
+        if (self.failed if failed else self.clips - self.failed) <= MAX_ROWS:
             self.rows.append(_row(self.clips, record))
-        if not failed and len(self.pictured) < MOST_PICTURES:
+        if not failed and len(self.pictured) < MAX_PICTURES:
             kept = {key: record.get(key) for key in ("path", "job")}
             self.pictured[self.clips] = {**kept, "video": {"timestamps": _middle(record)}}
         for name, (value, _) in _SPREADS.items():
@@ -94,20 +94,20 @@ class Folder:
 
     @property
     def left_out(self) -> str:
-        """What of the clips is in no row."""
+        """How many clips have no row; empty for none."""
         count = self.clips - len(self.rows)
         return f"{words.number(count)} further clips are counted above and have no row here." if count else ""
 
     @property
-    def said(self) -> str:
-        """How many clips, and what became of them."""
+    def summary(self) -> str:
+        """How many clips there are, and how many failed."""
         done = self.clips - self.failed
         counts = f"{words.number(done)} captioned, {words.number(self.failed)} failed"
         return f"{words.number(self.clips)} records, one for each clip or part of one: {counts}."
 
     @property
     def compared(self) -> bool:
-        """Whether plain decoding was measured beside any of them."""
+        """Whether plain decoding was measured for any of them."""
         return any(row.faster is not None for row in self.rows)
 
     @property
@@ -116,7 +116,7 @@ class Folder:
         return [_spread(name, values, _SPREADS[name][1]) for name, values in self._values.items() if len(values) >= 3]
 
 
-def _row(number: int, record: Mapping[str, Any]) -> Row:
+def _row(number: int, record: Record) -> Row:
     clip = Clip(record)
     measured, speed = record.get("lengths") or {}, record.get("speed") or {}
     captioned = clip.error is None
@@ -136,16 +136,16 @@ def _row(number: int, record: Mapping[str, Any]) -> Row:
     )
 
 
-def _middle(record: Mapping[str, Any]) -> tuple[float, ...]:
+def _middle(record: Record) -> tuple[float, ...]:
     times = (record.get("video") or {}).get("timestamps") or ()
     return tuple(times[len(times) // 2 :][:1])
 
 
-def _under(key: str, name: str) -> Callable[[Mapping[str, Any]], float | None]:
+def _under(key: str, name: str) -> Callable[[Record], float | None]:
     return lambda record: (record.get(key) or {}).get(name)
 
 
-_SPREADS: Mapping[str, tuple[Callable[[Mapping[str, Any]], float | None], Callable[[float], str]]] = {
+_SPREADS: Mapping[str, tuple[Callable[[Record], float | None], Callable[[float], str]]] = {
     "tokens": (lambda record: len(record["token_ids"]), lambda value: words.number(round(value))),
     "tokens/s while decoding": (_under("speed", "tokens_per_s"), words.number),
     "time end to end": (_under("timings", "end_to_end"), words.time),

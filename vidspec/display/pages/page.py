@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vidspec._version import __version__
 from vidspec.display.pages import words
@@ -15,7 +15,10 @@ from vidspec.files import Kind, check_output
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["check_page", "rendered"]
+__all__ = ["Record", "check_page", "rendered"]
+
+#: A clip's record as ``--format json`` has it; of ``--format jsonl``, without what was measured.
+Record: TypeAlias = Mapping[str, Any]
 
 #: What every page of ours has in its head.
 PAGE = Kind("page of vidspec", rb'<meta name="generator" content="vidspec ')
@@ -34,7 +37,7 @@ def check_page(file: Path, inputs: Iterable[str], option: str = "--report") -> N
     check_output(file, inputs, option, PAGE)
 
 
-def rendered(template: str, **content: Any) -> str:
+def rendered(template: str, **content: object) -> str:
     """A whole page. Texts in ``content`` are escaped."""
     return _environment().get_template(template).render(version=__version__, words=words, **content)
 

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
+from vidspec.display.pages.page import Record
 from vidspec.errors import OutputError
 from vidspec.events.events import Prefilled
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from PIL import Image
 
-__all__ = ["MOST", "Picture", "pictures", "thumbnail"]
+__all__ = ["MAX_FRAMES", "Drawing", "Picture", "pictures", "thumbnail"]
 
 #: Of a clip's frames, so many are drawn at most, spread evenly.
-MOST = 64
+MAX_FRAMES = 64
 _PIXELS, _THUMBNAIL = 320 * 320, 128 * 128
 _QUALITY = 78
-#: Over what the draft did not see, and the line around what it saw, which parts the two on frames of any colour.
-_VEIL, _EDGE = (96, 100, 112, 205), (255, 176, 32, 255)
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,12 @@ class Picture:
         return self.kept / self.tokens if self.kept is not None and self.tokens else None
 
 
+#: :func:`pictures` of a record and of what the draft saw.
+Drawing: TypeAlias = Callable[[Record, Prefilled | None], list[Picture]]
+
+
 def pictures(
-    record: Mapping[str, Any],
+    record: Record,
     seen: Prefilled | None,
     budget: int,
     *,
@@ -81,7 +85,7 @@ def pictures(
         times, grid, per_frame = every, None, ()
     if not times:
         raise OutputError(f"{record['path']}: its record names no frames")
-    chosen = uniform(len(times), MOST).tolist()
+    chosen = uniform(len(times), MAX_FRAMES).tolist()
     moments = [times[index] for index in chosen]
     clip = video.read_at(record["path"], moments, max_pixels=_PIXELS, decoder=decoder, allow_damaged=allow_damaged)
     images = _within(budget, list(clip.frames))
@@ -92,23 +96,26 @@ def pictures(
             Picture(time, image, width / height, kept=kept)
             for time, image, kept in zip(moments, images, counts, strict=True)
         ]
-    from vidspec.display.cells import cells_of
+    from vidspec.display.heatmap import cells_of, veil
 
     cells, found = cells_of(seen), []
     for (at, index), layer in product(enumerate(chosen), cells.layers):
-        # A draft that is shown no tokens at all has nothing veiled.
-        veil, kept, tokens = _veil(cells.of(index, layer)) if seen.kept_per_frame else (None, None, None)
-        view = f"view of {layer.rows} x {layer.columns}" if len(cells.layers) > 1 else ""
-        levels = tuple(base64.b64encode(ranks.tobytes()).decode("ascii") for ranks in cells.levels(index, layer))
-        found.append(
-            Picture(
-                moments[at], images[at], width / height, veil, kept, tokens, view, (layer.rows, layer.columns), levels
+        one = Picture(moments[at], images[at], width / height, sides=(layer.rows, layer.columns))
+        if seen.kept_per_frame:  # a draft that is shown no tokens at all has nothing veiled
+            shown = cells.of(index, layer)
+            side = min(32, max(6, 256 // layer.columns))  # pixels of a token, so that the line around it is about one
+            over = veil(shown, side * layer.columns, side * layer.rows)
+            one = replace(
+                one, veil=None if over is None else _address(over, "png"), kept=int(shown.sum()), tokens=shown.size
             )
-        )
+        if len(cells.layers) > 1:
+            one = replace(one, view=f"view of {layer.rows} x {layer.columns}")
+        levels = tuple(base64.b64encode(ranks.tobytes()).decode("ascii") for ranks in cells.levels(index, layer))
+        found.append(replace(one, levels=levels))
     return found
 
 
-def thumbnail(record: Mapping[str, Any]) -> str:
+def thumbnail(record: Record) -> str:
     """The frame in the middle of a clip, small.
 
     Raises:
@@ -121,23 +128,7 @@ def thumbnail(record: Mapping[str, Any]) -> str:
     return _jpeg(clip.frames[0], 1.0)
 
 
-def _veil(shown: NDArray[np.bool_]) -> tuple[str | None, int, int]:
-    """The veil over one frame, of which ``shown`` (rows, columns) is seen; its kept tokens and all of them."""
-    import numpy as np
-    from PIL import Image
-
-    if shown.all():
-        return None, shown.size, shown.size
-    size = min(32, max(6, 256 // shown.shape[1]))  # of a token, so that the line around it is about a pixel wide
-    around = np.pad(np.kron(shown, np.ones((size, size), np.bool_)), 1, mode="edge")
-    inside = around[1:-1, 1:-1]
-    beside = around[:-2, 1:-1] & around[2:, 1:-1] & around[1:-1, :-2] & around[1:-1, 2:]
-    veil = Image.fromarray(np.where(inside, np.where(beside, 0, 2), 1).astype(np.uint8), "P")
-    veil.putpalette([0, 0, 0, 0, *_VEIL, *_EDGE], "RGBA")
-    return _address(veil, "png"), int(shown.sum()), shown.size
-
-
-def _within(budget: int, frames: Sequence[Any]) -> list[str]:
+def _within(budget: int, frames: Sequence[NDArray[np.uint8]]) -> list[str]:
     """Each frame as an address; all of them smaller until they fit."""
     scale = 1.0
     while True:
@@ -147,7 +138,7 @@ def _within(budget: int, frames: Sequence[Any]) -> list[str]:
         scale *= 0.75
 
 
-def _jpeg(frame: Any, scale: float) -> str:
+def _jpeg(frame: NDArray[np.uint8], scale: float) -> str:
     from PIL import Image
 
     image = Image.fromarray(frame)
@@ -157,7 +148,7 @@ def _jpeg(frame: Any, scale: float) -> str:
     return _address(image, "jpeg", quality=_QUALITY)
 
 
-def _address(image: Any, kind: str, **options: int) -> str:
+def _address(image: Image.Image, kind: str, **options: int) -> str:
     buffer = BytesIO()
     image.save(buffer, kind, optimize=True, **options)
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from vidspec.display.pages import words
+from vidspec.display.pages.page import Record
 from vidspec.events.trace import Span, Trace
 
 __all__ = ["Bar", "Lane", "Timeline", "from_chrome", "timeline"]
 
 #: What is shorter than this share of the whole is not drawn.
-_THINNEST = 1 / 8000
+_MIN_SHARE = 1 / 8000
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,14 @@ def timeline(spans: Sequence[Span]) -> Timeline | None:
     lanes, undrawn = [], 0
     for worker, seconds in sums.items():
         mine = sorted((one for one in spans if one.worker == worker), key=lambda one: (one.start, -one.end))
-        drawn = [one for one in mine if one.end - one.start >= end * _THINNEST]
+        drawn = [one for one in mine if one.end - one.start >= end * _MIN_SHARE]
         undrawn += len(mine) - len(drawn)
         lanes.append(Lane(worker, tuple(_bar(one, end) for one in drawn), seconds))
     begun = min((one.start for one in spans if one.kind in ("draft", "verify")), default=0.0)
     return Timeline(end, tuple(lanes), _ticks(end), 100 * begun / end, undrawn)
 
 
-def from_chrome(trace: Mapping[str, Any]) -> dict[str, list[list[Span]]]:
+def from_chrome(trace: Record) -> dict[str, list[list[Span]]]:
     """The spans in a file of ``--trace``, by path; a clip of several parts has a list for each, in their order.
 
     Raises:

@@ -21,7 +21,7 @@ __all__ = [
     "time",
 ]
 
-#: What is said of figures that were measured with the models that come with vidspec.
+#: The note on figures that were measured with the built-in models.
 MEASURED = (
     "Measured with vidspec's built-in models, which are tiny and know drawn shapes only: the figures compare methods "
     "on these models, and say nothing about real models or real video."
@@ -40,7 +40,7 @@ COUNTERS: Mapping[str, str] = {
     "visual_tokens": "tokens that stand for the video in the target's prompt",
     "visual_tokens_kept": "how many of these the draft was shown",
     "audio_tokens": "tokens that stand for the sound; target and draft hear all of it",
-    "state_bytes": "most bytes that states of recurrent blocks took, of target and draft",
+    "state_bytes": "peak bytes of the states of recurrent blocks, of target and draft",
     "emitted": "tokens of the caption, the one that ends it included",
     "target_forwards": "passes of the target after it had read its prompt; each verifies a window or writes one token",
     "draft_forwards": "passes of the draft while it proposed; reading its prompt is not counted",
@@ -78,7 +78,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
 
 
 def demo(of: int, captions: int) -> str:
-    """What is said where so many of the captions on a page are by the models that come with vidspec."""
+    """The note on a page of which ``of`` captions are by the built-in models; empty for none."""
     if not of:
         return ""
     whose = (

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
 from vidspec.config.bounds import LAYERS
 from vidspec.errors import ModelError
+from vidspec.pruning.base import best
 from vidspec.registry import key
 
 if TYPE_CHECKING:
@@ -18,11 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Choice",
-    "Dynamic",
     "Layer",
     "Reading",
+    "StagedPruner",
     "TargetPruner",
-    "best",
     "last_row_attention",
     "on_average",
     "places",
@@ -88,44 +89,70 @@ class Choice(NamedTuple):
     into: torch.Tensor | None = None
 
 
-class TargetPruner(Protocol):
+class TargetPruner(ABC):
     """Drops visual tokens of the target.
 
     The parameters of its constructor are keys of a profile's ``lossy`` section; all have defaults. ``retention`` is
     the share of the prompt's visual tokens that a block reads, on average over the blocks; ``keep`` names shares as
     they are instead.
+
+    Attributes:
+        similarity: where :meth:`reads` gives something, the cosine with the attention at the last choice below which
+            it is made anew.
     """
+
+    similarity: float = 0.0
 
     def before(self, prefix: Prefix) -> torch.Tensor | None:
         """(K,) sorted indices of the visual tokens that enter the first block; None for all."""
-        ...
+        return None
 
+    @abstractmethod
     def stages(self, depth: int) -> Mapping[int, float]:
-        """Behind how many of ``depth`` blocks tokens are dropped, and the share of the prompt's that stays."""
-        ...
+        """Behind how many of ``depth`` blocks tokens are dropped, and the share of the prompt's that stays.
+
+        Raises:
+            ModelError: the model has too few blocks.
+        """
 
     def choose(self, reading: Reading, share: float) -> Choice:
-        """Which of the visual tokens that are left stay, when a share of the prompt's may."""
-        ...
+        """Which of the visual tokens that are left stay, when a share of the prompt's may: those that the last row of
+        the prompt attends to most."""
+        return Choice(best(reading.last_attention(), reading.visual, places(reading, share)))
+
+    def reads(self, depth: int, entered: float) -> tuple[int, float] | None:
+        """How many of ``depth`` blocks read all cache entries, and the share of the visual ones that the others read;
+        None where decoding reads what the prefill left.
+
+        The entries are chosen at steps of decoding, by the attention in the last of the blocks that read everything.
+        ``entered`` is the share of the prompt's visual tokens that entered the first block.
+        """
+        return None
 
 
-@runtime_checkable
-class Dynamic(Protocol):
-    """A method that also chooses, at each step of decoding, the cache entries that the later blocks read.
+class StagedPruner(TargetPruner):
+    """Drops tokens behind some of the blocks.
 
-    Attributes:
-        similarity: the cosine with the attention at the last choice below which it is made anew.
+    Args:
+        keep: the share of the prompt's visual tokens that stays at each stage; None for the method's own shares,
+            scaled to ``retention``.
+        retention: mean share over the blocks.
     """
 
-    similarity: float
+    #: The shares that stay in the paper; only their ratios count.
+    paper: ClassVar[tuple[float, ...]] = (1.0,)
 
-    def reads(self, depth: int, entered: float) -> tuple[int, float]:
-        """How many of ``depth`` blocks read all entries, and the share of the visual ones that the others read.
+    def __init__(self, keep: Sequence[float] | None, retention: float) -> None:
+        self.keep, self.retention = keep, retention
 
-        ``entered`` is the share of the prompt's visual tokens that entered the first block. The attention of the last
-        of the blocks that read everything decides.
-        """
-        ...
+    @abstractmethod
+    def placed(self, depth: int, shares: Sequence[float]) -> list[tuple[int, float]]:
+        """Behind how many of ``depth`` blocks each of the shares begins."""
+
+    def stages(self, depth: int) -> Mapping[int, float]:
+        if self.keep is None:
+            return on_average(self.placed(depth, self.paper), depth, self.retention)
+        return without_overlap(self.placed(depth, self.keep), depth)
 
 
 def share_of(tokens: int, share: float) -> int:
@@ -136,21 +163,6 @@ def share_of(tokens: int, share: float) -> int:
 def places(reading: Reading, share: float) -> int:
     """How many visual tokens may stay: a share of those of the prompt, at least one, at most all that are left."""
     return min(share_of(len(reading.prompt.visual), share), len(reading.visual))
-
-
-def best(scores: torch.Tensor, visual: VisualTokens, wanted: int) -> torch.Tensor:
-    """(wanted,) sorted: the tokens that must stay, then those with the highest scores, of equal ones the earlier.
-
-    Args:
-        scores: (n,) of the visual tokens.
-        visual: the tokens; those ``required`` count towards ``wanted``.
-        wanted: how many.
-    """
-    import torch
-
-    order = scores.sort(descending=True, stable=True).indices
-    required = visual.required.to(order.device)[order]
-    return torch.cat([order[required], order[~required]])[:wanted].sort().values
 
 
 def last_row_attention(query: torch.Tensor, key: torch.Tensor, visual: torch.Tensor, scaling: float) -> torch.Tensor:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from vidspec.errors import ProfileError
 from vidspec.pruning.base import token_grid
-from vidspec.pruning.target.base import Choice, Layer, Reading, whole_blocks
+from vidspec.pruning.target.base import Layer, TargetPruner, whole_blocks
 from vidspec.registry import key, lossy
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def temporally_merged(features: torch.Tensor, grid: torch.Tensor, merge: float) 
 
 
 @lossy.register("dycoke")
-class DyCoke:
+class DyCoke(TargetPruner):
     """Args: ``retention``, the mean share of the visual tokens that a block reads, or ``keep``, that of the visual
     entries behind ``layer`` blocks, 1 - p; ``layer``, 3 if None."""
 
@@ -82,10 +82,10 @@ class DyCoke:
         ] = 0.9,
         retention: float = 0.1,
     ) -> None:
-        most = 1 - 0.75 * merge  # three of four frames are merged
-        if keep is None and retention > most:
+        available = 1 - 0.75 * merge  # three of four frames are merged
+        if keep is None and retention > available:
             raise ProfileError(
-                f"lossy.retention: {retention:g} is more than the {most:g} that merging leaves",
+                f"lossy.retention: {retention:g} is more than the {available:g} that merging leaves",
                 hint=f"lossy.merge: {(1 - retention) / 0.75:.2g} leaves as much",
             )
         self.merge, self.keep, self.similarity, self.retention = merge, keep, similarity, retention
@@ -106,6 +106,3 @@ class DyCoke:
     def stages(self, depth: int) -> Mapping[int, float]:
         self.reads(depth, 1.0)  # says so if there are too few blocks
         return {}
-
-    def choose(self, reading: Reading, share: float) -> Choice:
-        raise AssertionError("this method has no stages")

@@ -15,10 +15,11 @@ from vidspec.engine.rows import Passed, Prefill, Prompt, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.engine.taps import Taps
 from vidspec.models.base import Prefix, VideoLanguageModel, VisualTokens
-from vidspec.pruning.target.base import Choice, Dynamic, Reading, TargetPruner, best, last_row_attention, share_of
+from vidspec.pruning.base import best
+from vidspec.pruning.target.base import Choice, Reading, TargetPruner, last_row_attention, share_of
 from vidspec.pruning.target.span import PrunedSpan
 
-__all__ = ["LossyEngine", "kept_per_layer"]
+__all__ = ["LossyEngine", "Reselect", "kept_per_layer"]
 
 
 class _Look(Taps):
@@ -34,8 +35,8 @@ class _Look(Taps):
             self.seen = query.transpose(0, 1)[None], key, scaling
 
 
-class _Reselect(Taps):
-    """Watches one block of each step of decoding and chooses what the later ones read (DyCoke)."""
+class Reselect(Taps):
+    """Observes one block at each step of decoding and chooses what the later ones read (DyCoke)."""
 
     def __init__(self, similarity: float, share: float, visual: VisualTokens, span: PrunedSpan, prompt: int) -> None:
         super().__init__(rows=torch.empty(0), visual=visual.index)
@@ -59,16 +60,9 @@ class _Reselect(Taps):
         self.span.choose(stays.nonzero()[:, 0], self.prompt)
 
 
-class _Sequence(PrunedSpan):
-    """A sequence of a pruned target; ``watch`` observes each step, ``kept`` counts visual tokens that blocks read."""
-
-    watch: Taps | None = None
-    kept: tuple[int, ...] = ()
-
-
 def kept_per_layer(span: KVSpan) -> tuple[int, ...]:
     """How many visual tokens of the prompt each block of a pruned target reads while decoding; () of a whole one."""
-    return span.kept if isinstance(span, _Sequence) else ()
+    return span.kept if isinstance(span, PrunedSpan) else ()
 
 
 class LossyEngine(Engine[VideoLanguageModel]):
@@ -87,7 +81,7 @@ class LossyEngine(Engine[VideoLanguageModel]):
     def __init__(self, model: VideoLanguageModel, method: TargetPruner) -> None:
         super().__init__(model)
         self.method = method
-        method.stages(model.layers)  # whether its blocks suffice is said now
+        method.stages(model.layers)  # raises where the blocks are too few
 
     def reading(
         self,
@@ -114,13 +108,11 @@ class LossyEngine(Engine[VideoLanguageModel]):
         if every and (kept := self.method.before(prefix)) is not None:
             prefix = prefix.keep(kept.to(prefix.visual.index.device))
         depth, length = self.model.decoder.depth, prefix.length
-        whole, share, watched = depth, 1.0, None
-        if isinstance(self.method, Dynamic) and depth > 1 and len(prefix.visual):
-            whole, share = self.method.reads(depth, len(prefix.visual) / every)
-            watched = self.method.similarity
-        span = _Sequence(self.model.decoder.slab, length + room, prefix.next_position - length, whole)
-        if watched is not None:
-            span.watch = _Reselect(watched, share, prefix.visual, span, length)
+        partly = self.method.reads(depth, len(prefix.visual) / every) if depth > 1 and len(prefix.visual) else None
+        whole, share = partly or (depth, 1.0)
+        span = PrunedSpan(self.model.decoder.slab, length + room, prefix.next_position - length, whole)
+        if partly is not None:
+            span.watch = Reselect(self.method.similarity, share, prefix.visual, span, length)
         hidden, rows = self._blocks(prefix, span)
         normed = self.model.decoder.norm(hidden[-1:])
         passed = finite([Passed(self.model.decoder.logits(normed)[:, : self.model.vocabulary], normed)])
@@ -141,9 +133,9 @@ class LossyEngine(Engine[VideoLanguageModel]):
         if len(batch) != 1 or len(batch[0].token_ids) != 1 or batch[0].parents is not None:
             raise ValueError("a pruned target decodes one sequence token by token")
         span = batch[0].span
-        return super().run([replace(batch[0], taps=span.watch if isinstance(span, _Sequence) else None)])
+        return super().run([replace(batch[0], taps=span.watch if isinstance(span, PrunedSpan) else None)])
 
-    def _blocks(self, prefix: Prefix, span: _Sequence) -> tuple[torch.Tensor, list[int]]:
+    def _blocks(self, prefix: Prefix, span: PrunedSpan) -> tuple[torch.Tensor, list[int]]:
         """(rows, hidden) behind the last block, and how many rows each block has read into the sequence."""
         decoder, method = self.model.decoder, self.method
         visual, rows = prefix.visual, torch.arange(prefix.length, device=prefix.embeds.device)

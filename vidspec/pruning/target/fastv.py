@@ -10,38 +10,24 @@ or fewer the last one is the pruned one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
-from vidspec.pruning.target.base import Choice, Layer, Reading, best, on_average, places, without_overlap
+from vidspec.pruning.target.base import Layer, StagedPruner
 from vidspec.registry import lossy
-
-if TYPE_CHECKING:
-    import torch
-
-    from vidspec.models.base import Prefix
 
 
 @lossy.register("fastv")
-class FastV:
+class FastV(StagedPruner):
     """Args: ``layer``, FastV's K, 2 if None; ``retention``, the mean share of the visual tokens that a block reads, or
     ``keep``, the one share behind K blocks."""
 
     shares: ClassVar[int] = 1
 
     def __init__(self, layer: Layer = None, keep: Sequence[float] | None = None, retention: float = 0.1) -> None:
+        super().__init__(keep, retention)
         self.layer = 2 if layer is None else layer
-        self.keep, self.retention = keep, retention
 
-    def before(self, prefix: Prefix) -> torch.Tensor | None:
-        return None
-
-    def stages(self, depth: int) -> Mapping[int, float]:
-        whole = min(self.layer, depth - 1)
-        if self.keep is None:
-            return on_average([(whole, 1.0)], depth, self.retention)
-        (share,) = self.keep
-        return without_overlap([(whole, share)], depth)
-
-    def choose(self, reading: Reading, share: float) -> Choice:
-        return Choice(best(reading.last_attention(), reading.visual, places(reading, share)))
+    def placed(self, depth: int, shares: Sequence[float]) -> list[tuple[int, float]]:
+        (share,) = shares
+        return [(min(self.layer, depth - 1), share)]

@@ -13,41 +13,24 @@ renumbers them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
-from vidspec.pruning.target.base import Choice, Reading, best, on_average, places, without_overlap
+from vidspec.pruning.target.base import StagedPruner
 from vidspec.registry import lossy
-
-if TYPE_CHECKING:
-    import torch
-
-    from vidspec.models.base import Prefix
-
-#: Of the visual tokens, in the paper's four stages.
-_SHARES = (1.0, 0.5, 0.25, 0.125)
 
 
 @lossy.register("pdrop")
-class PyramidDrop:
+class PyramidDrop(StagedPruner):
     """Args: ``retention``, the mean share of the visual tokens that a block reads, or ``keep``, the shares behind a
     quarter, a half and three quarters of the blocks."""
 
     shares: ClassVar[int] = 3
+    paper: ClassVar[tuple[float, ...]] = (1.0, 0.5, 0.25, 0.125)
 
     def __init__(self, keep: Sequence[float] | None = None, retention: float = 0.1) -> None:
-        self.keep, self.retention = keep, retention
+        super().__init__(keep, retention)
 
-    def before(self, prefix: Prefix) -> torch.Tensor | None:
-        return None
-
-    def stages(self, depth: int) -> Mapping[int, float]:
-        def placed(shares: Sequence[float]) -> list[tuple[int, float]]:
-            return [(depth * i // len(_SHARES), share) for i, share in enumerate(shares, len(_SHARES) - len(shares))]
-
-        if self.keep is None:
-            return on_average(placed(_SHARES), depth, self.retention)
-        return without_overlap(placed(self.keep), depth)
-
-    def choose(self, reading: Reading, share: float) -> Choice:
-        return Choice(best(reading.last_attention(), reading.visual, places(reading, share)))
+    def placed(self, depth: int, shares: Sequence[float]) -> list[tuple[int, float]]:
+        stages = len(self.paper)
+        return [(depth * stage // stages, share) for stage, share in enumerate(shares, stages - len(shares))]

@@ -8,6 +8,7 @@ from typing import NoReturn, overload
 import torch
 
 from vidspec.engine.slab import KVSpan, Reads, Slab
+from vidspec.engine.taps import Taps
 
 __all__ = ["PrunedSpan"]
 
@@ -25,6 +26,9 @@ class PrunedSpan(KVSpan):
 
     Attributes:
         missing: of each layer how many rows of the prompt it has not read.
+        kept: of each layer how many visual tokens of the prompt it reads while decoding.
+        watch: observes each step of decoding; None where nothing is chosen then.
+        chosen: (K,) the entries of the prompt that the layers from ``whole`` on read; None for all.
     """
 
     def __init__(self, slab: Slab, room: int, offset: int = 0, whole: int = 0) -> None:
@@ -32,7 +36,9 @@ class PrunedSpan(KVSpan):
         slab.place(self)
         self.missing = [0] * len(slab)
         self.whole = whole
-        self._chosen: torch.Tensor | None = None
+        self.kept: tuple[int, ...] = ()
+        self.watch: Taps | None = None
+        self.chosen: torch.Tensor | None = None
         self._prompt = 0
         self._packed: dict[int, tuple[torch.Tensor, int]] = {}  # per layer its copies, and how many of them are made
 
@@ -48,7 +54,7 @@ class PrunedSpan(KVSpan):
             rows: (K,) sorted.
             prompt: entries of the prompt.
         """
-        self._chosen, self._prompt = rows, prompt
+        self.chosen, self._prompt = rows, prompt
         self._packed.clear()
 
     def writes(self, rows: int) -> list[torch.Tensor]:
@@ -64,9 +70,9 @@ class PrunedSpan(KVSpan):
         """What a layer reads once the next ``rows`` entries are written: (2, kv_heads, length, d)."""
         end = self.length + rows - self.missing[layer]
         everything = self.slab.layers(self.start, self.start + end)[layer]
-        if self._chosen is None or layer < self.whole:
+        if self.chosen is None or layer < self.whole:
             return everything
-        kept = self._chosen.to(everything.device)
+        kept = self.chosen.to(everything.device)
         wanted = len(kept) + end - self._prompt
         packed, done = self._packed.get(layer, (None, 0))
         if packed is None:

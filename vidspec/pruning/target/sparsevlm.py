@@ -14,24 +14,21 @@ all of them behind the other visual tokens and renumbers. Stages of models of ot
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from vidspec.config.bounds import MANY
-from vidspec.pruning.target.base import Choice, Reading, best, on_average, places, without_overlap
+from vidspec.pruning.base import best
+from vidspec.pruning.target.base import Choice, Reading, StagedPruner, places
 from vidspec.registry import key, lossy
 
 if TYPE_CHECKING:
     import torch
 
-    from vidspec.models.base import Prefix
-
-__all__ = ["SparseVLM", "raters"]
+__all__ = ["SparseVLM", "clusters", "raters"]
 
 #: Blocks behind which LLaVA-1.5-7B is pruned, of its 32.
 _BLOCKS, _OF = (3, 7, 16), 32
-#: What stays there of 576 in the paper's smallest setting; only their ratios count.
-_SHARES = (66, 30, 17)
 
 
 def raters(visual: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
@@ -49,11 +46,42 @@ def raters(visual: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
     return above if len(above) else above.new_tensor(range(len(text)))
 
 
+def clusters(states: torch.Tensor, count: int) -> torch.Tensor:
+    """Assign tokens to ``count`` of them, by density peaks over nearest neighbours (SparseVLM, recycling).
+
+    Distances are Euclidean over sqrt(d). A token's density is exp(-mean squared distance to its ``count`` nearest,
+    itself included), its separation the distance to the nearest token that is denser (the largest distance of all if
+    none is). The centres are those with the largest product of both, of equal ones the earlier; the others join the
+    nearest centre.
+
+    **D**: the released code adds noise of 1e-6 to the densities so that none are equal; here equal ones stay equal.
+
+    Args:
+        states: (m, d), computed in float32.
+        count: from 1 to m.
+
+    Returns:
+        (m,) of each token its centre; a centre is its own.
+    """
+    import torch
+
+    points = states.float()
+    distance = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist") / points.shape[1] ** 0.5
+    density = (-distance.topk(count, largest=False).values.square().mean(dim=-1)).exp()
+    denser = density[None, :] > density[:, None]
+    separation = distance.masked_fill(~denser, float(distance.max())).amin(dim=-1)
+    centres = (separation * density).sort(descending=True, stable=True).indices[:count]
+    nearest: torch.Tensor = centres[distance[:, centres].argmin(dim=-1)]
+    nearest[centres] = centres
+    return nearest
+
+
 @lossy.register("sparsevlm")
-class SparseVLM:
+class SparseVLM(StagedPruner):
     """Args: ``retention``, the mean share of the visual tokens that a block reads, or ``keep``, that behind a stage."""
 
     shares: ClassVar[int] = 3
+    paper: ClassVar[tuple[float, ...]] = (66, 30, 17)  # tokens of 576, its smallest setting
 
     def __init__(
         self,
@@ -62,20 +90,14 @@ class SparseVLM:
         cluster: Annotated[int, key("tokens per cluster", ge=1, le=MANY)] = 10,
         retention: float = 0.1,
     ) -> None:
-        self.keep, self.recycle, self.cluster, self.retention = keep, recycle, cluster, retention
+        super().__init__(keep, retention)
+        self.recycle, self.cluster = recycle, cluster
 
-    def before(self, prefix: Prefix) -> torch.Tensor | None:
-        return None
-
-    def stages(self, depth: int) -> Mapping[int, float]:
-        shares = _SHARES if self.keep is None else self.keep
-        placed = [(depth * blocks // _OF, share) for blocks, share in zip(_BLOCKS, shares, strict=True)]
-        return on_average(placed, depth, self.retention) if self.keep is None else without_overlap(placed, depth)
+    def placed(self, depth: int, shares: Sequence[float]) -> list[tuple[int, float]]:
+        return [(depth * blocks // _OF, share) for blocks, share in zip(_BLOCKS, shares, strict=True)]
 
     def choose(self, reading: Reading, share: float) -> Choice:
         import torch
-
-        from vidspec.pruning.target.clustering import clusters
 
         visual, prompt = reading.visual, reading.prompt
         text = reading.text

@@ -2,12 +2,12 @@
 
 import pytest
 from engine.passing import forward
-
 from pruning.target.families import case, decode
+
+from vidspec.bench.judging import acceptance_share, accepted_by_target, wanted_tokens
 from vidspec.engine.forward import Engine
 from vidspec.pruning.target.engine import LossyEngine
 from vidspec.pruning.target.fastv import FastV
-from vidspec.pruning.target.metric import acceptance_share, accepted_by_target, wanted_tokens
 
 
 def test_by_hand():

@@ -2,10 +2,8 @@
 
 from dataclasses import replace
 
-import pytest
-
 from display.pages.clips_of_reports import MEASURED
-from vidspec.display.pages.pareto import BOTTOM, LEFT, RIGHT, TOP, planes
+from vidspec.display.pages.bench import BOTTOM, LEFT, RIGHT, TOP, planes, write_bench
 
 AR, FAST, SLOW = MEASURED
 
@@ -39,15 +37,8 @@ def test_fewer_visual_tokens_at_the_same_speed_are_better():
     assert [point.best for point in plane.points] == [True, False]
 
 
-@pytest.mark.parametrize("count", [3, 60])
-def test_names_hide_neither_each_other_nor_points(count):
-    rows = [replace(FAST, name=f"method-{n:02}", kept=n / count, decode=(1 + n % 7 / 50,) * 3) for n in range(count)]
-    (plane,) = planes(rows, "ar")
-    boxes = []
-    for name in (point.name for point in plane.points if point.name):
-        left = name.x if name.anchor == "start" else name.x - 6.4 * len(name.text)
-        boxes.append((left, name.y - 10, left + 6.4 * len(name.text), name.y + 2))
-    assert boxes and (count > 3 or len(boxes) == count)
-    for at, (left, above, right, below) in enumerate(boxes):
-        assert all(left >= c or right <= a or above >= d or below <= b for a, b, c, d in boxes[:at])
-        assert not any(left < point.x < right and above < point.y < below for point in plane.points)
+def test_the_best_have_their_names_beside_their_points(tmp_path):
+    file = tmp_path / "page.html"
+    write_bench(file, [AR, replace(FAST, name="a<b", also=()), replace(SLOW, kept=0.5)], "ar", "", {}, demo=False)
+    plane = file.read_text(encoding="utf-8").partition('<svg class="plane"')[2].partition("</svg>")[0]
+    assert ">a&lt;b</text>" in plane and ">slow</text>" not in plane and "<title>slow: 0.50x, 50%</title>" in plane

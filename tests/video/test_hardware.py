@@ -1,4 +1,4 @@
-"""The decoder of an NVIDIA GPU, with software in its place: which frames it gives, and what it refuses.
+"""Hardware decoders, with software in their place: which frames they give, and what they refuse.
 
 Software's pictures are given the formats of a GPU's. What a GPU itself does is in ``tests/gpu``.
 """
@@ -11,7 +11,8 @@ import pytest
 
 from vidspec import video
 from vidspec.errors import UsageError, VideoError
-from vidspec.video import decode_av, decode_nvdec, opening
+from vidspec.video import decode_av, decode_hardware, opening
+from vidspec.video.decode_hardware import DEVICES, refusal
 
 from . import clips
 
@@ -42,19 +43,20 @@ def gpu(monkeypatch):
                 given.add(picture.format.name)
             yield picture
 
-    monkeypatch.setattr(decode_nvdec, "refusal", lambda: None)
-    monkeypatch.setattr(opening, "accelerator", lambda: None)
+    monkeypatch.setattr(decode_hardware, "refusal", lambda name: None)
+    monkeypatch.setattr(opening, "accelerator", lambda device: None)
     monkeypatch.setattr(decode_av, "accelerated", lambda codec: True)
     monkeypatch.setattr(decode_av, "decode_all", as_of_a_gpu)
     return given
 
 
+@pytest.mark.parametrize("decoder", DEVICES)
 @pytest.mark.parametrize("name", GOOD)
-def test_frames_are_those_of_software(name, gpu, tmp_path):
+def test_frames_are_those_of_software(name, decoder, gpu, tmp_path):
     path = clips.make(tmp_path / name, **GOOD[name])
     for how in ({"frames": 1000}, {"frames": 5}, {"fps": 3.0, "start": 0.5}):
-        got = video.read(path, decoder="nvdec", **how)
-        assert got.facts.decoder == "nvdec" and gpu <= {"nv12", "p010le"} and gpu
+        got = video.read(path, decoder=decoder, **how)
+        assert got.facts.decoder == decoder and gpu <= {"nv12", "p010le"} and gpu
         gpu.clear()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(decode_av, "decode_all", IN_SOFTWARE)
@@ -84,7 +86,7 @@ def test_no_other_frame_stands_in(lost, gpu, monkeypatch, tmp_path):
 
     monkeypatch.setattr(decode_av, "decode_all", without)
     assert len(video.read(path, frames=2, decoder="nvdec")) == 2
-    assert "plain.mp4: the GPU does not decode it exactly" in refused(path)
+    assert "plain.mp4: nvdec does not decode it exactly" in refused(path)
 
 
 def test_a_stream_that_is_not_for_the_gpu_is_refused(gpu, monkeypatch, tmp_path):
@@ -102,27 +104,36 @@ def test_a_gpu_that_fails_is_not_the_files_fault(gpu, monkeypatch, tmp_path):
         return whole(*args, **options)
 
     monkeypatch.setattr(av, "open", without_gpu)
-    assert "plain.mp4: the GPU does not decode it: Operation not permitted" in refused(path)
+    assert "plain.mp4: the hardware does not decode it: Operation not permitted" in refused(path)
 
 
 @pytest.mark.parametrize(
-    "error", [PermissionError(1, "Operation not permitted"), NotImplementedError("no"), ImportError]
+    ("decoder", "error", "named"),
+    [
+        ("nvdec", PermissionError(1, "Operation not permitted"), "NVIDIA"),
+        ("vaapi", NotImplementedError("no"), "VA-API"),
+        ("videotoolbox", ImportError, "VideoToolbox"),
+    ],
 )
-def test_without_a_gpu_it_is_an_error_and_software_does_not_stand_in(error, monkeypatch, tmp_path):
+def test_without_hardware_it_is_an_error_and_software_does_not_stand_in(decoder, error, named, monkeypatch, tmp_path):
     class Absent:
         def create(self, codec):
             raise error
 
-    monkeypatch.setattr(decode_nvdec, "accelerator", Absent)
+    monkeypatch.setattr(decode_hardware, "accelerator", lambda device: Absent())
     path = clips.make(tmp_path / "plain.mp4")
-    with pytest.raises(UsageError, match="no NVIDIA decoder can be used here: ") as caught:
-        video.read(path, frames=2, decoder="nvdec")
+    with pytest.raises(UsageError, match=f"no {named} decoder can be used here: ") as caught:
+        video.read(path, frames=2, decoder=decoder)
     assert caught.value.kind == "decoder" and "'av'" in caught.value.hint
-    assert video.read(path, frames=2, decoder="auto").facts.decoder != "nvdec"
+    assert video.read(path, frames=2, decoder="auto").facts.decoder == "av"
 
 
-def test_the_gpus_decoder_is_asked_never_to_leave_it_to_software():
-    assert opening.accelerator().allow_software_fallback is False
+@pytest.mark.parametrize("decoder", DEVICES)
+def test_hardware_is_probed_and_asked_never_to_leave_it_to_software(decoder):
+    """This machine may have it: then the probe says so, and else gives one line."""
+    assert opening.accelerator(DEVICES[decoder][0]).allow_software_fallback is False
+    why = refusal(decoder)
+    assert why is None or (why and "\n" not in why)
 
 
 def test_what_is_whole_of_a_damaged_file_is_for_software_to_say(gpu, tmp_path):

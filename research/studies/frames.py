@@ -1,0 +1,147 @@
+"""What reading frames costs: seconds, processor seconds and memory, by decoder and way to seek.
+
+``python -m research.studies.frames --repeats 3 [--earlier CHECKOUT]``
+
+Drawn files in H.264, a keyframe every 10 s: a long one of 1080p and four short ones. Every reading has a process of its
+own, which has read another file before; all take turns. Printed as Markdown are medians, and whether the frames are
+those of the first way. An earlier checkout's default is read by its own code. Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+RATE = 25
+#: Name: seconds, width and height.
+SHORT = {"3 s, 320x240": (3, 320, 240), "10 s, 640x360": (10, 640, 360), "10 s, 1280x720": (10, 1280, 720)}
+SHORT["20 s, 1920x1080"] = (20, 1920, 1080)
+#: Of ``vidspec.video.read``, with 32 frames.
+WAYS: dict[str, dict[str, object]] = {
+    "default": {},
+    "av": {"decoder": "av"},
+    "decord": {"decoder": "decord"},
+    "default, 600,000 pixels": {"max_pixels": 600_000},
+    "keyframes": {"seek": "keyframes"},
+}
+
+CHILD = """
+import hashlib, json, sys, time
+from vidspec import video
+path, warm, arguments = json.loads(sys.argv[1])
+video.read(warm, frames=2)
+began, used = time.perf_counter(), time.process_time()
+clip = video.read(path, frames=32, **arguments)
+wall, cpu = time.perf_counter() - began, time.process_time() - used
+lines = open("/proc/self/status").read().splitlines()
+held = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
+print(json.dumps([wall, cpu, held, len(clip), hashlib.sha256(clip.frames.tobytes()).hexdigest()]))
+"""
+
+
+class Reading(NamedTuple):
+    """One reading: seconds by the clock and of processors, MB at most, frames and their digest."""
+
+    wall: float
+    cpu: float
+    memory: float
+    frames: int
+    digest: str
+
+
+def pictures(seconds: float, width: int, height: int) -> Iterator[NDArray[np.uint8]]:
+    """A texture that pans with grain in it, and a box that crosses it; (height, width, 3)."""
+    rng = np.random.default_rng(0)
+    y, x = np.mgrid[0 : 2 * height, 0 : 2 * width]
+    waves = [120 + 50 * np.sin(x / (23 + 9 * c) + y / 41) + 40 * np.sin(y / (17 + 7 * c) - x / 67) for c in range(3)]
+    texture = np.stack(waves, -1) + rng.normal(0, 6, (2 * height, 2 * width, 1))
+    texture = texture.clip(0, 255).astype(np.uint8)
+    side = height // 4
+    for number in range(round(seconds * RATE)):
+        top, left = number % height, 2 * number % width
+        picture = texture[top : top + height, left : left + width].copy()
+        top, left = 5 * number % (height - side), 7 * number % (width - side)
+        picture[top : top + side, left : left + side] = (240, number % 200, 30)
+        yield picture
+
+
+def write(path: Path, seconds: float, width: int, height: int) -> str:
+    """A drawn file; x264's preset veryfast, a keyframe every 10 s, three B-frames."""
+    with av.open(str(path), "w") as out:
+        stream = out.add_stream("libx264", rate=RATE)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream.options = {
+            "preset": "veryfast",
+            "crf": "23",
+            "x264-params": f"keyint={10 * RATE}:min-keyint={10 * RATE}:scenecut=0",
+        }
+        for number, picture in enumerate(pictures(seconds, width, height)):
+            frame = av.VideoFrame.from_ndarray(picture, "rgb24")
+            frame.pts, frame.time_base = number, Fraction(1, RATE)
+            out.mux(stream.encode(frame))
+        out.mux(stream.encode(None))
+    return str(path)
+
+
+def measured(tree: Path, path: str, warm: str, arguments: dict[str, object]) -> Reading:
+    """One reading by the code in ``tree``, in a process of its own."""
+    command = [sys.executable, "-c", CHILD, json.dumps([path, warm, arguments])]
+    ran = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=True, cwd=tree
+    )
+    return Reading(*json.loads(ran.stdout))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=180, help="of the long file")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--earlier", type=Path, help="a checkout whose default is measured too")
+    parser.add_argument("--folder", type=Path, help="where the files are kept, or made if they are not there")
+    asked = parser.parse_args()
+    here = Path(__file__).resolve().parents[2]
+    ways = [(name, here, arguments) for name, arguments in WAYS.items()]
+    if asked.earlier is not None:
+        ways += [(f"earlier {name}", asked.earlier.resolve(), WAYS[name]) for name in ("default", "av")]
+    sizes = {f"{asked.seconds:g} s, 1920x1080": (asked.seconds, 1920, 1080), **SHORT}
+    found: dict[tuple[str, str], list[Reading]] = defaultdict(list)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = asked.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        files = {}
+        for name, size in sizes.items():
+            path = folder / ("-".join(f"{number:g}" for number in size) + ".mp4")
+            files[name] = str(path) if path.exists() else write(path, *size)
+        warm = files[next(iter(SHORT))]
+        for _ in range(asked.repeats):
+            for file, path in files.items():
+                for way, tree, arguments in ways:
+                    found[file, way].append(measured(tree, path, warm, arguments))
+    print(
+        "| file | read by | wall s | CPU s | memory MB | frames | same frames |",
+        "|---|---|---:|---:|---:|---:|---|",
+        sep="\n",
+    )
+    for (file, way), readings in found.items():
+        wall, cpu, memory = (median(getattr(one, key) for one in readings) for key in ("wall", "cpu", "memory"))
+        same = {one.digest for one in readings} == {found[file, ways[0][0]][0].digest}
+        numbers = f"{wall:.2f} | {cpu:.2f} | {memory:.0f} | {readings[0].frames}"
+        print(f"| {file} | {way} | {numbers} | {'yes' if same else 'no'} |")
+
+
+if __name__ == "__main__":
+    main()

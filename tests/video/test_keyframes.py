@@ -1,0 +1,94 @@
+"""Keyframes instead of the frames at the wanted times: which, how many, and nothing else decoded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vidspec import video
+from vidspec.errors import UsageError
+from vidspec.video import decode_av, sample
+
+from . import clips
+
+KINDS = {
+    "a.mp4": {"b_frames": 3, "options": {"x264-params": "keyint=25:min-keyint=25:scenecut=0"}},
+    "open.mkv": {"b_frames": 3, "options": {"x264-params": "open-gop=1:keyint=25:min-keyint=25:scenecut=0"}},
+    "a.ts": {"b_frames": 2, "options": {"x264-params": "keyint=25:min-keyint=25:scenecut=0"}},
+    "a.webm": {"codec": "libvpx-vp9", "gop": 25, "options": {"cpu-used": "8", "lag-in-frames": "0"}},
+    "hevc.mp4": {"codec": "libx265", "options": {"x265-params": "log-level=none:keyint=25:min-keyint=25:scenecut=0"}},
+    "late.mkv": {"options": {"x264-params": "keyint=25:min-keyint=25:scenecut=0"}, "pts": range(50, 150)},
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def clip(request, tmp_path_factory):
+    """100 frames of 25 a second, a keyframe each second."""
+    path = tmp_path_factory.mktemp("keys") / request.param
+    return clips.make(path, **{"pts": 100, **KINDS[request.param]})
+
+
+def test_the_keyframes_nearest_to_each_time(clip):
+    """Fewer than asked for where several times share one; as they are in exact reading."""
+    exact = video.read(clip, frames=1000)
+    keys = np.searchsorted(video.probe(clip).pts, video.probe(clip).key_pts).tolist()
+    assert keys[0] == 0 and len(keys) >= 4
+    got = video.read(clip, frames=32, seek="keyframes")
+    assert clips.numbers(got.frames) == keys and np.array_equal(got.timestamps, exact.timestamps[keys])
+    assert np.array_equal(got.frames, exact.frames[keys])
+    (one,) = clips.numbers(video.read(clip, frames=1, start=1.3, end=2.6, seek="keyframes").frames)
+    assert one == min(keys, key=lambda key: abs(key - 33))
+
+
+def test_no_other_frame_is_decoded(clip, monkeypatch):
+    seen, decode_all = [], decode_av.decode_all
+
+    def noted(*args, **options):
+        for picture in decode_all(*args, **options):
+            seen.append(picture.pts)
+            yield picture
+
+    monkeypatch.setattr(decode_av, "decode_all", noted)
+    got = video.read(clip, frames=3, seek="keyframes")
+    index = video.probe(clip)
+    assert set(seen) <= set(index.key_pts.tolist()) and len(set(seen)) == len(got)
+
+
+def test_with_a_rate_a_keyframe_is_shown_for_each_time(clip):
+    got = video.read(clip, fps=4.0, end=2.0, seek="keyframes")
+    assert len(got) == 8 and (np.diff(got.timestamps) >= 0).all() and len(set(got.timestamps.tolist())) < 8
+    assert clips.numbers(got.frames) == (got.timestamps * 25).round().astype(int).tolist()
+
+
+def test_where_timestamps_do_not_order_frames_it_is_exact(tmp_path):
+    path = clips.make(tmp_path / "b.avi", b_frames=3)
+    assert clips.numbers(video.read(path, frames=3, seek="keyframes").frames) == [0, 20, 39]
+
+
+def test_other_ways_to_seek_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="no way to seek 'fast'"):
+        video.read(clips.make(tmp_path / "a.mp4", pts=3), seek="fast")
+
+
+@given(
+    st.lists(st.integers(0, 60), min_size=1, max_size=8, unique=True).map(sorted),
+    st.lists(st.integers(0, 60), min_size=1, max_size=8).map(sorted),
+)
+def test_nearest_is_nearest(among, positions):
+    times = np.cumsum(np.arange(61) % 7 + 1.0)
+    got = sample.nearest(times, np.asarray(among), np.asarray(positions)).tolist()
+    inside = [key for key in among if positions[0] <= key <= positions[-1]] or among
+    assert got == [min(inside, key=lambda key: abs(times[key] - times[at])) for at in positions]
+
+
+def test_the_record_says_which_times_were_seen(tmp_path):
+    path = clips.make(tmp_path / "a.mp4", pts=60, options={"x264-params": "keyint=20:min-keyint=20:scenecut=0"})
+    command = [sys.executable, "-m", "vidspec", "caption", str(path), "--seek", "keyframes", "--max-new-tokens", "2"]
+    ran = subprocess.run([*command, "--profile", "ar", "--format", "json"], capture_output=True, text=True, check=True)
+    assert json.loads(ran.stdout)["video"]["timestamps"] == pytest.approx([0.0, 0.8, 1.6])

@@ -1,0 +1,287 @@
+"""The rows of a bench: what was measured of each method, clip by clip against the baseline, and their table."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, mean, median
+from typing import TypeAlias
+
+from vidspec.bench.compare import places
+from vidspec.bench.tables import cell, heading, left_out, spread, table
+from vidspec.config.profiles import Profile
+from vidspec.draft_length import speed
+from vidspec.events.compare import decode_rate, time_at_length
+from vidspec.events.counters import tau
+from vidspec.events.record import Caption
+
+__all__ = ["Records", "Row", "by_other_draws", "markdown", "predicted", "speed_ups", "summary"]
+
+#: By contender and clip, one for each repeat.
+Records: TypeAlias = Mapping[str, Mapping[str, Sequence[Caption]]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender over all clips. Speed-ups are medians over clips of ratios to the baseline on the same clip.
+
+    Attributes:
+        name: of the contender.
+        equal: clips whose token ids are the baseline's; None where it and the baseline draw from the same distributions
+            by other draws, so that token ids say nothing.
+        clips: clips measured.
+        tau, tokens_per_target_pass, run_length, acceptance_rate: pooled over clips; None where nothing was drafted.
+        kept: share of visual tokens the draft saw; None without a draft.
+        tokens_per_s: median decode rate.
+        rate_spread: its least and greatest over clips.
+        also: other names of the same contender.
+        retention: mean share of the visual tokens that a block of a pruned target reads; None of a whole one.
+        accepted_by_target: metric A of ParallelVLM's Table 2; None where nothing was judged.
+        place: by decode, from 1 on; methods that do not differ share one (:func:`~vidspec.bench.compare.places`).
+        context: mean entries in the target's cache while decoding: visual tokens and half of the text; None of peers.
+        first, decode, end_to_end: speed-ups over the baseline: (median, least, greatest); ``end_to_end`` for texts as
+            long as the baseline's (:func:`~vidspec.events.compare.time_at_length`).
+        end_to_end_raw: the same of the texts as they are, which loose and lossy methods may write shorter or longer.
+        tokens: mean over its texts, the end token among them.
+        model: the decode speed-up that the speed model gives for the measured times and lengths; None without a draft.
+    """
+
+    name: str
+    equal: int | None
+    clips: int
+    tau: float | None
+    tokens_per_target_pass: float | None
+    kept: float | None
+    tokens_per_s: float
+    first: tuple[float, float, float]
+    decode: tuple[float, float, float]
+    end_to_end: tuple[float, float, float]
+    model: float | None = None
+    run_length: float | None = None
+    acceptance_rate: float | None = None
+    rate_spread: tuple[float, float] = (0.0, 0.0)
+    context: float | None = None
+    also: tuple[str, ...] = ()
+    retention: float | None = None
+    accepted_by_target: float | None = None
+    place: int = 1
+    tokens: float | None = None
+    end_to_end_raw: tuple[float, float, float] | None = None
+
+    @property
+    def names(self) -> str:
+        """All its names."""
+        return " = ".join((self.name, *self.also))
+
+    @property
+    def equality(self) -> str:
+        """``equal`` as tables show it."""
+        return "in distribution" if self.equal is None else f"{self.equal}/{self.clips}"
+
+
+def summary(
+    records: Records,
+    baseline: str,
+    drawn: Collection[str] = (),
+    *,
+    also: Mapping[str, Sequence[str]] | None = None,
+    judged: Mapping[str, float] | None = None,
+) -> list[Row]:
+    """One row per contender; per clip the median over repeats is compared with the baseline's.
+
+    Args:
+        records: by contender and clip.
+        baseline: a contender.
+        drawn: those of :func:`by_other_draws`.
+        also: further names of contenders that have some.
+        judged: metric A by contender.
+    """
+    ranked = places({name: {clip: _rate(runs) for clip, runs in by_clip.items()} for name, by_clip in records.items()})
+    return [
+        replace(
+            _row(name, by_clip, records[baseline], name in drawn),
+            also=tuple((also or {}).get(name, ())),
+            accepted_by_target=(judged or {}).get(name),
+            place=ranked[name],
+        )
+        for name, by_clip in records.items()
+    ]
+
+
+def _row(
+    name: str, by_clip: Mapping[str, Sequence[Caption]], plain: Mapping[str, Sequence[Caption]], drawn: bool
+) -> Row:
+    same = sum(all(one.token_ids == plain[clip][0].token_ids for one in some) for clip, some in by_clip.items())
+    runs = [one for some in by_clip.values() for one in some]
+    first, decode, whole = zip(*(speed_ups(some, plain[clip]) for clip, some in by_clip.items()), strict=True)
+    rates = [_rate(some) for some in by_clip.values()]
+    drafting = [run.counters for run in runs if run.counters.get("drafted")]
+    total = Counter[str]()
+    for one in drafting:
+        total.update({key: value for key, value in one.items() if isinstance(value, int)})
+    segments = total["corrections"] + len(drafting)  # runs of accepted tokens, which corrections part
+    context = [
+        run.counters["visual_tokens"] + len(run.token_ids) / 2 for run in runs if "visual_tokens" in run.counters
+    ]
+    shares = [run.lossy["retention"] for run in runs if run.lossy]
+    retentions = [share for share in shares if share is not None]
+    return Row(
+        name=name,
+        equal=None if drawn else same,
+        clips=len(by_clip),
+        tau=tau([length for one in drafting for length in one["accepted_lengths"]]),
+        tokens_per_target_pass=_ratio(total["emitted"] - len(drafting), total["target_forwards"]),
+        kept=_ratio(total["visual_tokens_kept"], total["visual_tokens"]),
+        tokens_per_s=median(rates),
+        first=_spread(first),
+        decode=_spread(decode),
+        end_to_end=_spread(whole),
+        model=predicted(runs, [one for some in plain.values() for one in some]),
+        run_length=_ratio(total["accepted"], segments),
+        acceptance_rate=_ratio(total["accepted"], total["drafted"]),
+        rate_spread=(min(rates), max(rates)),
+        context=fmean(context) if context else None,
+        retention=fmean(retentions) if retentions else None,
+        tokens=fmean(len(run.token_ids) for run in runs),
+        end_to_end_raw=_spread(
+            [_time(plain[clip], "end_to_end") / _time(some, "end_to_end") for clip, some in by_clip.items()]
+        ),
+    )
+
+
+def by_other_draws(profiles: Mapping[str, Profile], baseline: str) -> tuple[str, ...]:
+    """Lossless methods that draw tokens as the baseline does, and need not draw the same ones.
+
+    Equal seeds give equal tokens where both are plain decoding's (``Profile.token_for_token``).
+    """
+    plain = profiles[baseline]
+    return tuple(
+        name
+        for name, one in profiles.items()
+        if name != baseline
+        and plain.generate.temperature > 0
+        and _distribution(one) == _distribution(plain)
+        and not (one.token_for_token and plain.token_for_token and one.generate.seed == plain.generate.seed)
+    )
+
+
+def _distribution(profile: Profile) -> tuple[object, ...]:
+    """The settings on which, with target and clip, the distributions depend that tokens are drawn from."""
+    return profile.video, profile.lossy, profile.generate.model_dump(exclude={"seed"})
+
+
+def speed_ups(runs: Sequence[Caption], plain: Sequence[Caption]) -> tuple[float, float, float]:
+    """First token, decode and end to end of one clip: medians over a method's repeats against plain decoding's.
+
+    End to end is plain decoding's over the method's time at plain decoding's number of tokens; 0, as of decode, where
+    a text of one token gives no rate.
+    """
+    tokens = len(plain[0].token_ids)
+    whole = median(math.inf if (time := time_at_length(run, tokens)) is None else time for run in runs)
+    return (
+        _time(plain, "time_to_first_token") / _time(runs, "time_to_first_token"),
+        _rate(runs) / _rate(plain),
+        _time(plain, "end_to_end") / whole,
+    )
+
+
+def predicted(runs: Sequence[Caption], plain: Sequence[Caption]) -> float | None:
+    """Decode speed-up over plain decoding as the speed model has it; None for what it does not describe.
+
+    T_p(1) is the median pass of ``plain``; T_p of a window, T_q and the accepted lengths are those of ``runs``. In
+    turns: (tau + 1) T_p(1) / (passes T_q + T_p(window)). At the same time: the renewal formula with beta = M / (1 + M)
+    of the run length M and the mean window.
+
+    Args:
+        runs, plain: records of one method and of plain decoding, with their traces.
+    """
+    singles = _spans(plain, "verify")
+    drafts, windows = _spans(runs, "draft"), _spans(runs, "verify")
+    counters = [run.counters for run in runs if run.counters.get("drafted")]
+    if not (singles and drafts and windows and counters):
+        return None
+    tp1, tp = median(singles), median(windows)
+    passes = sum(one["target_forwards"] for one in counters)
+    if any(run.schedule.get("kind") == "parallel" for run in runs):
+        corrections = sum(one["corrections"] + 1 for one in counters)
+        beta = speed.beta_of_run_length(sum(one["accepted"] for one in counters) / corrections)
+        gamma = max(1, round(mean(run.schedule["gamma"] or 1 for run in runs)))
+        return speed.parallel(beta, gamma, tp1, tp, median(drafts))
+    # In turns a draft span is a whole window.
+    tokens = sum(one["emitted"] - 1 for one in counters) / passes
+    return speed.sequential(tokens, 1, tp1, tp, median(drafts))
+
+
+def _spans(runs: Sequence[Caption], kind: str) -> list[float]:
+    return [
+        span.end - span.start for run in runs if run.trace is not None for span in run.trace.spans if span.kind == kind
+    ]
+
+
+def markdown(
+    rows: Sequence[Row],
+    baseline: str,
+    limit: Callable[[float], float],
+    left: Mapping[str, str] | None = None,
+) -> str:
+    """One line for each row; how long texts are, where some are not the baseline's; the share of what a pruned target
+    reads, and of its tokens that it would have written unpruned, where there is such a row.
+
+    Args:
+        rows: as ``summary`` gives them.
+        baseline: the name of the first.
+        limit: how many plain passes a second the memory bandwidth allows over a cache of so many entries.
+        left: by name why there is nothing of it; each has a line that says so.
+    """
+    header = (
+        f"{heading(row.also for row in rows)} | "
+        f"same tokens as {baseline} | tau | tokens / target pass | run length | acceptance | "
+        "visual tokens kept | tokens/s | share of limit | first token | decode | place | speed model"
+    ).split(" | ")
+    differ = any(row.equal != row.clips for row in rows)
+    header += ["mean tokens", "end to end at the baseline's length"] if differ else ["end to end"]
+    lossy = any(row.retention is not None or row.accepted_by_target is not None for row in rows)
+    if lossy:
+        header += ["target reads", "accepted by target"]
+    lines = []
+    for row in rows:
+        passes = row.tokens_per_s / (row.tokens_per_target_pass or 1.0)
+        lines.append(
+            [
+                row.names,
+                row.equality,
+                cell(row.tau),
+                cell(row.tokens_per_target_pass),
+                cell(row.run_length),
+                cell(row.acceptance_rate, ".0%"),
+                cell(row.kept, ".0%"),
+                spread((row.tokens_per_s, *row.rate_spread), ".0f", ""),
+                cell(None if row.context is None else passes / limit(row.context), ".0%"),
+                spread(row.first),
+                spread(row.decode),
+                str(row.place),
+                cell(row.model),
+                *([cell(row.tokens, ".1f")] if differ else ()),
+                spread(row.end_to_end),
+                *((cell(row.retention, ".1%"), cell(row.accepted_by_target, ".1%")) if lossy else ()),
+            ]
+        )
+    return table(header, [*lines, *left_out(left or {}, len(header))])
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _time(runs: Sequence[Caption], name: str) -> float:
+    return median(run.timings[name] for run in runs)
+
+
+def _rate(runs: Sequence[Caption]) -> float:
+    return median(decode_rate(run) or 0.0 for run in runs)
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float, float]:
+    return median(values), min(values), max(values)

@@ -1,0 +1,216 @@
+"""A dialogue about one clip as ``vidspec ask`` leads and shows it; the answers are ``vidspec.decoding.dialogue``'s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, closing, contextmanager, redirect_stdout, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO, cast
+
+from vidspec.cli.interrupts import Terminated, stoppable
+from vidspec.cli.options import AnswerFormat
+from vidspec.cli.printed import complain, note
+from vidspec.cli.report import failure, summary
+from vidspec.cli.start import status
+from vidspec.config.bounds import LONGEST_PROMPT
+from vidspec.dataset.formats import MARK, line
+from vidspec.dataset.records import lean
+from vidspec.errors import OutputError, UsageError, VidspecError
+from vidspec.escaping import json_text, shown
+from vidspec.events.events import Event, Finished, Opened, Round
+from vidspec.events.record import Caption, failed
+from vidspec.events.wrapping import WordWrap, columns
+from vidspec.files import check_output, write_whole
+
+if TYPE_CHECKING:
+    from vidspec.config.schema import Profile
+    from vidspec.decoding.dialogue import Dialogue
+    from vidspec.display.pages.report import ReportFile
+
+__all__ = ["HELP", "Session", "page_of", "prompted"]
+
+HELP = "/again repeats the last question, /save FILE saves the dialogue, /quit ends it; Ctrl-C stops an answer"
+
+
+@contextmanager
+def page_of(file: Path | None, profile: Profile) -> Iterator[ReportFile | None]:
+    """The page that shows the turns, if there is to be one; written in the end, even after an error."""
+    if file is None:
+        yield None
+        return
+    from vidspec.display.pages.report import ReportFile
+
+    page = ReportFile(file, profile)
+    try:
+        yield page
+    except KeyboardInterrupt:
+        page.interrupted = True
+        raise
+    finally:
+        page.write()
+        for error in page.errors:
+            note(f"error: --report: {error}")
+
+
+def prompted(out: TextIO) -> Callable[[], str]:
+    """Reads a line from the terminal; with a shell's keys and history where there is ``readline``."""
+    with suppress(ImportError):
+        import readline  # noqa: F401
+
+    def read() -> str:
+        with redirect_stdout(out):
+            return input("? ")
+
+    return read
+
+
+class Session:
+    """One dialogue.
+
+    Args:
+        path: the clip.
+        dialogue: about it.
+        out: where answers go.
+        form: of answers in a pipe.
+        profile: its name, for records of failed questions.
+        page: shows each turn.
+        models_named: whether the user named the models; answers of built-in models chosen by default are marked.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        dialogue: Dialogue,
+        out: TextIO,
+        form: AnswerFormat,
+        profile: str,
+        page: ReportFile | None = None,
+        *,
+        models_named: bool = False,
+    ) -> None:
+        self.path, self.dialogue, self.out, self.form, self.profile = path, dialogue, out, form, profile
+        self.models_named = models_named
+        self.page, self._turn = page, 0
+        self._records: dict[int, Caption] = {}  # by turn
+
+    def lines(self, questions: TextIO) -> int:
+        """Answer each line with one line, even where an answer fails; returns the exit code.
+
+        Raises:
+            UsageError: a line is longer than any question may be.
+        """
+        code = 0
+        while text := questions.readline(LONGEST_PROMPT + 1):
+            if len(text) > LONGEST_PROMPT:
+                raise UsageError(f"a question is longer than {LONGEST_PROMPT >> 20} MiB")
+            answer = ""
+            if question := text.strip():
+                try:
+                    *_, last = self._turn_events(self.dialogue.stream(question))
+                    caption = cast(Finished, last).caption
+                except VidspecError as error:
+                    caption, code = failed(self.path, error, profile=self.profile), max(code, error.exit_code)
+                    failure(caption, error, debug=False)
+                    if self.page is not None:
+                        self.page.end(self._turn, caption)
+                answer = self._line(caption, question)
+            print(answer, file=self.out, flush=True)
+        return code
+
+    def terminal(self, read: Callable[[], str], *, quiet: bool = False) -> int:
+        """Answer lines until there are no more; returns the exit code."""
+        while True:
+            try:
+                text = read().strip()
+            except EOFError:
+                print(file=self.out)
+                return 0
+            except KeyboardInterrupt as stop:
+                if isinstance(stop, Terminated):
+                    raise
+                print(file=self.out)
+                continue
+            word, _, rest = text.partition(" ")
+            try:
+                if word in ("/quit", "/exit"):
+                    return 0
+                if word == "/save":
+                    self._save(rest.strip())
+                elif word == "/again":
+                    self._show(self.dialogue.again(), quiet=quiet)
+                elif word.startswith("/"):
+                    note(HELP)
+                elif text:
+                    self._show(self.dialogue.stream(text), quiet=quiet)
+            except VidspecError as error:
+                complain(str(error))
+
+    def _turn_events(self, events: Iterator[Event]) -> Generator[Event, None, None]:
+        """A turn's events, which the page gets too; a turn that is given up does not appear there."""
+        self._turn += 1
+        if self.page is not None:
+            self.page.begin(self._turn, self.path, 2)  # more turns may follow
+        with closing(cast("Generator[Event, None, None]", events)):
+            for event in events:
+                if self.page is not None and isinstance(event, Finished):
+                    self.page.end(self._turn, event.caption)
+                elif self.page is not None:
+                    self.page.event(self._turn, event)
+                yield event
+
+    def _show(self, answer: Iterator[Event], *, quiet: bool) -> None:
+        """Print an answer while it is generated. Ctrl-C stops it between two rounds, a second one ends the session."""
+        begun, caption, events = False, None, self._turn_events(answer)
+        wrap, mark = WordWrap(columns(self.out)), ""
+        with stoppable() as stopped, ExitStack() as waiting:
+            waiting.enter_context(status("prefill" if self.dialogue.exchanges else "vision and prefill", on=not quiet))
+            for event in events:
+                if isinstance(event, Opened) and event.demo and not self.models_named:
+                    mark = MARK
+                elif isinstance(event, Round):
+                    waiting.close()
+                    piece = "".join(event.texts)
+                    piece = piece if begun else mark + piece.lstrip() if piece.strip() else ""
+                    begun = begun or bool(piece)
+                    print(wrap.add(shown(piece)), end="", file=self.out, flush=True)
+                elif isinstance(event, Finished):
+                    caption = event.caption
+                    self._records[caption.question["index"] if caption.question else 0] = caption
+                if stopped() and caption is None:
+                    events.close()
+                    print(wrap.add(" [stopped]"), end="", file=self.out)
+                    break
+        print(wrap.end(), file=self.out, flush=True)
+        if caption is not None and not quiet:
+            note(summary(caption))
+
+    def _line(self, caption: Caption, question: str) -> str:
+        record = caption.to_dict()
+        if self.form == "json":
+            return json_text(record)
+        if self.form == "jsonl":
+            kept = lean({**record, "job": {"prompt": question}})
+            return json_text({key: value for key, value in kept.items() if key != "job"})
+        marked = {**record, "caption": caption.caption or "", "job": {"models_named": self.models_named}}
+        return line(marked, "webdataset-txt", several=False) or ""  # on one line, as the caption of a segment is
+
+    def _save(self, name: str) -> None:
+        """Write the dialogue to a file: records where its name ends in .json or .jsonl, else text.
+
+        Raises:
+            UsageError, OutputError: it cannot be written, or there is a file of that name.
+        """
+        exchanges = self.dialogue.exchanges
+        if not name:
+            raise UsageError("/save needs the name of a file")
+        if not exchanges:
+            raise UsageError("there is nothing to save yet")
+        path = Path(name).expanduser()
+        check_output(path, [self.path], "/save")
+        if path.exists():
+            raise OutputError(f"{path}: exists already")
+        if path.suffix in (".json", ".jsonl"):
+            lines = [json_text(self._records[turn].to_dict()) for turn in range(len(exchanges))]
+        else:
+            lines = [text for one in exchanges for text in (f"? {one.question}", one.answer, "")]
+        write_whole(path, "".join(f"{text}\n" for text in lines))

@@ -1,0 +1,230 @@
+"""The page of a run: of one clip, or of many with the first of them in full. Reads their frames again."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from vidspec._version import __version__
+from vidspec.config.schema import Profile
+from vidspec.display.pages import words
+from vidspec.display.pages.clip import Clip
+from vidspec.display.pages.folder import Folder
+from vidspec.display.pages.page import Record, rendered
+from vidspec.display.pages.pictures import Drawing, pictures, thumbnail
+from vidspec.display.pages.timeline import from_chrome
+from vidspec.display.state import Watching
+from vidspec.errors import UsageError, VidspecError
+from vidspec.escaping import one_line
+from vidspec.events.record import Caption
+from vidspec.events.trace import Span
+from vidspec.files import read_whole, write_whole
+
+__all__ = ["IN_FULL", "ReportFile", "read_trace", "write", "write_finished"]
+
+#: Of many clips so many are shown in full.
+IN_FULL = 24
+#: Bytes of pictures of a page of one clip, and of each clip in full where there are several.
+_ALONE, _AMONG = 2_000_000, 250_000
+#: Bytes of a trace; a clip's has some kilobytes.
+MAX_TRACE_BYTES = 1 << 30
+
+
+def write(
+    file: Path,
+    folder: Folder,
+    clips: Sequence[Clip],
+    title: str,
+    *,
+    frames: bool = True,
+    decoder: str = "auto",
+    allow_damaged: bool = False,
+) -> list[VidspecError]:
+    """Write the page.
+
+    Args:
+        file: replaced whole.
+        folder: all clips.
+        clips: those shown in full; if there is but one clip the page is about it.
+        title: of a page of many.
+        frames: whether frames are read again and drawn, which takes a while.
+        decoder, allow_damaged: as clips were read.
+
+    Returns:
+        Why frames could not be read again; the page says so and is written all the same.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    errors: list[VidspecError] = []
+    if frames:
+        draw = partial(
+            pictures, budget=_ALONE if len(clips) == 1 else _AMONG, decoder=decoder, allow_damaged=allow_damaged
+        )
+        whole = [_with_pictures(clip, draw, errors) for clip in clips]
+    else:
+        whole = [replace(clip, unseen="the run was interrupted, and they were not read again") for clip in clips]
+    demo = words.demo(folder.demo, folder.clips - folder.failed)
+    if folder.clips == 1 and whole:
+        content = rendered("clip.html", title=whole[0].name, demo=demo, clip=whole[0])
+    else:
+        content = rendered(
+            "folder.html",
+            title=one_line(f"{title}: {words.number(folder.clips)} records"),
+            demo=demo,
+            folder=folder,
+            thumbnails=_thumbnails(folder) if frames else {},
+            clips=whole,
+        )
+    write_whole(file, content)
+    return errors
+
+
+def _with_pictures(clip: Clip, draw: Drawing, errors: list[VidspecError]) -> Clip:
+    if clip.error is not None:
+        return clip
+    if (changed := _changed(clip.record)) is not None:
+        return replace(clip, unseen=changed)
+    try:
+        return replace(clip, pictures=draw(clip.record, clip.seen))
+    except VidspecError as error:
+        errors.append(error)
+        return replace(clip, unseen=one_line(str(error)))
+
+
+def _thumbnails(folder: Folder) -> dict[int, str]:
+    """By number; a clip whose frame cannot be had goes without."""
+    found: dict[int, str] = {}
+    for number, record in folder.pictured.items():
+        if _changed(record) is None:
+            with suppress(VidspecError):
+                found[number] = thumbnail(record)
+    return found
+
+
+def _changed(record: Record) -> str | None:
+    """Why the file is not the one that was captioned; None as far as its record knows."""
+    job, file = record.get("job") or {}, Path(record["path"])
+    try:
+        status = file.stat()
+    except OSError:
+        return f"there is no file {one_line(record['path'])} here"
+    known = (job.get("size", status.st_size), job.get("mtime_ns", status.st_mtime_ns))
+    return None if known == (status.st_size, status.st_mtime_ns) else "the file is another one since"
+
+
+class ReportFile(Watching):
+    """One page for all clips of a run.
+
+    The first clips are kept with their events, to be shown in full; of the others only what stands in the table.
+
+    Args:
+        file: the page.
+        profile: how clips are captioned.
+
+    Attributes:
+        interrupted: whether the run was; then frames are not read again, which takes a while.
+        folder: all clips.
+        clips: those to be shown in full.
+        errors: why frames could not be drawn; the captions are not touched by it.
+    """
+
+    def __init__(self, file: Path, profile: Profile) -> None:
+        super().__init__()
+        self.file, self.profile = file, profile
+        self.interrupted = False
+        self.folder = Folder()
+        self.clips: list[Clip] = []
+        self.errors: list[VidspecError] = []
+        self._several = False
+
+    def begin(self, number: int, path: str, total: int) -> None:
+        self._several = total > 1
+        if len(self.clips) + len(self.states) < IN_FULL:
+            super().begin(number, path, total)
+
+    def end(self, number: int, caption: Caption) -> None:
+        record = caption.to_dict()
+        place, state = self.folder.add(record), self.states.pop(number, None)
+        if state is not None and (caption.error is None or not self._several):
+            spans = caption.trace.spans if caption.trace is not None else ()
+            self.clips.append(Clip(record, state.prefilled, state.rounds, spans, number=place))
+
+    def write(self) -> None:
+        """Write the page; nothing where no clip ended.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        if not self.folder.clips:
+            return
+        video = self.profile.video
+        self.errors = write(
+            self.file,
+            self.folder,
+            self.clips,
+            f"Profile {self.profile.name}",
+            frames=not self.interrupted,
+            decoder=video.decoder,
+            allow_damaged=bool(video.allow_damaged),
+        )
+
+
+def read_trace(file: Path) -> dict[str, list[list[Span]]]:
+    """What ``--trace`` wrote, by path.
+
+    Raises:
+        UsageError: it cannot be read, or is something else.
+    """
+    content = read_whole(file, MAX_TRACE_BYTES, f"--trace {file}")
+    try:
+        return from_chrome(json.loads(content))
+    except (ValueError, RecursionError):
+        raise UsageError(f"--trace {file}: is no trace of vidspec", hint="caption --trace FILE writes one") from None
+
+
+def write_finished(
+    file: Path, records: Sequence[Record], traces: Mapping[str, Sequence[Sequence[Span]]], title: str
+) -> list[VidspecError]:
+    """Write the page of ``records``; returns why frames could not be drawn.
+
+    A trace belongs to a record where there are as many traces of its path as records.
+
+    Raises:
+        UsageError: a record is not as vidspec writes them.
+        OutputError: it cannot be written.
+    """
+    from jinja2 import UndefinedError
+
+    try:
+        folder, clips = _collected(records, traces)
+        damaged = any((record.get("video") or {}).get("damage") for record in records)
+        return write(file, folder, clips, title, allow_damaged=damaged)
+    except (AttributeError, LookupError, TypeError, UndefinedError, ValueError) as error:
+        raise UsageError(
+            f"a record is not as vidspec {__version__} writes them: {type(error).__name__}: {error}",
+            hint="report on what caption --format json or jsonl wrote",
+        ) from error
+
+
+def _collected(records: Sequence[Record], traces: Mapping[str, Sequence[Sequence[Span]]]) -> tuple[Folder, list[Clip]]:
+    """All records, and the first of them with their traces."""
+    folder = Folder()
+    clips: list[Clip] = []
+    captioned = Counter(record["path"] for record in records if record.get("error") is None)
+    met: Counter[str] = Counter()
+    for record in records:
+        number, path = folder.add(record), record["path"]
+        if record.get("error") is not None and len(records) > 1:
+            continue
+        mine = traces.get(path, ())
+        spans = mine[met[path]] if len(mine) == captioned[path] else ()
+        met[path] += 1
+        if len(clips) < IN_FULL:
+            clips.append(Clip(record, spans=spans, number=number))
+    return folder, clips

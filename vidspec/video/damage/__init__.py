@@ -1,0 +1,47 @@
+"""Finds what is missing or changed in a file by the redundancy its container has. Decodes nothing, opens no stream.
+
+Transport streams number their packets, Matroska nests elements of stated sizes with CRCs, MP4 states sizes, counts and
+durations several times over, AVI and FLV chain chunks of stated sizes. None of them has a checksum of everything: bytes
+changed inside a compressed picture show in its bytes (``payload``) or when it is decoded (``decode_av``), and not
+always.
+
+A container that is known here is one function in a file of its own: bytes and the video stream's number in, ``Found``
+out. ``spans`` tells what that means in time.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+
+from vidspec.video.damage.chunks import avi, flv
+from vidspec.video.damage.found import Found, Spot
+from vidspec.video.damage.matroska import matroska
+from vidspec.video.damage.mp4 import mp4
+from vidspec.video.damage.mpegts import transport_stream
+from vidspec.video.damage.spans import damages
+
+__all__ = ["Found", "Spot", "damages", "examine"]
+
+_EXAMINERS: dict[str, Callable[[mmap.mmap, int], Found]] = {
+    "mpegts": transport_stream,
+    "matroska,webm": matroska,
+    "mov,mp4,m4a,3gp,3g2,mj2": mp4,
+    "avi": avi,
+    "flv": flv,
+}
+
+
+def examine(path: str, container: str, stream_id: int) -> Found:
+    """What is wrong with the file at ``path``, of FFmpeg's format ``container``; nothing for those not known here.
+
+    ``stream_id``: the video stream's number in the container (a transport stream's PID, an AVI's or FLV's index).
+    """
+    by = _EXAMINERS.get(container)
+    if by is None:
+        return Found()
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            return by(data, stream_id)
+        except (IndexError, ValueError, OverflowError, RecursionError):  # sizes and counts that cannot be
+            return Found((Spot(None, "its index is broken"),))

@@ -1,0 +1,81 @@
+"""What is wrong with an AVI or FLV file: chunks of stated sizes follow each other."""
+
+from __future__ import annotations
+
+import mmap
+
+from vidspec.video.damage.found import Found, Spot
+
+__all__ = ["avi", "flv"]
+
+# What stands for a size that was to be filled in at the end, which a writer to a pipe cannot.
+_UNFILLED = (0, 0xFFFFFFFF)
+
+
+def avi(data: mmap.mmap, stream: int) -> Found:
+    """Chunks that do not fill their lists; ``ends_early`` counts them, for an empty one repeats a frame."""
+    spots: list[Spot] = []
+    seen = 0
+    ours = b"%02d" % stream
+    ends_early = streamed = False  # streamed: its writer could not go back to fill in sizes and counts
+    promised = 0
+    index: list[tuple[bytes, int]] = []
+    walked: list[tuple[bytes, int]] = []
+    streams = 0
+
+    def walk(at: int, end: int, in_movie: bool) -> None:
+        nonlocal seen, ends_early, streamed, promised, streams
+        while at + 8 <= end:
+            kind, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
+            stop = at + 8 + size
+            if kind in (b"RIFF", b"LIST"):
+                movie = data[at + 8 : at + 12] == b"movi"
+                if size in _UNFILLED and (movie or kind == b"RIFF"):
+                    streamed, stop = streamed or movie, len(data)
+                elif stop > len(data):
+                    ends_early, stop = True, len(data)
+                walk(at + 12, min(stop, end), in_movie or movie)
+            elif not all(32 <= byte < 127 for byte in kind):
+                spots.append(Spot(at, "bytes are missing or changed"))
+                return
+            elif stop > end:
+                if stop > len(data):
+                    ends_early = True
+                if stop <= len(data) or index:
+                    spots.append(Spot(at, "bytes are missing or changed"))
+                return
+            elif in_movie:
+                walked.append((kind, size))
+                seen += kind[:2] == ours and kind[2:3] in (b"d", b"D")
+            elif kind == b"strh":
+                if streams == stream:
+                    promised = int.from_bytes(data[at + 40 : at + 44], "little")
+                streams += 1
+            elif kind == b"idx1":
+                index.extend(
+                    (data[row : row + 4], int.from_bytes(data[row + 12 : row + 16], "little"))
+                    for row in range(at + 8, stop - 15, 16)
+                )
+            at = stop + (size & 1)
+
+    walk(0, len(data), False)
+    # An index that lists other chunks throughout is one kept in its own way; one that does here and there is damaged.
+    listed = [chunk for chunk in walked if chunk[0][:2] != b"ix" and chunk[0] != b"JUNK"][: len(index)]
+    wrong = sum(one != other for one, other in zip(listed, index, strict=False))
+    if 0 < wrong <= len(index) // 10:
+        spots.append(Spot(None, "its index does not list its chunks"))
+    return Found(tuple(spots), (), ends_early or (not streamed and 0 < seen < promised))
+
+
+def flv(data: mmap.mmap, _: int) -> Found:
+    """Tags whose size is not repeated behind them."""
+    at = int.from_bytes(data[5:9], "big") + 4
+    while at + 11 <= len(data):
+        size = 11 + int.from_bytes(data[at + 1 : at + 4], "big")
+        if at + size + 4 > len(data):
+            return Found((), (), True)
+        repeated = int.from_bytes(data[at + size : at + size + 4], "big")
+        if data[at] & 0x1F not in (8, 9, 18) or repeated not in (size, size - 11, 0):
+            return Found((Spot(at, "bytes are missing or changed"),))
+        at += size + 4
+    return Found((), (), at < len(data))

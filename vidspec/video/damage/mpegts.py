@@ -1,0 +1,132 @@
+"""What is wrong with an MPEG transport stream: its packets are numbered, each stream's by itself."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from vidspec.video.damage.found import Found, Spot
+
+__all__ = ["transport_stream"]
+
+_NULL_PID = 0x1FFF
+_CLOCK_ROUND = 1 << 33
+# Without what some writers put before or behind each.
+_PACKET = 188
+_STRETCH = 4096
+# More places than this are not told apart.
+_ENOUGH = 1000
+
+
+def transport_stream(data: mmap.mmap, pid: int) -> Found:
+    """Packets that are not where they must be, are marked as faulty, or break their PID's count of 16."""
+    size, first = _packet_size(data)
+    if not size:
+        return Found()
+    expected = first
+    spots: list[Spot] = []
+    hints: list[int] = []
+    pictures: list[int] = []  # where packets are in which one of the video's begins
+    last: dict[int, tuple[int, int]] = {}  # of each PID's last packet: its count, and where it is
+    for start, count in _aligned(data, size, first):
+        if start != expected:
+            spots.append(Spot(start, "bytes are missing or changed"))
+        if len(spots) > _ENOUGH:
+            break
+        expected = start + count * size
+        rows = np.ndarray((count, 6), np.uint8, data, start, (size, 1))
+        pids = (rows[:, 1].astype(np.int32) & 0x1F) << 8 | rows[:, 2]
+        for one in np.unique(pids).tolist():
+            if one == _NULL_PID:
+                continue
+            at = np.flatnonzero(pids == one)
+            head = rows[at].astype(np.int16)
+            jumps = (head[:, 3] & 0x20 > 0) & (head[:, 4] > 0) & (head[:, 5] & 0x80 > 0)
+            count_now, payload = head[:, 3] & 15, head[:, 3] & 0x10 > 0
+            places = start + at * size
+            count_before, place_before = last.get(one, (-1, 0))
+            before = np.concatenate([[count_before], count_now[:-1]])
+            last[one] = int(count_now[-1]), int(places[-1])
+            step = (count_now - before) & 15
+            # A packet may be sent twice, with the same bytes; one without payload does not count.
+            wrong = (before >= 0) & ~jumps & np.where(payload, step > 1, step != 0)
+            for again in np.flatnonzero((before >= 0) & ~jumps & payload & (step == 0)).tolist():
+                other, here = int(places[again - 1]) if again else place_before, int(places[again])
+                wrong[again] = data[other + 12 : other + _PACKET] != data[here + 12 : here + _PACKET]
+            wrong |= head[:, 1] & 0x80 > 0
+            if one == pid:
+                pictures += places[head[:, 1] & 0x40 > 0].tolist()
+            places = places[wrong]
+            if one == pid:
+                spots += [Spot(int(place), "packets are missing") for place in places]
+            else:
+                hints += places.tolist()
+        del rows
+    whole = (len(data) - first) % size in (0, _PACKET)
+    spots.sort(key=lambda spot: spot.at or 0)
+    joined = _joined(data, [spot.at or 0 for spot in spots], pictures)
+    if joined is not None:
+        spots = [spot for spot in spots if (spot.at or 0) < joined]
+    return Found(tuple(spots), tuple(sorted(hints)), not whole and joined is None, joined)
+
+
+def _joined(data: mmap.mmap, breaks: Sequence[int], pictures: Sequence[int]) -> int | None:
+    """The first of ``breaks`` behind which the pictures' clock begins anew, earlier than it was; None if there is none.
+
+    ``pictures``: where packets are in which one begins. Several must agree: a changed byte makes another time of one.
+    """
+    for at in breaks:
+        number = bisect_left(pictures, at)
+        before = [_decoding_time(data, place) for place in pictures[max(0, number - 3) : number]]
+        behind = [_decoding_time(data, place) for place in pictures[number : number + 3]]
+        if min(len(before), len(behind)) < 2 or math.isnan(sum(before) + sum(behind)):
+            continue
+        if 0 < min(before) - max(behind) < _CLOCK_ROUND // 2:
+            return at
+    return None
+
+
+def _decoding_time(data: mmap.mmap, at: int) -> float:
+    """When the picture that begins in the packet at ``at`` is decoded, in 1/90000 s; NaN where it does not say."""
+    body = at + 4 + (1 + data[at + 4] if data[at + 3] & 0x20 else 0)
+    if data[body : body + 3] != b"\0\0\1" or not data[body + 7] & 0x80:
+        return math.nan
+    field = data[body + 14 : body + 19] if data[body + 7] & 0x40 else data[body + 9 : body + 14]
+    return (field[0] >> 1 & 7) << 30 | field[1] << 22 | field[2] >> 1 << 15 | field[3] << 7 | field[4] >> 1
+
+
+def _packet_size(data: mmap.mmap) -> tuple[int, int]:
+    """(bytes a packet, where the first begins), by the sync bytes of five in a row; (0, 0) if there are none."""
+    for size in (188, 192, 204):
+        for first in range(min(4 * size, len(data))):
+            if all(first + n * size >= len(data) or data[first + n * size] == 0x47 for n in range(5)):
+                return size, first
+    return 0, 0
+
+
+def _aligned(data: mmap.mmap, size: int, first: int) -> Iterator[tuple[int, int]]:
+    """(start, packets) of each stretch in which every packet begins with the sync byte; long ones in parts."""
+    at = first
+    while at + _PACKET <= len(data):
+        most = min((len(data) - at - _PACKET) // size + 1, _STRETCH)
+        rows = np.ndarray((most,), np.uint8, data, at, (size,))
+        lost = np.flatnonzero(rows != 0x47)
+        count = int(lost[0]) if len(lost) else len(rows)
+        del rows
+        if count:
+            yield at, count
+        at += count * size
+        if count == most:
+            continue
+        at += 1
+        while at + _PACKET <= len(data):
+            at = data.find(b"\x47", at)
+            if at < 0:
+                return
+            if all(at + n * size >= len(data) or data[at + n * size] == 0x47 for n in range(4)):
+                break
+            at += 1

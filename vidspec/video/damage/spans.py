@@ -1,0 +1,72 @@
+"""Where in time the places lie at which a file is damaged, and how many frames that costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vidspec.video.base import Damage, format_seconds
+from vidspec.video.damage.found import Found
+
+__all__ = ["damages"]
+
+
+def _missing_frames(start: float, end: float, shown: NDArray[np.float64], usual: float) -> int:
+    """How many frames, ``usual`` seconds apart, must have been between two times besides those ``shown`` (N,)."""
+    if usual <= 0:
+        return 0
+    present = int(((shown > start + usual / 2) & (shown < end - usual / 2)).sum())
+    return max(round((end - start) / usual) - 1 - present, 0)
+
+
+def damages(
+    found: Found,
+    positions: NDArray[np.int64],
+    times: NDArray[np.float64],
+    lost: NDArray[np.float64],
+    shown: NDArray[np.float64],
+) -> tuple[Damage, ...]:
+    """Where in time a file's damage lies, merged, with how many frames it costs.
+
+    ``positions``, ``times`` (P,): where each packet begins and when it is shown (seconds). ``lost`` (L,): the times of
+    packets that cannot be decoded for it. ``shown`` (N,): the times of the frames that can be.
+    """
+    whole = [Damage(spot.what) for spot in found.spots if spot.at is None]
+    usual = float(np.median(np.diff(shown))) if len(shown) > 1 else 0.0
+    order = np.argsort(positions, kind="stable")
+    positions, times = positions[order], times[order]
+    places = [spot.at for spot in found.spots if spot.at is not None]
+    ranges = []
+    shown_or_lost = np.unique(times)
+    gaps = np.flatnonzero(np.diff(shown_or_lost) > 1.5 * usual) if usual else ()
+    holes = [(float(shown_or_lost[gap]), float(shown_or_lost[gap + 1])) for gap in gaps]
+    for at in [*places, *(found.hints if holes else ())]:
+        after = int(np.searchsorted(positions, at, side="left"))
+        start = float(times[after - 1]) if after else 0.0
+        end = float(times[after]) if after < len(times) else float(times.max(initial=0.0))
+        start, end = min(start, end), max(start, end)
+        if at in places:
+            ranges.append((start, end))
+        else:
+            ranges += [hole for hole in holes if hole[0] <= end + usual and hole[1] >= start - usual]
+    for time in lost.tolist():
+        before, behind = int(np.searchsorted(shown, time)) - 1, int(np.searchsorted(shown, time, side="right"))
+        start, end = shown[before] if before >= 0 else 0.0, shown[behind] if behind < len(shown) else time
+        ranges.append((float(start), float(end)))
+    merged: list[Damage] = []
+    for start, end in sorted(ranges):
+        if merged and start <= (merged[-1].end or 0.0) + 1e-9:
+            merged[-1] = replace(merged[-1], end=max(merged[-1].end or 0.0, end))
+        else:
+            merged.append(Damage("", start, end))
+    described = []
+    for one in merged:
+        start, end = one.start or 0.0, one.end or 0.0
+        missing = _missing_frames(start, end, shown, usual)
+        count = {0: "bytes are missing or changed", 1: "about 1 frame is missing"}.get(
+            missing, f"about {missing} frames are missing"
+        )
+        described.append(replace(one, what=f"{count} between {format_seconds(start)} and {format_seconds(end)}"))
+    return (*described, *whole)

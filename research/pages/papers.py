@@ -19,25 +19,23 @@ LONGEST = 60
 
 HEAD = """# The papers' tables, replayed
 
-What this is: the forward times and accepted lengths that a paper prints go through this project's own scheduler under
-a virtual clock, the one that also runs the real workers. Out comes the speed-up that those figures imply, beside the
+The forward times and accepted lengths that a paper prints go through this project's own scheduler under a virtual
+clock; the same scheduler runs the real workers. The result is the speed-up that those figures imply, beside the
 speed-up that the paper claims. No model is run, and nothing here was measured by this project.
 
-How to read it:
+- **predicted** is simulated; **formula** is the closed form (the renewal formula for parallel methods, Leviathan's for
+  sequential ones; none for end-to-end rows); **claimed** is printed in the paper. **deviation** is
+  predicted / claimed - 1: positive if the paper claims less than its own figures imply.
+- A small deviation means that the paper's times, lengths and speed-ups agree with each other under this schedule, not
+  that the method gives these lengths elsewhere.
+- A large deviation has three possible reasons: an assumed figure (marked \\*, explained below the table), costs that
+  the paper does not list (pruning, communication, batch effects), or contradictions between the paper's figures, also
+  listed below the table.
+- If the output length is not given, texts of 1200 tokens are simulated; the random error is then about 1%.
+- Start-up tokens of a parallel prefill are simulated with the same acceptance as any other token. If a text's first
+  word is open, as with the built-in pairs, fewer are accepted ([measured.md](measured.md#start-up-tokens)).
 
-- **predicted** is simulated, **formula** is the closed form (the renewal formula for parallel methods, Leviathan's for
-  sequential ones; none for rows that are end to end), **claimed** is what the paper prints. **deviation** is
-  predicted / claimed - 1: positive where the paper claims less than its own figures imply.
-- A small deviation says that the paper's times, lengths and speed-ups agree with each other under this schedule. It
-  does not say that the method gives these lengths elsewhere.
-- A large one has three possible reasons: a figure that had to be assumed (marked \\*, said below the table), costs that
-  the paper does not list (pruning, communication, batch effects), or figures of the paper that contradict each other,
-  which are listed below the table as well.
-- Where the output length is not given, texts of 1200 tokens are simulated; chance is then about 1%.
-- Start-up tokens of a parallel prefill are simulated to pass as often as any other token. Where a text's first word
-  is open, as with the built-in pairs, they pass less often ([measured.md](measured.md#start-up-tokens)).
-
-Tables of more than {longest} rows are summarised here, one line for each method and pair of models, averaged over the
+Tables of more than {longest} rows are summarised, with one line for each method and pair of models, averaged over the
 benchmarks; the command above each prints all rows.
 """
 

@@ -261,7 +261,7 @@ def test_the_default_profile_and_its_variable(vidspec, monkeypatch):
     monkeypatch.setenv("VIDSPEC_PROFILE", "ar")
     vidspec("caption", "good.mp4")
     vidspec("caption", "good.mp4", "-p", "sd-rand")
-    assert [made.profile.name for made in FakeCaptioner.made] == ["vanilla-sd", "ar", "sd-rand"]
+    assert [made.profile.name for made in FakeCaptioner.made] == ["auto", "ar", "sd-rand"]
 
 
 @pytest.mark.parametrize(

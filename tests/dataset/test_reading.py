@@ -15,6 +15,7 @@ import av
 import numpy as np
 import pytest
 from fake_captioner import TEXT, FakeCaptioner
+from video import clips
 
 from vidspec.dataset.bulk import Remaining, execute
 from vidspec.dataset.feed import Feed, reader_count
@@ -159,6 +160,35 @@ def test_a_reader_that_hangs_is_killed(monkeypatch):
         reader.read(CLIP, None, None, VIDEO)
     assert caught.value.kind == "timeout" and hung.poll() is not None
     reader.close()
+
+
+HANGING = """
+import time
+import vidspec.video.decode_av as decode_av
+
+groups, decode_all = [], decode_av.decode_all
+
+def hanging(*args, **options):
+    groups.append(1)
+    if len(groups) == 3:
+        time.sleep(600)
+    yield from decode_all(*args, **options)
+
+decode_av.decode_all = hanging
+"""
+
+
+def test_a_group_of_frames_that_hangs_is_one_error_of_its_clip(monkeypatch, tmp_path):
+    """Its process decodes several groups at a time, and ends with all of them."""
+    path = clips.make(tmp_path / "a.mp4", pts=60, options={"x264-params": "keyint=10:min-keyint=10:scenecut=0"})
+    (tmp_path / "sitecustomize.py").write_text(HANGING, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    with closing(Reader(timeout=4.0)) as reader:
+        with pytest.raises(VideoError, match=r"a\.mp4: not read within 4 s") as caught:
+            reader.read(str(path), None, None, {"frames": 6})
+        assert caught.value.kind == "timeout" and "\n" not in str(caught.value)
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        assert len(reader.read(str(path), None, None, {"frames": 6})) == 6
 
 
 def test_readers_take_turns_with_pictures_that_are_too_large_for_several(monkeypatch):

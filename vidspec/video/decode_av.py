@@ -143,8 +143,10 @@ class _Work:
         wanted = sorted(self.left)
         with ExitStack() as stack:
             sources = self._opened(stack, None)
-            whole = _Source.by_pts if self.index.order == "pts" else _Source.by_count
-            self._take(whole(source, wanted, allow_damaged) for source in sources)
+            self._take(source.file(wanted, allow_damaged) for source in sources)
+        if self.left and not allow_damaged:
+            damaged = any(source.damaged for source in sources)
+            raise NotDelivered("its data are damaged", damaged=damaged, position=min(self.left))
 
     def _opened(self, stack: ExitStack, threads: int | None) -> list[_Source]:
         """The file, once for each reading; closed with ``stack``."""
@@ -165,13 +167,14 @@ class _Work:
 
 
 class _Source:
-    """An open file of which pictures are decoded in one way."""
+    """An open file of which pictures are decoded in one way; ``damaged``: whether damage was met."""
 
     def __init__(
-        self, index: Index, container: av.container.InputContainer, reading: Reading, threads: int | None = None
+        self, index: Index, container: av.container.InputContainer, reading: Reading, threads: int | None
     ) -> None:
         self.index, self.container, self.reading, self.threads = index, container, reading, threads
         self.stream = video_streams(container)[0]
+        self.damaged = False
         self._plain = bool(reading.hardware)
 
     def group(self, group: Sequence[int], fast: bool) -> Iterator[tuple[int, av.VideoFrame]]:
@@ -180,58 +183,51 @@ class _Source:
         ``fast``: nothing is decoded that none of them needs. It delivers no interlaced pictures, of which two packets
         may make one.
         """
-        if fast and self._plain:
-            return
-        pts = self.index.pts
-        key = int(np.searchsorted(self.index.key_pts, pts[group[0]], side="right")) - 1
-        packets = self._seek(key) if key >= 0 else None
+        key = int(np.searchsorted(self.index.key_pts, self.index.pts[group[0]], side="right")) - 1
+        packets = None if key < 0 or (fast and self._plain) else self._seek(key)
         if packets is None:
             return
-        only = frozenset(pts[list(group)].tolist()) if fast else None
+        only = frozenset(self.index.pts[list(group)].tolist()) if fast else None
+        first = int(self.index.key_pts[key])
         pictures = decode_all(
-            self.stream,
-            packets,
-            first_pts=int(self.index.key_pts[key]),
-            reading=self.reading,
-            threads=self.threads,
-            only=only,
+            self.stream, packets, first_pts=first, reading=self.reading, threads=self.threads, only=only
         )
-        left = deque(group)
-        for picture in pictures:
-            if picture is None or (fast and picture.interlaced_frame):
-                self._plain = self._plain or fast
+        for position, picture in self._by_pts(group, pictures):
+            if fast and picture.interlaced_frame:
+                self._plain = True
                 return
-            if picture.pts is None or picture.pts < pts[left[0]]:
-                continue
-            if picture.pts > pts[left[0]]:
-                return
-            yield left.popleft(), picture
-            if not left:
-                return
+            yield position, picture
 
-    def by_pts(self, wanted: Sequence[int], allow_damaged: bool) -> Iterator[tuple[int, av.VideoFrame]]:
+    def file(self, wanted: Sequence[int], allow_damaged: bool) -> Iterator[tuple[int, av.VideoFrame]]:
         """(position, picture) in one pass from the start; past a frame that does not come only if damage is allowed."""
-        pts, left, damaged = self.index.pts, deque(wanted), False
         packets = packets_of(self.container, self.stream)
-        for picture in decode_all(self.stream, packets, reading=self.reading, threads=1):
-            damaged = damaged or picture is None
+        if self.index.order == "count":
+            yield from self._by_count(wanted, decode_all(self.stream, packets, reading=self.reading))
+        else:
+            pictures = decode_all(self.stream, packets, reading=self.reading, threads=1)
+            yield from self._by_pts(wanted, pictures, pass_over=allow_damaged)
+
+    def _by_pts(
+        self, wanted: Sequence[int], pictures: Iterator[av.VideoFrame | None], *, pass_over: bool = False
+    ) -> Iterator[tuple[int, av.VideoFrame]]:
+        pts, left = self.index.pts, deque(wanted)
+        for picture in pictures:
+            self.damaged = self.damaged or picture is None
             if picture is None or picture.pts is None:
                 continue
             while left and pts[left[0]] < picture.pts:
-                if not allow_damaged:
-                    raise NotDelivered("its data are damaged", damaged=damaged, position=left[0])
+                if not pass_over:
+                    return
                 left.popleft()
             if left and pts[left[0]] == picture.pts:
                 yield left.popleft(), picture
             if not left:
                 return
-        if not allow_damaged:
-            raise NotDelivered("its data are damaged", damaged=damaged, position=left[0])
 
-    def by_count(self, wanted: Sequence[int], allow_damaged: bool) -> Iterator[tuple[int, av.VideoFrame]]:
-        """As :meth:`by_pts`, of a stream whose pictures are counted."""
+    def _by_count(
+        self, wanted: Sequence[int], pictures: Iterator[av.VideoFrame | None]
+    ) -> Iterator[tuple[int, av.VideoFrame]]:
         left, raw = deque(wanted), self.index.raw
-        pictures = decode_all(self.stream, packets_of(self.container, self.stream), reading=self.reading)
         for position, picture in enumerate(pictures):
             if picture is None:
                 break
@@ -242,8 +238,7 @@ class _Source:
                 yield left.popleft(), picture
                 if not left:
                     return
-        if not allow_damaged:
-            raise NotDelivered("its data are damaged", damaged=True, position=left[0])
+        self.damaged = True
 
     def _seek(self, key: int) -> Iterator[av.Packet[Stream]] | None:
         """The packets from keyframe number ``key`` on, or from one before it; None where seeking does not lead there.
@@ -397,15 +392,10 @@ def _parts(
         data = bytes(packet)
         bare = without_stuffing(data, codec)
         if len(bare) < len(data):
-            return [_rewritten(packet, bare)] if bare else []
+            made: av.Packet[Stream] = av.Packet(bare)
+            made.pts, made.dts, made.time_base = packet.pts, packet.dts, packet.time_base
+            return [made] if bare else []
     return [packet]
-
-
-def _rewritten(packet: av.Packet[Stream], data: bytes) -> av.Packet[Stream]:
-    """A packet of ``data`` with the times of another."""
-    made: av.Packet[Stream] = av.Packet(data)
-    made.pts, made.dts, made.time_base = packet.pts, packet.dts, packet.time_base
-    return made
 
 
 def _from(picture: av.VideoFrame, floor: int | None) -> bool:

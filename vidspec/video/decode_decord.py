@@ -87,7 +87,9 @@ class DecordDecoder:
         AvDecoder().frames(index, wanted, full, lambda at, frame: samples.update({at: _sample(frame)}))
         reader = None
         try:
-            reader = self._opened(index, wanted)
+            threads = min(_MAX_THREADS, os.cpu_count() or 1)
+            reader = self._decord.VideoReader(os.path.abspath(index.path), num_threads=threads)
+            _check_index(reader, index, wanted)
             for first in range(0, len(wanted), _BATCH):
                 part = list(wanted[first : first + _BATCH])
                 for position, frame in zip(part, _batch(reader, index, part), strict=True):
@@ -95,33 +97,28 @@ class DecordDecoder:
                     if apart.mean() > _TOLERANCE:
                         raise NotDelivered("decord's frame is not PyAV's", position=position)
                     put(position, resized(frame, *size))
+        except (NotDelivered, MemoryError):
+            raise
+        except Exception as error:  # decord raises DECORDError, RuntimeError, AssertionError and StopIteration
+            raise NotDelivered(f"decord cannot decode it: {_short(error)}") from None
         finally:
             del reader  # the last reference: frees the reader's buffers now, not when the model is running
 
-    def _opened(self, index: Index, wanted: Sequence[int]) -> decord.VideoReader:
-        threads = min(_MAX_THREADS, os.cpu_count() or 1)
-        try:
-            reader = self._decord.VideoReader(os.path.abspath(index.path), num_threads=threads)
-            count = len(reader)
-            times = np.asarray(reader.get_frame_timestamp(list(wanted)), np.float64)[:, 0] if count else np.zeros(0)
-        except Exception as error:  # decord raises DECORDError, RuntimeError, AssertionError and StopIteration
-            raise NotDelivered(f"decord cannot open it: {_short(error)}") from None
-        if count != len(index):
-            raise NotDelivered(f"decord counts {count} frames, not {len(index)}")
-        expected = index.times[np.asarray(wanted)]
-        # decord keeps float32 seconds.
-        if not (np.abs(times - expected) <= float(index.time_base) + 1e-6 * expected + 1e-4).all():
-            raise NotDelivered("decord's timestamps are not the file's")
-        return reader
+
+def _check_index(reader: decord.VideoReader, index: Index, wanted: Sequence[int]) -> None:
+    if len(reader) != len(index):
+        raise NotDelivered(f"decord counts {len(reader)} frames, not {len(index)}")
+    times = np.asarray(reader.get_frame_timestamp(list(wanted)), np.float64)[:, 0]
+    expected = index.times[np.asarray(wanted)]
+    # decord keeps float32 seconds.
+    if not (np.abs(times - expected) <= float(index.time_base) + 1e-6 * expected + 1e-4).all():
+        raise NotDelivered("decord's timestamps are not the file's")
 
 
 def _batch(reader: decord.VideoReader, index: Index, part: list[int]) -> Frame:
     """(n, height, width, 3): the frames at these positions."""
-    try:
-        batch = reader.get_batch(part)
-        frames: Frame = np.asarray(batch.asnumpy() if hasattr(batch, "asnumpy") else batch, np.uint8)
-    except Exception as error:
-        raise NotDelivered(f"decord cannot decode it: {_short(error)}", position=part[0]) from None
+    batch = reader.get_batch(part)
+    frames: Frame = np.asarray(batch.asnumpy() if hasattr(batch, "asnumpy") else batch, np.uint8)
     if frames.shape != (len(part), index.height, index.width, 3):
         raise NotDelivered(f"decord's frames have the shape {frames.shape}", position=part[0])
     return frames

@@ -107,8 +107,7 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         raise VideoError(f"{path}: its video stream holds no frames", kind=kind)
 
     width, height, turn = _first_picture(path, truncated)
-    pts = np.unique(np.frombuffer(packets.pts, np.int64))
-    raw = pts
+    pts = raw = np.unique(np.frombuffer(packets.pts, np.int64))
     key_pts, key_dts = np.frombuffer(packets.key_pts, np.int64), np.frombuffer(packets.key_dts, np.int64)
     # AVI stores no presentation times: with B-frames, FFmpeg's are those of decoding under another name.
     unordered = (
@@ -119,18 +118,16 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         or (container_format == "avi" and reorders)
         or found.joined is not None  # seeking to a time may lead to the other stream
     )
-    order: Literal["pts", "count"] = "pts"
-    last_duration = packets.last_duration
-    if by_decoding or unordered:
-        order = "count"
-        packet_base = base
+    order: Literal["pts", "count"] = "count" if by_decoding or unordered else "pts"
+    last_duration, packet_base = packets.last_duration, base
+    if order == "count":
         base, pts, raw, damaged = _count_frames(path, packet_base, rate)
         truncated = truncated or damaged
         if base == packet_base and not damaged:
             packets.lost_pts.extend(_without_picture(packets.pts, pts))
         last_duration = last_duration if base == packet_base else 1
     gap = int(np.median(np.diff(pts))) if len(pts) > 1 else 0
-    origin, wrong = _damage(packets, found, pts, base if order == "pts" or base == packet_base else None)
+    origin, wrong = _damage(packets, found, pts, base if base == packet_base else None)
     duration = float((int(pts[-1]) - origin + (last_duration if last_duration > 0 else gap)) * base)
     return Index(
         path=path,

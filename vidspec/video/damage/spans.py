@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,14 +9,6 @@ from vidspec.video.base import Damage, format_seconds
 from vidspec.video.damage.found import Found
 
 __all__ = ["damages"]
-
-
-def _missing_frames(start: float, end: float, shown: NDArray[np.float64], usual: float) -> int:
-    """How many frames, ``usual`` seconds apart, must have been between two times besides those ``shown`` (N,)."""
-    if usual <= 0:
-        return 0
-    present = int(((shown > start + usual / 2) & (shown < end - usual / 2)).sum())
-    return max(round((end - start) / usual) - 1 - present, 0)
 
 
 def damages(
@@ -55,18 +45,19 @@ def damages(
         before, behind = int(np.searchsorted(shown, time)) - 1, int(np.searchsorted(shown, time, side="right"))
         start, end = shown[before] if before >= 0 else 0.0, shown[behind] if behind < len(shown) else time
         ranges.append((float(start), float(end)))
-    merged: list[Damage] = []
+    merged: list[tuple[float, float]] = []
     for start, end in sorted(ranges):
-        if merged and start <= (merged[-1].end or 0.0) + 1e-9:
-            merged[-1] = replace(merged[-1], end=max(merged[-1].end or 0.0, end))
+        if merged and start <= merged[-1][1] + 1e-9:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
         else:
-            merged.append(Damage("", start, end))
-    described = []
-    for one in merged:
-        start, end = one.start or 0.0, one.end or 0.0
-        missing = _missing_frames(start, end, shown, usual)
-        count = {0: "bytes are missing or changed", 1: "about 1 frame is missing"}.get(
-            missing, f"about {missing} frames are missing"
-        )
-        described.append(replace(one, what=f"{count} between {format_seconds(start)} and {format_seconds(end)}"))
-    return (*described, *whole)
+            merged.append((start, end))
+    return (*(Damage(_lost(start, end, shown, usual), start, end) for start, end in merged), *whole)
+
+
+def _lost(start: float, end: float, shown: NDArray[np.float64], usual: float) -> str:
+    """What is lost between two times, where frames are ``usual`` seconds apart, besides those ``shown`` (N,)."""
+    present = int(((shown > start + usual / 2) & (shown < end - usual / 2)).sum())
+    missing = max(round((end - start) / usual) - 1 - present, 0) if usual > 0 else 0
+    frames = "1 frame is" if missing == 1 else f"{missing} frames are"
+    what = f"about {frames} missing" if missing else "bytes are missing or changed"
+    return f"{what} between {format_seconds(start)} and {format_seconds(end)}"

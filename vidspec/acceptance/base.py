@@ -17,12 +17,12 @@ __all__ = ["Acceptance", "Grounded", "Verdict", "for_clip"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of a window.
+    """The result of verifying a window.
 
     Attributes:
         path: indices of the window's tokens that are emitted, in order; of a chain 0, 1, ...
-        token: the target's own token that follows them: a correction, or a bonus when the whole window passed.
-        loosened: accepted tokens that the target would not have chosen, by place in ``path``; empty for lossless rules.
+        token: the target's own token after them: a correction, or a bonus if the whole window was accepted.
+        loosened: accepted tokens that the target would not have chosen, by index in ``path``; empty for lossless rules.
     """
 
     path: tuple[int, ...]
@@ -36,7 +36,7 @@ class Verdict:
 
     @property
     def accepted(self) -> int:
-        """How many drafted tokens are emitted."""
+        """Number of drafted tokens that are emitted."""
         return len(self.path)
 
     @classmethod
@@ -46,15 +46,15 @@ class Verdict:
 
 
 class Acceptance(Protocol):
-    """A rule.
+    """An acceptance rule.
 
-    Its constructor takes by name what it needs of the keys of a profile's ``accept`` section and its options, of
-    ``sampling``, of ``eos``, the target's end tokens, and of ``protected``, the ids that ``accept.protect`` names.
+    Parameters of its constructor may be keys of a profile's ``accept`` section, its own options, ``sampling``, ``eos``,
+    the target's end tokens, and ``protected``, the ids of ``accept.protect``.
 
     Attributes:
         lossless: whether the output is exactly the target's own.
-        draws: whether it can judge tokens that are drawn; else greedy choices alone.
-        unjudged: the share of a window that passes unseen.
+        draws: whether it can verify sampled tokens; else greedy choices only.
+        unjudged: the share of a window that is accepted without a check.
     """
 
     lossless: ClassVar[bool]
@@ -66,12 +66,12 @@ class Acceptance(Protocol):
     def __call__(
         self, draft: Draft, target_logits: torch.Tensor, hidden: torch.Tensor | None, rng: torch.Generator
     ) -> Verdict:
-        """Judge a window.
+        """Verify a window.
 
         Args:
             draft: gamma proposed tokens, with their distributions unless they were chosen greedily.
             target_logits: (gamma + 1, V); row 0 follows the last emitted token, row i + 1 the i-th drafted one.
-            hidden: (gamma + 1, hidden) the target's last states at the same places, for rules that look at them.
+            hidden: (gamma + 1, hidden) the target's last states at the same positions, for rules that use them.
             rng: CPU generator.
         """
         ...
@@ -79,7 +79,7 @@ class Acceptance(Protocol):
 
 @runtime_checkable
 class Grounded(Protocol):
-    """A rule that looks at the video too: before it judges a clip it is given the target's visual states."""
+    """A rule that also uses the target's visual states, which it is given before a clip's first window."""
 
     grounded: ClassVar[bool]
 
@@ -87,7 +87,7 @@ class Grounded(Protocol):
         """The rule for one clip.
 
         Args:
-            visual_states: (N, hidden) the target's last states, behind the final norm, at the visual positions of its
+            visual_states: (N, hidden) the target's last states, after the final norm, at the visual positions of its
                 prompt, each of length 1.
         """
         ...

@@ -41,11 +41,11 @@ class Exact:
 
 
 def _walk(draft: Draft, choose: Callable[[int], int]) -> Verdict:
-    """Follow the target's own choices down the window, a chain or a tree, for as long as a child holds them.
+    """Follow the target's own choices down the window, a chain or a tree, as long as a child equals them.
 
     Sampled choices are draws from p at each node. As the draft's tokens are chosen greedily, this is the exact rule:
     for one child it accepts x with probability p(x) and else gives p without x, renormalised. It takes one draw for
-    each emitted token, wherever the windows end, as plain decoding does: the same seed gives the same text.
+    each emitted token, wherever windows end, as plain decoding does: the same seed gives the same text.
     """
     path: list[int] = []
     node = -1

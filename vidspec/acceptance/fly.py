@@ -1,4 +1,4 @@
-"""A mismatch passes where the target is unsure and agrees again right behind it (FLy, Li et al. 2025)."""
+"""Accepts a mismatch if the target is unsure and agrees with the tokens right after it (FLy, Li et al. 2025)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Fly(FlyMinus):
         accept d_i  if  d_i = t_i
                     or  H_i >= theta  and  d_j = t_j for j = i + 1 ... i + W - 1
 
-    The window W counts the mismatch itself. The last W positions of the K drafted are never loose, because what comes
-    behind them was not seen.
+    The window W includes the mismatch itself. The last W positions of the K drafted are never loose, because the tokens
+    after them are unknown.
 
     Args:
         sampling, eos, protected: of :class:`LooseRule`.

@@ -1,4 +1,4 @@
-"""Any mismatch passes where the target is unsure: FLy's entropy gate alone (a baseline of LVSpec 4)."""
+"""Accepts any mismatch at which the target is unsure: FLy's entropy gate alone (a baseline of LVSpec 4)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIKELIEST = 3
 class FlyMinus(LooseRule):
     """The entropy gate of FLy.
 
-    With p the target's distribution at the place of a drafted token, softmax over the whole vocabulary::
+    With p the target's distribution at the position of a drafted token, softmax over the whole vocabulary::
 
         H_i = - sum over the three largest p of p ln p     (nats; p is not renormalised)
         accept d_i  if  d_i = t_i  or  H_i >= theta
@@ -48,7 +48,7 @@ class FlyMinus(LooseRule):
     def measure(
         self, draft: Draft, target_logits: torch.Tensor, hidden: torch.Tensor | None, rng: torch.Generator
     ) -> Sequence[float]:
-        """Entropy at the place of each drafted token: of the distribution behind its parent."""
+        """Entropy at the position of each drafted token: of the distribution after its parent."""
         import torch
 
         places = torch.tensor([parent + 1 for parent in draft.parents], device=target_logits.device)

@@ -1,4 +1,4 @@
-"""What all lossy rules share: they walk each branch of a window and let some of its mismatches pass."""
+"""The base of all loose rules: they follow each branch of a window and accept some of its mismatches."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["Branch", "LooseRule", "branches"]
 
 @dataclass(frozen=True)
 class Branch:
-    """One way from the last emitted token to a leaf of the window: K drafted tokens; of a chain the whole window.
+    """One path from the last emitted token to a leaf of the window: K drafted tokens; of a chain the whole window.
 
     Attributes:
         tokens: (K) drafted token ids.
-        wanted: (K + 1) the target's argmax at the place of each, given the drafted ones before it, and behind them.
-        measured: (K) what the rule measured of each drafted token.
+        wanted: (K + 1) the target's argmax at the position of each, given the drafted ones before it, and after all.
+        measured: (K) the rule's measure of each drafted token.
     """
 
     tokens: tuple[int, ...]
@@ -36,21 +36,20 @@ class Branch:
 
     @property
     def mismatches(self) -> list[int]:
-        """Places where the target wants another token."""
+        """Indices at which the target's argmax is another token."""
         return [i for i, token in enumerate(self.tokens) if token != self.wanted[i]]
 
 
 class LooseRule(ABC):
-    """Accepts a drafted token that equals the target's argmax, and of the others those that a rule of its own pardons.
+    """Accepts drafted tokens that equal the target's argmax, and those mismatches that the rule pardons.
 
-    The walk goes from left to right and ends at the first mismatch that is not pardoned; there the target's argmax is
-    emitted. If all pass, the target's next argmax is the bonus. A pardoned token is emitted as it was drafted. Of a
-    tree every branch from the root to a leaf is a window of its own, and the one with the most accepted tokens wins
-    (LVSpec App. E); of equals the first, with the better-ranked child first.
+    It goes from left to right and ends at the first mismatch that is not pardoned, where the target's argmax is
+    emitted. If all pass, the target's next argmax is the bonus. A pardoned token is emitted as drafted. Every branch of
+    a tree, from the root to a leaf, is a window of its own, and the one with the most accepted tokens wins (LVSpec
+    App. E); ties go to the better-ranked child.
 
-    Decisions: an end token and a protected token are never loose, neither as the draft's nor as the target's; they
-    count like others where a rule ranks or counts tokens. Rules work on greedy drafts and targets alone, as the
-    papers' do.
+    Decisions: an end token and a protected token are never loose, whether the draft or the target chose them; a rule
+    that ranks or counts tokens includes them. Rules work on greedy drafts and targets only, as the papers' do.
 
     Args:
         sampling: must be greedy.
@@ -58,7 +57,7 @@ class LooseRule(ABC):
         protected: further token ids that are never loose.
 
     Raises:
-        ProfileError: tokens are to be drawn.
+        ProfileError: sampling is not greedy.
     """
 
     lossless: ClassVar[bool] = False
@@ -95,7 +94,7 @@ class LooseRule(ABC):
 
     @abstractmethod
     def pardoned(self, branch: Branch) -> Mapping[int, Loosened]:
-        """Places of mismatches of a branch that may pass, end and protected tokens aside, with the reason."""
+        """Indices of mismatches of a branch to accept, with the reason; end and protected tokens are excluded later."""
 
     def _judged(
         self, draft: Draft, path: tuple[int, ...], choices: Sequence[int], measured: Sequence[float]
@@ -117,7 +116,7 @@ class LooseRule(ABC):
 
 
 def branches(draft: Draft) -> Iterator[tuple[int, ...]]:
-    """The ways from the last emitted token to each leaf, as window indices, depth first; one for a chain."""
+    """The paths from the last emitted token to each leaf, as window indices, depth first; one for a chain."""
     if draft.is_chain:
         yield tuple(range(len(draft.tokens)))
         return

@@ -1,4 +1,4 @@
-"""Strict where a token says something of the video, loose elsewhere (LVSpec 3)."""
+"""Strict for tokens that are relevant to the video, loose for others (LVSpec 3)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def relevance(hidden: torch.Tensor, visual_states: torch.Tensor, similar: int) -> torch.Tensor:
-    """Visual relevance of tokens, (n,) float32: of each the mean of its largest cosines (LVSpec Eq. 8).
+    """Visual relevance of tokens, (n,) float32: the mean of each token's largest cosines (LVSpec Eq. 8).
 
     Args:
-        hidden: (n, hidden) the target's last states at the tokens' own places.
-        visual_states: (N, hidden) those at the prompt's visual places, each of length 1.
-        similar: how many cosines count; all if N is smaller.
+        hidden: (n, hidden) the target's last states at the tokens' own positions.
+        visual_states: (N, hidden) those at the prompt's visual positions, each of length 1.
+        similar: number of cosines in the mean; all if N is smaller.
     """
     import torch
 
@@ -38,17 +38,17 @@ def relevance(hidden: torch.Tensor, visual_states: torch.Tensor, similar: int) -
 class LVSpec(LooseRule):
     """LVSpec's visual-semantic guidance and position-shift tolerance.
 
-    With H_V the target's last states at the prompt's N_V visual positions and h_i the one at the own position of the
-    i-th of K drafted tokens d, t the target's argmax at each place::
+    With H_V the target's last states at the prompt's N_V visual positions and h_i the one at the position of the
+    i-th of K drafted tokens d itself, t the target's argmax at each position::
 
         A_i = mean of the N largest of cos(h_i, H_V)                                    (Eq. 8)
         I'  = the floor(lam * K) indices with the smallest A; of equals the lower first (Eq. 9)
         accept d_i  if  d_i = t_i,  or  i in I',  or  t_i in {d_1 ... d_K}              (Eq. 10-11)
 
-    The third case is the tolerance. The states are taken behind the final norm. lam = 0 without tolerance is exact
+    The third case is the tolerance. The states are taken after the final norm. lam = 0 without tolerance is exact
     greedy verification, token for token.
 
-    Decisions: K is the length of the window at hand, which is shorter at the end of a text, and in the parallel
+    Decisions: K is the length of the current window, which is shorter at the end of a text, and in the parallel
     schedule that of the pending window. I' is chosen among all K tokens, whether or not they match or may be loose.
     floor(lam * K) is that of the decimal number, so that 0.57 * 100 gives 57. A prompt with fewer than N visual tokens
     takes the mean over all.

@@ -1,4 +1,4 @@
-"""Which tokens are never loose: those of numbers, of negations, of a user's own words. Plain ids, no torch."""
+"""The tokens that are never loose: numbers, negations, a user's own words. Plain ids, no torch."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _NUMERIC = re.compile(r"<0x3[0-9]>|(?!<0x..>$).*[0-9].*", re.DOTALL)
 def protected_ids(tokenizer: Any, protect: tuple[str, ...]) -> frozenset[int]:
     """Ids of every token that occurs in a protected word.
 
-    A word is looked up as written, in small letters and capitalised, with and without a space before it. One that the
-    tokenizer splits protects all of its pieces, wherever else they occur: that makes more tokens strict than needed
-    and none loose that should not be. Of the class ``numbers`` every token with a digit counts too, and
+    A word is looked up as written, in lower case and capitalised, with and without a space before it. If the tokenizer
+    splits it, all of its pieces are protected, wherever else they occur: more tokens than needed are strict, and none
+    is loose that should not be. Of the class ``numbers`` every token with a digit counts too, and
     ``negations`` holds the stems that tokenizers cut from contractions ("isn" of "isn't"), where they are one token.
 
     Args:

@@ -1,4 +1,4 @@
-"""A mismatch passes by chance: the baseline that looks at nothing (random relaxation, LVSpec Fig. 7)."""
+"""Accepts a mismatch at random: the baseline without any signal (random relaxation, LVSpec Fig. 7)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RandomLoose(LooseRule):
 
         accept d_i  if  d_i = t_i  or  u_i < r,  u_i uniform in [0, 1)
 
-    A draw belongs to a node of the window, so that branches of a tree that share it judge it alike.
+    Each node of the window has one draw, so that branches of a tree that share the node agree.
 
     Args:
         sampling, eos, protected: of :class:`LooseRule`.

@@ -1,4 +1,4 @@
-"""The contract of what chooses the draft window while a text is being written."""
+"""The contract of a draft window that adapts while a text is written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["WindowSize"]
 
 
 class WindowSize(Protocol):
-    """Says how many tokens the draft proposes per round; hears of every measured forward pass."""
+    """The number of tokens the draft proposes per round; it is given the time of every forward pass."""
 
     @property
     def gamma(self) -> int:

@@ -1,7 +1,7 @@
-"""How many clips to decode at once, by what passes take while they run. Pure, and knows nothing of memory.
+"""How many clips to decode at once, by the measured times of passes. Pure; memory is not considered.
 
 A round of B clips is d draft passes with a row of each and a target pass over r rows of each, so its tokens per second
-grow as B / (d T_q(B) + T_p(B, B r)). d and r are what they were of late.
+grow as B / (d T_q(B) + T_p(B, B r)). d and r are recent means.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from vidspec.draft_length.passes import PassTimes
 
 __all__ = ["GAIN", "SIZES", "START", "BatchSize"]
 
-#: Numbers of clips that are considered, and the first.
+#: The numbers of clips to choose from, and the first one.
 SIZES, START = (4, 8, 16, 32), 8
-#: What twice as many clips have to gain in tokens per second: they take memory, and each of them is finished later.
+#: The least gain in tokens per second from twice as many clips: they take memory, and each of them ends later.
 GAIN = 1.03
-#: It is thought over after so many target passes of nearly as many clips as are allowed; older ones count less.
+#: The number is chosen anew after this many target passes of nearly the allowed number of clips; older passes fade.
 PASSES, FADE = 32, 0.95
 
 
 class BatchSize:
-    """The fewest clips of which twice as many gain less than ``GAIN``; at most doubled before it is measured anew.
+    """The fewest clips for which twice as many gain less than ``GAIN``; it doubles at most once per measurement.
 
     Attributes:
         most: clips at once.
@@ -32,7 +32,7 @@ class BatchSize:
         self._drafting = self._full = 0
 
     def passed(self, lane: str, sequences: int, rows: int, seconds: float, passes: int = 1) -> None:
-        """A pass is over that read no prompt, or ``passes`` of a chain, of which ``seconds`` is the mean.
+        """Add a pass without prompts, or ``passes`` of a chain, of which ``seconds`` is the mean.
 
         Args:
             lane: ``target`` or ``draft``.
@@ -53,7 +53,7 @@ class BatchSize:
             self.most = min(next(enough, SIZES[-1]), 2 * self.most)
 
     def rate(self, clips: int) -> float:
-        """What tokens per second are proportional to, with so many clips; something must have been heard."""
+        """A number proportional to the tokens per second with so many clips; needs at least one pass of each kind."""
         seconds = self._verify.by_rows(clips)(clips * self._rows / self._clips)
         if self._draft:
             seconds += self._drafts / self._rounds * self._draft.by_clips()(clips)

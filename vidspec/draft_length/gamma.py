@@ -1,7 +1,7 @@
-"""The window of a draft that works beside its target: a given number, or the ratio of measured forward times.
+"""The window of a draft that works at the same time as its target: a fixed number, or the ratio of forward times.
 
-It fills one target pass, whatever is accepted, and so is not what :mod:`vidspec.draft_length.pace` chooses for
-drafts in turns, whose passes add up. Pure: times come in as numbers.
+It fills one target pass, whatever is accepted; windows of drafts in turns, whose passes add up, are chosen by
+:mod:`vidspec.draft_length.pace`. Pure: times are arguments.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def settled(verify: Callable[[int], float], tq: float, rounding: Rounding = "dow
 
 
 class FixedGamma:
-    """A window that stays as it is."""
+    """A constant window."""
 
     def __init__(self, gamma: int) -> None:
         if gamma < 1:
@@ -66,19 +66,19 @@ class FixedGamma:
 
 
 class AutoGamma:
-    """The window that fills one target pass, as measured while running.
+    """The window that fills one target pass, measured during the run.
 
-    T_p and T_q are medians of the last ``memory`` passes. T_p counts passes over a window; only until there is one,
-    those over a single token count instead. The window changes when the ratio lies outside the present window's
-    interval by more than ``slack``, so that a ratio near a whole number does not make it swing. As T_p depends on the
-    window, its measurements are forgotten when the window changes, and the window settles where both agree.
+    T_p and T_q are medians of the last ``memory`` passes. T_p is that of passes over a window; until there is one, of
+    passes over a single token. The window changes when the ratio is outside the current window's interval by more than
+    ``slack``, so that a ratio near a whole number does not make it oscillate. As T_p depends on the window, its
+    measurements are dropped when the window changes, and the window settles where both agree.
 
     Args:
         start: the window before anything has been measured.
         rounding: see ``window_for``.
         lowest, highest: the window stays between them.
         slack: hysteresis, in tokens.
-        memory: passes that are remembered of each kind.
+        memory: number of recent passes of each kind that count.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How many tokens each clip in flight drafts next, so that all together gain most per second. Pure: numbers come in.
+"""The draft windows of all clips in flight with the most tokens per second together. Pure: times are arguments.
 
 Clips draft in lockstep: a draft pass carries one row of each clip whose window is not full yet, so windows gamma_i cost
 sum over g of T_q(clips with gamma_i >= g). Then one target pass verifies them all: T_p(B clips, sum of (gamma_i + 1)
@@ -19,20 +19,20 @@ from vidspec.draft_length.trees import Trees
 
 __all__ = ["REST", "TRIAL", "Pace", "Window", "allot"]
 
-#: Rounds of plain decoding before a draft that did not pay is tried again, and the window of that trial.
+#: Rounds of plain decoding before a draft without gain is tried again, and the window of that trial.
 REST, TRIAL = 16, 2
-#: Trials may cost this share of the time; where they are dear there are more rounds between them.
+#: Trials may cost this share of the time; the more they cost, the more rounds lie between them.
 TRYING = 0.01
-#: Other windows than the chosen ones are measured if no pass of about their width was heard among so many.
+#: Other windows than the chosen ones are measured if none of this many passes had about their width.
 UNSEEN = 128
-#: What rows cost is looked up anew after so many rounds.
+#: Prices of rows are computed again after this many rounds.
 PRICED = 8
-#: The acceptance before any token was judged, as of so many tokens; what is known of other clips counts as so many.
+#: The acceptance before any token is verified, and its weight in tokens; the weight of other clips' acceptance.
 PRIOR, PRIOR_TOKENS, INHERITED = 0.8, 4.0, 8.0
 
 
 class _Acceptance:
-    """How often a drafted token was accepted, older rounds counting less."""
+    """The acceptance rate of drafted tokens, with less weight for older rounds."""
 
     def __init__(self, beta: float, tokens: float) -> None:
         self.passed, self.failed = tokens * beta, tokens * (1 - beta)
@@ -46,7 +46,7 @@ class _Acceptance:
         return self.passed / self.tokens
 
     def judged(self, drafted: int, accepted: int, kept: float) -> None:
-        """A window was judged; what was seen before it counts ``kept`` from now on."""
+        """Add a verified window; earlier ones are weighted by ``kept``."""
         self.passed = kept * self.passed + accepted
         self.failed = kept * self.failed + (accepted < drafted)
 
@@ -63,27 +63,26 @@ class Window:
 
     @property
     def gamma(self) -> int:
-        """Tokens to draft in this clip's next round; 0 lets its draft rest."""
+        """Tokens to draft in this clip's next round; 0 for plain decoding."""
         self._pace._settle()
         return self._next
 
     @property
     def chosen(self) -> int:
-        """The window that pays best, whatever the next round tries."""
+        """The window with the highest rate, whatever the next round tries."""
         self._pace._settle()
         return self._chosen
 
     @property
     def beta(self) -> float:
-        """Acceptance as seen so far."""
+        """Acceptance rate so far."""
         return self._seen.beta
 
     def judged(self, drafted: int, accepted: int, beside: int = 0) -> None:
-        """A round of this clip is over.
+        """Add a verified window of this clip.
 
         Args:
-            drafted, accepted: how many tokens its window had, and how many of them were accepted; of a tree those of
-                its best path.
+            drafted, accepted: number of tokens in the window, and of those accepted; for a tree on its best path.
             beside: further tokens that were accepted.
         """
         pace = self._pace
@@ -96,29 +95,29 @@ class Window:
         pace._judged(drafted, accepted, beside)
 
     def close(self) -> None:
-        """The clip is over, however it ended."""
+        """The clip has ended."""
         self._pace._close(self)
 
 
 class Pace:
     """Chooses the windows of all clips of one loop together.
 
-    It hears every pass that read no prompt, and of every window what became of it. The first rounds try ``start``
-    and twice as many, which shows what a row costs, unless :meth:`learn` has told. Windows are chosen anew after each
-    pass of the target; they change for a gain of more than ``slack``, and at once when a clip joins or leaves. Where
-    plain decoding is faster the draft rests, and is tried again now and then, by all resting clips in one round. Where
-    it drafts, a round of plain decoding, of half and of double windows shows now and then what those cost. All that
-    takes a small share of the time.
+    It is given every pass without prompts, and the outcome of every window. The first rounds try ``start`` and twice
+    as many tokens, which shows the cost of a row, unless :meth:`learn` has set it. Windows are chosen after each pass
+    of the target; they change for a gain of more than ``slack``, and at once when a clip joins or leaves. While plain
+    decoding is faster the draft rests, and at intervals all resting clips try it in one round. While it drafts, a round
+    of plain decoding, of half and of double windows measures those at intervals. The trials take a small share of the
+    time.
 
     Windows depend on times, so a token's random numbers must not depend on windows.
 
     Args:
         highest: the longest window.
         slack: hysteresis, as a share of the tokens per second.
-        fade: what a round's outcome still counts one round later.
+        fade: weight of a round's outcome one round later.
 
     Attributes:
-        trees: how those grow that are drafted in place of chains.
+        trees: growth of the trees that are drafted instead of chains.
     """
 
     def __init__(self, *, highest: int = 16, slack: float = 0.02, fade: float = 0.98) -> None:
@@ -140,7 +139,7 @@ class Pace:
         self.trees = Trees(self)
 
     def window(self, start: int = 5) -> Window:
-        """The window of a clip whose prompt has been read; it counts until it is closed.
+        """The window of a clip whose prompt has been read; the clip counts until it is closed.
 
         Args:
             start: the window before anything is known.
@@ -155,14 +154,14 @@ class Pace:
     def passed(
         self, lane: str, sequences: int, rows: int, seconds: float, passes: int = 1, grows: bool = False
     ) -> None:
-        """A pass is over that read no prompt.
+        """Add a pass without prompts.
 
         Args:
             lane: ``target`` or ``draft``.
             sequences: clips in it; one whose drafter reads several contexts at once counts once.
             rows: tokens of all of them.
-            seconds: what it took; of a chain that runs as one piece, the mean of its ``passes``.
-            grows: whether the draft grows a tree with it, and reads what it says before the next.
+            seconds: its time; for a chain that runs as one piece, the mean of its ``passes``.
+            grows: whether the draft grows a tree with it, whose result the host reads before the next pass.
         """
         self._seconds += seconds * passes
         if lane == "target":
@@ -173,12 +172,12 @@ class Pace:
             (self._grow if grows else self._draft).add(sequences, rows, seconds)
 
     def learn(self, verify: Callable[[int], float], tq: float, beta: float, weight: float = 16.0) -> None:
-        """What a measurement with one clip found, instead of all that was heard before.
+        """Replace all earlier measurements by one made with a single clip.
 
         Args:
             verify: seconds of a target pass by its rows.
             tq: seconds of a draft pass on one token.
-            beta: an acceptance; it counts as ``weight`` tokens.
+            beta: an acceptance rate, with the weight of ``weight`` tokens.
         """
         self._verify, self._draft, self._grow = PassTimes(), PassTimes(), PassTimes()
         for rows in range(1, self.highest + 2):
@@ -197,9 +196,9 @@ class Pace:
             self._news = self._changed = True
 
     def prices(self, rows: int) -> list[float]:
-        """How many tokens 0, 1, ... ``rows`` drafted rows of each clip cost: those that all would be given meanwhile.
+        """The cost of 0, 1, ... ``rows`` drafted rows of each clip, in tokens that all clips would emit in that time.
 
-        At the rate of late, or that of chains if it is higher. Empty until it is known, and perhaps longer.
+        At the recent rate, or that of chains if it is higher. Empty until it is known; may be longer.
         """
         if not self._verify or not self._tokens:
             return []
@@ -211,7 +210,7 @@ class Pace:
         return self._rows_cost
 
     def price_of_drafting(self, passes: int) -> float:
-        """How many tokens so many passes of the draft model cost each clip; 0 until it is known."""
+        """The cost of so many passes of the draft model for each clip, in tokens; 0 until it is known."""
         if not self._draft or not self._tokens:
             return 0.0
         self._price_anew()
@@ -220,13 +219,13 @@ class Pace:
         return passes * self._pass_cost
 
     def _price_anew(self) -> None:
-        """Forget prices that are old: every clip asks for them in every round, and they take longer than its draft."""
+        """Drop old prices. They are cached, since computing them for every clip and round takes longer than a draft."""
         now = self.clips, self._rounds if self._rounds < PRICED else self._rounds // PRICED
         if self._priced != now:
             self._priced, self._rows_cost, self._pass_cost = now, [], None
 
     def prices_of_levels(self, rows: int, own: float = 0.0) -> list[float]:
-        """How many tokens a pass that grows trees costs each clip, with 0, 1, ... ``rows`` rows of each.
+        """The cost of a pass that grows trees for each clip, in tokens, with 0, 1, ... ``rows`` rows of each.
 
         Args:
             rows: the most.
@@ -240,12 +239,12 @@ class Pace:
 
     @property
     def _at_least(self) -> float:
-        """Tokens per second of all clips; something must have been emitted."""
+        """Tokens per second of all clips; needs at least one round."""
         return max(self._rate, self._tokens / self._seconds)
 
     @property
     def widest(self) -> int:
-        """Rows of each clip, up to which it is known what they cost."""
+        """The most rows of each clip with a known cost."""
         return self._verify.widest(self.clips)
 
     @property
@@ -303,7 +302,7 @@ class Pace:
         self._try(betas, chosen, draft, verify)
 
     def _try(self, betas: list[float], chosen: list[int], draft: list[float], verify: Curve) -> None:
-        """For one round, what was not chosen: a rested draft, or windows of which little is known."""
+        """For one round, windows that were not chosen: a rested draft's, or ones with few measurements."""
         clips = len(chosen)
         if 0 not in chosen:
             self._due = None
@@ -324,7 +323,7 @@ class Pace:
                 window._next = gamma
 
     def _rest(self, betas: list[float], tried: list[int], chosen: list[int], draft: list[float], verify: Curve) -> int:
-        """Rounds until something may be tried again, by what it loses this time."""
+        """Rounds until the next trial, by the loss of this one."""
         loss = _seconds(tried, draft, verify) * (1 - _rate(betas, tried, draft, verify) / self._rate)
         return max(REST, math.ceil(loss / (TRYING * _seconds(chosen, draft, verify))))
 
@@ -336,18 +335,18 @@ def allot(
     highest: int = 16,
     rate: float = 0.0,
 ) -> tuple[list[int], float]:
-    """The windows with the most tokens per second, and those.
+    """The windows with the most tokens per second, and that rate.
 
     For a guess of the rate (Dinkelbach) and the price of a row, each draft pass takes the clips that are worth it, the
-    surest first: those of pass g gain the sum of beta_i^g. Where all rows cost the same this is exact. Else each price
-    that the curve knows is tried, windows that end where it bends, and windows of one length.
+    highest acceptance first: the clips of pass g gain the sum of beta_i^g. If all rows cost the same this is exact.
+    Otherwise it tries each price of the curve, windows that end at its kinks, and windows of equal length.
 
     Args:
-        betas: acceptance of each clip.
+        betas: acceptance rate of each clip.
         draft: seconds of a draft pass by clips, from 0 on.
         verify: seconds of the target's pass by rows, with all clips in it.
         highest: the longest window.
-        rate: a guess of the outcome.
+        rate: a first guess of the rate.
     """
     clips = len(betas)
     order = sorted(range(clips), key=lambda i: -betas[i])
@@ -389,7 +388,7 @@ def allot(
 
 
 def _worth(sums: list[list[float]], costs: list[float]) -> list[int]:
-    """Clips in each draft pass, where as many take part as gain most over their cost; none behind the first without."""
+    """Clips in each draft pass, as many as gain most over their cost; 0 in all passes after the first with 0."""
     costs[0] = 0.0
     passes = []
     for gains in sums:
@@ -402,7 +401,7 @@ def _worth(sums: list[list[float]], costs: list[float]) -> list[int]:
 
 
 def _between(sums: list[list[float]], passes: list[int], wider: list[int], rows: list[float]) -> list[list[int]]:
-    """Of those between these and wider ones, the ones that end at so many rows drafted, rounded both ways."""
+    """Windows between these and wider ones that end at so many drafted rows, rounded both ways."""
     least, most = sum(passes), sum(wider)
     ends = sorted({end for x in rows if least < x < most for end in (math.floor(x), math.ceil(x))} - {least, most})
     if not ends:
@@ -419,7 +418,7 @@ def _between(sums: list[list[float]], passes: list[int], wider: list[int], rows:
 
 
 def _sums(betas: Sequence[float], highest: int) -> list[list[float]]:
-    """By g, from 1 on: the sum of beta^g over the first n, by n."""
+    """For each g from 1 on and each n, the sum of beta^g over the first n clips."""
     powers = list(betas)
     sums = []
     for _ in range(highest):
@@ -429,7 +428,7 @@ def _sums(betas: Sequence[float], highest: int) -> list[list[float]]:
 
 
 def _seconds(gammas: Sequence[int], draft: Sequence[float], verify: Callable[[float], float]) -> float:
-    """Of a round with these windows."""
+    """Duration of a round with these windows."""
     passes = (sum(gamma >= g for gamma in gammas) for g in range(1, max(gammas) + 1))
     return sum(draft[n] for n in passes) + verify(len(gammas) + sum(gammas))
 

@@ -1,4 +1,4 @@
-"""What passes of a model cost by the clips and rows they carry, learned while they run. Pure: numbers come in."""
+"""Times of a model's passes by their clips and rows, learned during the run. Pure: times are arguments."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from statistics import median_low
 
 __all__ = ["Curve", "PassTimes", "pass_times"]
 
-#: Until passes of other widths have been seen, a row and a clip are taken to add these shares of a pass without any.
+#: Before passes of other widths are measured, a row and a clip are assumed to add these shares of an empty pass.
 ROW, CLIP = 0.04, 0.06
-#: A pass that takes more than so many times what was expected counts only if the one before it did so too.
+#: A pass that takes more than this many times the expected time counts only if the previous one did too.
 SPIKE = 2.0
-#: How far those shares may be off, and a measured time.
+#: The uncertainty of those shares, and of a measured time.
 ROW_OFF, CLIP_OFF, TIME_OFF = 0.04, 0.1, 0.05
-#: A pass counts half after so many others; of one width so many are remembered, and so many widths.
+#: Passes after which a pass has half its weight; passes kept of one width; widths kept.
 HALF, MEMORY, WIDTHS = 128, 9, 24
-#: All widths are fitted anew after so many passes, or when one has moved.
+#: All widths are fitted again after this many passes, or when one has changed.
 AGAIN = 16
-#: Prices of a row that differ by less than this factor are one.
+#: Prices of a row that differ by less than this factor count as one.
 ALIKE = 1.2
 
 
 class Curve:
-    """Seconds of a pass by one number, rows or clips: straight lines between points, and one of a given slope beyond.
+    """Seconds of a pass as a function of its rows or clips: linear between points, with a given slope beyond them.
 
     Args:
-        points: (x, seconds, weight); where they fall they are drawn together, so that the curve never does.
+        points: (x, seconds, weight); decreasing neighbours are merged, so that the curve never decreases.
         slope: beyond the points, at least 0.
 
     Attributes:
-        kinks: where lines meet.
-        prices: what one more may cost, from the least.
+        kinks: the points at which lines meet.
+        prices: the slopes in ascending order, the possible cost of one more.
     """
 
     def __init__(self, points: Sequence[tuple[float, float, float]], slope: float) -> None:
@@ -93,10 +93,10 @@ class _Width:
 class PassTimes:
     """T(clips, rows) of one model, from passes as they come.
 
-    Of each width the median of recent passes counts, so that spikes do not. All widths together give a plane,
-    base + per row + per clip, none of them negative, by least squares of relative errors, in which old passes fade and
-    outliers hardly count; what passes leave open is filled with ``ROW`` and ``CLIP``. Where widths near the one that
-    is asked for were seen, these bend the plane.
+    Each width counts with the median of its recent passes, so that spikes have no effect. All widths together give a
+    plane, base + per row + per clip, none of them negative, by least squares of relative errors, in which old passes
+    fade and outliers have little weight; ``ROW`` and ``CLIP`` are the priors. Measured widths near the requested one
+    bend the plane.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class PassTimes:
         return bool(self._widths)
 
     def add(self, clips: int, rows: int, seconds: float) -> None:
-        """A pass over so many clips and rows took ``seconds``."""
+        """Add a pass over so many clips and rows."""
         if not (seconds > 0 and math.isfinite(seconds) and 1 <= clips <= rows):
             return
         self._heard += 1
@@ -129,14 +129,14 @@ class PassTimes:
             self._fitted = -1
 
     def since(self, clips: int, rows: int) -> float:
-        """Passes since one of about so many clips and rows."""
+        """Number of passes since one with about so many clips and rows."""
         width = rows / clips
         about = (w for w in self._widths.values() if 4 * abs(w.clips - clips) <= clips)
         last = max((w.last for w in about if abs(w.rows / w.clips - width) <= 0.15 * width), default=-math.inf)
         return self._heard - last
 
     def widest(self, clips: int) -> int:
-        """Rows of each clip in the widest passes of about so many clips that were seen more than once, of late."""
+        """Rows of each clip in the widest passes of about so many clips that occurred more than once recently."""
         near = (w for w in self._widths.values() if 4 * abs(w.clips - clips) <= clips and w.weight(self._heard) > 1)
         return int(max((w.rows / w.clips for w in near), default=1))
 
@@ -230,7 +230,7 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
 
 
 def pass_times(points: list[tuple[int, float]]) -> Curve:
-    """T_p(rows) through measured ``(rows, time)`` points: straight lines between them, the last going on.
+    """T_p(rows) through measured ``(rows, time)`` points: linear between them, extrapolated by the last line.
 
     Raises:
         ValueError: no point, a row count twice or below 1, or a time that is not positive.

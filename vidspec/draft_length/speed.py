@@ -1,4 +1,4 @@
-"""The speed model: how many tokens a round gives, what it costs, and the ratio to plain decoding. Pure formulas.
+"""The speed model: tokens and time of a round, and the speed-up over plain decoding. Pure formulas.
 
 ``beta`` is the probability that a drafted token is accepted, independently of all others; ``gamma`` the draft window;
 ``tp1`` and ``tp_window`` the time of a target pass on one token and on the window; ``tq`` that of a draft pass on one
@@ -56,7 +56,7 @@ def tree_tokens(parents: Sequence[int], betas: Sequence[float]) -> float:
 
 
 def loose_beta(beta: float, strict: float) -> float:
-    """Acceptance if a rule is strict for a share of the tokens: 1 - strict * (1 - beta) (LVSpec Theorem 2.2)."""
+    """Acceptance rate if a rule is strict for a share of the tokens: 1 - strict * (1 - beta) (LVSpec Theorem 2.2)."""
     return 1 - _share(strict) * (1 - _share(beta))
 
 
@@ -78,7 +78,7 @@ def best_window(
     highest: int = 16,
     lowest: int = 0,
 ) -> tuple[int, float]:
-    """The window gamma in lowest..highest with the most tokens per second, and those; 0 is plain decoding.
+    """The window gamma in lowest..highest with the most tokens per second, and that rate; 0 is plain decoding.
 
     Tokens of a round are (1 - beta^(gamma+1)) / (1 - beta); it lasts gamma * T_q + T_p(gamma+1) + overhead.
 
@@ -86,7 +86,7 @@ def best_window(
         beta: probability that a drafted token is accepted.
         verify: seconds of a target pass by its rows.
         tq: seconds of a draft pass on one token.
-        overhead: seconds that a round with a draft costs besides.
+        overhead: further seconds of a round with a draft.
         highest, lowest: the longest window, and the shortest.
     """
     rates = {
@@ -126,11 +126,11 @@ def parallel(beta: float, gamma: int, tp1: float, tp_window: float, tq: float, *
 
 
 def parallel_with_abort(beta: float, gamma: int, tp1: float, tp_window: float, tq: float) -> float:
-    """``parallel``, with what its rounds cost here: a pre-verify is a pass on one token, and a rejection ends the
-    round at once (HIPPO 5.2), so that only rounds that pass wait for the draft's whole window.
+    """``parallel`` with this package's rounds: a pre-verify is a pass on one token, and a rejection ends the round at
+    once (HIPPO 5.2), so that only accepted rounds wait for the draft's whole window.
 
-    A rejected round lasts until the draft has finished the pass it is in, because the next window starts then. That
-    is a little too long where the next round is rejected too, which needs no window.
+    A rejected round lasts until the draft has finished its current pass, because the next window starts then. This
+    slightly overestimates the time if the next round is rejected too, which needs no window.
     """
     if _share(beta) == 1:
         return parallel(beta, gamma, tp1, tp_window, tq)
@@ -176,14 +176,14 @@ def end_to_end(
     overlapped: bool = False,
     before: float = 0.0,
 ) -> float:
-    """Speed-up from opened file to last token.
+    """Speed-up from opening the file to the last token.
 
     Args:
         decode: the decode speed-up.
-        plain_decode: time that plain decoding spends behind the prefill.
+        plain_decode: time of plain decoding after the prefill.
         target_prefill, draft_prefill: of the whole prompt, and of the draft's pruned one.
         overlapped: the two prefills run at the same time.
-        before: decoding the video and whatever else both runs do first.
+        before: time of decoding the video and of other work before the prefill, the same for both.
     """
     prefill = max(target_prefill, draft_prefill) if overlapped else target_prefill + draft_prefill
     return (before + target_prefill + plain_decode) / (before + prefill + plain_decode / _time(decode))

@@ -1,4 +1,4 @@
-"""The rate at which several clips are decoded together, prompts and the emptying of the batch left out. Pure."""
+"""The rate at which several clips are decoded together, without their prompts and the end of the batch. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Steady"]
 
 @dataclass
 class Steady:
-    """Counts tokens between the moment in which the last clip has its first and the one in which a first clip ends.
+    """Counts tokens from the first token of the last clip to the end of the first clip.
 
     Attributes:
         count: clips that are decoded together.
@@ -26,7 +26,7 @@ class Steady:
     _read: set[Hashable] = field(default_factory=set)
 
     def emitted(self, when: float, key: Hashable, tokens: int) -> None:
-        """A clip has so many new tokens."""
+        """Add new tokens of a clip."""
         if self.ended is not None:
             return
         if self.began is not None:
@@ -42,7 +42,7 @@ class Steady:
 
     @property
     def seconds(self) -> float:
-        """0 where one ended before all had begun: nothing was decoded together then."""
+        """0 if a clip ended before all had begun."""
         return self.ended - self.began if self.began is not None and self.ended is not None else 0.0
 
     @staticmethod

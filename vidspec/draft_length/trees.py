@@ -1,14 +1,14 @@
-"""How far a tree of drafted tokens grows, and when a chain is the better window. Pure: numbers come in.
+"""The growth of a tree of drafted tokens, and when a chain is the better window. Pure: times are arguments.
 
-A node's score is the probability that all of its path is accepted: the product of what the draft gives its tokens, each
-as often as tokens of such a probability came true of late. Grown is what scores best while the tokens that this
-promises are worth a further pass of the draft, and kept are the best nodes, as many as are worth their rows in the
-target's pass (EAGLE-2, Li et al. 2024, with measured times in place of its fixed sizes). Tokens and seconds are weighed
-at the rate of late, which is how the most tokens per second are found (Dinkelbach).
+A node's score is the probability that all of its path is accepted: the product of the draft's probabilities of its
+tokens, each calibrated by the recent acceptance of tokens of about that probability. The best nodes are expanded while
+the expected tokens are worth another pass of the draft, and the best nodes are proposed, as many as are worth their
+rows in the target's pass (EAGLE-2, Li et al. 2024, with measured times in place of its fixed sizes). Seconds are
+converted to tokens at the recent rate, which maximises tokens per second (Dinkelbach).
 
-A tree takes a pass of several rows where a chain takes one, and waits for each. What it would have gained over the
-chain's window is known of every tree that was grown, by the same probabilities; chains are drafted until trees gain
-more, and each is tried now and then while the other works.
+A pass of a tree has several rows where a chain's has one, and the host waits for each. For every grown tree the same
+probabilities give the gain of a chain in its place; chains are drafted until trees gain more, and at intervals the
+other kind is tried.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CHAIN", "DEEPEST", "MOST", "WIDEST", "Budget", "Calibration", "Growth", "Trees"]
 
-#: Passes of the draft for one tree, its most nodes, and rows of one of those passes as well as children of a node.
+#: The most passes of the draft for one tree; its most nodes; the most rows of such a pass, and children of a node.
 DEEPEST, MOST, WIDEST = 16, 64, 8
 #: Probabilities of a draft are told apart by these, each as of so many tokens at first, which count that one later.
 EDGES, PRIOR_TOKENS, FADE = (0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97), 4.0, 0.998
@@ -33,19 +33,19 @@ EDGES, PRIOR_TOKENS, FADE = (0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97), 4
 FIRST, TRIALS, RECENT = 8, 4, 0.8
 #: The share of a round's tokens that trees have to gain, and that of all tokens that trials may cost.
 SLACK, TRYING = 0.02, 0.01
-#: A tree has at most that many times the rows that were seen.
+#: A tree has at most this many times the widest measured number of rows.
 WIDER = 1.5
-#: At least so many rounds before what was not chosen is tried again.
+#: The fewest rounds before the other kind is tried again.
 REST = 16
 
 
 class Budget(NamedTuple):
-    """The most that one window may be.
+    """The limits of one window.
 
     Attributes:
         depth: passes of the draft; no node is deeper.
         width: rows of such a pass, and children of a node.
-        nodes: rows of the target's pass beside the one that is always there.
+        nodes: rows of the target's pass, without that of the last committed token.
     """
 
     depth: int
@@ -58,7 +58,7 @@ CHAIN = Budget(DEEPEST, 1, DEEPEST)
 
 
 class Calibration:
-    """How often drafted tokens come true, by the probability that the draft gives them."""
+    """The acceptance rate of drafted tokens by the draft's probability of them."""
 
     def __init__(self) -> None:
         middles = [(low + high) / 2 for low, high in zip((0.0, *EDGES), (*EDGES, 1.0), strict=True)]
@@ -66,34 +66,34 @@ class Calibration:
         self._kept = list(self._promised)
 
     def __call__(self, probability: float) -> float:
-        """That a token is accepted behind accepted ones."""
+        """The probability that a token after accepted ones is accepted."""
         at = bisect(EDGES, probability)
         return min(0.99, probability * self._kept[at] / self._promised[at])
 
     def judged(self, probability: float, right: bool) -> None:
-        """The target judged a token that the draft gave ``probability``."""
+        """Add a verified token with the draft's ``probability``."""
         at = bisect(EDGES, probability)
         self._promised[at] = FADE * self._promised[at] + probability
         self._kept[at] = FADE * self._kept[at] + right
 
 
 class Growth:
-    """One tree while it grows: nodes in the order in which they were offered, children behind their parents.
+    """One growing tree: nodes in the order in which they were added, children after their parents.
 
     Args:
-        calibration: how often tokens come true.
-        budget: is not exceeded.
-        prices: how many tokens 0, 1, ... drafted rows cost.
-        levels: likewise a pass of the draft over 0, 1, ... rows.
-        beta: the acceptance of tokens that are not known yet.
+        calibration: acceptance by probability.
+        budget: the limits.
+        prices: cost of 0, 1, ... drafted rows, in tokens.
+        levels: cost of a pass of the draft over 0, 1, ... rows, in tokens.
+        beta: the acceptance rate of tokens that are not drafted yet.
 
     Attributes:
-        parents: of each node, -1 for those behind the last committed token.
-        probabilities: that the draft gave them behind their parents.
-        scores: that all of their paths is accepted.
+        parents: of each node, -1 for those after the last committed token.
+        probabilities: the draft's, of each node after its parent.
+        scores: the probability that all of a node's path is accepted.
         depths: 1 for those without a parent.
         children: of each node that was expanded, -1 included, the best first.
-        spent: how many tokens the draft's passes cost.
+        spent: cost of the draft's passes, in tokens.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Growth:
         self._passes = 1
 
     def expanded(self, node: int, probabilities: Sequence[float]) -> None:
-        """The draft gives these to the best tokens behind ``node``, the best first."""
+        """Add the draft's probabilities of the best tokens after ``node``, the best first."""
         first = len(self.parents)
         above, depth = (self.scores[node], self.depths[node]) if node >= 0 else (1.0, 0)
         for probability in probabilities:
@@ -139,19 +139,19 @@ class Growth:
         return best[:chosen]
 
     def kept(self) -> list[int]:
-        """The nodes to propose, at least one: the best, and with each its parent."""
+        """The nodes to propose, at least one: the best, each with its parent."""
         order = sorted(range(len(self.scores)), key=lambda node: -self.scores[node])[: self.budget.nodes]
         gains = self._gains([self.scores[node] for node in order])
         return order[: max(1, gains.index(max(gains)))]
 
     @property
     def gain(self) -> float:
-        """Tokens that are expected to be accepted of what is kept, less those that rows and passes cost."""
+        """Expected accepted tokens of the kept nodes, less the cost of rows and passes."""
         kept = self.kept()
         return math.fsum(self.scores[node] for node in kept) - self.prices[len(kept)] - self.spent
 
     def as_chain(self, gamma: int) -> float:
-        """Tokens of a chain of ``gamma`` that would have been accepted in this place."""
+        """Expected accepted tokens of a chain of ``gamma`` in place of the tree."""
         gain, score, node, depth = 0.0, 1.0, -1, 0
         while depth < gamma and node in self.children:
             node, depth = self.children[node][0], depth + 1
@@ -163,7 +163,7 @@ class Growth:
         return max(self._gains(scores))
 
     def _gains(self, scores: Sequence[float]) -> list[float]:
-        """Of the first 0, 1, ... nodes: their tokens less those that their rows cost."""
+        """For the first 0, 1, ... nodes: expected tokens less the cost of their rows."""
         gains, sum_ = [0.0], 0.0
         for count, score in enumerate(scores, 1):
             sum_ += score
@@ -172,7 +172,7 @@ class Growth:
 
 
 class _Standing:
-    """What trees gained over chains of late, with about so many clips at once."""
+    """The recent gain of trees over chains, with about so many clips at once."""
 
     def __init__(self) -> None:
         self.gain = self.weight = 0.0
@@ -188,10 +188,10 @@ class _Standing:
 
 
 class Trees:
-    """What all clips of one pace know of trees.
+    """Measurements of trees, for all clips of one pace.
 
     Args:
-        pace: knows what passes cost.
+        pace: the cost of passes.
     """
 
     def __init__(self, pace: Pace) -> None:
@@ -201,13 +201,13 @@ class Trees:
         self._own = 0.0
 
     def took(self, seconds: float) -> None:
-        """Beside each pass for a tree, its clip took so long to see what comes next."""
+        """Add the host's time of a clip after each pass for its tree."""
         self._own = RECENT * self._own + (1 - RECENT) * seconds if self._own else seconds
 
     def budget(self, window: Window, gamma: int) -> Budget:
-        """What a clip's next window may be, at most ``gamma`` deep.
+        """The limits of a clip's next window, at most ``gamma`` deep.
 
-        Of a width of 1 it is a chain, and its length is the pace's matter.
+        A width of 1 means a chain, whose length the pace chooses.
         """
         wide = self.affordable(gamma)
         if wide.width == 1:
@@ -226,10 +226,10 @@ class Trees:
         return wide if standing.trees != trying else CHAIN
 
     def affordable(self, gamma: int) -> Budget:
-        """The widest tree that could be worth its time; a chain until it is known what rows cost.
+        """The widest tree that could be worth its time; a chain until the cost of rows is known.
 
         All nodes together are worth less than one token for each of their levels, and the child of rank r is the right
-        one in at most one case of r + 1. What many more rows cost than were seen is not known.
+        one in at most one case of r + 1. The cost of many more rows than were measured is unknown.
         """
         depth, prices = min(gamma, DEEPEST), self.pace.prices(MOST)
         if not prices or depth < 1:
@@ -246,7 +246,7 @@ class Trees:
         return Growth(self.calibration, budget, self.pace.prices(MOST), levels, window.beta)
 
     def grown(self, window: Window, growth: Growth) -> None:
-        """A tree is done; is it worth more than the clip's chain would have been?"""
+        """Add a finished tree: its gain over that of the clip's chain."""
         gamma = window.chosen
         chain = growth.as_chain(gamma) - growth.prices[gamma] - self.pace.price_of_drafting(gamma)
         self._standings.setdefault(self.pace.clips.bit_length(), _Standing()).add(growth.gain - chain)

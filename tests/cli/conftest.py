@@ -27,10 +27,10 @@ def isolated(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(registry.Registry, "names", lambda self: NAMES[self.part])
-    for name in ("vidspec.captioner", "vidspec.events.trace"):
+    for name in ("vidspec.captioner",):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setattr(sys.modules["vidspec.captioner"], "Captioner", FakeCaptioner, raising=False)
-    monkeypatch.setattr(sys.modules["vidspec.events.trace"], "to_chrome", lambda trace: trace, raising=False)
+    monkeypatch.setattr("vidspec.events.trace.to_chrome", lambda trace: trace)
     monkeypatch.setattr("vidspec.dataset.local.Reader", FakeReader)
     monkeypatch.setattr("vidspec.models.hub.reach", lambda name: True)
     monkeypatch.setattr("vidspec.dataset.inputs.leave_out_missing", lambda found, named: None)

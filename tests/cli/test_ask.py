@@ -10,11 +10,11 @@ from functools import partial
 
 import pytest
 from fake_captioner import TEXT, FakeCaptioner, events, record
-from vidspec.display.pages.watching import ReportFile
 
 from vidspec.cli.interrupts import Terminated
 from vidspec.cli.session import Session
 from vidspec.config.profiles import load
+from vidspec.display.pages.report import ReportFile
 from vidspec.events.events import Round
 
 SAID = " ".join(TEXT.split())

@@ -107,7 +107,7 @@ def test_profiles_lists_names_and_abouts(vidspec):
     assert {"ar", "vanilla-sd"} <= files < names and len(lines) == len(names) and {len(line) for line in lines} == {3}
     groups = [line[2] for line in lines]
     assert list(dict.fromkeys(groups)) == ["recommended", "exact", "parallel", "loose", "lossy", "ablations"]
-    assert groups == sorted(groups, key=list(dict.fromkeys(groups)).index) and lines[0][0] == "auto"
+    assert groups == sorted(groups, key=list(dict.fromkeys(groups)).index) and lines[0][0] == "vanilla-sd-auto"
     assert {"auto", "vanilla-sd"} <= {name for name, _, group in lines if group == "recommended"}
     found = json.loads(vidspec("profiles", "--all", "--format", "json").out)
     assert all(set(one) == {"name", "about", "path", "source", "group", "chosen"} and one["about"] for one in found)
@@ -132,6 +132,7 @@ def test_profiles_shows_those_to_choose_from(vidspec, tmp_path):
     (folder / "mine.yaml").write_text("{base: ar, about: Mine., group: ablations}")
     lines = [line.split("\t") for line in vidspec("profiles").out.splitlines()]
     assert [line[0] for line in lines if line[2] == "recommended"] == [
+        "vanilla-sd-auto",
         "auto",
         "sd-adaptive-tree",
         "hybrid",
@@ -152,7 +153,7 @@ def test_groups_of_the_packaged_profiles():
 
     groups = {info.name: info.group for info in profiles.available()}
     recommended = [name for name, group in groups.items() if group == "recommended"]
-    assert recommended == ["auto", "sd-adaptive-tree", "hybrid", "vanilla-sd"]
+    assert recommended == ["vanilla-sd-auto", "auto", "sd-adaptive-tree", "hybrid", "vanilla-sd"]
     assert {groups[name] for name in ("sd-rand", "sd-uniform", "lvspec-0.2", "hippo-frame")} == {"ablations"}
     assert (groups["lvspec"], groups["fastv"], groups["hippo"], groups["sd-tree"]) == (
         "loose",

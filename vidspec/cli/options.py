@@ -118,7 +118,7 @@ Profile: TypeAlias = Annotated[
         "-p",
         envvar="VIDSPEC_PROFILE",
         metavar="NAME|FILE",
-        help="How to accelerate; `vidspec profiles` lists the names (default: auto). "
+        help="How to accelerate; `vidspec profiles` lists the names (default: vanilla-sd-auto). "
         "lvspec, fly and random-loose, and profiles named after them, are not lossless; "
         "nor are fastv, pdrop, sparsevlm and dycoke, which prune the target itself.",
         autocompletion=profile_names,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_PROFILE", "PAIRED", "Defaults", "Resolved", "config_path", "read_config", "resolve"]
 
-DEFAULT_PROFILE = "auto"
+DEFAULT_PROFILE = "vanilla-sd-auto"
 #: The source of a draft that was chosen by default.
 PAIRED = "vidspec models"
 OWN_KEYS = ("profile", "format")

@@ -13,12 +13,12 @@ from vidspec.events.wake import WakeEvent
 __all__ = ["BackgroundTask"]
 
 T = TypeVar("T")
-#: Seconds after which a loop looks for an answer though nobody rang.
+#: Seconds after which a loop checks for an answer without a wake event.
 PATIENCE = 1.0
 
 
 class BackgroundTask(Generic[T]):
-    """A call that has begun; :meth:`answer` waits for what it returns. Nothing waits for it where that is not asked.
+    """A call in a thread; :meth:`answer` waits for its result, and nothing else does.
 
     Args:
         call: touches no model that a loop runs.
@@ -33,19 +33,19 @@ class BackgroundTask(Generic[T]):
     def _work(self) -> None:
         try:
             self._told.set_result(self._call())
-        except BaseException as error:  # whoever waits raises it
+        except BaseException as error:  # raised again by answer()
             self._told.set_exception(error)
         self.wake.set()
 
     def take(self) -> list[Future[T]]:
-        """Itself once it is done, as a loop hears of it."""
+        """Itself once it is done; the mailbox of the loop."""
         return [self._told] if self._told.done() else []
 
     def answer(self) -> Steps[T]:
-        """What the call returned.
+        """The result of the call.
 
         Raises:
-            Exception: what the call raised.
+            Exception: raised by the call.
         """
         while not self._told.done():
             yield Receive(self, PATIENCE, "draft")

@@ -1,4 +1,4 @@
-"""A talk about one clip: each turn goes on from the caches of the turns before. Knows neither models nor files."""
+"""A dialogue about one clip: each turn continues from the caches of earlier turns. No models, no files."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Dialogue:
 
     Args:
         stream: captions a request, event by event.
-        request: the clip; what it asks is not used.
+        request: the clip; its prompt is not used.
 
     Attributes:
-        exchanges: what was asked and answered. A turn that failed or was given up is not among them.
+        exchanges: questions and answers, without turns that failed or were abandoned.
     """
 
     def __init__(self, stream: Callable[[Request], Generator[Event, None, None]], request: Request) -> None:
@@ -47,9 +47,9 @@ class Dialogue:
         raise AssertionError("a stream ends with Finished")
 
     def stream(self, text: str) -> Iterator[Event]:
-        """Ask, and hear the answer event by event, as ``Captioner.stream`` has them.
+        """Ask, and yield the events of the answer, as ``Captioner.stream`` does.
 
-        Whoever closes the iterator before ``Finished`` gives the turn up: it is as if it had not been asked.
+        Closing the iterator before ``Finished`` abandons the turn, which then does not count.
 
         Raises:
             GenerationError: the dialogue has become too long for the model, or memory does not suffice.
@@ -58,12 +58,12 @@ class Dialogue:
         yield from self._asked(text, self.exchanges)
 
     def again(self) -> Iterator[Event]:
-        """Ask the last question again, whether it was answered or given up; an answer takes the place of the last one.
+        """Ask the last question again, whether it was answered or abandoned; the new answer replaces the last one.
 
-        Where tokens are drawn, they are drawn with the next seed.
+        Sampled tokens are drawn with the next seed.
 
         Raises:
-            UsageError: nothing was asked.
+            UsageError: there was no question.
         """
         if self._last is None:
             raise UsageError("nothing was asked yet")

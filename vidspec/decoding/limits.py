@@ -1,4 +1,4 @@
-"""Where a text ends, and why: pure functions of its tokens, so that every method ends it at the same one. No torch."""
+"""Where a text ends, and why: pure functions of its tokens, so that all methods agree. No torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PERIOD, TIMES, SHORTEST = 64, 4, 24
 
 
 def loops(token_ids: Sequence[int]) -> bool:
-    """Whether a text ends in a loop: its last tokens are the same stretch, over and over.
+    """Whether a text ends in a loop: its last tokens repeat one stretch.
 
     Depends on the last ``PERIOD * TIMES`` tokens alone.
     """
@@ -53,7 +53,7 @@ class Limits:
         )
 
     def cut(self, token_ids: Sequence[int], emitted: Sequence[int]) -> tuple[list[int], bool]:
-        """Shorten new tokens to what may be emitted behind ``emitted``; True if the text ends with them."""
+        """The new tokens that may be emitted after ``emitted``; True if the text ends with them."""
         text = list(emitted)
         for i, token in enumerate(token_ids):
             text.append(token)

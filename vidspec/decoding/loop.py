@@ -1,10 +1,10 @@
 """The loop: answers the requests of many decodings, so that a pass of a model serves every clip that waits for it.
 
-It sees clips as generators and their requests (:mod:`vidspec.engine.requests`), no models, no texts; no torch.
+It handles generators and their requests (:mod:`vidspec.engine.requests`), no models, no texts; no torch.
 
-A turn is one pass. Models that draft go first: only when no clip waits for them any more does the target's turn come,
-and then it verifies the windows of all. No clip can be passed over: it waits for one window of each of the others, and
-for as many rows of their prompts as one pass may have.
+A turn is one pass. Models that draft go first: the target runs only when no clip waits for a draft model, and then
+verifies the windows of all. No clip starves: it waits for one window of each of the others, and for as many rows of
+their prompts as one pass may have.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHARED = 512
 
 
 class Passing(NamedTuple):
-    """One pass: rows of how many clips, how many of them of prompts, and what it took.
+    """One pass: its clips, its rows, those of prompts among them, and its time.
 
     A chain that is continued in one go counts as the mean of its ``passes``; ``grows``: a tree grows with it.
     """
@@ -39,15 +39,15 @@ class Passing(NamedTuple):
 
 
 class Client:
-    """A decoding as the loop has it.
+    """A decoding in the loop.
 
     Args:
-        key: tells it from others in the loop.
+        key: identifies it in the loop.
         steps: yields requests; may be set later, before :meth:`Loop.begin`.
         trace: its ``waited`` grows by the time in which others are served.
 
     Attributes:
-        request: what it waits for; None before it begins and after its end.
+        request: the one it waits for; None before it begins and after its end.
         asked: when it yielded the request, in seconds of the trace.
         over: whether ``steps`` has ended, by returning ``value`` or by raising ``error``.
     """
@@ -100,20 +100,20 @@ class Loop:
         self._resume(client)
 
     def drop(self, key: Hashable) -> None:
-        """Give up a decoding; without effect if there is none of this key."""
+        """Abandon a decoding; without effect if there is none with this key."""
         client = self._clients.pop(key, None)
         if client is not None and client.steps is not None:
             client.steps.close()
 
     def close(self) -> None:
-        """Give up all."""
+        """Abandon all."""
         for key in list(self._clients):
             self.drop(key)
 
     def turn(self, patience: float | None = None) -> Iterator[Client]:
-        """One pass, or a wait where none is requested; yields the decodings that went on, each as soon as it has.
+        """One pass, or a wait if none is requested; yields the decodings that were resumed, each at once.
 
-        To be read to its end: the answers of what is not taken are lost.
+        Must be read to its end, or results are lost.
 
         Args:
             patience: seconds to wait at most; None for as long as there is nothing to do.
@@ -168,8 +168,7 @@ class Loop:
         return self._resume(client, request.answer)
 
     def _pass(self, clients: list[Client]) -> Iterator[Client]:
-        """One pass over what these clips ask of one model, or one continuation of each where they ask for nothing
-        else."""
+        """One pass over the rows that these clips request of one model, or their chains if they request only chains."""
         engine = _forward(clients[0]).engine
         if engine.alone:  # one sequence at a time: the one that has waited longest
             clients = clients[:1]
@@ -225,7 +224,7 @@ class Loop:
         return answered
 
     def _continue(self, clients: list[Client]) -> list[tuple[Client, object]]:
-        """Continue the chains of all, in one go."""
+        """Draft the chains of all clips in one call."""
         chains = [cast(Chain, client.request) for client in clients]
         engine = chains[0].engine
         begun, prepared = self.now(), engine.preparing

@@ -1,28 +1,28 @@
-"""Draft and target at the same time: what either is told about a clip, and what is emitted; no clock, thread, torch.
+"""Draft and target at the same time: the messages to both about a clip, and its text; no clock, thread, torch.
 
 The schedule of PEARL (Liu et al. 2024), ParallelVLM 4.2 and App. B, and HIPPO 5.2. A round is one target pass:
 
-- *Pre-verify*, nothing pending: the target makes its own token for the next position, which checks the first token
-  that the draft proposes meanwhile. It passes: the rest of the draft's window is pending.
-- *Post-verify*, tokens pending: the target checks them, and the first of the new window that the draft proposes
-  meanwhile. All pass: the rest of the new window is pending.
-- At a token that fails, the target's own is emitted, the draft stops between two forward passes, rolls back and
-  starts behind it; next comes a pre-verify. There is no bonus token.
+- *Pre-verify*, nothing pending: the target makes its own token for the next position, which verifies the first token
+  that the draft proposes meanwhile. If it is accepted, the rest of the draft's window is pending.
+- *Post-verify*, tokens pending: the target verifies them, and the first of the new window that the draft proposes
+  meanwhile. If all are accepted, the rest of the new window is pending.
+- At a rejected token the target's own is emitted, the draft stops between two forward passes, rolls back and starts
+  after it; a pre-verify follows. There is no bonus token.
 
 Both kinds are one here: a pass over the last emitted token and the pending window, ``gamma`` rows in the steady
-state, whose last row is held against the first of the draft's next tokens. A round that passes ends when the draft's
-window is complete, one that fails at once.
+state, whose last row is compared with the first of the draft's next tokens. An accepted round ends when the draft's
+window is complete, a rejected one at once.
 
-A lossy rule is defined here as it is for a window in turns, the pending tokens being the window; the target's own
-token behind them is held against the draft's next by equality alone. Decision, as no paper combines the two: so a rule
-that never lets a mismatch pass leaves this schedule lossless.
+A loose rule works as for a window in turns, with the pending tokens as the window; the target's own token after them is
+compared with the draft's next for equality only. Decision, as no paper combines the two: with a rule that never accepts
+a mismatch this schedule is then lossless.
 
-Parallel prefill is the round before the first: the target's prefill is a pass over nothing pending, and its first
-token is held against the draft's first start-up token. A draft that has read no prompt yet holds nobody up: the target
-goes on alone, one token per pass, and the draft, once it is ready, starts behind what was emitted.
+Parallel prefill is the round before the first: the target's prefill is a pass with nothing pending, and its first token
+is compared with the draft's first start-up token. A draft that has not read its prompt yet delays nothing: the target
+continues alone, one token per pass, and the draft, once it is ready, starts after the emitted text.
 
-What the draft may see of the video the target may say during or behind its prefill. The draft waits for it, or
-(``late``, HIPPO) reads everything at once and drafts from it, and prunes its cache when it is told.
+The target may choose the draft's visual tokens during or after its prefill. The draft waits for the choice, or
+(``late``, HIPPO) reads everything at once, drafts from it, and prunes its KV cache when the choice arrives.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ __all__ = ["Scheduler", "Settings", "WorkerLost", "WorkerTraceback", "failure"]
 
 @dataclass(frozen=True)
 class Settings(Limits):
-    """What the schedule is to do, and where the text ends.
+    """Settings of the schedule, and where the text ends.
 
     Attributes:
         overlap: whether the draft reads its prompt while the target reads its own (``prefill: parallel``).
-        startup: how many tokens the draft may propose before the target has read its prompt, in ParallelVLM the
-            window; None for as many as fit (HIPPO), that is at most ``rows``.
-        rows: the most rows of one target pass; more pending tokens than that wait.
-        kept: the visual tokens the draft may see, None for all; without meaning if the target is to say.
-        await_kept: the target says so, at some time during or after its prefill.
-        late: until then the draft, which overlaps, sees all of them; else it waits.
+        startup: the most tokens that the draft may propose before the target has read its prompt, in ParallelVLM the
+            window; None for as many as fit (HIPPO), at most ``rows``.
+        rows: the most rows of one target pass; further pending tokens wait.
+        kept: the visual tokens the draft may see, None for all; unused with ``await_kept``.
+        await_kept: whether the target chooses them during or after its prefill.
+        late: whether the draft, which overlaps, sees all of them until then; else it waits.
     """
 
     overlap: bool = True
@@ -84,11 +84,11 @@ class Settings(Limits):
 
 
 class WorkerLost(GenerationError):
-    """A worker died or hangs; another may do the clip again."""
+    """A worker died or hangs; another may repeat the clip."""
 
 
 class WorkerTraceback(Exception):
-    """What went wrong in another process, as that process printed it."""
+    """The traceback of another process, as text."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -105,11 +105,11 @@ def failure(failed: Failed) -> GenerationError:
 @schedules.register("parallel", beside=True)
 class Scheduler:
     """Answers every result of a worker with the messages that follow from it, and with the round it completes, whose
-    ``elapsed`` is left to whoever has a clock.
+    ``elapsed`` the caller sets.
 
     Attributes:
         emitted: the text so far.
-        finished: whether it has ended; no result is wanted any more.
+        finished: whether it has ended; later results are ignored.
     """
 
     def __init__(self, settings: Settings, gamma: WindowSize) -> None:
@@ -127,7 +127,7 @@ class Scheduler:
         self._pending = 0
         self._parked: Verdict | None = None  # waits for the draft's token that it is held against
         self._goal = 0  # the length that the draft's text must reach before the next round
-        self._until = 0  # what the draft was last told
+        self._until = 0  # of the last request to the draft
         self._round_gamma = gamma.gamma
         self._draft_s = 0.0
         self._aborted = 0
@@ -138,7 +138,7 @@ class Scheduler:
         return [Send("target", PrefillTarget()), *reads]
 
     def receive(self, result: Result) -> tuple[list[Send], Round | None]:
-        """What follows from a worker's answer.
+        """The messages, and perhaps a round, that follow from a worker's answer.
 
         Raises:
             GenerationError: the worker failed, see :func:`failure`.
@@ -203,7 +203,7 @@ class Scheduler:
         return ([] if self._open else self._next()), None
 
     def _judged(self, verdict: Verdict) -> tuple[list[Send], Round | None]:
-        """The target's answer to the open round; parked until the draft's token for the same position is there."""
+        """The target's answer to the open round; kept until the draft's token for the same position has arrived."""
         if verdict.round != self._round or not self._open or verdict.accepted > self._pending:
             raise RuntimeError(f"unexpected answer {verdict} in round {self._round} with {self._pending} pending")
         whole = verdict.accepted == self._pending
@@ -248,7 +248,7 @@ class Scheduler:
         return self._after(start, verdict, passed=passed, alone=alone), settled
 
     def _after(self, start: int, verdict: Verdict, *, passed: bool, alone: bool) -> list[Send]:
-        """Stop, go on, or start the draft again behind the target's own token."""
+        """Stop or continue the draft, or start it again after the target's own token."""
         if self.finished:
             return [] if self._draft == "absent" else [Send("draft", Abort())]
         if passed:
@@ -283,7 +283,7 @@ class Scheduler:
         return [Send("target", Verify(self._round, len(self.emitted), tuple(window))), *self._extend()]
 
     def _extend(self) -> list[Send]:
-        """A window of new tokens behind the pending ones."""
+        """Request a window of new tokens after the pending ones."""
         if self._draft != "ready" or self._spent:
             return []
         self._goal = min(len(self.emitted) + self._pending + self._round_gamma, self.settings.max_new_tokens)

@@ -1,4 +1,4 @@
-"""Several prompts about one clip: one reads it, the others go on from its caches. Knows neither models nor files."""
+"""Several prompts about one clip: one reads it, the others continue from its caches. No models, no files."""
 
 from __future__ import annotations
 

@@ -1,18 +1,17 @@
-"""What crosses the borders of the two workers of the parallel schedule: token ids, kept indices, control messages.
+"""Messages of the two workers of the parallel schedule: token ids, kept indices, control.
 
-Plain values only: no torch, no clock, no thread. All are about one clip; a worker has many, and what it is told of one
-concerns no other. It takes the messages about a clip in the order of submission. The target checks a window with rows
-of one pass and answers once; the draft looks at its messages between any two of its passes, so that nothing it was
-told waits longer than one of them.
+Plain values only: no torch, no clock, no thread. Each message is about one of the clips of a worker, which takes the
+messages about a clip in the order of submission. The target verifies a window with rows of one pass and answers once;
+the draft reads its messages between any two of its passes, so that none waits longer than one pass.
 
-Texts are counted in generated tokens: position 0 is the first token behind the prompt, and a text of ``n`` tokens
+Texts are counted in generated tokens: position 0 is the first token after the prompt, and a text of ``n`` tokens
 holds the positions 0 to n - 1.
 
-Decision: the target never hears what the draft proposed beyond the window that it verifies. It answers with the
-tokens it accepts and with its own token behind them, drawn from its own distribution, and the scheduler compares
-that token with the draft's. For a draft that proposes greedily this is the exact rule of Leviathan et al. and Chen et
-al. for a one-hot q: a proposal x passes when the target's own draw is x, which has probability p(x), and otherwise
-that draw has the distribution p without x, renormalised.
+Decision: the target receives only the tokens of the window that it verifies. It answers with the tokens it accepts and
+with its own token after them, drawn from its own distribution, and the scheduler compares that token with the draft's.
+For a greedy draft this is the exact rule of Leviathan et al. and Chen et al. for a one-hot q: a proposal x is accepted
+if the target's own draw is x, which has probability p(x), and otherwise that draw has the distribution p without x,
+renormalised.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class PrefillTarget:
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """To the target: check ``window``, the draft's tokens for the positions from ``prefix`` on. Answer: ``Verdict``.
+    """To the target: verify ``window``, the draft's tokens for the positions from ``prefix`` on. Answer: ``Verdict``.
 
     The pass has ``len(window) + 1`` rows: the last emitted token, which the cache does not hold yet, and the window.
     ``prefix`` is the number of emitted tokens; the worker must find its own text equally long, and afterwards keeps
@@ -70,7 +69,7 @@ class Verify:
 class PrefillDraft:
     """To the draft: read the prompt with the visual tokens ``kept`` (None: all). Answer: ``Ready``.
 
-    ``eos``: a text ends with any of these; the draft proposes nothing behind one.
+    ``eos``: a text ends with any of these; the draft proposes nothing after one.
     """
 
     kept: tuple[int, ...] | None
@@ -79,7 +78,7 @@ class PrefillDraft:
 
 @dataclass(frozen=True, slots=True)
 class Prune:
-    """To the draft: of the prompt's visual tokens, all of which you were to read, keep those in ``kept`` from now on.
+    """To the draft, which has to read all visual tokens of the prompt: keep those in ``kept`` from now on.
 
     The text stays as it is.
     """
@@ -110,7 +109,7 @@ class Rollback:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """To the draft: stop after the forward pass that runs, if any; the text stays as it is."""
+    """To the draft: stop after the current forward pass, if any; the text stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +132,10 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """From the target: the first ``accepted`` tokens of the window stand, and ``token`` is its own behind them.
+    """From the target: the first ``accepted`` tokens of the window are accepted, and ``token`` is its own after them.
 
-    ``seconds``: what the forward pass of ``rows`` rows took. ``loosened``: which of the accepted tokens a lossy rule
-    let pass, by place in the window. ``probabilities``: of these tokens and its own, where somebody wants to know.
+    ``seconds``: the time of the forward pass of ``rows`` rows. ``loosened``: accepted mismatches of a loose rule, by
+    index in the window. ``probabilities``: of these tokens and its own, if requested.
     """
 
     round: int
@@ -150,8 +149,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """From the draft: its token for ``position``. ``seconds``: of the forward pass that gave it; 0 for the token that
-    its prefill gave."""
+    """From the draft: its token for ``position``. ``seconds``: of its forward pass; 0 for the token of the prefill."""
 
     epoch: int
     position: int
@@ -161,9 +159,9 @@ class Proposed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """From either: it cannot go on. ``traceback`` is the worker's own, as text.
+    """From either: it cannot continue. ``traceback`` is the worker's own, as text.
 
-    ``lost``: it died or hangs, for which the clip need not be to blame; another worker may do it again.
+    ``lost``: it died or hangs, perhaps not because of the clip; another worker may repeat it.
     """
 
     worker: Worker
@@ -179,7 +177,7 @@ Result: TypeAlias = Kept | Ready | Verdict | Proposed | Failed
 
 
 class Send(NamedTuple):
-    """A message and who it is for."""
+    """A message and its recipient."""
 
     worker: Worker
     message: Message

@@ -1,4 +1,4 @@
-"""The record of a clip from the events it gave: counters from rounds, rates from counters, times from the trace."""
+"""The record of a clip from its events: counters from rounds, rates from counters, times from the trace."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def report(sequence: Sequence, models: Models) -> Caption:
     """The record of a captioned clip.
 
     Args:
-        sequence: which has emitted all its rounds.
-        models: what the record says of the models.
+        sequence: has emitted all its rounds.
+        models: the record's entry on the models.
     """
     setup, read, rounds, clip = sequence.setup, sequence.prefilled, sequence.rounds, sequence.job.shown
     if read is None or sequence.text is None:

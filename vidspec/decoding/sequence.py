@@ -33,14 +33,14 @@ READING = ("decode_video", "preprocess", "vision", "caption", "target_prefill", 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which schedule was chosen, and the measurement that decided."""
+    """The chosen schedule, and the measurement that decided."""
 
     kind: str
     why: str
 
 
 class Sequence(Client):
-    """One clip: what is asked of it, the state of its decoding, and what it has emitted.
+    """One clip: its request, the state of its decoding, and its emitted events and tokens.
 
     Args:
         job: frames and prompt.
@@ -49,16 +49,16 @@ class Sequence(Client):
     Attributes:
         events: emitted by :meth:`emit` and not taken yet.
         setup: models and parts, from :meth:`attempt` on.
-        choice: how its schedule was chosen; None where the profile names it.
+        choice: how its schedule was chosen; None if the profile names it.
         target, limits, rng: the target's side, where the text ends, and a CPU generator; from its prefill on.
-        drafter, acceptance: None where the profile has none.
+        drafter, acceptance: None if the profile has none.
         gamma: the draft window, or the most that ``window`` may choose.
         window: chooses the draft window while the text is written; None for ``gamma``.
-        prefilled, rounds, token_ids: what was emitted in this attempt.
+        prefilled, rounds, token_ids: emitted in this attempt.
         text: of the rounds; None for token ids alone.
         draft_forwards: passes of the draft, prefill excluded.
         finished: when the last event was emitted, in seconds of the trace.
-        deadline: on ``time.monotonic``, when it is given up; None for never.
+        deadline: on ``time.monotonic``, when it is abandoned; None for never.
         shared: whether it ever shared the models with other clips.
     """
 
@@ -112,7 +112,7 @@ class Sequence(Client):
         return spent + sum(totals.get(kind, 0.0) for kind in READING)
 
     def emit(self, event: Event) -> None:
-        """Say that something has happened; a round is given the text that its tokens add."""
+        """Emit an event; the text of its new tokens is added to a round."""
         self.finished = self.trace.elapsed()
         if isinstance(event, Round):
             self.rounds.append(event)

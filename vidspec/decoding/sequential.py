@@ -70,7 +70,7 @@ def sequential(sequence: Sequence) -> Steps[None]:
 
 
 def origins(verdict: Verdict, draft: Draft, emitted: int) -> tuple[Origin, ...]:
-    """Where the first ``emitted`` tokens of a window's outcome came from."""
+    """The origins of the first ``emitted`` tokens of a verified window."""
     loose = verdict.loose
     names: list[Origin] = ["loose" if node in loose else "draft" for node in verdict.path]
     end = verdict.path[-1] if verdict.path else -1
@@ -79,7 +79,7 @@ def origins(verdict: Verdict, draft: Draft, emitted: int) -> tuple[Origin, ...]:
 
 
 def rejected(verdict: Verdict, draft: Draft, emitted: int) -> tuple[Rejected, ...]:
-    """What a window had in the places of the first ``emitted`` tokens of its outcome, and does not stand there."""
+    """The rejected drafted tokens at the positions of the first ``emitted`` tokens of a verified window."""
     path = verdict.path
     if draft.is_chain:
         at = len(path)

@@ -38,7 +38,7 @@ News: TypeAlias = Generator[tuple[Hashable, Event | Load | Exception], None, Non
 
 
 class Arrivals(Protocol):
-    """Where clips come from, their frames in memory."""
+    """The source of clips whose frames are in memory."""
 
     @property
     def over(self) -> bool:
@@ -46,15 +46,15 @@ class Arrivals(Protocol):
         ...
 
     def take(self) -> Request | None:
-        """The next clip, None if there is none just now; never waits. Whoever adds one sets the wake event."""
+        """The next clip, None if there is none now; never waits. The wake event is set when one is added."""
         ...
 
 
 class Serves(Protocol):
-    """What is needed of a captioner; its methods are described there.
+    """The part of a captioner that serving uses; its methods are described there.
 
     Attributes:
-        has_feed: whether another thread encodes clips, beside the passes.
+        has_feed: whether another thread encodes clips during the passes.
     """
 
     has_feed: bool
@@ -68,12 +68,12 @@ class Serves(Protocol):
 
 
 class Serving:
-    """One run over clips that come.
+    """One run over the clips of a source.
 
     Args:
-        captioner: whose models.
-        batch: the most clips at once; None to choose by what is measured. Memory may allow fewer.
-        wake: set when something new is to be done.
+        captioner: has the models.
+        batch: the most clips at once; None to choose by measurement. Memory may allow fewer.
+        wake: set when there is new work.
     """
 
     def __init__(self, captioner: Serves, *, batch: int | None = None, wake: WakeEvent | None = None) -> None:
@@ -154,7 +154,7 @@ class Serving:
             yield None, self.load()
 
     def load(self) -> Load:
-        """How many clips there are, and what the last pass did."""
+        """The number of clips, and the size of the last pass."""
         slab = self.captioner.target.model.decoder.slab
         return Load(
             clips=len(self.loop),
@@ -169,7 +169,7 @@ class Serving:
         )
 
     def close(self) -> None:
-        """Give up the clips in flight."""
+        """Abandon the clips in flight."""
         self._threads.close()
         self.loop.close()
         self._sequences.clear()

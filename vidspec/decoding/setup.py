@@ -1,4 +1,4 @@
-"""What a profile makes of loaded models: the parts that captioning a clip takes, checked against each other."""
+"""The parts of a profile with their loaded models, checked against each other."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ class Setup:
 
     Attributes:
         profile: the settings.
-        target, draft: the models' engines; the draft is None where the target drafts, nobody does, or another process.
-        head: the engine of a head over the target's states, where one drafts.
+        target, draft: the models' engines; the draft is None if the target or another process drafts, or no model.
+        head: the engine of a head over the target's states, if one drafts.
         describe: captions a frame for an ensemble's context of that kind.
         sampling: how tokens are chosen.
         acceptance, drafter, pruner: None where the profile has none.
-        schedule: drives them.
+        schedule: writes the text with them.
         needs: signals of the target's prefill that pruner and drafter read.
-        window: the most tokens that are drafted at once.
-        pace: chooses the windows of the sequential schedule, from clip to clip, where ``draft.gamma`` is auto, and
-            tells drafters that ask what passes cost.
-        slot: the draft's process, for the parallel schedule alone.
+        window: the most tokens of a draft window.
+        pace: chooses the windows of the sequential schedule for all clips, if ``draft.gamma`` is auto, and has the
+            cost of passes for drafters.
+        slot: the draft's process, for the parallel schedule only.
     """
 
     profile: Profile
@@ -212,10 +212,10 @@ class Setup:
             )
 
     def find_prefix(self, cache: PrefixCache | None, prefix: Prefix) -> PrefixHit | None:
-        """What earlier turns of a dialogue left of the target's prompt; None where all of it is to be read again.
+        """The cached part of the target's prompt from earlier turns of a dialogue; None if all of it is read again.
 
-        That is so where somebody has to see the target read the video once more: a drafter that looks at its prefill, a
-        pruner that has not chosen yet; and where the target is itself pruned.
+        All is read again if a drafter or a pruner that has not chosen yet needs signals of the target's prefill, or if
+        the target itself is pruned.
         """
         if cache is None or self.target.alone:
             return None
@@ -231,13 +231,13 @@ class Setup:
     def prefill(
         self, prefix: Prefix, taps: Taps | None, cache: PrefixCache | None = None, hit: PrefixHit | None = None
     ) -> Steps[Prefill]:
-        """The target's passes over its prompt; what the acceptance rule needs of them is kept.
+        """The target's passes over its prompt; states that the acceptance rule needs are kept.
 
         Args:
             prefix: the prompt.
             taps: observers of the passes.
-            cache: of a dialogue: where the sequence is kept for the turns that follow.
-            hit: what need not be read.
+            cache: of a dialogue: keeps the sequence for later turns.
+            hit: the cached part.
         """
         states = isinstance(self.acceptance, Grounded)
         if self.target.alone:
@@ -259,9 +259,9 @@ class Setup:
         cache: PrefixCache | None = None,
         hit: PrefixHit | None = None,
     ) -> torch.Tensor:
-        """Indices of the visual tokens the drafter may see; timed in the lane of the one who chooses.
+        """Indices of the visual tokens the drafter may see; timed in the lane of the model that chooses them.
 
-        In a dialogue they stay those of the turn that read the video, until it is read again: ``hit`` is None.
+        In a dialogue they stay those of the turn that read the video, until it is read again (``hit`` is None).
         """
         if cache is not None and cache.kept is not None and hit is not None:
             return cache.kept[1]
@@ -333,7 +333,7 @@ def _window(profile: Profile) -> int:
 
 
 def _context(model: VideoLanguageModel) -> int | None:
-    """How many positions the language model was made for, if it says so."""
+    """Context length of the language model, if its config has one."""
     config = getattr(getattr(model, "language", None), "config", None)
     limit: int | None = getattr(config, "max_position_embeddings", None)
     return limit
@@ -385,7 +385,7 @@ def _drafts(profile: Profile) -> bool:
 
 
 def _check_states(profile: Profile, target: str) -> None:
-    """Refuse what a target with recurrent blocks cannot do: their states have one past and go back a bounded way."""
+    """Refuse profiles that a target with recurrent blocks does not support: its states roll back a bounded way."""
     for key, reason, instead, broken in STATES:
         if broken(profile):
             raise ProfileError(

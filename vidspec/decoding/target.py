@@ -22,15 +22,15 @@ NOTHING = Draft((), ())
 
 
 class Target:
-    """The target's side of one sequence: first token, verification, rollback. Its cache holds nothing approximate.
+    """The target's side of one sequence: first token, verification, rollback. Its KV cache is always exact.
 
     Args:
         engine: the target model.
         prefill: the prompt it has read.
         sampling: how its own tokens are chosen.
         rng: CPU generator.
-        tapped: blocks whose inputs a drafter reads, of the passes that verify.
-        return_probs: whether to keep how probable it thought the tokens.
+        tapped: blocks whose inputs in verification passes a drafter reads.
+        return_probs: whether to keep its probabilities of the tokens.
 
     Attributes:
         probabilities: its own, before temperature and top-p, of the last tokens; empty without ``return_probs``.
@@ -56,7 +56,7 @@ class Target:
         self._base = self.span.length
 
     def first(self) -> int:
-        """The token that the prefill's last logits give."""
+        """The token of the prefill's last logits."""
         self._last = self.choose(self.prefill.logits)
         self._note((), self._last)
         return self._last
@@ -77,7 +77,7 @@ class Target:
         return token
 
     def verify(self, draft: Draft) -> Steps[Passed]:
-        """One pass over the last emitted token and a window behind it: row 0, then a row for each drafted token."""
+        """One pass over the last emitted token and a window after it: row 0, then a row for each drafted token."""
         self._base = self.span.length
         tokens = [self._last, *draft.tokens]
         parents = None if draft.is_chain else [-1, *(parent + 1 for parent in draft.parents)]

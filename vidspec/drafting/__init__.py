@@ -1,1 +1,1 @@
-"""Who proposes tokens: one drafter per file. A drafter knows nothing of the target but token ids and kept indices."""
+"""Drafters, one per file. Most depend on nothing of the target but token ids and kept indices."""

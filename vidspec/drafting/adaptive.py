@@ -1,7 +1,6 @@
-"""A tree, wide where the draft is unsure and deep where it is sure (as EAGLE-2's), or a chain where that pays more.
+"""A tree, wide where the draft is unsure and deep where it is sure (as EAGLE-2's), or a chain where that gains more.
 
-What grows, and when, is chosen by :mod:`vidspec.draft_length.trees`, from measured times and the draft's own
-probabilities.
+Its growth is decided by :mod:`vidspec.draft_length.trees`, from measured times and the draft's own probabilities.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ class AdaptiveDrafter(TreeDrafter):
         super().commit(path, token)
 
     def _judged(self, growth: Growth, path: Sequence[int], token: int) -> None:
-        """The target followed ``path``, nodes as they were offered, and went on with ``token``."""
+        """The target accepted ``path``, nodes in the order of growth, and continued with ``token``."""
         reached = (-1, *path)
         wanted = (*(self._tokens[node] for node in path), token)
         for node, right in zip(reached, wanted, strict=True):

@@ -1,8 +1,8 @@
 """The drafter's contract: propose a window, then commit what the target accepted of it.
 
-What is registered is a :class:`DrafterKind`: it opens a :class:`Drafter` for each clip. One that needs no model derives
-from :class:`FreeDrafter`, which is both, and implements ``guess``. What a drafter can do beyond the contract are hooks:
-attributes and methods whose defaults do nothing.
+A :class:`DrafterKind` is registered; it opens a :class:`Drafter` for each clip. A drafter without a model derives from
+:class:`FreeDrafter`, which is both, and implements ``guess``. Further abilities of a drafter are hooks: attributes and
+methods whose defaults do nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Draft:
         parents: index of each token's parent in the window, -1 for the last committed token; a chain is -1, 0, 1, ...
             Parents come before their children.
         probs: (gamma, V) the distributions a chain's tokens were drawn from; None if they were chosen greedily.
-        weights: of an ensemble, how much each context counted for this window; they sum to 1.
+        weights: of an ensemble, the weight of each context in this window; they sum to 1.
     """
 
     tokens: tuple[int, ...]
@@ -58,7 +58,7 @@ class Draft:
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """How far each token is from the last committed one; 1 for its children."""
+        """Distance of each token from the last committed one; 1 for its children."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent < 0 else depths[parent] + 1)
@@ -70,16 +70,15 @@ class Draft:
 
 
 class Drafter(ABC):
-    """Proposes continuations of what has been committed; the drafter of one clip.
+    """Proposes continuations of the committed text; the drafter of one clip.
 
     Attributes:
         forwards: passes of the draft model so far, prefill excluded.
-        spans: sequences that hold, behind their prompts, the text that was emitted or its beginning.
-        paces: whether it chooses the length of its windows itself, up to the most that it is asked for; see
-            :meth:`set_pace`.
-        learns: whether it learns from the target's distributions; see :meth:`observe`. A schedule that passes token
-            ids alone refuses it, as it does one with ``tapped``.
-        tapped: blocks of the target of which it reads what enters them; see :meth:`observe_states`.
+        spans: sequences that hold the emitted text, or its beginning, after their prompts.
+        paces: whether it chooses the length of its windows itself, up to the requested one; see :meth:`set_pace`.
+        learns: whether it learns from the target's logits; see :meth:`observe`. A schedule that passes token ids only
+            refuses it, as it does one with ``tapped``.
+        tapped: blocks of the target whose inputs it reads; see :meth:`observe_states`.
     """
 
     forwards: int = 0
@@ -90,23 +89,23 @@ class Drafter(ABC):
 
     @abstractmethod
     def begin(self, token: int) -> None:
-        """The target's first token, behind the prompt."""
+        """Take the target's first token, after the prompt."""
 
     @abstractmethod
     def propose(self, gamma: int) -> Steps[Draft]:
-        """A window; no token in it is more than ``gamma`` behind the last committed one.
+        """A window; no token in it is more than ``gamma`` after the last committed one.
 
-        A generator, which yields the passes of a model that it needs.
+        A generator: it yields engine requests for the passes that it needs, and returns the window.
         """
 
     @abstractmethod
     def commit(self, path: Sequence[int], token: int) -> None:
-        """Of the last window the tokens at ``path`` were emitted, then the target's own ``token``."""
+        """Take the verdict: the tokens at ``path`` of the last window were emitted, then the target's own ``token``."""
 
     def set_pace(self, pace: Pace, window: Window) -> None:  # noqa: B027
-        """Before the text begins: the measured cost of passes, and the clip's window, to which it reports every round.
+        """Take the measured cost of passes, and the clip's window, to which every round is reported.
 
-        Called if it ``paces``.
+        Called before the text begins, if it ``paces``.
         """
 
     def observe(self, path: Sequence[int], token: int, target_logits: torch.Tensor) -> None:  # noqa: B027
@@ -114,7 +113,7 @@ class Drafter(ABC):
 
         Args:
             path: indices of the window's tokens that are emitted, in order.
-            token: the target's own, emitted behind them.
+            token: the target's own, emitted after them.
             target_logits: (gamma + 1, V); row 0 follows the last committed token, row i + 1 the i-th drafted one.
         """
 
@@ -122,19 +121,19 @@ class Drafter(ABC):
         """The target's states in the pass over the last window, before its :meth:`commit`. Called if it has ``tapped``.
 
         Args:
-            states: (gamma + 1, blocks * hidden) what entered the ``tapped`` blocks, side by side; row 0 is that of the
+            states: (gamma + 1, blocks * hidden) the inputs of the ``tapped`` blocks, concatenated; row 0 is that of the
                 last committed token, row i + 1 that of the i-th drafted one.
         """
 
     def finish(self, token_ids: Sequence[int]) -> None:  # noqa: B027
-        """The text is over, and this is all of it."""
+        """Take the finished text."""
 
 
 class DrafterKind(ABC):
-    """What is registered as a drafter, and what is known of it (:class:`vidspec.registry.DrafterFacts`).
+    """A registered drafter with its properties (:class:`vidspec.registry.DrafterFacts`).
 
-    The parameters of its constructor are its options: keys that ``draft.options`` may have, each checked by its type.
-    What is known may depend on them; it is set in the constructor then. One object serves all clips of a profile.
+    The parameters of its constructor are its options: keys of ``draft.options``, each checked by its type. Properties
+    that depend on options are set in the constructor. One object serves all clips of a profile.
     """
 
     needs: frozenset[str] = frozenset()
@@ -146,15 +145,15 @@ class DrafterKind(ABC):
     paces: bool = False
     gathers: bool = False
     contexts: tuple[str, ...] = ()
-    #: What a user should know before the first clip, in a line.
+    #: A note to the user before the first clip, in one line.
     note: str | None = None
 
     @abstractmethod
     def open(self, clip: DraftContext) -> Steps[Drafter]:
-        """The drafter of one clip, its prompt read."""
+        """A generator that reads the draft's prompt and returns the drafter of one clip."""
 
     def encode(self, clip: DraftContext) -> Steps[object]:
-        """The work that needs no choice of visual tokens. Called if it is ``remote``."""
+        """The work that does not depend on the pruner's choice. Called if it is ``remote``."""
         return clip.own()
 
     def prefix(self, clip: DraftContext) -> Steps[Prefix]:
@@ -162,13 +161,13 @@ class DrafterKind(ABC):
         return clip.kept_of_own()
 
     def prepare(self, target: VideoLanguageModel) -> None:  # noqa: B027
-        """The target is loaded; what is wrong with the options is said now, before any clip."""
+        """Take the loaded target, before any clip; raise an error here if the options do not fit it."""
 
     def forget(self) -> None:  # noqa: B027
-        """What earlier clips said is not to help the next one: a measurement begins, or begins again."""
+        """Drop what was learned from earlier clips: a measurement begins, or begins again."""
 
     def close(self) -> None:  # noqa: B027
-        """No clip will come any more."""
+        """Called after the last clip."""
 
 
 def drafter_of(section: DraftSection) -> DrafterKind:
@@ -177,11 +176,11 @@ def drafter_of(section: DraftSection) -> DrafterKind:
 
 
 class FreeDrafter(DrafterKind, Drafter):
-    """A drafter that needs no model: it proposes from token ids alone. It is its own kind; each clip has a copy.
+    """A drafter without a model: it proposes from token ids alone. It is its own kind; each clip has a copy.
 
     Attributes:
         prompt: ids of the text of the target's prompt, visual tokens left out.
-        text: ids that have been emitted.
+        text: emitted ids.
         window: ids of the last proposal.
     """
 
@@ -200,14 +199,14 @@ class FreeDrafter(DrafterKind, Drafter):
         return one
 
     def opened(self, clip: DraftContext) -> None:
-        """Prepare for the clip whose drafter this is; no token of it has been emitted."""
+        """Prepare this copy for its clip; no token has been emitted."""
 
     @abstractmethod
     def guess(self, gamma: int) -> Sequence[int]:
-        """Ids that may follow :attr:`text`: at most ``gamma``, in their order; none where there is no guess."""
+        """Ids that may follow :attr:`text`, in order: at most ``gamma``, possibly none."""
 
     def accept(self, token_ids: Sequence[int]) -> None:
-        """These were emitted and are the end of :attr:`text` now."""
+        """Take ids that were emitted; they are the end of :attr:`text` now."""
 
     def begin(self, token: int) -> None:
         self._emitted([token])

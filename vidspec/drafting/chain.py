@@ -17,10 +17,10 @@ __all__ = ["ChainDrafter", "ChainWindows"]
 
 
 class ChainWindows(Drafter):
-    """What every drafter of chains keeps count of: which of the emitted tokens its sequences hold.
+    """The base of drafters of chains: counts the emitted tokens that its sequences hold.
 
     Args:
-        spans: one or several prompts that have been read; windows are read behind each of them.
+        spans: one or several prompts that have been read; windows are read after each of them.
     """
 
     def __init__(self, spans: Sequence[KVSpan]) -> None:

@@ -1,4 +1,4 @@
-"""What a drafter may be made from when a clip begins, and who walks over it: a chain or a tree."""
+"""The inputs of a drafter when a clip begins, and the chain or tree over a prompt."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ __all__ = ["DraftContext"]
 
 @dataclass
 class DraftContext:
-    """Everything a drafter may be made from. Most need little of it.
+    """The inputs of a drafter. Most need few of them.
 
     Attributes:
         profile: the settings.
-        request: the clip and what is asked about it.
+        request: the clip and its prompt.
         sampling: how drafted tokens are chosen.
         rng: CPU generator.
-        room: cache entries needed behind the prompt: max_new_tokens and one window.
-        trace: where work is timed, in the draft's lane.
-        tokens: N, the target's visual tokens; None if that is not known (yet).
+        room: cache entries needed after the prompt: max_new_tokens and one window.
+        trace: times work, in the draft's lane.
+        tokens: N, the target's visual tokens; None if not known (yet).
         kept: (K,) sorted indices of those the drafter may see; all if None.
         draft: the draft model's engine, if the profile has one.
-        head: the engine of a head over the target's states, if it has that.
-        target, prefix, read_by_target, taps: the target's engine, its prompt, that prompt as it was read, and what was
-            observed meanwhile, for drafters that share its weights; they may copy from the span and never write to it.
+        head: the engine of a head over the target's states, if the profile has one.
+        target, prefix, read_by_target, taps: the target's engine, its prompt, the prefill of that prompt, and signals
+            observed during it, for drafters that share its weights; they may copy from the span and never write to it.
         caption: a short caption of the video by another model, for TABED's context C.
-        texts: token ids of the target's prompt with each of these texts where the video would be, of a target in
-            another process.
+        texts: token ids of the target's prompt with each of these texts in place of the video, for a target in another
+            process.
     """
 
     profile: Profile
@@ -80,7 +80,7 @@ class DraftContext:
         return self.draft
 
     def own(self, *, pooled: bool = False) -> Steps[Prefix]:
-        """The draft model's own prompt with all visual tokens, through its own vision tower; looked at once."""
+        """The draft model's own prompt with all visual tokens, encoded once by its own vision tower."""
         if pooled:
             return (yield from read(self.drafting().model, self.request, self.trace, "draft", pooled=True))
         if self._own is None:
@@ -97,7 +97,7 @@ class DraftContext:
         return () if self.prefix is None else self.prefix.text_ids
 
     def text(self, instead: str) -> Prefix:
-        """The target's prompt with a text where the video would be, for the draft model."""
+        """The target's prompt with a text in place of the video, for the draft model."""
         ids = self.texts.get(instead)
         if ids is None:
             if self.target is None:
@@ -119,7 +119,7 @@ class DraftContext:
         """Rows of ``prefix``, sorted, without the visual tokens that the drafter may not see.
 
         Raises:
-            ModelError: it has another number of visual tokens than the target, some of which are to be pruned.
+            ModelError: its number of visual tokens differs from the target's, and some are to be pruned.
         """
         if self.kept is None or len(self.kept) == self.tokens:
             return torch.arange(prefix.length, device=prefix.embeds.device)
@@ -131,9 +131,9 @@ class DraftContext:
         return prefix.rows_kept(self.kept.to(prefix.embeds.device))
 
     def read(self, engine: Engine, prefix: Prompt) -> Steps[Prefill]:
-        """Prefill, timed as the draft's; what earlier turns of a dialogue left of the prompt is not read again.
+        """Prefill, timed as the draft's; a prefix cached by earlier turns of a dialogue is not read again.
 
-        A head's prompt is made of the target's states, and read whole.
+        A head's prompt consists of the target's states, and is read whole.
         """
         cache = None if engine.alone or not isinstance(prefix, Prefix) else self.request.cache
         hit = cache.find(engine.model, cast(Prefix, prefix)) if cache is not None else None

@@ -8,6 +8,6 @@ from vidspec.registry import drafters
 
 @drafters.register("eagle3")
 class Eagle3Draft(HeadDraft):
-    """A block that was trained for the target, from states of three of its blocks."""
+    """A block trained for the target, over states of three of its blocks."""
 
     model = "head"

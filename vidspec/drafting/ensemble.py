@@ -1,4 +1,4 @@
-"""One draft model that is shown several contexts at once and drafts from the mean of their distributions (TABED 5)."""
+"""One draft model that reads several contexts and drafts from the mean of their distributions (TABED 5)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["EnsembleDraft", "prefix_of"]
 
 @drafters.register("ensemble")
 class EnsembleDraft(DrafterKind):
-    """Contexts M, T, C, P of TABED in one batch of the draft model; each prompt is read on its own first."""
+    """Contexts M, T, C, P of TABED in one batch of the draft model; their prompts are read separately."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ def prefix_of(context: str, clip: DraftContext) -> Steps[Prefix]:
     Args:
         context: ``video`` (M, the kept visual tokens), ``text`` (T, a newline), ``caption`` (C, ``image:`` and a short
             caption) or ``pooled`` (P, all visual tokens after 2 x 2 pooling before the projector).
-        clip: what the prompt is made from.
+        clip: the inputs of the prompt.
 
     Raises:
         ValueError: no caption was made.

@@ -1,4 +1,4 @@
-"""Chains drawn from the mean of what one model says in several contexts (TABED 5)."""
+"""Chains drawn from the mean distribution of one model in several contexts (TABED 5)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ __all__ = ["AdaptiveEnsemble", "Ensemble"]
 class Ensemble(ChainWindows):
     """A chain drawn from a mixture with equal weights (MT, MTCP).
 
-    The distributions that are mixed have the sampling's temperature (1 if it is greedy) and all tokens; top-p cuts
-    the mixture. Greedy windows take its argmax, sampled ones carry what they were drawn from.
+    The mixed distributions have the sampling's temperature (1 if it is greedy) and all tokens; top-p cuts the mixture.
+    Greedy windows take its argmax, sampled ones carry the distributions they were drawn from.
 
     Args:
         engine: the draft model, which reads all contexts in one pass.
@@ -64,19 +64,19 @@ class Ensemble(ChainWindows):
         return replace(draft, weights=weights)
 
     def _seen(self, each: torch.Tensor) -> None:
-        """Distributions (n, m, V) behind n tokens that were just read."""
+        """Distributions (n, m, V) after n tokens that were just read."""
 
     def _weights(self) -> tuple[float, ...]:
-        """For the window that begins."""
+        """Weights of the next window."""
         return equal(self.contexts)
 
 
 class AdaptiveEnsemble(Ensemble):
-    """Weights follow how close each context came to the target at the positions verified so far (MT*, MTCP*).
+    """A chain whose weights follow each context's divergence from the target at verified positions (MT*, MTCP*).
 
     Args:
         engine, spans, sampling, rng: as for :class:`Ensemble`.
-        evidence: the rule and what it rests on.
+        evidence: the rule and its measurements.
     """
 
     learns = True
@@ -92,7 +92,7 @@ class AdaptiveEnsemble(Ensemble):
         super().__init__(engine, spans, sampling, rng)
         self.evidence = evidence
         self._rows: list[torch.Tensor] = []  # (m, V) at each place of the window
-        #: (V,) the target's and the token emitted, at places no context has read up to yet.
+        #: (V,) the target's distribution and the emitted token, at positions that no context has read yet.
         self._labels: list[tuple[torch.Tensor, int]] = []
 
     def observe(self, path: Sequence[int], token: int, target_logits: torch.Tensor) -> None:

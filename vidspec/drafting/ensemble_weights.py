@@ -1,6 +1,6 @@
-"""How much each context of an ensemble counts: rules over what verification has shown so far (TABED 5.1, App. B).
+"""The weight of each context of an ensemble: rules over the verified positions so far (TABED 5.1, App. B).
 
-Pure functions of tensors, and the evidence they are applied to. It knows nothing of models or prompts.
+Pure functions of tensors, and the evidence they are applied to; no models, no prompts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = [
     "tvd",
 ]
 
-#: Errors below this are rounding (nats, float32); two contexts that both seem perfect count alike.
+#: Errors below this are rounding (nats, float32); contexts without error have equal weights.
 FLOOR = 1e-6
 #: Candidates of the grid that are mixed at once; four contexts have 286, and a vocabulary may have 152,064 entries.
 CHUNK = 32
@@ -31,7 +31,7 @@ CHUNK = 32
 def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """D_KL(p || q) in nats, (n,), of p (V,) and q (n, V), float32, as in e_t of TABED 5.1.
 
-    Where q is zero by rounding it counts as the smallest float32. Negative results of rounding are 0.
+    A q that is zero by rounding counts as the smallest float32. Negative results of rounding are 0.
     """
     tiny = torch.finfo(torch.float32).tiny
     return (p * (p.clamp(min=tiny).log() - q.clamp(min=tiny).log())).sum(-1).clamp(min=0)
@@ -58,11 +58,11 @@ def simplex_grid(contexts: int, steps: int = 10) -> torch.Tensor:
 
 
 def grid_weights(candidates: torch.Tensor, matches: torch.Tensor, errors: torch.Tensor) -> tuple[float, ...]:
-    """The candidate with the most top-1 matches; of several the one with the smallest error; then the first (MT*).
+    """The candidate with the most top-1 matches; ties by the smallest error, then the first (MT*).
 
     Args:
         candidates: (n, m).
-        matches: (n,) at how many positions each one's mixture has the emitted token for its best (hard labels).
+        matches: (n,) number of positions at which each mixture's argmax is the emitted token (hard labels).
         errors: (n,) float64, accumulated divergence of the target from each one's mixture.
     """
     best = min(range(len(candidates)), key=lambda j: (-float(matches[j]), float(errors[j]), j))
@@ -75,22 +75,22 @@ def softmax_weights(errors: torch.Tensor) -> tuple[float, ...]:
 
 
 def inverse_weights(errors: torch.Tensor) -> tuple[float, ...]:
-    """Proportional to 1 / e of accumulated errors (m,) float64, as the paper's released code has it."""
+    """Proportional to 1 / e of accumulated errors (m,) float64, as in the paper's released code."""
     inverse = 1 / errors.clamp(min=FLOOR)
     return tuple((inverse / inverse.sum()).tolist())
 
 
 class Evidence:
-    """What each candidate was worth at the verified positions; a few numbers for each, no distributions.
+    """The errors of each candidate at the verified positions; a few numbers for each, no distributions.
 
-    Decision: positions are those that a verification pass judged, the correction's and the bonus's among them; the
-    prefill's own token is none, so that the first window has equal weights.
+    Decision: the positions of a verification pass count, those of correction and bonus included; the prefill's own
+    token does not, so that the first window has equal weights.
 
     Args:
         rule: ``grid``, ``softmax`` or ``inverse``; the last two judge each context alone, the grid its candidates.
         contexts: m.
         divergence: ``kl`` (of the mixture from the target) or ``tvd``.
-        history: how many of the last positions count; all if None.
+        history: number of last positions that count; all if None.
     """
 
     def __init__(self, rule: str, contexts: int, divergence: str = "kl", history: int | None = None) -> None:
@@ -100,14 +100,13 @@ class Evidence:
         self._seen: deque[torch.Tensor] = deque(maxlen=history)
 
     def add(self, p: torch.Tensor, q: torch.Tensor, emitted: int) -> None:
-        """Take in one verified position.
+        """Add one verified position.
 
-        The hard label is the token that was emitted (y of TABED 5.1), which is the target's best only where it is
-        chosen greedily.
+        The hard label is the emitted token (y of TABED 5.1), which is the target's argmax only in greedy decoding.
 
         Args:
             p: (V,) the target's distribution (a soft label), float32.
-            q: (m, V) that of each context, float32, on the same device.
+            q: (m, V) the distribution of each context, float32, on the same device.
             emitted: the token there.
         """
         parts: list[torch.Tensor] = []
@@ -117,7 +116,7 @@ class Evidence:
         self._seen.append(torch.cat(parts).cpu().double())
 
     def weights(self) -> tuple[float, ...]:
-        """By the rule, over the history; equal before there is any."""
+        """Weights by the rule, over the history; equal before the first position."""
         if not self._seen:
             return equal(self.contexts)
         matches, errors = torch.stack(list(self._seen)).sum(0).unbind(-1)

@@ -1,13 +1,13 @@
-"""A head drafts from the target's own states: a chain of greedy choices. Which head that is, its drafter's kind says.
+"""A head drafts from the target's own states: a chain of greedy choices. The drafter's kind chooses the head.
 
-The head reads pairs: the target's states at a token, and the embedding of the token that follows. Of text that the
-target has judged the states are the target's; behind it the head goes on with the state that it made itself. A pair is
-at the rotary position of the token whose states they are, on the axes that the head's config has: three (M-RoPE), as
-the target numbers them, or one, which counts the prompt's tokens.
+The head reads pairs: the target's states at a token, and the embedding of the next token. For verified text the states
+are the target's; after it the head continues from its own state. A pair is at the rotary position of the token whose
+states it holds, on the axes of the head's config: three (M-RoPE), as the target numbers them, or one, which counts the
+prompt's tokens.
 
-Of the prompt it reads what the paper's heads read, all of it, the video's rows as the target embeds them; or what is
-left by pruning, from nought to all of the visual tokens (HiViS: a head needs none), each pair then being of two rows
-that follow each other in what is left. States are always those of the target's full prompt.
+Like the paper's heads it reads the whole prompt, with the video's rows as the target embeds them; or the pruned prompt,
+with none to all of the visual tokens (HiViS: a head needs none), where a pair joins two rows that are adjacent after
+pruning. States are always those of the target's full prompt.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class HeadChain(Drafter):
 
     Args:
         engine: the head's.
-        span: its entries for all pairs of the prompt but the last, which waits for the target's first token.
-        states: (1, hidden) of the prompt's last row, joined.
+        span: its entries for all pairs of the prompt but the last, which needs the target's first token.
+        states: (1, hidden) of the prompt's last row, concatenated.
         position: (axes, 1) of that row.
         following: the position of the target's first token.
     """

@@ -1,4 +1,4 @@
-"""A model drafts, except where what was written before promises more tokens per second."""
+"""A model drafts, unless a lookup in earlier text promises more tokens per second."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 class Hybrid(Drafter):
-    """Per round the proposal that is expected to gain more: accepted tokens, less those that its passes cost.
+    """In each round the proposal with the higher expected gain: accepted tokens, less the cost of its passes in tokens.
 
-    What is found is judged by its scores, the model by how often its tokens were accepted, both by the measured times
-    of rows and of the draft's passes. The model reads what it did not draft before it drafts again.
+    The lookup is rated by its scores, the model by its acceptance rate, both by the measured times of rows and of the
+    draft's passes. Before it drafts again, the model reads the tokens that it did not draft.
 
     Args:
-        model: drafts a chain, of greedy choices.
-        lookup: looks up.
-        gamma: the model's window; None for the one that pays.
+        model: drafts a greedy chain.
+        lookup: the drafter that looks up.
+        gamma: the model's window; None for the adaptive one.
     """
 
     paces = True
@@ -82,16 +82,16 @@ class Hybrid(Drafter):
         self.model.commit(path, token)
 
     def follow(self, row: int, token: int) -> None:
-        """The model is given a token that it did not draft, as of a round without a proposal.
+        """Give the model a token that it did not draft, as in a round without a proposal.
 
-        ``row`` is that of the window which it follows.
+        ``row`` is the window's row that the token follows.
         """
         if self.tapped:
             self.model.observe_states(self._states[row : row + 1])
         self.model.commit((), token)
 
     def observe(self, path: Sequence[int], token: int, target_logits: torch.Tensor) -> None:
-        """The model learns of every token, whoever drafted it."""
+        """The model observes every token, including those from the lookup."""
         if not self._looked_up:
             self.model.observe(path, token, target_logits)
             return
@@ -100,7 +100,7 @@ class Hybrid(Drafter):
             self.model.observe((), one, target_logits[row : row + 1])
 
     def observe_states(self, states: torch.Tensor) -> None:
-        """A head reads the target's states of every token, whoever drafted it."""
+        """A head reads the target's states of every token, including those from the lookup."""
         self._states = states
         if not self._looked_up:
             self.model.observe_states(states)
@@ -111,7 +111,7 @@ class Hybrid(Drafter):
 
 @drafters.register("hybrid")
 class HybridDraft(DrafterKind):
-    """``suffix`` beside a drafter with a model, each where it is expected to be faster.
+    """``suffix`` or a drafter with a model, whichever is expected to be faster in a round.
 
     Args:
         of: the drafter with a model.

@@ -1,8 +1,8 @@
-"""Drafts that are looked up: what followed earlier occurrences of the end of the text, most frequent first. No torch.
+"""Drafts by lookup: continuations of earlier occurrences of the end of the text, most frequent first. No torch.
 
 A continuation's score is the probability that all of it is accepted: at each step its share of the occurrences, times
-how often, of late, such shares came true behind matches of that length. Tokens are proposed while their score is worth
-what a row of the target's pass costs: long ones behind long matches, and none behind a match that says little.
+the recent acceptance of such shares after matches of that length. Tokens are proposed while their score is worth a row
+of the target's pass: many after long matches, and none after a weak match.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 __all__ = ["LONGEST", "Found", "Lookup", "Prices", "Reliance"]
 
-#: Tokens of the longest proposal; the score below which none is proposed, and until it is known what rows cost.
+#: Tokens of the longest proposal; the score below which none is proposed; the same while the cost of rows is unknown.
 LONGEST, LEAST, UNPRICED = 32, 0.02, 0.15
-#: How often shares come true behind matches of 1, 2-3, 4-7, 8-15 and more tokens, as of so many, and what they count
-#: one window later.
+#: Acceptance of shares after matches of 1, 2-3, 4-7, 8-15 and more tokens; its weight in tokens; the fading per
+#: window.
 PRIOR, PRIOR_TOKENS, FADE = (0.2, 0.4, 0.7, 0.9, 0.95), 8.0, 0.998
 
 
 class Reliance:
-    """How often the most frequent continuations were the right ones, by the length of the match; of all clips."""
+    """The acceptance rate of the most frequent continuations by the length of the match, over all clips."""
 
     def __init__(self) -> None:
         self._promised = [PRIOR_TOKENS] * len(PRIOR)
@@ -44,17 +44,17 @@ class Reliance:
         return min(0.99, self._kept[at] / self._promised[at])
 
     def judged(self, length: int, share: float, right: bool) -> None:
-        """Continuations of such a match were proposed that made up ``share`` of all; was one of them right?"""
+        """Add a proposal with ``share`` of the continuations of such a match, and whether one of them was right."""
         at = min(length.bit_length(), len(PRIOR)) - 1
         self._promised[at] = FADE * self._promised[at] + share
         self._kept[at] = FADE * self._kept[at] + right
 
 
 class Prices(Protocol):
-    """Knows what rows cost."""
+    """The cost of rows."""
 
     def prices(self, rows: int) -> Sequence[float]:
-        """How many tokens 0, 1, ... ``rows`` drafted rows cost; empty until it is known."""
+        """The cost of 0, 1, ... ``rows`` drafted rows, in tokens; empty until it is known."""
         ...
 
 
@@ -63,9 +63,9 @@ class Found(NamedTuple):
 
     Attributes:
         tokens, parents: a window.
-        shares: of each token, how many of the occurrences it followed.
+        shares: of each token, the share of the occurrences that it followed.
         length: of the match.
-        gain: tokens that are expected to be accepted, less those that their rows cost.
+        gain: expected accepted tokens, less the cost of their rows in tokens.
     """
 
     tokens: tuple[int, ...]
@@ -79,11 +79,11 @@ NOTHING = Found((), (), (), 0, 0.0)
 
 
 class Lookup(FreeDrafter):
-    """Looks up its own text and prompt, and the texts of a memory if there is one.
+    """Searches its own text and prompt, and the texts of a memory if there is one.
 
     Args:
         least: the shortest match, in tokens.
-        most: matches are compared no further back.
+        most: the longest match that is compared.
     """
 
     trees = True
@@ -105,8 +105,8 @@ class Lookup(FreeDrafter):
 
         Args:
             room: tokens that it may have, about.
-            nodes: of the trees that are proposed, the most; chains if None.
-            prices: knows what rows cost.
+            nodes: the most nodes of a proposed tree; chains if None.
+            prices: the cost of rows.
         """
         self._nodes, self._prices = nodes, prices
         self._own = Text(len(self.prompt) + room, self.least, self.most)
@@ -122,7 +122,7 @@ class Lookup(FreeDrafter):
         self._own.add(token_ids)
 
     def wrote(self, token_ids: Sequence[int]) -> None:
-        """These were emitted, and another proposed them."""
+        """Take emitted ids that another drafter proposed."""
         self._emitted(list(token_ids))
 
     def finish(self, token_ids: Sequence[int]) -> None:
@@ -135,7 +135,7 @@ class Lookup(FreeDrafter):
         return self.proposed(self._found)
 
     def proposed(self, found: Found) -> Draft:
-        """What was found, as a window that will be judged."""
+        """The found proposal as a window to be verified."""
         self._found, self.window = found, found.tokens
         return Draft(found.tokens, found.parents)
 
@@ -167,13 +167,13 @@ class Lookup(FreeDrafter):
         return self._grown(found, min(gamma, LONGEST), most, prices)
 
     def _grown(self, matches: list[Match], depth: int, most: int, prices: Sequence[float]) -> Found:
-        """Continuations of ``matches``, the best first: as many as pay.
+        """Continuations of ``matches``, the best first: as many as are worth their rows.
 
         Args:
             matches: of one length.
-            depth: no token is further behind the last one of the text.
+            depth: no token is further after the last one of the text.
             most: tokens.
-            prices: by how many tokens are proposed, how many their rows cost; empty where nobody knows.
+            prices: the cost of rows in tokens, by number of proposed tokens; empty if unknown.
         """
         length, number = matches[0].length, count()
         heap: list[tuple[float, int, int, int, int, float, list[tuple[array[int], int]]]] = []

@@ -1,8 +1,8 @@
-"""Texts that were written before, and where the end of a new one occurs in them. No torch, no models: token ids.
+"""Earlier texts, and occurrences of the end of a new text in them. No torch, no models: token ids.
 
-Positions are chained by a hash of their last 1, 2 and 4 tokens (of ``least`` times these), newest first, as
-compressors of the LZ77 family find repetitions: 28 bytes per token and some 30 microseconds to look up the end of a
-text, where a suffix automaton of Python objects takes 450 bytes per token.
+Positions are chained by a hash of their last 1, 2 and 4 tokens (times ``least``), newest first, as compressors of the
+LZ77 family find repetitions: 28 bytes per token and some 30 microseconds per lookup, where a suffix automaton of Python
+objects takes 450 bytes per token.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = ["BREAK", "Match", "Memory", "Text", "longest"]
 
-#: Stands before every text, so that none goes on into the next; no token has this id.
+#: Separates texts, so that no match continues into the next; no token has this id.
 BREAK = -1
-#: Chains by so many times the shortest match, and how far each is followed.
+#: Lengths of the chains' hashes, in shortest matches, and the most positions that are followed in each.
 ORDERS, FOLLOWED = (1, 2, 4), 16
-#: A run of tokens as a number of 64 bits, of which the high ones are well mixed: a polynomial, and what it is times.
+#: The hash of a run of tokens, 64 bits with well-mixed high ones: the base of a polynomial, and a final factor.
 BASE, MIXED, WORD = 0xD6E8FEB86659FD93, 0x9E3779B97F4A7C15, (1 << 64) - 1
-#: From so many tokens on they are added all at once.
+#: From this many tokens on they are added all at once.
 MANY = 64
-#: Seconds between two savings while a run goes on.
+#: Seconds between two saves during a run.
 EVERY = 30.0
 
 
@@ -37,9 +37,9 @@ class Match(NamedTuple):
     """An earlier occurrence of the end of a text.
 
     Attributes:
-        tokens: where it occurred; only ever longer.
-        at: the index behind the occurrence, where its continuation begins.
-        length: tokens that are the same.
+        tokens: the text that contains it; it only grows.
+        at: the index after the occurrence, where its continuation begins.
+        length: number of equal tokens.
     """
 
     tokens: array[int]
@@ -48,12 +48,12 @@ class Match(NamedTuple):
 
 
 class Text:
-    """Token ids that are added at the end, and found by what comes before them.
+    """Token ids that are appended, and found by the tokens before them.
 
     Args:
-        room: about how many; more only take longer to be found.
+        room: expected number of tokens; more make lookups slower.
         least: the shortest match.
-        most: matches are compared no further back.
+        most: the longest match that is compared.
     """
 
     def __init__(self, room: int, least: int = 1, most: int = 16) -> None:
@@ -74,7 +74,7 @@ class Text:
         return sum(len(one) * one.itemsize for one in arrays)
 
     def add(self, token_ids: Sequence[int]) -> None:
-        """They follow what is there."""
+        """Append ids."""
         if len(token_ids) >= MANY:
             self._add_many(token_ids)
             return
@@ -126,8 +126,8 @@ class Text:
     def find(self, end: array[int]) -> list[Match]:
         """The newest places where the longest end of ``end`` occurred, of equal length, newest first.
 
-        Longer than four of the shortest matches it is the longest among the newest ``FOLLOWED`` candidates alone. The
-        end of this very text is not found.
+        Beyond four times the shortest match only the newest ``FOLLOWED`` candidates are compared. The end of this text
+        itself is not found.
         """
         tokens, known = self.tokens, len(end)
         for n, newest, before in reversed(self._chains):
@@ -150,12 +150,12 @@ class Text:
 
 
 class Memory:
-    """Whole texts of a run, for all clips in it; threads may share it. The oldest are dropped, half of all at a time.
+    """Whole texts of all clips of a run; threads may share it. The oldest half is dropped at a time.
 
     Args:
-        capacity: tokens that are remembered at most, breaks among them.
+        capacity: the most tokens, breaks included.
         least, most: as of :class:`Text`.
-        file: where texts are kept from run to run; those in it are remembered first.
+        file: keeps texts between runs; its texts are added first.
     """
 
     def __init__(self, capacity: int, least: int = 1, most: int = 16, file: MemoryFile | None = None) -> None:
@@ -179,7 +179,7 @@ class Memory:
         return sum(text.nbytes for text in self.texts)
 
     def add(self, token_ids: Sequence[int]) -> None:
-        """Remember a text, of one that is longer than half the capacity its end."""
+        """Add a text, or its end if it is longer than half the capacity."""
         text = array("i", [BREAK, *token_ids][-self._half :])
         with self._lock:
             self._put(text)
@@ -196,7 +196,7 @@ class Memory:
         return longest(found)
 
     def save(self) -> None:
-        """What is not in the file yet is added to it.
+        """Add new texts to the file.
 
         Raises:
             OutputError: it cannot be written.

@@ -1,7 +1,7 @@
-"""A memory of texts in a file, from run to run: read whole, replaced whole, shared by runs that go on at once.
+"""A memory of texts in a file that runs share: read whole, replaced whole, also by runs at the same time.
 
-One line, ``vidspec memory 1 TOKENIZER COUNT CRC32``, then COUNT token ids of 32 bits, little-endian, each text behind
-a break. What is damaged is not used and is written anew; speed alone depends on it.
+One line, ``vidspec memory 1 TOKENIZER COUNT CRC32``, then COUNT token ids of 32 bits, little-endian, each text after a
+break. A damaged file is not used and is replaced; only speed depends on it.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from vidspec.files import Lock
 
 __all__ = ["MemoryFile"]
 
-#: The format that is read and written; of an unknown one nothing is read, nor is it replaced.
+#: The format that is read and written; an unknown one is neither read nor replaced.
 MAGIC, VERSION = b"vidspec memory ", b"1"
 
 
 class MemoryFile:
-    """One file.
+    """One memory file.
 
     Args:
-        path: it need not exist; its folder is made.
-        tokenizer: a digest of the tokenizer that the ids are of.
-        capacity: tokens that it holds at most.
+        path: it need not exist; its folder is created.
+        tokenizer: a digest of the tokenizer of the ids.
+        capacity: the most tokens that it holds.
 
     Raises:
-        UsageError: it is something else, or holds ids of another tokenizer, or of another version of vidspec.
-        OutputError: it cannot be read, or its folder not written to.
+        UsageError: it is not a memory file, or one for another tokenizer or version of vidspec.
+        OutputError: it cannot be read, or its folder cannot be written to.
     """
 
     def __init__(self, path: Path, tokenizer: str, capacity: int) -> None:
         self.path, self.tokenizer, self.capacity = path, tokenizer, capacity
-        #: Whether what was there could not be used.
+        #: Whether an existing file was damaged.
         self.damaged = False
         self.read()
         with self._locked():  # and is writable
             pass
 
     def read(self) -> array[int]:
-        """The ids; none where there is no file, or a damaged one."""
+        """The ids; none if there is no file, or a damaged one."""
         try:
             if self.path.is_char_device():  # which may have no end
                 raise UsageError(f"draft.memory: {self.path}: is no memory of vidspec's", hint="name another file")
@@ -75,7 +75,7 @@ class MemoryFile:
         return tokens
 
     def add(self, tokens: array[int]) -> None:
-        """Texts that follow those in the file, other runs' among them; the oldest are dropped beyond the capacity.
+        """Append texts to those in the file, including other runs'; beyond the capacity the oldest are dropped.
 
         Raises:
             OutputError: it cannot be written.

@@ -8,6 +8,6 @@ from vidspec.registry import drafters
 
 @drafters.register("mtp")
 class MtpDraft(HeadDraft):
-    """The layer goes on with its own state, as often as there are tokens in a window."""
+    """The layer continues from its own state, once for each token of a window."""
 
     model = "layer"

@@ -1,4 +1,4 @@
-"""The text so far and its prompt draft: what followed the last words where they occurred before (prompt lookup)."""
+"""Prompt lookup: proposes what followed earlier occurrences of the last tokens in the text or its prompt."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from vidspec.registry import drafters
 
 @drafters.register("ngram")
 class NgramDraft(Lookup):
-    """The clip's own text and prompt, and nothing of any other clip.
+    """Lookup in the clip's own text and prompt only.
 
     Args:
         least: the shortest match, in tokens.
-        most: matches are compared no further back.
+        most: the longest match that is compared.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Token recycling: the target's own latest choices, token by token, are the draft (Luo et al. 2024, section 3)."""
+"""Token recycling: drafts from the target's latest choice after each token (Luo et al. 2024, section 3)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 class Recycle(FreeDrafter):
     """A chain through a table of successors, shared by all clips of a run.
 
-    The successor of a token is the target's greedy choice behind its last occurrence, in the text or in a drafted
-    window: rows of rejected tokens are computed anyway, and nothing of them is thrown away. The paper keeps the k most
-    probable successors and drafts a tree.
+    The successor of a token is the target's greedy choice after its last occurrence, in the text or in a drafted
+    window: rows of rejected tokens are computed anyway, so they count too. The paper keeps the k most probable
+    successors and drafts a tree.
     """
 
     learns = True

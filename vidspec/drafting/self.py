@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 class SelfDraft(DrafterKind):
     """The target's weights, not a second copy.
 
-    The kept entries are gathered from the target's own prefilled cache, so there is no second prefill; they have seen
-    the whole video through the layers below. A drafter in a process of its own holds the same weights a second time and
-    reads the pruned prompt afresh.
+    The kept entries are gathered from the target's own KV cache after its prefill, so there is no second prefill, and
+    lower layers have attended to the whole video. A drafter in its own process has a second copy of the weights and
+    reads the pruned prompt.
     """
 
     model = "target"

@@ -1,4 +1,4 @@
-"""The target drafts with the visual entries each of its KV heads attends to most (STD, as ParallelVLM 5.1 uses it)."""
+"""The target drafts with the visual entries that each KV head attends to most (STD, as in ParallelVLM 5.1)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def entries_to_keep(visual: int, text: int, wanted: int, share: float) -> int:
     Args:
         visual, text: entries of the prompt.
         wanted: entries in all.
-        share: of the visual entries, at most.
+        share: the largest share of the visual entries.
     """
     return min(visual, max(1, min(wanted - text, round(share * visual))))
 
@@ -34,7 +34,7 @@ def entries_to_keep(visual: int, text: int, wanted: int, share: float) -> int:
 class SparseKVDraft(DrafterKind):
     """Per layer and KV head the K visual entries with the most text-to-visual attention, and all text entries.
 
-    The attention of the text rows behind the video, summed over the query heads of the group, is observed during the
+    The attention of the text rows after the video, summed over the query heads of the group, is observed during the
     target's prefill; entries are chosen once. Generated tokens keep their positions.
     """
 

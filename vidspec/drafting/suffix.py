@@ -1,5 +1,4 @@
-"""What was written before drafts: this text, the captions of the run so far, and those of earlier runs (SuffixDecoding,
-Oliaro et al. 2024)."""
+"""Lookup in this text, earlier captions of the run, and those of earlier runs (SuffixDecoding, Oliaro et al. 2024)."""
 
 from __future__ import annotations
 
@@ -25,12 +24,12 @@ MemoryPath = Annotated[
 
 @drafters.register("suffix")
 class SuffixDraft(Lookup):
-    """Other clips' captions decide what is proposed, and so how fast a caption is written, never what it says.
+    """Drafts depend on other clips' captions, which affects the speed of a caption, never its text.
 
     Args:
         least: the shortest match, in tokens.
-        most: matches are compared no further back.
-        capacity: tokens of captions that are remembered.
+        most: the longest match that is compared.
+        capacity: the most tokens of captions that are kept.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @drafters.register("text_only")
 class TextOnlyDraft(DrafterKind):
-    """The place of the video in the prompt is taken by a newline; the draft's vision tower is not used."""
+    """A newline replaces the video in the prompt; the draft's vision tower is not used."""
 
     sees = "nothing"
     trees = True

@@ -17,7 +17,7 @@ __all__ = ["TreeDrafter"]
 
 
 class TreeDrafter(Drafter):
-    """Greedy tree. The committed path is kept in the cache, side branches are dropped from it.
+    """Greedy tree. The KV cache keeps the committed path and drops side branches.
 
     Args:
         engine: the drafting model.
@@ -61,7 +61,7 @@ class TreeDrafter(Drafter):
     def _forward(
         self, frontier: list[int], read: list[int], tokens: list[int], parents: Sequence[int]
     ) -> Steps[torch.Tensor]:
-        """Logits (len(frontier), V) behind each node of the frontier; -1 is the last emitted token."""
+        """Logits (len(frontier), V) after each node of the frontier; -1 is the last emitted token."""
         self.forwards += 1
         if frontier == [-1]:
             (passed,) = yield Forward(self.engine, [Rows(self.span, self._unread)], "draft", grows=True)

@@ -231,7 +231,7 @@ class Attention:
     """Attention of one pass: where each sequence's keys and values go, and what its rows see.
 
     Args:
-        batch: what the sequences add.
+        batch: the rows of each sequence.
         scaling: of the scores.
         windows: of each layer how many places its rows see; None for layers that see everything.
         cached: the layers that attend, in order; None where all do.

@@ -1,4 +1,4 @@
-"""What is particular to a device: how to wait for the work that is queued on it, and the memory it has left."""
+"""Device-specific functions: waiting for queued work, free memory, threads."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def half_the_cores() -> Iterator[None]:
 
 
 class Sharing:
-    """Torch's work in the calling thread takes fewer cores as long as anybody is inside a call's context.
+    """Torch's work in the calling thread takes fewer cores while a context of this object is open.
 
     Contexts of several clips may overlap in any order; all are entered and left by one thread.
 
@@ -80,14 +80,14 @@ def take_one_core() -> None:
 
 
 def synchroniser(device: torch.device) -> Callable[[], None]:
-    """What waits until everything queued on ``device`` is done; on a CPU nothing is ever queued."""
+    """A function that waits until all work queued on ``device`` is done; on a CPU nothing is ever queued."""
     if device.type == "cuda":
         return lambda: torch.cuda.synchronize(device)
     return torch.mps.synchronize if device.type == "mps" else lambda: None
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that can still be allocated on ``device``; None where nobody says."""
+    """Bytes that can still be allocated on ``device``; None if unknown."""
     if device.type != "cuda":
         return memory.available()
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, and in no use
@@ -112,7 +112,7 @@ def driver_problem() -> str | None:
 
 
 def peak_bytes() -> int | None:
-    """The most that torch has held on a GPU since it was asked before; None without one."""
+    """Peak bytes allocated by torch on a GPU since the previous call; None without a GPU."""
     if not torch.cuda.is_available():
         return None
     peak = torch.cuda.max_memory_allocated()

@@ -1,4 +1,4 @@
-"""The one door to a model's language part: rows of any number of sequences in, what the pass gave each of them out."""
+"""The only way to run a model's language part: rows of any number of sequences in, a result for each out."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ class Engine(Generic[M]):
         """One pass: all rows through the linear layers together, attention for each sequence over its own keys.
 
         Args:
-            batch: what each sequence adds, at least a row; a sequence comes at most once.
+            batch: the rows of each sequence, at least one; a sequence occurs at most once.
 
         Returns:
-            what each would get alone, but for rounding. The sequences have grown by their rows.
+            the results that each would get alone, except for rounding. The sequences have grown by their rows.
 
         Raises:
             IndexError: a sequence has no room for its rows.
@@ -170,10 +170,10 @@ class Engine(Generic[M]):
         return made
 
     def check(self, passed: Sequence[Passed]) -> None:
-        """Refuse logits that are no numbers.
+        """Refuse logits that are not finite.
 
         Raises:
-            ModelError: some are NaN or infinite, as weights that are damaged, or too large for the dtype, give.
+            ModelError: some are NaN or infinite, from damaged weights or ones too large for the dtype.
         """
         if not all(one.finite for one in passed):
             raise ModelError(
@@ -250,7 +250,7 @@ class Engine(Generic[M]):
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
     def _passed(self, batch: Sequence[Rows], rows: torch.Tensor) -> list[Passed]:
-        """Norm and logits of the rows somebody wants, the last of each sequence; the sequences grow."""
+        """Norm and logits of the requested rows, or the last of each sequence; the sequences grow."""
         model, decoder = self.model, self.model.decoder
         judged = [len(part) if part.prompt is None else int(part.ends) for part in batch]
         shown = [len(part) if part.states else count for part, count in zip(batch, judged, strict=True)]

@@ -1,8 +1,8 @@
 """A pass of few tokens as a fixed list of kernels: nothing of it depends on lengths, so a GPU can replay it.
 
-What tells the sequences apart is a table on the device, a column of numbers for each row; the host writes it and reads
-nothing back. A pass is captured once for each count of rows and replayed; rows that are missing are filled up with ones
-that write to the slab's scratch entry.
+All that differs between sequences is a table on the device, a column of numbers for each row; the host writes it and
+reads nothing back. A pass is captured once for each count of rows and replayed; unused rows write to the slab's scratch
+entry.
 """
 
 from __future__ import annotations
@@ -305,5 +305,5 @@ def _columns(rows: Rows, axes: int, first: int) -> list[list[int]]:
 
 
 def _idle(slab: Slab, axes: int, places: range) -> list[list[int]]:
-    """Rows that see nothing but themselves, in the entry that is nobody's."""
+    """Rows that attend only to themselves, in the slab's scratch entry."""
     return [[0, *[0] * axes, slab.capacity, 0, 1, slab.capacity, place, 1] for place in places]

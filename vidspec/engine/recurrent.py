@@ -165,7 +165,7 @@ def _back(module: Any, layer: _Layer, length: int) -> torch.Tensor:
 
 
 def _forget(layer: _Layer, back: int, *, read: bool) -> None:
-    """Drop the marks nobody needs, and the rows before the oldest; of a prompt that was ``read`` all but the last."""
+    """Drop marks that are not needed, and rows before the oldest; after a prompt (``read``) all but the last."""
     marks = layer.marks
     length, oldest = marks[-1][0], marks[0][0]
     if read:

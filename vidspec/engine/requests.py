@@ -40,12 +40,12 @@ Lane: TypeAlias = Literal["target", "draft"]
 
 
 class _Request(ABC):
-    """What all requests have.
+    """The base of all requests.
 
     Attributes:
         lane: the worker that it is for.
-        seconds: what its passes took, in all; known when it is answered.
-        answer: known when it is answered.
+        seconds: total time of its passes; set with the answer.
+        answer: set by the loop.
     """
 
     lane: Lane = "target"
@@ -54,7 +54,7 @@ class _Request(ABC):
 
     @abstractmethod
     def run(self) -> None:
-        """Find the answer now, without rows of other clips."""
+        """Compute the answer now, without rows of other clips."""
 
 
 class Forward(_Request):
@@ -62,23 +62,23 @@ class Forward(_Request):
 
     Args:
         engine: the model's.
-        rows: what each sequence adds.
+        rows: the rows of each sequence.
         lane: the worker that it is for.
         grows: whether a tree grows with it.
     """
 
-    #: Whether it can be given any number of rows, more passes then following.
+    #: Whether its rows can be split over several passes.
     divisible = False
 
     def __init__(self, engine: Engine, rows: Sequence[Rows], lane: Lane = "target", *, grows: bool = False) -> None:
         self.engine, self.rows, self.lane, self.grows = engine, rows, lane, grows
 
     def parts(self, limit: int) -> Sequence[Rows]:
-        """What it adds to the next pass, which may have ``limit`` rows of a prompt."""
+        """Its rows in the next pass, which may have ``limit`` rows of a prompt."""
         return self.rows
 
     def took(self, passed: Sequence[Passed]) -> bool:
-        """Take the result of a pass; whether the request is answered with it.
+        """Take the result of a pass; returns whether the request is answered.
 
         Raises:
             ModelError: logits that are not finite.
@@ -93,9 +93,9 @@ class Forward(_Request):
 
 
 class Chain(Forward):
-    """Tokens are read and continued greedily, one pass for each new token; the answer is the ``gamma`` new token ids.
+    """Reads tokens and continues them greedily, one pass for each new token; the answer is the ``gamma`` new token ids.
 
-    ``token_ids`` and ``gamma`` are what is left to do, as passes may be taken one by one.
+    ``token_ids`` and ``gamma`` are the remaining work, as passes may be run one by one.
 
     Args:
         engine: the model's.
@@ -159,7 +159,7 @@ class PrefillPrompt(Forward):
 
 
 class Encode(_Request):
-    """Work on a device that is no pass, such as a chunk of a vision tower; the answer is what ``call`` returns."""
+    """Device work other than a pass, such as a chunk of a vision tower; the answer is the value of ``call``."""
 
     def __init__(self, call: Callable[[], object], lane: Lane = "target") -> None:
         self.call, self.lane = call, lane
@@ -183,7 +183,7 @@ class Mailbox(Protocol):
 
 
 class Receive(_Request):
-    """The answer is the list of messages that have come to ``mailbox``, empty if none has for ``timeout`` seconds."""
+    """The answer is the list of messages in ``mailbox``, empty if none arrives within ``timeout`` seconds."""
 
     def __init__(self, mailbox: Mailbox, timeout: float, lane: Lane = "target") -> None:
         self.mailbox, self.timeout, self.lane = mailbox, timeout, lane
@@ -195,7 +195,7 @@ class Receive(_Request):
         self.answer = messages
 
 
-#: All that a decoding may ask for; ``Chain`` and ``PrefillPrompt`` are kinds of ``Forward``.
+#: All requests that a decoding may yield; ``Chain`` and ``PrefillPrompt`` are kinds of ``Forward``.
 EngineRequest: TypeAlias = Forward | Encode | Receive
 
 #: A part of a decoding: yields requests, is sent their answers, and returns a T.
@@ -203,7 +203,7 @@ Steps: TypeAlias = Generator[EngineRequest, Any, T]
 
 
 def alone(steps: Steps[T]) -> T:
-    """Run a part of a decoding without other clips; returns what it returns."""
+    """Run a part of a decoding without other clips, and return its result."""
     answer: object = None
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What one sequence adds to a pass, and what the pass gave it. Data only."""
+"""The rows of one sequence in a pass, and their results. Data only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Passed", "Prefill", "Prompt", "Rows", "Shown"]
 
 
 class Shown(Protocol):
-    """The visual tokens of a prompt: which rows they are, and what early blocks add to them."""
+    """The visual tokens of a prompt: their rows, and the features that early blocks add to them."""
 
     @property
     def index(self) -> torch.Tensor: ...
@@ -31,7 +31,7 @@ class Prompt(Protocol):
     Attributes:
         embeds: (1, L, hidden).
         positions: (1, L), or (3, 1, L) under M-RoPE.
-        visual: the visual tokens; ``deepstack`` holds, for each of the first blocks, (N, hidden) to add behind it.
+        visual: the visual tokens; ``deepstack`` holds, for each of the first blocks, (N, hidden) to add after it.
         next_position: rotary position of the first generated token.
     """
 
@@ -49,20 +49,19 @@ class Prompt(Protocol):
 
 @dataclass(frozen=True)
 class Rows:
-    """What one sequence adds to a pass: a stretch of its prompt, or tokens behind what it holds.
+    """The rows that one sequence adds to a pass: a stretch of its prompt, or tokens after its entries.
 
     Attributes:
         span: the sequence; it grows by the rows.
         token_ids: n tokens: one, a window, or nodes of a tree. Empty for a stretch of a prompt.
-        parents: of a tree, for each of its m nodes in cache order the index of its parent, -1 for those behind the
-            last entry that is committed; parents come before their children. The tokens are the last n nodes, the
-            m - n before them are in the cache already. None for tokens that follow each other.
-        prompt: what ``stretch`` is of.
-        stretch: first row of the prompt and the one behind the last; its rows must be the next the sequence needs.
+        parents: of a tree, for each of its m nodes in cache order the index of its parent, -1 for children of the last
+            committed entry; parents come before their children. The tokens are the last n nodes, the m - n before them
+            are in the cache already. None for a chain.
+        prompt: the prompt of ``stretch``.
+        stretch: first row of the prompt and the one after the last; they must be the next rows of the sequence.
         taps: observers of a prompt's rows.
-        states: whether the hidden states of all rows are wanted, also of a prompt.
-        tapped: blocks of which the rows that enter are wanted; the number of blocks stands for what enters the final
-            norm.
+        states: whether to return the hidden states of all rows, also of a prompt.
+        tapped: blocks whose inputs are returned; the number of blocks stands for the input of the final norm.
     """
 
     span: KVSpan
@@ -79,12 +78,12 @@ class Rows:
 
     @property
     def ends(self) -> bool:
-        """Whether nothing of a prompt is left behind these rows."""
+        """Whether these are the last rows of a prompt."""
         return self.prompt is None or self.stretch[1] == self.prompt.length
 
     @cached_property
     def depths(self) -> list[int]:
-        """Of each node how many tokens of the tree come before it on its path."""
+        """For each node the number of tokens of the tree before it on its path."""
         depths: list[int] = []
         for node, parent in enumerate(self.parents or ()):
             if not -1 <= parent < node:
@@ -94,7 +93,7 @@ class Rows:
 
     @property
     def places(self) -> Sequence[int]:
-        """Of each token how many entries of its sequence come before it on its path."""
+        """For each token the number of entries of its sequence before it on its path."""
         length = self.span.length
         if self.parents is None:
             return range(length, length + len(self.token_ids))
@@ -102,7 +101,7 @@ class Rows:
         return [length - read + depth for depth in self.depths[read:]]
 
     def sees(self) -> torch.Tensor:
-        """(n, m) which nodes of its tree each token sees: its ancestors and itself."""
+        """(n, m) bool: the nodes of its tree that each token attends to, its ancestors and itself."""
         import torch
 
         parents = self.parents or ()
@@ -114,13 +113,13 @@ class Rows:
 
 
 class Passed(NamedTuple):
-    """What a pass gave one sequence.
+    """The result of a pass for one sequence.
 
     Attributes:
-        logits: (n, vocabulary) of n tokens; of a prompt's stretch (1, vocabulary) behind its last row if the prompt
+        logits: (n, vocabulary) of n tokens; of a prompt's stretch (1, vocabulary) after its last row if the prompt
             ends with it, else (0, vocabulary).
-        hidden: behind the final norm, (n, hidden); of a prompt whose states nobody wants as many rows as ``logits``.
-        tapped: (n, blocks * hidden) what entered the ``tapped`` blocks, side by side in their order; None if there are
+        hidden: after the final norm, (n, hidden); of a prompt without ``states`` as many rows as ``logits``.
+        tapped: (n, blocks * hidden) the inputs of the ``tapped`` blocks, concatenated in their order; None if there are
             none.
         finite: whether all logits are finite numbers.
     """
@@ -136,9 +135,9 @@ class Prefill(NamedTuple):
 
     Attributes:
         span: the sequence, which holds the prompt.
-        logits: (vocabulary,) behind the prompt.
-        visual_states: (N, hidden) the last states behind the final norm at the visual positions, each of length 1, in
-            the model's dtype; None unless they were asked for.
+        logits: (vocabulary,) after the prompt.
+        visual_states: (N, hidden) the last states after the final norm at the visual positions, each of length 1, in
+            the model's dtype; None unless requested.
     """
 
     span: KVSpan

@@ -30,8 +30,8 @@ Reads = Sequence[torch.Tensor]
 class Slab:
     """Keys and values of each layer, of shape (kv_heads, capacity, d); heads and d may differ from layer to layer.
 
-    It grows when no gap is long enough, which copies what is in use; a sequence never notices. Entries that are not in
-    use mean nothing and are overwritten.
+    It grows when no gap is long enough, by copying the entries in use; sequences are not affected. Entries not in use
+    have no meaning and are overwritten.
 
     Args:
         heads: KV heads of every layer, or of each.
@@ -57,7 +57,7 @@ class Slab:
         self._blocks = self._allocated(0)
         self._used: dict[int, int] = {}  # start -> end of each span
         self._lock = threading.RLock()  # a span that is forgotten is freed by whichever thread collects it
-        #: Counts the times the entries moved; what was captured with their addresses is void then.
+        #: Number of times the entries moved, which invalidates passes captured with their addresses.
         self.version = 0
         #: Called before they move, so that nothing holds the old ones any more.
         self.moving: Callable[[], None] = lambda: None
@@ -97,7 +97,7 @@ class Slab:
         return span
 
     def place(self, span: KVSpan) -> None:
-        """Give a new sequence its entries, until it is freed or forgotten."""
+        """Assign entries to a new sequence, until it is freed or deleted."""
         with self._lock:
             span.start = self._gap(span.room)
             if span.start + span.room > self.capacity:
@@ -107,7 +107,7 @@ class Slab:
         span.free.atexit = False
 
     def _gap(self, room: int) -> int:
-        """Where a span can begin: in the first gap that is long enough, else behind all others."""
+        """First entry of a new span: in the first gap that is long enough, else after all others."""
         end = 0
         for start in sorted(self._used):
             if start - end >= room:
@@ -116,7 +116,7 @@ class Slab:
         return end
 
     def wants(self, room: int) -> int:
-        """Bytes of memory that a sequence of so many entries would take beyond what the slab has."""
+        """Bytes by which the slab would grow for a sequence of so many entries."""
         with self._lock:
             end = self._gap(room) + room
         if end <= self.capacity:
@@ -178,13 +178,13 @@ class KVSpan:
     next tokens.
 
     Attributes:
-        slab: what it is of.
+        slab: the slab it is a part of.
         start: its first entry.
-        room: the most entries it can have.
+        room: the most entries.
         length: entries in use.
         offset: the rotary position of the entry at index i, prompt excluded, is ``i + offset``: kept visual tokens
             keep their positions, so a pruned prompt is shorter than the position that follows it.
-        free: gives the entries back; so does forgetting the span.
+        free: releases the entries; so does deleting the span.
         states: of recurrent layers; None if there are none.
     """
 
@@ -218,7 +218,7 @@ class KVSpan:
         """Forget every entry from ``length`` on.
 
         Raises:
-            ValueError: ``length`` is negative or beyond what is held.
+            ValueError: ``length`` is negative or beyond the entries in use.
         """
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot roll back a sequence of {self.length} entries to {length}")
@@ -233,7 +233,7 @@ class KVSpan:
             kept: K increasing offsets from ``start``, each below ``length - start``.
 
         Raises:
-            ValueError: ``start`` or an offset is beyond what is held.
+            ValueError: ``start`` or an offset is beyond the entries in use.
         """
         offsets = torch.as_tensor(kept, dtype=torch.long)
         if self.states is not None and not torch.equal(offsets, torch.arange(len(offsets))):
@@ -256,8 +256,8 @@ class KVSpan:
             room: of the new sequence, at least K.
 
         Raises:
-            ValueError: an entry is beyond what is held, or K beyond the room; or recurrent layers have states, which
-                are those of all entries.
+            ValueError: an entry is beyond those in use, or K beyond the room; or recurrent layers have states, which
+                belong to all entries.
         """
         if self.states is not None and not (
             isinstance(rows, torch.Tensor) and torch.equal(rows.cpu(), torch.arange(self.length))

@@ -1,4 +1,4 @@
-"""The stock blocks of ``transformers`` behind the engine's door: the oracle, and the way for what is not fused."""
+"""The stock blocks of ``transformers`` under the engine: the oracle, and the decoder of models that are not fused."""
 
 from __future__ import annotations
 

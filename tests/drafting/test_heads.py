@@ -288,7 +288,7 @@ def test_what_does_not_go_together(settings, message):
 
 def test_heads_and_models_are_not_taken_for_each_other(pairs, tmp_path):
     pair, model = pairs(QWEN25), checkpoints_qwen.save(Kind(QWEN25), tmp_path / "model")
-    with pytest.raises(ModelError, match=r"is a head of another model \(EAGLE-3\), no model"):
+    with pytest.raises(ModelError, match=r"is a head of another model \(EAGLE-3\), not a model"):
         loading.load(pair.head.name, PLACE, text=True)
     with pytest.raises(ModelError, match=r"is no EAGLE-3 head: fc\.weight is not in its files"):
         eagle3.load(str(model), pair.target, PLACE)

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from models.checkpoints_captioner import KINDS, blip
 from vidspec import video
 from vidspec.engine.forward import Engine
-from vidspec.engine.requests import alone
 from vidspec.errors import ModelError
 from vidspec.models import image_captioner, loading
 from vidspec.models.image_captioner import LONGEST, VIDEO_PROMPT, DraftCaptioner, first_sentence, middle_frame
@@ -141,7 +140,7 @@ def test_the_draft_captions_greedily_until_a_sentence_ends(draft, seed):
             break
         tokens.append(token)
         text = model.tokenizer.decode(tokens, skip_special_tokens=True)
-    assert alone(DraftCaptioner(draft.model)(whole)) == first_sentence(text) != ""
+    assert DraftCaptioner(draft.model)(whole) == first_sentence(text) != ""
 
 
 @pytest.mark.full
@@ -149,5 +148,5 @@ def test_the_built_in_draft_says_something_true():
     from vidspec.embedded.samples import shipped
 
     engine = Engine(loading.load(str(loading.embedded_folder("embedded", "draft")), PLACE))
-    said = {path.stem: alone(DraftCaptioner(engine.model)(video.read(path, frames=8))) for path in shipped()}
+    said = {path.stem: DraftCaptioner(engine.model)(video.read(path, frames=8)) for path in shipped()}
     assert "one object" in said["one-object"] and all(text.endswith(".") for text in said.values()), said

@@ -208,6 +208,7 @@ def test_placement():
 def test_placement_prefers_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert placement() == placement("cuda") == Placement(torch.device("cuda:0"), torch.bfloat16)
     assert placement("cuda:0", "float16").dtype == torch.float16
     with pytest.raises(DeviceError, match="has 1 CUDA devices"):
@@ -222,6 +223,7 @@ def test_placement_prefers_cuda(monkeypatch):
 def test_two_names_of_one_device_are_one_place(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     for workers, two in (({"draft": "cuda"}, False), ({"target": "cuda"}, False), ({"draft": "cuda:1"}, True)):
         given = {"schedule.kind": "plan", "models.device": "cuda:0"}
         profile = profiles.load("vanilla-sd", given | {f"workers.{key}": name for key, name in workers.items()})

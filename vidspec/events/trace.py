@@ -94,10 +94,21 @@ class Trace:
     def span(self, kind: Kind, worker: str = "target", about: tuple[tuple[str, int], ...] = ()) -> Iterator[Timed]:
         """Time a piece of work, without the seconds in which it waited for passes of other clips.
 
-        Work that raises, or is given up at a request, is not noted.
+        A part of a decoding that is given up at a request is not noted.
         """
         start, waited, timed = self.now(), self.waited, Timed()
-        yield timed
+        try:
+            yield timed
+        except GeneratorExit:
+            raise
+        except BaseException:
+            self._note(timed, start, waited, kind, worker, about)
+            raise
+        self._note(timed, start, waited, kind, worker, about)
+
+    def _note(
+        self, timed: Timed, start: float, waited: float, kind: str, worker: str, about: tuple[tuple[str, int], ...]
+    ) -> None:
         end = self.now()
         timed.seconds = max(0.0, end - start - (self.waited - waited))
         self.spans.append(Span(worker, kind, end - timed.seconds, end, about))

@@ -1,1 +1,1 @@
-"""The real workers of the parallel schedule: the target by passes it asks for, the draft in a process of its own."""
+"""The real workers of the parallel schedule: the target by the passes it requests, the draft in its own process."""

@@ -1,4 +1,4 @@
-"""The draft's side: what runs in its process. It looks at its messages between any two passes."""
+"""The draft's side, in its own process. It reads its messages between any two passes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class DraftClip(Client):
     """One clip on the draft's side.
 
     Args:
-        order: the clip as the message that opens it describes it.
+        order: the message that opens the clip.
         engine: the drafting model.
         emit: takes its answers.
     """
@@ -104,7 +104,7 @@ class DraftClip(Client):
         return self._text is not None
 
     def take(self, message: DraftMessage, visual: int | None) -> None:
-        """Remember what is to be done; nothing is computed here but a rollback."""
+        """Store a message; nothing is computed here but a rollback."""
         if isinstance(message, PrefillDraft):
             self._prefill, self.context.tokens = message, visual
         elif isinstance(message, Prune):
@@ -130,9 +130,9 @@ class DraftClip(Client):
         )
 
     def work(self) -> Steps[None]:
-        """All that can be done without a further message: encoding the clip, the prompt, tokens.
+        """All work that needs no further message: encoding the clip, the prompt, tokens.
 
-        Once the prompt is read it may be given up at any request and begun anew.
+        Once the prompt is read it may be abandoned at any request and begun again.
         """
         if self._look:
             self._look = False
@@ -185,11 +185,11 @@ class DraftWorker:
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to do without a further message."""
+        """Whether there is work that needs no further message."""
         return len(self._loop) > 0
 
     def take(self, order: OpenClip | CloseClip | Order) -> None:
-        """What the other process says; between two passes."""
+        """Take a message of the other process; called between two passes."""
         number = order.clip
         if isinstance(order, CloseClip):
             self._loop.drop(number)
@@ -228,7 +228,7 @@ class DraftWorker:
         self.send(Answer(number, result))
 
     def _failed(self, number: int, error: Exception) -> None:
-        """One clip cannot go on; the others do."""
+        """One clip cannot continue; the others do."""
         self._loop.drop(number)
         self._clips.pop(number, None)
         self.send(Answer(number, _failure(error)))

@@ -1,4 +1,4 @@
-"""A clip's frames and its sound in shared memory: written by the main process, copied out by the draft's, and gone."""
+"""A clip's frames and its sound in shared memory: written by the main process, copied by the draft's, then freed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ FOLDER = "/dev/shm"
 
 
 def share(frames: np.ndarray, sound: np.ndarray | None = None) -> SharedMemory:
-    """A block that holds ``frames``, (T, H, W, 3) uint8, and behind them ``sound``, (S,) float32.
+    """A block with ``frames``, (T, H, W, 3) uint8, and after them ``sound``, (S,) float32.
 
-    To be given to :func:`drop` in the end.
+    It must be freed by :func:`drop`.
 
     Raises:
         GenerationError: there is not enough shared memory (kind ``memory``).
@@ -43,7 +43,7 @@ def share(frames: np.ndarray, sound: np.ndarray | None = None) -> SharedMemory:
 
 
 def drop(block: SharedMemory) -> None:
-    """Give the memory back, whoever still reads it."""
+    """Free the memory, even if another process still reads it."""
     block.close()
     with contextlib.suppress(FileNotFoundError):
         block.unlink()

@@ -1,4 +1,4 @@
-"""Tells a process that works from one that is stopped or waits for ever, by what the system says of it."""
+"""Distinguishes a working process from one that is stopped or waits for ever, by its state in ``/proc``."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Heartbeat:
         self._seen = time.monotonic()
 
     def silent(self) -> float:
-        """For how many seconds it has been found neither running, nor waiting for a disk, nor to have used the
-        processor since the look before; any number of clips may look.
+        """Seconds in which it was neither running, nor waiting for a disk, nor using the processor between two calls;
+        any number of clips may call it.
 
-        Where the system has no ``/proc`` it is always taken to work.
+        Without ``/proc`` it always counts as working.
         """
         now = time.monotonic()
         try:

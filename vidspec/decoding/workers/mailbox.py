@@ -1,4 +1,4 @@
-"""Where the draft's answers on one clip arrive, on another thread, for the loop to take them."""
+"""The mailbox of one clip: another thread puts the draft's answers, the loop takes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DraftAnswer: TypeAlias = Result | Spans
 
 
 class Mailbox:
-    """Messages in the order of their coming; ``wake`` wakes who waits for them."""
+    """Messages in the order of their arrival; each sets ``wake``."""
 
     def __init__(self) -> None:
         self.wake = WakeEvent()
@@ -28,5 +28,5 @@ class Mailbox:
         self.wake.set()
 
     def take(self) -> list[Any]:
-        """All that have come; the account comes last, when the clip is over."""
+        """All messages that have arrived; the account is the last, when the clip is over."""
         return [self._arrived.popleft() for _ in range(len(self._arrived))]

@@ -1,4 +1,4 @@
-"""What passes through the draft process's pipe besides the protocol's own messages; plain, small values."""
+"""Messages of the draft process's pipe besides those of the protocol; plain, small values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The model is loaded, and which it is."""
+    """The model is loaded; its identity."""
 
     identity: Identity
 
@@ -47,10 +47,10 @@ class Unloadable:
 @dataclass(frozen=True)
 class OpenClip:
     """A clip begins, under ``profile``. Its frames are in the shared memory block ``memory``, (T, H, W, 3) uint8, and
-    behind them ``samples`` of sound, if not None.
+    after them ``samples`` of sound, if not None.
 
-    ``eager``: look at them at once, before anything is asked. ``room``: cache entries needed behind the prompt.
-    ``texts``: of drafts that are shown no video, token ids of the target's prompt with each of these texts for it.
+    ``eager``: encode them at once, before any request. ``room``: cache entries needed after the prompt. ``texts``: for
+    drafts without video, token ids of the target's prompt with each of these texts in its place.
     """
 
     clip: int
@@ -69,7 +69,7 @@ class OpenClip:
 
 @dataclass(frozen=True)
 class Taken:
-    """The clip's frames have been copied; the shared memory is not needed any more."""
+    """The clip's frames have been copied; the shared memory is no longer needed."""
 
     clip: int
 
@@ -83,7 +83,7 @@ class CloseClip:
 
 @dataclass(frozen=True)
 class Order:
-    """A protocol message that belongs to a clip. ``visual``: how many visual tokens the target has, where known."""
+    """A protocol message for a clip. ``visual``: the number of the target's visual tokens, if known."""
 
     clip: int
     message: DraftMessage
@@ -92,7 +92,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Answer:
-    """A protocol result that belongs to a clip."""
+    """A protocol result for a clip."""
 
     clip: int
     result: Result
@@ -100,7 +100,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Spans:
-    """What the draft did and when, on ``time.perf_counter``, which all processes of a machine share.
+    """The draft's timed work, on ``time.perf_counter``, which all processes of a machine share.
 
     ``forwards`` counts its passes over this clip so far.
     """

@@ -1,4 +1,4 @@
-"""The draft's process as the target's side sees it: started, spoken to, and ended under all circumstances."""
+"""The target's handle of the draft's process: it starts it, sends and receives messages, and always ends it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class DraftProcess:
 
     @property
     def overdue(self) -> float:
-        """For how many seconds it has owed the account of a closed clip; 0 if it owes none."""
+        """Seconds for which the account of a closed clip has been missing; 0 if none is."""
         with self._lock:
             return time.monotonic() - min(self._owed.values()) if self._owed else 0.0
 
@@ -87,7 +87,7 @@ class DraftProcess:
         return bool(self._reading)
 
     def wait_until_loaded(self, timeout: float, silence: float) -> Identity:
-        """Wait for the model, and say which it is.
+        """Wait for the model, and return its identity.
 
         Raises:
             ModelError: it cannot be loaded; the cause carries the process's own traceback.
@@ -119,7 +119,7 @@ class DraftProcess:
         eager: bool,
         texts: Mapping[str, Sequence[int]] | None = None,
     ) -> int:
-        """Begin a clip; what is said of it goes to ``listener``, on another thread. Returns the clip's number.
+        """Begin a clip; messages about it go to ``listener``, on another thread. Returns the clip's number.
 
         Raises:
             GenerationError: there is not enough shared memory for its frames.
@@ -153,17 +153,17 @@ class DraftProcess:
         return number
 
     def send(self, clip: int, message: DraftMessage, visual: int | None = None) -> None:
-        """A protocol message for a clip; without effect on one that is over."""
+        """Send a protocol message for a clip; without effect on one that is over."""
         self._send(Order(clip, message, visual))
 
     def close(self, clip: int) -> None:
-        """End a clip: the draft stops, and its listener is told what it did, whenever that comes."""
+        """End a clip: the draft stops, and its listener receives the account when it arrives."""
         with self._lock:
             self._owed[clip] = time.monotonic()
         self._send(CloseClip(clip))
 
     def stop(self, *, lost: bool = False) -> None:
-        """End the process, whatever it is doing, and the clips that are open; ``lost``: they may be done again."""
+        """End the process at once, and the clips that are open; ``lost``: they may be repeated."""
         self.gone(Failed("draft", "it was given up" if lost else "it was stopped", lost=lost))
         self.process.kill()  # it may be stopped or stuck in a pass: nothing gentler is certain
         self.process.join()
@@ -217,7 +217,7 @@ class DraftProcess:
         self._listeners.pop(clip, None)
 
     def gone(self, failed: Failed) -> None:
-        """The process cannot go on."""
+        """The process cannot continue."""
         with self._lock:
             self._early = self._early or failed
             listeners = dict(self._listeners)

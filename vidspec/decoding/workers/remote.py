@@ -1,4 +1,4 @@
-"""The draft of one clip as the target's side has it: messages to and from its process; no wait is without limit."""
+"""The target's handle of one clip's draft: messages to and from its process; every wait is bounded."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ class RemoteDraft:
     """The draft of one clip.
 
     Args:
-        process: where it works, beside the drafts of other clips.
-        opened: begins the clip there, given who takes its answers, and gives its number; called when it is first
-            needed.
+        process: of the drafts of all clips.
+        opened: begins the clip there with a listener for its answers, and returns its number; called at first use.
         timeout: seconds without any answer after which the process counts as lost; while it reads a prompt, this
             clip's or another's, :data:`PATIENCE`, as long as it is seen to work.
-        visual: how many visual tokens the target has, if that is known yet.
-        trace: where waiting for it is noted, in the target's lane.
+        visual: the number of the target's visual tokens, if known yet.
+        trace: times the waiting for it, in the target's lane.
     """
 
     def __init__(
@@ -47,18 +46,18 @@ class RemoteDraft:
         self._closed = False
 
     def begin(self) -> int:
-        """Open the clip; its number."""
+        """Open the clip; returns its number."""
         if self._clip is None:
             self._clip = self._opened(self.mailbox.put)
         return self._clip
 
     def send(self, message: DraftMessage) -> None:
-        """Send it a message; returns at once."""
+        """Send a message; returns at once."""
         sees = isinstance(message, (PrefillDraft, Prune))
         self.process.send(self.begin(), message, self._visual() if sees else None)
 
     def receive(self) -> Steps[list[Result]]:
-        """Its answers since the last time, at least one, or that it is lost."""
+        """Its answers since the last call, at least one, or ``Failed`` if it is lost."""
         begun, since = self.trace.elapsed(), time.monotonic()
         while not (found := (yield Receive(self.mailbox, min(1.0, self.timeout)))):
             silent = time.monotonic() - since
@@ -70,13 +69,13 @@ class RemoteDraft:
         return found  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """The clip is over; the process goes on with the others."""
+        """End the clip; the process continues with the others."""
         if self._clip is not None and not self._closed:
             self._closed = True
             self.process.close(self._clip)
 
     def account(self) -> Steps[Spans | None]:
-        """End the clip; what the draft did, if it says so, and soon."""
+        """End the clip; returns the draft's account if it arrives soon."""
         if self._clip is None:
             return None
         self.close()

@@ -1,4 +1,4 @@
-"""Where the draft's process is kept between clips: started early, replaced after a failure."""
+"""Keeps the draft's process between clips: started early, replaced after a failure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def split_threads(total: int, draft: int | None = None) -> tuple[int, int]:
     """Threads of target and draft, together ``total`` where there are two or more.
 
     Args:
-        total: that one worker alone would have.
+        total: threads of a single worker.
         draft: the draft's share; a quarter if None, at least one.
     """
     share = max(1, total // 4) if draft is None else draft
@@ -42,7 +42,7 @@ class DraftSlot:
         profile: the settings.
 
     Attributes:
-        target: which the draft must match; to be set before the first use.
+        target: the model that the draft must match; set before the first use.
         gamma: the window that the last clip ended with.
         device: of the draft.
     """
@@ -69,16 +69,16 @@ class DraftSlot:
 
     @property
     def process(self) -> DraftProcess | None:
-        """The one that is there now."""
+        """The current process."""
         return self._processes[0] if self._processes else None
 
     def start(self) -> None:
-        """Start a process, where there is none, without waiting for it."""
+        """Start a process if there is none, without waiting for it."""
         if self.process is None:
             self._processes.append(DraftProcess(self._start))
 
     def ready(self) -> DraftProcess:
-        """A process whose model is loaded; a fresh one if the last has gone, or has been silent for too long.
+        """A process whose model is loaded; a new one if the last has ended, or has been silent for too long.
 
         Raises:
             WorkerLost: it ended, or took too long; the next call starts another.
@@ -101,14 +101,14 @@ class DraftSlot:
         return process
 
     def _hangs(self, process: DraftProcess) -> bool:
-        """Whether it owes something and is at nothing; it may be looking at another clip's video."""
+        """Whether a closed clip's account is overdue; the limit is longer while the process works."""
         works = process.heartbeat.silent() < self._timeout
         return process.overdue > (PATIENCE if works else self._timeout)
 
     def drop(self, lost: DraftProcess | None = None) -> None:
-        """End the process and the clips it has; of one that is ``lost`` only that, and they may be done again.
+        """End the process and its clips; with ``lost`` only if it is that process, and its clips may be repeated.
 
-        A second time does nothing.
+        A second call does nothing.
         """
         if lost is None or lost is self.process:
             _end(self._processes, lost=lost is not None)

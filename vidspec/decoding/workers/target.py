@@ -27,7 +27,7 @@ class TargetSide:
     """Answers the messages to the target.
 
     Args:
-        sequence: whose target it is.
+        sequence: the clip.
 
     Attributes:
         prefix: the target's prompt; None until it is known.
@@ -61,7 +61,7 @@ class TargetSide:
         return prefilled(profile, self.prefix, kept, elapsed, signals=self._signals)
 
     def read(self, publish: Publish) -> Steps[None]:
-        """The target's prompt; the draft's visual tokens are published once their signals exist, or behind it."""
+        """Read the target's prompt; the draft's visual tokens are published once their signals exist, or at its end."""
         sequence, setup, trace = self.sequence, self.sequence.setup, self.sequence.trace
         prefix = self.prefix = yield from setup.read(sequence.job, trace)
         taps = taps_for(setup.needs, prefix)

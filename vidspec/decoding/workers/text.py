@@ -1,4 +1,4 @@
-"""The draft's text in the parallel schedule, and the cache that stands for it; one token per pass."""
+"""The draft's text in the parallel schedule, and its KV cache; one token per pass."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class DraftText:
         self._prompt = self.span.length
 
     def extend(self) -> Steps[int]:
-        """Propose one more token: that of the prompt's last logits at first, then of a pass over what is unread.
+        """Propose one more token: from the prompt's last logits at first, then from a pass over the unread tokens.
 
-        Given up before it is answered, it leaves everything as it was.
+        If it is abandoned before its request is answered, nothing changes.
         """
         unread = self.tokens[self.span.length - self._prompt :]
         if unread:
@@ -41,10 +41,10 @@ class DraftText:
         return self.tokens[-1]
 
     def prune(self, rows: torch.Tensor) -> None:
-        """Drop the prompt's entries but those at ``rows`` (K,), sorted, for good.
+        """Drop the prompt's entries except those at ``rows`` (K,), sorted, for good.
 
-        They, what was read behind them and what will be keep their positions. Tokens that were drafted stay, and their
-        entries as they were computed, from the whole prompt.
+        They and all later entries keep their positions. Drafted tokens stay, with their entries as computed from the
+        whole prompt.
         """
         read = torch.arange(self._prompt, self.span.length, device=rows.device)
         self.span.offset += self._prompt - len(rows)

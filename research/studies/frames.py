@@ -2,9 +2,10 @@
 
 ``python -m research.studies.frames --repeats 3 [--earlier CHECKOUT]``
 
-Drawn files in H.264, a keyframe every 10 s: a long one of 1080p and four short ones. Every reading has a process of its
-own, which has read another file before; all take turns. Printed as Markdown are medians, and whether the frames are
-those of the first way. An earlier checkout's default is read by its own code. Linux only.
+Drawn files, a keyframe every 10 s: a long one of 1080p in H.264, shorter ones up to 4K, and one in each other codec.
+Every reading has a process of its own, which has read another file before; all take turns. Printed as Markdown are
+medians, and whether the frames are those of the first way. An earlier checkout's default is read by its own code. Linux
+only.
 """
 
 from __future__ import annotations
@@ -27,13 +28,59 @@ import numpy as np
 from numpy.typing import NDArray
 
 RATE = 25
-#: Name: seconds, width and height.
-SHORT = {"3 s, 320x240": (3, 320, 240), "10 s, 640x360": (10, 640, 360), "10 s, 1280x720": (10, 1280, 720)}
-SHORT["20 s, 1920x1080"] = (20, 1920, 1080)
+
+
+class File(NamedTuple):
+    """A file to be drawn."""
+
+    seconds: float
+    width: int
+    height: int
+    codec: str = "libx264"
+
+    @property
+    def name(self) -> str:
+        """Of the file."""
+        return f"{self.seconds:g}s-{self.width}x{self.height}-{self.codec}.{'webm' if 'vpx' in self.codec else 'mp4'}"
+
+    @property
+    def shown(self) -> str:
+        """In the table."""
+        return f"{self.seconds:g} s, {self.width}x{self.height}, {CODECS[self.codec][0]}"
+
+
+INTERVAL = 10 * RATE
+#: By encoder: the codec, and options that make it fast and its keyframes regular.
+CODECS: dict[str, tuple[str, dict[str, str]]] = {
+    "libx264": (
+        "H.264",
+        {"preset": "veryfast", "crf": "23", "x264-params": f"keyint={INTERVAL}:min-keyint={INTERVAL}:scenecut=0"},
+    ),
+    "libx265": (
+        "HEVC",
+        {
+            "preset": "ultrafast",
+            "x265-params": f"keyint={INTERVAL}:min-keyint={INTERVAL}:scenecut=0:bframes=3:log-level=none",
+        },
+    ),
+    "libvpx-vp9": ("VP9", {"deadline": "realtime", "cpu-used": "8", "b": "2M", "g": f"{INTERVAL}"}),
+    "libsvtav1": ("AV1", {"preset": "12", "crf": "40", "g": f"{INTERVAL}"}),
+    "mpeg4": ("MPEG-4", {"q": "5", "g": f"{INTERVAL}", "bf": "2"}),
+}
+SHORT = (
+    File(3, 320, 240),
+    File(10, 640, 360),
+    File(10, 1280, 720),
+    File(20, 1920, 1080),
+    File(5, 3840, 2160),
+    File(10, 1280, 720, "libx265"),
+    File(10, 1280, 720, "libvpx-vp9"),
+    File(10, 1280, 720, "libsvtav1"),
+    File(10, 1280, 720, "mpeg4"),
+)
 #: Of ``vidspec.video.read``, with 32 frames.
 WAYS: dict[str, dict[str, object]] = {
     "default": {},
-    "av": {"decoder": "av"},
     "decord": {"decoder": "decord"},
     "default, 600,000 pixels": {"max_pixels": 600_000},
     "keyframes": {"seek": "keyframes"},
@@ -79,17 +126,13 @@ def pictures(seconds: float, width: int, height: int) -> Iterator[NDArray[np.uin
         yield picture
 
 
-def write(path: Path, seconds: float, width: int, height: int) -> str:
-    """A drawn file; x264's preset veryfast, a keyframe every 10 s, three B-frames."""
+def write(path: Path, file: File) -> str:
+    """The file, drawn."""
     with av.open(str(path), "w") as out:
-        stream = out.add_stream("libx264", rate=RATE)
-        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        stream.options = {
-            "preset": "veryfast",
-            "crf": "23",
-            "x264-params": f"keyint={10 * RATE}:min-keyint={10 * RATE}:scenecut=0",
-        }
-        for number, picture in enumerate(pictures(seconds, width, height)):
+        stream = out.add_stream(file.codec, rate=RATE)
+        stream.width, stream.height, stream.pix_fmt = file.width, file.height, "yuv420p"
+        stream.options = CODECS[file.codec][1]
+        for number, picture in enumerate(pictures(file.seconds, file.width, file.height)):
             frame = av.VideoFrame.from_ndarray(picture, "rgb24")
             frame.pts, frame.time_base = number, Fraction(1, RATE)
             out.mux(stream.encode(frame))
@@ -116,31 +159,32 @@ def main() -> None:
     here = Path(__file__).resolve().parents[2]
     ways = [(name, here, arguments) for name, arguments in WAYS.items()]
     if asked.earlier is not None:
-        ways += [(f"earlier {name}", asked.earlier.resolve(), WAYS[name]) for name in ("default", "av")]
-    sizes = {f"{asked.seconds:g} s, 1920x1080": (asked.seconds, 1920, 1080), **SHORT}
+        earlier = asked.earlier.resolve()
+        ways += [("earlier default", earlier, {}), ("earlier av", earlier, {"decoder": "av"})]
+    drawn = (File(asked.seconds, 1920, 1080), *SHORT)
     found: dict[tuple[str, str], list[Reading]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as temporary:
         folder = asked.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         files = {}
-        for name, size in sizes.items():
-            path = folder / ("-".join(f"{number:g}" for number in size) + ".mp4")
-            files[name] = str(path) if path.exists() else write(path, *size)
-        warm = files[next(iter(SHORT))]
+        for file in drawn:
+            path = folder / file.name
+            files[file.shown] = str(path) if path.exists() else write(path, file)
+        warm = files[SHORT[0].shown]
         for _ in range(asked.repeats):
-            for file, path in files.items():
+            for shown, file_path in files.items():
                 for way, tree, arguments in ways:
-                    found[file, way].append(measured(tree, path, warm, arguments))
+                    found[shown, way].append(measured(tree, file_path, warm, arguments))
     print(
         "| file | read by | wall s | CPU s | memory MB | frames | same frames |",
         "|---|---|---:|---:|---:|---:|---|",
         sep="\n",
     )
-    for (file, way), readings in found.items():
+    for (shown, way), readings in found.items():
         wall, cpu, memory = (median(getattr(one, key) for one in readings) for key in ("wall", "cpu", "memory"))
-        same = {one.digest for one in readings} == {found[file, ways[0][0]][0].digest}
+        same = {one.digest for one in readings} == {found[shown, ways[0][0]][0].digest}
         numbers = f"{wall:.2f} | {cpu:.2f} | {memory:.0f} | {readings[0].frames}"
-        print(f"| {file} | {way} | {numbers} | {'yes' if same else 'no'} |")
+        print(f"| {shown} | {way} | {numbers} | {'yes' if same else 'no'} |")
 
 
 if __name__ == "__main__":

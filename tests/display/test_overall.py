@@ -95,6 +95,12 @@ def test_the_figures_of_a_run(tally):
         assert fact not in text and f" {fact} " in f" {told} "
 
 
+@pytest.mark.parametrize(("share", "shown"), [(0.8, True), (0.04, False)])
+def test_models_that_wait_for_files_are_told(tally, share, shown):
+    text = " ".join(screen(tally, [], (200, 24), [load(reading=share)]))
+    assert (" reading 80% " in f" {text} ") == ("reading" in text) == shown
+
+
 def test_figures_that_say_nothing_are_left_out(tally):
     text = " ".join(
         screen(Tally(total=2), [], (200, 24), [load(waiting=0, accepted=0, passes=0, kv_capacity=0)], verbose=True)

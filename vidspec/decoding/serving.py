@@ -97,6 +97,7 @@ class Serving:
         self._size = BatchSize()
         self._threads = ExitStack()
         self._halved = False
+        self._begun, self._reading_s = time.monotonic(), 0.0
 
     def all(self, arrivals: Arrivals) -> News:
         """The iterator of :meth:`~vidspec.captioner.Captioner.serve`."""
@@ -111,7 +112,10 @@ class Serving:
                 yield None, self.load()
                 return
             else:
+                waits = time.monotonic()
                 self.wake.wait(1.0)
+                self._reading_s += time.monotonic() - waits
+                yield None, self.load()
 
     def rest(self) -> News:
         """The events of the clips in flight until the last of them has ended."""
@@ -166,6 +170,7 @@ class Serving:
             kv_used=slab.used * slab.entry_bytes,
             kv_capacity=slab.nbytes,
             batch=self._limit,
+            reading=self._reading_s / max(time.monotonic() - self._begun, 1e-9),
         )
 
     def close(self) -> None:

@@ -25,6 +25,8 @@ __all__ = ["BulkPanel", "bar", "overall"]
 MINI = 10
 #: Lines of a terminal that has room for headings and all figures; a shorter one shows the first two lines of them.
 ROOMY = 16
+#: Share of the time in which models waited for files, from which on it is shown.
+READING = 0.1
 #: Loads over which rows per pass are averaged: of a single one, a prompt's rows would hide those of the windows.
 RECENT = 16
 
@@ -93,6 +95,7 @@ def _facts(tally: Tally, loads: Sequence[Load], width: int, ascii_only: bool, ve
     if load is not None:
         facts.append(f"{load.clips} of {load.batch} in flight")
         facts.append(f"{load.waiting} waiting" if load.waiting else "")
+        facts.append(f"reading {load.reading:.0%}" if load.reading >= READING else "")
         if load.accepted and load.passes:
             facts.append(f"{load.accepted / load.passes:.1f} accepted tokens per pass")
         if verbose and load.passes:

@@ -188,7 +188,8 @@ class Load:
 
     ``clips`` of at most ``batch`` are in flight, and ``waiting`` further ones are ready but not admitted yet. The last
     pass of the target had ``rows`` rows of ``sequences`` sequences. So far its ``passes`` passes emitted ``accepted``
-    draft tokens. ``kv_used`` of ``kv_capacity`` bytes of keys and values belong to clips in flight.
+    draft tokens. ``kv_used`` of ``kv_capacity`` bytes of keys and values belong to clips in flight. ``reading`` is
+    the share of the time so far in which the models had nothing to do, as no clip had been read yet.
     """
 
     clips: int
@@ -200,6 +201,7 @@ class Load:
     kv_used: int
     kv_capacity: int
     batch: int
+    reading: float = 0.0
 
 
 #: Of one clip.

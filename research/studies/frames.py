@@ -140,12 +140,15 @@ def write(path: Path, file: File) -> str:
     return str(path)
 
 
-def measured(tree: Path, path: str, warm: str, arguments: dict[str, object]) -> Reading:
-    """One reading by the code in ``tree``, in a process of its own."""
+def measured(tree: Path, path: str, warm: str, arguments: dict[str, object]) -> Reading | None:
+    """One reading by the code in ``tree``, in a process of its own; None if it refuses the file."""
     command = [sys.executable, "-c", CHILD, json.dumps([path, warm, arguments])]
     ran = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=True, cwd=tree
+        command, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=False, cwd=tree
     )
+    if ran.returncode:
+        print(f"{path}, {arguments}: {ran.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+        return None
     return Reading(*json.loads(ran.stdout))
 
 
@@ -174,7 +177,8 @@ def main() -> None:
         for _ in range(asked.repeats):
             for shown, file_path in files.items():
                 for way, tree, arguments in ways:
-                    found[shown, way].append(measured(tree, file_path, warm, arguments))
+                    if (reading := measured(tree, file_path, warm, arguments)) is not None:
+                        found[shown, way].append(reading)
     print(
         "| file | read by | wall s | CPU s | memory MB | frames | same frames |",
         "|---|---|---:|---:|---:|---:|---|",

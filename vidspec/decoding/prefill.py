@@ -58,6 +58,7 @@ def in_turns(sequence: Sequence) -> Steps[None]:
         sequence.window = None
     per_layer = kept_per_layer(read.span)
     sequence.emit(prefilled(setup.profile, prefix, kept, trace.now(), description, per_layer, signals))
+    del prefix  # its embeddings are not needed any more
     try:
         yield from setup.schedule(sequence)
     finally:

@@ -108,7 +108,7 @@ def counted(size: Size, kind: Literal["fused", "stock"], entries: int) -> Counts
         return query.new_empty(len(query), query.shape[1] * query.shape[2])
 
     if isinstance(model.decoder, FusedDecoder):
-        _, replay = Graphs(model.decoder, attend).step(1, size.vocabulary)
+        _, replay = Graphs(model.decoder, attend).step(1, size.vocabulary, chained=True)
         with _Counting(found):
             replay()
     else:

@@ -60,6 +60,7 @@ def says_one_context(drafter):
     propose = drafter.propose
 
     def wrong(gamma):
+        yield from ()
         rows = []
         run = drafter.engine.run
         drafter.engine.run = lambda batch: (rows.append(run(batch)), rows[-1])[1]
@@ -78,6 +79,7 @@ def drafts_its_best(drafter):
     propose = drafter.propose
 
     def wrong(gamma):
+        yield from ()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("vidspec.drafting.ensemble_chain.draw", lambda q, rng: int(q.argmax()))
             return alone(propose(gamma))

@@ -117,7 +117,7 @@ def test_a_draft_in_another_process_reads_the_targets_prompt_too(folders, monkey
     block = share(np.zeros(order.shape, np.uint8), None)
     try:
         engine = Engine(loading.load(folders["draft"], WHERE, text=True))
-        clip = DraftClip(replace(order, memory=block.name), engine)
+        clip = DraftClip(replace(order, memory=block.name), engine, lambda result: None)
     finally:
         drop(block)
     assert clip.context.text("\n").token_ids.tolist() == expected

@@ -104,6 +104,7 @@ class Given:
         return self.left.pop(0) if self.left else None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("draft", [True, False], ids=["a draft", "the target alone"])
 def test_clips_at_once_have_the_texts_of_plain_decoding(models, plain, draft, at_once):
     captioner, ended = auto(models, draft), {}

@@ -127,7 +127,7 @@ def alone(pair, name, paths):
 SPECULATIVE = [name for name in LOSSLESS if not packaged()[name].races]
 
 
-@pytest.mark.parametrize("name", full_but(["hippo", "hybrid", "sd-adaptive-tree", "specvlm", "std"], SPECULATIVE))
+@pytest.mark.parametrize("name", full_but(["hippo", "sd-adaptive-tree", "specvlm"], SPECULATIVE))
 def test_every_method_drafts_in_company_and_from_chunks(pair, clips, name, monkeypatch):
     expected = alone(pair, name, clips)
     check(pair, name, clips, 4, 4, expected)

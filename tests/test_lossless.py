@@ -195,7 +195,7 @@ def check_nothing_loose(pair, profile, overrides, clips):
 
 
 @pytest.mark.parametrize("family", full_but(["llava_onevision"], DENSE))
-@pytest.mark.parametrize("profile", ["lvspec", "lvspec-tree"])
+@pytest.mark.parametrize("profile", full_but(["lvspec"], ["lvspec", "lvspec-tree"]))
 def test_lvspec_without_anything_loose(random_pairs, family, profile):
     """A chain and two."""
     check_nothing_loose(random_pairs(family), profile, NOTHING_LOOSE, CLIPS.values())
@@ -209,7 +209,8 @@ def test_lvspec_without_anything_loose_on_a_tree_and_in_parallel(random_pairs, n
     check_nothing_loose(random_pairs(family), profile, overrides, turns(number))
 
 
-@pytest.mark.parametrize("name", full_but(["embedded"], BUILT_IN))
+@pytest.mark.full
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_hippo_of_four_clips_at_once_on_the_built_in_pairs(built_in_pairs, name):
     pair = built_in_pairs(name)
     captioner = pair.captioner("hippo")
@@ -247,7 +248,7 @@ def test_a_target_that_is_pruned_of_nothing(built_in_pairs, name, method):
     assert record.lossy["kept"] == [record.counters["visual_tokens"]] * len(record.lossy["kept"])
 
 
-@pytest.mark.parametrize("method", [name for name in pruners.names() if name != "none"])
+@pytest.mark.parametrize("method", full_but(["hippo", "uv"], [name for name in pruners.names() if name != "none"]))
 def test_any_pruner(random_pair, method):
     captioner = random_pair.captioner("sd-uniform", {"prune.method": method, "prune.alpha": 0.8})
     check(random_pair, captioner, CLIPS["one-object"])
@@ -268,7 +269,7 @@ GREEDY_DRAFTS = [
 ]
 
 
-@pytest.mark.parametrize(("profile", "overrides"), GREEDY_DRAFTS)
+@pytest.mark.parametrize(("profile", "overrides"), full_but([GREEDY_DRAFTS[0], GREEDY_DRAFTS[3]], GREEDY_DRAFTS))
 def test_drawn_texts_are_those_of_plain_decoding_where_drafts_are_greedy(random_pair, profile, overrides):
     """Beside the target and of a race: ``tests/{decoding/workers/test_side_by_side,test_autotune}.py``."""
     drawn = {"generate.temperature": 0.7, "generate.top_p": 0.95, "generate.seed": 5}
@@ -324,7 +325,9 @@ def test_the_gate_can_fail(random_pair, rule):
         check(random_pair, captioner, CLIPS["one-object"])
 
 
-@pytest.mark.parametrize("profile", ["vanilla-sd", "specvlm", "parallelvlm", "auto"])
+@pytest.mark.parametrize(
+    "profile", full_but(["specvlm", "parallelvlm"], ["vanilla-sd", "specvlm", "parallelvlm", "auto"])
+)
 def test_loops_are_stopped_at_the_same_token(random_pair, profile):
     """Random models fall into loops; with ``stop_loops`` every method must leave them where plain decoding does."""
     stop = {"generate.stop_loops": True, "generate.max_new_tokens": 200}

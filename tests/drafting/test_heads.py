@@ -194,7 +194,7 @@ def test_a_head_drafts_what_a_plain_pass_over_all_pairs_gives(pairs, monkeypatch
         assert list(tokens) == found
 
 
-@pytest.mark.parametrize("family", full_but([QWEN25, HYBRID], [QWEN25, QWEN3, HYBRID]))
+@pytest.mark.parametrize("family", full_but([QWEN25], [QWEN25, QWEN3, HYBRID]))
 def test_texts_are_those_of_plain_decoding(pairs, family):
     pair = pairs(family)
     plain = pair.texts(pair.captioner("ar"), 1)

@@ -49,6 +49,7 @@ def same_process(pairs):
     assert not pairs.slot.process._blocks and not pairs.slot.process._owed
 
 
+@pytest.mark.full
 def test_one_process_captions_many_clips(pairs, same_process):
     accepted = 0
     for clip, path in list(CLIPS.items())[:5]:

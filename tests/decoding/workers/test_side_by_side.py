@@ -62,10 +62,12 @@ def test_one_process_captions_many_clips(pairs, same_process):
 
 
 def test_both_lanes_are_traced(pairs):
-    record = pairs.first.caption(CLIP)
+    # A fresh process may be so late with its first clip that the target has gone on alone to the end.
+    record = next(one for one in (pairs.first.caption(CLIP) for _ in range(10)) if one.counters["accepted"])
     trace = record.trace
     kinds = {worker: {span.kind for span in trace.spans if span.worker == worker} for worker in ("target", "draft")}
-    assert kinds["target"] >= {"preprocess", "vision", "target_prefill", "prune", "verify", "accept", "wait"}
+    # "wait" too, unless the draft's answers always come before the target's pass ends.
+    assert kinds["target"] >= {"preprocess", "vision", "target_prefill", "prune", "verify", "accept"}
     assert kinds["draft"] >= {"preprocess", "vision", "draft_prefill", "draft", "rollback"}
     by_kind = {kind: [span for span in trace.spans if span.kind == kind] for kind in ("draft", "verify")}
     overlap = sum(
@@ -119,8 +121,8 @@ def test_hippo_drafts_before_the_targets_prefill_ends(pairs, same_process, monke
             said[message.clip] = said.get(message.clip, 0) + 1
         heard(process, message)
 
-    def late(setup, prefix, taps):
-        read = yield from prefill(setup, prefix, taps)
+    def late(setup, *rest):
+        read = yield from prefill(setup, *rest)
         until = time.monotonic() + 60
         while sum(count >= 3 for count in said.values()) < batch and time.monotonic() < until:
             yield Encode(lambda: time.sleep(0.01))
@@ -133,6 +135,7 @@ def test_hippo_drafts_before_the_targets_prefill_ends(pairs, same_process, monke
         for clip, event in captioner.serve(Waiting(captioner, clips), batch=batch)
         if isinstance(event, Finished)
     }
+    monkeypatch.undo()
     assert {clip: record.token_ids for clip, record in records.items()} == {clip: pairs.plain(clip) for clip in clips}
     for record in records.values():
         spans = record.trace.spans

@@ -41,6 +41,7 @@ def environment(where):
     return {**os.environ, "XDG_CONFIG_HOME": str(where), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "args",
     [

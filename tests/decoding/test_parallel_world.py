@@ -18,6 +18,7 @@ def test_ten_thousand_orders_of_events_give_every_clip_its_text(block, monkeypat
             raise AssertionError(f"case {seed}: {error!r}") from error
 
 
+@pytest.mark.full
 def test_the_orders_reach_what_matters(monkeypatch):
     """Rounds of every kind, clips that share passes, drafts that die with several clips in flight."""
     enter(monkeypatch)

@@ -98,6 +98,7 @@ def test_it_reaches_the_best_fixed_window(machine, beta, clips):
     assert reached >= 0.97 * found.best_fixed([beta] * clips)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("clips", [1, 4, 16])
 @pytest.mark.parametrize(
     "machine",

@@ -102,6 +102,7 @@ def simulated(beta, gamma, tp1, tp, tq, seed, tokens=12_000):
     return run.decoded * tp1 / run.decode_s
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "beta, gamma, tp, tq", [(0.87, 9, 420.0, 46.6), (0.6, 4, 10.0, 2.5), (0.95, 3, 3.0, 1.0), (0.3, 2, 2.0, 1.0)]
 )
@@ -109,6 +110,7 @@ def test_the_scheduler_is_as_fast_as_the_renewal_formula_says(beta, gamma, tp, t
     assert simulated(beta, gamma, tp, tp, tq, 1) == pytest.approx(speed.parallel(beta, gamma, tp, tp, tq), rel=0.02)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "beta, gamma, tp1, tp, tq",
     [(0.87, 14, 420.0, 420.0, 46.6), (0.8, 7, 6.3, 9.0, 1.2), (0.8, 10, 6.3, 12.0, 1.2), (0.94, 2, 78.3, 78.3, 46.6)],

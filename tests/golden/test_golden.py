@@ -56,8 +56,8 @@ def test_exit_codes_stay():
 
 
 EVERY = [(pair, profile, batch) for pair in make.PAIRS for profile in make.PROFILES for batch in (1, 4)]
-#: Each profile once, on the pairs and at the numbers of clips in turn.
-USUAL = [(make.PAIRS[at % 2], profile, (1, 4)[at // 2 % 2]) for at, profile in enumerate(make.PROFILES)]
+#: Every other profile, on the pairs and at the numbers of clips in turn.
+USUAL = [(make.PAIRS[at % 2], profile, (1, 4)[at // 2 % 2]) for at, profile in enumerate(make.PROFILES[::2])]
 
 
 @pytest.mark.parametrize(("pair", "profile", "batch"), full_but(USUAL, EVERY))

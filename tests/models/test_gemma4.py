@@ -225,6 +225,7 @@ def test_plain_decoding_is_generate(kind):
 PROFILES = ("vanilla-sd", "specvlm", "sd-frame", "uv-sequential", "hippo-sequential", "self-sd", "std", "tabed-mtcp")
 
 
+@pytest.mark.full
 def test_profiles_are_exact(tmp_path):
     """A small model drafts for a large one."""
     place = loading.placement("cpu", "float32")

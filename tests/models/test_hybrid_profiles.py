@@ -50,6 +50,7 @@ def test_chains(pair):
         assert record.token_ids == texts[clip], name
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", full_but(["specvlm-chain"], ["ar", "specvlm-chain", "auto"]))
 def test_four_clips_at_once(pair, name):
     plain, fast = captioner(pair, "ar"), captioner(pair, name)

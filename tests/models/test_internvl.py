@@ -88,6 +88,7 @@ def test_prefill_windows_and_generate(case):
     assert text == made
 
 
+@pytest.mark.full
 def test_profiles_are_exact(tmp_path):
     place = loading.placement("cpu", "float32")
     target, draft = (

@@ -221,6 +221,7 @@ def captioner(pair, name, **video):
     return Captioner(profile, pair.target, pair.draft if profile.drafts_with_a_model else None)
 
 
+@pytest.mark.full
 def test_profiles_are_exact(pair, clips):
     records = {path: captioner(pair, "ar").caption(path) for path in clips}
     texts = {path: record.token_ids for path, record in records.items()}

@@ -162,6 +162,7 @@ def test_plain_decoding_is_generate():
 PROFILES = ("vanilla-sd", "specvlm", "sd-frame", "uv-sequential", "hippo-sequential", "self-sd", "tabed-mtcp")
 
 
+@pytest.mark.full
 def test_profiles_are_exact(tmp_path):
     place = loading.placement("cpu", "float32")
     target, draft = (

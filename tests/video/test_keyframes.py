@@ -87,6 +87,7 @@ def test_nearest_is_nearest(among, positions):
     assert got == [min(inside, key=lambda key: abs(times[key] - times[at])) for at in positions]
 
 
+@pytest.mark.full
 def test_the_record_says_which_times_were_seen(tmp_path):
     path = clips.make(tmp_path / "a.mp4", pts=60, options={"x264-params": "keyint=20:min-keyint=20:scenecut=0"})
     command = [sys.executable, "-m", "vidspec", "caption", str(path), "--seek", "keyframes", "--max-new-tokens", "2"]

@@ -571,5 +571,5 @@ class Captioner:
 def _bytes_of(made: Pixels | Seen) -> int:
     """Bytes of what was made of a clip before its turn."""
     heard = made.heard if isinstance(made, Seen) else made.sound
-    levels = (made.features, *made.deepstack) if isinstance(made, Seen) else (made.values,)
+    levels = (made.features, *made.deepstack) if isinstance(made, Seen) else (made.stored,)
     return sum(level.nbytes for level in levels) + (0 if heard is None else heard.nbytes)

@@ -143,7 +143,7 @@ class Adapter:
 
     def stock_pixels(self, pixels: Pixels, prefix: Prefix) -> dict[str, object]:
         """The part of :meth:`stock_inputs` that differs between families."""
-        return {"pixel_values_videos": pixels.values[None].to(self.device, self.dtype)}
+        return {"pixel_values_videos": pixels.on(self.device, self.dtype)[None]}
 
     def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
         """:meth:`see` in steps of bounded work and memory: goes on with each ``next``."""

@@ -50,8 +50,8 @@ class LlavaNext(Llava):
     def preprocess(self, clip: Clip) -> Pixels:
         """(T, 1 + tiles, 3, S, S); the grid has rows and columns of the frames' own pixels."""
         shown = tiled(clip.frames, self.rules, self.resolutions, self.device)
-        height, width = clip.frames.shape[1:3]
-        return Pixels(shown, (len(shown), height, width), tuple(float(t) for t in clip.timestamps))
+        (height, width), seconds = clip.frames.shape[1:3], tuple(float(t) for t in clip.timestamps)
+        return Pixels(shown, (len(shown), height, width), seconds, rules=self.rules.pixels)
 
     def stock_pixels(self, pixels: Pixels, prefix: Prefix | None = None) -> dict[str, object]:
         frames, height, width = pixels.grid

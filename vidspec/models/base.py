@@ -184,6 +184,12 @@ class Prefix:
         stays[self.visual.index[kept]] = True
         return stays.nonzero()[:, 0]
 
+    def outline(self) -> Prefix:
+        """The same rows and places without embeddings and features, (1, L, 0) and (N, 0): what is asked of a prompt
+        that has been read."""
+        visual = replace(self.visual, features=self.visual.features.new_empty(len(self.visual), 0), deepstack=())
+        return replace(self, embeds=self.embeds.new_empty(1, self.length, 0), visual=visual)
+
     def keep(self, kept: torch.Tensor, *, compact: bool = False) -> Prefix:
         """The prompt without the visual tokens not in ``kept``.
 
@@ -245,6 +251,15 @@ class VideoLanguageModel(LanguageModel, Protocol):
 
     def audio_tokens(self, samples: int) -> int:
         """How many tokens so many samples of a clip's sound make; 0 of families that do not hear."""
+        ...
+
+    def reading_bytes(self, visual: int, tokens: int) -> tuple[int, int]:
+        """What a clip takes on the device until its prompt is read, and while the tower works on it; bytes, about.
+
+        Args:
+            visual: its visual tokens.
+            tokens: all of its prompt.
+        """
         ...
 
     def preprocess(self, clip: Clip) -> Pixels:

@@ -39,6 +39,7 @@ class Gemma4(Adapter):
     def set_up(self, processor: ProcessorConfig) -> None:
         config, tokens = self.model.config, self.tokenizer
         self.patch, self.pool = int(config.vision_config.patch_size), int(config.vision_config.pooling_kernel_size)
+        self.folded = self.pool**2
         self.max_tokens = int(processor.get("max_soft_tokens", 70))
         self.mode = MODES.get(processor.get("resample", 3), "bicubic")
         self.opens, self.closes = (

@@ -38,6 +38,7 @@ class InternVL(Llava):
         given = {"image_mean": CLIP_MEAN, "image_std": CLIP_STD, **processor}
         self.square = PixelRules.from_config(given, size)
         self.side = int(size // patch * config.downsample_ratio)
+        self.folded = round(config.downsample_ratio**-2)
         self.tower_rows = (size // patch) ** 2 + 1
         self.opens = getattr(tokenizer, "start_image_token", None) or "<img>"
         self.closes = getattr(tokenizer, "end_image_token", None) or "</img>"

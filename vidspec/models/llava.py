@@ -36,6 +36,7 @@ class Llava(Adapter):
     family = "llava"
     content: ClassVar[str] = "image"
     visual_token: ClassVar[str] = "image_token_id"
+    keeps_blocks: ClassVar[bool] = True
     chat_template: ClassVar[str] = VICUNA
 
     def set_up(self, processor: ProcessorConfig) -> None:
@@ -94,7 +95,7 @@ class Llava(Adapter):
             pooled: average the tower's features 2 x 2 just before the projector.
         """
         tokens = math.prod(pixels.stored.shape[1:-3]) * self.tower_rows  # of a frame: images
-        made = yield from self.chunked(pixels, tokens, lambda part: self._chunk(part, pooled), every_block=True)
+        made = yield from self.chunked(pixels, tokens, lambda part: self._chunk(part, pooled))
         features, sides = zip(*made, strict=True)
         return torch.cat(features), sides[0]
 

@@ -33,6 +33,7 @@ class LlavaNext(Llava):
     where Mistral is their language model, in Vicuna's otherwise."""
 
     family = "llava_next"
+    folded = 2  # of tiles with padding
 
     def own_template(self) -> str:
         return MISTRAL if self.model.config.text_config.model_type == "mistral" else VICUNA

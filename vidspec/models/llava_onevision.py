@@ -37,6 +37,8 @@ class LlavaOnevision(Adapter):
 
     family = "llava_onevision"
     chat_template: ClassVar[str] = CHAT_TEMPLATE
+    keeps_blocks: ClassVar[bool] = True
+    folded = 4
 
     def set_up(self, processor: ProcessorConfig) -> None:
         vision = self.model.config.vision_config
@@ -56,7 +58,7 @@ class LlavaOnevision(Adapter):
     def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
         """T * cells ** 2 + 1 tokens: pooled features of all frames in raster order, then the newline."""
         frames, side, _ = pixels.grid
-        parts = yield from self.chunked(pixels, side**2, lambda part: self._chunk(part, pooled), every_block=True)
+        parts = yield from self.chunked(pixels, side**2, lambda part: self._chunk(part, pooled))
         features = torch.cat(parts)
         cells = math.isqrt(len(features) // frames)
         seen = Seen.raster(features, (frames, cells, cells), pixels.seconds)

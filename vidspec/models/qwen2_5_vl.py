@@ -53,6 +53,7 @@ class Qwen25VL(Adapter):
         config = self.model.config
         self.tower: StockModel = self.model.model.visual
         self.merge = int(config.vision_config.spatial_merge_size)
+        self.folded, self.levels = self.merge**2, len(self._mergers)
         self.rules = self.rules_of(processor, config.vision_config)
         marks = [config.vision_start_token_id, config.vision_end_token_id]
         self.opens, self.closes = self.tokenizer.convert_ids_to_tokens(marks)

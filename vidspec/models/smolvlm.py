@@ -58,6 +58,7 @@ class SmolVLM(Adapter):
     def set_up(self, processor: ProcessorConfig) -> None:
         vision, self.scale = self.model.config.vision_config, int(self.model.config.scale_factor)
         self.patches = vision.image_size // vision.patch_size
+        self.folded = self.scale**2
         #: Tokens per side of a frame.
         self.side = self.patches // self.scale
         sampled = (processor.get("video_sampling") or {}).get("video_size") or {}

@@ -21,6 +21,7 @@ from vidspec import video
 from vidspec.autotune import Autotune
 from vidspec.config import profiles
 from vidspec.config.profiles import Profile
+from vidspec.decoding.admission import Claim
 from vidspec.decoding.decode import decode
 from vidspec.decoding.dialogue import Dialogue
 from vidspec.decoding.parallel import WorkerLost
@@ -248,22 +249,26 @@ class Captioner:
         """What chooses windows, and so wants to hear of passes."""
         return self.autotune.pace if self.autotune else self.setup.pace
 
-    def needs(self, request: Request) -> int:
-        """Bytes of memory that keys, values and states of a clip would take beyond what models have.
+    def needs(self, request: Request) -> list[Claim]:
+        """What a clip takes of each model in this process and of its device.
 
         Of a draft as if it saw what the target sees.
         """
-        generate, total = self.profile.generate, 0
+        generate, model, sound = self.profile.generate, self.target.model, request.shown.sound
         frames, height, width, _ = request.shown.frames.shape
         text = request.prompt or generate.prompt, request.system or generate.system, request.earlier
-        for engine in (self.target, self.draft, self.setup.head):
-            if engine is not None and (engine is self.target or self.profile.shows_the_video):
-                model, sound = self.target.model, request.shown.sound
-                tokens = model.visual_tokens(frames, height, width) + model.text_tokens(*text)
-                tokens += 0 if sound is None else model.audio_tokens(len(sound))
-                decoder = engine.model.decoder
-                total += decoder.slab.wants(tokens + self.setup.room) + decoder.state_bytes
-        return total
+        visual = model.visual_tokens(frames, height, width)
+        visual += 0 if sound is None else model.audio_tokens(len(sound))
+        tokens = visual + model.text_tokens(*text)
+        entries, read = tokens + self.setup.room, model.reading_bytes(visual, tokens)
+        claims = [Claim(model, entries, *read)]
+        if self.draft is not None and self.profile.shows_the_video:
+            claims.append(Claim(self.draft.model, entries, *self.draft.model.reading_bytes(visual, tokens)))
+        if self.setup.head is not None:  # its prompt is made of states of several blocks of the target
+            claims.append(Claim(self.setup.head.model, entries, read[0] * (1 + len(self.setup.head.model.blocks)), 0))
+        if self.profile.drafts_with_the_target and not self.profile.concurrent:  # behind a prompt of its own
+            claims.append(Claim(model, entries, 0, 0))
+        return claims
 
     @property
     def hears(self) -> float | None:
@@ -410,10 +415,14 @@ class Captioner:
         if request.clip is None:
             with trace.span("decode_video"):
                 clip = self.read(request.path, start=request.start, end=request.end, prompt=request.prompt)
-            request = replace(request, clip=clip)
+            again = partial(self.read, request.path, start=request.start, end=request.end)
+            request = replace(request, clip=clip, reread=again)
+            del clip
         serving = Serving(self, batch=1)
+        events = chain(serving.begin(request, trace), serving.rest())
+        del request  # its frames are let go of once the models have seen them
         try:
-            for _, news in chain(serving.begin(request, trace), serving.rest()):
+            for _, news in events:
                 if isinstance(news, Exception):
                     raise news
                 if not isinstance(news, Load):
@@ -546,6 +555,8 @@ class Captioner:
         sequence.job = self._whole(sequence.job)
         for attempt in (1, 2):
             try:
+                if sequence.job.reread is not None and not sequence.job.shown.frames.size:
+                    sequence.job = replace(sequence.job, clip=sequence.job.reread())
                 if self.autotune is not None:
                     yield from self.autotune.decode(sequence)
                 else:
@@ -571,5 +582,5 @@ class Captioner:
 def _bytes_of(made: Pixels | Seen) -> int:
     """Bytes of what was made of a clip before its turn."""
     heard = made.heard if isinstance(made, Seen) else made.sound
-    levels = (made.features, *made.deepstack) if isinstance(made, Seen) else (made.values,)
+    levels = (made.features, *made.deepstack) if isinstance(made, Seen) else (made.stored,)
     return sum(level.nbytes for level in levels) + (0 if heard is None else heard.nbytes)

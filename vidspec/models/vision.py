@@ -91,20 +91,21 @@ def chunks(pixels: Pixels, tokens: int, config: StockConfig, *, every_block: boo
     it works in does not grow with the clip.
 
     Args:
-        pixels: of the clip; as many rows of ``values`` for each frame.
+        pixels: of the clip; as many rows of ``stored`` for each frame.
         tokens: rows of the tower's hidden states for each frame.
         config: of the tower.
         every_block: whether the stock model keeps the output of each block to choose from.
     """
     frames = pixels.grid[0]
-    fitting = max(1, BUDGET // (tokens * token_bytes(config, every_block=every_block)))
+    normalised = 0 if pixels.rules is None else 2 * 4 * pixels.stored.numel() // frames  # and in the tower's dtype
+    fitting = max(1, BUDGET // (tokens * token_bytes(config, every_block=every_block) + normalised))
     count = -(-frames // fitting)
-    rows = len(pixels.values) // frames
+    rows = len(pixels.stored) // frames
     for part in range(count):
         first, end = part * frames // count, (part + 1) * frames // count
         yield replace(
             pixels,
-            values=pixels.values[first * rows : end * rows],
+            stored=pixels.stored[first * rows : end * rows],
             grid=(end - first, *pixels.grid[1:]),
             seconds=pixels.seconds[first:end],
         )

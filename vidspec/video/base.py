@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Literal, Protocol, TypeAlias
@@ -79,6 +79,10 @@ class Clip:
     @property
     def nbytes(self) -> int:
         return self.frames.nbytes + (0 if self.sound is None else self.sound.nbytes)
+
+    def without_frames(self) -> Clip:
+        """The same facts and times, with as many frames of no pixels: (N, 0, 0, 3)."""
+        return replace(self, frames=np.empty((len(self), 0, 0, 3), np.uint8), sound=None)
 
 
 @dataclass(frozen=True, eq=False)

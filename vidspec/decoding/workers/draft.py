@@ -142,9 +142,11 @@ class DraftClip(Client):
             begun = self.trace.elapsed()
             if order.kept is not None:
                 self.context.kept = torch.tensor(order.kept, dtype=torch.long)
-            self._prefix = yield from self._kind.prefix(self.context)
-            read = yield from self.context.read(self.engine, self._prefix)
-            self._text, self._eos = DraftText(self.engine, read), order.eos
+            prefix = yield from self._kind.prefix(self.context)
+            read = yield from self.context.read(self.engine, prefix)
+            self._text, self._eos, self._prefix = DraftText(self.engine, read), order.eos, prefix.outline()
+            self.context.release()
+            del prefix
             self.emit(Ready("draft", self.trace.elapsed() - begun))
         if self._text is not None and self._prefix is not None and self._prune is not None:
             self.context.kept, self._prune = torch.tensor(self._prune.kept, dtype=torch.long), None

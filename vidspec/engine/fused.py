@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from vidspec.engine.decoder import Attending, Rotation, windows_of
 from vidspec.engine.graphs import eager_because, graphs_of
-from vidspec.engine.matrix import LARGE, Matrix, packing
+from vidspec.engine.matrix import LARGE, Matrix, laid, packing
 from vidspec.engine.slab import Slab
 
 __all__ = ["FAMILIES", "FusedDecoder", "uncovered"]
@@ -89,9 +89,7 @@ class _Block:
     """One block's matrices and norms."""
 
     def __init__(self, block: Any, packed: bool) -> None:
-        qkv, out, gate_up, down = _linears(block)
-        self.qkv, self.out = Matrix(qkv, packed=packed), Matrix(out, packed=packed)
-        self.gate_up, self.down = Matrix(gate_up, packed=packed), Matrix(down, packed=packed)
+        self.qkv, self.out, self.gate_up, self.down = (laid(layers, packed=packed) for layers in _linears(block))
         self.before_attention, self.before_mlp = _Norm(block.input_layernorm), _Norm(block.post_attention_layernorm)
         attention = block.self_attn
         self.of_heads: tuple[_Norm, _Norm] | None = None
@@ -137,14 +135,12 @@ class FusedDecoder:
             for part in _linears(block)
             if sum(layer.weight.numel() for layer in part) >= LARGE
         )
-        on_cpu = weight.device.type == "cpu" and weight.dtype is torch.float32
-        packs = on_cpu and packing(large + head.weight.nbytes, packed)
+        copies = large + head.weight.nbytes if weight.dtype is torch.float32 else 0
+        packs = weight.device.type == "cpu" and packing(copies, packed, weight.dtype)
         self.blocks = [_Block(block, packs) for block in language.layers]
         tied = head.weight is language.embed_tokens.weight
-        self.norm, self.head = _Norm(language.norm), Matrix([head], packed=packs, shared=tied)
-        self.packed_bytes = self.head.packed_bytes + sum(
-            matrix.packed_bytes for block in self.blocks for matrix in block.matrices
-        )
+        self.norm, self.head = _Norm(language.norm), laid([head], packed=packs, shared=tied)
+        self.packed_bytes = self.head.nbytes + sum(matrix.nbytes for block in self.blocks for matrix in block.matrices)
         self._frequencies, self._axis, self.axes = _frequencies(language.rotary_emb, config, self.width)
         self._amplitude = float(getattr(language.rotary_emb, "attention_scaling", 1.0))
         self.eager = eager_because(self) if self.embedding.device.type == "cuda" else None

@@ -115,7 +115,7 @@ def placement(
     chosen = _DTYPES.get(dtype) or torch.float32
     if dtype not in _DTYPES and place.type == "cuda":
         chosen = torch.bfloat16 if torch.cuda.get_device_capability(place) >= (8, 0) else torch.float16
-    kept = packed if place.type == "cpu" and chosen is torch.float32 else False
+    kept = packed if place.type == "cpu" and chosen is not torch.float16 else False
     return Placement(place, chosen, decoder, device_map, quantization, kept)
 
 

@@ -47,6 +47,8 @@ def uncovered(language: Any, head: Any) -> str | None:
         return "its linear layers are quantised, adapted or moved"
     if len({layer.weight.device for layer in linears}) > 1:
         return "it is split over devices"
+    if len({weight.dtype for weight in (language.embed_tokens.weight, *(layer.weight for layer in linears))}) > 1:
+        return "its weights are of several dtypes"
     return None
 
 

@@ -203,9 +203,10 @@ class Adapter:
             ValueError: it cannot be fused.
         """
         if kind != "stock" and self.device.type == "cpu" and uncovered(self.language, self.model.lm_head) is None:
-            # Weights are mapped from their files; as long as one is, the pages of those that are fused stay too.
+            # As long as one weight is mapped from a file, the pages of those that are fused stay too.
             for weight in self.model.parameters():
-                weight.data = weight.data.clone()
+                if not weight.untyped_storage().resizable():
+                    weight.data = weight.data.clone()
         self._decoder = decoder_of(self.language, self.model.lm_head, kind, packed)
 
     def apart(self) -> Self:

@@ -192,6 +192,11 @@ class Request:
         str | None, _input(metavar="LIST", help="File suffixes that count as video in folders: mp4,mkv, or any.")
     ] = None
 
+    include_images: Annotated[
+        bool,
+        _input("--include-images", help="Of folders and lists, take image files too, as clips of one frame."),
+    ] = False
+
     pair: Annotated[
         str | None, _model(help="A built-in target and draft: embedded or embedded-qwen.", autocompletion=pair_names)
     ] = None

@@ -112,7 +112,8 @@ def sources_of(request: Request) -> Sources:
     if request.extensions is not None:
         words = request.extensions.replace(",", " ").split()
         extensions = frozenset(() if words == ["any"] else (word.lower().lstrip("*.") for word in words))
-    return Sources(paths, lists, manifests, tuple(request.include or ()), tuple(request.exclude or ()), extensions)
+    globs = tuple(request.include or ()), tuple(request.exclude or ())
+    return Sources(paths, lists, manifests, *globs, extensions, request.include_images)
 
 
 def overrides_of(request: Request) -> dict[str, object]:

@@ -3,15 +3,22 @@
 import csv
 import io
 import json
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
+import fake_captioner
 import jsonschema
 import pytest
 from fake_captioner import TEXT, FakeCaptioner, record
 
+from vidspec.cli import main
 from vidspec.dataset.schema import record_schema
+from vidspec.errors import GenerationError
+from vidspec.events.events import Finished, Round
 
+ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = ("--template", "ohwx, {caption}")
 WRITTEN = f"ohwx, {TEXT}"
 
@@ -101,3 +108,131 @@ def test_stop_strings(vidspec):
     assert FakeCaptioner.made[1].profile.generate.stop == ("a, b",)
     ran = vidspec("caption", "good.mp4", "--stop", "")
     assert (ran.code, ran.err.count("\n")) == (2, 1) and "generate.stop.0: must have at least 1 character" in ran.err
+
+
+class Pipe:
+    """Standard output that is no terminal, write by write."""
+
+    def __init__(self):
+        self.writes = []
+
+    def isatty(self):
+        return False
+
+    def write(self, text):
+        self.writes.append(text)
+
+    def flush(self):
+        pass
+
+
+class Terminal(Pipe):
+    def isatty(self):
+        return True
+
+
+def written(
+    monkeypatch, *args, out=Pipe, caption=TEXT, pieces=("A", " red", " circ", "le", "\nmoves", " left."), **changes
+):
+    """What ``vidspec caption`` writes for a text that comes in these pieces."""
+    opened, prefilled, *_ = fake_captioner.events("good.mp4")
+    rounds = [Round((1,), ("target",), 0, 0, 0.0, texts=(piece,)) for piece in pieces]
+    last = Finished(record("good.mp4", caption=caption, **changes))
+    monkeypatch.setattr("fake_captioner.events", lambda path: [opened, prefilled, *rounds, last])
+    monkeypatch.setattr(sys, "stdout", out())
+    assert main(["caption", "good.mp4", *args]) == 0
+    return sys.stdout.writes
+
+
+def test_one_caption_comes_word_by_word(monkeypatch):
+    assert written(monkeypatch) == ["A", " red", " circle", "\nmoves", " left.\n"]
+
+
+def test_what_is_around_words_comes_with_them(monkeypatch):
+    writes = written(
+        monkeypatch, "--single-line", "--template", "{{x}}\n {caption} y", caption="A red\ncircle moves left."
+    )
+    assert writes == ["{x} A", " red", " circle", " moves", " left. y\n"]
+
+
+def test_a_stop_string_is_not_written(monkeypatch):
+    """Nor words that may become one."""
+    writes = written(
+        monkeypatch, "--stop", "circle moves", caption="A red", pieces=("A", " red", " circle", " moves", "!")
+    )
+    assert writes == ["A", " red", "\n"]
+    writes = written(monkeypatch, "--stop", "red moves", caption="A red dot", pieces=("A", " red", " ", "dot", " is"))
+    assert writes == ["A", " red", " dot", "\n"]
+
+
+def test_scripts_without_blanks(monkeypatch):
+    assert written(
+        monkeypatch, pieces=("\u7ea2\u5708", "\u79fb\u52a8\u3002"), caption="\u7ea2\u5708\u79fb\u52a8\u3002"
+    ) == ["\u7ea2\u5708", "\u79fb\u52a8\u3002", "\n"]
+
+
+def test_a_text_that_is_another_in_the_end_is_written_whole(monkeypatch):
+    assert "".join(written(monkeypatch, caption="Something else.")) == "A red circle\nmoves\nSomething else.\n"
+
+
+@pytest.mark.parametrize(
+    "args", [("--format", "json"), ("--verify",), ("--segment", "2s"), ("--prompt", "a", "--prompt", "b")]
+)
+def test_what_comes_whole(monkeypatch, args):
+    writes = written(monkeypatch, *args, token_ids=[7, 1, 2, 3, 9])
+    assert all(one.endswith("\n") for one in writes)
+
+
+def test_a_panel_on_the_same_terminal_shows_it_alone(monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "__stdout__", Terminal())
+    assert len(written(monkeypatch, out=Terminal)) == 1
+    assert len(written(monkeypatch, "--no-live", out=Terminal)) > 3
+    assert len(written(monkeypatch, "--quiet", out=Terminal)) > 3
+
+
+def test_a_clip_that_fails_amid_its_text_ends_the_line(monkeypatch, capsys):
+    monkeypatch.setattr("fake_captioner.events", lambda path: broken())
+    assert main(["caption", "good.mp4"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "A red\n" and "out of luck" in captured.err
+
+
+def broken():
+    yield Round((1,), ("target",), 0, 0, 0.0, texts=("A red circ",))
+    raise GenerationError("good.mp4: out of luck")
+
+
+def test_a_reader_that_has_enough(vidspec):
+    """As ``| head -c 10`` is: nothing but the exit code says that the text did not end."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); {SLOW}"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout and process.stderr and process.stdout.read(5) == b"A red"
+        process.stdout.close()
+        err = process.stderr.read().decode()
+    assert process.returncode == 1 and "Traceback" not in err and "Broken" not in err and "error" not in err
+
+
+SLOW = """
+from types import ModuleType
+import fake_captioner
+from vidspec.events.events import Round
+whole = fake_captioner.events
+def many(path):
+    opened, prefilled, first, *rest = whole(path)
+    yield from (opened, prefilled, Round((1,), ("target",), 0, 0, 0.0, texts=("A red ",)))
+    for _ in range(10**5):
+        yield Round((1,), ("target",), 0, 0, 0.0, texts=("circle ",))
+    yield from rest
+fake_captioner.events = many
+module = ModuleType("vidspec.captioner"); module.Captioner = fake_captioner.FakeCaptioner
+sys.modules["vidspec.captioner"] = module
+import vidspec.dataset.inputs, vidspec.dataset.local
+vidspec.dataset.local.Reader = fake_captioner.FakeReader
+vidspec.dataset.inputs.leave_out_missing = lambda found, named: None
+from vidspec.cli import main
+sys.exit(main(["caption", "good.mp4"]))
+"""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from string import Formatter
 
 from vidspec.errors import UsageError
 
-__all__ = ["check_template", "rendered"]
+__all__ = ["beginning", "check_template", "rendered", "whole_words"]
+
+#: Behind a word, and behind each character of scripts without blanks between words.
+_WORD_ENDS = re.compile("(?<=\\S)(?=\\s)|(?<=[\u3001-\u30ff\u3400-\u9fff\uff01-\uff60])")
 
 
 def check_template(template: str, origin: str) -> None:
@@ -28,6 +32,17 @@ def check_template(template: str, origin: str) -> None:
         raise UsageError(f"{origin}: has no field but {{caption}}, not {{{other[0]}}}", hint=hint)
     if not parts:
         raise UsageError(f"{origin}: lacks {{caption}}", hint=hint)
+
+
+def whole_words(text: str) -> str:
+    """The beginning of a text that is still written, without its last word, which may not be whole."""
+    return text[: max((end.start() for end in _WORD_ENDS.finditer(text)), default=0)].lstrip()
+
+
+def beginning(words: str, template: str | None, *, single_line: bool) -> str:
+    """What :func:`rendered` begins with for a caption that begins with these whole words."""
+    head = "" if template is None else template.format(caption="\0").partition("\0")[0]
+    return " ".join((head + words).split()) if single_line else head + words
 
 
 def rendered(caption: str, template: str | None, *, single_line: bool) -> str:

@@ -21,9 +21,12 @@ def decoded(tokenizer: StockTokenizer, token_ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-def before_stop(text: str, strings: Sequence[str]) -> str:
-    """A text up to the first of the stop strings in it."""
-    return text[: min((at for one in strings if (at := text.find(one)) >= 0), default=None)]
+def before_stop(text: str, strings: Sequence[str], *, unfinished: bool = False) -> str:
+    """A text up to the first of the stop strings in it; of an ``unfinished`` one, also up to what may become one."""
+    ends = [at for one in strings if (at := text.find(one)) >= 0]
+    if unfinished:
+        ends += [len(text) - n for one in strings for n in range(1, len(one)) if text.endswith(one[:n])]
+    return text[: min(ends, default=None)]
 
 
 class StopStrings:

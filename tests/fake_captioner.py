@@ -72,7 +72,7 @@ def record(path: str = "good.mp4", **changes: object) -> Caption:
 def events(path: str = "good.mp4") -> list[Event]:
     facts = SimpleNamespace(path=path)
     return [
-        Opened(path, facts, 2, (0.0, 0.5)),  # type: ignore[arg-type]
+        Opened(path, facts, 2, (0.0, 0.5), bool(record(path).demo)),  # type: ignore[arg-type]
         Prefilled(20, 8, (0, 4, 5), (1, 2), (4, 4), 0.5),
         Round((7,), ("target",), 0, 0, 0.0, texts=("A",)),
         Round(

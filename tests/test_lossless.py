@@ -11,6 +11,7 @@ import pytest
 from decoding.workers.pairs import Waiting
 from model_pairs import Pair, save_pair
 from packaged import packaged
+from PIL import Image
 from tiers import full_but
 
 from research.world.samples import draw
@@ -335,3 +336,14 @@ def test_loops_are_stopped_at_the_same_token(random_pair, profile):
     plain, fast = (random_pair.captioner(name, stop).caption(clip) for name in ("ar", profile))
     assert plain.token_ids == fast.token_ids and len(plain.token_ids) < 200
     assert plain.ended == fast.ended == "loop"
+
+
+@pytest.mark.parametrize("family", full_but(["qwen2_5_vl", "smolvlm"], sorted(families.names())))
+def test_a_picture_is_captioned_by_every_family(random_pairs, family, tmp_path):
+    """As a clip of one frame, whatever number of frames its preprocessing makes groups of."""
+    picture = tmp_path / "picture.png"
+    Image.fromarray(video.read(CLIPS["one-object"], frames=1).frames[0]).save(picture)
+    pair = random_pairs(family)
+    plain, fast = (pair.captioner(name).caption(picture) for name in ("ar", "vanilla-sd"))
+    assert plain.token_ids == fast.token_ids and plain.counters["visual_tokens"] > 0
+    assert (plain.video["frames"], plain.video["decoder"]) == (1, "pillow")

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from dataset.damage import WAYS, damage
 from vidspec.embedded.samples import shipped
@@ -39,6 +40,24 @@ def environment(tmp_path):
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("VIDSPEC_", "SLURM_"))}
     path = f"{program.parent}:{os.environ['PATH']}"
     return {**kept, "PATH": path, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.full
+def test_pictures_among_videos(environment, tmp_path):
+    folder = tmp_path / "clips"
+    folder.mkdir()
+    shutil.copy(shipped()[0], folder / "a.mp4")
+    with Image.open(ROOT / "docs/how-seen-real.png") as picture:
+        picture.convert("RGB").save(folder / "b.jpg")
+    (folder / "c.jpg").write_bytes((folder / "b.jpg").read_bytes()[:5000])
+    command = ["vidspec", "caption", str(folder), "--format", "json", "--ordered", *SMALL, "--segment", "60s"]
+    for more, names in (((), ["a.mp4"]), (("--include-images",), ["a.mp4", "b.jpg", "c.jpg"])):
+        ran = subprocess.run([*command, *more], env=environment, timeout=300, capture_output=True, text=True)
+        records = [json.loads(line) for line in ran.stdout.splitlines()]
+        assert [Path(one["path"]).name for one in records] == names, ran.stderr
+    assert records[1]["caption"] and records[1]["video"]["container"] == "image/jpeg"
+    assert records[2]["error"]["kind"] == "damaged" and ran.returncode == 1
+    assert ran.stderr.count("c.jpg: is damaged") == 1
 
 
 @pytest.mark.full

@@ -41,6 +41,18 @@ def test_folders_are_searched_in_order(tmp_path):
     assert found.entries[2].relative == "sub/c.webm"
 
 
+def test_images_of_folders_and_lists_where_they_are_asked_for():
+    make("d/a.mp4", "d/b.PNG", "d/c.jpeg", "d/e.txt")
+    assert paths("d") == ["d/a.mp4"] and paths("d/b.PNG") == ["d/b.PNG"]
+    assert paths("d", images=True) == ["d/a.mp4", "d/b.PNG", "d/c.jpeg"]
+    assert paths("d", images=True, extensions=frozenset({"txt"})) == ["d/b.PNG", "d/c.jpeg", "d/e.txt"]
+    assert len(paths("d", images=True, extensions=frozenset())) == 4
+    with open("list.txt", "w") as file:
+        file.write("d/a.mp4\nd/b.PNG\n")
+    for images, count in ((False, 1), (True, 2)):
+        assert len(collect(Sources(lists=("list.txt",), images=images)).entries) == count
+
+
 def test_extensions_include_and_exclude():
     make("d/a.mp4", "d/b.mkv", "d/c.xyz", "d/tmp/e.mp4", "d/keep/f.mp4")
     assert paths("d", extensions=frozenset({"xyz"})) == ["d/c.xyz"]

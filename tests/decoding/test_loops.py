@@ -9,7 +9,7 @@ from research.replay.simulated import SimulatedWorkers, simulate
 from research.replay.virtual import Costs
 from vidspec.acceptance.random_loose import RandomLoose
 from vidspec.decoding.autoregressive import autoregressive
-from vidspec.decoding.limits import PERIOD, SHORTEST, TIMES, Limits, ended, loops
+from vidspec.decoding.limits import PERIOD, SHORTEST, TIMES, Limits, loops
 from vidspec.decoding.parallel import Scheduler, Settings
 from vidspec.decoding.sequential import sequential
 from vidspec.draft_length.gamma import FixedGamma
@@ -48,9 +48,11 @@ def test_against_the_definition_written_out(start, period, times):
 
 
 def test_how_a_text_ended():
-    eos = frozenset({9})
-    assert ended([1, 2, 9], eos) == "eos" and ended([1, 2, 3], eos) == "length"
-    assert ended(SENTENCE * 4, eos) == "loop" and ended([*SENTENCE * 4, 9], eos) == "eos"
+    ended = Limits(99, frozenset({9})).ended
+    assert ended([1, 2, 9]) == "eos" and ended([1, 2, 3]) == "length"
+    assert ended(SENTENCE * 4) == "loop" and ended([*SENTENCE * 4, 9]) == "eos"
+    stopped = Limits(3, stopped=lambda token_ids: token_ids[-1] == 5).ended
+    assert stopped([1, 2, 5]) == "stop" and stopped([1, 2, 3]) == "length"
 
 
 def looping_table(seed, start, period):

@@ -267,7 +267,7 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
             note(f"note: {line}")
         drawing = list(_drawing(stack, run))  # before the panel, which is gone when a page is written
         observer, drawn = _observer(stack, run, tally)
-        observer = Several([*drawing, observer])
+        observer = Several([*drawing, *_streamed(run, observer), observer])
 
         def engine(jobs: Iterable[Job]) -> Iterator[Outcome]:
             return outcomes(captioner, jobs, run.how, observer, readers)
@@ -295,6 +295,23 @@ def _drawing(stack: ExitStack, run: Run) -> Iterator[Observer]:
         run.page = ReportFile(request.report, run.profile)
         stack.callback(run.page.write)
         yield run.page
+
+
+def _streamed(run: Run, shown: Observer) -> Iterator[Observer]:
+    """The observer that writes the caption of one clip as text while it is generated.
+
+    Not where a panel shows it on the same terminal, and not where ``--verify`` may take the caption back.
+    """
+    from vidspec.cli.listeners import Beginnings, Restarts
+    from vidspec.dataset.outputs import Stream
+    from vidspec.dataset.writers import StdoutLines
+
+    output, parts = run.output, run.how.segment is not None or run.how.questions_of(run.entries[0]) is not None
+    if run.several or parts or run.how.verify or not isinstance(output, Stream) or output.form not in ("text", "txt"):
+        return
+    panel = not (run.request.quiet or isinstance(shown, Restarts))
+    if isinstance(output.lines, StdoutLines) and not (panel and output.lines.terminal):
+        yield Beginnings(output.lines, run.profile.generate.stop, run.how)
 
 
 def _elsewhere(run: Run) -> Executor:

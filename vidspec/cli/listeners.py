@@ -5,23 +5,29 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vidspec.cli.printed import note
 from vidspec.cli.report import failure, progress, summary, where_time_went
 from vidspec.dataset.bulk import Listener
-from vidspec.dataset.job import Outcome
+from vidspec.dataset.formats import MARK
+from vidspec.dataset.job import JobConfig, Outcome
+from vidspec.dataset.rendering import beginning, whole_words
+from vidspec.dataset.writers import StdoutLines
 from vidspec.errors import UsageError
-from vidspec.events.events import Again, Event
+from vidspec.escaping import shown
+from vidspec.events.events import Again, Event, Opened, Round
 from vidspec.events.observer import Observer
 from vidspec.events.record import Caption
 from vidspec.events.tally import Tally
+from vidspec.models.detokenizer import before_stop
 
 if TYPE_CHECKING:
     from vidspec.events.trace import Trace
 
-__all__ = ["Notifier", "OutcomeLines", "Restarts", "Traces"]
+__all__ = ["Beginnings", "Notifier", "OutcomeLines", "Restarts", "Traces"]
 
 #: Seconds between notes of progress where there is no terminal to show a bar.
 USUAL = 60.0
@@ -64,6 +70,35 @@ class Restarts(Observer):
 
     def end(self, number: int, caption: Caption) -> None:
         self._paths.pop(number, None)
+
+
+class Beginnings(Observer):
+    """Writes the caption of a run's one clip while it is generated, by whole words; its record brings the rest.
+
+    Args:
+        lines: where captions go.
+        stop: the strings that end a text.
+        config: the run.
+    """
+
+    def __init__(self, lines: StdoutLines, stop: Sequence[str], config: JobConfig) -> None:
+        self._lines, self._stop, self._config = lines, stop, config
+        self._mark = self._text = ""
+
+    def event(self, number: int, event: Event) -> None:
+        if isinstance(event, Opened):
+            self._mark = MARK if event.demo and not self._config.models_named else ""
+        elif isinstance(event, Again):
+            self._text = ""
+        elif isinstance(event, Round):
+            self._text += "".join(event.texts)
+            if words := whole_words(before_stop(self._text, self._stop, unfinished=True)):
+                text = beginning(words, self._config.template, single_line=self._config.single_line)
+                self._lines.begin(shown(self._mark + text))
+
+    def end(self, number: int, caption: Caption) -> None:
+        if caption.caption is None:
+            self._lines.abandon()
 
 
 class Notifier(Listener):

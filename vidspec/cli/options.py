@@ -192,6 +192,11 @@ class Request:
         str | None, _input(metavar="LIST", help="File suffixes that count as video in folders: mp4,mkv, or any.")
     ] = None
 
+    include_images: Annotated[
+        bool,
+        _input("--include-images", help="Of folders and lists, take image files too, as clips of one frame."),
+    ] = False
+
     pair: Annotated[
         str | None, _model(help="A built-in target and draft: embedded or embedded-qwen.", autocompletion=pair_names)
     ] = None
@@ -255,6 +260,17 @@ class Request:
     stop_loops: Annotated[
         bool | None, _text("--stop-loops", help="Stop a caption once it repeats itself over and over.")
     ] = None
+    stop: Annotated[
+        list[str] | None,
+        _text(metavar="TEXT", help="End a caption before this text; may be repeated."),
+    ] = None
+    template: Annotated[
+        str | None,
+        _text(metavar="TEXT", help="Write each caption into this text: 'ohwx, {caption}'."),
+    ] = None
+    single_line: Annotated[bool, _text("--single-line", help="Write each caption on one line, with single blanks.")] = (
+        False
+    )
     temperature: Annotated[float | None, _text(help="Sampling temperature; 0 is greedy.")] = None
     top_p: Annotated[float | None, _text(help="Nucleus sampling threshold.")] = None
     seed: Annotated[int | None, _text(help="Seed for sampling.")] = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from vidspec.cli.options import Request
 from vidspec.config.bounds import LONGEST_PROMPT, MANY
+from vidspec.dataset.rendering import check_template
 from vidspec.errors import UsageError
 from vidspec.files import read_whole
 
@@ -24,7 +25,7 @@ __all__ = ["check", "forms_of", "how_of", "overrides_of", "parsed_settings", "pa
 KEYS = {
     "models": ("pair", "target", "draft", "captioner", "device", "dtype"),
     "video": ("frames", "fps", "max_pixels", "decoder", "seek", "allow_damaged", "audio"),
-    "generate": ("system", "max_new_tokens", "stop_loops", "temperature", "top_p", "seed"),
+    "generate": ("system", "max_new_tokens", "stop_loops", "stop", "temperature", "top_p", "seed"),
 }
 #: Options of which only one may be given.
 EXCLUSIVE = (
@@ -63,6 +64,8 @@ def check(request: Request) -> None:
     if any(not turn.strip() for turn in request.turn or ()):
         raise UsageError("--turn: is empty", hint="--turn 'What happens then?'")
     _batch(request.batch)
+    if request.template is not None:
+        check_template(request.template, "--template")
     if request.address is not None and request.engine != "ray":
         raise UsageError("--address needs --engine ray")
     if request.replicas is not None or request.engine == "ray":
@@ -109,7 +112,8 @@ def sources_of(request: Request) -> Sources:
     if request.extensions is not None:
         words = request.extensions.replace(",", " ").split()
         extensions = frozenset(() if words == ["any"] else (word.lower().lstrip("*.") for word in words))
-    return Sources(paths, lists, manifests, tuple(request.include or ()), tuple(request.exclude or ()), extensions)
+    globs = tuple(request.include or ()), tuple(request.exclude or ())
+    return Sources(paths, lists, manifests, *globs, extensions, request.include_images)
 
 
 def overrides_of(request: Request) -> dict[str, object]:
@@ -122,7 +126,7 @@ def overrides_of(request: Request) -> dict[str, object]:
         f"{section}.{option}": value
         for section, options in KEYS.items()
         for option in options
-        if (value := getattr(request, option)) is not None
+        if (value := getattr(request, option)) not in (None, [])
     }
     prompt = _prompt(request)
     if prompt is not None:
@@ -233,6 +237,8 @@ def how_of(request: Request, profile: Profile, total: int) -> JobConfig:
         batch=1 if request.baseline else _batch(request.batch),
         ahead=request.ahead,
         total=total,
+        template=request.template,
+        single_line=request.single_line,
     )
 
 

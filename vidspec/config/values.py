@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from vidspec.config.bounds import COLDEST, HOTTEST, WIDEST
 from vidspec.config.tree import parse_tree
 
-__all__ = ["device", "gamma", "packed", "shares", "temperature", "tree", "words"]
+__all__ = ["device", "gamma", "packed", "shares", "strings", "temperature", "tree", "words"]
 
 
 def tree(text: str) -> str:
@@ -55,6 +55,10 @@ def device(name: str) -> str:
 
 def words(value: object) -> object:
     return [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str) else value
+
+
+def strings(value: object) -> object:
+    return [value] if isinstance(value, str) else value
 
 
 def shares(value: object) -> object:

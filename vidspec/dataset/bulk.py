@@ -12,7 +12,7 @@ from itertools import chain
 from vidspec.dataset.job import Job, Outcome
 from vidspec.dataset.journal import Stored
 from vidspec.dataset.outputs import ONE_CLIP, Output
-from vidspec.dataset.records import LIFTED, Content, Settings, clip_id, content_of, record_of
+from vidspec.dataset.records import LIFTED, Content, Settings, clip_id, content_of, record_of, words_of
 from vidspec.dataset.run import exit_code
 from vidspec.errors import OutputError
 from vidspec.events.record import failed
@@ -103,7 +103,7 @@ def _planned(made: Remaining, job: Job, output: Output, settings: Settings, *, c
     if not done and content.sha256 is not None and _taken_over(job, output, name, content):
         made.reused += 1
         return
-    captions = {one: parts[one].record().get("caption") for one in done}
+    captions = {one: words_of(parts[one].record()) for one in done}
     made.contents[job.number] = content
     made.jobs.append(replace(job, done=captions))
 

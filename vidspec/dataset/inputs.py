@@ -35,6 +35,7 @@ class Sources:
         lists: files that list paths, separated by newlines or, if there is any, by NUL; ``-`` for standard input.
         manifests: JSONL or CSV files; ``-`` for standard input.
         include, exclude: globs over the paths in folders and lists; see :func:`matches`.
+        images: whether image files in folders and lists are taken too.
         extensions: suffixes without the dot, lower case; None for :data:`EXTENSIONS`, empty for any.
     """
 
@@ -44,6 +45,7 @@ class Sources:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     extensions: frozenset[str] | None = None
+    images: bool = False
 
 
 @dataclass
@@ -173,6 +175,10 @@ def _slashed(path: str, folder: str) -> str:
 def _wanted(path: str, relative: str, sources: Sources, found: Found) -> bool:
     """Whether a path of a folder or list is one of the clips; counts it where it is not."""
     allowed = EXTENSIONS if sources.extensions is None else sources.extensions
+    if sources.images and allowed:
+        from vidspec.video.image import IMAGES
+
+        allowed |= IMAGES
     if allowed and os.path.splitext(path)[1].lstrip(".").lower() not in allowed:
         found.not_video += 1
         return False

@@ -101,6 +101,8 @@ class JobConfig:
         batch: how many clips are captioned at once at most; None to leave it to the captioner.
         ahead: how many clips may be read while they wait for their turn.
         total: how many clips the run has.
+        template: text that each caption is written into, see :mod:`vidspec.dataset.rendering`; None for none.
+        single_line: whether each caption is written on one line.
         models_named: whether the user named the models; captions of built-in ones that nobody named are marked.
     """
 
@@ -115,6 +117,8 @@ class JobConfig:
     batch: int | None = None
     ahead: int = 8
     total: int = 1
+    template: str | None = None
+    single_line: bool = False
     models_named: bool = False
 
     def questions_of(self, job: Job) -> Questions | None:

@@ -9,10 +9,12 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vidspec.dataset.job import Job, JobConfig, Outcome, Questions
+from vidspec.dataset.rendering import rendered
 from vidspec.events.record import Record
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "content_of",
     "lean",
     "record_of",
+    "words_of",
 ]
 
 #: The keys of a line of ``--format jsonl``: nothing that was measured, so that the same captions are the same bytes.
@@ -35,6 +38,7 @@ LEAN_KEYS = (
     "prompt",
     "question",
     "caption",
+    "text",
     "token_ids",
     "ended",
     "lossless",
@@ -132,6 +136,8 @@ class Settings:
             about: dict[str, object] = {"prompt": prompt or config.prompt}
             if questions is not None:
                 about["turns" if questions.in_turns else "prompts"] = questions.texts
+            if config.template is not None or config.single_line:
+                about |= {"template": config.template, "single_line": config.single_line}
             if config.segment is not None:
                 about |= {"segment": config.segment} | ({"context": True} if config.context else {})
             self._known[key] = _digest([self._answering, about], 12)
@@ -141,7 +147,10 @@ class Settings:
 def record_of(outcome: Outcome, settings: Settings, content: Content) -> Record:
     """The record of ``outcome`` with its ``job``: ``clip, settings, size, mtime_ns`` and what applies of
     ``sha256, id, start, end, prompt, segment, segments, models_named, columns``."""
-    job = outcome.job
+    job, config, caption = outcome.job, settings.config, outcome.caption
+    if caption.caption is not None and (config.template is not None or config.single_line):
+        written = rendered(caption.caption, config.template, single_line=config.single_line)
+        caption = replace(caption, caption=written, text=caption.caption)
     about = {
         "clip": clip_id(job),
         "settings": settings.of(job),
@@ -149,13 +158,19 @@ def record_of(outcome: Outcome, settings: Settings, content: Content) -> Record:
         "id": job.id,
         "start": job.start,
         "end": job.end,
-        "prompt": settings.config.prompt_of(job) or None,
+        "prompt": config.prompt_of(job) or None,
         "segment": job.segment,
         "segments": job.segments,
-        "models_named": (outcome.caption.demo and settings.config.models_named) or None,
+        "models_named": (caption.demo and config.models_named) or None,
         "columns": dict(job.columns) or None,
     }
-    return {**outcome.caption.to_dict(), "job": {key: value for key, value in about.items() if value is not None}}
+    return {**caption.to_dict(), "job": {key: value for key, value in about.items() if value is not None}}
+
+
+def words_of(record: Record) -> str | None:
+    """The caption as the model wrote it; None if the clip failed."""
+    text: str | None = record.get("text")
+    return record.get("caption") if text is None else text
 
 
 def lean(record: Record) -> Record:

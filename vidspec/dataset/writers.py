@@ -9,7 +9,7 @@ from typing import BinaryIO, TypeAlias
 
 from vidspec.dataset.journal import unwritable
 from vidspec.errors import OutputError
-from vidspec.events.wrapping import columns, wrapped
+from vidspec.events.wrapping import WordWrap, columns
 from vidspec.files import encoded
 
 __all__ = ["FileLines", "Lines", "StdoutLines"]
@@ -26,18 +26,38 @@ class StdoutLines:
         if sys.stdout is None:
             raise OutputError("standard output is closed", hint="name a file with --output")
         self._stream = sys.stdout
-        self._wrapping = prose and self._stream.isatty()
+        self._wrap = WordWrap(columns(self._stream)) if prose and self._stream.isatty() else None
+        self._begun = ""  # what has been written of the next line
+
+    @property
+    def terminal(self) -> bool:
+        """Whether it is one."""
+        return self._stream.isatty()
+
+    def begin(self, beginning: str) -> None:
+        """Write the beginning of the next line; with each call more of it."""
+        if beginning.startswith(self._begun) and beginning != self._begun:
+            more, self._begun = beginning[len(self._begun) :], beginning
+            self._put(more if self._wrap is None else self._wrap.add(more))
+
+    def abandon(self) -> None:
+        """End a line that was begun and whose rest does not come."""
+        if self._begun:
+            self.write(self._begun)
 
     def write(self, line: str) -> None:
-        if self._wrapping:
-            line = wrapped(line, columns(self._stream))
+        rest = line[len(self._begun) :] if line.startswith(self._begun) else f"\n{line}"
+        self._begun = ""
+        self._put((rest if self._wrap is None else self._wrap.add(rest) + self._wrap.end()) + "\n")
+
+    def _put(self, text: str) -> None:
         buffer = getattr(self._stream, "buffer", None)
         try:
             if buffer is None:
-                self._stream.write(line + "\n")
+                self._stream.write(text)
             else:
                 self._stream.flush()
-                buffer.write(encoded(line + "\n"))
+                buffer.write(encoded(text))
             self._stream.flush()
         except BrokenPipeError:
             raise  # the reader has enough: not an error
@@ -46,6 +66,7 @@ class StdoutLines:
 
     def close(self) -> None:
         """Every line was flushed when it was written."""
+        self.abandon()
 
 
 class FileLines:

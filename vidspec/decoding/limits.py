@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["Ended", "Limits", "ended", "loops"]
+__all__ = ["Ended", "Limits", "loops"]
 
-#: With an end token; with the last token there was room for; saying the same words again and again.
-Ended: TypeAlias = Literal["eos", "length", "loop"]
+#: With an end token; with the last token there was room for; saying the same words again and again; with a stop string.
+Ended: TypeAlias = Literal["eos", "length", "loop", "stop"]
 #: A loop is a stretch of at most so many tokens, that often in a row, and so many tokens in all at the least: "very,
 #: very, very" is none, and a list whose lines differ in a word is none.
 PERIOD, TIMES, SHORTEST = 64, 4, 24
@@ -31,26 +31,33 @@ def loops(token_ids: Sequence[int]) -> bool:
     return False
 
 
-def ended(token_ids: Sequence[int], eos: frozenset[int]) -> Ended:
-    """How a finished text ended; without an end token it is a loop where it ends in one, cut there or not."""
-    if token_ids[-1] in eos:
-        return "eos"
-    return "loop" if loops(token_ids) else "length"
-
-
 @dataclass(frozen=True)
 class Limits:
-    """Where a text ends: at one of ``eos``, at ``max_new_tokens`` or, with ``stop_loops``, where it begins to loop."""
+    """Where a text ends: at one of ``eos``, at ``max_new_tokens``, with ``stop_loops`` where it begins to loop, and
+    where ``stopped`` finds that the last token completes a stop string.
+    """
 
     max_new_tokens: int
     eos: frozenset[int] = frozenset()
     stop_loops: bool = False
+    stopped: Callable[[Sequence[int]], bool] | None = None
 
     def over(self, token_ids: Sequence[int]) -> bool:
         """Whether a text ends with its last token."""
         return (
-            len(token_ids) >= self.max_new_tokens or token_ids[-1] in self.eos or (self.stop_loops and loops(token_ids))
+            len(token_ids) >= self.max_new_tokens
+            or token_ids[-1] in self.eos
+            or (self.stop_loops and loops(token_ids))
+            or (self.stopped is not None and self.stopped(token_ids))
         )
+
+    def ended(self, token_ids: Sequence[int]) -> Ended:
+        """How a finished text ended; as a loop only without end token and stop string, cut there or not."""
+        if token_ids[-1] in self.eos:
+            return "eos"
+        if self.stopped is not None and self.stopped(token_ids):
+            return "stop"
+        return "loop" if loops(token_ids) else "length"
 
     def cut(self, token_ids: Sequence[int], emitted: Sequence[int]) -> tuple[list[int], bool]:
         """The new tokens that may be emitted after ``emitted``; True if the text ends with them."""

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, cast
 
-from vidspec.decoding.limits import ended
 from vidspec.embedded import ships
 from vidspec.events.counters import count, estimate_speedup, lengths, weights_by_context
 from vidspec.events.events import Prefilled, Round
@@ -46,7 +45,7 @@ def report(sequence: Sequence, models: Models) -> Caption:
         path=sequence.job.path,
         caption=sequence.text.finish(),
         token_ids=token_ids,
-        ended=ended(token_ids, setup.target.model.eos),
+        ended=sequence.limits.ended(token_ids),
         lossless=setup.lossless,
         demo=ships(setup.target.model.source),
         profile=setup.profile.name,

@@ -90,7 +90,7 @@ class Sequence(Client):
         from vidspec.models.detokenizer import Detokenizer
 
         self.setup, self.choice = setup, choice
-        self.text = Detokenizer(setup.target.model.tokenizer)
+        self.text = Detokenizer(setup.target.model.tokenizer, setup.profile.generate.stop)
         self.drafter, self.window, self.prefilled = None, None, None
         self.rounds, self.token_ids, self.draft_forwards = [], [], 0
 

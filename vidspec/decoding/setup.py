@@ -28,6 +28,7 @@ from vidspec.errors import GenerationError, ModelError, ProfileError
 from vidspec.events.events import Prefilled
 from vidspec.events.trace import Trace
 from vidspec.models.base import Prefix, VideoLanguageModel
+from vidspec.models.detokenizer import StopStrings
 from vidspec.models.head import Head
 from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.prefix_cache import PrefixCache, PrefixHit
@@ -154,8 +155,9 @@ class Setup:
     @property
     def limits(self) -> Limits:
         """Where the text ends."""
-        generate = self.profile.generate
-        return Limits(generate.max_new_tokens, self.target.model.eos, generate.stop_loops)
+        generate, model = self.profile.generate, self.target.model
+        stopped = StopStrings(model.tokenizer, generate.stop).stopped if generate.stop else None
+        return Limits(generate.max_new_tokens, model.eos, generate.stop_loops, stopped)
 
     @property
     def room(self) -> int:

@@ -189,10 +189,10 @@ class Caption:
 
     Attributes:
         path: the clip as it was named by the caller.
-        caption: the text, or None if the clip failed.
+        caption: the text, or None if the clip failed; what a run keeps has it in the run's template and form.
         token_ids: the emitted token ids, EOS included when it was reached.
         ended: ``eos`` with an end token, ``length`` with the last token there was room for, ``loop`` saying the same
-            words again and again, cut there or not; None if the clip failed.
+            words again and again, cut there or not, ``stop`` with a stop string; None if the clip failed.
         lossless: True if the method guarantees the target's own output, False for lossy rules, None if the clip failed.
         demo: whether the caption is the built-in models', which know drawn shapes only; None if the clip failed.
         profile: the name of the acceleration profile.
@@ -204,6 +204,7 @@ class Caption:
         loose: None with a lossless method.
         lossy: None with a target that sees the whole video.
         question: None for a clip that is asked one thing.
+        text: what the model wrote, where ``caption`` is not just that; otherwise None.
         error: None, or ``{stage, kind, message}``.
         trace: timed events for ``--trace``; not part of the JSON record.
     """
@@ -211,7 +212,7 @@ class Caption:
     path: str
     caption: str | None
     token_ids: list[int] = field(default_factory=list)
-    ended: Literal["eos", "length", "loop"] | None = None
+    ended: Literal["eos", "length", "loop", "stop"] | None = None
     lossless: bool | None = None
     demo: bool | None = None
     profile: str | None = None
@@ -228,6 +229,7 @@ class Caption:
     loose: Loose | None = None
     lossy: Lossy | None = None
     question: Question | None = None
+    text: str | None = None
     error: dict[str, str] | None = None
     trace: Trace | None = field(default=None, repr=False, compare=False)
 

@@ -1,16 +1,46 @@
-"""Text from tokens as they come: each token yields what it adds, never half a character."""
+"""Text from tokens as they come: each token yields what it adds, never half a character; stop strings in it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vidspec.models.base import StockTokenizer
 
-__all__ = ["Detokenizer"]
+__all__ = ["Detokenizer", "StopStrings", "before_stop"]
 
 #: What decoders put in place of bytes that are no complete character yet.
 _INCOMPLETE = "\ufffd"
+#: Tokens before those that a stop string can take that are decoded with them: a special token adds no text.
+_MARGIN = 8
+
+
+def decoded(tokenizer: StockTokenizer, token_ids: Sequence[int]) -> str:
+    """The text of tokens, without special ones."""
+    return str(tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def before_stop(text: str, strings: Sequence[str], *, unfinished: bool = False) -> str:
+    """A text up to the first of the stop strings in it; of an ``unfinished`` one, also up to what may become one."""
+    ends = [at for one in strings if (at := text.find(one)) >= 0]
+    if unfinished:
+        ends += [len(text) - n for one in strings for n in range(1, len(one)) if text.endswith(one[:n])]
+    return text[: min(ends, default=None)]
+
+
+class StopStrings:
+    """Finds where a text contains one of several strings, for :class:`~vidspec.decoding.limits.Limits`."""
+
+    def __init__(self, tokenizer: StockTokenizer, strings: Sequence[str]) -> None:
+        self._tokenizer, self._strings = tokenizer, tuple(strings)
+        # A token with text has one byte of it at the least.
+        self._tail = max(len(one.encode()) for one in strings) + _MARGIN
+
+    def stopped(self, token_ids: Sequence[int]) -> bool:
+        """Whether the last tokens of a text contain a stop string, as when its last token has completed one."""
+        tail = decoded(self._tokenizer, token_ids[-self._tail :])
+        return any(one in tail for one in self._strings)
 
 
 class Detokenizer:
@@ -18,16 +48,20 @@ class Detokenizer:
 
     Decoding a token depends on those before it (byte-level characters, leading spaces), so the tokens since the last
     settled character are decoded together with a few settled ones before them.
+
+    Args:
+        tokenizer: of the model that writes the text.
+        stop: strings of which the first one ends the whole text; what single tokens add is not cut.
     """
 
-    def __init__(self, tokenizer: StockTokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: StockTokenizer, stop: Sequence[str] = ()) -> None:
+        self._tokenizer, self._stop = tokenizer, stop
         self._ids: list[int] = []
         self._settled = 0  # tokens whose text has been handed out
         self._window = 0  # first token of the window that is decoded
 
     def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return decoded(self._tokenizer, ids)
 
     def add(self, token: int) -> str:
         """What ``token`` adds to the text; empty while a character is incomplete."""
@@ -46,5 +80,5 @@ class Detokenizer:
         return self._decode([*self._ids[self._window :], token])[len(before) :]
 
     def finish(self) -> str:
-        """The whole text."""
-        return self._decode(self._ids).strip()
+        """The whole text, before a stop string."""
+        return before_stop(self._decode(self._ids), self._stop).strip()

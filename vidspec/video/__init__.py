@@ -6,6 +6,7 @@ opening    a file opened, or the one error that says what is wrong with it
 payload    what no encoder writes, in the bytes of compressed pictures
 probing    the index of a file's frames
 sample     which frames to take: pure arithmetic
+image      image files as videos of one frame
 resize     upright RGB of decoded pictures, smaller where wanted
 sound      what is heard while the frames are seen
 decode_av, decode_decord, decode_hardware   the decoders behind ``base.Decoder``

@@ -25,6 +25,7 @@ from vidspec.errors import VideoError
 from vidspec.video import damage
 from vidspec.video.base import Damage, Index, Turn, format_seconds
 from vidspec.video.decode_av import decode_all
+from vidspec.video.image import image_index
 from vidspec.video.opening import checked_path, codec_name, opened, packets_of, video_streams
 from vidspec.video.payload import CODECS, Pictures, length_size
 
@@ -48,12 +49,13 @@ _JOINED_HINT = "ffmpeg -i IN -c copy OUT.mp4 gives it one clock; --allow-damaged
 
 
 def probe(path: str | os.PathLike[str]) -> Index:
-    """The index of ``path``'s video stream, in one pass over its packets and one decoded picture.
+    """The index of ``path``'s video stream, in one pass over its packets and one decoded picture; or of an image file.
 
     Raises VideoError: missing, folder, unreadable, empty, not_video, no_video_stream, truncated, unsupported or
-    no_frames.
+    no_frames; of an image file damaged or memory.
     """
-    return _probe(checked_path(path), by_decoding=False)
+    name = checked_path(path)
+    return image_index(name) or _probe(name, by_decoding=False)
 
 
 def index_by_decoding(path: str | os.PathLike[str]) -> Index:

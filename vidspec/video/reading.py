@@ -24,6 +24,7 @@ from vidspec.video.base import Clip, Decoder, Frame, Index, NotDelivered, check_
 from vidspec.video.decode_av import AvDecoder
 from vidspec.video.decode_decord import DecordDecoder
 from vidspec.video.decode_hardware import DEVICES, HardwareDecoder
+from vidspec.video.image import ImageDecoder, is_image
 from vidspec.video.probing import index_by_decoding, probe, too_large
 from vidspec.video.resize import fitted
 
@@ -62,7 +63,7 @@ def read(
     admit: Callable[[int], None] | None = None,
     allocate: Callable[[tuple[int, int, int, int]], NDArray[np.uint8]] | None = None,
 ) -> Clip:
-    """Reads exact frames of the video at ``path``, upright, with their timestamps.
+    """Reads exact frames of the video at ``path``, upright, with their timestamps; an image file has one.
 
     ``frames``: so many, spread evenly (``linspace(0, n - 1, frames)``, rounded) over the n frames whose timestamps
     lie in [start, end]; all n if there are no more. 32 when neither it nor ``fps`` is given.
@@ -171,6 +172,8 @@ def _read(path: str | os.PathLike[str], wanted: _Wanted) -> Clip:
     decoder = _decoder(wanted)
     try:
         index = probe(path)
+        if is_image(index):
+            decoder = ImageDecoder()
         try:
             return _decoded(decoder, index, wanted)
         except NotDelivered as failure:
@@ -193,7 +196,7 @@ def _decoder(wanted: _Wanted) -> Decoder:
 
 
 def _with_sound(index: Index, clip: Clip, wanted: _Wanted) -> Clip:
-    if wanted.sound is None:
+    if wanted.sound is None or is_image(index):
         return clip
     begin = max(wanted.start or 0.0, float(clip.timestamps[0]))
     end = min(index.duration_s, index.duration_s if wanted.end is None else wanted.end, begin + wanted.sound)

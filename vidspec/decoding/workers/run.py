@@ -78,6 +78,7 @@ def _settings(setup: Setup, windows: WindowSize) -> Settings:
         max_new_tokens=limits.max_new_tokens,
         eos=limits.eos,
         stop_loops=limits.stop_loops,
+        stopped=limits.stopped,
         overlap=schedule.prefill == "parallel",
         startup=None if schedule.startup == "fit" else windows.gamma,
         rows=ROWS,

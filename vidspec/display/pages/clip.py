@@ -127,7 +127,7 @@ class Clip:
         size = f"{video['width']} x {video['height']}" if video.get("width") else None
         length = f"{video['duration_s']:.1f} s" if video.get("duration_s") is not None else None
         schedule = self.section("schedule")
-        ended = {"eos": "by itself", "length": "at the longest length", "loop": "in a loop"}
+        ended = {"eos": "by itself", "length": "at the longest length", "loop": "in a loop", "stop": "at a stop string"}
         found = [
             ("profile", record.get("profile")),
             ("target", models.get("target")),

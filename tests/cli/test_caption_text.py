@@ -1,0 +1,238 @@
+"""How a caption is written: templates, one line, stop strings."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import fake_captioner
+import jsonschema
+import pytest
+from fake_captioner import TEXT, FakeCaptioner, record
+
+from vidspec.cli import main
+from vidspec.dataset.schema import record_schema
+from vidspec.errors import GenerationError
+from vidspec.events.events import Finished, Round
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATE = ("--template", "ohwx, {caption}")
+WRITTEN = f"ohwx, {TEXT}"
+
+
+def test_a_template_is_around_every_caption_and_records_keep_the_text(vidspec):
+    ran = vidspec("caption", "good.mp4", "missing.mp4", *TEMPLATE, "--format", "json", "--batch", "1")
+    for one in ran.records:
+        jsonschema.validate(one, record_schema())
+    assert [(one["caption"], one["text"]) for one in ran.records] == [(WRITTEN, TEXT), (None, None)]
+    assert vidspec("caption", "good.mp4", *TEMPLATE, "--pair", "embedded").out == f"{WRITTEN}\n"
+    (line,) = vidspec("caption", "good.mp4", *TEMPLATE, "--format", "jsonl").records
+    assert (line["caption"], line["text"]) == (WRITTEN, TEXT)
+    (row,) = csv.DictReader(io.StringIO(vidspec("caption", "good.mp4", *TEMPLATE, "--format", "csv").out))
+    assert row["caption"] == WRITTEN
+    (plain,) = vidspec("caption", "good.mp4", "--format", "json").records
+    assert (plain["caption"], plain["text"]) == (TEXT, None)
+
+
+def test_the_mark_of_the_built_in_models_is_before_the_template(vidspec, monkeypatch):
+    monkeypatch.setattr("fake_captioner.record", partial(record, demo=True))
+    assert vidspec("caption", "good.mp4", *TEMPLATE).out == f"[demo] {WRITTEN}\n"
+
+
+@pytest.mark.parametrize("form", ["txt", "srt", "vtt", "webdataset-txt"])
+def test_a_template_is_in_files_too(vidspec, form):
+    assert vidspec("caption", "good.mp4", *TEMPLATE, "--pair", "embedded", "--format", form).code == 0
+    (written,) = Path().glob("good.*")
+    assert WRITTEN.replace("\n", " ") in " ".join(written.read_text().split())
+
+
+def test_one_line(vidspec):
+    ran = vidspec("caption", "good.mp4", "--single-line", "--pair", "embedded")
+    assert ran.out == "A red circle moves left.\n"
+    ran = vidspec("caption", "good.mp4", "--single-line", "--template", " a\t b\n{caption} ", "--format", "json")
+    assert ran.records[0]["caption"] == "a b A red circle moves left." and ran.records[0]["text"] == TEXT
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("ohwx", "lacks {caption}"),
+        ("", "lacks {caption}"),
+        ("{caption} {stem}", "has no field but {caption}, not {stem}"),
+        ("{caption!r}", "has no field but {caption}, not {caption}"),
+        ("{caption:>9}", "has no field but {caption}, not {caption}"),
+        ("{caption.real}", "has no field but {caption}, not {caption.real}"),
+        ("{caption", "expected '}'"),
+    ],
+)
+def test_templates_that_are_none(vidspec, template, said):
+    ran = vidspec("caption", "good.mp4", "--template", template)
+    assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1 and not FakeCaptioner.made
+    assert "--template: " in ran.err and said in ran.err
+
+
+def test_braces_of_a_templates_own(vidspec):
+    ran = vidspec("caption", "good.mp4", "--template", "{{x}} {caption}", "--format", "json")
+    assert ran.records[0]["caption"] == "{x} " + TEXT
+
+
+def test_another_template_is_another_captioning(vidspec):
+    """A file that is continued holds no caption without the template."""
+    for template, clips in (("a {caption}", 1), ("b {caption}", 1), ("a {caption}", 0)):
+        FakeCaptioner.made.clear()
+        assert vidspec("caption", "good.mp4", "--template", template, "-o", "out.jsonl").code == 0
+        assert len(FakeCaptioner.made) == clips
+    found = [json.loads(line)["caption"] for line in Path("out.jsonl").read_text().splitlines()]
+    assert sorted(found) == [f"a {TEXT}", f"b {TEXT}"]
+
+
+def test_a_segment_quotes_the_text_and_not_the_template(vidspec):
+    """In the run and in one that goes on after the first segment."""
+    command = ("caption", "good.mp4", "--segment", "2s", "--context", *TEMPLATE, "-o", "out.jsonl")
+    assert vidspec(*command).code == 0
+    quoted = FakeCaptioner.made[-1].asked[-1]["prompt"]
+    assert quoted.endswith(f"described like this: {TEXT}")
+    first = Path("out.jsonl").read_text().splitlines()[0]
+    Path("out.jsonl").write_text(first + "\n")
+    assert vidspec(*command).code == 0
+    assert [one["prompt"] for one in FakeCaptioner.made[-1].asked] == [quoted]
+
+
+def test_stop_strings(vidspec):
+    assert vidspec("caption", "good.mp4", "--stop", "###", "--stop", "\n\n").code == 0
+    assert FakeCaptioner.made[0].profile.generate.stop == ("###", "\n\n")
+    assert vidspec("caption", "good.mp4", "--set", "generate.stop=a, b").code == 0
+    assert FakeCaptioner.made[1].profile.generate.stop == ("a, b",)
+    ran = vidspec("caption", "good.mp4", "--stop", "")
+    assert (ran.code, ran.err.count("\n")) == (2, 1) and "generate.stop.0: must have at least 1 character" in ran.err
+
+
+class Pipe:
+    """Standard output that is no terminal, write by write."""
+
+    def __init__(self):
+        self.writes = []
+
+    def isatty(self):
+        return False
+
+    def write(self, text):
+        self.writes.append(text)
+
+    def flush(self):
+        pass
+
+
+class Terminal(Pipe):
+    def isatty(self):
+        return True
+
+
+def written(
+    monkeypatch, *args, out=Pipe, caption=TEXT, pieces=("A", " red", " circ", "le", "\nmoves", " left."), **changes
+):
+    """What ``vidspec caption`` writes for a text that comes in these pieces."""
+    opened, prefilled, *_ = fake_captioner.events("good.mp4")
+    rounds = [Round((1,), ("target",), 0, 0, 0.0, texts=(piece,)) for piece in pieces]
+    last = Finished(record("good.mp4", caption=caption, **changes))
+    monkeypatch.setattr("fake_captioner.events", lambda path: [opened, prefilled, *rounds, last])
+    monkeypatch.setattr(sys, "stdout", out())
+    assert main(["caption", "good.mp4", *args]) == 0
+    return sys.stdout.writes
+
+
+def test_one_caption_comes_word_by_word(monkeypatch):
+    assert written(monkeypatch) == ["A", " red", " circle", "\nmoves", " left.\n"]
+
+
+def test_what_is_around_words_comes_with_them(monkeypatch):
+    writes = written(
+        monkeypatch, "--single-line", "--template", "{{x}}\n {caption} y", caption="A red\ncircle moves left."
+    )
+    assert writes == ["{x} A", " red", " circle", " moves", " left. y\n"]
+
+
+def test_a_stop_string_is_not_written(monkeypatch):
+    """Nor words that may become one."""
+    writes = written(
+        monkeypatch, "--stop", "circle moves", caption="A red", pieces=("A", " red", " circle", " moves", "!")
+    )
+    assert writes == ["A", " red", "\n"]
+    writes = written(monkeypatch, "--stop", "red moves", caption="A red dot", pieces=("A", " red", " ", "dot", " is"))
+    assert writes == ["A", " red", " dot", "\n"]
+
+
+def test_scripts_without_blanks(monkeypatch):
+    assert written(
+        monkeypatch, pieces=("\u7ea2\u5708", "\u79fb\u52a8\u3002"), caption="\u7ea2\u5708\u79fb\u52a8\u3002"
+    ) == ["\u7ea2\u5708", "\u79fb\u52a8\u3002", "\n"]
+
+
+def test_a_text_that_is_another_in_the_end_is_written_whole(monkeypatch):
+    assert "".join(written(monkeypatch, caption="Something else.")) == "A red circle\nmoves\nSomething else.\n"
+
+
+@pytest.mark.parametrize(
+    "args", [("--format", "json"), ("--verify",), ("--segment", "2s"), ("--prompt", "a", "--prompt", "b")]
+)
+def test_what_comes_whole(monkeypatch, args):
+    writes = written(monkeypatch, *args, token_ids=[7, 1, 2, 3, 9])
+    assert all(one.endswith("\n") for one in writes)
+
+
+def test_a_panel_on_the_same_terminal_shows_it_alone(monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "__stdout__", Terminal())
+    assert len(written(monkeypatch, out=Terminal)) == 1
+    assert len(written(monkeypatch, "--no-live", out=Terminal)) > 3
+    assert len(written(monkeypatch, "--quiet", out=Terminal)) > 3
+
+
+def test_a_clip_that_fails_amid_its_text_ends_the_line(monkeypatch, capsys):
+    monkeypatch.setattr("fake_captioner.events", lambda path: broken())
+    assert main(["caption", "good.mp4"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "A red\n" and "out of luck" in captured.err
+
+
+def broken():
+    yield Round((1,), ("target",), 0, 0, 0.0, texts=("A red circ",))
+    raise GenerationError("good.mp4: out of luck")
+
+
+def test_a_reader_that_has_enough(vidspec):
+    """As ``| head -c 10`` is: nothing but the exit code says that the text did not end."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); {SLOW}"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout and process.stderr and process.stdout.read(5) == b"A red"
+        process.stdout.close()
+        err = process.stderr.read().decode()
+    assert process.returncode == 1 and "Traceback" not in err and "Broken" not in err and "error" not in err
+
+
+SLOW = """
+from types import ModuleType
+import fake_captioner
+from vidspec.events.events import Round
+whole = fake_captioner.events
+def many(path):
+    opened, prefilled, first, *rest = whole(path)
+    yield from (opened, prefilled, Round((1,), ("target",), 0, 0, 0.0, texts=("A red ",)))
+    for _ in range(10**5):
+        yield Round((1,), ("target",), 0, 0, 0.0, texts=("circle ",))
+    yield from rest
+fake_captioner.events = many
+module = ModuleType("vidspec.captioner"); module.Captioner = fake_captioner.FakeCaptioner
+sys.modules["vidspec.captioner"] = module
+import vidspec.dataset.inputs, vidspec.dataset.local
+vidspec.dataset.local.Reader = fake_captioner.FakeReader
+vidspec.dataset.inputs.leave_out_missing = lambda found, named: None
+from vidspec.cli import main
+sys.exit(main(["caption", "good.mp4"]))
+"""

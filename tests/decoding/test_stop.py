@@ -1,0 +1,72 @@
+"""Stop strings: every method ends a text at the token that completes one, and the string is no part of it."""
+
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiers import full_but
+
+from decoding.workers.pairs import CLIPS, Waiting
+from vidspec.captioner import Captioner
+from vidspec.decoding.limits import Limits
+from vidspec.events.events import Finished
+from vidspec.models.detokenizer import StopStrings, before_stop
+
+#: Inside a word, over several tokens, and one that no text holds.
+STOP = ("ject is a sm", "ject is a large y", "elephant")
+SETTINGS = {"generate.max_new_tokens": 60, "video.frames": 8, "models.threads": 1, "models.pair": "embedded"}
+PROFILES = ["vanilla-sd", "specvlm", "parallelvlm", "ngram"]
+
+
+class Pieces:
+    """A tokenizer whose tokens are the pieces of a list."""
+
+    def __init__(self, pieces):
+        self.pieces = pieces
+
+    def decode(self, token_ids, **options):
+        return "".join(self.pieces[token] for token in token_ids)
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=30),
+    st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3),
+)
+def test_a_text_ends_with_the_token_that_completes_a_string(token_ids, strings):
+    tokenizer = Pieces(["a", "b", "ab", "ba", "aab"])
+    limits = Limits(99, stopped=StopStrings(tokenizer, strings).stopped)
+    texts = [tokenizer.decode(token_ids[: n + 1]) for n in range(len(token_ids))]
+    first = next((n for n, text in enumerate(texts) if any(one in text for one in strings)), None)
+    kept, over = limits.cut(token_ids, [])
+    assert over is (first is not None)
+    assert kept == (token_ids if first is None else token_ids[: first + 1])
+    cut = before_stop(texts[-1] if first is None else texts[first], strings)
+    assert texts[-1].startswith(cut) and not any(one in cut for one in strings)
+    assert over is (limits.ended(kept) == "stop")
+
+
+@cache
+def captions(profile, batch, stop):
+    with Captioner.from_profile(profile, overrides={**SETTINGS, "generate.stop": list(stop)}) as captioner:
+        found = {
+            key: event.caption
+            for key, event in captioner.serve(Waiting(captioner, sorted(CLIPS)), batch=batch)
+            if isinstance(event, Finished)
+        }
+    assert len(found) == 4
+    return found
+
+
+EVERY = [(profile, batch) for profile in PROFILES for batch in (1, 4)]
+
+
+@pytest.mark.usefixtures("forked_drafts")
+@pytest.mark.parametrize(("profile", "batch"), full_but([("specvlm", 1), ("parallelvlm", 4)], EVERY))
+def test_every_method_gives_plain_decodings_text_up_to_the_string(profile, batch):
+    whole = captions("ar", 1, ())
+    for clip, caption in captions(profile, batch, STOP).items():
+        assert caption.caption == before_stop(whole[clip].caption, STOP).strip() != whole[clip].caption
+        assert caption.ended == "stop"
+        assert caption.token_ids == whole[clip].token_ids[: len(caption.token_ids)]
+        assert len(caption.token_ids) < len(whole[clip].token_ids)

@@ -1,0 +1,51 @@
+"""Captions as they are written: in a template, on one line. Pure."""
+
+from __future__ import annotations
+
+import re
+from string import Formatter
+
+from vidspec.errors import UsageError
+
+__all__ = ["beginning", "check_template", "rendered", "whole_words"]
+
+#: Behind a word, and behind each character of scripts without blanks between words.
+_WORD_ENDS = re.compile("(?<=\\S)(?=\\s)|(?<=[\u3001-\u30ff\u3400-\u9fff\uff01-\uff60])")
+
+
+def check_template(template: str, origin: str) -> None:
+    """Refuse a template that is not text around ``{caption}``.
+
+    Args:
+        template: as ``str.format`` takes it.
+        origin: for the message.
+
+    Raises:
+        UsageError: it has another field or none.
+    """
+    hint = f"{origin} 'ohwx, {{caption}}'"
+    try:
+        parts = [part[1:] for part in Formatter().parse(template) if part[1] is not None]
+    except ValueError as error:
+        raise UsageError(f"{origin}: {error}; braces of its own are written {{{{ and }}}}", hint=hint) from None
+    if other := [name for name, *form in parts if name != "caption" or any(form)]:
+        raise UsageError(f"{origin}: has no field but {{caption}}, not {{{other[0]}}}", hint=hint)
+    if not parts:
+        raise UsageError(f"{origin}: lacks {{caption}}", hint=hint)
+
+
+def whole_words(text: str) -> str:
+    """The beginning of a text that is still written, without its last word, which may not be whole."""
+    return text[: max((end.start() for end in _WORD_ENDS.finditer(text)), default=0)].lstrip()
+
+
+def beginning(words: str, template: str | None, *, single_line: bool) -> str:
+    """What :func:`rendered` begins with for a caption that begins with these whole words."""
+    head = "" if template is None else template.format(caption="\0").partition("\0")[0]
+    return " ".join((head + words).split()) if single_line else head + words
+
+
+def rendered(caption: str, template: str | None, *, single_line: bool) -> str:
+    """A caption in a template; with ``single_line`` any run of blanks and line breaks is one blank."""
+    text = caption if template is None else template.format(caption=caption)
+    return " ".join(text.split()) if single_line else text

@@ -1,0 +1,129 @@
+"""Image files as videos of one frame, read by Pillow: upright by their EXIF orientation, in RGB, exact or an error."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vidspec.errors import VideoError
+from vidspec.video.base import Index, Put, Turn
+from vidspec.video.resize import resized
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["IMAGES", "ImageDecoder", "image_index", "is_image"]
+
+#: Suffixes; GIF is a video.
+IMAGES = frozenset(("png", "jpg", "jpeg", "webp", "bmp", "tif", "tiff"))
+#: What Pillow may take a file for; others of its formats run programs or follow references.
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
+#: Of these, where several pictures are an animation: a video, which FFmpeg reads if it can.
+_ANIMATED = ("PNG", "WEBP")
+_ORIENTATION = 0x0112
+#: EXIF's orientations as counter-clockwise quarter turns.
+_TURNS = {3: 180, 4: 180, 5: 90, 6: 270, 7: 270, 8: 90}
+#: How long FFmpeg shows an image file, in seconds.
+_SHOWN = Fraction(1, 25)
+
+
+def is_image(index: Index) -> bool:
+    """Whether an index is of :func:`image_index`."""
+    return index.format.startswith("image/")
+
+
+def image_index(path: str) -> Index | None:
+    """The index of an image file, from its header; None for what is a video by its suffix, or an animation.
+
+    Args:
+        path: of a regular file.
+
+    Raises:
+        VideoError: kind ``damaged`` or ``memory``.
+    """
+    if os.path.splitext(path)[1].lstrip(".").lower() not in IMAGES:
+        return None
+    with _opened(path) as image:
+        kind = image.format or ""
+        if kind in _ANIMATED and getattr(image, "is_animated", False):
+            return None
+        orientation = image.getexif().get(_ORIENTATION, 1)
+        if kind == "TIFF":
+            image = _upright(image)  # of which some versions of Pillow turn the size already, and some do not
+        width, height = image.size if kind == "TIFF" or orientation < 5 else image.size[::-1]
+    first = np.zeros(1, np.int64)
+    return Index(
+        path=path,
+        format=f"image/{'jpeg' if kind == 'MPO' else kind.lower()}",
+        codec="mjpeg" if kind in ("JPEG", "MPO") else kind.lower(),
+        stream=0,
+        time_base=_SHOWN,
+        pts=first,
+        raw=first,
+        key_pts=first,
+        key_dts=first,
+        order="pts",
+        width=width,
+        height=height,
+        turn=Turn(_TURNS.get(orientation, 0)),
+        duration_s=float(_SHOWN),
+        truncated=False,
+        doubts=(),
+    )
+
+
+class ImageDecoder:
+    """Delivers the one frame of an index of :func:`image_index`."""
+
+    name = "pillow"
+
+    def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: Put) -> None:
+        with _opened(index.path) as image:
+            put(wanted[0], resized(np.asarray(_rgb(_upright(image)), np.uint8), *size))
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Image]:
+    """The image file, closed on leaving; what Pillow raises of its content meanwhile becomes a VideoError."""
+    from PIL import Image, UnidentifiedImageError
+
+    Image.init()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's, of sizes and of metadata
+            with Image.open(path, formats=_FORMATS) as image:
+                yield image
+    except Image.DecompressionBombError:
+        raise VideoError(f"{path}: is too large for a picture", kind="memory", hint="make it smaller first") from None
+    except UnidentifiedImageError:
+        raise VideoError(f"{path}: is damaged or not a picture", kind="damaged") from None
+    except (MemoryError, VideoError):
+        raise
+    except Exception as error:  # of many kinds
+        reason = str(error).split("\n")[0] or type(error).__name__
+        raise VideoError(f"{path}: is damaged: {reason}", kind="damaged", hint="copy or download it again") from None
+
+
+def _upright(image: Image) -> Image:
+    from PIL import ImageOps
+
+    image.load()
+    return ImageOps.exif_transpose(image)
+
+
+def _rgb(image: Image) -> Image:
+    """Eight bits of each colour; what is transparent is white."""
+    from PIL import Image
+
+    if image.mode.startswith("I"):  # grey of 16 bits
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        opaque = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", opaque.size, "white"), opaque).convert("RGB")
+    return image.convert("RGB")

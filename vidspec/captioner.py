@@ -338,8 +338,7 @@ class Captioner:
     def warm_up(self) -> None:
         """Run everything once on a few grey frames, so that a clip that is timed next pays for no first use."""
         grey = np.full((4, 64, 64, 3), 127, dtype=np.uint8)
-        facts = video.SourceFacts("", 4.0, 64, 64, "none", "none", 1.0, False, 0, 4, "none")
-        clip = video.Clip(grey, np.arange(4.0), facts)
+        clip = video.Clip.of(grey, range(4))
         short = profiles.override(self.setup.profile, {"generate.max_new_tokens": 16})
         for profile in (short, profiles.override(short, _PLAIN)):
             draft = self.draft.model if self.draft and profile.drafts_with_a_model else None

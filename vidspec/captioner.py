@@ -223,10 +223,9 @@ class Captioner:
             self._vision_worker.close()
         if self.slot is not None:
             self.slot.drop()
-        device = self.target.model.device
-        drafters = self._drafters
+        devices, drafters = self.devices, self._drafters
         del self.setup, self.slot, self.autotune
-        if device.type == "cuda":
+        if any(device.type == "cuda" for device in devices):
             torch.cuda.empty_cache()
         for drafter in drafters:
             drafter.close()
@@ -276,6 +275,16 @@ class Captioner:
         return self.target.model.hears if self.profile.video.audio else None
 
     @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Of the models in this process, the target's first."""
+        return tuple(engine.model.device for engine in (self.target, self.draft, self.setup.head) if engine is not None)
+
+    @property
+    def gpu(self) -> int | None:
+        """The number of the GPU that the target is on, which an NVIDIA decoder takes too; None without one."""
+        return self.devices[0].index if self.devices[0].type == "cuda" else None
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know of the loaded models, a line each."""
         told = [engine.model for engine in (self.target, self.draft) if engine is not None]
@@ -285,6 +294,10 @@ class Captioner:
             for model in told
             if model.device.type == "cuda" and model.decoder.eager is not None
         ]
+        place = self.slot.device if self.profile.concurrent and self.slot is not None else None
+        if place == self.devices[0] and place.type == "cuda":
+            apiece = "that they work at the same time gains nothing there: it takes a GPU for each"
+            found.append(f"{self.profile.name}: target and draft are both on {place}; {apiece}")
         return tuple(dict.fromkeys(line for line in found if line))
 
     @property
@@ -325,8 +338,7 @@ class Captioner:
     def warm_up(self) -> None:
         """Run everything once on a few grey frames, so that a clip that is timed next pays for no first use."""
         grey = np.full((4, 64, 64, 3), 127, dtype=np.uint8)
-        facts = video.SourceFacts("", 4.0, 64, 64, "none", "none", 1.0, False, 0, 4, "none")
-        clip = video.Clip(grey, np.arange(4.0), facts)
+        clip = video.Clip.of(grey, range(4))
         short = profiles.override(self.setup.profile, {"generate.max_new_tokens": 16})
         for profile in (short, profiles.override(short, _PLAIN)):
             draft = self.draft.model if self.draft and profile.drafts_with_a_model else None
@@ -411,7 +423,7 @@ class Captioner:
 
     def _alone(self, request: Request) -> Generator[Event, None, None]:
         """One clip, without others."""
-        trace = Trace(synchroniser(self.target.model.device))
+        trace = Trace(synchroniser(*self.devices))
         if request.clip is None:
             with trace.span("decode_video"):
                 clip = self.read(request.path, start=request.start, end=request.end, prompt=request.prompt)
@@ -477,6 +489,7 @@ class Captioner:
             seek=wanted.seek,
             allow_damaged=wanted.allow_damaged,
             sound=self.hears,
+            gpu=self.gpu,
             most_bytes=MOST_BYTES,
             check=partial(self.refuse, str(path), prompt),
         )

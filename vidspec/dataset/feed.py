@@ -31,10 +31,11 @@ MAX_BYTES = 1 << 30
 MAX_READERS = 8
 
 
-def support_of(captioner: object, config: JobConfig) -> tuple[Prepare | None, Refuse | None, float | None]:
-    """What a captioner may have for a :class:`Feed`: its ``prepare``, its ``refuse``, and how much sound it takes."""
+def support_of(captioner: object, config: JobConfig) -> tuple[Prepare | None, Refuse | None, float | None, int | None]:
+    """What a captioner may have for a :class:`Feed`: ``prepare``, ``refuse``, how much sound it takes, and its GPU."""
     prepare = None if config.baseline else getattr(captioner, "prepare", None)  # compared times must not lack it
-    return prepare, getattr(captioner, "refuse", None), getattr(captioner, "hears", None)
+    refuse, sound, gpu = (getattr(captioner, name, None) for name in ("refuse", "hears", "gpu"))
+    return prepare, refuse, sound, gpu
 
 
 def cores() -> int:
@@ -69,6 +70,7 @@ class Feed:
             go wrong again there, and is reported then.
         refuse: the captioner's objections to a clip, found out before it is decoded.
         max_audio_s: seconds of sound that are read with the frames at most; None for none.
+        gpu: number of the one that hardware decodes on, if it is NVIDIA's; None for the first.
         max_bytes: of frames and what was prepared from them.
 
     Attributes:
@@ -83,11 +85,12 @@ class Feed:
         prepare: Prepare | None = None,
         refuse: Refuse | None = None,
         max_audio_s: float | None = None,
+        gpu: int | None = None,
         *,
         max_bytes: int = MAX_BYTES,
     ) -> None:
         self.config, self.wake = config, WakeEvent()
-        self._video = {**config.video, "sound": max_audio_s}
+        self._video = {**config.video, "sound": max_audio_s, "gpu": gpu}
         self._jobs, self._prepare, self._refuse, self._max_bytes = iter(jobs), prepare, refuse, max_bytes
         self._readers, self._in_order = readers, len(readers) == 1
         self._changed = threading.Condition()

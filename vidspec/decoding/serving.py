@@ -26,6 +26,8 @@ from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 
 if TYPE_CHECKING:
+    import torch
+
     from vidspec.draft_length.pace import Pace
     from vidspec.engine.forward import Engine
     from vidspec.models.base import VideoLanguageModel
@@ -65,6 +67,8 @@ class Serves(Protocol):
     @property
     def target(self) -> Engine[VideoLanguageModel]: ...
     @property
+    def devices(self) -> tuple[torch.device, ...]: ...
+    @property
     def pace(self) -> Pace | None: ...
     def needs(self, request: Request) -> Items[Claim]: ...
     def start(self, request: Request, trace: Trace) -> Sequence: ...
@@ -84,7 +88,7 @@ class Serving:
             raise ValueError(f"a batch must have at least one clip, not {batch}")
         self.captioner, self.batch = captioner, batch
         self.wake = wake or WakeEvent()
-        wait = synchroniser(captioner.target.model.device)
+        wait = synchroniser(*captioner.devices)
 
         def now() -> float:
             wait()
@@ -133,7 +137,7 @@ class Serving:
             request: the clip.
             trace: begun when the clip was opened; a new one if None.
         """
-        sequence = self.captioner.start(request, trace or Trace(synchroniser(self.captioner.target.model.device)))
+        sequence = self.captioner.start(request, trace or Trace(synchroniser(*self.captioner.devices)))
         if request.timeout is not None:
             sequence.deadline = time.monotonic() + request.timeout - request.spent
         self._sequences[request.key] = sequence

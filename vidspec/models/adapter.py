@@ -208,6 +208,8 @@ class Adapter:
                 if not weight.untyped_storage().resizable():
                     weight.data = weight.data.clone()
         self._decoder = decoder_of(self.language, self.model.lm_head, kind, packed)
+        if self._decoder.name == "fused" and self.device.type == "cuda":
+            torch.cuda.empty_cache()  # what the parts of fused matrices were in: others may need it
 
     def apart(self) -> Self:
         """The same model for passes in another thread: its sequences are in a slab of their own."""

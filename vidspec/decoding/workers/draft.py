@@ -12,7 +12,6 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import cast
 
-import numpy as np
 import torch
 
 from vidspec import video
@@ -269,7 +268,6 @@ def _failure(error: Exception, *, lost: bool = False) -> Failed:
 
 def _request(order: OpenClip) -> Request:
     """The clip; its frames and sound are copied out of the shared block, which belongs to the other process."""
-    facts = video.SourceFacts("", 0.0, order.shape[2], order.shape[1], "", "", 0.0, False, 0, order.shape[0], "")
     frames, sound = copied(order.memory, order.shape, order.samples)
-    clip = video.Clip(frames, np.array(order.timestamps), facts, sound)
+    clip = video.Clip.of(frames, order.timestamps, sound)
     return Request("", clip, order.prompt, order.system, earlier=order.earlier)

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models.quantized import make
+from vidspec.cli import main
 from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
 from vidspec.models.loading import Placement, load
@@ -79,3 +80,21 @@ def test_weights_of_several_dtypes_run_the_stock_blocks(checkpoint):
     model.language.layers[0].mlp.up_proj.bfloat16()
     model.prepare()
     assert (model.decoder.name, model.decoder.why) == ("stock", "its weights are of several dtypes")
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("gptq", "gptq, 4 bits, groups of 32"),
+        ("awq", "awq, 4 bits, groups of 32"),
+        ("ct_int4", "compressed-tensors, 4 bits, groups of 32"),
+        ("ct_int8", "compressed-tensors, 8 bits"),
+        ("ct_fp8_block", "compressed-tensors, FP8, blocks of 48 x 32"),
+        ("fp8", "fp8, blocks of 32 x 32"),
+        ("bnb_nf4", "bitsandbytes, 4 bits"),
+        ("bnb_int8", "bitsandbytes, 8 bits"),
+    ],
+)
+def test_the_method_is_named(checkpoint, capsys, name, words):
+    assert main(["models", str(checkpoint(name)), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["quantization"] == words

@@ -18,7 +18,7 @@ from vidspec.engine.graphs import eager_because, graphs_of
 from vidspec.engine.matrix import LARGE, Matrix, laid, packing
 from vidspec.engine.slab import Slab
 
-__all__ = ["FAMILIES", "FusedDecoder", "uncovered"]
+__all__ = ["FAMILIES", "FusedDecoder", "second_copies", "uncovered"]
 
 #: Model types of language models whose blocks are these.
 FAMILIES = ("qwen2", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3", "qwen3_vl_text", "llama", "mistral")
@@ -61,6 +61,15 @@ def _linears(block: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
         [mlp.gate_proj, mlp.up_proj],
         [mlp.down_proj],
     )
+
+
+def second_copies(language: Any, head: Any) -> int:
+    """Bytes of the packed copies beside large weights, where weights are packed: of float32 ones."""
+    if head.weight.dtype is not torch.float32:
+        return 0
+    parts = [part for block in language.layers for part in _linears(block)] + [[head]]
+    sizes: list[int] = [sum(layer.weight.numel() for layer in part) for part in parts]
+    return 4 * sum(size for size in sizes if size >= LARGE)
 
 
 class _Norm:
@@ -129,14 +138,7 @@ class FusedDecoder:
         self.scaling, self.windows = self.width**-0.5, windows_of(config)
         self.depth, self._inner = len(language.layers), int(config.intermediate_size)
         weight = self.embedding
-        large = sum(
-            sum(layer.weight.nbytes for layer in part)
-            for block in language.layers
-            for part in _linears(block)
-            if sum(layer.weight.numel() for layer in part) >= LARGE
-        )
-        copies = large + head.weight.nbytes if weight.dtype is torch.float32 else 0
-        packs = weight.device.type == "cpu" and packing(copies, packed, weight.dtype)
+        packs = weight.device.type == "cpu" and packing(second_copies(language, head), packed, weight.dtype)
         self.blocks = [_Block(block, packs) for block in language.layers]
         tied = head.weight is language.embed_tokens.weight
         self.norm, self.head = _Norm(language.norm), laid([head], packed=packs, shared=tied)

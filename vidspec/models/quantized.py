@@ -97,7 +97,7 @@ def method_of(settings: Settings) -> str:
     """The method in words, such as ``gptq, 4 bits, groups of 128``."""
     method, args = str(settings.get("quant_method")), _args(settings)
     bits = args.get("num_bits") or (4 if settings.get("load_in_4bit") else 8)
-    words = [method, "FP8" if method == "fp8" or args.get("type") == "float" else f"{bits} bits"]
+    words = [method] if method == "fp8" else [method, "FP8" if args.get("type") == "float" else f"{bits} bits"]
     group, block = args.get("group_size"), _block(settings)
     if block:
         words.append(f"blocks of {' x '.join(map(str, block))}")

@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 
 from vidspec.models.base import Pixels, StockConfig
 
-__all__ = ["BUDGET", "WINDOWS", "calls_of", "chunks", "token_bytes", "window_attention"]
+__all__ = ["BUDGET", "WINDOWS", "calls_of", "chunks", "token_bytes", "window_attention", "working_bytes"]
 
 #: Under a name with "flash" in it, the Qwen-VL towers of ``transformers`` 5.23 hand over all windows and where each
 #: begins; under any other they call once for each window and block. For models that are there: a model built from a
@@ -131,6 +131,16 @@ def token_bytes(config: StockConfig, *, every_block: bool = False) -> int:
     """
     kept = config.num_hidden_layers + 1 if every_block else 0
     return 4 * (config.hidden_size * (9 + kept) + 3 * config.intermediate_size)  # type: ignore[no-any-return]
+
+
+def working_bytes(config: StockConfig, frames: int, tokens: int, *, every_block: bool = False) -> int:
+    """Bytes that a tower takes at most for a clip whose visual tokens, merged as they are, are so many."""
+    patches = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
+    side = getattr(config, "image_size", None)
+    side = side if isinstance(side, int) or side is None else side[0]
+    rows = tokens * getattr(config, "spatial_merge_size", 1) ** 2 if side is None else frames * (side // patches) ** 2
+    each = token_bytes(config, every_block=every_block)
+    return max(min(rows * each, BUDGET), -(-rows // max(frames, 1)) * each)
 
 
 AttentionInterface.register(WINDOWS, window_attention)

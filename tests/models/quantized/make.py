@@ -35,7 +35,6 @@ ROWS = 64
 SOME, KEPT = 12, ("logits", "mlp.down_proj")
 SCHEMES = {
     "ct_int4": {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False},
-    "ct_int4_channel": {"num_bits": 4, "strategy": "channel", "symmetric": True},
     "ct_int8": {"num_bits": 8, "strategy": "channel", "symmetric": True},
     "ct_fp8": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True},
     "ct_fp8_block": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [48, 32]},

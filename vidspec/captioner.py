@@ -249,9 +249,10 @@ class Captioner:
         return self.autotune.pace if self.autotune else self.setup.pace
 
     def needs(self, request: Request) -> list[Claim]:
-        """What a clip takes of each model in this process and of its device.
+        """What a clip takes of each model and of its device.
 
-        Of a draft as if it saw what the target sees.
+        Of a draft as if it saw what the target sees; of one in another process on the target's device, whose slab is
+        not known here, as much memory as the target takes.
         """
         generate, model, sound = self.profile.generate, self.target.model, request.shown.sound
         frames, height, width, _ = request.shown.frames.shape
@@ -263,6 +264,8 @@ class Captioner:
         claims = [Claim(model, entries, *read)]
         if self.draft is not None and self.profile.shows_the_video:
             claims.append(Claim(self.draft.model, entries, *self.draft.model.reading_bytes(visual, tokens)))
+        if self.slot is not None and self.slot.device == model.device and self.profile.shows_the_video:
+            claims.append(Claim(model, 0, read[0] + entries * model.decoder.slab.entry_bytes, read[1]))
         if self.setup.head is not None:  # its prompt is made of states of several blocks of the target
             claims.append(Claim(self.setup.head.model, entries, read[0] * (1 + len(self.setup.head.model.blocks)), 0))
         if self.profile.drafts_with_the_target and not self.profile.concurrent:  # behind a prompt of its own

@@ -81,13 +81,8 @@ class Serving:
             raise ValueError(f"a batch must have at least one clip, not {batch}")
         self.captioner, self.batch = captioner, batch
         self.wake = wake or WakeEvent()
-        wait = synchroniser(captioner.target.model.device)
-
-        def now() -> float:
-            wait()
-            return time.perf_counter()
-
-        self.loop = Loop(now, self._passed, self.wake)
+        synchronise = synchroniser(captioner.target.model.device)
+        self.loop = Loop(passed=self._passed, wake=self.wake, synchronise=synchronise)
         self._sequences: dict[Hashable, Sequence] = {}
         self._waiting: deque[Request] = deque()  # taken and not admitted yet
         self._again: deque[Request] = deque()  # to be done without others

@@ -80,9 +80,12 @@ def take_one_core() -> None:
 
 
 def synchroniser(device: torch.device) -> Callable[[], None]:
-    """A function that waits until all work queued on ``device`` is done; on a CPU nothing is ever queued."""
+    """A function that waits until all work is done that the calling thread's stream has queued on ``device``.
+
+    Work that other threads queue on streams of their own is not waited for. On a CPU nothing is ever queued.
+    """
     if device.type == "cuda":
-        return lambda: torch.cuda.synchronize(device)
+        return lambda: torch.cuda.current_stream(device).synchronize()
     return torch.mps.synchronize if device.type == "mps" else lambda: None
 
 

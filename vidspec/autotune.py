@@ -11,7 +11,6 @@ on the first clip. Every candidate writes the target's own text, whatever is mea
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -305,7 +304,7 @@ class Autotune:
         sequence = Sequence(request, Trace(self._wait))
         sequence.attempt(one.setup)
         sequence.steps = decode(sequence)
-        loop = Loop(self._clock, passed)
+        loop = Loop(passed=passed, synchronise=self._wait)
         try:
             loop.begin(sequence)
             while not sequence.over:
@@ -320,10 +319,6 @@ class Autotune:
             return max(0, len(sequence.token_ids) - 1), seconds
         finally:
             loop.close()
-
-    def _clock(self) -> float:
-        self._wait()
-        return time.perf_counter()
 
 
 def _fresh(setup: Setup) -> Setup:

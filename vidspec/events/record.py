@@ -39,9 +39,11 @@ Record: TypeAlias = dict[str, Any]
 
 
 class Models(TypedDict, total=False):
-    """``target`` and ``draft`` are names or folders; the draft's is None without one. The rest is the target's."""
+    """``target``, ``draft`` and ``adapter`` are names or folders; the draft's is None without one. The rest is the
+    target's."""
 
     target: str
+    adapter: str
     draft: str | None
     family: str
     dtype: str

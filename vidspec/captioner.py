@@ -172,6 +172,7 @@ class Captioner:
             wanted.packed,
             wanted.weights,
         )
+        where = replace(where, adapter=wanted.adapter)
         beside = beside_target(profile)
         hub.require(profile.named_models)
         embedded = wanted.pair is not None
@@ -238,8 +239,10 @@ class Captioner:
     def models(self) -> Models:
         """Names of target and draft; family, dtype, device and decoder of the target, as the JSON record has them."""
         model, decoder = self.target.model, self.target.model.decoder
+        adapter = self.profile.models.adapter
         return {
             "target": model.name,
+            **({} if adapter is None else {"adapter": adapter}),
             "draft": self._draft_name(),
             "family": model.family,
             "dtype": str(model.dtype).removeprefix("torch."),

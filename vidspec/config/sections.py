@@ -130,6 +130,7 @@ def with_parts(registry: Registry[Any]) -> Callable[[type[S]], type[S]]:
 class ModelsSection(Section):
     """Which models, and how they are loaded. ``pair`` names a built-in target and draft at once.
 
+    ``adapter`` is a LoRA in PEFT's files, which is merged into the target.
     ``captioner`` writes the caption that an ensemble's context of that name holds; the draft does if null.
     ``device_map`` splits a target that is larger than one device, as accelerate's strategy of that name does;
     ``draft_device`` is the draft's if it is not ``device``; ``quantization`` is the target's, by bitsandbytes.
@@ -142,6 +143,7 @@ class ModelsSection(Section):
     pair: Literal["embedded", "embedded-qwen"] | None = None
     target: str | None = Field(default=None, min_length=1)
     draft: str | None = Field(default=None, min_length=1)
+    adapter: str | None = Field(default=None, min_length=1)
     captioner: str | None = Field(default=None, min_length=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Annotated[str, AfterValidator(values.device)] = "auto"

@@ -22,6 +22,7 @@ from vidspec.models.adapter import Adapter
 from vidspec.models.base import StockConfig, StockModel, VideoLanguageModel
 from vidspec.models.hub import fetching, is_local, patient, show_downloads
 from vidspec.models.identity import related
+from vidspec.models.lora import merge
 from vidspec.models.quantized import Settings, check_method, plain, settings_of, unquantized
 from vidspec.models.unsupported import KIN, unsupported
 from vidspec.models.weight_files import stored
@@ -68,6 +69,7 @@ class Placement:
         quantization: ``8bit`` or ``4bit``, by bitsandbytes.
         packed: whether large weights are packed, see :func:`~vidspec.engine.matrix.packing`.
         weights: codes in the place of the language model's weights, see :func:`~vidspec.engine.layouts.layout`.
+        adapter: hub id or folder of a LoRA that is merged into the model.
     """
 
     device: torch.device
@@ -77,6 +79,7 @@ class Placement:
     quantization: str | None = None
     packed: bool | Literal["auto"] = False
     weights: Wanted = None
+    adapter: str | None = None
 
 
 def placement(
@@ -154,6 +157,8 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         tokenizer.encode("?")  # some settings of a tokenizer are read with its first text only
         model = _weights(name, source, where, kind.config_of(config), settings_of(config), text=blind)
+        if where.adapter is not None:
+            merge(where.adapter, name, model)
         processor, template = ({}, None) if blind else (_processor(source), _template(source))
     except VidspecError:
         raise
@@ -211,7 +216,8 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
     except Exception as error:  # any exception that a config makes the library raise is the config's fault
         if _file(source, "adapter_config.json"):
             raise ModelError(
-                f"{name}: is an adapter (LoRA), not a model", hint="merge it into its base model and name the result"
+                f"{name}: is an adapter (LoRA), not a model",
+                hint=f"--target BASE --adapter {name}, with the model it was trained on as BASE",
             ) from error
         kind = claimed(source).get("model_type")
         own = "trust_remote_code" in str(error) and kind not in KIN

@@ -22,7 +22,18 @@ from vidspec.engine.slab import KVSpan, Slab
 if TYPE_CHECKING:
     from vidspec.engine.fused import FusedDecoder
 
-__all__ = ["FEWEST", "MOST", "ROWS", "Attend", "Graphs", "Step", "eager_because", "graphs_of", "splits_of"]
+__all__ = [
+    "FEWEST",
+    "MOST",
+    "ROWS",
+    "Attend",
+    "Graphs",
+    "Step",
+    "eager_because",
+    "eager_by_shape",
+    "graphs_of",
+    "splits_of",
+]
 
 #: Rows of one sequence in a pass, which are its entries that not all its rows see: the bits of a number.
 MOST = 64
@@ -44,16 +55,21 @@ def graphs_of(decoder: FusedDecoder) -> Graphs | None:
 
 def eager_because(decoder: FusedDecoder) -> str | None:
     """Why passes of a decoder on a GPU would be run kernel by kernel; None if they can be replayed."""
-    if decoder.windows is not None:
-        return "its blocks have sliding windows"
-    if decoder.width not in (16, 32, 64, 128, 256):
-        return f"its heads have {decoder.width} numbers"
+    if (reason := eager_by_shape(decoder.windows, decoder.width)) is not None:
+        return reason
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     capability = torch.cuda.get_device_capability(decoder.embedding.device)
     if capability < CAPABILITY:
         return f"the GPU has compute capability {capability[0]}.{capability[1]}, below {CAPABILITY[0]}.{CAPABILITY[1]}"
     return None
+
+
+def eager_by_shape(windows: Sequence[int | None] | None, width: int) -> str | None:
+    """What of it holds on any GPU, by a fused decoder's sliding windows and the numbers of its heads."""
+    if windows is not None:
+        return "its blocks have sliding windows"
+    return None if width in (16, 32, 64, 128, 256) else f"its heads have {width} numbers"
 
 
 class Step:

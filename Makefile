@@ -6,7 +6,10 @@
 #   make sweep [ARGS="-k internvl ..."]                  every lossless profile of every family over 20 random models: hours
 #   make bench [ARGS=...]                                measure
 #   make peers                                           environments with OpenVINO and vLLM for vidspec bench --peer
-#   make gpu [ARGS=...]                                  test and measure on an NVIDIA GPU; without one, say so
+#   make gpu [ARGS=...] [SMOKE=1] [OUT=DIR]              test and measure on an NVIDIA GPU; without one, say so, or with
+#                                                        SMOKE=1 run small versions on the CPU
+#   make gpu-tests, gpu-sizes, gpu-folder                its parts, of less than ten minutes each
+#   make gpu-carry [FOR=3.12]                            what a GPU machine without a network lacks: runs/carry
 #
 # PYTHON=python3.12 makes .venv with another Python. pip's own configuration and PIP_* variables are honoured.
 
@@ -23,7 +26,7 @@ HAS_GPU = nvidia-smi -L >/dev/null 2>&1
 PIP_INSTALL = if $(HAS_GPU); then set --; else set -- -c constraints/cpu.txt; fi; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"
 
-.PHONY: caption test test-all sweep lint bench peers gpu on-gpu clean
+.PHONY: caption test test-all sweep lint bench peers gpu gpu-tests gpu-sizes gpu-folder gpu-carry clean
 
 caption: $(VENV)/installed
 	@$(BIN)/vidspec caption "$(CLIP)" $(ARGS)
@@ -63,12 +66,37 @@ $(VENV)/peers/%/installed: constraints/peers/%.txt constraints/peers/sitecustomi
 		"$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@touch $@
 
-gpu:
-	@if ! $(HAS_GPU); then echo "no NVIDIA GPU here: nothing was run"; else $(MAKE) --no-print-directory on-gpu; fi
+# A GPU machine may have no network: where PYTHON or .venv, alone or with SITE, has all of NEEDED, nothing is installed.
+SITE ?= runs/carry/site
+FRAMES ?= $(wildcard runs/carry/frames.npz)
+OUT ?= runs/gpu
+NEEDED := hypothesis jinja2 numpy PIL platformdirs pydantic pytest rich safetensors srt tokenizers torch transformers \
+	typer wcmatch webvtt yaml
+gpu gpu-tests gpu-sizes gpu-folder:
+	@if [ -z "$(SMOKE)" ] && ! $(HAS_GPU); then echo "no NVIDIA GPU here: nothing was run"; exit; fi; \
+	has() { "$$1" -c 'import importlib, sys; [*map(importlib.import_module, sys.argv[1:])]' $(NEEDED) 2>/dev/null; }; \
+	before=$$PYTHONPATH; export PYTHONPATH="$(CURDIR):$$before"; python=; \
+	for one in $(PYTHON) $(BIN)/python; do has $$one && python=$$one && break; done; \
+	if [ -z "$$python" ]; then \
+		export PYTHONPATH="$(CURDIR):$(CURDIR)/$(SITE):$$before"; \
+		has $(PYTHON) && python=$(PYTHON); \
+	fi; \
+	if [ -z "$$python" ]; then \
+		export PYTHONPATH="$(CURDIR):$$before"; \
+		$(MAKE) --no-print-directory $(VENV)/installed-test && python=$(BIN)/python || exit 1; \
+	fi; \
+	$$python -m research.gpu $(filter-out gpu,$(@:gpu-%=%)) --out "$(OUT)" \
+		$(if $(SMOKE),--smoke) $(if $(FRAMES),--frames "$(FRAMES)") $(ARGS)
 
-on-gpu: $(VENV)/installed-test
-	@$(BIN)/python -m pytest -q -m gpu
-	@$(BIN)/python -m research.gpu $(ARGS)
+# For a GPU machine with torch, transformers and no network: decoded clips, and the other packages for its Python FOR.
+FOR ?= 3.12
+CARRY = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade --target runs/carry/site
+gpu-carry: $(VENV)/installed-test
+	@$(BIN)/python -m research.gpu frames --frames runs/carry/frames.npz
+	@$(CARRY) --only-binary=:all: --python-version $(FOR) --implementation cp --platform manylinux2014_x86_64 \
+		--platform manylinux_2_28_x86_64 hypothesis platformdirs pydantic wcmatch webvtt-py
+	@$(CARRY) --no-deps srt
+	@du -sh runs/carry
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

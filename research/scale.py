@@ -39,7 +39,7 @@ from vidspec.engine.slab import KVSpan
 from vidspec.errors import UsageError
 from vidspec.models import loading
 from vidspec.models.base import Prefix, VideoLanguageModel, VisualTokens
-from vidspec.video import Clip, SourceFacts
+from vidspec.video import Clip
 
 __all__ = ["ROWS", "Forecast", "Point", "main", "markdown", "measure_scale", "scale", "synthetic"]
 
@@ -148,7 +148,7 @@ def measure_scale(
 def _seen(model: VideoLanguageModel) -> int:
     """Visual tokens of a frame, as the model sees 8 grey ones."""
     grey = np.full((8, 256, 256, 3), 127, dtype=np.uint8)
-    clip = Clip(grey, np.arange(8.0), SourceFacts("", 8.0, 256, 256, "none", "none", 1.0, False, 0, 8, "none"))
+    clip = Clip.of(grey, range(8))
     return max(1, len(model.see(model.preprocess(clip))) // 8)
 
 

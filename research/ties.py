@@ -15,6 +15,7 @@ from vidspec.engine.rows import Rows
 from vidspec.events.compare import first_difference
 from vidspec.events.trace import Trace
 from vidspec.models.request import Request
+from vidspec.video import Clip
 
 __all__ = ["EPSILON", "gap"]
 
@@ -22,7 +23,7 @@ __all__ = ["EPSILON", "gap"]
 EPSILON = 2**-5
 
 
-def gap(captioner: Captioner, clip: str | Path, one: Sequence[int], other: Sequence[int]) -> float:
+def gap(captioner: Captioner, clip: str | Path | Clip, one: Sequence[int], other: Sequence[int]) -> float:
     """How far apart the target's logits are where two of its captions part, computed afresh behind what they share.
 
     Returns:
@@ -35,7 +36,8 @@ def gap(captioner: Captioner, clip: str | Path, one: Sequence[int], other: Seque
     if shared == min(len(one), len(other)):
         return float("inf")
     generate, engine = captioner.profile.generate, captioner.target
-    request = Request(str(clip), captioner.read(clip), generate.prompt, generate.system)
+    shown = clip if isinstance(clip, Clip) else captioner.read(clip)
+    request = Request(shown.facts.path, shown, generate.prompt, generate.system)
     prefix = alone(captioner.setup.read(request, Trace()))
     read = engine.prefill(prefix, len(one))
     logits = read.logits

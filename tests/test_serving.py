@@ -236,8 +236,7 @@ def test_a_clip_that_never_fits_is_an_error(loaded, clips, monkeypatch):
 def test_memory_bounds_how_many_are_let_in(loaded, clips, monkeypatch):
     """Where the free memory is not enough for one clip more."""
     monkeypatch.setattr("vidspec.decoding.serving.EVERY", 0.0)
-    monkeypatch.setattr("vidspec.decoding.serving.free_memory", lambda device: 1 << 20)
-    monkeypatch.setattr(loaded, "needs", lambda *_: 1 << 20)
+    monkeypatch.setattr("vidspec.decoding.admission.free_memory", lambda device: 1000)
     seen = []
     for _, said in loaded.serve(arrivals(clips), batch=5):
         if isinstance(said, Load):

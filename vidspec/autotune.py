@@ -194,7 +194,7 @@ class Autotune:
     ) -> None:
         self.profile = profile
         self.candidates = candidates(profile, target, draft, describe, head, slot)
-        self._wait = synchroniser(target.device)
+        self._wait = synchroniser(target.device, *([draft.device] if draft is not None else []))
         self.forget()
 
     def forget(self) -> None:

@@ -21,6 +21,7 @@ from vidspec import video
 from vidspec.autotune import Autotune
 from vidspec.config import profiles
 from vidspec.config.profiles import Profile
+from vidspec.decoding.admission import Claim
 from vidspec.decoding.decode import decode
 from vidspec.decoding.dialogue import Dialogue
 from vidspec.decoding.parallel import WorkerLost
@@ -222,10 +223,9 @@ class Captioner:
             self._vision_worker.close()
         if self.slot is not None:
             self.slot.drop()
-        device = self.target.model.device
-        drafters = self._drafters
+        devices, drafters = self.devices, self._drafters
         del self.setup, self.slot, self.autotune
-        if device.type == "cuda":
+        if any(device.type == "cuda" for device in devices):
             torch.cuda.empty_cache()
         for drafter in drafters:
             drafter.close()
@@ -248,27 +248,41 @@ class Captioner:
         """What chooses windows, and so wants to hear of passes."""
         return self.autotune.pace if self.autotune else self.setup.pace
 
-    def needs(self, request: Request) -> int:
-        """Bytes of memory that keys, values and states of a clip would take beyond what models have.
+    def needs(self, request: Request) -> list[Claim]:
+        """What a clip takes of each model in this process and of its device.
 
         Of a draft as if it saw what the target sees.
         """
-        generate, total = self.profile.generate, 0
+        generate, model, sound = self.profile.generate, self.target.model, request.shown.sound
         frames, height, width, _ = request.shown.frames.shape
         text = request.prompt or generate.prompt, request.system or generate.system, request.earlier
-        for engine in (self.target, self.draft, self.setup.head):
-            if engine is not None and (engine is self.target or self.profile.shows_the_video):
-                model, sound = self.target.model, request.shown.sound
-                tokens = model.visual_tokens(frames, height, width) + model.text_tokens(*text)
-                tokens += 0 if sound is None else model.audio_tokens(len(sound))
-                decoder = engine.model.decoder
-                total += decoder.slab.wants(tokens + self.setup.room) + decoder.state_bytes
-        return total
+        visual = model.visual_tokens(frames, height, width)
+        visual += 0 if sound is None else model.audio_tokens(len(sound))
+        tokens = visual + model.text_tokens(*text)
+        entries, read = tokens + self.setup.room, model.reading_bytes(visual, tokens)
+        claims = [Claim(model, entries, *read)]
+        if self.draft is not None and self.profile.shows_the_video:
+            claims.append(Claim(self.draft.model, entries, *self.draft.model.reading_bytes(visual, tokens)))
+        if self.setup.head is not None:  # its prompt is made of states of several blocks of the target
+            claims.append(Claim(self.setup.head.model, entries, read[0] * (1 + len(self.setup.head.model.blocks)), 0))
+        if self.profile.drafts_with_the_target and not self.profile.concurrent:  # behind a prompt of its own
+            claims.append(Claim(model, entries, 0, 0))
+        return claims
 
     @property
     def hears(self) -> float | None:
         """Seconds of a clip's sound that are listened to at most; None where the target, or the profile, does not."""
         return self.target.model.hears if self.profile.video.audio else None
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Of the models in this process, the target's first."""
+        return tuple(engine.model.device for engine in (self.target, self.draft, self.setup.head) if engine is not None)
+
+    @property
+    def gpu(self) -> int | None:
+        """The number of the GPU that the target is on, which an NVIDIA decoder takes too; None without one."""
+        return self.devices[0].index if self.devices[0].type == "cuda" else None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -280,6 +294,10 @@ class Captioner:
             for model in told
             if model.device.type == "cuda" and model.decoder.eager is not None
         ]
+        place = self.slot.device if self.profile.concurrent and self.slot is not None else None
+        if place == self.devices[0] and place.type == "cuda":
+            apiece = "that they work at the same time gains nothing there: it takes a GPU for each"
+            found.append(f"{self.profile.name}: target and draft are both on {place}; {apiece}")
         return tuple(dict.fromkeys(line for line in found if line))
 
     @property
@@ -320,8 +338,7 @@ class Captioner:
     def warm_up(self) -> None:
         """Run everything once on a few grey frames, so that a clip that is timed next pays for no first use."""
         grey = np.full((4, 64, 64, 3), 127, dtype=np.uint8)
-        facts = video.SourceFacts("", 4.0, 64, 64, "none", "none", 1.0, False, 0, 4, "none")
-        clip = video.Clip(grey, np.arange(4.0), facts)
+        clip = video.Clip.of(grey, range(4))
         short = profiles.override(self.setup.profile, {"generate.max_new_tokens": 16})
         for profile in (short, profiles.override(short, _PLAIN)):
             draft = self.draft.model if self.draft and profile.drafts_with_a_model else None
@@ -406,14 +423,18 @@ class Captioner:
 
     def _alone(self, request: Request) -> Generator[Event, None, None]:
         """One clip, without others."""
-        trace = Trace(synchroniser(self.target.model.device))
+        trace = Trace(synchroniser(*self.devices))
         if request.clip is None:
             with trace.span("decode_video"):
                 clip = self.read(request.path, start=request.start, end=request.end, prompt=request.prompt)
-            request = replace(request, clip=clip)
+            again = partial(self.read, request.path, start=request.start, end=request.end)
+            request = replace(request, clip=clip, reread=again)
+            del clip
         serving = Serving(self, batch=1)
+        events = chain(serving.begin(request, trace), serving.rest())
+        del request  # its frames are let go of once the models have seen them
         try:
-            for _, news in chain(serving.begin(request, trace), serving.rest()):
+            for _, news in events:
                 if isinstance(news, Exception):
                     raise news
                 if not isinstance(news, Load):
@@ -468,6 +489,7 @@ class Captioner:
             seek=wanted.seek,
             allow_damaged=wanted.allow_damaged,
             sound=self.hears,
+            gpu=self.gpu,
             most_bytes=MOST_BYTES,
             check=partial(self.refuse, str(path), prompt),
         )
@@ -546,6 +568,8 @@ class Captioner:
         sequence.job = self._whole(sequence.job)
         for attempt in (1, 2):
             try:
+                if sequence.job.reread is not None and not sequence.job.shown.frames.size:
+                    sequence.job = replace(sequence.job, clip=sequence.job.reread())
                 if self.autotune is not None:
                     yield from self.autotune.decode(sequence)
                 else:
@@ -571,5 +595,5 @@ class Captioner:
 def _bytes_of(made: Pixels | Seen) -> int:
     """Bytes of what was made of a clip before its turn."""
     heard = made.heard if isinstance(made, Seen) else made.sound
-    levels = (made.features, *made.deepstack) if isinstance(made, Seen) else (made.values,)
+    levels = (made.features, *made.deepstack) if isinstance(made, Seen) else (made.stored,)
     return sum(level.nbytes for level in levels) + (0 if heard is None else heard.nbytes)

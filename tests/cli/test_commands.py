@@ -196,12 +196,35 @@ def test_doctor(vidspec, monkeypatch):
     found = json.loads(ran.out)
     assert ran.code == 0 and found["model_cache"] == "/models/hub" and found["offline"] is True
     assert found["packages"]["torch"] and any(device.startswith("cpu") for device in found["devices"])
-    monkeypatch.setattr("vidspec.video.decode_hardware.refusal", lambda name: None)
+    monkeypatch.setattr("vidspec.video.decode_hardware.refusal", lambda *_: None)
     decoders = json.loads(vidspec("doctor", "--format", "json").out)["decoders"]
     assert decoders[-4:] == ["av", "nvdec", "vaapi", "videotoolbox"]
     text = vidspec("doctor").out
     for label in ("python", "torch", "devices", "language models", "video", "model cache", "built-in pair"):
         assert label in text
+
+
+@pytest.mark.parametrize(
+    ("gpus", "given", "placement"),
+    [
+        (0, {}, "target and draft cpu: torch sees no GPU"),
+        (1, {}, "target and draft cuda:0: there is one GPU"),
+        (2, {}, "target cuda:0, draft cuda:1: there are 2 GPUs, and no device is named"),
+        (2, {"MODELS__DEVICE": "cuda:1"}, "target cuda:1, draft cuda:1: as named"),
+        (2, {"MODELS__DRAFT_DEVICE": "cuda:0"}, "target cuda:0, draft cuda:0: as named"),
+        (
+            2,
+            {"DRAFT__KIND": "none", "DRAFT__GAMMA": "5", "SCHEDULE__KIND": "autoregressive"},
+            "target and draft cuda:0: the draft is no model of its own",
+        ),
+        (2, {"MODELS__DEVICE_MAP": "auto"}, "target split over all GPUs (models.device_map: auto), draft cuda:0"),
+    ],
+)
+def test_doctor_says_which_devices_models_get_and_why(vidspec, monkeypatch, gpus, given, placement):
+    monkeypatch.setattr("vidspec.cli.doctor._devices", lambda: [f"cuda:{number}" for number in range(gpus)] + ["cpu"])
+    for key, value in given.items():
+        monkeypatch.setenv(f"VIDSPEC_{key}", value)
+    assert json.loads(vidspec("doctor", "--format", "json").out)["placement"] == placement
 
 
 def test_doctor_survives_a_broken_torch(vidspec, monkeypatch):

@@ -277,6 +277,10 @@ def test_one_captioner_for_each_group_of_gpus(monkeypatch):
     assert [one.visible for one in groups(monkeypatch, 4, "2", {"models.device_map": "auto"})] == ["0,1", "2,3"]
     assert groups(monkeypatch, 4, "auto", {"models.device_map": "auto"}) == [Group()]
     assert groups(monkeypatch, 5, "auto", two, ray=True) == [Group(gpus=2)] * 2
+    beside = {"schedule.kind": "parallel"}
+    assert [one.visible for one in groups(monkeypatch, 4, "auto", beside)] == ["0,1", "2,3"]
+    assert [one.visible for one in groups(monkeypatch, 2, "2", beside)] == ["0", "1"]
+    assert [one.visible for one in groups(monkeypatch, 2, "auto", {**beside, "models.device": "cuda"})] == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b,GPU-a")
     assert [one.visible for one in groups(monkeypatch, 2, "auto")] == ["GPU-b", "GPU-a"]
 

@@ -19,7 +19,7 @@ from video import clips
 
 from vidspec.dataset.bulk import Remaining, execute
 from vidspec.dataset.feed import Feed, reader_count
-from vidspec.dataset.job import Job, JobConfig
+from vidspec.dataset.job import Job, JobConfig, Questions
 from vidspec.dataset.local import outcomes
 from vidspec.dataset.reader import Budget, Reader
 from vidspec.dataset.records import Content
@@ -356,6 +356,30 @@ def test_what_is_in_work_counts_until_it_is_finished():
                 done += 1
             most = max(most, feed.nbytes)
         assert done + len(inside) == 300 and 4000 <= most <= 8000
+
+
+def test_what_the_models_have_seen_makes_room():
+    """Of 20 clips of which memory is allowed for one, all are in work at once."""
+    slow = Slow()
+    with closing(Feed(tasks(*map(str, range(20))), JobConfig(ahead=4), [slow], max_bytes=1000)) as feed:
+        for number in range(20):
+            work = taken(feed)
+            assert work.path == str(number) and feed.nbytes == 1000 and work.reread is not None
+            feed.seen(work)
+        assert feed.nbytes == 0
+
+
+@pytest.mark.parametrize("more", [{"verify": True}, {"baseline": True}, {"questions": Questions(("What?",), True)}])
+def test_frames_that_are_needed_later_stay(more):
+    (work,) = works(tasks("a"), JobConfig(**more), Slow())
+    assert work.reread is None and work.without_pixels().clip is work.clip
+
+
+def test_frames_are_read_again_from_the_file():
+    (work,) = works(tasks(CLIP), JobConfig(video=VIDEO), Slow())
+    bare = work.without_pixels()
+    assert len(bare.clip) == len(work.clip) and not bare.clip.frames.size
+    assert np.array_equal(bare.reread().frames, read(CLIP, **VIDEO).frames)
 
 
 def test_one_reader_hands_over_in_order_and_several_what_is_ready():

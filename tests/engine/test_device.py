@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vidspec.engine.device import driver_problem
+from vidspec.engine.device import driver_problem, synchroniser
 from vidspec.errors import DeviceError
 from vidspec.models.loading import placement
 
@@ -50,3 +50,19 @@ def test_the_dtype_of_a_gpu_is_one_that_it_computes(monkeypatch, capability, dty
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert placement("cuda").dtype is dtype and placement().dtype is dtype
     assert placement("cuda", "float32").dtype is torch.float32
+
+
+def test_the_clock_waits_for_every_device_once(monkeypatch):
+    first, second, cpu = torch.device("cuda:0"), torch.device("cuda:1"), torch.device("cpu")
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    for devices, expected in (
+        ((first,), [first]),
+        ((first, second), [first, second]),
+        ((first, first), [first]),
+        ((cpu, second), [second]),
+        ((cpu,), []),
+    ):
+        synchroniser(*devices)()
+        assert waited == expected
+        waited.clear()

@@ -1,11 +1,12 @@
-"""One matrix for several layers: equal to each layer, held once, packed where the rule says so."""
+"""One matrix for several layers: equal to each layer, held once, packed or quantised where the rule says so."""
 
 import pytest
 import torch
 from torch import nn
 
 from vidspec.engine import matrix
-from vidspec.engine.matrix import LARGE, Matrix, packing
+from vidspec.engine.matrix import LARGE, Packed, laid, packing
+from vidspec.engine.quantised import Int4, Int8, QuantisedLinear, kernel, quantised
 
 needs_packing = pytest.mark.skipif(not packing(0, True), reason="this build of torch has no oneDNN to pack with")
 
@@ -28,17 +29,17 @@ def test_outputs_are_the_layers_side_by_side(outs, bias, rows):
     some = layers(16, outs, bias)
     given, residual = torch.randn(rows, 16), torch.randn(rows, sum(outs))
     expected = torch.cat([layer(given) for layer in some], dim=-1)
-    made = Matrix(some)
+    made = laid(some)
     torch.testing.assert_close(made(given), expected, rtol=0, atol=1e-6)
     torch.testing.assert_close(made.add(residual, given), residual + expected, rtol=0, atol=1e-6)
-    assert made.packed_bytes == 0
+    assert made.nbytes == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_are_held_once(dtype):
     some = layers(16, (24, 8), True, dtype=dtype)
     before = [(layer.weight.clone(), layer.bias.clone()) for layer in some]
-    made = Matrix(some)
+    made = laid(some)
     storage = made.weight.untyped_storage().data_ptr()
     for layer, (weight, bias) in zip(some, before, strict=True):
         assert torch.equal(layer.weight, weight) and torch.equal(layer.bias, bias)
@@ -51,9 +52,9 @@ def test_a_weight_that_is_shared_stays_as_it_is():
     (one,) = layers(16, (24,), False)
     weight = one.weight
     pointer = weight.data_ptr()
-    made = Matrix([one], shared=True)
+    made = laid([one], shared=True)
     assert made.weight.data_ptr() == one.weight.data_ptr() == pointer and made.weight.is_contiguous()
-    assert Matrix(layers(16, (24,), False)).weight.t().is_contiguous()
+    assert laid(layers(16, (24,), False)).weight.t().is_contiguous()
 
 
 @needs_packing
@@ -63,12 +64,11 @@ def test_large_weights_are_packed(bias):
     for rows in (1, 2, 3, 5, 30):
         given, residual = torch.randn(rows, 1024), torch.randn(rows, 1024)
         expected = torch.cat([layer(given) for layer in some], dim=-1)
-        made = Matrix(some, packed=True)
-        assert made.packed_bytes == LARGE * 4
+        made = laid(some, packed=True)
+        assert made.nbytes == LARGE * 4
         torch.testing.assert_close(made(given), expected, rtol=0, atol=2e-5)
         torch.testing.assert_close(made.add(residual, given), residual + expected, rtol=0, atol=2e-5)
-    assert Matrix(layers(1024, (512, 511), bias), packed=True).packed_bytes == 0  # not large
-    assert Matrix(layers(1024, (512, 512), bias, dtype=torch.bfloat16), packed=True).packed_bytes == 0
+    assert laid(layers(1024, (512, 511), bias), packed=True).nbytes == 0  # not large
 
 
 @needs_packing
@@ -85,3 +85,90 @@ def test_the_rule(monkeypatch):
         assert packing(50, wanted) is expected
     monkeypatch.setattr(matrix.platform, "machine", lambda: "aarch64")
     assert packing(0, "auto") is False and packing(0, True) is True
+
+
+@needs_packing
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_packed_weight_can_be_the_only_copy(bias):
+    some = layers(64, (32, 16), bias)
+    given, residual = torch.randn(5, 64), torch.randn(5, 48)
+    expected = torch.cat([layer(given) for layer in some], dim=-1)
+    weight = torch.cat([layer.weight for layer in some])
+    made = Packed(some)
+    assert made.nbytes == 48 * 64 * 4 and all(layer.weight.nbytes == 0 for layer in some)
+    for rows in (1, 2, 5):
+        torch.testing.assert_close(made(given[:rows]), expected[:rows], rtol=0, atol=2e-6)
+    torch.testing.assert_close(made.add(residual, given), residual + expected, rtol=0, atol=2e-6)
+    torch.testing.assert_close(made.dense(torch.float32, given.device), weight, rtol=0, atol=1e-6)
+
+
+@needs_packing
+def test_large_bfloat16_weights_are_packed_where_the_cpu_computes_in_it(monkeypatch):
+    monkeypatch.setattr(matrix, "Packed", lambda layers: "packed")
+    large = layers(1024, (1024,), False, dtype=torch.bfloat16)
+    assert laid(large, packed=True) == "packed"
+    assert laid(large, packed=True, shared=True).nbytes == 0
+    assert laid(layers(1024, (512,), False, dtype=torch.bfloat16), packed=True).nbytes == 0
+    assert packing(0, True, torch.bfloat16) is torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert packing(0, True, torch.float16) is False
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("precision", "closeness"), [("int8", 0.025), ("int4", 0.15)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_rows_result_does_not_depend_on_the_rows_beside_it(precision, closeness, bias, dtype):
+    (layer,) = layers(192, (112,), bias, dtype=dtype)
+    made = quantised(layer.weight, layer.bias, precision)
+    given, residual = torch.randn(6, 192, dtype=dtype), torch.randn(6, 112, dtype=dtype)
+    given[1] *= 1000  # a neighbour whose scale is another
+    together, added = made(given), made.add(residual, given)
+    for row in range(6):
+        assert torch.equal(made(given[row : row + 1])[0], together[row])
+        assert torch.equal(made.add(residual[row : row + 1], given[row : row + 1])[0], added[row])
+    expected = layer(given)
+    assert together.dtype == dtype
+    assert ((together - expected).norm(dim=1) < closeness * expected.norm(dim=1)).all()
+    assert ((added - expected - residual).norm(dim=1) < closeness * expected.norm(dim=1) + 0.1).all()
+    assert made.nbytes < (0.3 if precision == "int8" else 0.17) * 4 * 192 * 112
+
+
+def test_codes_of_a_checkpoint_are_the_weight():
+    torch.manual_seed(0)
+    given = torch.randn(3, 64)
+    codes, scales = torch.randint(-127, 128, (32, 64), dtype=torch.int8), torch.rand(32) / 64
+    expected = given @ (codes * scales[:, None]).t()
+    assert (Int8.from_codes(codes, scales)(given) - expected).norm() < 0.02 * expected.norm()
+    codes = torch.randint(0, 16, (32, 64), dtype=torch.uint8)
+    scales, zeros = torch.rand(32, 2) / 16, torch.randint(0, 16, (32, 2)).float()
+    weight = ((codes.view(32, 2, 32) - zeros[..., None]) * scales[..., None]).view(32, 64)
+    for made in (
+        Int4.from_codes(codes, scales, zeros, 32),
+        Int4.from_codes(codes[:8], scales[:8], zeros[:8], 32),  # too narrow for torch's product
+    ):
+        expected = given @ weight[: made.shape[0]].t()
+        assert (made(given) - expected).norm() < 0.02 * expected.norm()
+        assert (made.dense(torch.float32, given.device) - weight[: made.shape[0]]).abs().max() < 0.02
+
+
+def test_numbers_as_large_as_codes_go_are_summed_exactly():
+    """A CPU without VNNI saturates when it adds two products of eight bits."""
+    made = Int8.from_codes(torch.full((16, 512), 127, dtype=torch.int8), torch.ones(16))
+    torch.testing.assert_close(made(torch.ones(4, 512)), torch.full((4, 16), 127.0 * 512), rtol=1e-6, atol=0)
+
+
+def test_the_kernel_that_computes_a_product():
+    shape = (256, 128)
+    assert kernel(8, shape, "cuda", (9, 0)) == kernel(8, shape, "cuda", (7, 5)) == "int_mm"
+    assert (
+        kernel(8, shape, "cuda", (7, 0)) == kernel(8, (100, 128), "cuda", (9, 0)) == kernel(8, shape, "mps") == "dense"
+    )
+    assert kernel(4, shape, "cuda", (8, 0), 64) == kernel(4, shape, "cpu", group=32) == "int4"
+    assert kernel(4, shape, "cuda", (7, 5), 64) == kernel(4, shape, "mps", group=64) == "dense"
+    assert kernel(4, (8, 128), "cpu", group=64) == kernel(4, shape, "cpu", group=16) == "dense"
+
+
+def test_in_place_of_a_layer():
+    (layer,) = layers(64, (32,), True)
+    made, given = QuantisedLinear(quantised(layer.weight, layer.bias, "int8")), torch.randn(2, 3, 64)
+    assert made(given).shape == (2, 3, 32) and (made.in_features, made.out_features) == (64, 32)
+    assert torch.equal(made(given)[1, 2], made(given[1:, 2])[0])

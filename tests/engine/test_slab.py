@@ -124,6 +124,29 @@ def test_what_a_sequence_would_take():
     assert one.wants(15) == 0 and one.wants(16) == one.entry_bytes
 
 
+def test_a_device_without_room_to_grow_by_half_gets_what_is_needed(monkeypatch):
+    one = Slab(2, 4, torch.float32, [torch.device("meta")] * 3)
+    first = one.open(3000)
+    original = torch.empty
+
+    def empty(*shape, **options):
+        if shape[-2] > 4001:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(*shape, **options)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    second = one.open(928)
+    assert one.capacity == 3928 and first.start == 0 and second.start == 3000
+    with pytest.raises(torch.OutOfMemoryError):
+        one.open(2000)
+    one.reserve(10_000)  # which is no error: it grows, or fails, when it must
+    first.free()
+    second.free()
+    with pytest.raises(torch.OutOfMemoryError):
+        one.open(5000)
+    assert one.open(10).start == 0
+
+
 def test_the_budget():
     one = slab(budget=10 * 2 * 3 * 2 * 4 * 4)
     span = one.open(7)

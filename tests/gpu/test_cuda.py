@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from gpu.places import DEVICE, SMOKE, cuda_only
+from research.gpu.frames import decoded
 from research.ties import EPSILON, gap
 from vidspec.bench.loaded import Loaded, Source, lossless_profiles
-from vidspec.embedded.samples import shipped
 
 pytestmark = pytest.mark.gpu
+#: In a smoke run one profile in turns, one with a tree and one in parallel, and short texts: do the tests run?
+SHORT = {"generate.max_new_tokens": 12} if SMOKE else {}
+PROFILES = ["vanilla-sd", "sd-tree", "pearl-video"] if SMOKE else lossless_profiles()
+
+
+@pytest.fixture(scope="module")
+def clips():
+    return decoded(1 if SMOKE else 4)
 
 
 @pytest.fixture(scope="module", params=["embedded", "embedded-qwen"])
@@ -16,29 +25,32 @@ def pair(request):
     return request.param
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def loaded(request, pair):
-    found = Loaded(Source(pair, device="cuda", dtype=request.param))
-    found.plain = {clip: found.captioner("ar").caption(clip).token_ids for clip in shipped()}
+@pytest.fixture(scope="module", params=["float32"] if SMOKE else ["float32", "bfloat16"])
+def loaded(request, pair, clips):
+    found = Loaded(Source(pair, device=str(DEVICE), dtype=request.param))
+    plain = found.captioner("ar", SHORT)
+    found.plain = {name: plain.caption(name, clip=clip).token_ids for name, clip in clips.items()}
     yield found
     found.close()
 
 
-@pytest.mark.parametrize("name", lossless_profiles())
-def test_same_tokens_as_plain_decoding(loaded, name):
-    captioner = loaded.captioner(name)
-    for clip, plain in loaded.plain.items():
-        apart = gap(captioner, clip, plain, captioner.caption(clip).token_ids)
-        assert apart <= (0 if loaded.source.dtype == "float32" else EPSILON)
-
-
+@cuda_only
 def test_passes_are_replayed(loaded):
-    """Plain decoding and drafts went through captured graphs."""
+    """Plain decoding went through captured graphs."""
     assert loaded.target.decoder.graphs is not None and loaded.target.decoder.graphs.captured
 
 
-def test_float32_equals_the_cpu(pair):
-    here = Loaded(Source(pair, device="cpu", dtype="float32")).captioner("ar")
-    there = Loaded(Source(pair, device="cuda", dtype="float32")).captioner("ar")
-    for clip in shipped():
-        assert gap(here, clip, here.caption(clip).token_ids, there.caption(clip).token_ids) <= 1e-4
+@pytest.mark.parametrize("name", PROFILES)
+def test_same_tokens_as_plain_decoding(loaded, name, clips):
+    captioner = loaded.captioner(name, SHORT)
+    for clip, plain in loaded.plain.items():
+        apart = gap(captioner, clips[clip], plain, captioner.caption(clip, clip=clips[clip]).token_ids)
+        assert apart <= (0 if loaded.source.dtype == "float32" else EPSILON)
+
+
+def test_float32_equals_the_cpu(pair, clips):
+    here, there = (
+        Loaded(Source(pair, device=device, dtype="float32")).captioner("ar", SHORT) for device in ("cpu", str(DEVICE))
+    )
+    for name, clip in clips.items():
+        assert gap(here, clip, *(one.caption(name, clip=clip).token_ids for one in (here, there))) <= 1e-4

@@ -5,14 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gpu.places import cuda_only
 from vidspec import video
 from vidspec.embedded.samples import shipped
-from vidspec.video.decode_hardware import refusal
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, cuda_only]
 
 
 def test_frames_are_those_of_software():
+    pytest.importorskip("av", reason="PyAV, which reads video, is not installed")
+    from vidspec.video.decode_hardware import refusal
+
     if (why := refusal("nvdec")) is not None:
         pytest.skip(f"the driver here decodes no video: {why}")
     for clip in shipped():

@@ -6,14 +6,15 @@ import pytest
 import torch
 from models.record_preprocess import CASES, frames
 
-from vidspec.models.preprocess import ImageRules, PixelRules, framed, normalised, tiled
+from gpu.places import DEVICE
+from vidspec.models.preprocess import ImageRules, PixelRules, framed, scaled, squeezed, tiled
 
 pytestmark = pytest.mark.gpu
-CUDA = torch.device("cuda")
 
 
-def close(there, here):
-    assert there.device.type == "cuda" and there.dtype == torch.float32
+def close(there, here, rules):
+    assert there.device == DEVICE and there.dtype == torch.uint8
+    there, here = scaled(there, rules), scaled(here, rules)
     levels = (there.cpu() - here).abs() * 255 / 2
     assert levels.max() < 2.1 and (levels > 0.1).float().mean() < 0.01
 
@@ -22,12 +23,12 @@ def close(there, here):
 @pytest.mark.parametrize("name", CASES)
 def test_resized_and_normalised(name, mode):
     rules = PixelRules(96, 128, mode=mode)
-    close(normalised(frames(name), rules, CUDA), normalised(frames(name), rules))
+    close(squeezed(frames(name), rules, DEVICE), squeezed(frames(name), rules), rules)
 
 
 @pytest.mark.parametrize("square", [False, True])
 def test_squares_and_tiles(square):
     rules = ImageRules(PixelRules(84, 84), 96, square)
     shown, resolutions = frames("small_down"), [[84, 168], [168, 84], [168, 168]]
-    close(framed(shown, rules, CUDA), framed(shown, rules))
-    close(tiled(shown, rules, resolutions, CUDA), tiled(shown, rules, resolutions))
+    close(framed(shown, rules, DEVICE), framed(shown, rules), rules.pixels)
+    close(tiled(shown, rules, resolutions, DEVICE), tiled(shown, rules, resolutions), rules.pixels)

@@ -10,8 +10,11 @@ from models import checkpoints_qwen
 from models.checkpoints_qwen import Kind
 from vidspec.cli import main
 from vidspec.models import loading
+from vidspec.models.known_pairs import PROCESS
 
 GIB = 1 << 30
+#: Of the memory that is needed, beside keys and values and the process.
+PARTS = ("weights", "packed_bytes", "working", "state_bytes")
 FIXTURES = Path(__file__).parent / "fixtures" / "configs"
 
 
@@ -60,9 +63,8 @@ def test_what_is_said_is_what_loading_finds(vidspec, written, family, monkeypatc
     assert found["kv_bytes"] == decoder.slab.entry_bytes and found["state_bytes"] == decoder.state_bytes
     assert found["states"] == (3 if family == "qwen3_5" else 0)
     assert any(key.startswith("draft.topology: tree") for key in found["refused"]) == (family == "qwen3_5")
-    assert found["needed"] == found["weights"] + found["state_bytes"] + found["kv_bytes"] * (
-        found["visual_tokens"] + 64 + 512
-    )
+    kv = found["kv_bytes"] * (found["visual_tokens"] + 64 + 512)
+    assert found["needed"] == PROCESS + sum(found[key] for key in PARTS) + kv
 
 
 def test_drafts_by_memory_and_vocabulary(vidspec, written, monkeypatch):
@@ -181,11 +183,12 @@ def test_a_draft_that_is_named(vidspec, tmp_path, monkeypatch):
 
     code, found = beside(draft)
     (fit,) = found["drafts"]
-    assert code == 0 and fit["refused"] is None and fit["bytes"] == 2 * found["needed"] and fit["alike"]
+    assert code == 0 and fit["refused"] is None and fit["bytes"] == 2 * found["needed"] - PROCESS and fit["alike"]
     assert found["command"].endswith(f"--profile specvlm --target {target} --draft {draft}")
     _, longer = beside(draft, "--max-new-tokens", "1512", "--frames", "64", "--size", "640x360")
     more = 1000 + longer["visual_tokens"] - found["visual_tokens"]
-    assert longer["needed"] - found["needed"] == found["kv_bytes"] * more
+    needed, longer_needed = (one["needed"] - one["working"] for one in (found, longer))
+    assert longer_needed - needed == found["kv_bytes"] * more
     _, half = beside(draft, "--dtype", "bfloat16")
     assert half["dtype"] == "bfloat16" and half["weights"] == found["parameters"] * 2
     code, found = beside(text)

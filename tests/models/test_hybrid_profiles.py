@@ -11,6 +11,7 @@ from models import checkpoints_qwen
 from models.checkpoints_qwen import HYBRIDS, STOCK, Kind
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
+from vidspec.decoding.admission import SHARE, fits
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ProfileError
 from vidspec.events.events import Finished
@@ -72,16 +73,22 @@ def test_windows(pair, gamma):
     assert {0, 1} <= lengths
 
 
-def test_admission_counts_states(pair):
+def test_admission_counts_states(pair, monkeypatch):
     """What a clip needs beside others grows with its tokens, and of hybrids by the states of both models."""
     plain, drafted = captioner(pair, "ar"), captioner(pair, "vanilla-sd")
     request = Request("", SimpleNamespace(frames=np.zeros((8, 40, 60, 3), np.uint8), sound=None))
     decoder, draft = pair[0].decoder, pair[1].decoder
     tokens = pair[0].visual_tokens(8, 40, 60) + pair[0].text_tokens(plain.profile.generate.prompt)
-    entries = decoder.slab.wants(tokens + plain.setup.room)
-    assert plain.needs(request) == entries + decoder.state_bytes
-    keys = sum(one.slab.wants(tokens + drafted.setup.room) for one in (decoder, draft))
-    assert drafted.needs(request) == keys + decoder.state_bytes + draft.state_bytes
+    (claim,) = plain.needs(request)
+    assert claim.entries == tokens + plain.setup.room and claim.tower > claim.prompt > 0
+    both = drafted.needs(request)
+    assert [one.model.decoder for one in both] == [decoder, draft]
+    assert {one.entries for one in both} == {tokens + drafted.setup.room}
+    for one, states in ((claim, decoder.state_bytes), (both[1], draft.state_bytes)):
+        taken = one.prompt + one.tower + one.model.decoder.slab.wants(one.entries) + states
+        for free, enough in ((taken, True), (taken - 1, False)):
+            monkeypatch.setattr("vidspec.decoding.admission.free_memory", lambda device, free=free: free / SHARE)
+            assert fits([one]) is enough
     assert (decoder.state_bytes > 0) == (pair[0].family in HYBRIDS)
 
 

@@ -202,7 +202,7 @@ def test_cells_are_where_their_pixels_are():
     plain = model.preprocess(clip(2, IMAGE_SIZE, IMAGE_SIZE))
     changed = plain.values.clone()
     changed[1, :, PATCH : 2 * PATCH, 2 * PATCH :] += 3.0  # of the second frame, the middle patch of the last column
-    seen, before = model.see(replace(plain, values=changed)), model.see(plain)
+    seen, before = model.see(replace(plain, stored=changed, rules=None)), model.see(plain)
     moved = (seen.features - before.features).abs().amax(-1).nonzero()[:, 0]
     assert [(int(seen.frame[i]), int(seen.row[i]), int(seen.column[i])) for i in moved] == [(1, 1, 2)]
 

@@ -78,7 +78,7 @@ def test_cells_are_where_their_pixels_are():
     for tile, (row, column) in ((1, (0, 0)), (2, (0, 3)), (3, (3, 0)), (4, (3, 3))):
         values = plain.values.clone()
         values[1, tile, :, PATCH : 2 * PATCH, 2 * PATCH :] += 3.0
-        seen = model.see(replace(plain, values=values))
+        seen = model.see(replace(plain, stored=values, rules=None))
         moved = (seen.features - before.features).abs().amax(-1).nonzero()[:, 0]
         # One row of padding above is cut off; rows of the whole come first.
         expected = (1, SIDE + row + 1 - 1, column + 2)

@@ -1,5 +1,7 @@
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import huggingface_hub.constants as hub
@@ -10,7 +12,19 @@ from engine.passing import forward
 from safetensors.torch import load_file, save_file
 
 from models import checkpoints_llava, checkpoints_qwen
-from models.checkpoints import IMAGE_SIZE, PADDED, TIED, UNTIED, adapter, pixels, save, stock, tokenizer
+from models.checkpoints import (
+    IMAGE_SIZE,
+    PADDED,
+    PROCESSOR,
+    TIED,
+    UNTIED,
+    adapter,
+    config,
+    pixels,
+    save,
+    stock,
+    tokenizer,
+)
 from models.checkpoints_llava import Kind
 from vidspec.config import profiles
 from vidspec.decoding.workers.places import two_workers
@@ -403,3 +417,19 @@ def test_an_audio_branch_is_left_out(tmp_path):
 
 def test_models_without_ears_have_no_note(checkpoints):
     assert load(str(checkpoints["tied"]), CPU).note is None
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("saved, dtype", [("bfloat16", "float32"), ("float32", "float32"), ("bfloat16", "bfloat16")])
+def test_memory_after_loading(checkpoints, tmp_path, saved, dtype):
+    """No more than a tenth beyond what the layouts take: neither mapped files nor freed weights stay."""
+    wide = config(UNTIED)
+    wide.text_config.hidden_size, wide.text_config.intermediate_size = 1024, 4096
+    with torch.device("meta"):
+        made = transformers.LlavaOnevisionForConditionalGeneration(wide).to(getattr(torch, saved))
+    made.to_empty(device="cpu").save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(PROCESSOR), encoding="utf-8")
+    command = [sys.executable, Path(__file__).with_name("resident.py"), checkpoints["tied"], tmp_path, dtype]
+    taken, laid_out = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    assert laid_out > 2**26 and taken < 1.1 * laid_out

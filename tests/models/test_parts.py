@@ -5,6 +5,7 @@ compute. That is also what goes wrong where the parts of a model are on several 
 """
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from models.checkpoints import TIED, stock
 from models.checkpoints_llava import Kind
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
+from vidspec.decoding.workers.places import beside_target
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.errors import DeviceError, ModelError, ProfileError
@@ -180,6 +182,63 @@ def test_a_target_is_split_and_its_draft_is_not(monkeypatch):
     assert where["small"].device == torch.device("cpu") and where["small"].dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize(
+    ("gpus", "settings", "target", "draft"),
+    [
+        (1, {}, "cuda:0", "cuda:0"),
+        (2, {}, "cuda:0", "cuda:1"),
+        (4, {}, "cuda:0", "cuda:1"),
+        (2, {"device": "cuda"}, "cuda:0", "cuda:0"),
+        (2, {"device": "cuda:1"}, "cuda:1", "cuda:1"),
+        (2, {"device": "cpu"}, "cpu", "cpu"),
+        (2, {"draft_device": "cuda:0"}, "cuda:0", "cuda:0"),
+        (2, {"draft_device": "cpu"}, "cuda:0", "cpu"),
+        (2, {"device_map": "auto"}, "cuda:0", "cuda:0"),
+    ],
+)
+def test_a_draft_goes_on_a_second_gpu_unless_a_device_is_named(monkeypatch, gpus, settings, target, draft):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    where, _ = placed(monkeypatch, **settings)
+    assert (where["big"].device, where["small"].device) == (torch.device(target), torch.device(draft))
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "own"),
+    [
+        ("vanilla-sd", {}, "cuda:1"),
+        ("parallelvlm", {}, "cuda:1"),
+        ("vanilla-sd", {"workers.target": "cuda:0"}, "cuda:0"),
+        ("vanilla-sd", {"workers.draft": "cuda:0"}, "cuda:0"),
+        ("self-sd", {}, "cuda:0"),
+        ("self-sd", {"draft.kind": "sparse_kv", "prune.method": "none"}, "cuda:0"),
+        ("eagle3", {"models.target": "a", "models.draft": "b"}, "cuda:0"),
+        ("ngram", {}, "cuda:0"),
+    ],
+)
+def test_what_shares_the_targets_cache_or_states_stays_with_it(monkeypatch, name, more, own):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert beside_target(profiles.load(name, more, env={})).device == torch.device(own)
+
+
+def test_models_that_work_at_the_same_time_on_one_gpu_are_noted_once(monkeypatch):
+    model = SimpleNamespace(device=torch.device("cuda:0"), name="m", decoder=SimpleNamespace(eager=None))
+
+    def notes(name, device):
+        one = object.__new__(Captioner)
+        one.profile, one.autotune = profiles.load(name, env={}), None
+        one.slot = SimpleNamespace(device=torch.device(device))
+        one.setup = SimpleNamespace(target=SimpleNamespace(model=model), draft=None, head=None, drafter=None)
+        return one.notes
+
+    (line,) = notes("parallelvlm", "cuda:0")
+    assert "parallelvlm: target and draft are both on cuda:0" in line and "\n" not in line
+    assert notes("parallelvlm", "cuda:1") == notes("vanilla-sd", "cuda:0") == ()
+
+
 def test_only_the_target_is_quantized(monkeypatch):
     where, _ = placed(monkeypatch, quantization="4bit")
     assert (where["big"].quantization, where["small"].quantization) == ("4bit", None)
@@ -197,3 +256,16 @@ def test_only_the_target_is_quantized(monkeypatch):
 def test_keys_that_make_no_sense(key, value, message):
     with pytest.raises(ProfileError, match=message):
         profiles.load("vanilla-sd", {"models.device_map": "auto", f"models.{key}": value}, env={})
+
+
+def test_what_fusing_leaves_goes_back_to_the_device_once(monkeypatch):
+    """The parts of fused matrices, which the allocator would keep."""
+    emptied = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    model = checkpoints.adapter(TIED)
+    assert not emptied
+    monkeypatch.setattr(type(model), "device", torch.device("cuda:0"))
+    model.prepare("stock")
+    assert not emptied
+    model.prepare("fused")
+    assert emptied == [1]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from models import record_preprocess_qwen
 from models.record_preprocess_qwen import CASES, CONFIGS, STEP, clips, frames
 from vidspec.errors import GenerationError
+from vidspec.models.preprocess import scaled
 from vidspec.models.preprocess_qwen import GridRules, patches, patchify
 from vidspec.models.qwen2_5_vl import Qwen25VL
 from vidspec.models.qwen3_vl import Qwen3VL
@@ -31,7 +32,8 @@ def rules(config):
 
 
 def compare(name, recorded):
-    values, grid = patches(frames(name), rules(CASES[name][0]))
+    stored, grid, by = patches(frames(name), rules(CASES[name][0]))
+    values = scaled(stored, by)
     assert values.dtype == torch.float32 and len(values) == np.prod(grid)
     assert list(grid) == recorded[f"{name}_grid"].tolist()
     np.testing.assert_allclose(values.numpy().reshape(-1)[::STEP], recorded[name], rtol=0, atol=1e-5)
@@ -129,7 +131,7 @@ def test_the_last_frame_of_an_odd_clip_is_repeated():
 def test_one_frame_is_shown_twice():
     """The library's Qwen3-VL processor refuses it."""
     shown = np.random.RandomState(0).randint(0, 256, (1, 64, 96, 3), dtype=np.uint8)
-    once, grid = patches(shown, rules("qwen3_vl"))
+    once, grid, _ = patches(shown, rules("qwen3_vl"))
     assert grid == (1, 4, 6)
     assert torch.equal(once, patches(shown.repeat(2, 0), rules("qwen3_vl"))[0])
 

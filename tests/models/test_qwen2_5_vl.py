@@ -74,8 +74,8 @@ def test_time_axis_follows_the_clip(model):
 def test_preprocess(model):
     frames = np.random.RandomState(0).randint(0, 256, (5, 26, 40, 3), dtype=np.uint8)
     shown = model.preprocess(SimpleNamespace(frames=frames, timestamps=np.array([0.1, 0.6, 1.1, 1.6, 2.1])))
-    values, grid = patches(frames, model.rules)
-    assert torch.equal(shown.values, values) and shown.grid == grid == (3, 6, 10)
+    stored, grid, _ = patches(frames, model.rules)
+    assert torch.equal(shown.stored, stored) and shown.grid == grid == (3, 6, 10)
     assert shown.values.shape == (180, 3 * 2 * PATCH**2)
     assert shown.seconds == (0.1, 1.1, 2.1)
     tokens = model.see(shown)

@@ -29,8 +29,8 @@ def clip(times):
 
 def test_preprocess(model):
     shown = model.preprocess(clip([0.0, 0.5, 1.0, 1.5, 2.0]))
-    values, grid = patches(clip([0.0] * 5).frames, model.rules)
-    assert torch.equal(shown.values, values) and shown.grid == grid == (3, 6, 8)
+    stored, grid, _ = patches(clip([0.0] * 5).frames, model.rules)
+    assert torch.equal(shown.stored, stored) and shown.grid == grid == (3, 6, 8)
     assert shown.seconds == (0.25, 1.25, 2.0)  # the middle of each two frames; the last is shown twice
 
 

@@ -289,7 +289,7 @@ def test_tokens_are_where_their_pixels_are(case):
     before = model.see(plain)
     changed = plain.values.clone()
     changed[(1 * 4 * 7 + 2 * 7 + 5) * 4 + 3] += 3.0  # of the second step the token in row 2, column 5: its last patch
-    moved = model.see(replace(plain, values=changed)).features - before.features
+    moved = model.see(replace(plain, stored=changed, rules=None)).features - before.features
     (place,) = moved.abs().amax(-1).nonzero()[:, 0].tolist()
     assert (before.frame[place], before.row[place], before.column[place]) == (1, 2, 5)
 

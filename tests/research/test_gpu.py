@@ -1,74 +1,117 @@
-"""The measurement for GPUs: what it says without one, and its tables on the CPU with tiny sizes."""
+"""The measurement for GPUs: what it says without one, lines and tables on the CPU with tiny sizes, and a smoke run."""
 
 from __future__ import annotations
 
+import gc
 import json
+import os
+import subprocess
+import sys
+import weakref
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from research import gpu
-from research.gpu import Pair
+from research.gpu import __main__ as gpu
+from research.gpu import folder, frames, sizes
+from research.gpu.folder import Folder, Profiled
+from research.gpu.results import Results, read
+from research.gpu.sizes import Grid
 from research.sizes import SIZES, Size
 from research.ties import EPSILON, gap
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
 
-pytestmark = pytest.mark.full
-
+ROOT = Path(__file__).resolve().parents[2]
 SMALL = Size(layers=2, hidden=64, heads=4, kv_heads=2, inner=96, vocabulary=300)
+CPU = torch.device("cpu")
 
 
 def test_without_a_gpu(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main(["--out", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out == "no NVIDIA GPU here: nothing was run\n" and not (tmp_path / "out").exists()
+    assert gpu.main(["speeds"]) == 2 and "no such part: speeds (one of tests" in capsys.readouterr().err
 
 
-def test_tables(monkeypatch, capsys, tmp_path):
+def test_lines_are_there_when_the_command_is_killed(tmp_path):
+    results = Results(tmp_path, "sizes", 9)
+    results.add("pass", model="7B")
+    with results.path.open("a") as file:
+        file.write('{"kind": "pa')
+    assert list(read(results.path)) == [{"kind": "pass", "model": "7B"}]
+
+
+def test_a_part_ends_by_itself(monkeypatch, tmp_path):
+    """Behind its minutes everything is named as left out, and what was measured stays."""
     monkeypatch.setitem(SIZES, "tiny", SMALL)
-    monkeypatch.setattr(gpu, "ENTRIES", (20, 40))
-    monkeypatch.setattr(gpu, "pairs", lambda device: iter([Pair("embedded", "float32", "ar", 4, 0, 4, 99.0)]))
-    monkeypatch.setattr(gpu, "copy_bandwidth", lambda device: 1e9)
-    assert gpu.main(["--device", "cpu", "--sizes", "tiny", "--out", str(tmp_path)]) == 0
-    found = json.loads((tmp_path / "gpu.json").read_text())
-    assert [(row["entries"], row["way"]) for row in found["sizes"]] == [
-        (20, "stock, sdpa"),
-        (40, "stock, sdpa"),
-        (20, "fused, sdpa"),
-        (40, "fused, sdpa"),
-    ]
-    assert all(row["share"] > 0 and row["chain"] > 0 and row["one"] < 1 for row in found["sizes"])
-    text = (tmp_path / "gpu.md").read_text()
-    assert (
-        text in capsys.readouterr().out and "| tiny | 40 | fused, sdpa |" in text and "| 4/4 | 0 | yes | 99 |" in text
-    )
+    with Results(tmp_path, "sizes", 0) as results:
+        sizes.measure(Grid(["tiny", "32B"], (1,), (20,)), CPU, results)
+    kinds = [(row["kind"], row.get("what")) for row in read(results.path)]
+    assert kinds == [("device", None), ("left out", "tiny"), ("left out", "32B"), ("end", None)]
+    with Results(tmp_path, "folder", 0) as results:
+        assert folder.measure(Folder(), {}, "cpu", results)
+    assert [row["kind"] for row in read(results.path)] == ["left out"] * 4 + ["end"]
+    with pytest.raises(ZeroDivisionError), Results(tmp_path, "sizes", 9) as results:
+        _ = 1 // 0
+    assert [row["kind"] for row in read(results.path)] == ["failed"]
 
 
-def test_a_size_that_does_not_fit(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * 10**9, 80 * 10**9))
-    cuda = torch.device("cuda:0")
-    assert gpu.fits(SIZES["32B"], cuda, (25_000,)) and not gpu.fits(SIZES["72B"], cuda, (25_000,))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (24 * 10**9, 24 * 10**9))
-    assert gpu.fits(SIZES["7B"], cuda, (25_000,)) and not gpu.fits(SIZES["32B"], cuda, (25_000,))
+def test_each_size_is_freed_before_the_next(monkeypatch, tmp_path):
+    """Of rows and tables too: both ways without Triton, all numbers of clips."""
+    monkeypatch.setitem(SIZES, "tiny", SMALL)
+    monkeypatch.setitem(SIZES, "other", SMALL)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setattr(sizes, "copy_rate", lambda device: 1e9)
+    made, make = [], sizes.language
+
+    def language(*args):
+        assert all(one() is None for one in made)
+        found = make(*args)
+        made.append(weakref.ref(found.decoder))
+        return found
+
+    monkeypatch.setattr(sizes, "language", language)
+    with Results(tmp_path, "sizes", 9) as results:
+        sizes.measure(Grid(["tiny", "other"], (1, 2), (20,), torch.float32, repeats=(0, 1, 1)), CPU, results)
+    rows = list(read(results.path))
+    gc.collect()
+    assert len(made) == 4 and [one() for one in made] == [None] * 4
+    found = [(row["model"], row["way"], row["clips"]) for row in rows if row["kind"] == "pass"]
+    assert found == [(size, way, clips) for size in ("tiny", "other") for way in ("eager", "stock") for clips in (1, 2)]
+    assert all(row["share"] > 0 and row["chain"] > 0 for row in rows if row["kind"] == "pass")
+    text = sizes.markdown(rows)
+    assert "| tiny | eager | 2 | 20 |" in text and "| other | prefill | 20 |" in text
+
+
+def test_what_does_not_fit_is_left_out(monkeypatch, tmp_path):
+    assert sizes.bytes_needed(SIZES["7B"], 16, 25_000) < 80e9 < sizes.bytes_needed(SIZES["32B"], 4, 25_000)
+    assert sizes.bytes_needed(SIZES["32B"], 1, 25_000) < 80e9 and sizes.bytes_needed(SIZES["72B"], 1, 1) > 140e9
+    monkeypatch.setattr(sizes, "free_memory", lambda device: 24 * 10**9)
+    monkeypatch.setattr(sizes, "copy_rate", lambda device: 1e9)
+    with Results(tmp_path, "sizes", 9) as results:
+        sizes.measure(Grid(["32B"]), CPU, results)
+    assert results.left_out == {"32B fused": "too little memory", "32B stock": "too little memory"}
+
+
+def test_decoded_clips_are_carried(tmp_path, monkeypatch):
+    found = frames.drawn(1)
+    frames.save(tmp_path / "new" / "frames.npz", found)
+    monkeypatch.setenv(frames.VARIABLE, str(tmp_path / "new" / "frames.npz"))
+    (name, clip), (other, again) = *found.items(), *frames.decoded(9).items()
+    assert name == other == shipped()[0].name and clip.facts == again.facts
+    assert np.array_equal(clip.frames, again.frames) and np.array_equal(clip.timestamps, again.timestamps)
 
 
 def test_pairs_that_are_not_lossless_fail(monkeypatch, tmp_path):
-    assert not Pair("embedded", "float32", "std", 3, 1, 4, 9.0).holds
-    assert Pair("embedded", "bfloat16", "std", 3, 1, 4, 9.0).holds
-    monkeypatch.setattr(gpu, "copy_bandwidth", lambda device: 1e9)
-    monkeypatch.setattr(gpu, "timed", lambda *rest, **named: iter(()))
-    monkeypatch.setattr(gpu, "pairs", lambda device: iter([Pair("embedded", "bfloat16", "std", 2, 1, 4, 9.0)]))
-    assert gpu.main(["--device", "cpu", "--out", str(tmp_path)]) == 1
+    def row(dtype, identical, ties):
+        return Profiled("embedded", dtype, "std", identical, ties, 4, 9.0, 0.1, 0.2, None)
 
-
-def test_profiles_of_the_built_in_pairs(monkeypatch):
-    monkeypatch.setattr(gpu, "_PROFILES", ("ar", "vanilla-sd"))
-    found = list(gpu.pairs("cpu", ("float32",), clips=1))
-    assert [(one.pair, one.profile) for one in found] == [
-        (pair, name) for pair in ("embedded", "embedded-qwen") for name in ("ar", "vanilla-sd")
-    ]
-    assert all(one.holds and one.identical == 1 and one.tokens_per_s > 0 for one in found)
+    assert not row("float32", 3, 1).holds and row("bfloat16", 3, 1).holds and not row("bfloat16", 2, 1).holds
+    monkeypatch.setattr(folder, "measure", lambda *rest: False)
+    assert gpu.main(["folder", "--smoke", "--clips", "1", "--out", str(tmp_path)]) == 1
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +121,7 @@ def captioner():
         yield found
 
 
+@pytest.mark.full
 def test_where_two_captions_part(captioner):
     clip = shipped()[0]
     ids = list(captioner.caption(clip).token_ids)
@@ -86,3 +130,49 @@ def test_where_two_captions_part(captioner):
     wrong = [*ids[:5], ids[5] + 1, 7]
     assert gap(captioner, clip, ids, wrong) == gap(captioner, clip, wrong, ids) > EPSILON
     assert gap(captioner, clip, ids, [ids[0] + 1]) > EPSILON
+
+
+@pytest.mark.full
+def test_one_row_against_six(captioner, monkeypatch):
+    clips = frames.drawn(1)
+    records = {name: captioner.caption(name, clip=clip) for name, clip in clips.items()}
+    found = folder.disagreement(("embedded", "float32"), captioner, records, clips)
+    assert (found.places, found.differ) == (8, 0) and found.apart < 1e-4
+    run = captioner.target.run
+
+    def wrong(batch):
+        passed = run(batch)
+        return [one._replace(logits=-one.logits) if len(one.logits) == 6 else one for one in passed]
+
+    monkeypatch.setattr(captioner.target, "run", wrong)
+    found = folder.disagreement(("embedded", "float32"), captioner, records, clips)
+    assert found.differ == 6 and found.apart > 0.5
+
+
+@pytest.mark.full
+def test_all_parts_run_to_the_end_on_a_cpu(tmp_path):
+    """As ``make gpu SMOKE=1``: the tests for GPUs and small measurements, in a process of their own."""
+    frames.save(tmp_path / "frames.npz", frames.drawn(2))
+    command = ["-m", "research.gpu", "--smoke", "--clips", "2", "--frames", str(tmp_path / "frames.npz")]
+    without = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "COV_"))}
+    ran = subprocess.run(
+        [sys.executable, *command, "--out", str(tmp_path), "--minutes", "30"],
+        env=without | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    parts = {part: [json.loads(line) for line in (tmp_path / f"{part}.jsonl").open()] for part in gpu.PARTS}
+    assert all(rows[-1] == {"kind": "end", "left_out": 0} for rows in parts.values())
+    outcomes = [row["outcome"] for row in parts["tests"] if row["kind"] == "test"]
+    assert outcomes.count("passed") > 30 and "failed" not in outcomes
+    assert {row["what"] for row in parts["sizes"] if row["kind"] == "timed"} == {"preprocess", "tower", "prefill"}
+    assert {row["profile"] for row in parts["folder"] if row["kind"] == "profiled"} == {
+        "ar",
+        "vanilla-sd",
+        "pearl-video",
+    }
+    assert "| smoke | eager | 2 | 20 |" in (tmp_path / "sizes.md").read_text()

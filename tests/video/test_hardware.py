@@ -5,6 +5,8 @@ Software's pictures are given the formats of a GPU's. What a GPU itself does is 
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import av
 import numpy as np
 import pytest
@@ -44,7 +46,7 @@ def gpu(monkeypatch):
                 given.add(picture.format.name)
             yield picture
 
-    monkeypatch.setattr(decode_hardware, "refusal", lambda name: None)
+    monkeypatch.setattr(decode_hardware, "refusal", lambda *_: None)
     monkeypatch.setattr(opening, "accelerator", lambda device: None)
     monkeypatch.setattr(decode_av, "accelerated", lambda codec: True)
     monkeypatch.setattr(decode_av, "decode_all", as_of_a_gpu)
@@ -127,6 +129,30 @@ def test_without_hardware_it_is_an_error_and_software_does_not_stand_in(decoder,
         video.read(path, frames=2, decoder=decoder)
     assert caught.value.kind == "decoder" and "'av'" in caught.value.hint
     assert video.read(path, frames=2, decoder="auto").facts.decoder == "av"
+
+
+def test_an_nvidia_decoder_is_that_of_the_models_gpu(gpu, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(opening, "accelerator", asked.append)
+    path = clips.make(tmp_path / "plain.mp4")
+    for decoder, number in (("nvdec", 1), ("nvdec", 0), ("nvdec", None), ("vaapi", 1)):
+        video.read(path, frames=2, decoder=decoder, gpu=number)
+    assert list(dict.fromkeys(asked)) == ["cuda:1", "cuda:0", "cuda", "vaapi"]
+    monkeypatch.undo()
+    assert opening.accelerator("cuda:1").device_id != opening.accelerator("cuda").device_id
+
+
+def test_a_driver_without_its_decoding_library_is_named(monkeypatch):
+    """As in containers that were given a GPU for computing alone."""
+    monkeypatch.setattr(decode_hardware, "accelerator", lambda device: SimpleNamespace(create=lambda codec: None))
+
+    def missing(name):
+        raise OSError(f"{name}: cannot open shared object file: No such file or directory")
+
+    monkeypatch.setattr(decode_hardware.ctypes, "CDLL", missing)
+    assert "nvcuvid" in refusal("nvdec", 1) and refusal("vaapi") is None
+    monkeypatch.setattr(decode_hardware.ctypes, "CDLL", lambda name: None)
+    assert refusal("nvdec") is None
 
 
 @pytest.mark.parametrize("decoder", DEVICES)

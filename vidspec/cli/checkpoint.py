@@ -15,12 +15,16 @@ from vidspec.config import profiles
 from vidspec.decoding.setup import STATES
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.device import free_memory
-from vidspec.engine.fused import uncovered
+from vidspec.engine.forward import CHUNK
+from vidspec.engine.fused import second_copies, uncovered
+from vidspec.engine.matrix import packing
 from vidspec.models import loading
 from vidspec.models.adapter import Adapter
 from vidspec.models.identity import related
-from vidspec.models.known_pairs import KnownModel, Load, known
+from vidspec.models.known_pairs import PROCESS, PROMPT, KnownModel, Load, known
+from vidspec.models.quantized import method_of, settings_of
 from vidspec.models.text_only import TextModel
+from vidspec.models.vision import working_bytes
 from vidspec.registry import families
 
 __all__ = ["Checkpoint", "Fit", "inspect"]
@@ -60,7 +64,10 @@ class Checkpoint:
         vocabulary: rows of the head.
         kv_bytes: of keys and values, for each token.
         visual_tokens: of the clip that memory is counted for; None if the family's processor is not known.
-        weights, needed, free: bytes of the weights, of weights and such a clip, and those free on ``device``.
+        quantization: how the weights are stored; None if as numbers. They are loaded in ``dtype``.
+        weights, packed_bytes: bytes of the weights, and of packed copies of the large ones.
+        working: bytes that reading such a clip takes for a while, in the tower or in the passes over the prompt.
+        needed, free: bytes of all of these, of keys and values and of the process, and those free on ``device``.
         text: whether it is a language model without vision, which can only be a draft.
         hears: whether it has audio input.
     """
@@ -80,7 +87,10 @@ class Checkpoint:
     device: str
     kv_bytes: int
     visual_tokens: int | None
+    quantization: str | None
     weights: int
+    packed_bytes: int
+    working: int
     needed: int
     free: int | None
     text: bool
@@ -114,6 +124,7 @@ class Checkpoint:
             clip = f"{new_tokens} tokens"
         room = "free memory unknown" if self.free is None else f"{_gib(self.free)} free"
         room += "" if self.fits else ", too little"
+        packed = f" and {_gib(self.packed_bytes)} packed" if self.packed_bytes else ""
         rows = [
             ("model", self.name),
             ("family", f"{self.family}, supported" + (" as a draft only" if self.text else "")),
@@ -122,7 +133,8 @@ class Checkpoint:
             ("rollback", kept),
             ("positions", f"{self.axes} axes (M-RoPE)" if self.axes > 1 else "1 axis"),
             ("vocabulary", f"{self.vocabulary} rows of the head"),
-            ("size", f"{self.parameters / 1e9:.2f}e9 parameters, {_gib(self.weights)} in {self.dtype}"),
+            ("quantization", f"{self.quantization}; loaded as {self.dtype}" if self.quantization else ""),
+            ("size", f"{self.parameters / 1e9:.2f}e9 parameters, {_gib(self.weights)} in {self.dtype}" + packed),
             ("memory", f"{_gib(self.needed)} with {clip}; {self.device}: {room}"),
             *(("draft", f"{fit.draft}: {fit.refused or _together(fit.bytes)}") for fit in self.drafts),
         ]
@@ -175,7 +187,13 @@ def _inspected(name: str, load: Load) -> Checkpoint:
     decoder = decoder_of(language, model.lm_head, "stock")
     parameters = sum(weight.numel() for weight in model.parameters())
     tokens, kv = load.visual_tokens(family), decoder.slab.entry_bytes
-    weights = parameters * where.dtype.itemsize
+    weights, packed_bytes = parameters * where.dtype.itemsize, 0
+    if reason is None and where.device.type == "cpu":
+        copies = second_copies(language, model.lm_head)
+        # As it is decided when the weights are there: twice the copies must be free.
+        packed_bytes = copies if packing(copies + weights // 2, where.packed, where.dtype) else 0
+    working = 0 if text or tokens is None else _working(model, language, load.frames, tokens)
+    settings = settings_of(config)
     return Checkpoint(
         name=name,
         family=family,
@@ -192,8 +210,16 @@ def _inspected(name: str, load: Load) -> Checkpoint:
         device=str(where.device),
         kv_bytes=kv,
         visual_tokens=tokens,
+        quantization=None if settings is None else method_of(settings),
         weights=weights,
-        needed=weights + kv * load.tokens(tokens) + decoder.state_bytes,
+        packed_bytes=packed_bytes,
+        working=working,
+        needed=weights
+        + packed_bytes
+        + working
+        + kv * load.tokens(tokens)
+        + decoder.state_bytes
+        + (PROCESS if where.device.type == "cpu" else 0),
         free=free_memory(where.device),
         text=text,
         hears=not text and kind.audio_tokens is not Adapter.audio_tokens,
@@ -201,6 +227,16 @@ def _inspected(name: str, load: Load) -> Checkpoint:
         command="",
         load=load,
     )
+
+
+def _working(model: Any, language: Any, frames: int, tokens: int) -> int:
+    """Bytes that reading a clip takes at most for a while: the tower's, or those of a pass over the prompt."""
+    seen = working_bytes(
+        model.config.vision_config, frames, tokens, every_block=hasattr(model.config, "vision_feature_layer")
+    )
+    rows, config = min(tokens + PROMPT, CHUNK), language.config
+    inner = getattr(config, "intermediate_size", None) or config.hidden_size
+    return max(seen, int(rows * (3 * inner + 6 * config.hidden_size) * language.dtype.itemsize))
 
 
 def _listed(name: str, family: str, parameters: int) -> list[KnownModel]:
@@ -225,7 +261,7 @@ def _published(target: Checkpoint, draft: KnownModel, *, unlike: bool) -> Fit:
 
 def _named(target: Checkpoint, draft: Checkpoint) -> Fit:
     """A draft that was named, by its own config, which may be of any kind."""
-    total = target.needed + draft.needed
+    total = target.needed + draft.needed - (PROCESS if draft.device == "cpu" else 0)
     refused = _refusal(target, draft.vocabulary, total)
     if target.text:
         refused = f"{target.name} is a language model without vision, which can only be a draft"

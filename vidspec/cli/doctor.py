@@ -46,6 +46,7 @@ class Environment:
     vidspec: str = ""
     packages: dict[str, str | None] = field(default_factory=dict)
     devices: list[str] = field(default_factory=list)
+    placement: str = ""
     language_models: str = ""
     decoders: list[str] = field(default_factory=list)
     model_cache: str = ""
@@ -60,6 +61,7 @@ class Environment:
             ("python", f"{self.python} on {self.platform}"),
             *((name, found or "not installed") for name, found in self.packages.items()),
             ("devices", ", ".join(self.devices) or "none"),
+            ("models go to", self.placement or "none"),
             ("language models", self.language_models or "none"),
             ("video", ", ".join(self.decoders) or "none"),
             ("model cache", self.model_cache + (" (offline: nothing is fetched)" if self.offline else "")),
@@ -97,6 +99,7 @@ def inspect() -> Environment:
             found.missing.append(Missing(name, REMEDIES.get(name, f"pip install {name}"), needed))
     if _imported("torch", found) is not None:
         found.devices = _devices()
+        found.placement = _placement(sum(device.startswith("cuda") for device in found.devices))
         found.language_models = _language_models()
     found.decoders = [name for name in ("decord", "av") if _imported(name, found) is not None]
     if "av" in found.decoders:
@@ -143,6 +146,29 @@ def _devices() -> list[str]:
     if torch.backends.mps.is_available():
         devices.append("mps")
     return [*devices, f"cpu {torch.get_num_threads()} threads"]
+
+
+def _placement(gpus: int) -> str:
+    """Which devices target and draft get without options, and why."""
+    from vidspec.config.user_config import read_config, resolve
+    from vidspec.errors import VidspecError
+
+    try:
+        profile = resolve(None, {}, read_config()).profile
+    except VidspecError as error:
+        return str(error)
+    first = "cuda:0" if gpus else "cpu"
+    models, workers = profile.models, profile.workers
+    usual = first if models.device == "auto" else models.device
+    target, draft = workers.target or usual, workers.draft or models.draft_device or usual
+    if models.device_map is not None:
+        return f"target split over all GPUs (models.device_map: {models.device_map}), draft {draft}"
+    if profile.takes_second_gpu and gpus > 1:
+        return f"target {target}, draft cuda:1: there are {gpus} GPUs, and no device is named"
+    if models.device != "auto" or workers.target or workers.draft or models.draft_device:
+        return f"target {target}, draft {draft}: as named"
+    alone = "torch sees no GPU" if not gpus else "there is one GPU" if gpus == 1 else "the draft is no model of its own"
+    return f"target and draft {first}: {alone}"
 
 
 def _language_models() -> str:

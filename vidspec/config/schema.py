@@ -175,6 +175,15 @@ class Profile(Section):
         return not (self.races or self.chooses) and schedules.get(self.schedule.kind).beside
 
     @property
+    def takes_second_gpu(self) -> bool:
+        """Whether the draft goes on a second GPU where there is one: it is a model of its own, and no device is named.
+
+        A head reads the target's states, and a target that drafts for itself shares its weights or its cache.
+        """
+        named = (self.workers.target, self.workers.draft, self.models.draft_device, self.models.device_map)
+        return self.drafts_with_a_model and self.models.device == "auto" and not any(named)
+
+    @property
     def beside(self) -> bool:
         """Whether target and draft work at the same time, or may come to by measurement."""
         return self.concurrent or self.chooses

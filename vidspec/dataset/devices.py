@@ -21,8 +21,9 @@ def device_groups(
 ) -> list[Group]:
     """One group of devices for each captioner.
 
-    A group has as many GPUs as the profile names (a draft on ``cuda:1`` makes it two); a target that ``device_map``
-    splits has all there are, shared evenly.
+    A group has as many GPUs as the profile names (a draft on ``cuda:1`` makes it two), two where models that work at
+    the same time have no device named and there are as many; a target that ``device_map`` splits has all there are,
+    shared evenly.
 
     Args:
         replicas: a number, ``auto`` for one captioner on each group of GPUs (one in all without GPUs), or None for
@@ -64,6 +65,8 @@ def _group_size(profile: Profile, gpus: int, count: int) -> int:
     """GPUs of one captioner."""
     if profile.models.device_map is not None:
         return max(1, gpus // count)
+    if profile.concurrent and profile.takes_second_gpu and gpus >= 2 * count:
+        return 2
     named = (profile.models.device, profile.models.draft_device, profile.workers.target, profile.workers.draft)
     return 1 + max((int(name.partition(":")[2] or 0) for name in named if name and name.startswith("cuda")), default=0)
 

@@ -6,8 +6,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -25,16 +25,17 @@ __all__ = ["MAX_BYTES", "Feed", "Prepare", "Refuse", "cores", "reader_count", "s
 Prepare: TypeAlias = "Callable[[Clip], int]"
 #: Raises where a captioner cannot take a clip: path, prompt (None for the profile's), frames, their height and width.
 Refuse: TypeAlias = "Callable[[str, str | None, int, int, int], None]"
-#: Bytes that all clips together may take from their reading to their captions.
+#: Bytes of main memory that all clips together may take until the models have seen them.
 MAX_BYTES = 1 << 30
 #: Processes that read; beyond these a disk is rarely faster, and each may take the memory of a hard clip.
 MAX_READERS = 8
 
 
-def support_of(captioner: object, config: JobConfig) -> tuple[Prepare | None, Refuse | None, float | None]:
-    """What a captioner may have for a :class:`Feed`: its ``prepare``, its ``refuse``, and how much sound it takes."""
+def support_of(captioner: object, config: JobConfig) -> tuple[Prepare | None, Refuse | None, float | None, int | None]:
+    """What a captioner may have for a :class:`Feed`: ``prepare``, ``refuse``, how much sound it takes, and its GPU."""
     prepare = None if config.baseline else getattr(captioner, "prepare", None)  # compared times must not lack it
-    return prepare, getattr(captioner, "refuse", None), getattr(captioner, "hears", None)
+    refuse, sound, gpu = (getattr(captioner, name, None) for name in ("refuse", "hears", "gpu"))
+    return prepare, refuse, sound, gpu
 
 
 def cores() -> int:
@@ -55,11 +56,11 @@ def reader_count(config: JobConfig, clips: int | None = None) -> int:
 class Feed:
     """What is left of ``jobs``, cut into segments if asked, each with its frames or the error that reading it gave.
 
-    A thread for each reader reads while fewer than ``config.ahead`` parts wait to be taken, and all that were not
-    :meth:`finished` take less than ``max_bytes``; a clip of any size is read when there is no other. What is being
-    read counts as much as the largest clip before. Parts come in the order in which they become ready; with one reader
-    that is the order of the jobs. Of a clip whose segments are captioned one after the other, several readers read the
-    segment after next when one is finished: other clips are not held up by that.
+    A thread for each reader reads while fewer than ``config.ahead`` parts wait to be taken, and all that were neither
+    :meth:`seen` nor :meth:`finished` take less than ``max_bytes``; a clip of any size is read when there is no other.
+    What is being read counts as much as the largest clip before. Parts come in the order in which they become ready;
+    with one reader that is the order of the jobs. Of a clip whose segments are captioned one after the other, several
+    readers read the segment after next when one is finished: other clips are not held up by that.
 
     Args:
         jobs: the clips; each is drawn when there is room for it, never two at a time. Drawing may wait.
@@ -69,6 +70,7 @@ class Feed:
             go wrong again there, and is reported then.
         refuse: the captioner's objections to a clip, found out before it is decoded.
         max_audio_s: seconds of sound that are read with the frames at most; None for none.
+        gpu: number of the one that hardware decodes on, if it is NVIDIA's; None for the first.
         max_bytes: of frames and what was prepared from them.
 
     Attributes:
@@ -83,11 +85,12 @@ class Feed:
         prepare: Prepare | None = None,
         refuse: Refuse | None = None,
         max_audio_s: float | None = None,
+        gpu: int | None = None,
         *,
         max_bytes: int = MAX_BYTES,
     ) -> None:
         self.config, self.wake = config, WakeEvent()
-        self._video = {**config.video, "sound": max_audio_s}
+        self._video = {**config.video, "sound": max_audio_s, "gpu": gpu}
         self._jobs, self._prepare, self._refuse, self._max_bytes = iter(jobs), prepare, refuse, max_bytes
         self._readers, self._in_order = readers, len(readers) == 1
         self._changed = threading.Condition()
@@ -113,7 +116,7 @@ class Feed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that is not finished."""
+        """Bytes of all that the models have not seen."""
         return sum(self._bytes.values())
 
     def take(self) -> Job | None:
@@ -127,6 +130,12 @@ class Feed:
                 raise self._bug
             self._changed.notify_all()
             return self._ready.popleft() if self._ready else None
+
+    def seen(self, job: Job) -> None:
+        """The models have seen a part that was taken; its frames, and what was made of them ahead, are gone."""
+        with self._changed:
+            self._bytes.pop((job.number, job.segment), None)
+            self._changed.notify_all()
 
     def finished(self, job: Job) -> None:
         """A part that was taken is captioned, or has failed; its memory is free."""
@@ -247,6 +256,9 @@ class Feed:
         except Exception as error:
             return replace(job, error=error, spent=time.monotonic() - began), 0
         read = replace(job, clip=clip, spent=time.monotonic() - began)
+        if not (self.config.baseline or self.config.verify or self.config.questions_of(job)):  # which need frames later
+            again = partial(_read_again, job.path, job.start, job.end, self._video, self.config.timeout)
+            read = replace(read, reread=again)
         if clip is None:
             return read, 0
         size = clip.nbytes
@@ -254,3 +266,12 @@ class Feed:
             with suppress(Exception):
                 size += self._prepare(clip)
         return read, size
+
+
+def _read_again(
+    path: str, start: float | None, end: float | None, video: Mapping[str, object], timeout: float | None
+) -> Clip:
+    from vidspec.dataset.reader import Reader
+
+    with closing(Reader(timeout)) as reader:
+        return reader.read(path, start, end, video)

@@ -83,7 +83,7 @@ class Job(Request):
 
     def without_frames(self) -> Job:
         """The same without frames and caches, for records and other processes."""
-        return replace(self, clip=None, cache=None, error=None)
+        return replace(self, clip=None, cache=None, error=None, reread=None)
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,11 @@ def outcomes(
     ``readers`` may have been started before; they are closed in the end.
     """
     jobs = list(jobs)
-    prepare, refuse, max_audio_s = support_of(captioner, config)
+    prepare, refuse, max_audio_s, gpu = support_of(captioner, config)
     if len(jobs) < 2 and config.segment is None:
         prepare = None  # there is nothing to do it beside
     elif prepare is not None and (look_beside := getattr(captioner, "look_beside", None)) is not None:
         look_beside()
     readers = readers or readers_for(config, len(jobs))
-    with closing(Feed(jobs, config, readers, prepare, refuse, max_audio_s)) as feed:
+    with closing(Feed(jobs, config, readers, prepare, refuse, max_audio_s, gpu)) as feed:
         yield from run(captioner, feed, config, observer)

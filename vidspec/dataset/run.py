@@ -266,6 +266,9 @@ class _Jobs:
         elif isinstance(event, Prefilled):
             job = self._running[key]
             self._clips[job.number].prefilled(job)
+            if job.reread is not None:
+                self._running[key] = job.without_frames()
+                self._source.seen(job)
 
     def _ended(self, job: Job, caption: Caption | None, error: Exception | None) -> Iterator[Outcome]:
         outcome = self._outcome(job, caption, error)

@@ -58,6 +58,8 @@ class Prompts(Generic[R]):
             cache.end()  # what it went on from
             self._cache = cache
             self._release(0 if self._apart else len(self._waiting))
+            if not self._waiting:
+                cache.seen = {}  # all that are to come have it already
 
     def ended(self) -> None:
         """One of them is answered, or has failed."""

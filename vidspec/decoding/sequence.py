@@ -128,6 +128,9 @@ class Sequence(Client):
                 cache.reading_s = self.reading_s
             event = replace(event, schedule=self.kind, why=self.choice.why if self.choice else None)
             self.prefilled = event
+            if self.job.reread is not None:
+                _ = self.seed  # which follows from the frames
+            self.job = self.job.without_pixels()
         self.events.append(event)
 
     def emit_first(self) -> bool:

@@ -10,19 +10,24 @@ import gc
 import time
 from collections import deque
 from collections.abc import Generator, Hashable
+from collections.abc import Sequence as Items
 from contextlib import ExitStack
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from vidspec.decoding.admission import Claim, fits, reserve
 from vidspec.decoding.loop import Client, Loop, Passing
 from vidspec.decoding.sequence import Sequence
-from vidspec.draft_length.batch import BatchSize
-from vidspec.engine.device import free_memory, half_the_cores, synchroniser
-from vidspec.errors import GenerationError
-from vidspec.events.events import Again, Event, Load, Round
+from vidspec.draft_length.batch import SIZES, BatchSize
+from vidspec.engine.device import half_the_cores, synchroniser
+from vidspec.errors import GenerationError, VidspecError
+from vidspec.events.events import Again, Event, Load, Prefilled, Round
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 
 if TYPE_CHECKING:
+    import torch
+
     from vidspec.draft_length.pace import Pace
     from vidspec.engine.forward import Engine
     from vidspec.models.base import VideoLanguageModel
@@ -30,8 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Arrivals", "News", "Serves", "Serving"]
 
-#: Share of the free memory that further clips may take, and seconds between two reports of the load.
-SHARE, EVERY = 0.8, 0.1
+#: Seconds between two reports of the load.
+EVERY = 0.1
 
 #: Events with the key of their clip, or the exception that ended it; the load, with None.
 News: TypeAlias = Generator[tuple[Hashable, Event | Load | Exception], None, None]
@@ -62,8 +67,10 @@ class Serves(Protocol):
     @property
     def target(self) -> Engine[VideoLanguageModel]: ...
     @property
+    def devices(self) -> tuple[torch.device, ...]: ...
+    @property
     def pace(self) -> Pace | None: ...
-    def needs(self, request: Request) -> int: ...
+    def needs(self, request: Request) -> Items[Claim]: ...
     def start(self, request: Request, trace: Trace) -> Sequence: ...
 
 
@@ -81,7 +88,7 @@ class Serving:
             raise ValueError(f"a batch must have at least one clip, not {batch}")
         self.captioner, self.batch = captioner, batch
         self.wake = wake or WakeEvent()
-        wait = synchroniser(captioner.target.model.device)
+        wait = synchroniser(*captioner.devices)
 
         def now() -> float:
             wait()
@@ -89,6 +96,7 @@ class Serving:
 
         self.loop = Loop(now, self._passed, self.wake)
         self._sequences: dict[Hashable, Sequence] = {}
+        self._claims: dict[Hashable, Items[Claim]] = {}  # of clips whose prompts have not been read
         self._waiting: deque[Request] = deque()  # taken and not admitted yet
         self._again: deque[Request] = deque()  # to be done without others
         self._last = Passing("target", 0, 0, 0, 0.0)
@@ -129,7 +137,7 @@ class Serving:
             request: the clip.
             trace: begun when the clip was opened; a new one if None.
         """
-        sequence = self.captioner.start(request, trace or Trace(synchroniser(self.captioner.target.model.device)))
+        sequence = self.captioner.start(request, trace or Trace(synchroniser(*self.captioner.devices)))
         if request.timeout is not None:
             sequence.deadline = time.monotonic() + request.timeout - request.spent
         self._sequences[request.key] = sequence
@@ -151,6 +159,7 @@ class Serving:
         for one in [one for one in self._sequences.values() if one.deadline is not None and now > one.deadline]:
             self.loop.drop(one.key)
             del self._sequences[one.key]
+            self._claims.pop(one.key, None)
             late = f"{one.job.path}: not captioned within {one.job.timeout:g} s"
             yield one.key, GenerationError(late, kind="timeout", hint="raise --timeout")
         if now - self._reported > EVERY:
@@ -197,15 +206,20 @@ class Serving:
                 request = taken
             else:
                 return
-            if len(self.loop) and not self._fits(request):
+            claims = self._needs(request)
+            if not len(self.loop):
+                reserve(claims, self.batch or SIZES[-1])
+            elif not fits([*chain(*self._claims.values()), *claims]):
                 self._waiting.appendleft(request)
                 return
+            self._claims[request.key] = claims
             yield from self.begin(request)
 
-    def _fits(self, request: Request) -> bool:
-        """Whether there is room for its keys and values beside the others'."""
-        free = free_memory(self.captioner.target.model.device)
-        return free is None or request.clip is None or self.captioner.needs(request) <= SHARE * free
+    def _needs(self, request: Request) -> Items[Claim]:
+        try:
+            return self.captioner.needs(request) if request.clip is not None else ()
+        except VidspecError:  # decoding it gives the same, as its own error
+            return ()
 
     def _passed(self, passing: Passing) -> None:
         if not passing.prompts:
@@ -224,9 +238,12 @@ class Serving:
             event = sequence.events.popleft()
             if isinstance(event, Round):
                 self._accepted += event.accepted
+            elif isinstance(event, Prefilled):
+                self._claims.pop(sequence.key, None)  # what it takes now is allocated
             yield sequence.key, event
         if sequence.over and self._sequences.get(sequence.key) is sequence:
             del self._sequences[sequence.key]
+            self._claims.pop(sequence.key, None)
             error = sequence.error
             if sequence.shared and isinstance(error, GenerationError) and error.kind == "memory":
                 self._again.append(sequence.job)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -72,6 +72,10 @@ class DraftContext:
     caption: str | None = None
     texts: Mapping[str, Sequence[int]] = field(default_factory=dict)
     _own: Prefix | None = None
+
+    def release(self) -> None:
+        """Let go of the clip and its embeddings, once the prompt has been read; :meth:`rows` needs neither."""
+        self._own, self.request = None, replace(self.request, clip=None, ahead={})
 
     def drafting(self) -> Engine[VideoLanguageModel]:
         """The draft model's engine."""

@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -79,11 +80,19 @@ def take_one_core() -> None:
         torch.set_num_threads(1)  # of this thread; OpenMP counts by calling thread
 
 
-def synchroniser(device: torch.device) -> Callable[[], None]:
-    """A function that waits until all work queued on ``device`` is done; on a CPU nothing is ever queued."""
-    if device.type == "cuda":
-        return lambda: torch.cuda.synchronize(device)
-    return torch.mps.synchronize if device.type == "mps" else lambda: None
+def synchroniser(*devices: torch.device) -> Callable[[], None]:
+    """A function that waits until all work queued on these devices is done; on a CPU nothing is ever queued."""
+    wait: list[Callable[[], None]] = [
+        partial(torch.cuda.synchronize, device) if device.type == "cuda" else torch.mps.synchronize
+        for device in dict.fromkeys(devices)
+        if device.type in ("cuda", "mps")
+    ]
+
+    def waited() -> None:
+        for one in wait:
+            one()
+
+    return wait[0] if len(wait) == 1 else waited
 
 
 def free_memory(device: torch.device) -> int | None:

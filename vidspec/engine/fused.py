@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from vidspec.engine.decoder import Attending, Rotation, windows_of
 from vidspec.engine.graphs import eager_because, graphs_of
-from vidspec.engine.matrix import LARGE, Matrix, packing
+from vidspec.engine.matrix import LARGE, Matrix, laid, packing
 from vidspec.engine.slab import Slab
 
-__all__ = ["FAMILIES", "FusedDecoder", "uncovered"]
+__all__ = ["FAMILIES", "FusedDecoder", "second_copies", "uncovered"]
 
 #: Model types of language models whose blocks are these.
 FAMILIES = ("qwen2", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3", "qwen3_vl_text", "llama", "mistral")
@@ -47,6 +47,8 @@ def uncovered(language: Any, head: Any) -> str | None:
         return "its linear layers are quantised, adapted or moved"
     if len({layer.weight.device for layer in linears}) > 1:
         return "it is split over devices"
+    if len({weight.dtype for weight in (language.embed_tokens.weight, *(layer.weight for layer in linears))}) > 1:
+        return "its weights are of several dtypes"
     return None
 
 
@@ -59,6 +61,15 @@ def _linears(block: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
         [mlp.gate_proj, mlp.up_proj],
         [mlp.down_proj],
     )
+
+
+def second_copies(language: Any, head: Any) -> int:
+    """Bytes of the packed copies beside large weights, where weights are packed: of float32 ones."""
+    if head.weight.dtype is not torch.float32:
+        return 0
+    parts = [part for block in language.layers for part in _linears(block)] + [[head]]
+    sizes: list[int] = [sum(layer.weight.numel() for layer in part) for part in parts]
+    return 4 * sum(size for size in sizes if size >= LARGE)
 
 
 class _Norm:
@@ -87,9 +98,7 @@ class _Block:
     """One block's matrices and norms."""
 
     def __init__(self, block: Any, packed: bool) -> None:
-        qkv, out, gate_up, down = _linears(block)
-        self.qkv, self.out = Matrix(qkv, packed=packed), Matrix(out, packed=packed)
-        self.gate_up, self.down = Matrix(gate_up, packed=packed), Matrix(down, packed=packed)
+        self.qkv, self.out, self.gate_up, self.down = (laid(layers, packed=packed) for layers in _linears(block))
         self.before_attention, self.before_mlp = _Norm(block.input_layernorm), _Norm(block.post_attention_layernorm)
         attention = block.self_attn
         self.of_heads: tuple[_Norm, _Norm] | None = None
@@ -129,20 +138,11 @@ class FusedDecoder:
         self.scaling, self.windows = self.width**-0.5, windows_of(config)
         self.depth, self._inner = len(language.layers), int(config.intermediate_size)
         weight = self.embedding
-        large = sum(
-            sum(layer.weight.nbytes for layer in part)
-            for block in language.layers
-            for part in _linears(block)
-            if sum(layer.weight.numel() for layer in part) >= LARGE
-        )
-        on_cpu = weight.device.type == "cpu" and weight.dtype is torch.float32
-        packs = on_cpu and packing(large + head.weight.nbytes, packed)
+        packs = weight.device.type == "cpu" and packing(second_copies(language, head), packed, weight.dtype)
         self.blocks = [_Block(block, packs) for block in language.layers]
         tied = head.weight is language.embed_tokens.weight
-        self.norm, self.head = _Norm(language.norm), Matrix([head], packed=packs, shared=tied)
-        self.packed_bytes = self.head.packed_bytes + sum(
-            matrix.packed_bytes for block in self.blocks for matrix in block.matrices
-        )
+        self.norm, self.head = _Norm(language.norm), laid([head], packed=packs, shared=tied)
+        self.packed_bytes = self.head.nbytes + sum(matrix.nbytes for block in self.blocks for matrix in block.matrices)
         self._frequencies, self._axis, self.axes = _frequencies(language.rotary_emb, config, self.width)
         self._amplitude = float(getattr(language.rotary_emb, "attention_scaling", 1.0))
         self.eager = eager_because(self) if self.embedding.device.type == "cuda" else None

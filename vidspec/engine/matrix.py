@@ -1,4 +1,4 @@
-"""The weight of one or several linear layers as one matrix, laid out for the rows that decoding multiplies with it.
+"""The weight of one or several linear layers as one matrix, in the layout that suits the rows decoding multiplies with.
 
 In float32 on a CPU ``F.linear`` lays a weight out anew at every call of two rows or more. Two ways around it, by the
 size of the weight; one thread of an AVX-512 CPU, microseconds of ``F.linear`` / (in, out) / packed by oneDNN:
@@ -14,13 +14,14 @@ out x in       1 row                 2                     6                    
 =============  ====================  ====================  ====================  ====================
 
 So small weights are stored as (in, out), the only copy there is; large ones stay as they are and get a packed copy,
-which passes of two rows and more use. Which of both a call takes is a rule, not a measurement: the same pass always
-rounds alike.
+which passes of two rows and more use. In bfloat16 the packed weight is faster at one row too, and the only copy. Which
+layout and which copy a call takes is a rule, not a measurement: the same pass always rounds alike.
 """
 
 from __future__ import annotations
 
 import platform
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
@@ -30,42 +31,64 @@ from torch.nn import functional as F
 
 from vidspec import memory
 
-__all__ = ["LARGE", "Matrix", "packing"]
+__all__ = ["LARGE", "X86", "Matrix", "Packed", "PackedCopy", "Plain", "emptied", "joined", "laid", "packing"]
 
 #: Numbers in a weight from which on a packed copy pays, and below which it is stored as (in, out).
 LARGE = 2**20
 #: oneDNN takes longer for two or three rows than for so many; they are filled up.
 _QUICK = 4
 #: Machines that the table above speaks for; others pack when told to.
-_MEASURED = ("x86_64", "amd64")
+X86 = ("x86_64", "amd64")
 
 
-class Matrix:
+class Matrix(ABC):
     """One matrix for linear layers that read the same rows: their outputs side by side.
 
-    The layers' parameters become views of it, so that nothing is held twice and the layers still work.
+    Attributes:
+        shape: (out, in).
+        bias: (out,), or None.
+        nbytes: of what it holds beside the parameters of the layers.
+    """
+
+    shape: tuple[int, int]
+    bias: torch.Tensor | None
+    nbytes: int = 0
+
+    @abstractmethod
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """(R, in) to (R, out), in the dtype of the rows; each row's result is its own where the matrix is quantised."""
+
+    def add(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """``residual`` (R, out) plus the product."""
+        return self(rows).add_(residual)
+
+    def dense(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """(out, in) the weight as numbers: the products with unit vectors, some at a time."""
+        parts = []
+        for start in range(0, self.shape[1], 1024):
+            end = min(start + 1024, self.shape[1])
+            units = torch.zeros(end - start, self.shape[1], dtype=dtype, device=device)
+            units[:, start:end].fill_diagonal_(1)
+            parts.append(self(units) if self.bias is None else self(units) - self.bias)
+        return torch.cat(parts).t()
+
+
+class Plain(Matrix):
+    """In the layers' dtype; their parameters become views of it, so nothing is held twice and the layers still work.
+
+    Small float32 weights on a CPU are stored as (in, out).
 
     Args:
         layers: plain linear layers of one input width, dtype and device; all with a bias or none.
-        packed: whether to keep a packed copy of a large weight.
         shared: whether another module has the weight too, which then stays as it is.
     """
 
-    def __init__(
-        self,
-        layers: Sequence[nn.Linear],
-        *,
-        packed: bool = False,
-        shared: bool = False,
-    ) -> None:
+    def __init__(self, layers: Sequence[nn.Linear], *, shared: bool = False) -> None:
         with torch.no_grad():
-            weight = torch.cat([layer.weight for layer in layers]) if len(layers) > 1 else layers[0].weight.data
+            weight, self.bias = joined(layers)
             on_cpu = weight.device.type == "cpu" and weight.dtype is torch.float32
             if on_cpu and weight.numel() < LARGE and not shared:
                 weight = weight.t().contiguous().t()
-            self.bias = None
-            if layers[0].bias is not None:
-                self.bias = torch.cat([layer.bias for layer in layers]) if len(layers) > 1 else layers[0].bias.data
             start = 0
             for layer in layers:
                 end = start + layer.out_features
@@ -73,51 +96,108 @@ class Matrix:
                 if self.bias is not None:
                     layer.bias.data = self.bias[start:end]
                 start = end
-            self.weight = weight
+            self.weight, self.shape = weight, (weight.shape[0], weight.shape[1])
             self.flipped = weight.t()  # (in, out)
-            wanted = packed and on_cpu and weight.is_contiguous() and weight.numel() >= LARGE
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight) if wanted else None
-
-    @property
-    def packed_bytes(self) -> int:
-        """Bytes of the packed copy."""
-        return 0 if self._packed is None else self.weight.nbytes
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """(R, in) to (R, out)."""
-        if self._packed is not None and rows.shape[0] > 1:
-            return self._by_packed(rows)
         if self.bias is None:
             return torch.mm(rows, self.flipped)
         return torch.addmm(self.bias, rows, self.flipped)
 
     def add(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """``residual`` (R, out) plus the product."""
-        if self._packed is not None and rows.shape[0] > 1:
-            return self._by_packed(rows).add_(residual)
         if self.bias is not None:
             residual = residual + self.bias
         return torch.addmm(residual, rows, self.flipped)
 
-    def _by_packed(self, rows: torch.Tensor) -> torch.Tensor:
-        count = len(rows)
-        filled = rows.contiguous() if count >= _QUICK else F.pad(rows, (0, 0, 0, _QUICK - count))
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(filled, self._packed, self.bias, "none", [], "")
-        return out[:count]
+    def dense(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return self.weight.to(device, dtype)
 
 
-def packing(copies: int, wanted: bool | Literal["auto"]) -> bool:
-    """Whether large weights get packed copies.
+class PackedCopy(Plain):
+    """With a second copy, packed by oneDNN, for passes of two rows and more: large float32 weights on a CPU."""
+
+    def __init__(self, layers: Sequence[nn.Linear], *, shared: bool = False) -> None:
+        super().__init__(layers, shared=shared)
+        self._packed, self.nbytes = torch.ops.mkldnn._reorder_linear_weight(self.weight), self.weight.nbytes
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return _by_packed(rows, self._packed, self.bias) if rows.shape[0] > 1 else super().__call__(rows)
+
+    def add(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return Matrix.add(self, residual, rows) if rows.shape[0] > 1 else super().add(residual, rows)
+
+
+class Packed(Matrix):
+    """Packed by oneDNN, the only copy: the layers' parameters are emptied. Large bfloat16 weights on a CPU.
 
     Args:
-        copies: bytes that they would take.
+        layers: as :class:`Plain` takes them.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        with torch.no_grad():
+            weight, self.bias = joined(layers)
+            self.shape, self.nbytes = (weight.shape[0], weight.shape[1]), weight.nbytes
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+            emptied(layers)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return _by_packed(rows, self._packed, self.bias)
+
+
+def joined(layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(out, in) weight and (out,) bias of layers side by side; of one layer its own."""
+    if len(layers) == 1:
+        return layers[0].weight.data, None if layers[0].bias is None else layers[0].bias.data
+    weight = torch.cat([layer.weight.data for layer in layers])
+    return weight, None if layers[0].bias is None else torch.cat([layer.bias.data for layer in layers])
+
+
+def emptied(layers: Sequence[nn.Linear]) -> None:
+    """Let go of the weights of layers that a matrix has in another layout; they do not work any more."""
+    for layer in layers:
+        layer.weight.data = layer.weight.new_empty(0)
+
+
+def _by_packed(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    count = len(rows)
+    filled = rows.contiguous() if count == 1 or count >= _QUICK else F.pad(rows, (0, 0, 0, _QUICK - count))
+    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(filled, packed, bias, "none", [], "")
+    return out[:count]
+
+
+def laid(layers: Sequence[nn.Linear], *, packed: bool = False, shared: bool = False) -> Matrix:
+    """Layers' weights in their own dtype, in the layout that suits it, their size and their device.
+
+    Args:
+        layers: as :class:`Plain` takes them.
+        packed: whether large weights are packed, see :func:`packing`.
+        shared: whether another module has the weight too, which then stays as it is.
+    """
+    weight = layers[0].weight
+    large = packed and weight.device.type == "cpu" and sum(layer.weight.numel() for layer in layers) >= LARGE
+    if large and weight.dtype is torch.float32:
+        return PackedCopy(layers, shared=shared)
+    if large and weight.dtype is torch.bfloat16 and not shared:
+        return Packed(layers)
+    return Plain(layers, shared=shared)
+
+
+def packing(copies: int, wanted: bool | Literal["auto"], dtype: torch.dtype = torch.float32) -> bool:
+    """Whether large weights on a CPU are packed.
+
+    Args:
+        copies: bytes that second copies would take.
         wanted: ``"auto"`` on an x86 CPU where the copies take at most half the memory that is free (one that cannot be
             told counts as enough); ``True`` wherever this build of torch can.
+        dtype: of the weights: float32, or bfloat16 on a CPU that computes in it.
     """
     operators = torch.ops.mkldnn
     if not wanted or not torch.backends.mkldnn.is_available() or not hasattr(operators, "_reorder_linear_weight"):
         return False
+    if dtype is not torch.float32 and not (dtype is torch.bfloat16 and operators._is_mkldnn_bf16_supported()):
+        return False
     if wanted == "auto":
         free = memory.available()
-        return platform.machine().lower() in _MEASURED and (free is None or 2 * copies <= free)
+        return platform.machine().lower() in X86 and (free is None or 2 * copies <= free)
     return True

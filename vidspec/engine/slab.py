@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -78,6 +79,15 @@ class Slab:
         return self.capacity * self.entry_bytes
 
     @property
+    def shares(self) -> dict[torch.device, float]:
+        """What part of an entry is on which device."""
+        found: dict[torch.device, float] = {}
+        for device, heads, width, count in self._places:
+            numbers = 2 * count * heads * width * self.dtype.itemsize
+            found[device] = found.get(device, 0.0) + numbers / self.entry_bytes
+        return found
+
+    @property
     def used(self) -> int:
         """Entries that belong to sequences."""
         return sum(end - start for start, end in self._used.items())
@@ -123,10 +133,19 @@ class Slab:
             return 0
         return (end if self._used else end - self.capacity) * self.entry_bytes  # what is in use is copied
 
+    def reserve(self, entries: int) -> None:
+        """Have room for so many entries in all if the memory is there; without effect on a CPU."""
+        with self._lock, suppress(GenerationError, torch.OutOfMemoryError):
+            if entries > self.capacity and self._on_device:
+                self._grow(max(self._used.values(), default=0), entries)
+
+    @property
+    def _on_device(self) -> bool:
+        return any(device.type != "cpu" for device, *_ in self._places)
+
     @torch.inference_mode()
     def _grow(self, used: int, wanted: int) -> None:
-        on_device = any(device.type != "cpu" for device, *_ in self._places)
-        capacity = -(-max(wanted, int(_GROWTH * self.capacity)) // _STEP) * _STEP if on_device else wanted
+        capacity = -(-max(wanted, int(_GROWTH * self.capacity)) // _STEP) * _STEP if self._on_device else wanted
         if self.budget is not None and capacity * self.entry_bytes > self.budget:
             capacity = wanted
             if capacity * self.entry_bytes > self.budget:
@@ -138,9 +157,13 @@ class Slab:
                 )
         self.moving()
         old = self._blocks
-        if not self._used:
-            self._blocks = old = []  # the new one may take the old one's memory
-        blocks = self._allocated(capacity)
+        if not self._used:  # the new one may take the old one's memory
+            self._blocks, self.capacity = self._allocated(0), 0
+            old = self._blocks
+        try:
+            blocks = self._allocated(capacity)
+        except torch.OutOfMemoryError:
+            blocks, capacity = self._allocated(wanted), wanted
         for new, block in zip(blocks, old, strict=False):
             new[..., :used, :] = block[..., :used, :]
         self._blocks, self.capacity = blocks, capacity

@@ -18,7 +18,7 @@ from vidspec.errors import GenerationError, ModelError
 from vidspec.models.base import Pixels, Prefix, Seen, StockConfig, StockModel, StockTokenizer, VisualTokens
 from vidspec.models.chat_template import rendered
 from vidspec.models.preprocess import ProcessorConfig
-from vidspec.models.vision import chunks
+from vidspec.models.vision import BUDGET, chunks, token_bytes
 
 if TYPE_CHECKING:
     from vidspec.models.request import Exchange
@@ -55,6 +55,10 @@ class Adapter:
     visual_token: ClassVar[str] = "video_token_id"
     #: The attention of the vision tower, by a name ``transformers`` knows.
     vision_attention: ClassVar[str] = "sdpa"
+    #: Whether the stock model keeps the output of each block of the tower to choose from.
+    keeps_blocks: ClassVar[bool] = False
+    #: Rows of the tower that become one visual token, about; and features of a token, with those for early blocks.
+    folded, levels = 1, 1
     #: Seconds of a clip's sound that are heard at most; None of families that do not hear.
     hears: float | None = None
     #: What users of this checkpoint should know, in one line.
@@ -143,7 +147,7 @@ class Adapter:
 
     def stock_pixels(self, pixels: Pixels, prefix: Prefix) -> dict[str, object]:
         """The part of :meth:`stock_inputs` that differs between families."""
-        return {"pixel_values_videos": pixels.values[None].to(self.device, self.dtype)}
+        return {"pixel_values_videos": pixels.on(self.device, self.dtype)[None]}
 
     def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
         """:meth:`see` in steps of bounded work and memory: goes on with each ``next``."""
@@ -151,16 +155,20 @@ class Adapter:
 
     # What they share.
 
-    def chunked(
-        self, pixels: Pixels, tokens: int, see: Callable[[Pixels], T], *, every_block: bool = False
-    ) -> Generator[None, None, list[T]]:
+    def chunked(self, pixels: Pixels, tokens: int, see: Callable[[Pixels], T]) -> Generator[None, None, list[T]]:
         """What ``see`` gives for each part of a clip, step by step; arguments as of :func:`~vision.chunks`."""
         seen = []
-        for part in chunks(pixels, tokens, self.model.config.vision_config, every_block=every_block):
+        for part in chunks(pixels, tokens, self.model.config.vision_config, every_block=self.keeps_blocks):
             with self.looking:
                 seen.append(see(part))
             yield
         return seen
+
+    def reading_bytes(self, visual: int, tokens: int) -> tuple[int, int]:
+        """See :class:`~vidspec.models.base.VideoLanguageModel`."""
+        prompt = (tokens + self.levels * visual) * self.language.config.hidden_size * self.dtype.itemsize
+        row = token_bytes(self.model.config.vision_config, every_block=self.keeps_blocks)
+        return prompt, min(BUDGET, visual * self.folded * row)
 
     @property
     def device(self) -> torch.device:
@@ -195,10 +203,13 @@ class Adapter:
             ValueError: it cannot be fused.
         """
         if kind != "stock" and self.device.type == "cpu" and uncovered(self.language, self.model.lm_head) is None:
-            # Weights are mapped from their files; as long as one is, the pages of those that are fused stay too.
+            # As long as one weight is mapped from a file, the pages of those that are fused stay too.
             for weight in self.model.parameters():
-                weight.data = weight.data.clone()
+                if not weight.untyped_storage().resizable():
+                    weight.data = weight.data.clone()
         self._decoder = decoder_of(self.language, self.model.lm_head, kind, packed)
+        if self._decoder.name == "fused" and self.device.type == "cuda":
+            torch.cuda.empty_cache()  # what the parts of fused matrices were in: others may need it
 
     def apart(self) -> Self:
         """The same model for passes in another thread: its sequences are in a slab of their own."""

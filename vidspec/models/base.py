@@ -10,6 +10,7 @@ import torch
 from typing_extensions import Self
 
 from vidspec.engine.decoder import LanguageModel
+from vidspec.models.preprocess import PixelRules, scaled
 
 if TYPE_CHECKING:
     from vidspec.models.request import Exchange
@@ -37,18 +38,30 @@ class Pixels:
     """A clip as a family's vision tower takes it.
 
     Attributes:
-        values: float32 in the shape of the family; on the CPU, or on the model's device if that is CUDA.
+        stored: uint8 in the shape of the family, or float32 without ``rules``; on the CPU, or on the model's device if
+            that is CUDA.
         grid: frames (temporal steps), rows and columns of the tower's patches or of its images.
         seconds: when each frame (temporal step) begins, counted from the start of the file.
         duration: of the file, in seconds, of families whose prompt names it.
         sound: (bins, F) float32 of families that hear, on the CPU; None where there is nothing to hear.
+        rules: by which bytes are normalised; None for values that are.
     """
 
-    values: torch.Tensor
+    stored: torch.Tensor
     grid: tuple[int, int, int]
     seconds: tuple[float, ...]
     duration: float | None = None
     sound: torch.Tensor | None = None
+    rules: PixelRules | None = None
+
+    @property
+    def values(self) -> torch.Tensor:
+        """Normalised, float32, where they are stored."""
+        return self.stored if self.rules is None else scaled(self.stored, self.rules)
+
+    def on(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        """:attr:`values` for a model; bytes are what travels to its device."""
+        return replace(self, stored=self.stored.to(device)).values.to(dtype)
 
 
 @dataclass(frozen=True)
@@ -171,6 +184,12 @@ class Prefix:
         stays[self.visual.index[kept]] = True
         return stays.nonzero()[:, 0]
 
+    def outline(self) -> Prefix:
+        """The same rows and places without embeddings and features, (1, L, 0) and (N, 0): what is asked of a prompt
+        that has been read."""
+        visual = replace(self.visual, features=self.visual.features.new_empty(len(self.visual), 0), deepstack=())
+        return replace(self, embeds=self.embeds.new_empty(1, self.length, 0), visual=visual)
+
     def keep(self, kept: torch.Tensor, *, compact: bool = False) -> Prefix:
         """The prompt without the visual tokens not in ``kept``.
 
@@ -232,6 +251,15 @@ class VideoLanguageModel(LanguageModel, Protocol):
 
     def audio_tokens(self, samples: int) -> int:
         """How many tokens so many samples of a clip's sound make; 0 of families that do not hear."""
+        ...
+
+    def reading_bytes(self, visual: int, tokens: int) -> tuple[int, int]:
+        """What a clip takes on the device until its prompt is read, and while the tower works on it; bytes, about.
+
+        Args:
+            visual: its visual tokens.
+            tokens: all of its prompt.
+        """
         ...
 
     def preprocess(self, clip: Clip) -> Pixels:

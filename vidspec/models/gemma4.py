@@ -9,7 +9,7 @@ import torch
 
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import Pixels, Prefix, Seen
-from vidspec.models.preprocess import MODES, ProcessorConfig, channels_first, halve, resized
+from vidspec.models.preprocess import MODES, PixelRules, ProcessorConfig, halve, squeezed
 from vidspec.models.tiles import within
 from vidspec.registry import families
 
@@ -39,6 +39,7 @@ class Gemma4(Adapter):
     def set_up(self, processor: ProcessorConfig) -> None:
         config, tokens = self.model.config, self.tokenizer
         self.patch, self.pool = int(config.vision_config.patch_size), int(config.vision_config.pooling_kernel_size)
+        self.folded = self.pool**2
         self.max_tokens = int(processor.get("max_soft_tokens", 70))
         self.mode = MODES.get(processor.get("resample", 3), "bicubic")
         self.opens, self.closes = (
@@ -59,13 +60,13 @@ class Gemma4(Adapter):
 
     def preprocess(self, clip: Clip) -> Pixels:
         """(T * P, 3 * patch ** 2): patches of each frame in raster order, a patch's pixels before its colours."""
-        frames = channels_first(clip.frames, self.device)
         side = self.patch * self.pool
-        rows, columns = within((frames.shape[-2], frames.shape[-1]), side, self.max_tokens)
-        shown = resized(frames, rows * side, columns * side, self.mode).float().mul_(1 / 255)
+        rows, columns = within((clip.frames.shape[1], clip.frames.shape[2]), side, self.max_tokens)
+        rules = PixelRules(rows * side, columns * side, (0.0,), (1.0,), self.mode)
+        shown = squeezed(clip.frames, rules, self.device)
         cut = shown.unflatten(3, (-1, self.patch)).unflatten(2, (-1, self.patch)).permute(0, 2, 4, 3, 5, 1)
         seconds = tuple(float(t) for t in clip.timestamps)
-        return Pixels(cut.flatten(3).flatten(0, 2), (len(shown), rows, columns), seconds)
+        return Pixels(cut.flatten(3).flatten(0, 2), (len(shown), rows, columns), seconds, rules=rules)
 
     @torch.inference_mode()
     def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
@@ -87,7 +88,7 @@ class Gemma4(Adapter):
     def patches(self, pixels: Pixels) -> tuple[torch.Tensor, torch.Tensor]:
         """(T, P, 3 * patch ** 2), and the column and row of each patch, (T, P, 2)."""
         frames, _, columns = pixels.grid
-        values = pixels.values.unflatten(0, (frames, -1)).to(self.device, self.dtype)
+        values = pixels.on(self.device, self.dtype).unflatten(0, (frames, -1))
         place = torch.arange(values.shape[1], device=self.device)
         width = columns * self.pool
         return values, torch.stack([place % width, place // width], -1).expand(frames, -1, -1)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -14,7 +12,7 @@ from vidspec.engine.decoder import Decoder
 from vidspec.engine.graphs import Graphs
 from vidspec.models.base import VideoLanguageModel
 
-__all__ = ["Fed", "Head", "HeadDecoder", "file", "tensors"]
+__all__ = ["Fed", "Head", "HeadDecoder"]
 
 
 @dataclass(frozen=True)
@@ -119,32 +117,3 @@ class Head(ABC):
         """Rows of embeddings and states, both (n, hidden), at positions (axes, n)."""
         rows = torch.cat([embeddings, states], dim=1)[None]
         return Fed(rows, positions.to(self.device).expand(self.decoder.axes, -1)[:, None])
-
-
-def file(source: str, name: str) -> Path:
-    """Of a hub id or folder; fetched if it has to be."""
-    from transformers.utils.hub import cached_file
-
-    return Path(str(cached_file(source, name)))
-
-
-def tensors(source: str, prefix: str = "") -> dict[str, torch.Tensor]:
-    """Those in a hub id's or folder's safetensors whose names begin so, by the rest of the name; no others are read."""
-    from safetensors import safe_open
-    from transformers.utils.hub import cached_file
-
-    index = cached_file(
-        source,
-        "model.safetensors.index.json",
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    names = ["model.safetensors"]
-    if index is not None:
-        places = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
-        names = sorted({place for key, place in places.items() if key.startswith(prefix)})
-    found: dict[str, torch.Tensor] = {}
-    for name in names:
-        with safe_open(file(source, name), "pt") as shard:
-            found |= {key[len(prefix) :]: shard.get_tensor(key) for key in shard.keys() if key.startswith(prefix)}  # noqa: SIM118
-    return found

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from vidspec.models.base import Pixels, Seen
 from vidspec.models.llava import Llava
-from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, PixelRules, ProcessorConfig, normalised
+from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, PixelRules, ProcessorConfig, squeezed
 from vidspec.registry import families
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class InternVL(Llava):
         given = {"image_mean": CLIP_MEAN, "image_std": CLIP_STD, **processor}
         self.square = PixelRules.from_config(given, size)
         self.side = int(size // patch * config.downsample_ratio)
+        self.folded = round(config.downsample_ratio**-2)
         self.tower_rows = (size // patch) ** 2 + 1
         self.opens = getattr(tokenizer, "start_image_token", None) or "<img>"
         self.closes = getattr(tokenizer, "end_image_token", None) or "</img>"
@@ -60,5 +61,5 @@ class InternVL(Llava):
 
     def preprocess(self, clip: Clip) -> Pixels:
         """(T, 3, S, S)."""
-        shown = normalised(clip.frames, self.square, self.device)
-        return Pixels(shown, (len(shown), self.side, self.side), tuple(float(t) for t in clip.timestamps))
+        shown, seconds = squeezed(clip.frames, self.square, self.device), tuple(float(t) for t in clip.timestamps)
+        return Pixels(shown, (len(shown), self.side, self.side), seconds, rules=self.square)

@@ -29,6 +29,8 @@ __all__ = [
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 #: Share of the free memory that a recommended pair leaves for activations.
 SPARE = 0.2
+#: Bytes of main memory that Python, torch and transformers take before a model is loaded.
+PROCESS = 420 << 20
 #: Tokens of a prompt around the video.
 PROMPT = 64
 #: Visual tokens of a frame of any size; SmolVLM's are those of 2.2B, the smaller ones make 8**2.

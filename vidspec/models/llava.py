@@ -36,6 +36,7 @@ class Llava(Adapter):
     family = "llava"
     content: ClassVar[str] = "image"
     visual_token: ClassVar[str] = "image_token_id"
+    keeps_blocks: ClassVar[bool] = True
     chat_template: ClassVar[str] = VICUNA
 
     def set_up(self, processor: ProcessorConfig) -> None:
@@ -67,8 +68,8 @@ class Llava(Adapter):
 
     def preprocess(self, clip: Clip) -> Pixels:
         """(T, 3, S, S)."""
-        shown = framed(clip.frames, self.rules, self.device)
-        return Pixels(shown, (len(shown), self.side, self.side), tuple(float(t) for t in clip.timestamps))
+        shown, seconds = framed(clip.frames, self.rules, self.device), tuple(float(t) for t in clip.timestamps)
+        return Pixels(shown, (len(shown), self.side, self.side), seconds, rules=self.rules.pixels)
 
     @torch.inference_mode()
     def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
@@ -93,8 +94,8 @@ class Llava(Adapter):
             pixels: of the n images.
             pooled: average the tower's features 2 x 2 just before the projector.
         """
-        tokens = math.prod(pixels.values.shape[1:-3]) * self.tower_rows  # of a frame: images
-        made = yield from self.chunked(pixels, tokens, lambda part: self._chunk(part, pooled), every_block=True)
+        tokens = math.prod(pixels.stored.shape[1:-3]) * self.tower_rows  # of a frame: images
+        made = yield from self.chunked(pixels, tokens, lambda part: self._chunk(part, pooled))
         features, sides = zip(*made, strict=True)
         return torch.cat(features), sides[0]
 
@@ -111,4 +112,4 @@ class Llava(Adapter):
         return projector(torch.cat([tower[:, :extra], halved.flatten(1, 2)], dim=1)), halved.shape[1]
 
     def stock_pixels(self, pixels: Pixels, prefix: Prefix | None = None) -> dict[str, object]:
-        return {"pixel_values": pixels.values.to(self.device, self.dtype)}
+        return {"pixel_values": pixels.on(self.device, self.dtype)}

@@ -33,6 +33,7 @@ class LlavaNext(Llava):
     where Mistral is their language model, in Vicuna's otherwise."""
 
     family = "llava_next"
+    folded = 2  # of tiles with padding
 
     def own_template(self) -> str:
         return MISTRAL if self.model.config.text_config.model_type == "mistral" else VICUNA
@@ -50,8 +51,8 @@ class LlavaNext(Llava):
     def preprocess(self, clip: Clip) -> Pixels:
         """(T, 1 + tiles, 3, S, S); the grid has rows and columns of the frames' own pixels."""
         shown = tiled(clip.frames, self.rules, self.resolutions, self.device)
-        height, width = clip.frames.shape[1:3]
-        return Pixels(shown, (len(shown), height, width), tuple(float(t) for t in clip.timestamps))
+        (height, width), seconds = clip.frames.shape[1:3], tuple(float(t) for t in clip.timestamps)
+        return Pixels(shown, (len(shown), height, width), seconds, rules=self.rules.pixels)
 
     def stock_pixels(self, pixels: Pixels, prefix: Prefix | None = None) -> dict[str, object]:
         frames, height, width = pixels.grid

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import Pixels, Seen
-from vidspec.models.preprocess import PixelRules, ProcessorConfig, halve, normalised
+from vidspec.models.preprocess import PixelRules, ProcessorConfig, halve, squeezed
 from vidspec.models.vision import calls_of
 from vidspec.registry import families
 
@@ -37,6 +37,8 @@ class LlavaOnevision(Adapter):
 
     family = "llava_onevision"
     chat_template: ClassVar[str] = CHAT_TEMPLATE
+    keeps_blocks: ClassVar[bool] = True
+    folded = 4
 
     def set_up(self, processor: ProcessorConfig) -> None:
         vision = self.model.config.vision_config
@@ -49,14 +51,14 @@ class LlavaOnevision(Adapter):
 
     def preprocess(self, clip: Clip) -> Pixels:
         """(T, 3, S, S)."""
-        shown = normalised(clip.frames, self.rules, self.device)
-        return Pixels(shown, (len(shown), self.patches, self.patches), tuple(float(t) for t in clip.timestamps))
+        shown, seconds = squeezed(clip.frames, self.rules, self.device), tuple(float(t) for t in clip.timestamps)
+        return Pixels(shown, (len(shown), self.patches, self.patches), seconds, rules=self.rules)
 
     @torch.inference_mode()
     def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
         """T * cells ** 2 + 1 tokens: pooled features of all frames in raster order, then the newline."""
         frames, side, _ = pixels.grid
-        parts = yield from self.chunked(pixels, side**2, lambda part: self._chunk(part, pooled), every_block=True)
+        parts = yield from self.chunked(pixels, side**2, lambda part: self._chunk(part, pooled))
         features = torch.cat(parts)
         cells = math.isqrt(len(features) // frames)
         seen = Seen.raster(features, (frames, cells, cells), pixels.seconds)
@@ -72,7 +74,7 @@ class LlavaOnevision(Adapter):
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> torch.Tensor:
         """Features of some frames, without the newline."""
-        batch = pixels.values[None].to(self.device, self.dtype)
+        batch = pixels.on(self.device, self.dtype)[None]
         frames, side, _ = pixels.grid
         projector = self.model.model.multi_modal_projector
         with calls_of(projector) as calls:

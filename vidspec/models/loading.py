@@ -7,19 +7,23 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from vidspec import memory
 from vidspec.engine.device import driver_problem
 from vidspec.errors import DeviceError, ModelError, VidspecError
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import StockConfig, StockModel, VideoLanguageModel
 from vidspec.models.hub import fetching, is_local, patient, show_downloads
 from vidspec.models.identity import related
+from vidspec.models.quantized import Settings, check_method, plain, settings_of, unquantized
 from vidspec.models.unsupported import KIN, unsupported
+from vidspec.models.weight_files import stored
 from vidspec.registry import families
 
 __all__ = [
@@ -111,7 +115,7 @@ def placement(
     chosen = _DTYPES.get(dtype) or torch.float32
     if dtype not in _DTYPES and place.type == "cuda":
         chosen = torch.bfloat16 if torch.cuda.get_device_capability(place) >= (8, 0) else torch.float16
-    kept = packed if place.type == "cpu" and chosen is torch.float32 else False
+    kept = packed if place.type == "cpu" and chosen is not torch.float16 else False
     return Placement(place, chosen, decoder, device_map, quantization, kept)
 
 
@@ -145,7 +149,7 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         tokenizer.encode("?")  # some settings of a tokenizer are read with its first text only
-        model = _weights(name, source, where, kind.config_of(config), text=blind)
+        model = _weights(name, source, where, kind.config_of(config), settings_of(config), text=blind)
         processor, template = ({}, None) if blind else (_processor(source), _template(source))
     except VidspecError:
         raise
@@ -211,6 +215,8 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
             raise unsupported(name, kind) from error
         raise unloadable(name, error) from error
     check_kernels(name, source)
+    if (settings := settings_of(config)) is not None:
+        check_method(name, settings)
     family = str(config.model_type)
     blind = family not in families.names() and family in TYPES
     if family not in families.names() and not (blind and text):
@@ -236,6 +242,7 @@ def prepare(adapter: Adapter, where: Placement) -> None:
         raise DeviceError(
             f"models.decoder fused: {adapter.name}: {error}", hint="nearest valid choice: models.decoder: auto"
         ) from error
+    memory.release()  # weights in the files' dtype and layout
 
 
 def check_kernels(name: str, source: str) -> None:
@@ -260,8 +267,13 @@ def check_kernels(name: str, source: str) -> None:
             parts += [value]
 
 
-def _weights(name: str, source: str, where: Placement, config: StockConfig, *, text: bool = False) -> StockModel:
-    """The stock model of a config with its weights, on its devices; of a language model (``text``) that one."""
+def _weights(
+    name: str, source: str, where: Placement, config: StockConfig, settings: Settings | None, *, text: bool = False
+) -> StockModel:
+    """The stock model of a config with its weights, on its devices; of a language model (``text``) that one.
+
+    Weights that are stored as codes (``settings``) become plain ones; the model is as if it had not been quantised.
+    """
     import transformers
 
     options: dict[str, object] = {}
@@ -280,12 +292,20 @@ def _weights(name: str, source: str, where: Placement, config: StockConfig, *, t
             {"": str(where.device)} if split is None else split if isinstance(split, str) else {**split}
         )
     automatic: Any = transformers.AutoModelForCausalLM if text else transformers.AutoModelForImageTextToText
-    return weights(name, source, automatic, where, None, options, config=config)
+    if settings is None:
+        return weights(name, source, automatic, where, None, options, config=config)
+    config = unquantized(config)
+    with torch.device("meta"):  # of the automatic classes only the model's own loads from no files
+        own = type(automatic.from_config(config, trust_remote_code=False))
+    model = weights(name, None, own, where, None, options, config=config, state_dict=plain(stored(source), settings))
+    with suppress(OSError):  # without the file its numbers are the config's
+        model.generation_config = transformers.GenerationConfig.from_pretrained(source)
+    return model
 
 
 def weights(
     name: str,
-    source: str,
+    source: str | None,
     automatic: Any,
     where: Placement,
     hint: str | None,
@@ -296,7 +316,7 @@ def weights(
 
     Args:
         name: what the user called it.
-        source: its hub id or folder.
+        source: its hub id or folder; None where ``known`` has its ``state_dict``.
         automatic: the class of ``transformers`` that loads it.
         where: device and dtype.
         hint: for weights that are missing.

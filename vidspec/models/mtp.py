@@ -22,9 +22,10 @@ from vidspec.engine.stock import NAME
 from vidspec.errors import ModelError
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import StockConfig, VideoLanguageModel
-from vidspec.models.head import Head, HeadDecoder, tensors
+from vidspec.models.head import Head, HeadDecoder
 from vidspec.models.hub import patient
 from vidspec.models.loading import unloadable
+from vidspec.models.weight_files import tensors
 
 __all__ = ["MtpHead", "load"]
 

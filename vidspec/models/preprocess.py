@@ -1,8 +1,8 @@
-"""From decoded frames to normalised pixels, as the checkpoints' own processors do it; torch only, no torchvision.
+"""From decoded frames to pixels, as the checkpoints' own processors do it; torch only, no torchvision.
 
-For a CUDA device the frames' bytes are copied there and everything else happens there. Resized bytes are those of the
-CPU but for fewer than one in a hundred, which differ by one, rarely two, of 255: the CPU rounds the filter's weights
-too.
+Frames are resized and cut as bytes, and remain bytes until a vision tower reads them: :func:`scaled` normalises each
+chunk of its own. For a CUDA device the frames are copied there and resized there. Resized bytes are those of the CPU
+but for fewer than one in a hundred, which differ by one, rarely two, of 255: the CPU rounds the filter's weights too.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ __all__ = [
     "channels_first",
     "framed",
     "halve",
-    "normalised",
     "resized",
     "scaled",
+    "squeezed",
     "tiled",
 ]
 
@@ -81,22 +81,21 @@ class PixelRules:
         )
 
 
-def normalised(frames: NDArray[np.uint8], rules: PixelRules, device: torch.device = CPU) -> torch.Tensor:
-    """Resize and normalise frames.
+def squeezed(frames: NDArray[np.uint8], rules: PixelRules, device: torch.device = CPU) -> torch.Tensor:
+    """Frames resized to the size of ``rules``, whatever their ratio.
 
     Resizing runs on bytes with antialiasing, which is what torchvision does, so that results agree to the last bit of
     the resized byte.
 
     Args:
         frames: (T, H, W, 3) uint8 RGB.
-        rules: size, interpolation and normalisation.
+        rules: size and interpolation.
         device: of the model.
 
     Returns:
-        (T, 3, height, width) float32, where :func:`channels_first` puts the frames.
+        (T, 3, height, width) uint8, where :func:`channels_first` puts the frames.
     """
-    pixels = resized(channels_first(frames, device), rules.height, rules.width, rules.mode)
-    return scaled(pixels, rules)
+    return resized(channels_first(frames, device), rules.height, rules.width, rules.mode)
 
 
 def channels_first(frames: NDArray[np.uint8], device: torch.device = CPU) -> torch.Tensor:
@@ -138,10 +137,13 @@ def resized_by_floats(pixels: torch.Tensor, height: int, width: int, mode: str) 
 
 
 def scaled(pixels: torch.Tensor, rules: PixelRules) -> torch.Tensor:
-    """Bytes (..., 3, H, W) as normalised float32."""
+    """Bytes (..., 3, H, W), or patches (P, 3 * n) with the n bytes of a channel together, as normalised float32."""
     mean = torch.tensor(rules.mean, device=pixels.device)[:, None, None]
     std = torch.tensor(rules.std, device=pixels.device)[:, None, None]
-    return pixels.float().mul_(rules.scale).sub_(mean).div_(std)
+    values = pixels.float()
+    channels = values.unflatten(-1, (len(mean), -1, 1)) if values.dim() == 2 else values
+    channels.mul_(rules.scale).sub_(mean).div_(std)
+    return values
 
 
 @dataclass(frozen=True)
@@ -180,19 +182,19 @@ def _size(value: Any, of_one: str | None) -> dict[str, int]:
 
 
 def framed(frames: NDArray[np.uint8], rules: ImageRules, device: torch.device = CPU) -> torch.Tensor:
-    """Frames (T, H, W, 3) as (T, 3, height, width) float32: resized, the centre cut out, normalised."""
+    """Frames (T, H, W, 3) as (T, 3, height, width) uint8: resized, the centre cut out."""
     shown = []
     for pixels in channels_first(frames, device).split(
         1
     ):  # one by one: padded to squares, frames can take many times more
         shown.append(_cropped(_squared(pixels, rules.pixels) if rules.square else pixels, rules))
-    return scaled(torch.cat(shown), rules.pixels)
+    return torch.cat(shown)
 
 
 def tiled(
     frames: NDArray[np.uint8], rules: ImageRules, resolutions: Sequence[Sequence[int]], device: torch.device = CPU
 ) -> torch.Tensor:
-    """Frames (T, H, W, 3) as (T, 1 + n, 3, height, width) float32: each whole, then its n tiles in raster order.
+    """Frames (T, H, W, 3) as (T, 1 + n, 3, height, width) uint8: each whole, then its n tiles in raster order.
 
     The tiles together are the frame at the best of the ``resolutions`` (rows, columns of pixels), its ratio kept, in
     the middle of a black rectangle.
@@ -210,7 +212,7 @@ def tiled(
     tiles = tiles.permute(0, 2, 3, 1, 4, 5).flatten(1, 2)
     whole = resized(pixels, edge, edge, mode)[:, None]
     parts = [_cropped(part.flatten(0, 1), rules).unflatten(0, part.shape[:2]) for part in (whole, tiles)]
-    return scaled(torch.cat(parts, dim=1), rules.pixels)
+    return torch.cat(parts, dim=1)
 
 
 def _squared(pixels: torch.Tensor, rules: PixelRules) -> torch.Tensor:

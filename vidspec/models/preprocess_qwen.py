@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from vidspec.errors import GenerationError
-from vidspec.models.preprocess import CPU, MODES, PixelRules, ProcessorConfig, normalised
+from vidspec.models.preprocess import CPU, MODES, PixelRules, ProcessorConfig, squeezed
 from vidspec.models.tiles import multiples
 
 __all__ = ["GridRules", "patches", "patchify"]
@@ -104,8 +104,8 @@ class GridRules:
 
 def patches(
     frames: NDArray[np.uint8], rules: GridRules, device: torch.device = CPU
-) -> tuple[torch.Tensor, tuple[int, int, int]]:
-    """Resize, normalise and cut a clip.
+) -> tuple[torch.Tensor, tuple[int, int, int], PixelRules]:
+    """Resize and cut a clip.
 
     Args:
         frames: (T, H, W, 3) uint8 RGB.
@@ -113,11 +113,11 @@ def patches(
         device: of the model; see :func:`~vidspec.models.preprocess.channels_first`.
 
     Returns:
-        What :func:`patchify` gives.
+        What :func:`patchify` gives, uint8, and by which rules it is normalised.
     """
     height, width = rules.size(*frames.shape[:3])
-    shown = normalised(frames, PixelRules(height, width, rules.mean, rules.std, rules.mode, rules.scale), device)
-    return patchify(shown, rules)
+    pixels = PixelRules(height, width, rules.mean, rules.std, rules.mode, rules.scale)
+    return *patchify(squeezed(frames, pixels, device), rules), pixels
 
 
 def patchify(shown: torch.Tensor, rules: GridRules) -> tuple[torch.Tensor, tuple[int, int, int]]:
@@ -129,8 +129,8 @@ def patchify(shown: torch.Tensor, rules: GridRules) -> tuple[torch.Tensor, tuple
 
     Returns:
         (steps * rows * columns, 3 * steps of a patch * patch ** 2), visual token by visual token: the ``merge ** 2``
-        patches of a token follow each other, tokens are in raster order. And the grid (steps, rows, columns) of
-        patches.
+        patches of a token follow each other, tokens are in raster order, the numbers of a patch channel by channel. And
+        the grid (steps, rows, columns) of patches.
     """
     if short := -len(shown) % rules.steps:
         shown = torch.cat([shown, shown[-1:].expand(short, -1, -1, -1)])

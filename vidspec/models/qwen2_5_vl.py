@@ -53,6 +53,7 @@ class Qwen25VL(Adapter):
         config = self.model.config
         self.tower: StockModel = self.model.model.visual
         self.merge = int(config.vision_config.spatial_merge_size)
+        self.folded, self.levels = self.merge**2, len(self._mergers)
         self.rules = self.rules_of(processor, config.vision_config)
         marks = [config.vision_start_token_id, config.vision_end_token_id]
         self.opens, self.closes = self.tokenizer.convert_ids_to_tokens(marks)
@@ -77,8 +78,8 @@ class Qwen25VL(Adapter):
 
     def preprocess(self, clip: Clip) -> Pixels:
         """(patches, values of a patch); the grid counts patches, ``seconds`` are when each temporal step begins."""
-        values, grid = patches(clip.frames, self.rules, self.device)
-        return Pixels(values, grid, tuple(float(t) for t in clip.timestamps[:: self.rules.steps]))
+        shown, grid, rules = patches(clip.frames, self.rules, self.device)
+        return Pixels(shown, grid, tuple(float(t) for t in clip.timestamps[:: self.rules.steps]), rules=rules)
 
     @torch.inference_mode()
     def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
@@ -96,7 +97,7 @@ class Qwen25VL(Adapter):
     def _chunk(self, pixels: Pixels, pooled: bool) -> tuple[list[torch.Tensor], tuple[int, int]]:
         """What each of :attr:`_mergers` makes of some steps, (N, hidden); rows and columns of tokens of a step."""
         _, rows, columns = pixels.grid
-        values, grid = pixels.values.to(self.device, self.dtype), torch.tensor([pixels.grid], device=self.device)
+        values, grid = pixels.on(self.device, self.dtype), torch.tensor([pixels.grid], device=self.device)
         if not pooled:
             return self._levels(values, grid), (rows // self.merge, columns // self.merge)
         with _unmerged(self._mergers):
@@ -144,7 +145,7 @@ class Qwen25VL(Adapter):
         kinds[prefix.visual.index] = 2  # 0 text, 1 image, 2 video
         return {
             "mm_token_type_ids": kinds[None],
-            "pixel_values_videos": pixels.values.to(self.device, self.dtype),
+            "pixel_values_videos": pixels.on(self.device, self.dtype),
             "video_grid_thw": torch.tensor([pixels.grid], device=self.device),
             "second_per_grid_ts": torch.tensor([seconds_per_step(pixels.seconds)], device=self.device),
         }

@@ -40,11 +40,11 @@ class Qwen3VL(Qwen25VL):
 
     def preprocess(self, clip: Clip) -> Pixels:
         """(patches, values of a patch); ``seconds`` are the middle of each temporal step, which the prompt names."""
-        values, grid = patches(clip.frames, self.rules, self.device)
+        shown, grid, rules = patches(clip.frames, self.rules, self.device)
         size = self.rules.steps
         times = np.asarray(clip.timestamps, dtype=np.float64)
         last = np.minimum(np.arange(grid[0]) * size + size - 1, len(times) - 1)
-        return Pixels(values, grid, tuple(((times[::size] + times[last]) / 2).tolist()))
+        return Pixels(shown, grid, tuple(((times[::size] + times[last]) / 2).tolist()), rules=rules)
 
     def pieces(self, seen: Seen) -> Sequence[str | range]:
         each = seen.grid[1] * seen.grid[2]

@@ -5,12 +5,14 @@ No torch here: whoever hands clips to a captioner may be without.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from vidspec.models.base import Pixels, Seen, VideoLanguageModel
     from vidspec.models.prefix_cache import PrefixCache
     from vidspec.video.base import Clip
@@ -57,6 +59,8 @@ class Request:
         question: which of several this is.
         cache: what the others left in caches; None to read all of the prompt.
         return_probs: whether rounds tell how probable the target thought their tokens.
+        reread: reads the frames again, for a repetition of the clip; where it is given, they are let go of once the
+            models have seen them.
     """
 
     path: str
@@ -74,6 +78,7 @@ class Request:
     question: Question | None = None
     cache: PrefixCache | None = None
     return_probs: bool = False
+    reread: Callable[[], Clip] | None = None
 
     def seed(self, run: int) -> int:
         """The seed of this request's random numbers, below 2^48 so that JSON readers keep it exact.
@@ -90,6 +95,10 @@ class Request:
         digest = blake2b(repr(told).encode("utf-8", "surrogatepass"), digest_size=6)
         digest.update(frames[:: max(1, -(-len(frames) // SAMPLED))].tobytes())
         return int.from_bytes(digest.digest(), "big")
+
+    def without_pixels(self) -> Self:
+        """What is left once the models have seen the clip: its frames only where they cannot be read again."""
+        return replace(self, clip=self.clip if self.reread is None else self.shown.without_frames(), ahead={})
 
     def text_ids(self, model: VideoLanguageModel, instead: str) -> list[int]:
         """Token ids of a model's prompt with a text where the video would be."""

@@ -11,7 +11,7 @@ import torch
 
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import Pixels, Prefix, Seen, StockModel
-from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_first, halve, resized, scaled
+from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_first, halve, resized
 from vidspec.models.vision import calls_of
 from vidspec.registry import families
 
@@ -58,6 +58,7 @@ class SmolVLM(Adapter):
     def set_up(self, processor: ProcessorConfig) -> None:
         vision, self.scale = self.model.config.vision_config, int(self.model.config.scale_factor)
         self.patches = vision.image_size // vision.patch_size
+        self.folded = self.scale**2
         #: Tokens per side of a frame.
         self.side = self.patches // self.scale
         sampled = (processor.get("video_sampling") or {}).get("video_size") or {}
@@ -93,9 +94,9 @@ class SmolVLM(Adapter):
         """(T, 3, S, S): resized by its longer side, then to a square. On the CPU, where there is Lanczos' filter."""
         frames = channels_first(clip.frames)
         shown = resized(frames, *fitted(frames.shape[-2], frames.shape[-1], self.longest), self.square.mode)
-        shown = scaled(resized(shown, self.square.height, self.square.width, self.square.mode), self.square)
+        shown = resized(shown, self.square.height, self.square.width, self.square.mode)
         seconds = tuple(float(t) for t in clip.timestamps)
-        return Pixels(shown, (len(shown), self.side, self.side), seconds, clip.facts.duration_s)
+        return Pixels(shown, (len(shown), self.side, self.side), seconds, clip.facts.duration_s, rules=self.square)
 
     @torch.inference_mode()
     def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
@@ -111,7 +112,7 @@ class SmolVLM(Adapter):
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> torch.Tensor:
         """(N, hidden) of some frames."""
-        values = pixels.values[None].to(self.device, self.dtype)
+        values = pixels.on(self.device, self.dtype)[None]
         connector = self.model.model.connector
         with calls_of(connector) as calls:
             features: torch.Tensor = self.model.get_image_features(values).pooler_output[0]
@@ -123,7 +124,7 @@ class SmolVLM(Adapter):
         return connector(halved[:, index][:, :, index].flatten(1, 2)).flatten(0, 1)  # type: ignore[no-any-return]
 
     def stock_pixels(self, pixels: Pixels, prefix: Prefix) -> dict[str, object]:
-        return {"pixel_values": pixels.values[None].to(self.device, self.dtype)}
+        return {"pixel_values": pixels.on(self.device, self.dtype)[None]}
 
 
 def fitted(height: int, width: int, longest: int) -> tuple[int, int]:

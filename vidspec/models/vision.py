@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 
 from vidspec.models.base import Pixels, StockConfig
 
-__all__ = ["BUDGET", "WINDOWS", "calls_of", "chunks", "token_bytes", "window_attention"]
+__all__ = ["BUDGET", "WINDOWS", "calls_of", "chunks", "token_bytes", "window_attention", "working_bytes"]
 
 #: Under a name with "flash" in it, the Qwen-VL towers of ``transformers`` 5.23 hand over all windows and where each
 #: begins; under any other they call once for each window and block. For models that are there: a model built from a
@@ -91,20 +91,21 @@ def chunks(pixels: Pixels, tokens: int, config: StockConfig, *, every_block: boo
     it works in does not grow with the clip.
 
     Args:
-        pixels: of the clip; as many rows of ``values`` for each frame.
+        pixels: of the clip; as many rows of ``stored`` for each frame.
         tokens: rows of the tower's hidden states for each frame.
         config: of the tower.
         every_block: whether the stock model keeps the output of each block to choose from.
     """
     frames = pixels.grid[0]
-    fitting = max(1, BUDGET // (tokens * token_bytes(config, every_block=every_block)))
+    normalised = 0 if pixels.rules is None else 2 * 4 * pixels.stored.numel() // frames  # and in the tower's dtype
+    fitting = max(1, BUDGET // (tokens * token_bytes(config, every_block=every_block) + normalised))
     count = -(-frames // fitting)
-    rows = len(pixels.values) // frames
+    rows = len(pixels.stored) // frames
     for part in range(count):
         first, end = part * frames // count, (part + 1) * frames // count
         yield replace(
             pixels,
-            values=pixels.values[first * rows : end * rows],
+            stored=pixels.stored[first * rows : end * rows],
             grid=(end - first, *pixels.grid[1:]),
             seconds=pixels.seconds[first:end],
         )
@@ -130,6 +131,16 @@ def token_bytes(config: StockConfig, *, every_block: bool = False) -> int:
     """
     kept = config.num_hidden_layers + 1 if every_block else 0
     return 4 * (config.hidden_size * (9 + kept) + 3 * config.intermediate_size)  # type: ignore[no-any-return]
+
+
+def working_bytes(config: StockConfig, frames: int, tokens: int, *, every_block: bool = False) -> int:
+    """Bytes that a tower takes at most for a clip whose visual tokens, merged as they are, are so many."""
+    patches = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
+    side = getattr(config, "image_size", None)
+    side = side if isinstance(side, int) or side is None else side[0]
+    rows = tokens * getattr(config, "spatial_merge_size", 1) ** 2 if side is None else frames * (side // patches) ** 2
+    each = token_bytes(config, every_block=every_block)
+    return max(min(rows * each, BUDGET), -(-rows // max(frames, 1)) * each)
 
 
 AttentionInterface.register(WINDOWS, window_attention)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Literal, Protocol, TypeAlias
@@ -73,12 +73,41 @@ class Clip:
     facts: SourceFacts
     sound: NDArray[np.float32] | None = None
 
+    @classmethod
+    def of(
+        cls, frames: NDArray[np.uint8], timestamps: Sequence[float], sound: NDArray[np.float32] | None = None
+    ) -> Clip:
+        """Frames that were decoded elsewhere, with their times; of the file nothing is known, and no decoder is loaded.
+
+        Raises UsageError: not (N, H, W, 3) uint8, or not as many times as frames.
+        """
+        if (
+            frames.dtype != np.uint8
+            or frames.ndim != 4
+            or frames.shape[3] != 3
+            or not len(frames) == len(timestamps) > 0
+        ):
+            raise UsageError(
+                f"{len(timestamps)} times and frames of {frames.dtype} {frames.shape}",
+                hint="frames are (N, H, W, 3) uint8 in RGB, at N times in seconds",
+            )
+        times = np.asarray(timestamps, np.float64)
+        seconds = float(times[-1] - times[0]) * len(times) / max(1, len(times) - 1)
+        height, width, count = *frames.shape[1:3], len(frames)
+        rate = count / seconds if seconds else 0.0
+        facts = SourceFacts("", float(times[0]) + seconds, width, height, "none", "none", rate, False, 0, count, "none")
+        return cls(frames, times, facts, sound)
+
     def __len__(self) -> int:
         return len(self.frames)
 
     @property
     def nbytes(self) -> int:
         return self.frames.nbytes + (0 if self.sound is None else self.sound.nbytes)
+
+    def without_frames(self) -> Clip:
+        """The same facts and times, with as many frames of no pixels: (N, 0, 0, 3)."""
+        return replace(self, frames=np.empty((len(self), 0, 0, 3), np.uint8), sound=None)
 
 
 @dataclass(frozen=True, eq=False)

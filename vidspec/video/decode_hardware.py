@@ -6,6 +6,8 @@ packets and headers is noticed as by ``decode_av``, damage within a picture's da
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Sequence
 
 import av
@@ -25,10 +27,15 @@ DEVICES = {
 }
 
 
-def refusal(name: str) -> str | None:
-    """Why the hardware decoder ``name`` of DEVICES cannot be used here; None where its driver answers."""
+def refusal(name: str, gpu: int | None = None) -> str | None:
+    """Why the hardware decoder ``name`` of DEVICES cannot be used here; None where its driver answers.
+
+    NVIDIA's is asked of GPU number ``gpu``, and its library is loaded, which containers may lack beside the driver.
+    """
     try:
-        accelerator(DEVICES[name][0]).create(av.Codec("h264", "r"))
+        accelerator(_device(name, gpu)).create(av.Codec("h264", "r"))
+        if name == "nvdec":
+            ctypes.CDLL("nvcuvid.dll" if os.name == "nt" else "libnvcuvid.so.1")
     except ImportError:
         return "PyAV before 14 does not know any"
     except (av.error.FFmpegError, NotImplementedError, OSError, ValueError) as error:
@@ -36,19 +43,27 @@ def refusal(name: str) -> str | None:
     return None
 
 
-class HardwareDecoder(AvDecoder):
-    """The decoder ``name`` of DEVICES; see ``base.Decoder``. Raises UsageError when made where there is none."""
+def _device(name: str, gpu: int | None) -> str:
+    """FFmpeg's name of what decodes, with the GPU's number where one is meant."""
+    return DEVICES[name][0] if name != "nvdec" or gpu is None else f"{DEVICES[name][0]}:{gpu}"
 
-    def __init__(self, name: str) -> None:
+
+class HardwareDecoder(AvDecoder):
+    """The decoder ``name`` of DEVICES, on GPU number ``gpu`` if it is NVIDIA's; see ``base.Decoder``.
+
+    Raises UsageError when made where there is none.
+    """
+
+    def __init__(self, name: str, gpu: int | None = None) -> None:
         super().__init__()
-        self.name = name
-        if (why := refusal(name)) is not None:
+        self.name, self.gpu = name, gpu
+        if (why := refusal(name, gpu)) is not None:
             raise UsageError(
                 f"no {DEVICES[name][1]} can be used here: {why}", hint="use the decoder 'av' or 'auto'", kind="decoder"
             )
 
     def readings(self, index: Index) -> tuple[Reading, ...]:
-        return (Reading(hardware=DEVICES[self.name][0]),)
+        return (Reading(hardware=_device(self.name, self.gpu)),)
 
     def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: Put) -> None:
         """As of ``AvDecoder``. Raises VideoError where a picture does not come: no other decoder is to stand in."""

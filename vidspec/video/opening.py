@@ -58,11 +58,12 @@ def checked_path(path: str | os.PathLike[str]) -> str:
 def accelerator(device: str) -> HWAccel:
     """FFmpeg's hardware decoder of that name, asked to fail rather than to leave its work to software.
 
-    Raises ImportError before PyAV 14.
+    ``cuda:1`` is that of the second GPU. Raises ImportError before PyAV 14.
     """
     from av.codec.hwaccel import HWAccel
 
-    return HWAccel(device, allow_software_fallback=False)
+    kind, _, number = device.partition(":")
+    return HWAccel(kind, device=number or None, allow_software_fallback=False)
 
 
 def accelerated(codec: av.CodecContext) -> bool:

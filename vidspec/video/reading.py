@@ -58,6 +58,7 @@ def read(
     seek: str = "exact",
     allow_damaged: bool = False,
     sound: float | None = None,
+    gpu: int | None = None,
     most_bytes: int | None = None,
     check: Check | None = None,
     admit: Callable[[int], None] | None = None,
@@ -78,6 +79,7 @@ def read(
     ``facts.damage`` says what is wrong.
     ``sound``: also what is heard from the first frame to the end of the part that is asked for, of so many seconds at
     most. A file without is silent; damage to it counts as damage to frames does, but is only found on the way.
+    ``gpu``: number of the one that ``nvdec`` decodes on; the first by default.
     ``most_bytes``: frames that would take more are scaled down to it as by ``max_pixels``, though to no fewer pixels
     than 336 x 336; what full-size pictures take while they are scaled counts. By default nothing is scaled for it.
     ``check``: see ``Check``.
@@ -98,6 +100,7 @@ def read(
         seek,
         allow_damaged,
         sound=sound,
+        gpu=gpu,
         most_bytes=most_bytes,
         check=check,
         admit=admit,
@@ -138,6 +141,7 @@ class _Wanted:
     allow_damaged: bool = False
     times: tuple[float, ...] = ()
     sound: float | None = None
+    gpu: int | None = None
     most_bytes: int | None = None
     check: Check | None = None
     admit: Callable[[int], None] | None = None
@@ -192,7 +196,7 @@ def _decoder(wanted: _Wanted) -> Decoder:
     """The decoder that is asked for; UsageError if there is none here."""
     if wanted.allow_damaged or wanted.decoder in ("auto", "av"):
         return AvDecoder(allow_damaged=wanted.allow_damaged)
-    return DecordDecoder() if wanted.decoder == "decord" else HardwareDecoder(wanted.decoder)
+    return DecordDecoder() if wanted.decoder == "decord" else HardwareDecoder(wanted.decoder, wanted.gpu)
 
 
 def _with_sound(index: Index, clip: Clip, wanted: _Wanted) -> Clip:

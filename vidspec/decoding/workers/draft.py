@@ -12,7 +12,6 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import cast
 
-import numpy as np
 import torch
 
 from vidspec import video
@@ -142,9 +141,11 @@ class DraftClip(Client):
             begun = self.trace.elapsed()
             if order.kept is not None:
                 self.context.kept = torch.tensor(order.kept, dtype=torch.long)
-            self._prefix = yield from self._kind.prefix(self.context)
-            read = yield from self.context.read(self.engine, self._prefix)
-            self._text, self._eos = DraftText(self.engine, read), order.eos
+            prefix = yield from self._kind.prefix(self.context)
+            read = yield from self.context.read(self.engine, prefix)
+            self._text, self._eos, self._prefix = DraftText(self.engine, read), order.eos, prefix.outline()
+            self.context.release()
+            del prefix
             self.emit(Ready("draft", self.trace.elapsed() - begun))
         if self._text is not None and self._prefix is not None and self._prune is not None:
             self.context.kept, self._prune = torch.tensor(self._prune.kept, dtype=torch.long), None
@@ -267,7 +268,6 @@ def _failure(error: Exception, *, lost: bool = False) -> Failed:
 
 def _request(order: OpenClip) -> Request:
     """The clip; its frames and sound are copied out of the shared block, which belongs to the other process."""
-    facts = video.SourceFacts("", 0.0, order.shape[2], order.shape[1], "", "", 0.0, False, 0, order.shape[0], "")
     frames, sound = copied(order.memory, order.shape, order.samples)
-    clip = video.Clip(frames, np.array(order.timestamps), facts, sound)
+    clip = video.Clip.of(frames, order.timestamps, sound)
     return Request("", clip, order.prompt, order.system, earlier=order.earlier)

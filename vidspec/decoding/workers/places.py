@@ -29,7 +29,9 @@ def room_for_two(target: torch.device, draft: torch.device, threads: int | None 
 
 
 def beside_target(profile: Profile) -> loading.Placement:
-    """Where the draft runs."""
+    """Where the draft runs: as named, else on a second GPU where there is one."""
     wanted = profile.models
     device = profile.workers.draft or wanted.draft_device or wanted.device
+    if profile.takes_second_gpu and torch.cuda.is_available() and torch.cuda.device_count() > 1:
+        device = "cuda:1"
     return loading.placement(device, wanted.dtype, wanted.decoder, packed=wanted.packed)

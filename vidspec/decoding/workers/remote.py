@@ -41,14 +41,17 @@ class RemoteDraft:
         trace: Trace,
     ) -> None:
         self.process, self.timeout, self.trace, self.mailbox = process, timeout, trace, Mailbox()
-        self._opened, self._visual = opened, visual
+        self._opened: Callable[[Callable[[DraftAnswer], None]], int] | None = opened
+        self._visual = visual
         self._clip: int | None = None
         self._closed = False
 
     def begin(self) -> int:
         """Open the clip; returns its number."""
         if self._clip is None:
+            assert self._opened is not None
             self._clip = self._opened(self.mailbox.put)
+            self._opened = None  # it has the frames
         return self._clip
 
     def send(self, message: DraftMessage) -> None:

@@ -30,7 +30,7 @@ class TargetSide:
         sequence: the clip.
 
     Attributes:
-        prefix: the target's prompt; None until it is known.
+        prefix: the target's prompt, once it has been read without its embeddings; None until it is known.
     """
 
     def __init__(self, sequence: Sequence) -> None:
@@ -77,7 +77,7 @@ class TargetSide:
                 taps.ready = choose
         with trace.span("target_prefill"):
             read = yield from setup.prefill(prefix, taps)
-        self._signals = ranked(taps)
+        self._signals, self.prefix = ranked(taps), prefix.outline()
         if setup.late:
             choose()
         if setup.pruner is not None and self._kept is None:

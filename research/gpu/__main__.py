@@ -1,0 +1,128 @@
+"""``python -m research.gpu [tests|sizes|folder]``: test and measure on the first NVIDIA GPU; ``frames`` prepares."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from research.commands import run
+from research.gpu.results import Results, read
+from vidspec.cli.printed import note
+from vidspec.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from research.gpu.sizes import Grid
+
+__all__ = ["main"]
+
+PARTS = ("tests", "sizes", "folder")
+SMOKE = {"generate.max_new_tokens": 12, "video.frames": 8}
+
+
+def command(
+    parts: Annotated[
+        list[str] | None, typer.Argument(metavar="[tests|sizes|folder|frames]...", show_default="the first three")
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="For a .jsonl and a .md of each part.")] = Path("runs/gpu"),
+    minutes: Annotated[float, typer.Option(min=0, help="After which a part begins nothing more.")] = 9.0,
+    sizes: Annotated[str, typer.Option(help="In this order, of 0.5B, 3B, 7B, 32B, 72B.")] = "7B,3B,0.5B,32B",
+    frames: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Decoded clips, which frames wrote; else they are decoded here.")
+    ] = None,
+    clips: Annotated[int, typer.Option(min=1, help="Of the folder.")] = 16,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Run small versions of all parts on a CPU: no figure means anything.")
+    ] = False,
+) -> int:
+    """Test and measure on an NVIDIA GPU, each part within its minutes; 1 if a test fails or a pair is not lossless.
+
+    Results are lines of JSON, written as they come. `python -m research.gpu frames --frames FILE` decodes the clips of
+    the folder for a machine that cannot.
+    """
+    chosen = list(dict.fromkeys(parts or PARTS))
+    if wrong := [one for one in chosen if one not in (*PARTS, "frames")]:
+        raise UsageError(f"no such part: {wrong[0]}", hint=f"one of {', '.join(PARTS)}, frames")
+    from research.gpu import frames as decoding
+
+    if "frames" in chosen:
+        decoding.save(frames or out / "frames.npz", decoding.drawn(clips))
+        return 0
+    if frames is not None:
+        os.environ[decoding.VARIABLE] = str(frames.resolve())
+    if smoke:
+        os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+    import torch
+
+    if not smoke and not torch.cuda.is_available():
+        print("no NVIDIA GPU here: nothing was run")
+        return 0
+    device = torch.device("cpu" if smoke else "cuda:0")
+    return 0 if all([_run(part, device, out, minutes, sizes.split(","), clips, smoke) for part in chosen]) else 1
+
+
+def _run(part: str, device: torch.device, out: Path, minutes: float, sizes: list[str], clips: int, smoke: bool) -> bool:
+    """One part; whether all is well with it."""
+    holds = True
+    with Results(out, part, minutes, say=note) as results:
+        if part == "tests":
+            from research.gpu.marked import run_tests
+
+            holds = run_tests(results, smoke=smoke)
+        elif part == "sizes":
+            from research.gpu import sizes as passes
+
+            passes.measure(_grid(sizes, smoke), device, results)
+        else:
+            from research.gpu import folder
+            from research.gpu.frames import decoded
+
+            small = folder.Folder(
+                ("embedded",), ("float32",), ("ar", "vanilla-sd", "pearl-video"), (1, 2), overrides=SMOKE
+            )
+            holds = folder.measure(small if smoke else folder.Folder(), decoded(clips), str(device), results)
+    _report(part, out)
+    return holds
+
+
+def _grid(names: list[str], smoke: bool) -> Grid:
+    """What is measured of sizes."""
+    import torch
+
+    from research.gpu.sizes import Grid
+    from research.sizes import MODELS, SIZES, Size, Tower
+
+    if not smoke:
+        if wrong := [one for one in names if one not in SIZES]:
+            raise UsageError(f"no such size: {wrong[0]}", hint=f"one of {', '.join(SIZES)}")
+        return Grid(names, tower=MODELS["Qwen/Qwen2.5-VL-7B-Instruct"].tower)
+    SIZES["smoke"] = Size(layers=1, hidden=32, heads=2, kv_heads=1, inner=32, vocabulary=300)
+    tower = Tower(2, 64, 96, 3, 2 * 3 * 14**2, 8**2, 8**2, 1, 4, 4 * 64, 128)
+    return Grid(["smoke"], (1, 2), (20,), torch.float32, tower, repeats=(0, 1, 1))
+
+
+def _report(part: str, out: Path) -> None:
+    """Tables of a part's lines."""
+    from research.gpu import folder, sizes
+
+    tables = {"sizes": sizes.markdown, "folder": folder.markdown}
+    if part in tables:
+        rows = list(read(out / f"{part}.jsonl"))
+        text = tables[part](rows)
+        (out / f"{part}.md").write_text(text + "\n", encoding="utf-8")
+        print(text)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    return run(command, "gpu", args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

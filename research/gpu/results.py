@@ -1,0 +1,78 @@
+"""Results as JSON lines, each flushed when it is written, so that a command that is killed loses none; and a clock."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+from typing_extensions import Self
+
+__all__ = ["Results", "read"]
+
+
+class Results:
+    """The file of one part of the measurement.
+
+    Args:
+        folder: gets ``PART.jsonl``, which replaces an earlier one.
+        part: its name.
+        minutes: after which nothing more is begun.
+        say: is called with each line.
+
+    Attributes:
+        left_out: what was not measured, and why.
+    """
+
+    def __init__(self, folder: Path, part: str, minutes: float, say: Callable[[str], None] = lambda _: None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path, self._say = folder / f"{part}.jsonl", say
+        self._file = self.path.open("w", encoding="utf-8")
+        self._end = time.monotonic() + 60 * minutes
+        self.left_out: dict[str, str] = {}
+
+    @property
+    def seconds_left(self) -> float:
+        return self._end - time.monotonic()
+
+    def add(self, kind: str, **row: object) -> None:
+        """Write one line."""
+        line = json.dumps({"kind": kind, **row})
+        self._file.write(line + "\n")
+        self._file.flush()
+        self._say(line)
+
+    def leave_out(self, what: str, why: str) -> None:
+        """Note what is not measured."""
+        self.left_out[what] = why
+        self.add("left out", what=what, why=why)
+
+    def begin(self, what: str, seconds: float = 0.0) -> bool:
+        """Whether there is time for something that takes about so long; it is left out otherwise."""
+        if self.seconds_left > seconds:
+            return True
+        self.leave_out(what, "no time left")
+        return False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.add("end", left_out=len(self.left_out))
+        else:
+            self.add("failed", error=f"{type(error).__name__}: {error}".splitlines()[0])
+        self._file.close()
+
+
+def read(path: Path) -> Iterator[dict[str, object]]:
+    """The lines of a file; the last one may be cut."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            return

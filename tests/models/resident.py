@@ -1,0 +1,27 @@
+"""Loads two checkpoints and prints, in bytes, what the second adds to this process, and what its layouts hold.
+
+    python resident.py FIRST SECOND DTYPE
+
+The first has the libraries imported that any model needs.
+"""
+
+import sys
+
+import torch
+
+from vidspec import memory
+from vidspec.models.loading import load, placement
+
+
+def main(first: str, second: str, dtype: str) -> None:
+    where = placement("cpu", dtype)
+    load(first, where)
+    before = memory.resident()
+    model = load(second, where)
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in model.model.parameters()}
+    print(memory.resident() - before, sum(storages.values()) + model.decoder.packed_bytes)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(*sys.argv[1:])

@@ -1,0 +1,65 @@
+"""Pixels wait and travel as bytes; normalised, they are to the bit what normalising whole frames first gives."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from models import (
+    checkpoints,
+    checkpoints_gemma4,
+    checkpoints_internvl,
+    checkpoints_llava,
+    checkpoints_omni,
+    checkpoints_qwen,
+    checkpoints_smolvlm,
+)
+from vidspec.events.source import SourceFacts
+from vidspec.models.preprocess_qwen import patchify
+from vidspec.models.qwen2_5_vl import Qwen25VL
+from vidspec.video import Clip
+
+MODELS = {
+    "llava_onevision": lambda: checkpoints.adapter(checkpoints.TIED),
+    "llava": lambda: checkpoints_llava.adapter(checkpoints_llava.Kind()),
+    "llava_next": lambda: checkpoints_llava.adapter(checkpoints_llava.Kind(family="llava_next")),
+    "qwen2_5_vl": lambda: checkpoints_qwen.adapter(checkpoints_qwen.Kind(checkpoints_qwen.QWEN25)),
+    "qwen2_5_omni": checkpoints_omni.adapter,
+    "qwen3_vl": lambda: checkpoints_qwen.adapter(checkpoints_qwen.Kind(checkpoints_qwen.QWEN3)),
+    "internvl": checkpoints_internvl.adapter,
+    "smolvlm": checkpoints_smolvlm.adapter,
+    "gemma4": checkpoints_gemma4.adapter,
+}
+
+
+def clip(frames=3, height=60, width=90):
+    shown = np.random.default_rng(0).integers(0, 256, (frames, height, width, 3), np.uint8)
+    facts = SourceFacts("", 4.0, width, height, "none", "none", 1.0, False, 0, frames, "none")
+    return Clip(shown, np.arange(float(frames)), facts)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_bytes_become_the_pixels_of_frames_that_are_normalised_first(family):
+    model = MODELS[family]()
+    pixels = model.preprocess(clip())
+    assert pixels.stored.dtype == torch.uint8 and pixels.stored.numel() == pixels.values.numel()
+    rules = pixels.rules
+    levels = torch.arange(256.0).mul_(rules.scale)[:, None]  # of every byte in every channel, as of whole frames
+    levels = levels.sub(torch.tensor(rules.mean)).div_(torch.tensor(rules.std))
+    channel = torch.arange(len(rules.mean))[:, None, None]
+    if isinstance(model, Qwen25VL):
+        rows, columns = (side * model.rules.patch for side in pixels.grid[1:])
+        channel, _ = patchify(channel.expand(2 * pixels.grid[0], 3, rows, columns), model.rules)
+    expected = levels[pixels.stored.long(), channel if len(rules.mean) > 1 else 0]
+    assert torch.equal(pixels.values, expected)
+    assert pixels.values.dtype == torch.float32 and pixels.values.std() > 0
+    assert torch.equal(pixels.on(torch.device("cpu"), torch.bfloat16), expected.bfloat16())
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_tower_is_given_the_same_whether_bytes_or_floats_wait(family):
+    model = MODELS[family]()
+    pixels = model.preprocess(clip())
+    floats = replace(pixels, stored=pixels.values, rules=None)
+    assert torch.equal(model.see(pixels).features, model.see(floats).features)

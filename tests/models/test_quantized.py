@@ -1,0 +1,100 @@
+"""Checkpoints as quantising libraries write them: read without these libraries, they give what the libraries give.
+
+The files, and the script by which the libraries wrote them, are in ``quantized/``.
+"""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from models.quantized import make
+from vidspec.cli import main
+from vidspec.engine.forward import Engine
+from vidspec.errors import ModelError
+from vidspec.models.loading import Placement, load
+
+CPU = Placement(torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return lambda name: make.assemble(name, tmp_path)
+
+
+def refused(folder):
+    with pytest.raises(ModelError) as caught:
+        load(str(folder), CPU, text=True)
+    assert "\n" not in caught.value.message and caught.value.kind == "unreadable"
+    return caught.value
+
+
+@pytest.mark.parametrize("name", make.FORMATS)
+def test_as_the_library_that_wrote_it(checkpoint, name):
+    """The libraries computed in float16 where they did not in float32."""
+    theirs = load_file(make.HERE / f"{name}.out.safetensors")
+    model = load(str(checkpoint(name)), CPU, text=True)
+    assert (model.decoder.name, model.dtype) == ("fused", torch.float32)
+    layers = make.linears(model.model)
+    for key in theirs.keys() & layers.keys():
+        torch.testing.assert_close(layers[key].weight[: make.SOME, : make.ROWS], theirs[key], rtol=1e-3, atol=1e-4)
+    prefix = model.text_prefix(theirs["ids"].tolist())
+    logits = Engine(model).prefill(prefix, 4).logits[: make.ROWS]
+    torch.testing.assert_close(logits, theirs["logits"][-1], rtol=0, atol=0.02)  # they are up to 16
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_the_dtype_of_the_model(checkpoint, dtype):
+    model = load(str(checkpoint("gptq")), Placement(torch.device("cpu"), dtype), text=True)
+    assert {weight.dtype for weight in model.model.parameters()} == {dtype}
+
+
+@pytest.mark.parametrize(
+    "changed, what",
+    [
+        ({"quant_method": "aqlm"}, "by aqlm"),
+        ({"version": "gemv"}, "by awq in version gemv"),
+        ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "by compressed-tensors in format marlin-24"),
+    ],
+)
+def test_methods_that_are_not_read(checkpoint, changed, what):
+    folder = checkpoint("awq")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] |= changed
+    (folder / "config.json").write_text(json.dumps(config))
+    error = refused(folder)
+    assert f"is quantised {what}, which is not read" in error.message and "AWQ" in error.hint
+
+
+@pytest.mark.parametrize("name, lost", [("gptq", "scales"), ("ct_int4", "weight_scale"), ("bnb_nf4", "absmax")])
+def test_tensors_that_are_missing(checkpoint, name, lost):
+    folder = checkpoint(name)
+    kept = {key: tensor for key, tensor in load_file(folder / "second.safetensors").items() if not key.endswith(lost)}
+    save_file(kept, folder / "second.safetensors", {"format": "pt"})
+    assert "cannot be loaded" in refused(folder).message
+
+
+def test_weights_of_several_dtypes_run_the_stock_blocks(checkpoint):
+    model = load(str(checkpoint("fp8")), CPU)
+    model.language.layers[0].mlp.up_proj.bfloat16()
+    model.prepare()
+    assert (model.decoder.name, model.decoder.why) == ("stock", "its weights are of several dtypes")
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("gptq", "gptq, 4 bits, groups of 32"),
+        ("awq", "awq, 4 bits, groups of 32"),
+        ("ct_int4", "compressed-tensors, 4 bits, groups of 32"),
+        ("ct_int8", "compressed-tensors, 8 bits"),
+        ("ct_fp8_block", "compressed-tensors, FP8, blocks of 48 x 32"),
+        ("fp8", "fp8, blocks of 32 x 32"),
+        ("bnb_nf4", "bitsandbytes, 4 bits"),
+        ("bnb_int8", "bitsandbytes, 8 bits"),
+    ],
+)
+def test_the_method_is_named(checkpoint, capsys, name, words):
+    assert main(["models", str(checkpoint(name)), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["quantization"] == words

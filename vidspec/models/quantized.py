@@ -1,0 +1,272 @@
+"""Weights that a checkpoint stores as codes and scales, read without the libraries that publish them.
+
+Each quantised linear layer gives a plain weight when the stock model asks for it, so that loading needs memory for one
+layer beyond the model. Activations are never quantised: of a W8A8 checkpoint only the weights' codes are read.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypedDict, cast
+
+import torch
+
+from vidspec.errors import ModelError
+from vidspec.models.base import StockConfig
+from vidspec.models.weight_files import Stored
+
+__all__ = ["Settings", "check_method", "method_of", "plain", "settings_of", "unquantized"]
+
+
+class _Args(TypedDict, total=False):
+    """How weights of a group of layers are quantised, as compressed-tensors writes it."""
+
+    num_bits: int
+    type: str
+    group_size: int | None
+    block_structure: list[int] | None
+
+
+class _Group(TypedDict, total=False):
+    weights: _Args | None
+
+
+class Settings(TypedDict, total=False):
+    """``quantization_config`` of a ``config.json``; each method has some of the keys."""
+
+    quant_method: str
+    bits: int
+    group_size: int
+    version: str
+    checkpoint_format: str
+    format: str
+    config_groups: dict[str, _Group]
+    weight_block_size: list[int] | None
+    load_in_4bit: bool
+
+
+#: Formats of compressed-tensors whose tensors are read.
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense")
+#: AWQ's order of the eight codes in a word.
+_AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
+#: What belongs to a quantised weight, behind the name of its layer.
+_PART = re.compile(
+    r"^(?P<layer>.*\.)(?P<part>qweight|qzeros|scales|g_idx|SCB|weight_(?:format|packed|shape|g_idx|zero_point)"
+    r"|weight\.(?:absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.bitsandbytes__(?:nf4|fp4)))$"
+)
+_SCALE = re.compile(r"^(?P<weight>.*)_scale(?:_inv)?$")
+
+
+class _Weight:
+    """A plain weight made from what is stored of it, each time it is asked for.
+
+    Args:
+        make: reads and dequantises it, in float32.
+    """
+
+    def __init__(self, make: Callable[[], torch.Tensor]) -> None:
+        self._make = make
+
+    def __getitem__(self, index: object, /) -> torch.Tensor:
+        return self._make()
+
+
+def settings_of(config: StockConfig) -> Settings | None:
+    """``quantization_config`` of a model's config or of its language model's; None if it is not quantised."""
+    for part in (config, getattr(config, "text_config", None)):
+        found = getattr(part, "quantization_config", None)
+        if found is not None:
+            return cast(Settings, found if isinstance(found, dict) else found.to_dict())
+    return None
+
+
+def unquantized(config: StockConfig) -> StockConfig:
+    """A copy that says nothing of quantisation."""
+    config = copy.deepcopy(config)
+    for part in filter(None, (config, getattr(config, "text_config", None))):
+        if hasattr(part, "quantization_config"):
+            del part.quantization_config
+    return config
+
+
+def method_of(settings: Settings) -> str:
+    """The method in words, such as ``gptq, 4 bits, groups of 128``."""
+    method, args = str(settings.get("quant_method")), _args(settings)
+    bits = args.get("num_bits") or (4 if settings.get("load_in_4bit") else 8)
+    words = [method] if method == "fp8" else [method, "FP8" if args.get("type") == "float" else f"{bits} bits"]
+    group, block = args.get("group_size"), _block(settings)
+    if block:
+        words.append(f"blocks of {' x '.join(map(str, block))}")
+    elif group and group > 0:
+        words.append(f"groups of {group}")
+    return ", ".join(words)
+
+
+def check_method(name: str, settings: Settings) -> None:
+    """Refuse a checkpoint of a method whose tensors are not read.
+
+    Raises:
+        ModelError: names the method.
+    """
+    method = what = str(settings.get("quant_method"))
+    version, form = settings.get("version", "gemm"), settings.get("format", "dense")
+    if method == "awq" and version != "gemm":
+        what = f"awq in version {version}"
+    elif method == "compressed-tensors" and form not in _FORMATS:
+        what = f"compressed-tensors in format {form}"
+    elif method in _READERS:
+        return
+    raise ModelError(
+        f"{name}: is quantised by {what}, which is not read",
+        hint="take the model it was made from, or one by AWQ, GPTQ, compressed-tensors, bitsandbytes or in FP8",
+        kind="unreadable",
+    )
+
+
+def plain(stored: Mapping[str, Stored], settings: Settings) -> dict[str, Stored]:
+    """The tensors of a checkpoint by their names, with plain weights in place of what is quantised.
+
+    Args:
+        stored: all tensors of its files.
+        settings: of a method that :func:`check_method` lets through.
+    """
+    read = _READERS[str(settings.get("quant_method"))]
+    layers: dict[str, dict[str, Stored]] = {}
+    rest: dict[str, Stored] = {}
+    for key, tensor in stored.items():
+        part, scale = _PART.match(key), _SCALE.match(key)
+        if part is not None:
+            layers.setdefault(f"{part['layer']}weight", {})[part["part"].removeprefix("weight.")] = tensor
+        elif scale is not None and (scale["weight"] in stored or f"{scale['weight']}_packed" in stored):
+            layers.setdefault(scale["weight"], {})["scale"] = tensor
+        else:
+            rest[key] = tensor
+    for key, parts in layers.items():
+        if key in rest:
+            parts["weight"] = rest[key]
+        rest[key] = _Weight(partial(read, parts, settings))
+    return rest
+
+
+def _args(settings: Settings) -> _Args:
+    """Of the first group of layers."""
+    for group in settings.get("config_groups", {}).values():
+        return group.get("weights") or {}
+    return {"num_bits": settings.get("bits", 0), "group_size": settings.get("group_size")}
+
+
+def _block(settings: Settings) -> list[int] | None:
+    return settings.get("weight_block_size") or _args(settings).get("block_structure")
+
+
+def _unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+    """Codes (..., count) as uint8 from 32-bit words (..., n) in which they lie densely, the lowest bits first."""
+    short = -words.shape[-1] % bits
+    words = torch.nn.functional.pad(words, (0, short)).unflatten(-1, (-1, bits))
+    codes = torch.empty(*words.shape[:-1], 32, dtype=torch.uint8)
+    for place in range(32):
+        word, shift = divmod(place * bits, 32)
+        value = words[..., word] >> shift
+        if shift + bits > 32:  # the rest is in the next word; the sign was shifted in here
+            value = (value & (1 << 32 - shift) - 1) | words[..., word + 1] << 32 - shift
+        codes[..., place] = value & (1 << bits) - 1
+    return codes.flatten(-2)[..., :count]
+
+
+def _grouped(
+    codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | int, order: torch.Tensor | None
+) -> torch.Tensor:
+    """Codes (out, in) less the zero points of their groups, times the scales (out, groups).
+
+    ``order`` (in,) is the group of each column where groups are no runs of columns.
+    """
+    width, groups = codes.shape[-1], scales.shape[-1]
+    if order is None:
+        order = torch.arange(width) // (width // groups)
+    weight, order = codes.float(), order.long()
+    weight -= zeros[:, order] if isinstance(zeros, torch.Tensor) else zeros
+    return weight.mul_(scales.float()[:, order])
+
+
+def _gptq(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor:
+    """``qweight`` packs (in, out) along in, ``qzeros`` (groups, out) along out; version 1 stores zero points less 1."""
+    bits, words, scales = settings["bits"], parts["qweight"][...].t(), parts["scales"][...].t()
+    less = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
+    zeros = _unpacked(parts["qzeros"][...], bits, len(scales)).t().float() + less
+    codes = _unpacked(words, bits, words.shape[1] * 32 // bits)
+    return _grouped(codes, scales, zeros, parts["g_idx"][...] if "g_idx" in parts else None)
+
+
+def _awq(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor:
+    """``qweight`` packs (in, out) along out, and ``qzeros`` (groups, out), both in an order of their own."""
+    scales = parts["scales"][...]
+
+    def codes(words: torch.Tensor) -> torch.Tensor:
+        ordered: torch.Tensor = _unpacked(words, 4, 8 * words.shape[-1]).unflatten(-1, (-1, 8))[..., list(_AWQ)]
+        return ordered.flatten(-2).t()
+
+    zeros: torch.Tensor | int = codes(parts["qzeros"][...]).float() if "qzeros" in parts else 8
+    return _grouped(codes(parts["qweight"][...]), scales.t(), zeros, None)
+
+
+def _compressed(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor:
+    """Packed along in, with zero points packed along out; or one number each, see :func:`_scaled`."""
+    if "weight_packed" not in parts:
+        return _scaled(parts, settings)
+    words, scales = parts["weight_packed"][...], parts["scale"][...]
+    out, width = parts["weight_shape"][...].tolist()
+    bits = 32 * words.shape[-1] // width
+    zeros: torch.Tensor | int = 1 << bits - 1
+    if "weight_zero_point" in parts:
+        zeros = _unpacked(parts["weight_zero_point"][...].t(), bits, out).t().float()
+    order = parts["weight_g_idx"][...] if "weight_g_idx" in parts else None
+    return _grouped(_unpacked(words, bits, width), scales.expand(out, -1), zeros, order)
+
+
+def _scaled(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor:
+    """Numbers (..., out, in) of 8 bits, less the zero points, times the scales: one in all, or one for each row, for
+    each block, or for each group of a row."""
+    weight, scales = parts["weight"][...].float(), parts["scale"][...].float()
+    zeros = parts["weight_zero_point"][...].float() if "weight_zero_point" in parts else None
+    if scales.numel() > 1:
+        block = _block(settings)
+        for axis in (-2, -1):
+            count, length = scales.shape[axis] if scales.dim() > 1 else len(scales), weight.shape[axis]
+            step = block[axis] if block and -(-length // block[axis]) == count else length // count
+            if scales.dim() == 1:  # one for each row
+                scales, zeros = scales[:, None], None if zeros is None else zeros[:, None]
+            scales = scales.repeat_interleave(step, axis).narrow(axis, 0, length)
+            zeros = None if zeros is None else zeros.repeat_interleave(step, axis).narrow(axis, 0, length)
+    return (weight if zeros is None else weight.sub_(zeros)).mul_(scales)
+
+
+def _bitsandbytes(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor:
+    """Rows of int8 with the largest number of each, or codes of 4 bits, the upper first, with a table of 16 numbers and
+    the largest number of each block, which may be codes in their turn."""
+    weight = parts["weight"][...]
+    if "SCB" in parts:
+        return weight.float().mul_(parts["SCB"][...].float()[:, None] / 127)
+    blob = next(tensor for key, tensor in parts.items() if key.startswith("quant_state."))
+    state = json.loads(bytes(blob[...].tolist()))
+    largest: torch.Tensor = parts["absmax"][...]
+    if "nested_absmax" in parts:
+        of_blocks = parts["nested_absmax"][...].repeat_interleave(state["nested_blocksize"])[: len(largest)]
+        largest = parts["nested_quant_map"][...][largest.int()] * of_blocks + state["nested_offset"]
+    codes = weight.flatten()
+    table = parts["quant_map"][...]
+    numbers = torch.stack([table[(codes >> 4).int()], table[(codes & 15).int()]], dim=1).flatten()
+    numbers = numbers[: torch.Size(state["shape"]).numel()]
+    return (numbers * largest.float().repeat_interleave(state["blocksize"])[: len(numbers)]).view(state["shape"])
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Stored], Settings], torch.Tensor]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "compressed-tensors": _compressed,
+    "fp8": _scaled,
+    "bitsandbytes": _bitsandbytes,
+}

@@ -47,7 +47,7 @@ ELSEWHERE = {
     r"python -m research\.lmms_eval": "another package, and models of the hub: tests/research/harness",
     r"python (-m pytest )?tests/": "tests, and a survey that takes an hour; that they exist is tested",
     r".* --target ": "models of the hub",
-    r"vidspec models [\w./]": "models of the hub, and one's own: tests/models/test_checkpoint.py",
+    r"vidspec models (?!use )[\w./]": "models of the hub, and one's own: tests/models/test_checkpoint.py",
     r".*\binner\.yaml": "wants the files above it: tests/test_readme_example.py",
     r"vidspec caption (broken|joined).ts": "a damaged file: tests/video/test_damage.py",
     r"vidspec bench --profiles all": "an hour: tests/bench/test_measure.py",

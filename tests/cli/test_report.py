@@ -143,3 +143,44 @@ def test_a_bench_gives_its_page_with_the_command(real, monkeypatch, capsys):
     assert command in page and 'class="demo-bar"' in page and "fast = quick" in page
     assert main(["bench", "--report", "x.txt"]) == 2
     assert capsys.readouterr().err == "error: --report x.txt: must end in .html\n"
+
+
+def test_two_runs_side_by_side(real, vidspec):
+    """By path and prompt; differences are marked, and what one run alone has is shown."""
+    sides = {
+        "a": [lean(1), lean(2, caption="A red circle moves up."), lean(3, caption="<b>only"), lean(5, prompt="Who?")],
+        "b": [lean(1), lean(2, caption="A red square moves up"), lean(4), lean(5, prompt="Where?")],
+    }
+    for name, records in sides.items():
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    ran = vidspec("report", "a.jsonl", "b.jsonl", "-o", "page.html")
+    assert (ran.code, ran.out) == (0, "")
+    assert ran.err == "page.html: 2 records of both runs, 1 of them differ; 4 of one run\n"
+    page = Path("page.html").read_text()
+    body = page.partition("<tbody>")[2].partition("</tbody>")[0]
+    assert "A red <mark>circle </mark>moves up<mark>.</mark>" in body and "A red <mark>square </mark>moves up" in body
+    assert body.count("<mark>") == 3 and body.count("not in this run") == 4 and "&lt;b&gt;only" in body
+    assert "1 same words, 1 differs, 4 in one run" in page and "a.jsonl and b.jsonl" in page
+    assert body.index("2.mp4") < body.index("1.mp4")
+
+
+def test_two_parts_of_a_run_are_one(real, vidspec):
+    for name, number in (("a", 1), ("b", 2)):
+        Path(f"{name}.jsonl").write_text(json.dumps(lean(number)) + "\n")
+    ran = vidspec("report", "a.jsonl", "b.jsonl", "-o", "page.html")
+    assert (ran.code, ran.err) == (0, "page.html: 2 records, 0 failed\n")
+    Path("b.jsonl").write_text("{}\n")
+    ran = vidspec("report", "a.jsonl", "b.jsonl", "-o", "page.html")
+    assert ran.code == 2 and ran.err.count("\n") == 1 and "b.jsonl, line 1: is no record of vidspec" in ran.err
+
+
+def test_failed_clips_and_frames_of_two_runs(real, vidspec):
+    clip = str(shipped()[0])
+    error = {"stage": "video", "kind": "damaged", "message": "is damaged"}
+    video = {"timestamps": [0.0]}
+    Path("a.jsonl").write_text(json.dumps(lean(1, path=clip, video=video)) + "\n")
+    Path("b.jsonl").write_text(json.dumps(lean(1, path=clip, video=video, caption=None, error=error)) + "\n")
+    assert vidspec("report", "a.jsonl", "b.jsonl", "-o", "page.html").code == 0
+    page = Path("page.html").read_text()
+    assert "failed: video/damaged: is damaged" in page and page.count('class="thumb"') == 1
+    assert "1 failed." in page and "<mark>" not in page.partition("<tbody>")[2]

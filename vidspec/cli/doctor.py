@@ -18,7 +18,7 @@ import typer
 from vidspec.cli.options import TextOrJson
 from vidspec.cli.printed import facts_table, print_json
 
-__all__ = ["Environment", "Missing", "device_memory", "doctor", "inspect", "model_cache"]
+__all__ = ["Environment", "Missing", "device_memory", "doctor", "has_gpu", "inspect", "model_cache"]
 
 #: Distributions whose versions matter, and whether captioning needs them.
 PACKAGES = dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "av"), True)
@@ -190,7 +190,7 @@ def device_memory() -> int | None:
     """Free bytes where models run by default, on the first GPU or in main memory; None if that cannot be read."""
     from vidspec import memory
 
-    if sys.platform != "linux" or any(Path(one).exists() for one in GPUS):  # elsewhere torch is not needed
+    if has_gpu():
         import torch
 
         from vidspec.engine.device import free_memory
@@ -198,3 +198,12 @@ def device_memory() -> int | None:
         if torch.cuda.is_available():
             return free_memory(torch.device("cuda", 0))
     return memory.available()
+
+
+def has_gpu() -> bool:
+    """Whether torch may run models on something other than this CPU; without a GPU on Linux torch is not imported."""
+    if sys.platform == "linux" and not any(Path(one).exists() for one in GPUS):
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available() or torch.backends.mps.is_available())

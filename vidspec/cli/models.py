@@ -1,4 +1,4 @@
-"""``vidspec models``: published pairs and whether they fit this machine, or what one checkpoint is and needs."""
+"""``vidspec models``: published pairs and whether they fit this machine, one checkpoint, and the choice of models."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ __all__ = ["models"]
 
 
 def models(
-    name: Annotated[
-        str | None,
+    words: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="NAME|FOLDER",
-            help="A checkpoint to inspect: a hub id or a folder. Without it, published pairs are listed.",
+            metavar="[use|get] NAME|FOLDER",
+            help="A checkpoint to inspect: a hub id or a folder. Without it, published pairs are listed. use NAME "
+            "makes it what `vidspec caption` takes, get NAME downloads it and its listed draft.",
             autocompletion=target_names,
             show_default=False,
         ),
     ] = None,
     draft: Annotated[
-        str | None, typer.Option("--draft", metavar="NAME|FOLDER", help="Inspect NAME with this draft.")
+        str | None, typer.Option("--draft", metavar="NAME|FOLDER", help="Inspect, use or get NAME with this draft.")
     ] = None,
+    none: Annotated[bool, typer.Option("--none", help="With use: choose none; the demo pair captions then.")] = False,
     frames: Annotated[int, typer.Option(min=1, help="Frames of a clip.")] = 32,
     size: Annotated[str, typer.Option(metavar="WxH", help="Width and height of a frame in pixels.")] = "1280x720",
     dtype: Annotated[
@@ -51,6 +53,10 @@ def models(
     With NAME it shows instead whether and how the checkpoint is supported, which drafts fit its vocabulary and this
     machine's memory, and the command to run. Weights are never read; the list reads no models at all.
 
+    `vidspec models use NAME` writes NAME into the user's config, from where `vidspec caption` takes it; `vidspec models
+    use --none` takes it out. The list marks the pair in use, and recommends one: with a GPU the largest target that
+    leaves a fifth of the free memory, without one the smallest.
+
     Memory is weights and KV cache, without pruning and activations; ? means unknown. In a pipe each pair is one line,
     separated by tabs: target, draft, visual tokens, GiB, licences, cached, remarks, fits.
 
@@ -62,8 +68,18 @@ def models(
     if not found:
         raise UsageError(f"--size {size}: is not a size", hint="width x height in pixels, such as 1280x720")
     load = Load(frames, (int(found[2]), int(found[1])), max_new_tokens, dtype or "auto")
-    if name is not None:
-        return _checkpoint(name, draft, load, form)
+    verb, *names = words or [""]
+    if verb in ("use", "get"):
+        from vidspec.cli import choosing
+
+        if none and verb == "get":
+            raise UsageError("models get: takes no --none", hint="vidspec models use --none")
+        return choosing.get(names, draft) if verb == "get" else choosing.use(names, draft, none=none)
+    if none or names:
+        what = "--none" if none else names[0]
+        raise UsageError(f"models: {what}: is not known here", hint="vidspec models [use|get] NAME")
+    if verb:
+        return _checkpoint(verb, draft, load, form)
     if draft is not None:
         raise UsageError("--draft needs the name of a target", hint="vidspec models TARGET --draft DRAFT")
     load = load._replace(dtype=dtype or "bfloat16")
@@ -71,7 +87,7 @@ def models(
         print_json([row.to_dict() for row in _rows(load)])
     else:
         clip = f"{frames} frames of {found[1]} x {found[2]} pixels"
-        _print_pairs([row.cells for row in _rows(load)], f"{clip}, {load.dtype}")
+        _print_pairs(list(_rows(load)), f"{clip}, {load.dtype}")
     return 0
 
 
@@ -91,13 +107,16 @@ def _checkpoint(name: str, draft: str | None, load: Load, form: TextOrJson) -> i
 
 @dataclass(frozen=True)
 class Row:
-    """A published pair. ``cached`` models are in the cache; ``fits`` is None where the pair's size is not known."""
+    """A published pair. ``cached`` models are in the cache; ``fits`` is None where the pair's size is not known;
+    ``chosen`` is the user's config's."""
 
     pair: Pair
     tokens: int
     needed: Memory
     cached: frozenset[str]
     fits: bool | None
+    chosen: bool = False
+    recommended: bool = False
 
     def to_dict(self) -> dict[str, object]:
         """For ``--format json``."""
@@ -110,6 +129,8 @@ class Row:
             "papers": list(pair.papers),
             "note": pair.note,
             "fits": self.fits,
+            "chosen": self.chosen,
+            "recommended": self.recommended,
         }
 
     def _model(self, one: KnownModel) -> dict[str, object]:
@@ -123,6 +144,7 @@ class Row:
         roles = {"target": pair.target} | ({} if pair.draft is None else {"draft": pair.draft})
         here = [role for role, model in roles.items() if model.name in self.cached]
         parts = [getattr(needed, part) for part in (*roles, "kv")]
+        marks = ["in use"] * self.chosen + ["recommended here"] * self.recommended
         beyond = f"made for {context} tokens" if context and self.tokens > context else ""
         return (
             pair.target.name,
@@ -131,21 +153,27 @@ class Row:
             f"{_gib(needed.total)} = {' + '.join(map(_gib, parts))}",
             ", ".join(dict.fromkeys(model.licence or "?" for model in roles.values())),
             "no" if not here else "yes" if len(here) == len(roles) else f"{here[0]} only",
-            "; ".join(filter(None, [", ".join(pair.papers), pair.note, beyond])),
+            "; ".join(filter(None, [*marks, ", ".join(pair.papers), pair.note, beyond])),
             "?" if self.fits is None else "yes" if self.fits else "no",
         )
 
 
 def _rows(load: Load) -> Iterator[Row]:
-    from vidspec.cli.doctor import device_memory, model_cache
+    from vidspec.cli.doctor import device_memory, has_gpu, model_cache
+    from vidspec.config.user_config import read_config
     from vidspec.models import known_pairs
 
-    free = device_memory()
+    free, keys = device_memory(), read_config().keys
+    target, draft = keys.get("models.target"), keys.get("models.draft")
+    draft = known_pairs.draft_of(str(target)) if draft is None else draft
+    advised = known_pairs.recommended(load, free, smallest=not has_gpu()) if free else None
     cached = frozenset(name for name, whole in known_pairs.cached_models(model_cache()).items() if whole)
     for pair in known_pairs.known():
         needed = known_pairs.memory(pair, load)
         tokens = known_pairs.visual_tokens(pair.target.family, load.frames, load.size)
-        yield Row(pair, tokens, needed, cached, None if free is None or needed.total is None else needed.total <= free)
+        fits = None if free is None or needed.total is None else needed.total <= free
+        chosen = (pair.target.name, pair.draft and pair.draft.name) == (target, draft)
+        yield Row(pair, tokens, needed, cached, fits, chosen, pair is advised)
 
 
 def _gib(count: int | None) -> str:
@@ -157,16 +185,29 @@ ROOMY = 166
 HEADINGS = ("target", "draft", "visual tokens", "GiB", "licences", "cached", "remarks", "fits")
 
 
-def _print_pairs(rows: list[tuple[str, ...]], title: str) -> None:
+def _choice(found: list[Row]) -> Iterator[str]:
+    """What captions come from where no models are named, and what is recommended."""
+    from vidspec.config.user_config import read_config
+
+    config = read_config()
+    pair, target = (config.keys.get(f"models.{key}") for key in ("pair", "target"))
+    demo = f"the built-in pair {pair or 'embedded'}, a demo that knows drawn shapes only"
+    yield f"in use: {target or demo} ({config.path if target or pair else 'no models are chosen'})"
+    yield from (f"recommended here: vidspec models use {row.pair.target.name}" for row in found if row.recommended)
+
+
+def _print_pairs(found: list[Row], title: str) -> None:
     from rich.console import Console
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
+    console, rows = Console(), [row.cells for row in found]
     if not console.is_terminal:
         print_rows(rows)
         return
+    for line in _choice(found):
+        console.print(Text(line))
     title = f"{title}; GiB = target + draft + KV caches"
     if console.width < ROOMY:
         console.print(Text(title, style="italic"))

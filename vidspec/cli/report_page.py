@@ -32,13 +32,24 @@ def report(
 ) -> int:
     """Write one page about finished runs: captions, counters and speeds; many clips get a searchable, sortable table.
 
+    Two runs over the same clips and prompts, named one after the other, are put side by side with differences marked.
+
     To see which tokens the draft wrote and what it saw of the frames, use `vidspec caption --report` during the run.
     """
     from vidspec.display.pages.page import check_page
-    from vidspec.display.pages.report import read_trace, write_finished
+    from vidspec.display.pages.report import read_trace, write_compared, write_finished
 
     check_page(output, [str(source) for source in sources], "--output")
     traces = read_trace(trace) if trace is not None else {}
+    if len(sources) == 2 and trace is None:
+        left, right = (_records([source]) for source in sources)
+        if found := write_compared(output, left, right, (str(sources[0]), str(sources[1]))):
+            if not quiet:
+                shared = [one for one in found if one.left and one.right]
+                differ = sum(one.state == "differs" for one in shared)
+                alone = len(found) - len(shared)
+                note(f"{output}: {len(shared)} records of both runs, {differ} of them differ; {alone} of one run")
+            return 0
     records = _records(sources)
     if not records:
         raise UsageError("there are no records to report on", hint="name what --format json or jsonl wrote")

@@ -14,22 +14,36 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vidspec.errors import UsageError
+from vidspec.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
+    import yaml
+
     from vidspec.config.schema import Profile
 
-__all__ = ["DEFAULT_PROFILE", "PAIRED", "Defaults", "Resolved", "config_path", "read_config", "resolve"]
+__all__ = [
+    "DEFAULT_PROFILE",
+    "PAIRED",
+    "Defaults",
+    "Resolved",
+    "config_path",
+    "read_config",
+    "resolve",
+    "with_models",
+    "write_models",
+]
 
 DEFAULT_PROFILE = "vanilla-sd-auto"
 #: The source of a draft that was chosen by default.
 PAIRED = "vidspec models"
 OWN_KEYS = ("profile", "format")
 SECTIONS = ("models", "video", "generate")
+#: Keys of the section ``models`` that choose them.
+CHOICE = ("pair", "target", "draft")
 
 
 @dataclass(frozen=True)
@@ -83,6 +97,68 @@ def read_config(path: Path | None = None) -> Defaults:
         if value is not None and not isinstance(value, str):
             raise UsageError(f"{path}: {key}: must be text, not {type(value).__name__}")
     return Defaults(path, own["profile"], own["format"], _checked(path, data))
+
+
+def with_models(defaults: Defaults, chosen: Mapping[str, str]) -> Defaults:
+    """A config that chooses these models: keys of :data:`CHOICE`, the others without a value."""
+    kept = {key: value for key, value in defaults.keys.items() if key not in {f"models.{name}" for name in CHOICE}}
+    return replace(defaults, keys=kept | {f"models.{name}": value for name, value in chosen.items()})
+
+
+def write_models(path: Path, chosen: Mapping[str, str]) -> None:
+    """Write this choice into a config, which may not be there yet; all else of it stays, outside the section as it is.
+
+    Args:
+        path: of the config, which :func:`read_config` reads.
+        chosen: keys of :data:`CHOICE` with their values.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    import yaml
+
+    from vidspec.files import write_whole
+
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    data = yaml.safe_load(text) or {}
+    models = {key: value for key, value in (data.get("models") or {}).items() if key not in CHOICE} | dict(chosen)
+    expected = {key: value for key, value in data.items() if key != "models"} | ({"models": models} if models else {})
+    section = _dumped({"models": models}) if models else ""
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    written = f"{text.rstrip()}\n{section}".lstrip("\n")
+    for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
+        if key.value == "models":
+            written = text[: key.start_mark.index] + section + text[_end(value) :].removeprefix("" if models else "\n")
+    if not _holds(written, expected):  # such as braces around all that lose a key
+        written = _dumped(expected) if expected else ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{path.parent}: cannot be made: {error.strerror or error}") from None
+    write_whole(path.resolve(), written.rstrip() + "\n" if written.strip() else "")
+
+
+def _dumped(data: object) -> str:
+    import yaml
+
+    return yaml.safe_dump(data, default_flow_style=None, sort_keys=False, allow_unicode=True, width=1 << 20).rstrip()
+
+
+def _holds(text: str, data: Mapping[str, object]) -> bool:
+    import yaml
+
+    try:
+        return (yaml.safe_load(text) or {}) == data
+    except yaml.YAMLError:
+        return False
+
+
+def _end(node: yaml.Node) -> int:
+    """Where the text of a node ends; that of a block reaches over comments to what follows it."""
+    if getattr(node, "flow_style", True) or not node.value:
+        return int(node.end_mark.index)
+    last = node.value[-1]
+    return _end(last[1] if isinstance(last, tuple) else last)
 
 
 def resolve(

@@ -12,10 +12,23 @@ from typing import NamedTuple
 
 from vidspec.models.tiles import Size, best_resolution, multiples, unpadded, within
 
-__all__ = ["KnownModel", "Load", "Memory", "Pair", "cached_models", "draft_of", "known", "memory", "visual_tokens"]
+__all__ = [
+    "KnownModel",
+    "Load",
+    "Memory",
+    "Pair",
+    "cached_models",
+    "draft_of",
+    "known",
+    "memory",
+    "recommended",
+    "visual_tokens",
+]
 
 #: Of a number.
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+#: Share of the free memory that a recommended pair leaves for activations.
+SPARE = 0.2
 #: Bytes of main memory that Python, torch and transformers take before a model is loaded.
 PROCESS = 420 << 20
 #: Tokens of a prompt around the video.
@@ -134,6 +147,24 @@ def known() -> tuple[Pair, ...]:
 def draft_of(target: str) -> str | None:
     """The draft that is listed first for a target; None if it is not listed, or only with itself."""
     return next((pair.draft.name for pair in known() if pair.draft and pair.target.name == target), None)
+
+
+def recommended(load: Load, free: int, *, smallest: bool) -> Pair | None:
+    """The listed pair with a draft to begin with, by size alone; None where none leaves :data:`SPARE` of the memory.
+
+    Args:
+        load: the clip; targets made for fewer tokens are left out.
+        free: bytes.
+        smallest: whether the smallest target is taken, as without a GPU, instead of the largest.
+    """
+    fitting = dict[int, Pair]()
+    for pair in known():
+        context, size = pair.target.context, memory(pair, load).total
+        tokens = load.tokens(load.visual_tokens(pair.target.family))
+        fits = size is not None and size <= (1 - SPARE) * free and (context is None or tokens <= context)
+        if fits and pair.draft and pair.target.parameters:
+            fitting.setdefault(pair.target.parameters, pair)
+    return fitting[(min if smallest else max)(fitting)] if fitting else None
 
 
 def memory(pair: Pair, load: Load) -> Memory:

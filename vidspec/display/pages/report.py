@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from vidspec.display.pages.clip import Clip
 from vidspec.display.pages.folder import Folder
 from vidspec.display.pages.page import Record, rendered
 from vidspec.display.pages.pictures import Drawing, pictures, thumbnail
+from vidspec.display.pages.side_by_side import Couple, couples, write_couples
 from vidspec.display.pages.timeline import from_chrome
 from vidspec.display.state import Watching
 from vidspec.errors import UsageError, VidspecError
@@ -25,7 +26,7 @@ from vidspec.events.record import Caption
 from vidspec.events.trace import Span
 from vidspec.files import read_whole, write_whole
 
-__all__ = ["IN_FULL", "ReportFile", "read_trace", "write", "write_finished"]
+__all__ = ["IN_FULL", "ReportFile", "read_trace", "write", "write_compared", "write_finished"]
 
 #: Of many clips so many are shown in full.
 IN_FULL = 24
@@ -199,12 +200,36 @@ def write_finished(
         UsageError: a record is not as vidspec writes them.
         OutputError: it cannot be written.
     """
-    from jinja2 import UndefinedError
-
-    try:
+    with _of_vidspec():
         folder, clips = _collected(records, traces)
         damaged = any((record.get("video") or {}).get("damage") for record in records)
         return write(file, folder, clips, title, allow_damaged=damaged)
+
+
+def write_compared(
+    file: Path, left: Sequence[Record], right: Sequence[Record], names: tuple[str, str]
+) -> Sequence[Couple]:
+    """Write the page of two runs side by side; returns their clips, and writes nothing where they share none.
+
+    Raises:
+        UsageError: a record is not as vidspec writes them.
+        OutputError: it cannot be written.
+    """
+    with _of_vidspec():
+        found = couples(left, right)
+        if not any(one.left and one.right for one in found):
+            return ()
+        write_couples(file, found, (one_line(names[0]), one_line(names[1])), _thumbnails)
+        return found
+
+
+@contextmanager
+def _of_vidspec() -> Iterator[None]:
+    """Records that are not as vidspec writes them are an error of one line."""
+    from jinja2 import UndefinedError
+
+    try:
+        yield
     except (AttributeError, LookupError, TypeError, UndefinedError, ValueError) as error:
         raise UsageError(
             f"a record is not as vidspec {__version__} writes them: {type(error).__name__}: {error}",

@@ -1,0 +1,233 @@
+"""``vidspec models use`` and ``get``, and what the list marks and recommends."""
+
+import json
+
+import huggingface_hub
+import pytest
+import yaml
+from fake_captioner import FakeCaptioner
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+from vidspec.errors import ModelError
+from vidspec.models.known_pairs import Load, known, memory, recommended
+
+TARGET, DRAFT = "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-3B-Instruct"
+OTHER = "Qwen/Qwen3-VL-8B-Instruct"
+
+
+@pytest.fixture
+def config(tmp_path):
+    return tmp_path / "config" / "vidspec" / "config.yaml"
+
+
+@pytest.fixture
+def fetched(monkeypatch):
+    """What is downloaded, by a stand-in for the hub's client."""
+    names = []
+
+    def download(name, *, allow_patterns):
+        assert "*.safetensors" in allow_patterns and "*.bin" not in allow_patterns
+        names.append(name)
+        return f"/cache/{name}"
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return names
+
+
+def test_a_choice_is_what_captions_come_from(vidspec, config):
+    ran = vidspec("models", "use", TARGET)
+    assert ran.code == 0 and TARGET in ran.out and DRAFT in ran.out and str(config) in ran.out
+    assert f"`vidspec models get` fetches {TARGET} and {DRAFT}" in ran.err
+    assert vidspec("caption", "good.mp4").code == 0
+    models = FakeCaptioner.made[-1].profile.models
+    assert (models.pair, models.target, models.draft) == (None, TARGET, DRAFT)
+    assert vidspec("caption", "good.mp4", "--target", OTHER).code == 0  # what is named wins
+    assert FakeCaptioner.made[-1].profile.models.target == OTHER
+
+
+@pytest.mark.parametrize("back", ["--none", "embedded"])
+def test_going_back_to_the_demo(vidspec, config, back):
+    assert vidspec("models", "use", TARGET, "--draft", OTHER).code == 0
+    assert yaml.safe_load(config.read_text()) == {"models": {"target": TARGET, "draft": OTHER}}
+    ran = vidspec("models", "use", back)
+    assert ran.code == 0 and "a demo that knows drawn shapes only" in ran.out
+    assert not config.read_text().strip()
+    assert vidspec("caption", "good.mp4").code == 0 and FakeCaptioner.made[-1].profile.models.pair == "embedded"
+
+
+def test_a_built_in_pair_can_be_chosen(vidspec, config):
+    assert vidspec("models", "use", "embedded-qwen").code == 0
+    assert yaml.safe_load(config.read_text()) == {"models": {"pair": "embedded-qwen"}}
+    assert vidspec("models", "use", TARGET).code == 0
+    assert yaml.safe_load(config.read_text()) == {"models": {"target": TARGET}}
+
+
+BEFORE = """# mine
+profile: vanilla-sd
+models:   # chosen once
+  target: x/y  # a comment
+  draft: x/z
+  dtype: bfloat16
+
+# of video
+video: {frames: 8}
+"""
+
+
+def test_the_rest_of_a_config_stays(vidspec, config):
+    config.parent.mkdir(parents=True)
+    config.write_text(BEFORE)
+    assert vidspec("models", "use", TARGET).code == 0
+    text = config.read_text()
+    assert yaml.safe_load(text)["models"] == {"dtype": "bfloat16", "target": TARGET}
+    assert text.startswith("# mine\nprofile: vanilla-sd\nmodels: ")
+    assert text.endswith("\n\n# of video\nvideo: {frames: 8}\n")
+    assert vidspec("models", "use", "--none").code == 0
+    rest = {"profile": "vanilla-sd", "models": {"dtype": "bfloat16"}, "video": {"frames": 8}}
+    assert yaml.safe_load(config.read_text()) == rest
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        "# nothing yet\n",
+        "profile: ar",
+        "models:\n",
+        "{models: {target: a/b}, profile: ar}",
+        "models:\n  draft: a/b\nprofile: ar\n",
+    ],
+)
+def test_configs_of_any_style(vidspec, config, before):
+    config.parent.mkdir(parents=True)
+    config.write_text(before)
+    rest = {key: value for key, value in (yaml.safe_load(before) or {}).items() if key != "models"}
+    assert vidspec("models", "use", TARGET).code == 0
+    assert yaml.safe_load(config.read_text()) == {**rest, "models": {"target": TARGET}}
+    assert vidspec("models", "use", "--none").code == 0
+    assert (yaml.safe_load(config.read_text()) or {}) == rest
+
+
+def test_a_folder_is_kept_by_its_whole_path(vidspec, config, tmp_path):
+    folder = tmp_path / "work" / "model"
+    folder.mkdir()
+    ran = vidspec("models", "use", "./model", "--draft", DRAFT)
+    assert ran.code == 2 and "has no config.json" in ran.err and not config.exists()
+    (folder / "config.json").write_text("{}")
+    assert vidspec("models", "use", "./model", "--draft", DRAFT).code == 0
+    assert yaml.safe_load(config.read_text())["models"]["target"] == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("use",), "takes one model, or --none"),
+        (("use", TARGET, OTHER), "takes one model, or --none"),
+        (("use", TARGET, "--none"), "takes one model, or --none"),
+        (("use", "--none", "--draft", DRAFT), "--draft needs the name of a target"),
+        (("use", "embedded", "--draft", DRAFT), "--draft needs the name of a target"),
+        (("use", "x/y"), "models.target: x/y is not among the targets"),
+        (("get",), "no model is named or chosen"),
+        (("get", TARGET, "--none"), "takes no --none"),
+        (("get", TARGET, OTHER, "--draft", DRAFT), "--draft needs the name of one target"),
+        (("get", "."), "is a folder"),
+        (("a", "b"), "b: is not known here"),
+        (("--none",), "--none: is not known here"),
+    ],
+)
+def test_mistakes(vidspec, config, fetched, words, said):
+    ran = vidspec("models", *words)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1) and said in ran.err
+    assert not config.exists() and not fetched
+
+
+def test_models_are_downloaded(vidspec, fetched):
+    ran = vidspec("models", "get", TARGET)
+    assert ran.code == 0 and fetched == [TARGET, DRAFT]
+    assert ran.out == f"{TARGET}\t/cache/{TARGET}\n{DRAFT}\t/cache/{DRAFT}\n" and f"fetching {TARGET}" in ran.err
+    fetched.clear()
+    assert vidspec("models", "get", "x/y").code == 0 and fetched == ["x/y"]
+    fetched.clear()
+    assert vidspec("models", "get", TARGET, "--draft", "x/y").code == 0 and fetched == [TARGET, "x/y"]
+    fetched.clear()
+    assert vidspec("models", "use", OTHER).code == 0 and vidspec("models", "get").code == 0
+    assert fetched == [OTHER, "Qwen/Qwen3-VL-2B-Instruct"]
+
+
+def of_the_hub(kind):
+    """Such an error without the response of whichever library speaks HTTP."""
+    return kind.__new__(kind)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (of_the_hub(GatedRepoError), "is not for everyone (accept its terms"),
+        (of_the_hub(RepositoryNotFoundError), "the hub has no such model"),
+        (LocalEntryNotFoundError("the connection\nbroke"), "cannot be fetched: the connection broke"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+    ],
+)
+def test_downloads_that_fail(vidspec, monkeypatch, error, said):
+    def download(name, **_):
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    ran = vidspec("models", "get", "x/y")
+    assert (ran.code, ran.out) == (3, "") and ran.err.count("error: ") == 1 and said in ran.err
+    assert len(ran.err.splitlines()) == 2
+
+
+def test_without_a_hub(vidspec, monkeypatch, fetched):
+    def reach(name):
+        raise ModelError(f"{name}: the hub does not answer: no route")
+
+    monkeypatch.setattr("vidspec.models.hub.reach", reach)
+    ran = vidspec("models", "get", "x/y")
+    assert (ran.code, ran.out, ran.err) == (3, "", "error: x/y: the hub does not answer: no route\n")
+    monkeypatch.setattr("vidspec.models.hub.reach", lambda name: False)  # and the cache has its config
+    ran = vidspec("models", "get", "x/y")
+    assert (ran.code, ran.out) == (3, "") and "x/y: cannot be fetched without the hub" in ran.err
+    assert not fetched
+
+
+def test_the_list_marks_the_choice_and_a_recommendation(vidspec, monkeypatch):
+    monkeypatch.setattr("vidspec.cli.doctor.has_gpu", lambda: True)
+    monkeypatch.setattr("vidspec.cli.doctor.device_memory", lambda: 80 << 30)
+    rows = json.loads(vidspec("models", "--format", "json").out)
+    assert sum(row["recommended"] for row in rows) == 1 and not any(row["chosen"] for row in rows)
+    assert vidspec("models", "use", TARGET).code == 0
+    rows = json.loads(vidspec("models", "--format", "json").out)
+    assert [(row["target"]["name"], row["draft"]["name"]) for row in rows if row["chosen"]] == [(TARGET, DRAFT)]
+    lines = [line.split("\t") for line in vidspec("models").out.splitlines()]
+    assert [line[0] for line in lines if "in use" in line[6]] == [TARGET]
+    assert [line[0] for line in lines if "recommended here" in line[6]] == [
+        row["target"]["name"] for row in rows if row["recommended"]
+    ]
+
+
+def test_the_table_says_what_is_in_use(vidspec, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("vidspec.cli.doctor.device_memory", lambda: 80 << 30)
+    assert "in use: the built-in pair embedded, a demo that knows drawn shapes only" in vidspec("models").out
+    assert vidspec("models", "use", TARGET).code == 0
+    out = vidspec("models").out
+    assert f"in use: {TARGET}" in out and "recommended here: vidspec models use " in out
+
+
+@pytest.mark.parametrize("smallest", [False, True])
+@pytest.mark.parametrize("gib", [8, 16, 40, 80, 640])
+def test_what_is_recommended(gib, smallest):
+    load, free = Load(dtype="bfloat16"), gib << 30
+    fitting = [
+        pair
+        for pair in known()
+        if pair.draft and pair.target.parameters and (memory(pair, load).total or free) <= 0.8 * free
+    ]
+    found = recommended(load, free, smallest=smallest)
+    if found is None:
+        assert all(pair.target.context == 4096 for pair in fitting)
+        return
+    assert found in fitting
+    sizes = [pair.target.parameters for pair in fitting if pair.target.context != 4096]
+    assert found.target.parameters == (min if smallest else max)(sizes)

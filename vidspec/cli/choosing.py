@@ -1,0 +1,105 @@
+"""``vidspec models use`` and ``get``: the models of captions for which no others are named, and their files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from vidspec.cli.options import BUILT_IN
+from vidspec.cli.printed import note
+from vidspec.config.user_config import read_config, resolve, with_models, write_models
+from vidspec.errors import ModelError, UsageError
+from vidspec.models import hub
+from vidspec.models.known_pairs import draft_of
+
+__all__ = ["get", "use"]
+
+#: Files of a repository that loading may read; others hold the same weights once more.
+READ = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
+
+
+def use(names: Sequence[str], draft: str | None, *, none: bool) -> int:
+    """Write a target, and its draft if one is named, into the user's config; or take both out of it.
+
+    Raises:
+        UsageError: not one name, a draft for a built-in pair, or a folder without a model.
+        ProfileError: the target needs a draft and has no listed one.
+        OutputError: the config cannot be written.
+    """
+    if len(names) + none != 1:
+        raise UsageError("models use: takes one model, or --none", hint="vidspec models use NAME [--draft DRAFT]")
+    if draft is not None and (none or names[0] in BUILT_IN):
+        raise UsageError("models use: --draft needs the name of a target", hint="vidspec models use NAME --draft DRAFT")
+    chosen: dict[str, str] = {}
+    if names and names[0] in BUILT_IN:
+        chosen = {} if names[0] == "embedded" else {"pair": names[0]}
+    elif names:
+        chosen = {"target": _place(names[0])} | ({} if draft is None else {"draft": _place(draft)})
+    defaults = read_config()
+    profile = resolve(None, {}, with_models(defaults, chosen)).profile  # what makes no sense is not written
+    write_models(defaults.path, chosen)
+    models = profile.models
+    who = f"the built-in pair {models.pair}, a demo that knows drawn shapes only" if models.pair else models.target
+    drafted = f", drafted by {models.draft}" if models.draft else ""
+    print(f"vidspec caption uses {who}{drafted} where no models are named: {defaults.path}")
+    if missing := [name for name in profile.named_models if not hub.is_local(name) and not hub.is_cached(name)]:
+        note(f"note: `vidspec models get` fetches {' and '.join(missing)}; else the first caption does")
+    return 0
+
+
+def get(names: Sequence[str], draft: str | None) -> int:
+    """Download models into the cache of the hub: those named with the listed draft of each, or those that are chosen.
+
+    Raises:
+        UsageError: one is a folder, or none is named or chosen.
+        ModelError: the hub does not answer, or does not have one or not for this user.
+    """
+    if draft is not None and len(names) != 1:
+        raise UsageError("models get: --draft needs the name of one target")
+    drafts = [draft] if draft is not None else [one for name in names if (one := draft_of(name))]
+    wanted = tuple(dict.fromkeys([*names, *drafts])) or resolve(None, {}, read_config()).profile.named_models
+    if not wanted:
+        raise UsageError("models get: no model is named or chosen", hint="vidspec models get NAME")
+    if folders := [name for name in wanted if hub.is_local(name)]:
+        raise UsageError(f"models get: {folders[0]}: is a folder, not the name of a model on the hub")
+    unreachable = [name for name in wanted if not hub.reach(name)]
+    if unreachable:
+        raise ModelError(f"{unreachable[0]}: cannot be fetched without the hub; its config is in the cache already")
+    for name in wanted:
+        note(f"fetching {name}")
+        print(f"{name}\t{_fetched(name)}", flush=True)
+    return 0
+
+
+def _fetched(name: str) -> str:
+    """Where the hub's cache has a model, after it was downloaded with bars where standard error is a terminal."""
+    import huggingface_hub
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    try:
+        return str(huggingface_hub.snapshot_download(name, allow_patterns=READ))
+    except GatedRepoError:
+        hint = f"accept its terms on its page, then `hf auth login` and vidspec models get {name}"
+        raise ModelError(f"{name}: is not for everyone", hint=hint) from None
+    except RepositoryNotFoundError:
+        raise ModelError(f"{name}: the hub has no such model, or not for you", hint=hub.fetching(name)) from None
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ModelError(f"{name}: cannot be fetched: {reason}", hint="the same command goes on where it was") from None
+
+
+def _place(name: str) -> str:
+    """A hub id as it is, and a folder from anywhere.
+
+    Raises:
+        UsageError: it is a folder without a config.
+    """
+    if not hub.is_local(name):
+        return name
+    if hub.config_file(name) is None:
+        raise UsageError(f"models use: {name}: is no folder with a model: it has no config.json")
+    return str(Path(name).expanduser().resolve())

@@ -1,0 +1,115 @@
+"""Two runs clip by clip, with the words in which their captions differ; writes the page, captions nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from pathlib import Path
+
+from vidspec.display.pages import words
+from vidspec.display.pages.clip import Clip
+from vidspec.display.pages.folder import MAX_ROWS, Folder
+from vidspec.display.pages.page import Record, rendered
+from vidspec.files import write_whole
+
+__all__ = ["Couple", "couples", "differences", "write_couples"]
+
+#: A stretch of a text, and whether the other text lacks it.
+Piece = tuple[str, bool]
+
+
+def differences(left: str, right: str) -> tuple[list[Piece], list[Piece]]:
+    """Two texts as stretches of words and blanks, with those marked that the other one does not have there."""
+    texts = [re.findall(r"\w+\s*|[^\w\s]\s*|\s+", text) for text in (left, right)]
+    a, b = ([word.strip() for word in text] for text in texts)  # words with their blanks, which do not count
+    found: tuple[list[Piece], list[Piece]] = ([], [])
+    for kind, *ends in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        for side, text, start, end in zip(found, texts, ends[::2], ends[1::2], strict=True):
+            if end > start:
+                side.append(("".join(text[start:end]), kind != "equal"))
+    return found
+
+
+@dataclass(frozen=True)
+class Couple:
+    """What two runs made of one clip and prompt; None where one of them did not have it."""
+
+    left: Clip | None
+    right: Clip | None
+    number: int = 0
+
+    @property
+    def one(self) -> Clip:
+        """Either, for what both share."""
+        clip = self.left or self.right
+        assert clip is not None
+        return clip
+
+    @property
+    def sides(self) -> list[tuple[Clip | None, list[Piece]]]:
+        """Both, each with its caption in pieces."""
+        texts = [clip.caption if clip is not None else "" for clip in (self.left, self.right)]
+        both = all(clip is not None and clip.error is None for clip in (self.left, self.right))
+        pieces = differences(*texts) if both else [[(text, False)] for text in texts]
+        return list(zip((self.left, self.right), pieces, strict=True))
+
+    @property
+    def state(self) -> str:
+        """How the two compare, in a word."""
+        if self.left is None or self.right is None:
+            return "in one run"
+        if self.left.error is not None or self.right.error is not None:
+            return "failed"
+        return "same words" if self.left.caption == self.right.caption else "differs"
+
+
+def couples(left: Sequence[Record], right: Sequence[Record]) -> list[Couple]:
+    """The records of two runs by path, part and prompt, in the order of the first run, then those of the second alone.
+
+    Of several records of a run for one prompt the last counts.
+    """
+    sides = [{_key(record): Clip(record) for record in records} for records in (left, right)]
+    return [Couple(sides[0].get(key), sides[1].get(key)) for key in {**sides[0], **sides[1]}]
+
+
+def _key(record: Record) -> tuple[object, ...]:
+    part = {**record, **(record.get("job") or {})}
+    question = record.get("question") or {}
+    prompt = question.get("prompt") or part.get("prompt")
+    return os.path.normpath(record["path"]), part.get("start"), part.get("end"), question.get("index"), prompt
+
+
+def write_couples(
+    file: Path, found: Sequence[Couple], names: tuple[str, str], thumbnails: Callable[[Folder], dict[int, str]]
+) -> None:
+    """Write the page.
+
+    Args:
+        file: replaced whole.
+        found: all clips of both runs.
+        names: of the runs.
+        thumbnails: makes pictures by number.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    folder = Folder()
+    rows = [Couple(one.left, one.right, folder.add(one.one.record)) for one in found]
+    states = [one.state for one in rows]
+    counts = {state: states.count(state) for state in ("same words", "differs", "failed", "in one run")}
+    demo = sum(bool(clip and clip.demo) for one in rows for clip in (one.left, one.right))
+    captioned = sum(bool(clip and clip.error is None) for one in rows for clip in (one.left, one.right))
+    content = rendered(
+        "side_by_side.html",
+        title=f"{names[0]} and {names[1]}",
+        demo=words.demo(demo, captioned),
+        names=names,
+        counts={state: words.number(count) for state, count in counts.items() if count},
+        rows=sorted(rows, key=lambda row: row.state == "same words")[:MAX_ROWS],
+        left_out=words.number(max(0, len(rows) - MAX_ROWS)) if len(rows) > MAX_ROWS else "",
+        thumbnails=thumbnails(folder),
+    )
+    write_whole(file, content)

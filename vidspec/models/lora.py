@@ -109,5 +109,6 @@ def _scale(config: Mapping[str, object], layer: str, rank: int) -> float:
     patterns = config.get("alpha_pattern") or {}
     assert isinstance(patterns, dict)
     own = (alpha for pattern, alpha in patterns.items() if re.match(rf"(?:.*\.)?(?:{pattern})$", layer))
-    alpha = float(next(own, config.get("lora_alpha") or rank))
+    alpha = next(own, config.get("lora_alpha") or rank)
+    assert isinstance(alpha, int | float)
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)

@@ -234,13 +234,14 @@ class Captioner:
     def models(self) -> Models:
         """Names of target and draft; family, dtype, device and decoder of the target, as the JSON record has them."""
         model, decoder = self.target.model, self.target.model.decoder
+        why = decoder.why if decoder.name != "fused" else decoder.eager if model.device.type == "cuda" else None
         return {
             "target": model.name,
             "draft": self._draft_name(),
             "family": model.family,
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": str(model.device),
-            "decoder": decoder.name if decoder.name == "fused" else f"{decoder.name}: {decoder.why}",
+            "decoder": f"{decoder.name}: {why}" if why else decoder.name,
         }
 
     @property

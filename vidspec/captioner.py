@@ -240,6 +240,7 @@ class Captioner:
         """Names of target and draft; family, dtype, device and decoder of the target, as the JSON record has them."""
         model, decoder = self.target.model, self.target.model.decoder
         adapter = self.profile.models.adapter
+        why = decoder.why if decoder.name != "fused" else decoder.eager if model.device.type == "cuda" else None
         return {
             "target": model.name,
             **({} if adapter is None else {"adapter": adapter}),
@@ -248,7 +249,7 @@ class Captioner:
             "dtype": str(model.dtype).removeprefix("torch."),
             "weights": self.profile.models.weights,
             "device": str(model.device),
-            "decoder": decoder.name if decoder.name == "fused" else f"{decoder.name}: {decoder.why}",
+            "decoder": f"{decoder.name}: {why}" if why else decoder.name,
         }
 
     @property

@@ -143,6 +143,11 @@ class Passed(NamedTuple):
     top: Sequence[tuple[Sequence[int], Sequence[float]]] = ()
     probs: torch.Tensor | None = None
 
+    def row(self, at: int) -> Passed:
+        """One row's logits, states and tokens."""
+        part = slice(at, at + 1)
+        return Passed(self.logits[part], self.hidden[part], likeliest=self.likeliest[part], chosen=self.chosen[part])
+
 
 class Prefill(NamedTuple):
     """A prompt that has been read.

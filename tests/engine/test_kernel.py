@@ -94,6 +94,7 @@ def check(sequences, heads, kv_heads, width, dtype, close):
         start += len(sees)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("before", [70, 1021])
 def test_a_row_alone_and_within_a_window_is_the_same_to_the_bit(before, monkeypatch):
     """Both in passes of 8 rows; keys are split by the entries of the sequence when its decoding began.

@@ -67,6 +67,7 @@ MECHANISMS = (
     "hybrid",
     "parallelvlm",
     "sd-adaptive-tree",
+    "self-int8",
     "self-sd",
     "specvlm",
     "std",

@@ -56,6 +56,7 @@ _PLAIN = {
     "models.captioner": None,
     "draft.kind": "none",
     "draft.gamma": 5,
+    "draft.precision": "auto",
     "prune.method": "none",
     "lossy.method": "none",
     "schedule.kind": "autoregressive",
@@ -131,6 +132,7 @@ class Captioner:
             self.setup = self.autotune.starting
         else:
             self.setup = Setup.of(profile, target, None if profile.concurrent else draft, describe, head, self.slot)
+            _ = self.setup.self_draft  # copies of weights are made now, not with the first clip
 
     @property
     def target(self) -> Engine[VideoLanguageModel]:
@@ -167,6 +169,7 @@ class Captioner:
             wanted.device_map,
             wanted.quantization,
             wanted.packed,
+            wanted.weights,
         )
         beside = beside_target(profile)
         hub.require(profile.named_models)
@@ -184,7 +187,8 @@ class Captioner:
             loading.read_config(names[0])  # what is wrong with it is said before the draft is loaded
         with ExitStack() as undo:
             # The target last: a map of it counts the memory that is left.
-            describe = image_captioner.load(wanted.captioner, beside) if wanted.captioner else None
+            whole = replace(beside, weights=None)
+            describe = image_captioner.load(wanted.captioner, whole) if wanted.captioner else None
             draft = slot = None
             if two_workers(profile):
                 slot = DraftSlot(names[1] if profile.drafts_with_a_model else names[0], beside, profile)
@@ -239,6 +243,7 @@ class Captioner:
             "draft": self._draft_name(),
             "family": model.family,
             "dtype": str(model.dtype).removeprefix("torch."),
+            "weights": self.profile.models.weights,
             "device": str(model.device),
             "decoder": decoder.name if decoder.name == "fused" else f"{decoder.name}: {decoder.why}",
         }

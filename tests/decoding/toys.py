@@ -76,6 +76,9 @@ class ToySpan:
     def length(self) -> int:
         return len(self.tokens)
 
+    def follow(self) -> bool:
+        return False
+
     def rollback(self, length: int) -> None:
         assert 0 <= length <= len(self.tokens)
         del self.tokens[length:], self.places[length:]

@@ -34,6 +34,9 @@ class ChainWindows(Drafter):
         self._unread = [token]
 
     def commit(self, path: Sequence[int], token: int) -> None:
+        if self.spans[0].follow():  # the target's own entries, which hold all but the last token now
+            self._unread, self._window = [token], ()
+            return
         if not self._window:  # nothing was read either
             self._unread = [*self._unread, token]
             return

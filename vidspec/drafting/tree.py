@@ -76,6 +76,9 @@ class TreeDrafter(Drafter):
         return passed.logits  # type: ignore[no-any-return]
 
     def commit(self, path: Sequence[int], token: int) -> None:
+        if self.span.follow():  # the target's own entries, which hold all but the last token now
+            self._unread, self._draft = [token], Draft((), ())
+            return
         if not self._draft.tokens:  # nothing was read either
             self._unread = [*self._unread, token]
             return

@@ -241,7 +241,7 @@ class Graphs:
         if made != self._made:  # they hold the addresses of a slab that is gone
             self.clear()
             self._made = made
-            self.decoder.slab.moving = self.clear
+            self.decoder.slab.moving[self] = self.clear
         if (count, chained) not in self._steps:
             begun = time.perf_counter()
             self._steps[count, chained] = self._captured(count, vocabulary, chained)

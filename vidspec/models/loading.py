@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from vidspec.engine.device import driver_problem
+from vidspec.engine.layouts import Wanted
 from vidspec.errors import DeviceError, ModelError, VidspecError
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import StockConfig, StockModel, VideoLanguageModel
@@ -61,7 +62,8 @@ class Placement:
         device_map: how accelerate splits the model instead: a strategy (``auto``, ``balanced``, ``balanced_low_0``,
             ``sequential``), or the device of each module, ``cpu`` and ``disk`` among them.
         quantization: ``8bit`` or ``4bit``, by bitsandbytes.
-        packed: whether large weights get packed copies, see :func:`~vidspec.engine.matrix.packing`.
+        packed: whether large weights are packed, see :func:`~vidspec.engine.matrix.packing`.
+        weights: codes in the place of the language model's weights, see :func:`~vidspec.engine.layouts.layout`.
     """
 
     device: torch.device
@@ -70,6 +72,7 @@ class Placement:
     device_map: str | Mapping[str, int | str] | None = None
     quantization: str | None = None
     packed: bool | Literal["auto"] = False
+    weights: Wanted = None
 
 
 def placement(
@@ -79,6 +82,7 @@ def placement(
     device_map: str | Mapping[str, int | str] | None = None,
     quantization: str | None = None,
     packed: bool | Literal["auto"] = "auto",
+    weights: Wanted = None,
 ) -> Placement:
     """Resolve ``auto`` on this machine: the first CUDA device, else the CPU.
 
@@ -112,7 +116,7 @@ def placement(
     if dtype not in _DTYPES and place.type == "cuda":
         chosen = torch.bfloat16 if torch.cuda.get_device_capability(place) >= (8, 0) else torch.float16
     kept = packed if place.type == "cpu" and chosen is not torch.float16 else False
-    return Placement(place, chosen, decoder, device_map, quantization, kept)
+    return Placement(place, chosen, decoder, device_map, quantization, kept, weights)
 
 
 def embedded_folder(pair: str, role: str) -> Path:
@@ -224,18 +228,21 @@ def prepare(adapter: Adapter, where: Placement) -> None:
     On CUDA cuDNN's attention is turned off: it plans anew for every length of the keys, in every thread.
 
     Raises:
-        DeviceError: it cannot be fused, which was asked for.
+        DeviceError: it cannot be fused, or its weights cannot be quantised, which was asked for.
     """
     if where.device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
         if where.dtype is torch.float32:  # convolutions of vision towers round to TF32 otherwise
             torch.backends.cudnn.allow_tf32 = False
     try:
-        adapter.prepare(where.decoder, packed=where.packed)
+        adapter.prepare(where.decoder, packed=where.packed, wanted=where.weights)
     except ValueError as error:
-        raise DeviceError(
-            f"models.decoder fused: {adapter.name}: {error}", hint="nearest valid choice: models.decoder: auto"
-        ) from error
+        asked, instead = (
+            ("models.decoder fused", "models.decoder: auto")
+            if where.decoder == "fused"
+            else (f"weights as {where.weights}", "models.weights: null and draft.precision: as-target")
+        )
+        raise DeviceError(f"{asked}: {adapter.name}: {error}", hint=f"nearest valid choice: {instead}") from error
 
 
 def check_kernels(name: str, source: str) -> None:

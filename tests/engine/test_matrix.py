@@ -66,7 +66,7 @@ def test_large_weights_are_packed(bias):
         given, residual = torch.randn(rows, 1024), torch.randn(rows, 1024)
         expected = torch.cat([layer(given) for layer in some], dim=-1)
         made = laid(some, packed=True)
-        assert made.nbytes == LARGE * 4
+        assert made.nbytes == LARGE * 4 and made.second
         torch.testing.assert_close(made(given), expected, rtol=0, atol=2e-5)
         torch.testing.assert_close(made.add(residual, given), residual + expected, rtol=0, atol=2e-5)
     assert laid(layers(1024, (512, 511), bias), packed=True).nbytes == 0  # not large

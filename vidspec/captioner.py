@@ -168,7 +168,7 @@ class Captioner:
             wanted.quantization,
             wanted.packed,
         )
-        where = replace(where, adapter=wanted.adapter)
+        where = replace(where, adapter=wanted.adapter, fitted=where.fitted and wanted.pair is None)
         beside = beside_target(profile)
         hub.require(profile.named_models)
         embedded = wanted.pair is not None

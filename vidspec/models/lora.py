@@ -6,6 +6,8 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -61,8 +63,6 @@ def merge(adapter: str, name: str, model: StockModel) -> None:
 @patient
 def _read(adapter: str) -> tuple[dict[str, object], Mapping[str, Stored]]:
     """Config and tensors."""
-    from pathlib import Path
-
     source = str(Path(adapter).expanduser()) if is_local(adapter) else adapter
     try:
         config = json.loads(file(source, "adapter_config.json").read_text(encoding="utf-8"))
@@ -106,8 +106,7 @@ def _places(layer: str) -> list[str]:
 
 def _scale(config: Mapping[str, object], layer: str, rank: int) -> float:
     """Alpha over the rank, or over its root in rsLoRA; the first pattern that names the layer has its own alpha."""
-    patterns = config.get("alpha_pattern") or {}
-    assert isinstance(patterns, dict)
+    patterns: Any = config.get("alpha_pattern") or {}
     own = (alpha for pattern, alpha in patterns.items() if re.match(rf"(?:.*\.)?(?:{pattern})$", layer))
-    alpha = float(next(own, config.get("lora_alpha") or rank))
-    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    alpha: Any = next(own, config.get("lora_alpha") or rank)
+    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from vidspec.config.profiles import Profile
@@ -32,4 +34,5 @@ def beside_target(profile: Profile) -> loading.Placement:
     """Where the draft runs."""
     wanted = profile.models
     device = profile.workers.draft or wanted.draft_device or wanted.device
-    return loading.placement(device, wanted.dtype, wanted.decoder, packed=wanted.packed)
+    where = loading.placement(device, wanted.dtype, wanted.decoder, packed=wanted.packed)
+    return replace(where, fitted=where.fitted and wanted.pair is None)

@@ -425,7 +425,9 @@ def test_models_without_ears_have_no_note(checkpoints):
 def test_memory_after_loading(checkpoints, tmp_path, saved, dtype):
     """No more than a tenth beyond what the layouts take: neither mapped files nor freed weights stay."""
     wide = config(UNTIED)
-    wide.text_config.hidden_size, wide.text_config.intermediate_size = 1024, 4096
+    text = wide.text_config  # layers as small as those whose memory the C library keeps
+    text.hidden_size, text.intermediate_size, text.num_hidden_layers = 512, 2048, 24
+    text.layer_types = ["full_attention"] * text.num_hidden_layers
     with torch.device("meta"):
         made = transformers.LlavaOnevisionForConditionalGeneration(wide).to(getattr(torch, saved))
     made.to_empty(device="cpu").save_pretrained(tmp_path)

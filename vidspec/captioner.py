@@ -172,7 +172,7 @@ class Captioner:
             wanted.packed,
             wanted.weights,
         )
-        where = replace(where, adapter=wanted.adapter)
+        where = replace(where, adapter=wanted.adapter, fitted=where.fitted and wanted.pair is None)
         beside = beside_target(profile)
         hub.require(profile.named_models)
         embedded = wanted.pair is not None

@@ -74,8 +74,11 @@ def test_drafts_by_memory_and_vocabulary(vidspec, written, monkeypatch):
     text = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28}
     text |= {"num_key_value_heads": 4, "vocab_size": 152064, "rope_parameters": {"mrope_section": [16, 24, 24]}}
     config = Qwen2_5_VLConfig(text_config=text, tie_word_embeddings=False)
+    monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: 20 * GIB)
+    monkeypatch.setattr("vidspec.memory.available", lambda: 20 * GIB)
     _, found = said(vidspec, written(config))
     small = "Qwen/Qwen2.5-VL-3B-Instruct"
+    assert found["dtype"] == "bfloat16" and found["packed_bytes"] == 0
     assert {fit["draft"]: fit["refused"] for fit in found["drafts"]}[small].endswith("too much for this machine")
     monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: 90 * GIB)
     code, found = said(vidspec, written(config))

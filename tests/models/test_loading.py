@@ -30,7 +30,7 @@ from vidspec.config import profiles
 from vidspec.decoding.workers.places import two_workers
 from vidspec.engine.forward import Engine
 from vidspec.errors import DeviceError, ModelError
-from vidspec.models.loading import Placement, check_pair, embedded_folder, load, placement, prepare
+from vidspec.models.loading import Placement, check_pair, cpu_dtype, embedded_folder, load, placement, prepare
 
 CPU = Placement(torch.device("cpu"), torch.float32)
 
@@ -215,8 +215,9 @@ def test_half_precision_file_in_float32(tmp_path):
 
 
 def test_placement():
-    assert placement("cpu") == Placement(torch.device("cpu"), torch.float32, packed="auto")
-    assert placement("cpu", "bfloat16", "stock") == Placement(torch.device("cpu"), torch.bfloat16, "stock")
+    assert placement("cpu") == Placement(torch.device("cpu"), torch.float32, packed="auto", fitted=True)
+    half = Placement(torch.device("cpu"), torch.bfloat16, "stock", packed="auto")
+    assert placement("cpu", "bfloat16", "stock") == half
 
 
 def test_placement_prefers_cuda(monkeypatch):
@@ -362,7 +363,7 @@ def test_embedded_folder():
 def test_adapters_are_refused(tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "x/y", "peft_type": "LORA"}))
     error = refused(tmp_path, "model")
-    assert "LoRA" in error.message and "merge" in error.hint
+    assert "LoRA" in error.message and f"--adapter {tmp_path}" in error.hint
 
 
 def test_image_processor_inside_the_processors_config(tmp_path):
@@ -424,7 +425,9 @@ def test_models_without_ears_have_no_note(checkpoints):
 def test_memory_after_loading(checkpoints, tmp_path, saved, dtype):
     """No more than a tenth beyond what the layouts take: neither mapped files nor freed weights stay."""
     wide = config(UNTIED)
-    wide.text_config.hidden_size, wide.text_config.intermediate_size = 1024, 4096
+    text = wide.text_config  # layers as small as those whose memory the C library keeps
+    text.hidden_size, text.intermediate_size, text.num_hidden_layers = 512, 2048, 24
+    text.layer_types = ["full_attention"] * text.num_hidden_layers
     with torch.device("meta"):
         made = transformers.LlavaOnevisionForConditionalGeneration(wide).to(getattr(torch, saved))
     made.to_empty(device="cpu").save_pretrained(tmp_path)
@@ -433,3 +436,28 @@ def test_memory_after_loading(checkpoints, tmp_path, saved, dtype):
     command = [sys.executable, Path(__file__).with_name("resident.py"), checkpoints["tied"], tmp_path, dtype]
     taken, laid_out = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
     assert laid_out > 2**26 and taken < 1.1 * laid_out
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    "numbers, free, fast, dtype",
+    [
+        (GIB // 2, 24 * GIB, True, torch.float32),  # 4 GiB with packed copies
+        (8 * GIB, 24 * GIB, True, torch.bfloat16),
+        (2 * GIB, 24 * GIB, True, torch.float32),  # 16 of 18
+        (3 * GIB, 24 * GIB, True, torch.bfloat16),
+        (3 * GIB, 24 * GIB, False, torch.float32),  # bfloat16 is emulated
+        (8 * GIB, 24 * GIB, False, torch.bfloat16),
+        (8 * GIB, None, True, torch.float32),
+    ],
+)
+def test_the_dtype_on_a_cpu_follows_from_memory(numbers, free, fast, dtype):
+    assert cpu_dtype(numbers, free, fast) is dtype
+
+
+def test_a_model_that_does_not_fit_in_float32(checkpoints, monkeypatch):
+    monkeypatch.setattr("vidspec.memory.available", lambda: 2**20)
+    assert load(str(checkpoints["tied"]), placement("cpu")).dtype is torch.bfloat16
+    assert load(str(checkpoints["tied"]), placement("cpu", "float32")).dtype is torch.float32

@@ -9,8 +9,6 @@ import shlex
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
-
 from vidspec.config import profiles
 from vidspec.decoding.setup import STATES
 from vidspec.engine.decoders import decoder_of
@@ -177,22 +175,19 @@ def inspect(name: str, draft: str | None = None, load: Load | None = None) -> Ch
 
 def _inspected(name: str, load: Load) -> Checkpoint:
     """A checkpoint by itself."""
-    import transformers
-
     config = loading.read_config(name, text=True)
     where, family = loading.placement(dtype=load.dtype), str(config.model_type)
     text = family not in families.names()
-    automatic: Any = transformers.AutoModelForCausalLM if text else transformers.AutoModelForImageTextToText
     kind: Any = TextModel if text else families.get(family)
     try:
-        with torch.device("meta"):
-            model = automatic.from_config(kind.config_of(config), dtype=where.dtype, trust_remote_code=False)
+        model = loading.unfilled(kind, config, where.dtype)
     except Exception as error:  # any exception that a config makes the library raise is the config's fault
         raise loading.unloadable(name, error) from error
-    language = kind.language_of(model)
+    parameters = sum(weight.numel() for weight in model.parameters())
+    where = loading.fit(where, parameters)
+    language = kind.language_of(model.to(where.dtype))
     reason = uncovered(language, model.lm_head)
     decoder = decoder_of(language, model.lm_head, "stock")
-    parameters = sum(weight.numel() for weight in model.parameters())
     tokens, kv = load.visual_tokens(family), decoder.slab.entry_bytes
     weights, packed_bytes = parameters * where.dtype.itemsize, 0
     if reason is None and where.device.type == "cpu":

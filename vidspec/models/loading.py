@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,12 +34,15 @@ __all__ = [
     "any_config",
     "check_kernels",
     "check_pair",
+    "cpu_dtype",
     "embedded_folder",
+    "fit",
     "is_head",
     "load",
     "placement",
     "read_config",
     "source_of",
+    "unfilled",
     "unloadable",
     "weights",
 ]
@@ -70,6 +73,7 @@ class Placement:
         packed: whether large weights are packed, see :func:`~vidspec.engine.matrix.packing`.
         weights: codes in the place of the language model's weights, see :func:`~vidspec.engine.layouts.layout`.
         adapter: hub id or folder of a LoRA that is merged into the model.
+        fitted: whether ``dtype`` gives way to the one that fits this machine, see :func:`cpu_dtype`.
     """
 
     device: torch.device
@@ -80,6 +84,7 @@ class Placement:
     packed: bool | Literal["auto"] = False
     weights: Wanted = None
     adapter: str | None = None
+    fitted: bool = False
 
 
 def placement(
@@ -93,7 +98,8 @@ def placement(
 ) -> Placement:
     """Resolve ``auto`` on this machine: the first CUDA device, else the CPU.
 
-    The dtype is bfloat16 on a GPU (float16 below compute capability 8.0, which computes no bfloat16), float32 on a CPU.
+    The dtype is bfloat16 on a GPU (float16 below compute capability 8.0, which computes no bfloat16); on a CPU float32,
+    which :func:`load` changes by :func:`cpu_dtype`.
 
     Raises:
         DeviceError: a device that is not there, or a GPU whose driver this build of torch cannot use.
@@ -123,7 +129,32 @@ def placement(
     if dtype not in _DTYPES and place.type == "cuda":
         chosen = torch.bfloat16 if torch.cuda.get_device_capability(place) >= (8, 0) else torch.float16
     kept = packed if place.type == "cpu" and chosen is not torch.float16 else False
-    return Placement(place, chosen, decoder, device_map, quantization, kept, weights)
+    fitted = place.type == "cpu" and dtype not in _DTYPES
+    return Placement(place, chosen, decoder, device_map, quantization, kept, weights, fitted=fitted)
+
+
+def cpu_dtype(numbers: int, free: int | None, fast: bool) -> torch.dtype:
+    """The dtype of a model on a CPU: float32, of which a bfloat16 model's near-ties are none, where it fits well.
+
+    Args:
+        numbers: of its parameters.
+        free: bytes of main memory; None if they cannot be told.
+        fast: whether the CPU computes in bfloat16.
+
+    Returns:
+        float32 if it takes, with packed copies of all weights, no more than three quarters of the memory, or on a CPU
+        without bfloat16 without the copies; else bfloat16.
+    """
+    taken = numbers * 4 * (2 if fast else 1)
+    return torch.float32 if free is None or 4 * taken <= 3 * free else torch.bfloat16
+
+
+def fit(where: Placement, numbers: int) -> Placement:
+    """``where`` with the dtype that fits a model of so many parameters, unless it was told."""
+    if not where.fitted:
+        return where
+    fast = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return replace(where, dtype=cpu_dtype(numbers, memory.available(), fast), fitted=False)
 
 
 def embedded_folder(pair: str, role: str) -> Path:
@@ -154,6 +185,8 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
     blind = family not in families.names()
     kind: Any = TextModel if blind else families.get(family)
     try:
+        if where.fitted:
+            where = fit(where, sum(weight.numel() for weight in unfilled(kind, config, where.dtype).parameters()))
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         tokenizer.encode("?")  # some settings of a tokenizer are read with its first text only
         model = _weights(name, source, where, kind.config_of(config), settings_of(config), text=blind)
@@ -174,6 +207,16 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
         adapter.note = f"{name}: its audio branch is left out; it describes the frames, not the sound"
     prepare(adapter, where)
     return adapter  # type: ignore[no-any-return]
+
+
+def unfilled(kind: Any, config: StockConfig, dtype: torch.dtype) -> StockModel:
+    """The stock model of a family's config without numbers, on torch's meta device."""
+    import transformers
+
+    text = str(config.model_type) not in families.names()
+    automatic: Any = transformers.AutoModelForCausalLM if text else transformers.AutoModelForImageTextToText
+    with torch.device("meta"):
+        return automatic.from_config(kind.config_of(config), dtype=dtype, trust_remote_code=False)
 
 
 def any_config(name: str) -> StockConfig:

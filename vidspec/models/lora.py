@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from torch import nn
 
@@ -61,8 +62,6 @@ def merge(adapter: str, name: str, model: StockModel) -> None:
 @patient
 def _read(adapter: str) -> tuple[dict[str, object], Mapping[str, Stored]]:
     """Config and tensors."""
-    from pathlib import Path
-
     source = str(Path(adapter).expanduser()) if is_local(adapter) else adapter
     try:
         config = json.loads(file(source, "adapter_config.json").read_text(encoding="utf-8"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from vidspec.config.profiles import Profile
@@ -40,4 +42,5 @@ def beside_target(profile: Profile) -> loading.Placement:
     device = profile.workers.draft or wanted.draft_device or wanted.device
     if profile.takes_second_gpu and torch.cuda.is_available() and torch.cuda.device_count() > 1:
         device = "cuda:1"
-    return loading.placement(device, wanted.dtype, wanted.decoder, packed=wanted.packed, weights=weights)
+    where = loading.placement(device, wanted.dtype, wanted.decoder, packed=wanted.packed, weights=weights)
+    return replace(where, fitted=where.fitted and wanted.pair is None)

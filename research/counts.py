@@ -10,11 +10,12 @@ the token of each pass besides; a chain of replayed passes is waited for once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -25,7 +26,7 @@ from vidspec.engine.fused import FusedDecoder
 from vidspec.engine.graphs import Graphs
 from vidspec.engine.rows import Rows
 
-__all__ = ["Counts", "counted", "table"]
+__all__ = ["Counts", "counted", "shared", "table"]
 
 _META = torch.device("meta")
 _PRODUCTS = ("mm", "addmm", "bmm", "linear", "matmul")
@@ -78,6 +79,9 @@ class _Counting(TorchDispatchMode):
         given = {_storage(one) for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)}
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
+        every = [one for one in tree_leaves((args, kwargs, out)) if isinstance(one, torch.Tensor)]
+        if all(one.device.type == "cpu" for one in every):  # the host's own numbers
+            return out
         made = [one for one in tree_leaves(out) if isinstance(one, torch.Tensor) and _storage(one) not in given]
         self.found.reads += torch.Tag.data_dependent_output in func.tags
         self.found.allocated += sum(one.nbytes for one in made)
@@ -86,6 +90,22 @@ class _Counting(TorchDispatchMode):
             if name == "addmm" and args[0].ndim == 2:
                 self.found.kernels["copy_"] += 1
         return out
+
+
+class _Unread(TorchFunctionMode):
+    """Zeros in place of what is read back from a device without numbers."""
+
+    def __init__(self, found: Counts) -> None:
+        super().__init__()
+        self.found = found
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.tolist and args[0].is_meta:
+            self.found.reads += 1
+            return torch.zeros(args[0].shape).tolist()
+        return func(*args, **(kwargs or {}))
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -100,22 +120,43 @@ def counted(size: Size, kind: Literal["fused", "stock"], entries: int) -> Counts
     span = slab.open(entries + 1)
     span.length = entries
     found = Counts(replayed=kind == "fused", weights=model.weight_bytes, cache=(entries + 1) * slab.entry_bytes)
+    if isinstance(model.decoder, FusedDecoder):
+        _, replay = Graphs(model.decoder, _attention(found)).step(1, size.vocabulary, chained=True)
+        with _Counting(found):
+            replay()
+    else:
+        engine, batch = engine_of(model), [Rows(span, [0])]
+        with _Counting(found), _Unread(found):
+            engine.run(batch)
+    return found
 
+
+@torch.inference_mode()
+def shared(size: Size, clips: int, rows: int, entries: int) -> Counts:
+    """A replayed pass over windows of so many rows of each clip, with its table and the read-back of its tokens."""
+    model = language(size, _META)
+    found = Counts(weights=model.weight_bytes, cache=clips * (entries + rows) * model.decoder.slab.entry_bytes)
+    assert isinstance(model.decoder, FusedDecoder)
+    model.decoder.graphs = Graphs(model.decoder, _attention(found))
+    spans = [model.decoder.slab.open(entries + 2 * rows) for _ in range(clips)]
+    for count in range(2):  # the first makes the tensors of the pass
+        for span in spans:
+            span.length = entries
+        counting = found if count else Counts()
+        found.kernels.clear()
+        with _Counting(counting), _Unread(counting):
+            engine_of(model).run([Rows(span, [0] * rows) for span in spans])
+    return found
+
+
+def _attention(found: Counts) -> Callable[..., torch.Tensor]:
     def attend(
         query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, places: torch.Tensor, scaling: float
     ) -> torch.Tensor:
         found.kernels["split_attention"] += 2
         return query.new_empty(len(query), query.shape[1] * query.shape[2])
 
-    if isinstance(model.decoder, FusedDecoder):
-        _, replay = Graphs(model.decoder, attend).step(1, size.vocabulary, chained=True)
-        with _Counting(found):
-            replay()
-    else:
-        engine, batch = engine_of(model), [Rows(span, [0])]
-        with _Counting(found):
-            engine.run(batch)[0].logits.argmax(-1)
-    return found
+    return attend
 
 
 def table(names: Sequence[str] = ("7B", "32B", "72B"), entries: int = 25_000) -> str:

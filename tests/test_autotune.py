@@ -22,8 +22,8 @@ from vidspec.models.request import Request
 PLACE = loading.placement("cpu", "float32")
 CLIPS = shipped()
 TOKENS = 48
-VANILLA, SELF = "vanilla-sd+draft.gamma=auto", "self-sd+draft.gamma=auto"
-WITH_MODEL, WITHOUT = [VANILLA, "sd-adaptive-tree", "hybrid", "ar"], ["suffix", "ngram", SELF, "ar"]
+VANILLA, SELF = "vanilla-sd+draft.gamma=auto", ["self-sd+draft.gamma=auto", "self-int8+draft.gamma=auto"]
+WITH_MODEL, WITHOUT = [VANILLA, "sd-adaptive-tree", "hybrid", "ar"], ["suffix", "ngram", *SELF, "ar"]
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +261,7 @@ def test_candidates_are_packaged_profiles(models, draft):
 def test_a_named_drafter_without_a_model_comes_first(models):
     assert [one.name for one in auto(models, **{"draft.kind": "ngram"}).autotune.candidates] == ["ngram", *WITH_MODEL]
     names = [one.name for one in auto(models, draft=False, **{"draft.kind": "ngram"}).autotune.candidates]
-    assert names == ["ngram", "suffix", SELF, "ar"]
+    assert names == ["ngram", "suffix", *SELF, "ar"]
 
 
 def test_both_ways_of_the_schedule_auto_are_whole_profiles():

@@ -68,6 +68,7 @@ MECHANISMS = (
     "hybrid",
     "parallelvlm",
     "sd-adaptive-tree",
+    "self-int8",
     "self-sd",
     "specvlm",
     "std",
@@ -302,8 +303,8 @@ def test_drawn_clips(random_pair, built_in_pairs, drawn):
 class AcceptsAll:
     lossless = True
 
-    def __call__(self, draft, target_logits, hidden, rng):
-        return Verdict.chain(len(draft.tokens), int(target_logits[-1].argmax()))
+    def __call__(self, draft, passed, rng):
+        return Verdict.chain(len(draft.tokens), passed.chosen[-1])
 
 
 class AcceptsOneMore:
@@ -311,8 +312,8 @@ class AcceptsOneMore:
 
     lossless = True
 
-    def __call__(self, draft, target_logits, hidden, rng):
-        choices = target_logits.argmax(-1).tolist()
+    def __call__(self, draft, passed, rng):
+        choices = passed.chosen
         agree = next((i for i, token in enumerate(draft.tokens) if token != choices[i]), len(draft.tokens))
         accepted = min(agree + 1, len(draft.tokens))
         return Verdict.chain(accepted, choices[accepted])

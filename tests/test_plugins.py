@@ -224,7 +224,14 @@ def test_a_race_has_it_beside_the_others(looked_up, monkeypatch):
     given |= {"models.target": "t"}
     raced = Captioner(profiles.override(captioner.profile, given), captioner.target.model, None)
     assert [raced.caption(CLIP).token_ids for _ in range(2)] == 2 * [plain.token_ids]
-    assert list(raced.autotune.result.rates) == ["lookup", "suffix", "ngram", "self-sd+draft.gamma=auto", "ar"]
+    assert list(raced.autotune.result.rates) == [
+        "lookup",
+        "suffix",
+        "ngram",
+        "self-sd+draft.gamma=auto",
+        "self-int8+draft.gamma=auto",
+        "ar",
+    ]
     own = raced.autotune.candidates[0].setup.profile
     assert own.draft.kind == "lookup" and own.draft.options == {"longest": 3}
 

@@ -92,6 +92,8 @@ PROFILES = {
     "vanilla-sd": {},
     "sd-tree": {},
     "self-sd": {},
+    "self-int4": {"draft.topology": "tree"},
+    "self-int8": {},
     "std": {},
     "tabed-mt": {},
     "tabed-mt-star": {},

@@ -11,7 +11,6 @@ on the first clip. Every candidate writes the target's own text, whatever is mea
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -51,8 +50,8 @@ SHORTEST, RACES = 16, 3
 
 _CHAIN: dict[str, object] = {"draft.topology": "chain", "draft.gamma": "auto", "schedule.kind": "sequential"}
 _LOOKED_UP: dict[str, dict[str, object]] = {
-    "suffix": {**_CHAIN, "draft.kind": "suffix"},
-    "ngram": {**_CHAIN, "draft.kind": "ngram"},
+    "suffix": {**_CHAIN, "draft.kind": "suffix", "draft.precision": "auto"},
+    "ngram": {**_CHAIN, "draft.kind": "ngram", "draft.precision": "auto"},
 }
 #: Packaged profiles, as they change a profile that leaves its schedule to a race: with a draft model, ...
 _MODEL: dict[str, dict[str, object]] = {
@@ -72,10 +71,11 @@ _BESIDE: dict[str, dict[str, object]] = {
 _NO_MODEL: dict[str, dict[str, object]] = {
     **_LOOKED_UP,
     "self-sd+draft.gamma=auto": {**_CHAIN, "draft.kind": "self", "prune.method": "uniform", "prune.alpha": 0.9},
+    "self-int8+draft.gamma=auto": {**_CHAIN, "draft.kind": "self", "draft.precision": "int8"},
 }
 #: ... and everywhere.
 _PLAIN: dict[str, dict[str, object]] = {
-    "ar": {"draft.kind": "none", "draft.gamma": 5, "schedule.kind": "autoregressive"},
+    "ar": {"draft.kind": "none", "draft.gamma": 5, "draft.precision": "auto", "schedule.kind": "autoregressive"},
 }
 #: The two ways of ``schedule.kind: auto``.
 _WAYS: dict[str, dict[str, object]] = {
@@ -305,7 +305,7 @@ class Autotune:
         sequence = Sequence(request, Trace(self._wait))
         sequence.attempt(one.setup)
         sequence.steps = decode(sequence)
-        loop = Loop(self._clock, passed)
+        loop = Loop(passed=passed, synchronise=self._wait)
         try:
             loop.begin(sequence)
             while not sequence.over:
@@ -320,10 +320,6 @@ class Autotune:
             return max(0, len(sequence.token_ids) - 1), seconds
         finally:
             loop.close()
-
-    def _clock(self) -> float:
-        self._wait()
-        return time.perf_counter()
 
 
 def _fresh(setup: Setup) -> Setup:

@@ -57,6 +57,7 @@ _PLAIN = {
     "models.captioner": None,
     "draft.kind": "none",
     "draft.gamma": 5,
+    "draft.precision": "auto",
     "prune.method": "none",
     "lossy.method": "none",
     "schedule.kind": "autoregressive",
@@ -132,6 +133,7 @@ class Captioner:
             self.setup = self.autotune.starting
         else:
             self.setup = Setup.of(profile, target, None if profile.concurrent else draft, describe, head, self.slot)
+            _ = self.setup.self_draft  # copies of weights are made now, not with the first clip
 
     @property
     def target(self) -> Engine[VideoLanguageModel]:
@@ -168,7 +170,9 @@ class Captioner:
             wanted.device_map,
             wanted.quantization,
             wanted.packed,
+            wanted.weights,
         )
+        where = replace(where, adapter=wanted.adapter)
         beside = beside_target(profile)
         hub.require(profile.named_models)
         embedded = wanted.pair is not None
@@ -185,7 +189,8 @@ class Captioner:
             loading.read_config(names[0])  # what is wrong with it is said before the draft is loaded
         with ExitStack() as undo:
             # The target last: a map of it counts the memory that is left.
-            describe = image_captioner.load(wanted.captioner, beside) if wanted.captioner else None
+            whole = replace(beside, weights=None)
+            describe = image_captioner.load(wanted.captioner, whole) if wanted.captioner else None
             draft = slot = None
             if two_workers(profile):
                 slot = DraftSlot(names[1] if profile.drafts_with_a_model else names[0], beside, profile)
@@ -234,13 +239,17 @@ class Captioner:
     def models(self) -> Models:
         """Names of target and draft; family, dtype, device and decoder of the target, as the JSON record has them."""
         model, decoder = self.target.model, self.target.model.decoder
+        adapter = self.profile.models.adapter
+        why = decoder.why if decoder.name != "fused" else decoder.eager if model.device.type == "cuda" else None
         return {
             "target": model.name,
+            **({} if adapter is None else {"adapter": adapter}),
             "draft": self._draft_name(),
             "family": model.family,
             "dtype": str(model.dtype).removeprefix("torch."),
+            "weights": self.profile.models.weights,
             "device": str(model.device),
-            "decoder": decoder.name if decoder.name == "fused" else f"{decoder.name}: {decoder.why}",
+            "decoder": f"{decoder.name}: {why}" if why else decoder.name,
         }
 
     @property
@@ -249,9 +258,10 @@ class Captioner:
         return self.autotune.pace if self.autotune else self.setup.pace
 
     def needs(self, request: Request) -> list[Claim]:
-        """What a clip takes of each model in this process and of its device.
+        """What a clip takes of each model and of its device.
 
-        Of a draft as if it saw what the target sees.
+        Of a draft as if it saw what the target sees; of one in another process on the target's device, whose slab is
+        not known here, as much memory as the target takes.
         """
         generate, model, sound = self.profile.generate, self.target.model, request.shown.sound
         frames, height, width, _ = request.shown.frames.shape
@@ -263,6 +273,8 @@ class Captioner:
         claims = [Claim(model, entries, *read)]
         if self.draft is not None and self.profile.shows_the_video:
             claims.append(Claim(self.draft.model, entries, *self.draft.model.reading_bytes(visual, tokens)))
+        if self.slot is not None and self.slot.device == model.device and self.profile.shows_the_video:
+            claims.append(Claim(model, 0, read[0] + entries * model.decoder.slab.entry_bytes, read[1]))
         if self.setup.head is not None:  # its prompt is made of states of several blocks of the target
             claims.append(Claim(self.setup.head.model, entries, read[0] * (1 + len(self.setup.head.model.blocks)), 0))
         if self.profile.drafts_with_the_target and not self.profile.concurrent:  # behind a prompt of its own

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tiers import full_but
 
 from acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value, reference_distribution
+from acceptance.windows import window_pass
 from vidspec.acceptance.base import Verdict
 from vidspec.acceptance.exact import Exact
 from vidspec.decoding.autoregressive import autoregressive
@@ -43,7 +44,7 @@ def test_greedy_equals_a_literal_loop(data):
     best = [row.index(max(row)) for row in rows]
     agree = data.draw(st.integers(0, gamma))
     tokens = [best[i] if i < agree else data.draw(st.integers(0, vocabulary - 1)) for i in range(gamma)]
-    verdict = Exact(GREEDY)(chain(*tokens), torch.tensor(rows), None, RNG)
+    verdict = Exact()(chain(*tokens), window_pass(chain(*tokens), torch.tensor(rows)), RNG)
     assert verdict == literal_greedy(tokens, rows)
     assert verdict.loose == ()
 
@@ -60,13 +61,13 @@ LOGITS = torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, 0.0], [0.0, 0.0, 1.0]])
     ],
 )
 def test_greedy(tokens, expected):
-    assert Exact(GREEDY)(chain(*tokens), LOGITS, None, RNG) == expected
+    assert Exact()(chain(*tokens), window_pass(chain(*tokens), LOGITS), RNG) == expected
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.7, 0.9)])
 def test_an_empty_window_gives_the_targets_own_token(sampling):
     sharp = torch.tensor([[0.0, 0.0, 99.0, 0.0]])
-    assert Exact(sampling)(chain(), sharp, None, RNG) == Verdict.chain(0, 2)
+    assert Exact()(chain(), window_pass(chain(), sharp, None, sampling, RNG), RNG) == Verdict.chain(0, 2)
 
 
 def test_is_lossless():
@@ -78,7 +79,8 @@ def test_a_token_the_target_never_draws_is_never_accepted(given_probs):
     p = torch.tensor([[0.0, -1e9, 0.5], [0.0, 0.0, 0.0]])
     probs = torch.tensor([[0.0, 1.0, 0.0]]) if given_probs else None
     rng = torch.Generator().manual_seed(1)
-    verdicts = [Exact(Sampling(1.0))(chain(1, probs=probs), p, None, rng) for _ in range(200)]
+    draft = chain(1, probs=probs)
+    verdicts = [Exact()(draft, window_pass(draft, p, None, Sampling(1.0), rng), rng) for _ in range(200)]
     assert {v.accepted for v in verdicts} == {0}
     assert {v.token for v in verdicts} == {0, 2}
 
@@ -89,7 +91,8 @@ def test_a_draft_that_equals_the_target_is_always_accepted():
     probs = sampling.distribution(logits)
     for _ in range(200):
         tokens = [draw(row, rng) for row in probs[:3]]
-        assert Exact(sampling)(chain(*tokens, probs=probs[:3]), logits, None, rng).accepted == 3
+        draft = chain(*tokens, probs=probs[:3])
+        assert Exact()(draft, window_pass(draft, logits, None, sampling, rng), rng).accepted == 3
 
 
 def test_leaves_what_it_is_given_as_it_was():
@@ -97,8 +100,14 @@ def test_leaves_what_it_is_given_as_it_was():
     logits, probs = torch.randn(3, 5, generator=rng), torch.full((2, 5), 0.2)
     before = logits.clone(), probs.clone()
     for _ in range(50):
-        Exact(sampling)(chain(0, 1, probs=probs), logits, None, rng)
+        draft = chain(0, 1, probs=probs)
+        Exact()(draft, window_pass(draft, logits, None, sampling, rng), rng)
     assert torch.equal(logits, before[0]) and torch.equal(probs, before[1])
+
+
+def exact(sampling):
+    """The rule; it is the target's pass that draws."""
+    return Exact()
 
 
 class AcceptsAll:
@@ -109,15 +118,15 @@ class AcceptsAll:
     def __init__(self, sampling):
         self.sampling = sampling
 
-    def __call__(self, draft, target_logits, hidden, rng):
-        return Verdict.chain(len(draft.tokens), draw(self.sampling.distribution(target_logits)[-1], rng))
+    def __call__(self, draft, passed, rng):
+        return Verdict.chain(len(draft.tokens), draw(self.sampling.distribution(passed.logits)[-1], rng))
 
 
 class ResamplesFromTarget(AcceptsAll):
     """Wrong: after a rejection draws from p instead of from what is left of it."""
 
-    def __call__(self, draft, target_logits, hidden, rng):
-        p = self.sampling.distribution(target_logits)
+    def __call__(self, draft, passed, rng):
+        p = self.sampling.distribution(passed.logits)
         for i, x in enumerate(draft.tokens):
             q = 1.0 if draft.probs is None else float(draft.probs[i, x])
             if torch.rand((), generator=rng) * q >= p[i, x]:
@@ -125,11 +134,11 @@ class ResamplesFromTarget(AcceptsAll):
         return Verdict.chain(len(draft.tokens), draw(p[-1], rng))
 
 
-class ForgetsTemperature(Exact):
+class ForgetsTemperature(AcceptsAll):
     """Wrong: tests against the target's plain distribution."""
 
-    def __init__(self, sampling):
-        super().__init__(Sampling(1.0))
+    def __call__(self, draft, passed, rng):
+        return Exact()(draft, window_pass(draft, passed.logits, None, Sampling(1.0), rng), rng)
 
 
 VOCABULARY, EOS, LENGTH = 4, 3, 3
@@ -153,7 +162,7 @@ def draws_of_the_rule(rule, sampling, draft_sampling, count):
                 prefix = (*prefix, tokens[-1])
             rows = torch.stack([TARGET((*text, *tokens[:i])) for i in range(len(tokens) + 1)])
             draft = chain(*tokens, probs=None if draft_sampling.greedy else torch.stack(probs))
-            verdict = judge(draft, rows, None, rng)
+            verdict = judge(draft, window_pass(draft, rows, None, sampling, rng), rng)
             new = LIMITS.cut([*tokens[: verdict.accepted], verdict.token], text)[0]
             text = (*text, *new)
         yield text
@@ -192,19 +201,19 @@ def draws_with_a_tree(rule, sampling, draft_sampling, count):
         yield tuple(text)
 
 
-class TakesTheFirstBranch(Exact):
+class TakesTheFirstBranch(AcceptsAll):
     """Wrong: follows the tree's best child whenever the target does not want it, half of the time."""
 
-    def __call__(self, draft, target_logits, hidden, rng):
-        verdict = super().__call__(draft, target_logits, hidden, rng)
+    def __call__(self, draft, passed, rng):
+        verdict = Exact()(draft, passed, rng)
         if draft.tokens and not verdict.path and torch.rand((), generator=rng) < 0.5:
-            return Verdict((0,), draw(self.sampling.distribution(target_logits)[1], rng))
+            return Verdict((0,), draw(self.sampling.distribution(passed.logits)[1], rng))
         return verdict
 
 
 @pytest.mark.parametrize("sampling", full_but(SAMPLINGS[-1:], SAMPLINGS), ids=str)
 def test_texts_from_trees_have_the_targets_distribution(sampling):
-    texts = draws_with_a_tree(Exact, sampling, GREEDY, 4000)
+    texts = draws_with_a_tree(exact, sampling, GREEDY, 4000)
     assert p_value(texts, exact_distribution(TARGET, sampling, LIMITS)) > SIGNIFICANCE
 
 
@@ -219,9 +228,9 @@ def test_greedy_walk_down_a_tree():
     tree = Draft((5, 6, 7, 8), (-1, -1, 1, 1))
     rows = torch.zeros(5, 9)
     rows[0, 6] = rows[2, 8] = rows[4, 5] = 1.0
-    assert Exact(GREEDY)(tree, rows, None, RNG) == Verdict((1, 3), 5)
+    assert Exact()(tree, window_pass(tree, rows), RNG) == Verdict((1, 3), 5)
     rows[0, 0] = 2.0
-    assert Exact(GREEDY)(tree, rows, None, RNG) == Verdict((), 0)
+    assert Exact()(tree, window_pass(tree, rows), RNG) == Verdict((), 0)
 
 
 @pytest.mark.parametrize("sampling", full_but(SAMPLINGS[-1:], SAMPLINGS), ids=str)
@@ -231,7 +240,7 @@ def test_greedy_walk_down_a_tree():
     full_but([(draws_of_the_schedule, 4000)], [(draws_of_the_rule, 4000), (draws_of_the_schedule, 4000)]),
 )
 def test_texts_have_the_targets_distribution(draws, count, greedy_draft, sampling):
-    texts = draws(Exact, sampling, GREEDY if greedy_draft else sampling, count)
+    texts = draws(exact, sampling, GREEDY if greedy_draft else sampling, count)
     assert p_value(texts, exact_distribution(TARGET, sampling, LIMITS)) > SIGNIFICANCE
 
 

@@ -8,7 +8,20 @@ from decoding.toys import GREEDY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acceptance.windows import END, EOS, PROTECTED, SAFE, VOCABULARY, chain, chains, literal_walk, outcome, rows, trees
+from acceptance.windows import (
+    END,
+    EOS,
+    PROTECTED,
+    SAFE,
+    VOCABULARY,
+    chain,
+    chains,
+    literal_walk,
+    outcome,
+    rows,
+    trees,
+    window_pass,
+)
 from vidspec.acceptance.exact import Exact
 from vidspec.acceptance.fly import Fly
 from vidspec.acceptance.fly_minus import FlyMinus
@@ -57,22 +70,23 @@ def literal_pardons(draft, entropy_behind, theta, window):
 @given(st.lists(st.floats(-8, 8), min_size=1, max_size=9), st.integers(1, 5))
 def test_entropy(row, length):
     table = torch.tensor([row] * (length + 1), dtype=torch.float32)
-    measured = FlyMinus(GREEDY).measure(chain(*[0] * length), table, None, RNG)
+    measured = FlyMinus(GREEDY).measure(chain(*[0] * length), window_pass(chain(*[0] * length), table), RNG)
     assert measured == pytest.approx([literal_entropy(row)] * length, abs=1e-4)
 
 
 def test_a_token_of_no_chance_adds_no_entropy():
-    measured = FlyMinus(GREEDY).measure(chain(0), torch.tensor([[0.0, -1e9, -1e9]] * 2), None, RNG)
+    passed = window_pass(chain(0), torch.tensor([[0.0, -1e9, -1e9]] * 2))
+    measured = FlyMinus(GREEDY).measure(chain(0), passed, RNG)
     assert measured == [0.0]
 
 
 def test_entropy_is_that_of_the_place_before_the_token():
     """In a chain the row before, in a tree the parent's."""
     table = logits((0, 0, 0), (SURE, UNSURE, SURE))
-    first, second = FlyMinus(GREEDY).measure(chain(1, 2), table, None, RNG)
+    first, second = FlyMinus(GREEDY).measure(chain(1, 2), window_pass(chain(1, 2), table), RNG)
     assert first < 0.1 < second
     tree = Draft((1, 2), (-1, -1))
-    assert FlyMinus(GREEDY).measure(tree, table, None, RNG) == [first, first]
+    assert FlyMinus(GREEDY).measure(tree, window_pass(tree, table), RNG) == [first, first]
 
 
 @settings(deadline=None, max_examples=200)
@@ -83,9 +97,9 @@ def test_verdicts(data):
     table = logits(wanted, margins)
     theta, window = data.draw(st.sampled_from([0.0, 0.3, 0.8, 2.0])), data.draw(st.integers(1, 6))
     entropy = [literal_entropy(row) for row in table.tolist()]
-    gate = FlyMinus(GREEDY, END, SAFE, theta=theta)(draft, table, None, RNG)
+    gate = FlyMinus(GREEDY, END, SAFE, theta=theta)(draft, window_pass(draft, table), RNG)
     assert outcome(gate) == literal_walk(draft, wanted, literal_pardons(draft, entropy, theta, None))
-    judged = Fly(GREEDY, END, SAFE, theta=theta, window=window)(draft, table, None, RNG)
+    judged = Fly(GREEDY, END, SAFE, theta=theta, window=window)(draft, window_pass(draft, table), RNG)
     assert outcome(judged) == literal_walk(draft, wanted, literal_pardons(draft, entropy, theta, window))
     for one in (*gate.loosened, *judged.loosened):
         assert one.entropy >= theta and one.relevance is None
@@ -96,9 +110,9 @@ def test_verdicts(data):
 def test_a_gate_that_never_opens_is_the_exact_rule(case):
     draft, wanted = case
     table = logits(wanted, [UNSURE] * len(wanted))
-    exact = Exact(GREEDY)(draft, table, None, RNG)
-    assert FlyMinus(GREEDY, theta=9.0)(draft, table, None, RNG) == exact
-    assert Fly(GREEDY, theta=9.0)(draft, table, None, RNG) == exact
+    exact = Exact()(draft, window_pass(draft, table), RNG)
+    assert FlyMinus(GREEDY, theta=9.0)(draft, window_pass(draft, table), RNG) == exact
+    assert Fly(GREEDY, theta=9.0)(draft, window_pass(draft, table), RNG) == exact
 
 
 @pytest.mark.parametrize(
@@ -119,13 +133,14 @@ def test_a_gate_that_never_opens_is_the_exact_rule(case):
 )
 def test_windows_by_hand(tokens, wanted, sure, window, expected):
     margins = [SURE if str(row) in sure else UNSURE for row in range(len(wanted))]
-    judged = Fly(GREEDY, END, SAFE, theta=0.3, window=window)(chain(*tokens), logits(wanted, margins), None, RNG)
+    passed = window_pass(chain(*tokens), logits(wanted, margins))
+    judged = Fly(GREEDY, END, SAFE, theta=0.3, window=window)(chain(*tokens), passed, RNG)
     assert outcome(judged) == expected
 
 
 def test_the_gate_alone_lets_neighbours_and_the_last_pass():
     table = logits((0, 0, 3), (UNSURE, UNSURE, SURE))
-    judged = FlyMinus(GREEDY, END, SAFE)(chain(1, 2), table, None, RNG)
+    judged = FlyMinus(GREEDY, END, SAFE)(chain(1, 2), window_pass(chain(1, 2), table), RNG)
     assert outcome(judged) == ((0, 1), 3, [(0, 0, "entropy"), (1, 0, "entropy")])
 
 
@@ -134,6 +149,6 @@ def test_they_are_not_lossless():
 
 
 def test_the_gate_is_inclusive():
-    table = rows(0, 1)
-    entropy = FlyMinus(GREEDY).measure(chain(2), table, None, RNG)[0]
-    assert FlyMinus(GREEDY, theta=entropy)(chain(2), table, None, RNG).accepted == 1
+    passed = window_pass(chain(2), rows(0, 1))
+    entropy = FlyMinus(GREEDY).measure(chain(2), passed, RNG)[0]
+    assert FlyMinus(GREEDY, theta=entropy)(chain(2), passed, RNG).accepted == 1

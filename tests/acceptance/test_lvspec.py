@@ -21,6 +21,7 @@ from acceptance.windows import (
     outcome,
     rows,
     trees,
+    window_pass,
 )
 from vidspec.acceptance.base import Verdict, for_clip
 from vidspec.acceptance.exact import Exact
@@ -51,7 +52,7 @@ def rule(visual=VISUAL, **options):
 
 
 def judge(tokens, wanted, relevance, **options):
-    return rule(**options)(chain(*tokens), rows(*wanted), states(relevance), RNG)
+    return rule(**options)(chain(*tokens), window_pass(chain(*tokens), rows(*wanted), states(relevance)), RNG)
 
 
 def literal_relevance(states, visual, n):
@@ -95,7 +96,8 @@ def test_relevance_is_equation_8(data):
     own = data.draw(st.lists(vector, min_size=1, max_size=5))
     n = data.draw(st.integers(1, 12))
     hidden = torch.tensor([own[0], *own], dtype=torch.float32)
-    measured = rule(unit(visual), similar=n).measure(chain(*[0] * len(own)), rows(0), hidden, RNG)
+    draft = chain(*[0] * len(own))
+    measured = rule(unit(visual), similar=n).measure(draft, window_pass(draft, rows(*[0] * len(hidden)), hidden), RNG)
     assert measured == pytest.approx(literal_relevance(own, visual, n), abs=1e-5)
 
 
@@ -106,7 +108,7 @@ def test_verdict_is_equations_9_to_11(data):
     draft, wanted = data.draw(st.one_of(chains(), trees()))
     relevance = [data.draw(st.sampled_from([-0.5, 0.0, 0.25, 0.8])) for _ in draft.tokens]  # few: there are ties
     lam, tolerance = data.draw(st.sampled_from(LAMS)), data.draw(st.booleans())
-    judged = rule(lam=float(lam), tolerance=tolerance)(draft, rows(*wanted), states(relevance), RNG)
+    judged = rule(lam=float(lam), tolerance=tolerance)(draft, window_pass(draft, rows(*wanted), states(relevance)), RNG)
     assert outcome(judged) == literal_walk(draft, wanted, literal_pardons(relevance, lam, tolerance))
     for one in judged.loosened:
         assert one.relevance == pytest.approx(relevance[judged.path[one.at]], abs=1e-6) and one.entropy is None
@@ -123,8 +125,8 @@ def test_without_a_loose_share_and_tolerance_it_is_the_exact_rule(data):
     draft, wanted = data.draw(st.one_of(chains(), trees()))
     relevance = [data.draw(st.floats(-1, 1)) for _ in draft.tokens]
     logits = rows(*wanted)
-    judged = rule(lam=0.0, tolerance=False)(draft, logits, states(relevance), RNG)
-    assert judged == Exact(GREEDY)(draft, logits, None, RNG)
+    passed = window_pass(draft, logits, states(relevance))
+    assert rule(lam=0.0, tolerance=False)(draft, passed, RNG) == Exact()(draft, passed, RNG)
 
 
 @given(trees())
@@ -205,35 +207,37 @@ def test_each_branch_of_a_tree_has_its_own_loose_share():
     """Nodes 0, 2 and 1, 3: of each branch one of two may pass. The first branch fails behind its loose token."""
     tree = Draft((1, 2, 3, 4), (-1, -1, 0, 1))
     relevance = states((LOW, LOW, HIGH, HIGH))
-    judged = rule(lam=0.5, tolerance=False)(tree, rows(0, 5, 4, 5, 2), relevance, RNG)
+    judged = rule(lam=0.5, tolerance=False)(tree, window_pass(tree, rows(0, 5, 4, 5, 2), relevance), RNG)
     assert outcome(judged) == ((1, 3), 2, [(0, 0, "relevance")])
     # Of two that get equally far it is the first, although the second matches without being loose.
-    judged = rule(lam=0.5, tolerance=False)(tree, rows(2, 3, 4, 1, 2), relevance, RNG)
+    judged = rule(lam=0.5, tolerance=False)(tree, window_pass(tree, rows(2, 3, 4, 1, 2), relevance), RNG)
     assert outcome(judged) == ((0, 2), 1, [(0, 2, "relevance")])
 
 
 def test_tolerance_looks_at_its_own_branch():
     tree = Draft((1, 2, 3, 4), (-1, -1, 0, 1))
-    judged = rule(lam=0.0)(tree, rows(3, 3, 0, 1, 2), states((HIGH,) * 4), RNG)
+    judged = rule(lam=0.0)(tree, window_pass(tree, rows(3, 3, 0, 1, 2), states((HIGH,) * 4)), RNG)
     assert outcome(judged) == ((0, 2), 1, [(0, 3, "shift")])
-    assert rule(lam=0.0)(tree, rows(3, 0, 4, 1, 2), states((HIGH,) * 4), RNG).path == (0,)
+    assert rule(lam=0.0)(tree, window_pass(tree, rows(3, 0, 4, 1, 2), states((HIGH,) * 4)), RNG).path == (0,)
 
 
 def test_relevance_is_of_the_tokens_own_position():
     """Row 0 belongs to the token before the window."""
     hidden = states((HIGH, LOW))
     hidden[0] = torch.tensor([1.0, 0.0])
-    assert rule().measure(chain(1, 2), rows(0, 0, 0), hidden, RNG) == pytest.approx([HIGH, LOW])
+    passed = window_pass(chain(1, 2), rows(0, 0, 0), hidden)
+    assert rule().measure(chain(1, 2), passed, RNG) == pytest.approx([HIGH, LOW])
 
 
 def test_is_made_for_each_clip():
     bare = LVSpec(GREEDY)
     with pytest.raises(ValueError, match="visual"):
-        bare(chain(1), rows(1, 1), states((LOW,)), RNG)
+        bare(chain(1), window_pass(chain(1), rows(1, 1), states((LOW,))), RNG)
     with pytest.raises(ValueError, match="visual"):
         for_clip(bare, None)
-    assert for_clip(bare, VISUAL)(chain(1), rows(1, 2), states((LOW,)), RNG) == Verdict.chain(1, 2)
-    exact = Exact(GREEDY)
+    passed = window_pass(chain(1), rows(1, 2), states((LOW,)))
+    assert for_clip(bare, VISUAL)(chain(1), passed, RNG) == Verdict.chain(1, 2)
+    exact = Exact()
     assert for_clip(exact, None) is exact
     assert LVSpec.lossless is False
 

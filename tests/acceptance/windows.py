@@ -7,8 +7,12 @@ from hypothesis import strategies as st
 
 from vidspec.acceptance.base import Verdict
 from vidspec.drafting.base import Draft
+from vidspec.engine.choices import read_back
+from vidspec.engine.rows import Passed, Rows
+from vidspec.engine.sampling import Draw, Sampling
 from vidspec.events.events import Loosened
 
+GREEDY = Sampling()
 VOCABULARY, EOS, PROTECTED = 7, 5, 6
 END, SAFE = frozenset({EOS}), frozenset({PROTECTED})
 
@@ -22,6 +26,15 @@ def rows(*wanted, vocabulary=VOCABULARY):
     logits = torch.zeros(len(wanted), vocabulary)
     logits[range(len(wanted)), list(wanted)] = 9.0
     return logits
+
+
+def window_pass(draft, logits, hidden=None, sampling=GREEDY, rng=None):
+    """A target's pass over a window, as the engine gives it: of sampled tokens each row has a random number."""
+    draw = None
+    if not sampling.greedy:
+        draw = Draw(sampling, tuple(torch.rand(len(logits), dtype=torch.float64, generator=rng).tolist()), draft.probs)
+    (found,) = read_back([Rows(None, [0, *draft.tokens], draw=draw)], [Passed(logits, hidden)])
+    return found
 
 
 @st.composite

@@ -606,7 +606,7 @@ def test_what_is_missing_is_an_error_before_models_are_loaded(vidspec, monkeypat
     for option, value in (("--segment", "scenes"), ("--decoder", "decord"), ("--engine", "ray")):
         ran = vidspec("caption", "good.mp4", option, value, "-o", "out.jsonl")
         assert ran.code == 2 and ran.err.startswith(f"error: {option} {value} needs ") and "pip install" in ran.err
-    monkeypatch.setattr("vidspec.video.decode_hardware.refusal", lambda name: "no driver")
+    monkeypatch.setattr("vidspec.video.decode_hardware.refusal", lambda *_: "no driver")
     ran = vidspec("caption", "good.mp4", "--decoder", "nvdec", "-o", "out.jsonl")
     assert ran.code == 2 and ran.err.startswith("error: no NVIDIA decoder can be used here: no driver (use the decoder")
     assert not FakeCaptioner.made and not Path("out.jsonl").exists()

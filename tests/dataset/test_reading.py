@@ -102,9 +102,9 @@ def test_sound_is_read_for_a_captioner_that_hears(monkeypatch, hears):
     asked, slow = [], Slow()
     monkeypatch.setattr(slow, "read", lambda path, start, end, video, check=None: asked.append(video))
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
-    captioner.hears = hears
+    captioner.hears, captioner.gpu = hears, 1
     list(outcomes(captioner, tasks("good.mp4"), JobConfig(video={"frames": 3}), readers=[slow]))
-    assert asked == [{"frames": 3, "sound": hears}]
+    assert asked == [{"frames": 3, "sound": hears, "gpu": 1}]
 
 
 def test_a_captioners_objection_is_the_clips_error(reader):

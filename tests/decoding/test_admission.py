@@ -1,6 +1,7 @@
 """How many clips are in flight at once, by the memory of devices: models of published sizes, without weights."""
 
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -129,6 +130,17 @@ def test_clips_that_are_being_read_count_with_their_prompts(monkeypatch):
 def test_a_target_that_drafts_takes_its_own_slab_twice():
     first, second = captioner("self-sd").needs(clip(0))
     assert first.model is second.model and first.entries == second.entries and second.prompt == second.tower == 0
+
+
+@pytest.mark.parametrize(("device", "shares"), [("meta", True), ("cpu", False)])
+def test_a_draft_in_another_process_counts_on_the_device_of_the_target(device, shares):
+    profile = profiles.load("parallelvlm", {"video.frames": FRAMES}, env={})
+    slot = SimpleNamespace(device=torch.device(device))
+    target, *beside = Captioner(profile, model("7b").apart(), None, slot=slot).needs(clip(0))
+    assert len(beside) == shares
+    for other in beside:  # as bytes: its slab is not this one
+        keys = target.entries * target.model.decoder.slab.entry_bytes
+        assert (other.entries, other.prompt, other.tower) == (0, target.prompt + keys, target.tower)
 
 
 def test_slabs_on_a_device_are_allocated_once_for_all_that_fit(monkeypatch):

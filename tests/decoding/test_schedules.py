@@ -146,11 +146,11 @@ def test_the_check_can_fail():
     """The control: a rule that accepts everything is found out."""
 
     class AcceptsAll(Exact):
-        def __call__(self, draft, target_logits, hidden, rng):
-            return Verdict.chain(len(draft.tokens), int(target_logits[-1].argmax()))
+        def __call__(self, draft, passed, rng):
+            return Verdict.chain(len(draft.tokens), passed.chosen[-1])
 
     target, limits = random_table(3, 4), Limits(12, frozenset())
-    one = on_tables(target, limits, draft=Reciter([0, 1, 2, 3]), gamma=3, rule=AcceptsAll(GREEDY))
+    one = on_tables(target, limits, draft=Reciter([0, 1, 2, 3]), gamma=3, rule=AcceptsAll())
     assert ids(rounds_of(sequential, one)) != greedy_text(target, limits)
 
 

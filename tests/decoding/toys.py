@@ -23,6 +23,7 @@ from vidspec.decoding.target import Target
 from vidspec.drafting.base import Draft, Drafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.tree import TreeDrafter
+from vidspec.engine.choices import read_back
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import Steps, alone
 from vidspec.engine.rows import Passed, Prefill, Rows
@@ -76,6 +77,9 @@ class ToySpan:
     def length(self) -> int:
         return len(self.tokens)
 
+    def follow(self) -> bool:
+        return False
+
     def rollback(self, length: int) -> None:
         assert 0 <= length <= len(self.tokens)
         del self.tokens[length:], self.places[length:]
@@ -119,7 +123,7 @@ class ToyEngine:
         assert all(map(len, batch)), "a pass over nothing"
         assert len({id(rows.span) for rows in batch}) == len(batch), "a sequence twice in one pass"
         self.passes.append(sum(map(len, batch)))
-        return [self._passed(rows) for rows in batch]
+        return read_back(batch, [self._passed(rows) for rows in batch])
 
     def _passed(self, rows: Rows) -> Passed:
         span, table = rows.span, self._opened[id(rows.span)]
@@ -229,5 +233,5 @@ def on_tables(
     sequence.target = Target(engine, engine.start(), sampling, rng)  # type: ignore[arg-type]
     sequence.limits, sequence.rng, sequence.gamma = limits, rng, gamma
     sequence.drafter = drafter
-    sequence.acceptance = (rule or Exact(sampling)) if drafter is not None else None
+    sequence.acceptance = (rule or Exact()) if drafter is not None else None
     return sequence

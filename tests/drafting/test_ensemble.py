@@ -19,6 +19,7 @@ from vidspec.drafting.ensemble_chain import AdaptiveEnsemble, Ensemble
 from vidspec.drafting.ensemble_weights import Evidence
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import alone
+from vidspec.engine.rows import Passed
 from vidspec.engine.sampling import Sampling
 from vidspec.models import loading
 from vidspec.models.base import Pixels
@@ -59,7 +60,7 @@ def test_weights_rest_on_every_verified_position(seed, rule, contexts, history):
             assert window.weights == pytest.approx(expected, abs=2e-4)
         prefixes = [[*text, *window.tokens[:i]] for i in range(gamma + 1)]
         logits = torch.stack([TARGET(tuple(prefix)) for prefix in prefixes])
-        drafter.observe(range(accepted), token, logits)
+        drafter.observe(range(accepted), token, Passed(logits, logits))
         drafter.commit(range(accepted), token)
         positions += [
             (distribution(TARGET, prefix), [distribution(table, prefix) for table in tables], emitted)
@@ -83,7 +84,8 @@ def test_greedy_windows_take_the_best_of_the_mixture(rule):
             mean = literal_mean(window.weights, [distribution(table, prefix) for table in TABLES])
             assert mean[drafted] == pytest.approx(max(mean))
         if rule != "equal":
-            drafter.observe(range(accepted), token, torch.stack([TARGET((*text, i)) for i in range(gamma + 1)]))
+            logits = torch.stack([TARGET((*text, i)) for i in range(gamma + 1)])
+            drafter.observe(range(accepted), token, Passed(logits, logits))
         drafter.commit(range(accepted), token)
         text += [*window.tokens[:accepted], token]
 
@@ -108,7 +110,8 @@ def test_labels_have_the_temperature_and_all_tokens():
     drafter = ensemble(TABLES[:2], hot, torch.Generator().manual_seed(1), "inverse")
     drafter.begin(2)
     window = proposed(drafter, 1)
-    drafter.observe((), 0, torch.stack([TARGET((2,)), TARGET((2, window.tokens[0]))]))
+    logits = torch.stack([TARGET((2,)), TARGET((2, window.tokens[0]))])
+    drafter.observe((), 0, Passed(logits, logits))
     drafter.commit((), 0)
     plain = Sampling(2.5)
     seen = [(distribution(TARGET, [2], plain), [distribution(table, [2], plain) for table in TABLES[:2]], 0)]
@@ -144,9 +147,9 @@ def test_the_schedule_tells_it_how_the_target_judged():
     drafter = ensemble(TABLES, GREEDY, torch.Generator(), "grid")
     told = []
     observe = drafter.observe
-    drafter.observe = lambda path, token, logits: (
-        told.append((tuple(path), token, logits)),
-        observe(path, token, logits),
+    drafter.observe = lambda path, token, passed: (
+        told.append((tuple(path), token, passed.logits)),
+        observe(path, token, passed),
     )
     limits = Limits(30, frozenset())
     seen = rounds_of(sequential, on_tables(TARGET, limits, draft=drafter, gamma=4))
@@ -216,7 +219,8 @@ def test_each_number_of_accepted_tokens(real, accepted):
     drafter.begin(7)
     proposed(drafter, 3)
     assert [span.length for span in spans] == [at + 3 for at in begun]
-    drafter.observe(range(accepted), 99, torch.zeros(4, engine.model.vocabulary))
+    logits = torch.zeros(4, engine.model.vocabulary)
+    drafter.observe(range(accepted), 99, Passed(logits, logits))
     drafter.commit(range(accepted), 99)
     assert [span.length for span in spans] == [at + 1 + min(accepted, 2) for at in begun]
 

@@ -32,7 +32,7 @@ def texts(sampling, rule, count, *, draft_sampling=None, change=lambda drafter: 
         drafter = change(ensemble([shifted(one) for one in CONTEXTS], draft_sampling or sampling, rng, rule))
         one = on_tables(
             shifted(TARGET), Limits(LENGTH + 1, LIMITS.eos), draft=drafter, gamma=2, sampling=sampling,
-            rule=Exact(sampling), rng=rng,
+            rule=Exact(), rng=rng,
         )  # fmt: skip
         first, *text = [token for step in rounds_of(sequential, one) for token in step.token_ids]
         assert first == 0

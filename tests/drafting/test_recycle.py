@@ -1,6 +1,7 @@
 """Token recycling: successors are the target's own choices, and the text is plain decoding's."""
 
 import torch
+from acceptance.windows import chain, window_pass
 from decoding.toys import blend, greedy_text, on_tables, proposed, random_table, rounds_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,13 +21,15 @@ def test_the_targets_last_choice_behind_a_token_is_proposed():
     one = begun(Recycle())
     one.begin(3)
     assert proposed(one, 4).tokens == ()
-    one.observe((), 1, torch.eye(5)[[1]])
+    one.observe((), 1, window_pass(chain(*one.window), torch.eye(5)[[1]]))
     one.commit((), 1)
     assert proposed(one, 4).tokens == ()  # nothing is known behind 1
-    one.observe((), 3, torch.eye(5)[[3]])
+    one.observe((), 3, window_pass(chain(*one.window), torch.eye(5)[[3]]))
     one.commit((), 3)
     assert proposed(one, 3).tokens == (1, 3, 1)
-    one.observe((0,), 2, torch.eye(5)[[1, 2, 4, 0]])  # 1 is right; the rows behind it count too, the last the most
+    one.observe(
+        (0,), 2, window_pass(chain(*one.window), torch.eye(5)[[1, 2, 4, 0]])
+    )  # 1 is right; the rows behind it count too, the last the most
     one.commit((0,), 2)
     assert one.text == [3, 1, 3, 1, 2] and one.successors == {3: 4, 1: 0}
 

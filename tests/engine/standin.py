@@ -8,7 +8,7 @@ import torch
 def attention(query, keys, values, places, scaling):
     """As ``split_attention``, by one mask over the slab's whole capacity; lengths stay tensors."""
     rows, heads, width = query.shape
-    common, _, start, _, bits = places
+    common, _, start, _, bits, _ = places
     entry = torch.arange(keys.shape[1], device=keys.device) - start[:, None]
     own = entry - common[:, None]
     bit = (bits[:, None] >> own.clamp(0, 63)) & 1

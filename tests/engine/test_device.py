@@ -1,5 +1,7 @@
 """GPUs that cannot be used as wanted, on stand-ins for the driver's tool and torch's answers."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -62,7 +64,8 @@ def test_the_dtype_of_a_gpu_is_one_that_it_computes(monkeypatch, capability, dty
 def test_the_clock_waits_for_every_device_once(monkeypatch):
     first, second, cpu = torch.device("cuda:0"), torch.device("cuda:1"), torch.device("cpu")
     waited = []
-    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    streams = lambda device: SimpleNamespace(synchronize=lambda: waited.append(device))  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "current_stream", streams)
     for devices, expected in (
         ((first,), [first]),
         ((first, second), [first, second]),
@@ -126,11 +129,12 @@ def test_devices_that_are_not_there(machine, name):
 
 def test_work_and_memory_of_an_xpu(monkeypatch):
     waited = []
-    monkeypatch.setattr(torch.xpu, "synchronize", waited.append)
+    stream = SimpleNamespace(synchronize=lambda: waited.append("xpu"))
+    monkeypatch.setattr(torch.xpu, "current_stream", lambda device: stream)
     monkeypatch.setattr(torch.xpu, "mem_get_info", lambda device: (7 << 30, 8 << 30))
     place = torch.device("xpu", 0)
     synchroniser(place, torch.device("cpu"))()
-    assert waited == [place] and free_memory(place) == 7 << 30
+    assert waited == ["xpu"] and free_memory(place) == 7 << 30
     assert spare({place: 4}) == int(0.9 * (7 << 30))
 
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from engine import standin
 from engine.passing import poison, unreplayed
 from vidspec.engine.forward import Engine
-from vidspec.engine.graphs import Graphs, Step, eager_because, graphs_of
+from vidspec.engine.graphs import Graphs, Step, eager_because, graphs_of, splits_of
 from vidspec.engine.rows import Rows
 from vidspec.pruning.target.span import PrunedSpan
 
@@ -107,7 +107,7 @@ def test_a_stretch_of_a_prompt_leaves_the_token_rows_to_a_replayed_pass(engine):
     first, second = engine.run([Rows(reading, prompt=two, stretch=(0, two.length)), Rows(span, TOKENS[:2])])
     torch.testing.assert_close(first.logits, alone.logits, **CLOSE)
     torch.testing.assert_close(second.logits, token.logits, **CLOSE)
-    assert set(graphs.captured) == {2} and (span.length, reading.length) == (one.length + 2, two.length)
+    assert set(graphs.captured) == {8} and (span.length, reading.length) == (one.length + 2, two.length)
 
 
 @pytest.mark.parametrize("chain", [False, True])
@@ -141,8 +141,8 @@ def test_captured_passes_let_go_of_a_slab_before_it_grows(engine):
     engine.run([Rows(span, TOKENS[:1])])
     slab, graphs = span.slab, engine.model.decoder.graphs
     assert graphs.captured
-    slab.moving = partial(lambda moving: (moving(), seen.append(list(graphs.captured))), slab.moving)
     version, seen = slab.version, []
+    slab.moving["behind the passes"] = lambda: seen.append(list(graphs.captured))
     more = engine.open(slab.capacity + 1)
     assert seen == [[]] and more.room and slab.version == version + 1
 
@@ -312,14 +312,64 @@ def test_a_pass_is_captured_once_for_each_count_and_slab(engine, monkeypatch):
     graphs._captures = True
     cuda = Recorded(monkeypatch)
     span = engine.prefill(prompts(engine)[0], ROOM).span
+    counts = [8, 16, 32, 64, 128, 256]
+
+    def captured(counts, pool=1):
+        return [done for count in counts for done in (f"ran {count}", f"captured in {pool}")]
+
     check(engine, [Rows(span, TOKENS[:1])])
-    assert cuda.done == ["ran 1", "captured in 1", "replayed 1"]
+    assert cuda.done == [*captured(counts), "replayed 8"]  # at first use all of them: no later pass has to wait
+    cuda.done.clear()
     check(engine, [Rows(span, TOKENS[:1])])
     check(engine, [Rows(span, TOKENS[:3])])
-    assert cuda.done[3:] == ["replayed 1", "ran 4", "captured in 1", "replayed 4"]
+    check(engine, [Rows(span, (TOKENS * 2)[:9])])
+    assert cuda.done == ["replayed 8", "replayed 8", "replayed 16"]
+    cuda.done.clear()
     engine.greedy([(span, TOKENS[:2], 3)])
-    chain = ["ran 1", "captured in 1", "replayed 1", "replayed 1"]
-    assert cuda.done[7:] == ["ran 2", "captured in 1", "replayed 2", *chain]
+    assert cuda.done == ["replayed 8", *captured([1, 2, 4, *counts]), "replayed 1", "replayed 1"]
+    cuda.done.clear()
     engine.open(span.slab.capacity + 1)
     check(engine, [Rows(span, TOKENS[:3])])
-    assert cuda.done[14:] == ["ran 4", "captured in 2", "replayed 4"] and list(graphs.captured) == [4]
+    assert cuda.done == [*captured(counts, 2), "replayed 8"] and sorted(graphs.captured) == counts
+
+
+def test_memory_for_the_largest_passes_may_be_lacking(engine, monkeypatch):
+    graphs = engine.model.decoder.graphs
+    graphs._captures = True
+    Recorded(monkeypatch)
+    run = Step.__call__
+
+    def limited(step):
+        if step.count > 32:
+            raise torch.OutOfMemoryError
+        run(step)
+
+    monkeypatch.setattr(Step, "__call__", limited)
+    span = engine.prefill(prompts(engine)[0], ROOM).span
+    check(engine, [Rows(span, TOKENS[:3])])
+    assert sorted(graphs.captured) == [8, 16, 32] and engine.preparing > 0
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.run([Rows(span, (TOKENS * 8)[:40])])
+    check(engine, [Rows(span, TOKENS[:3])])
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "tiles", "parts"),
+    [(4, 1, 64), (8, 1, 64), (4, 2, 64), (4, 16, 8), (8, 16, 8), (1, 1, 64), (32, 1, 16), (4, 32, 8)],
+)
+def test_keys_are_split_until_each_processor_has_two_programs(kv_heads, tiles, parts):
+    assert splits_of(kv_heads, tiles, 132) == parts
+    assert parts in (8, 64) or 2 * 132 <= kv_heads * tiles * parts < 4 * 132
+
+
+def test_a_token_and_a_window_are_one_pass_to_the_device(engine):
+    """As many rows, and keys that are split alike: each row is computed alike, whatever the others are."""
+    span, again = (engine.prefill(prompts(engine)[1], ROOM).span for _ in range(2))
+    rows = []
+    for token in TOKENS[:6]:
+        (one,) = engine.run([Rows(again, [token])])
+        rows.append(one.logits[0])
+    (window,) = engine.run([Rows(span, TOKENS[:6])])
+    assert set(engine.model.decoder.graphs.captured) == {8}
+    assert torch.equal(window.logits.argmax(-1), torch.stack(rows).argmax(-1))
+    torch.testing.assert_close(window.logits, torch.stack(rows), **CLOSE)

@@ -38,7 +38,7 @@ def laid_out(sequences, kv_heads, width, dtype, seed=0):
         sees = sees[len(parents) - rows :]
         for row in sees:
             bits = sum(1 << int(at) for at in row.nonzero()[:, 0])
-            columns.append([before, length, start, first, bits - (1 << 64) * (bits >> 63)])
+            columns.append([before, length, start, first, bits - (1 << 64) * (bits >> 63), before + 1])
         parts.append((slice(start, start + length), sees))
         start, first = start + length + 7, first + rows
     return slab.to(DEVICE, dtype), torch.tensor(columns).t().contiguous().to(DEVICE), parts
@@ -91,6 +91,27 @@ def check(sequences, heads, kv_heads, width, dtype, close):
             engine = attend(own, key, value, scaling, sees=sees.to(DEVICE))
             torch.testing.assert_close(mine, engine, rtol=0, atol=close)
         start += len(sees)
+
+
+@pytest.mark.parametrize("before", [70, 1021])
+def test_a_row_alone_and_within_a_window_is_the_same_to_the_bit(before):
+    """Both in passes of 8 rows; keys are split by the entries of the sequence when its decoding began."""
+    began, width, heads = before - 40, 64, 2
+    slab = torch.randn(2, 1, before + 20, width, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    query = torch.randn(8, heads, width, generator=torch.Generator().manual_seed(4)).to(DEVICE)
+
+    def run(first, count):
+        """Rows of the window from ``first`` on, and idle ones."""
+        columns = [[before + first, before + first + count, 3, 0, (2 << row) - 1, began] for row in range(count)]
+        columns += [[0, 1, before + 19, row, 1, 1] for row in range(count, 8)]
+        places = torch.tensor(columns).t().contiguous().to(DEVICE)
+        own = torch.cat([query[first : first + count], torch.zeros_like(query[: 8 - count])])
+        return split_attention(own, slab[0], slab[1], places, width**-0.5)[:count]
+
+    window = run(0, 6)
+    for row in (0, 3, 5):
+        assert torch.equal(run(row, 1)[0], window[row])
+    assert not torch.equal(window[0], window[1])
 
 
 def test_scores_far_apart_do_not_overflow():

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from vidspec.engine import matrix
-from vidspec.engine.matrix import LARGE, Packed, laid, packing
-from vidspec.engine.quantised import Int4, Int8, QuantisedLinear, kernel, quantised
+from vidspec.engine import layouts, matrix
+from vidspec.engine.layouts import QuantisedLinear, laid
+from vidspec.engine.matrix import LARGE, Packed, packing
+from vidspec.engine.quantised import Int4, Int8, kernel, quantised
 
 needs_packing = pytest.mark.skipif(not packing(0, True), reason="this build of torch has no oneDNN to pack with")
 
@@ -104,7 +105,7 @@ def test_a_packed_weight_can_be_the_only_copy(bias):
 
 @needs_packing
 def test_large_bfloat16_weights_are_packed_where_the_cpu_computes_in_it(monkeypatch):
-    monkeypatch.setattr(matrix, "Packed", lambda layers: "packed")
+    monkeypatch.setattr(layouts, "Packed", lambda layers: "packed")
     large = layers(1024, (1024,), False, dtype=torch.bfloat16)
     assert laid(large, packed=True) == "packed"
     assert laid(large, packed=True, shared=True).nbytes == 0

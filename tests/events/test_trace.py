@@ -62,10 +62,19 @@ def test_the_device_is_waited_for_at_both_ends(clock):
 
     waited = []
     trace = Trace(synchronise, clock)
-    with trace.span("verify"):
+    with trace.span("prune"):
         clock.now += 10
     assert len(waited) == 2
-    assert trace.spans == [Span("target", "verify", 1.0, 12.0)]
+    assert trace.spans == [Span("target", "prune", 1.0, 12.0)]
+
+
+@pytest.mark.parametrize("kind", ["draft", "verify", "accept", "rollback"])
+def test_spans_of_a_round_wait_for_nothing(clock, kind):
+    """Their passes end with a read-back, which has waited."""
+    trace = Trace(lambda: pytest.fail("waited"), clock)
+    with trace.span(kind):
+        clock.now += 10
+    assert trace.spans == [Span("target", kind, 0.0, 10.0)]
 
 
 def test_nested_work_counts_once(clock):

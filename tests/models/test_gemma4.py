@@ -222,7 +222,17 @@ def test_plain_decoding_is_generate(kind):
         assert text == expected, seed
 
 
-PROFILES = ("vanilla-sd", "specvlm", "sd-frame", "uv-sequential", "hippo-sequential", "self-sd", "std", "tabed-mtcp")
+PROFILES = (
+    "vanilla-sd",
+    "specvlm",
+    "sd-frame",
+    "uv-sequential",
+    "hippo-sequential",
+    "self-sd",
+    "self-int8",
+    "std",
+    "tabed-mtcp",
+)
 
 
 @pytest.mark.full

@@ -96,6 +96,7 @@ REFUSED = [
     ("sd-tree", {}, "draft.topology: tree.*have one past"),
     ("specvlm", {}, "draft.topology: tree"),
     ("self-sd", {}, "cannot be chosen from"),
+    ("self-int8", {}, "nearest valid choice.*draft.prefill: again"),
     ("fastv", {}, "cannot be pruned"),
     ("vanilla-sd", {"draft.gamma": 33}, "at most 32"),
     ("hippo", {}, "schedule.startup: window"),

@@ -95,7 +95,7 @@ def test_profiles_are_exact(tmp_path):
         loading.load(str(save(tmp_path / role, noise=noise)), place) for role, noise in (("target", 0), ("draft", 0.03))
     )
     texts = {}
-    for name in ("ar", "vanilla-sd", "specvlm", "sd-frame", "uv-sequential", "self-sd", "tabed-mtcp"):
+    for name in ("ar", "vanilla-sd", "specvlm", "sd-frame", "uv-sequential", "self-sd", "self-int8", "tabed-mtcp"):
         profile = profiles.load(name, {"generate.max_new_tokens": 40, "video.frames": 8}, env={})
         with Captioner(profile, target, draft if profile.drafts_with_a_model else None) as captioner:
             texts[name] = captioner.caption(shipped()[0]).token_ids

@@ -216,7 +216,9 @@ def test_half_precision_file_in_float32(tmp_path):
 
 def test_placement():
     assert placement("cpu") == Placement(torch.device("cpu"), torch.float32, packed="auto")
-    assert placement("cpu", "bfloat16", "stock") == Placement(torch.device("cpu"), torch.bfloat16, "stock")
+    assert placement("cpu", "bfloat16", "stock") == Placement(
+        torch.device("cpu"), torch.bfloat16, "stock", packed="auto"
+    )
 
 
 def test_placement_prefers_cuda(monkeypatch):

@@ -4,13 +4,17 @@ The files, and the script by which the libraries wrote them, are in ``quantized/
 """
 
 import json
+import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from models.quantized import make
+from vidspec.captioner import Captioner
 from vidspec.cli import main
+from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
 from vidspec.models.loading import Placement, load
@@ -98,3 +102,66 @@ def test_weights_of_several_dtypes_run_the_stock_blocks(checkpoint):
 def test_the_method_is_named(checkpoint, capsys, name, words):
     assert main(["models", str(checkpoint(name)), "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["quantization"] == words
+
+
+ADAPTER = make.HERE / "adapter"
+
+
+def with_adapter(folder, adapter):
+    return load(str(folder), replace(CPU, adapter=str(adapter)))
+
+
+def test_an_adapter_is_merged_as_peft_does(checkpoint):
+    """With alpha of its own for a layer, by rsLoRA, into a checkpoint that is quantised."""
+    folder = checkpoint("fp8")
+    theirs, model, alone = (
+        load_file(make.HERE / "adapter.out.safetensors"),
+        with_adapter(folder, ADAPTER),
+        load(str(folder), CPU),
+    )
+    assert model.decoder.name == "fused"
+    layers, before = make.linears(model.model), make.linears(alone.model)
+    for key in ("self_attn.q_proj", "mlp.down_proj"):
+        ours = layers[key].weight[: make.SOME, : make.ROWS]
+        torch.testing.assert_close(ours, theirs[key], rtol=0, atol=1e-6)
+        assert not torch.equal(ours, before[key].weight[: make.SOME, : make.ROWS])
+    logits = Engine(model).prefill(model.text_prefix(make.IDS), 4).logits[: make.ROWS]
+    torch.testing.assert_close(logits, theirs["logits"][-1], rtol=0, atol=1e-4)
+
+
+def test_an_adapter_of_another_model(checkpoint, tmp_path):
+    folder = checkpoint("fp8")
+    adapter = shutil.copytree(ADAPTER, tmp_path / "adapter")
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    save_file(
+        {key: torch.cat([tensor, tensor]) for key, tensor in tensors.items()}, adapter / "adapter_model.safetensors"
+    )
+    with pytest.raises(ModelError, match="was trained for another model than") as caught:
+        with_adapter(folder, adapter)
+    assert "\n" not in caught.value.message and caught.value.hint.startswith("its base is ")
+    save_file(
+        {key.replace("layers.0", "layers.7"): tensor for key, tensor in tensors.items()},
+        adapter / "adapter_model.safetensors",
+    )
+    with pytest.raises(ModelError, match="has no such layer"):
+        with_adapter(folder, adapter)
+
+
+def test_adapters_that_are_no_plain_lora(checkpoint, tmp_path):
+    folder = checkpoint("fp8")
+    with pytest.raises(ModelError, match="is no adapter that can be read"):
+        with_adapter(folder, tmp_path / "nowhere")
+    adapter = shutil.copytree(ADAPTER, tmp_path / "adapter")
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    for changed, what in (({"use_dora": True}, "use_dora"), ({"peft_type": "IA3"}, "peft_type IA3")):
+        (adapter / "adapter_config.json").write_text(json.dumps(config | changed))
+        with pytest.raises(ModelError, match=rf"is not a LoRA of linear layers alone \({what}\)"):
+            with_adapter(folder, adapter)
+
+
+def test_the_record_names_the_adapter(checkpoint):
+    overrides = {"models.target": str(checkpoint("fp8")), "models.adapter": str(ADAPTER), "models.device": "cpu"}
+    overrides |= {"video.frames": 2, "generate.max_new_tokens": 2}
+    with Captioner.from_profile("ar", overrides=overrides) as captioner:
+        record = captioner.caption(shipped()[0]).to_dict()
+    assert record["models"]["adapter"] == str(ADAPTER)

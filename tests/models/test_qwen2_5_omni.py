@@ -177,7 +177,7 @@ def test_pooled_features(case):
 
 PROFILES = (
     *("vanilla-sd", "specvlm", "specvlm-chain", "sd-frame", "uv-sequential", "hippo-sequential", "self-sd"),
-    *("self-specvlm", "std", "sd-tree", "tabed-mtcp", "suffix", "hippo"),
+    *("self-specvlm", "self-int8", "std", "sd-tree", "tabed-mtcp", "suffix", "hippo"),
 )
 
 

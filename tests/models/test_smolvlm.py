@@ -159,7 +159,16 @@ def test_plain_decoding_is_generate():
         assert text == expected, seed
 
 
-PROFILES = ("vanilla-sd", "specvlm", "sd-frame", "uv-sequential", "hippo-sequential", "self-sd", "tabed-mtcp")
+PROFILES = (
+    "vanilla-sd",
+    "specvlm",
+    "sd-frame",
+    "uv-sequential",
+    "hippo-sequential",
+    "self-sd",
+    "self-int8",
+    "tabed-mtcp",
+)
 
 
 @pytest.mark.full

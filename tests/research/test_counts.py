@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from research.counts import counted, table
+from research.counts import counted, shared, table
 from research.random_decoder import engine_of, language
 from research.sizes import SIZES, Size
 from vidspec.engine.rows import Rows
@@ -26,7 +26,7 @@ def test_a_replayed_pass_by_hand():
 def test_the_stock_modules_launch_more_and_allocate():
     stock, fused = counted(SMALL, "stock", 500), counted(SMALL, "fused", 500)
     assert stock.launches > 2 * fused.launches and stock.products == 3 * 7 + 1
-    assert stock.per_pass == stock.allocated > 0 == stock.reads
+    assert stock.per_pass == stock.allocated > 0 and stock.reads == 1
 
 
 @pytest.mark.parametrize("kind", ["stock", "fused"])
@@ -47,6 +47,13 @@ def test_published_sizes():
     assert found.weights / 2 == pytest.approx(7.61e9 - 152064 * 3584, rel=0.002)
     lines = table(["0.5B"]).splitlines()
     assert len(lines) == 4 and "| 0.5B | fused | " in lines[3] and "0.0 MiB (" in lines[3]
+
+
+def test_a_pass_of_sixteen_clips_is_launched_once_and_read_once():
+    """Windows of 6 rows: nothing but the read numbers grows with clips."""
+    found, alone = shared(SIZES["7B"], 16, 6, 25_000), shared(SIZES["7B"], 1, 6, 25_000)
+    assert found.launches <= 700 and found.reads == 1
+    assert found.launches <= alone.launches + 1  # one copy joins the clips' logits
 
 
 @torch.inference_mode()

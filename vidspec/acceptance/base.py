@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from vidspec.drafting.base import Draft
+    from vidspec.engine.rows import Passed
 
 __all__ = ["Acceptance", "Grounded", "Verdict", "for_clip"]
 
@@ -63,15 +64,13 @@ class Acceptance(Protocol):
     @property
     def unjudged(self) -> float: ...
 
-    def __call__(
-        self, draft: Draft, target_logits: torch.Tensor, hidden: torch.Tensor | None, rng: torch.Generator
-    ) -> Verdict:
+    def __call__(self, draft: Draft, passed: Passed, rng: torch.Generator) -> Verdict:
         """Verify a window.
 
         Args:
-            draft: gamma proposed tokens, with their distributions unless they were chosen greedily.
-            target_logits: (gamma + 1, V); row 0 follows the last emitted token, row i + 1 the i-th drafted one.
-            hidden: (gamma + 1, hidden) the target's last states at the same positions, for rules that use them.
+            draft: gamma proposed tokens.
+            passed: the target's pass over them, gamma + 1 rows of ``logits``, ``hidden`` states and ``chosen`` tokens,
+                which are on the host; row 0 follows the last emitted token, row i + 1 the i-th drafted one.
             rng: CPU generator.
         """
         ...

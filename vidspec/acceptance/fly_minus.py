@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from vidspec.drafting.base import Draft
+    from vidspec.engine.rows import Passed
     from vidspec.engine.sampling import Sampling
 
 __all__ = ["FlyMinus", "Theta"]
@@ -45,14 +46,13 @@ class FlyMinus(LooseRule):
         super().__init__(sampling, eos, protected)
         self.theta = theta
 
-    def measure(
-        self, draft: Draft, target_logits: torch.Tensor, hidden: torch.Tensor | None, rng: torch.Generator
-    ) -> Sequence[float]:
+    def measure(self, draft: Draft, passed: Passed, rng: torch.Generator) -> Sequence[float]:
         """Entropy at the position of each drafted token: of the distribution after its parent."""
         import torch
 
-        places = torch.tensor([parent + 1 for parent in draft.parents], device=target_logits.device)
-        probs = target_logits.float().softmax(-1).topk(min(LIKELIEST, target_logits.shape[-1]), dim=-1).values
+        logits = passed.logits
+        places = torch.tensor([parent + 1 for parent in draft.parents], device=logits.device)
+        probs = logits.float().softmax(-1).topk(min(LIKELIEST, logits.shape[-1]), dim=-1).values
         return torch.special.entr(probs).sum(-1)[places].tolist()  # type: ignore[no-any-return]
 
     def pardoned(self, branch: Branch) -> Mapping[int, Loosened]:

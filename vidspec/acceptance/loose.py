@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from vidspec.drafting.base import Draft
+    from vidspec.engine.rows import Passed
     from vidspec.engine.sampling import Sampling
 
 __all__ = ["Branch", "LooseRule", "branches"]
@@ -74,11 +75,9 @@ class LooseRule(ABC):
             )
         self.strict = eos | protected
 
-    def __call__(
-        self, draft: Draft, target_logits: torch.Tensor, hidden: torch.Tensor | None, rng: torch.Generator
-    ) -> Verdict:
-        choices = target_logits.argmax(-1).tolist()
-        measured = self.measure(draft, target_logits, hidden, rng) if draft.tokens else []
+    def __call__(self, draft: Draft, passed: Passed, rng: torch.Generator) -> Verdict:
+        choices = passed.likeliest
+        measured = self.measure(draft, passed, rng) if draft.tokens else []
         best: Verdict | None = None
         for path in branches(draft):
             verdict = self._judged(draft, path, choices, measured)
@@ -87,9 +86,7 @@ class LooseRule(ABC):
         return best or Verdict((), choices[0])
 
     @abstractmethod
-    def measure(
-        self, draft: Draft, target_logits: torch.Tensor, hidden: torch.Tensor | None, rng: torch.Generator
-    ) -> Sequence[float]:
+    def measure(self, draft: Draft, passed: Passed, rng: torch.Generator) -> Sequence[float]:
         """A number for each drafted token of the window; the arguments are those of the rule."""
 
     @abstractmethod

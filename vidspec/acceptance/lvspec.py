@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from vidspec.acceptance.base import Acceptance
     from vidspec.drafting.base import Draft
+    from vidspec.engine.rows import Passed
     from vidspec.engine.sampling import Sampling
 
 
@@ -80,13 +81,11 @@ class LVSpec(LooseRule):
         one._visual = visual_states
         return one
 
-    def measure(
-        self, draft: Draft, target_logits: torch.Tensor, hidden: torch.Tensor | None, rng: torch.Generator
-    ) -> Sequence[float]:
+    def measure(self, draft: Draft, passed: Passed, rng: torch.Generator) -> Sequence[float]:
         """Visual relevance of each drafted token, from one matrix product for the window (Eq. 8)."""
-        if hidden is None or self._visual is None:
-            raise ValueError("lvspec needs the target's last states, of the window and of the prompt's visual tokens")
-        return relevance(hidden[1:], self._visual, self.similar).tolist()
+        if self._visual is None:
+            raise ValueError("lvspec needs the target's last states at the prompt's visual tokens")
+        return relevance(passed.hidden[1:], self._visual, self.similar).tolist()
 
     def pardoned(self, branch: Branch) -> Mapping[int, Loosened]:
         relevance = branch.measured

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from vidspec.drafting.base import Draft
+    from vidspec.engine.rows import Passed
     from vidspec.engine.sampling import Sampling
 
 
@@ -38,9 +39,7 @@ class RandomLoose(LooseRule):
         super().__init__(sampling, eos, protected)
         self.rate = rate
 
-    def measure(
-        self, draft: Draft, target_logits: torch.Tensor, hidden: torch.Tensor | None, rng: torch.Generator
-    ) -> Sequence[float]:
+    def measure(self, draft: Draft, passed: Passed, rng: torch.Generator) -> Sequence[float]:
         import torch
 
         return torch.rand(len(draft.tokens), generator=rng).tolist()

@@ -64,7 +64,7 @@ class Loaded:
         self.named_head = second is not None and loading.is_head(second)
         if second is not None and not self.named_head:
             self.draft = loading.load(second, self.where, text=True)
-        self._slots: dict[str, DraftSlot] = {}
+        self._slots: dict[tuple[str, str], DraftSlot] = {}
 
     @cached_property
     def head(self) -> Head | None:
@@ -86,8 +86,11 @@ class Loaded:
             UsageError: it is no label, or it drafts with a model and none was named.
         """
         profile = labels.load(label, overrides)
-        if profile.drafts_with_a_model and self.draft is None:
+        draft, precision = self.draft if profile.drafts_with_a_model else None, profile.draft.precision
+        if profile.drafts_with_a_model and draft is None:
             raise UsageError(f"profile {profile.name} drafts with a model", hint="name one with --draft")
+        if draft is not None and precision in ("int8", "int4"):
+            draft = draft.quantised(precision)
         if profile.names_a_head and self.head is None:
             raise UsageError(
                 f"profile {profile.name} drafts with a head of the target", hint="name both with --target and --draft"
@@ -95,12 +98,12 @@ class Loaded:
         made = Captioner(
             profile,
             self.target,
-            self.draft if profile.drafts_with_a_model else None,
-            slot=self._slots.get(profile.draft.kind),
+            draft,
+            slot=self._slots.get((profile.draft.kind, precision)),
             head=self.head if profile.names_a_head else self.layer if profile.drafts_with_a_head else None,
         )
         if made.slot is not None:
-            self._slots[profile.draft.kind] = made.slot
+            self._slots[profile.draft.kind, precision] = made.slot
         return made
 
     def peers(self, profile: Profile) -> dict[str, Peer]:

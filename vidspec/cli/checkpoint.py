@@ -17,6 +17,7 @@ from vidspec.engine.decoders import decoder_of
 from vidspec.engine.device import free_memory
 from vidspec.engine.forward import CHUNK
 from vidspec.engine.fused import second_copies, uncovered
+from vidspec.engine.graphs import eager_by_shape
 from vidspec.engine.matrix import packing
 from vidspec.models import loading
 from vidspec.models.adapter import Adapter
@@ -33,6 +34,9 @@ __all__ = ["Checkpoint", "Fit", "inspect"]
 PADDING = 1024
 #: Profiles to propose, the first that a checkpoint can do: with a draft, with one without vision, and without one.
 DRAFTED, UNPRUNED, BLIND, ALONE = ("specvlm", "specvlm-chain"), ("vanilla-sd",), ("onsd",), ("self-specvlm", "ar")
+
+
+REPLAYED = "passes of few tokens replayed as graphs; those of a target whose draft is a head (eagle3, mtp) are not"
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Checkpoint:
 
     Attributes:
         decoder, why: what runs its blocks, and why.
+        eager: why a GPU runs all its passes kernel by kernel; None if it replays those of few tokens as graphs.
         states: number of blocks that keep a state instead of keys and values.
         state_bytes: of these states, for each clip at most.
         refused: keys of a profile that such states exclude.
@@ -76,6 +81,7 @@ class Checkpoint:
     family: str
     decoder: str
     why: str
+    eager: str | None
     blocks: int
     states: int
     state_bytes: int
@@ -130,6 +136,7 @@ class Checkpoint:
             ("family", f"{self.family}, supported" + (" as a draft only" if self.text else "")),
             ("sound", "read too; --no-audio leaves it out" if self.hears else ""),
             ("decoder", f"{self.decoder}: {self.why}"),
+            ("on a GPU", REPLAYED if self.eager is None else f"all passes kernel by kernel: {self.eager}"),
             ("rollback", kept),
             ("positions", f"{self.axes} axes (M-RoPE)" if self.axes > 1 else "1 axis"),
             ("vocabulary", f"{self.vocabulary} rows of the head"),
@@ -199,6 +206,7 @@ def _inspected(name: str, load: Load) -> Checkpoint:
         family=family,
         decoder="fused" if reason is None else "stock",
         why=reason or "all its blocks are covered",
+        eager=decoder.eager if reason else eager_by_shape(decoder.windows, round(decoder.scaling**-2)),
         blocks=decoder.depth,
         states=0 if decoder.cached is None else decoder.depth - len(decoder.cached),
         state_bytes=decoder.state_bytes,

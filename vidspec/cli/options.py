@@ -205,6 +205,7 @@ class Request:
         str | None,
         _model(help="The draft: a hub id or a folder (default: the one `vidspec models` lists for the target)."),
     ] = None
+    adapter: Annotated[str | None, _model(help="A LoRA of the target, merged into it: a hub id or a folder.")] = None
     captioner: Annotated[
         str | None,
         _model(help="Captions a frame for drafts that read text: a hub id or a folder (default: the draft)."),

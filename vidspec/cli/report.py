@@ -66,6 +66,8 @@ def loaded(captioner: Captioner, seconds: float) -> list[str]:
     for role, model in ((role, engine.model) for role, engine in engines.items() if engine is not None):
         decoder = model.decoder
         blocks = f"{decoder.name} blocks ({decoder.why})"
+        if model.device.type == "cuda":
+            blocks += f", passes {'replayed' if decoder.eager is None else f'not replayed: {decoder.eager}'}"
         lines.append(f"{role}: {model.name} ({model.family}), {model.dtype} on {model.device}, {blocks}")
     if captioner.slot is not None:
         lines.append(f"draft: {captioner.models['draft'] or 'the target again'}, in a process of its own")

@@ -23,7 +23,7 @@ __all__ = ["check", "forms_of", "how_of", "overrides_of", "parsed_settings", "pa
 
 #: Options that are keys of the profile, by section.
 KEYS = {
-    "models": ("pair", "target", "draft", "captioner", "device", "dtype"),
+    "models": ("pair", "target", "draft", "adapter", "captioner", "device", "dtype"),
     "video": ("frames", "fps", "max_pixels", "decoder", "seek", "allow_damaged", "audio"),
     "generate": ("system", "max_new_tokens", "stop_loops", "stop", "temperature", "top_p", "seed"),
 }

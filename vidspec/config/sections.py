@@ -130,23 +130,27 @@ def with_parts(registry: Registry[Any]) -> Callable[[type[S]], type[S]]:
 class ModelsSection(Section):
     """Which models, and how they are loaded. ``pair`` names a built-in target and draft at once.
 
+    ``adapter`` is a LoRA in PEFT's files, which is merged into the target.
     ``captioner`` writes the caption that an ensemble's context of that name holds; the draft does if null.
     ``device_map`` splits a target that is larger than one device, as accelerate's strategy of that name does;
     ``draft_device`` is the draft's if it is not ``device``; ``quantization`` is the target's, by bitsandbytes.
-    ``decoder`` runs the language models' blocks: our own, or the stock ones of transformers; ``auto`` is the former
-    wherever it covers a model. ``packed`` keeps a packed copy of large weights on a CPU in float32, which makes passes
-    of a few rows cheap.
+    ``weights`` keeps the target's language model as codes of that many bits: its text is that of these weights then,
+    and lossless means that. ``decoder`` runs the language models' blocks: our own, or the stock ones of transformers;
+    ``auto`` is the former wherever it covers a model. ``packed`` keeps a packed copy of large weights on a CPU in
+    float32, which makes passes of a few rows cheap, and packs those in bfloat16.
     """
 
     pair: Literal["embedded", "embedded-qwen"] | None = None
     target: str | None = Field(default=None, min_length=1)
     draft: str | None = Field(default=None, min_length=1)
+    adapter: str | None = Field(default=None, min_length=1)
     captioner: str | None = Field(default=None, min_length=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Annotated[str, AfterValidator(values.device)] = "auto"
     device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | None = None
     draft_device: Annotated[str, AfterValidator(values.device)] | None = None
     quantization: Literal["8bit", "4bit"] | None = None
+    weights: Literal["int8", "int4"] | None = None
     decoder: Literal["auto", "fused", "stock"] = "auto"
     threads: int | None = Field(default=None, ge=1, le=THREADS)
     packed: Annotated[bool | Literal["auto"], BeforeValidator(values.packed)] = "auto"
@@ -169,6 +173,9 @@ class ModelsSection(Section):
         if self.device_map is not None and self.device != "auto":
             reason = f"{self.device} excludes models.device_map, which takes all devices"
             yield Problem("models.device", reason, "models.device: auto, and models.draft_device for the draft")
+        if self.weights is not None and (self.quantization is not None or self.device_map is not None):
+            key = "quantization" if self.quantization is not None else "device_map"
+            yield Problem("models.weights", f"{self.weights} excludes models.{key}", f"models.{key} alone")
         if self.pair is None and self.target is None:
             yield Problem("models.target", "is needed with models.draft", "name a target, or models.pair: embedded")
         if unnamed and profile.drafts_with_a_model and self.target is not None:
@@ -237,7 +244,9 @@ class DraftSection(PartSection):
 
     ``gamma`` is the length of a chain and the depth of a tree; ``auto`` measures which length pays. ``topology``
     adaptive is a tree that grows by the draft's probabilities, as far as rows and passes are worth their measured time,
-    or a chain; ``tree`` is that of the topology tree, its nodes named by the ranks of children. Further keys, and
+    or a chain; ``precision`` is what the drafting model's weights are kept as: codes of so many bits, as they are
+    (as-target), or ``auto``: of a draft model int8 where that is known to make its passes cheaper, otherwise as they
+    are. ``tree`` is that of the topology tree, its nodes named by the ranks of children. Further keys, and
     ``options``, here and in the sections of other parts, are what the parts' constructors take, checked by its type
     there.
     """
@@ -246,6 +255,7 @@ class DraftSection(PartSection):
     topology: Literal["chain", "tree", "adaptive"] = "chain"
     gamma: Annotated[int | Literal["auto"], BeforeValidator(values.gamma)] = 5
     tree: Annotated[str, AfterValidator(values.tree)] = TREE
+    precision: Literal["auto", "as-target", "int8", "int4"] = "auto"
 
     def check(self, profile: Profile) -> Iterator[Problem]:
         drafter, kind, beside = profile.drafter, self.kind, profile.beside
@@ -265,6 +275,9 @@ class DraftSection(PartSection):
         if self.gamma == "auto" and self.topology == "tree" and not (drafter and drafter.paces):
             reason = "auto measures chains, and draft.topology is tree"
             yield Problem("draft.gamma", reason, "draft.gamma: 5, or draft.topology: chain")
+        if self.precision in ("int8", "int4") and not (profile.drafts_with_a_model or profile.drafts_with_the_target):
+            reason = f"{self.precision} is of the weights of a model that drafts, and draft.kind is {kind}"
+            yield Problem("draft.precision", reason, "draft.precision: auto, or draft.kind: self")
         if self.gamma == "auto" and drafter is None:
             yield Problem("draft.gamma", "auto needs a draft", "draft.gamma: 5, or draft.kind: model")
         own = profile.drafts_for_free or profile.drafts_with_a_head

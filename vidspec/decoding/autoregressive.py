@@ -17,6 +17,6 @@ def autoregressive(sequence: Sequence) -> Steps[None]:
     while not over:
         with trace.span("verify") as verify:
             token = yield from target.step()
-        elapsed, probabilities = trace.now() - begun, target.probabilities
+        elapsed, probabilities = trace.elapsed() - begun, target.probabilities
         sequence.emit(Round((token,), ("target",), 0, 0, elapsed, verify_s=verify.seconds, probabilities=probabilities))
         over = sequence.limits.over(sequence.token_ids)

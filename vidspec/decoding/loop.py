@@ -66,9 +66,11 @@ class Loop:
     """Decodings in flight.
 
     Args:
-        now: the time in seconds, all queued work of devices done.
+        now: the time in seconds.
         passed: called with every pass.
         wake: is waited for where all decodings wait for messages.
+        synchronise: waits for queued work of devices. Not called after passes that give logits: the read-back of
+            their tokens waits for the device, and nothing is queued behind it.
     """
 
     def __init__(
@@ -76,8 +78,9 @@ class Loop:
         now: Callable[[], float] = time.perf_counter,
         passed: Callable[[Passing], None] = lambda passing: None,
         wake: WakeEvent | None = None,
+        synchronise: Callable[[], None] = lambda: None,
     ) -> None:
-        self.now, self.passed, self.wake = now, passed, wake or WakeEvent()
+        self.now, self.passed, self.wake, self.synchronise = now, passed, wake or WakeEvent(), synchronise
         self._clients: dict[Hashable, Client] = {}
         self._encoded = False
 
@@ -162,6 +165,7 @@ class Loop:
         request, begun = cast(Encode, client.request), self.now()
         try:
             request.run()
+            self.synchronise()
         except Exception as error:
             return self._resume(client, error)
         request.seconds = self.now() - begun
@@ -201,6 +205,8 @@ class Loop:
         begun, prepared = self.now(), engine.preparing
         try:
             passed = engine.run(batch)
+            if prompts:
+                self.synchronise()  # of a prompt's first stretches nothing is read back
         except Exception as error:
             if len(parts) == 1:
                 return [(parts[0][0], error)]

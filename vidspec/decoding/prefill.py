@@ -93,6 +93,7 @@ def _context(
         kept=kept,
         draft=setup.draft,
         head=setup.head,
+        self_draft=setup.self_draft,
         target=setup.target,
         prefix=prefix,
         read_by_target=read,

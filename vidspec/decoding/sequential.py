@@ -36,11 +36,11 @@ def sequential(sequence: Sequence) -> Steps[None]:
         with trace.span("verify") as verification:
             passed = yield from target.verify(draft)
         with trace.span("accept") as judging:
-            verdict = acceptance(draft, passed.logits, passed.hidden, sequence.rng)
+            verdict = acceptance(draft, passed, sequence.rng)
         draft_s = drafting.seconds
         if drafter.learns:
             with trace.span("draft", "draft") as learning:
-                drafter.observe(verdict.path, verdict.token, passed.logits)
+                drafter.observe(verdict.path, verdict.token, passed)
             draft_s += learning.seconds
         if passed.tapped is not None:
             drafter.observe_states(passed.tapped)
@@ -57,7 +57,7 @@ def sequential(sequence: Sequence) -> Steps[None]:
                 origins(verdict, draft, len(tokens)),
                 drafted=len(draft.tokens),
                 accepted=min(len(verdict.path), len(tokens)),
-                elapsed=trace.now() - begun,
+                elapsed=trace.elapsed() - begun,
                 draft_s=draft_s,
                 verify_s=verification.seconds + judging.seconds,
                 weights=draft.weights,

@@ -88,13 +88,7 @@ class Serving:
             raise ValueError(f"a batch must have at least one clip, not {batch}")
         self.captioner, self.batch = captioner, batch
         self.wake = wake or WakeEvent()
-        wait = synchroniser(*captioner.devices)
-
-        def now() -> float:
-            wait()
-            return time.perf_counter()
-
-        self.loop = Loop(now, self._passed, self.wake)
+        self.loop = Loop(passed=self._passed, wake=self.wake, synchronise=synchroniser(*captioner.devices))
         self._sequences: dict[Hashable, Sequence] = {}
         self._claims: dict[Hashable, Items[Claim]] = {}  # of clips whose prompts have not been read
         self._waiting: deque[Request] = deque()  # taken and not admitted yet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -106,6 +106,11 @@ class Setup:
             raise ProfileError(
                 f"lossy.method: blocks of {target.family} cannot go on with fewer rows; nearest valid choice: none"
             )
+        if profile.draft.precision in ("int8", "int4") and profile.drafts_with_the_target and target.fixed is not None:
+            raise ProfileError(
+                f"draft.precision {profile.draft.precision}: {target.name}: {target.fixed}; "
+                "nearest valid choice: as-target"
+            )
         sampling = Sampling(profile.generate.temperature, profile.generate.top_p)
         acceptance: Acceptance | None = None
         drafter: DrafterKind | None = None
@@ -146,6 +151,19 @@ class Setup:
             Engine(head) if head is not None else None,
             slot if profile.concurrent else None,
         )
+
+    @cached_property
+    def self_draft(self) -> Engine[VideoLanguageModel] | None:
+        """The engine of a target that drafts for itself, with its weights as the profile wants them for that.
+
+        None where another drafts, or the target in a process of its own.
+        """
+        if not self.profile.drafts_with_the_target or self.profile.concurrent:
+            return None
+        precision = self.profile.draft.precision
+        if precision == "int8" or precision == "int4":
+            return Engine(self.target.model.quantised(precision))
+        return self.target
 
     @property
     def lossless(self) -> bool:

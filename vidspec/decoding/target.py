@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vidspec.drafting.base import Draft
+from vidspec.engine.choices import read_back
 from vidspec.engine.requests import Forward, Steps
 from vidspec.engine.rows import Passed, Prefill, Rows
+from vidspec.engine.sampling import Draw, Uniforms
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +50,8 @@ class Target:
         *,
         return_probs: bool = False,
     ) -> None:
-        self.engine, self.prefill, self.sampling, self.rng, self.tapped = engine, prefill, sampling, rng, tapped
+        self.engine, self.prefill, self.sampling, self.tapped = engine, prefill, sampling, tapped
+        self._uniforms = Uniforms(rng)
         self.return_probs = return_probs
         self.span = prefill.span
         self._judged: tuple[Draft, torch.Tensor] | None = (NOTHING, prefill.logits[None]) if return_probs else None
@@ -57,34 +60,36 @@ class Target:
 
     def first(self) -> int:
         """The token of the prefill's last logits."""
-        self._last = self.choose(self.prefill.logits)
+        logits = self.prefill.logits[None]
+        (read,) = read_back([Rows(self.span, draw=self._draw(NOTHING))], [Passed(logits, logits)])
+        self._last = read.chosen[0]
+        self._uniforms.emitted(1)
         self._note((), self._last)
         return self._last
-
-    def choose(self, logits: torch.Tensor) -> int:
-        """A token from logits (V,)."""
-        from vidspec.engine.sampling import draw
-
-        if self.sampling.greedy:
-            return int(logits.argmax())
-        return draw(self.sampling.distribution(logits[None])[0], self.rng)
 
     def step(self) -> Steps[int]:
         """One token of plain decoding."""
         passed = yield from self.verify(NOTHING)
-        token = self.choose(passed.logits[-1])
-        self.commit((), token)
-        return token
+        self.commit((), passed.chosen[0])
+        return self._last
 
     def verify(self, draft: Draft) -> Steps[Passed]:
         """One pass over the last emitted token and a window after it: row 0, then a row for each drafted token."""
         self._base = self.span.length
         tokens = [self._last, *draft.tokens]
         parents = None if draft.is_chain else [-1, *(parent + 1 for parent in draft.parents)]
-        (passed,) = yield Forward(self.engine, [Rows(self.span, tokens, parents, tapped=self.tapped)])
+        rows = Rows(self.span, tokens, parents, tapped=self.tapped, draw=self._draw(draft))
+        (passed,) = yield Forward(self.engine, [rows])
         if self.return_probs:
             self._judged = draft, passed.logits
         return passed  # type: ignore[no-any-return]
+
+    def _draw(self, draft: Draft) -> Draw | None:
+        """How the tokens behind a window are drawn: of nodes at one depth, of which one is emitted, by one number."""
+        if self.sampling.greedy:
+            return None
+        ahead = self._uniforms.ahead(1 + max(draft.depths, default=0))
+        return Draw(self.sampling, (ahead[0], *(ahead[depth] for depth in draft.depths)), draft.probs)
 
     def commit(self, path: Sequence[int], token: int) -> None:
         """Keep the drafted tokens at ``path`` of the verified window, drop the others from the cache.
@@ -96,6 +101,7 @@ class Target:
         else:
             self.span.gather(self._base + 1, path)
         self._last = token
+        self._uniforms.emitted(len(path) + 1)
         if self._judged is not None:
             self._note(path, token)
 

@@ -9,8 +9,6 @@ import time
 from collections.abc import Sequence
 from itertools import takewhile
 
-import torch
-
 from vidspec.draft_length.pace import Pace, Window
 from vidspec.draft_length.trees import Budget, Growth
 from vidspec.drafting.base import Draft
@@ -60,13 +58,11 @@ class AdaptiveDrafter(TreeDrafter):
         read: list[int] = []
         frontier = [-1]
         while frontier:
-            logits = yield from self._forward(frontier, read, self._tokens, growth.parents)
+            best = yield from self._forward(frontier, read, self._tokens, growth.parents, budget.width)
             begun = time.perf_counter()
-            best = logits.float().softmax(-1).topk(min(budget.width, logits.shape[-1]))
-            both = torch.stack([best.values.double(), best.indices.double()]).tolist()  # one wait for the device
-            for node, probabilities, tokens in zip(frontier, *both, strict=True):
+            for node, (tokens, probabilities) in zip(frontier, best, strict=True):
                 growth.expanded(node, probabilities)
-                self._tokens += map(int, tokens)
+                self._tokens += tokens
             frontier = growth.following()
             self.trees.took(time.perf_counter() - begun)
         self.trees.grown(self.window, growth)

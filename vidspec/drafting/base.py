@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vidspec.draft_length.pace import Pace, Window
     from vidspec.drafting.context import DraftContext
     from vidspec.engine.requests import Steps
+    from vidspec.engine.rows import Passed
     from vidspec.engine.slab import KVSpan
     from vidspec.models.base import Prefix, VideoLanguageModel
 
@@ -76,7 +77,7 @@ class Drafter(ABC):
         forwards: passes of the draft model so far, prefill excluded.
         spans: sequences that hold the emitted text, or its beginning, after their prompts.
         paces: whether it chooses the length of its windows itself, up to the requested one; see :meth:`set_pace`.
-        learns: whether it learns from the target's logits; see :meth:`observe`. A schedule that passes token ids only
+        learns: whether it learns from the target's passes; see :meth:`observe`. A schedule that passes token ids only
             refuses it, as it does one with ``tapped``.
         tapped: blocks of the target whose inputs it reads; see :meth:`observe_states`.
     """
@@ -108,13 +109,14 @@ class Drafter(ABC):
         Called before the text begins, if it ``paces``.
         """
 
-    def observe(self, path: Sequence[int], token: int, target_logits: torch.Tensor) -> None:  # noqa: B027
+    def observe(self, path: Sequence[int], token: int, passed: Passed) -> None:  # noqa: B027
         """The target's verdict on the last window, before its :meth:`commit`. Called if it ``learns``.
 
         Args:
             path: indices of the window's tokens that are emitted, in order.
             token: the target's own, emitted after them.
-            target_logits: (gamma + 1, V); row 0 follows the last committed token, row i + 1 the i-th drafted one.
+            passed: the target's pass, gamma + 1 rows; row 0 follows the last committed token, row i + 1 the i-th
+                drafted one.
         """
 
     def observe_states(self, states: torch.Tensor) -> None:  # noqa: B027

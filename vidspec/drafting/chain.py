@@ -10,7 +10,7 @@ from vidspec.drafting.base import Draft, Drafter
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import Chain, Forward, Steps
 from vidspec.engine.rows import Rows
-from vidspec.engine.sampling import Sampling, draw
+from vidspec.engine.sampling import Draw, Sampling
 from vidspec.engine.slab import KVSpan
 
 __all__ = ["ChainDrafter", "ChainWindows"]
@@ -34,6 +34,9 @@ class ChainWindows(Drafter):
         self._unread = [token]
 
     def commit(self, path: Sequence[int], token: int) -> None:
+        if self.spans[0].follow():  # the target's own entries, which hold all but the last token now
+            self._unread, self._window = [token], ()
+            return
         if not self._window:  # nothing was read either
             self._unread = [*self._unread, token]
             return
@@ -70,11 +73,12 @@ class ChainDrafter(ChainWindows):
             tokens = yield Chain(self.engine, self.span, self._unread, gamma)
         else:
             fed = self._unread
-            for _ in range(gamma):
-                (passed,) = yield Forward(self.engine, [Rows(self.span, fed)], "draft")
-                probs.append(self.sampling.distribution(passed.logits[-1:])[0].cpu())
-                fed = [draw(probs[-1], self.rng)]
+            for uniform in torch.rand(gamma, dtype=torch.float64, generator=self.rng).tolist():
+                rows = Rows(self.span, fed, draw=Draw(self.sampling, (uniform,)))
+                (passed,) = yield Forward(self.engine, [rows], "draft")
+                probs.append(passed.probs)
+                fed = passed.chosen[-1:]
                 tokens += fed
         self.forwards += gamma
         self._window = tuple(tokens)
-        return Draft(self._window, tuple(range(-1, gamma - 1)), torch.stack(probs) if probs else None)
+        return Draft(self._window, tuple(range(-1, gamma - 1)), torch.cat(probs) if probs else None)

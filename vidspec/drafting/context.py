@@ -48,8 +48,11 @@ class DraftContext:
         kept: (K,) sorted indices of those the drafter may see; all if None.
         draft: the draft model's engine, if the profile has one.
         head: the engine of a head over the target's states, if the profile has one.
+        self_draft: the engine of a target that drafts for itself, with the target's weights or copies of them as codes,
+            over the target's slab.
         target, prefix, read_by_target, taps: the target's engine, its prompt, the prefill of that prompt, and signals
-            observed during it, for drafters that share its weights; they may copy from the span and never write to it.
+            observed during it, for drafters that share its weights; they may copy from the span, or write behind it as
+            a follower, see :meth:`~vidspec.engine.slab.KVSpan.follower`.
         caption: a short caption of the video by another model, for TABED's context C.
         texts: token ids of the target's prompt with each of these texts in place of the video, for a target in another
             process.
@@ -65,6 +68,7 @@ class DraftContext:
     kept: torch.Tensor | None
     draft: Engine[VideoLanguageModel] | None = None
     head: Engine[Head] | None = None
+    self_draft: Engine[VideoLanguageModel] | None = None
     target: Engine[VideoLanguageModel] | None = None
     prefix: Prefix | None = None
     read_by_target: Prefill | None = None

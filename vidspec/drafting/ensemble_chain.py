@@ -12,7 +12,7 @@ from vidspec.drafting.chain import ChainWindows
 from vidspec.drafting.ensemble_weights import Evidence, equal, mixture
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import Forward, Steps
-from vidspec.engine.rows import Rows
+from vidspec.engine.rows import Passed, Rows
 from vidspec.engine.sampling import Sampling, draw
 from vidspec.engine.slab import KVSpan
 
@@ -54,7 +54,7 @@ class Ensemble(ChainWindows):
             if self.sampling.greedy:
                 token = int(mixed.argmax())
             else:
-                q = self.sampling.nucleus(mixed[None])[0].cpu()
+                q = self.sampling.nucleus(mixed[None])[0]
                 probs.append(q)
                 token = draw(q, self.rng)
             tokens.append(token)
@@ -95,9 +95,9 @@ class AdaptiveEnsemble(Ensemble):
         #: (V,) the target's distribution and the emitted token, at positions that no context has read yet.
         self._labels: list[tuple[torch.Tensor, int]] = []
 
-    def observe(self, path: Sequence[int], token: int, target_logits: torch.Tensor) -> None:
-        device = self._rows[0].device if self._rows else target_logits.device
-        soft = self._soften.distribution(target_logits[: len(path) + 1]).to(device)
+    def observe(self, path: Sequence[int], token: int, passed: Passed) -> None:
+        device = self._rows[0].device if self._rows else passed.logits.device
+        soft = self._soften.distribution(passed.logits[: len(path) + 1]).to(device)
         labels = list(zip(soft, [*(self._window[node] for node in path), token], strict=True))
         for (p, emitted), q in zip(labels, self._rows, strict=False):
             self.evidence.add(p, q, emitted)

@@ -69,7 +69,7 @@ class HeadChain(Drafter):
             embeddings = head.embed(torch.tensor(fed))
             asked = Rows(self.span, prompt=head.fed(embeddings, states, positions), stretch=(0, len(fed)), tapped=(1,))
             (passed,) = yield Forward(self.engine, [asked], "draft")
-            fed = [int(head.tokens[int(passed.logits[-1].argmax())])]
+            fed = [int(head.tokens[passed.chosen[-1]])]
             states, positions = passed.tapped[-1:], positions[:, -1:] + 1
             tokens += fed
         self.forwards += gamma

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vidspec.draft_length.pace import Pace, Window
     from vidspec.drafting.context import DraftContext
     from vidspec.engine.requests import Steps
+    from vidspec.engine.rows import Passed
     from vidspec.models.base import VideoLanguageModel
 
 
@@ -90,14 +91,14 @@ class Hybrid(Drafter):
             self.model.observe_states(self._states[row : row + 1])
         self.model.commit((), token)
 
-    def observe(self, path: Sequence[int], token: int, target_logits: torch.Tensor) -> None:
+    def observe(self, path: Sequence[int], token: int, passed: Passed) -> None:
         """The model observes every token, including those from the lookup."""
         if not self._looked_up:
-            self.model.observe(path, token, target_logits)
+            self.model.observe(path, token, passed)
             return
         window = self.lookup.window
         for row, one in zip((0, *(node + 1 for node in path)), (*(window[node] for node in path), token), strict=True):
-            self.model.observe((), one, target_logits[row : row + 1])
+            self.model.observe((), one, passed.row(row))
 
     def observe_states(self, states: torch.Tensor) -> None:
         """A head reads the target's states of every token, including those from the lookup."""

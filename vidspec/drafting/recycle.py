@@ -9,7 +9,7 @@ from vidspec.drafting.base import FreeDrafter
 from vidspec.registry import drafters
 
 if TYPE_CHECKING:
-    import torch
+    from vidspec.engine.rows import Passed
 
 
 @drafters.register("recycle")
@@ -36,6 +36,6 @@ class Recycle(FreeDrafter):
             found.append(token)
         return found
 
-    def observe(self, path: Sequence[int], token: int, target_logits: torch.Tensor) -> None:
+    def observe(self, path: Sequence[int], token: int, passed: Passed) -> None:
         rows = [self.text[-1], *self.window]
-        self.successors.update(zip(rows, target_logits.argmax(-1).tolist(), strict=True))
+        self.successors.update(zip(rows, passed.likeliest, strict=True))

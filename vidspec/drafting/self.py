@@ -1,4 +1,4 @@
-"""The target drafts for itself, with a cache that holds only the kept visual tokens (Self-SD; SpecVLM 4)."""
+"""The target drafts for itself: over kept visual tokens (Self-SD; SpecVLM 4), with weights of few bits, or both."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ if TYPE_CHECKING:
 
 @drafters.register("self")
 class SelfDraft(DrafterKind):
-    """The target's weights, not a second copy.
+    """The target's weights, or copies of them as integers (``draft.precision``).
 
-    The kept entries are gathered from the target's own KV cache after its prefill, so there is no second prefill, and
-    lower layers have attended to the whole video. A drafter in its own process has a second copy of the weights and
-    reads the pruned prompt.
+    Where visual tokens are pruned, the kept entries are gathered from the target's own KV cache after its prefill, so
+    there is no second prefill, and lower layers have attended to the whole video. Otherwise it drafts on that cache
+    itself: its entries are written behind the text, and verification overwrites them with the target's. That a model
+    drafts for itself with weights or a cache of few bits is known from work on self-speculation (such as QuantSpec);
+    no paper's system is followed here.
+
+    A drafter in its own process has a second copy of the weights and reads the pruned prompt.
     """
 
     model = "target"
@@ -35,17 +39,16 @@ class SelfDraft(DrafterKind):
         self.prefill, self.gathers = prefill, prefill == "gather"
 
     def open(self, clip: DraftContext) -> Steps[Drafter]:
-        import torch
-
-        engine, prefix, read = clip.target, clip.prefix, clip.read_by_target
+        engine, prefix, read = clip.self_draft, clip.prefix, clip.read_by_target
         if engine is None or prefix is None or read is None:
             raise ValueError("the target's weights are in another worker")
         if self.prefill == "again":
             again = yield from clip.read(engine, clip.pruned(prefix))
             return clip.walker(engine, again.span)
+        if clip.kept is None or len(clip.kept) == len(prefix.visual):
+            return clip.walker(engine, read.span.follower())
         with clip.trace.span("draft_prefill", "draft"):
-            kept = torch.arange(len(prefix.visual)) if clip.kept is None else clip.kept
-            rows = prefix.rows_kept(kept.to(prefix.embeds.device))
+            rows = prefix.rows_kept(clip.kept.to(prefix.embeds.device))
             span = read.span.select(rows, len(rows) + clip.room)
             span.offset = prefix.next_position - len(rows)  # entries keep the positions they were read at
         return clip.walker(engine, span)

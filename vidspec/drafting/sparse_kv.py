@@ -55,7 +55,7 @@ class SparseKVDraft(DrafterKind):
         import torch
 
         yield from ()
-        engine, prefix, read, taps = clip.target, clip.prefix, clip.read_by_target, clip.taps
+        engine, prefix, read, taps = clip.self_draft, clip.prefix, clip.read_by_target, clip.taps
         if engine is None or prefix is None or read is None or taps is None:
             raise ValueError("the target's weights are in another worker")
         visual = prefix.visual.index

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import torch
+from typing import TypeAlias
 
 from vidspec.config.tree import Node
 from vidspec.drafting.base import Draft, Drafter
@@ -13,7 +12,10 @@ from vidspec.engine.requests import Forward, Steps
 from vidspec.engine.rows import Rows
 from vidspec.engine.slab import KVSpan
 
-__all__ = ["TreeDrafter"]
+__all__ = ["Best", "TreeDrafter"]
+
+#: Of each row of a pass the likeliest tokens, and their probabilities.
+Best: TypeAlias = Sequence[tuple[Sequence[int], Sequence[float]]]
 
 
 class TreeDrafter(Drafter):
@@ -41,41 +43,45 @@ class TreeDrafter(Drafter):
         nodes = [node for node in self._nodes if len(node) <= gamma]
         number = {node: index for index, node in enumerate(nodes)}
         parents = tuple(number[node[:-1]] if len(node) > 1 else -1 for node in nodes)
+        children: dict[int, list[int]] = {}
+        for index, parent in enumerate(parents):
+            children.setdefault(parent, []).append(index)
         tokens = [0] * len(nodes)
         self._entry = {}
         read: list[int] = []  # nodes in the cache, in its order
         frontier = [-1] if nodes else []
         while frontier:
-            logits = yield from self._forward(frontier, read, tokens, parents)
-            following: list[int] = []
-            for node, row in zip(frontier, logits, strict=True):
-                children = [index for index, parent in enumerate(parents) if parent == node]
-                best = row.topk(max(nodes[child][-1] for child in children) + 1).indices.tolist()
-                for child in children:
-                    tokens[child] = best[nodes[child][-1]]
-                following += [child for child in children if child in parents]
-            frontier = following
+            offered = [children[node] for node in frontier]
+            widest = max(nodes[child][-1] for every in offered for child in every) + 1
+            best = yield from self._forward(frontier, read, tokens, parents, widest)
+            for (ids, _), every in zip(best, offered, strict=True):
+                for child in every:
+                    tokens[child] = ids[nodes[child][-1]]
+            frontier = [child for every in offered for child in every if child in children]
         self._draft = Draft(tuple(tokens), parents)
         return self._draft
 
     def _forward(
-        self, frontier: list[int], read: list[int], tokens: list[int], parents: Sequence[int]
-    ) -> Steps[torch.Tensor]:
-        """Logits (len(frontier), V) after each node of the frontier; -1 is the last emitted token."""
+        self, frontier: list[int], read: list[int], tokens: list[int], parents: Sequence[int], width: int
+    ) -> Steps[Best]:
+        """The likeliest tokens after each node of the frontier; -1 is the last emitted token."""
         self.forwards += 1
         if frontier == [-1]:
-            (passed,) = yield Forward(self.engine, [Rows(self.span, self._unread)], "draft", grows=True)
+            (passed,) = yield Forward(self.engine, [Rows(self.span, self._unread, top=width)], "draft", grows=True)
             self._base = self.span.length
-            return passed.logits[-1:]  # type: ignore[no-any-return]
+            return passed.top[-1:]  # type: ignore[no-any-return]
         for node in frontier:
             self._entry[node] = len(read)
             read.append(node)
         above = [self._entry[parents[node]] if parents[node] >= 0 else -1 for node in read]
-        rows = Rows(self.span, [tokens[node] for node in frontier], above)
+        rows = Rows(self.span, [tokens[node] for node in frontier], above, top=width)
         (passed,) = yield Forward(self.engine, [rows], "draft", grows=True)
-        return passed.logits  # type: ignore[no-any-return]
+        return passed.top  # type: ignore[no-any-return]
 
     def commit(self, path: Sequence[int], token: int) -> None:
+        if self.span.follow():  # the target's own entries, which hold all but the last token now
+            self._unread, self._draft = [token], Draft((), ())
+            return
         if not self._draft.tokens:  # nothing was read either
             self._unread = [*self._unread, token]
             return

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from vidspec.engine import flash
 from vidspec.engine.rows import Rows
 from vidspec.engine.slab import Reads
 from vidspec.engine.taps import Taps
 
 __all__ = ["Attention", "Window", "attend", "merged"]
 
-#: Rows of a window that gets a mask on a CPU; longer stretches are merged.
+#: Rows of a window that gets a mask on a CPU; longer stretches are merged, or left to flash-attn.
 _MASKED = 64
 
 
@@ -51,6 +52,10 @@ def attend(
     rows, heads, width = query.shape
     kv_heads, length = key.shape[1], key.shape[2]
     groups = heads // kv_heads
+    kernel = flash.installed() if rows > _MASKED and sees is None and flash.supported(query) else None
+    if kernel is not None and (window is None or window.runs is None):
+        size = None if window is None else window.size
+        return flash.causal(kernel, query, key, value, scaling, size).reshape(rows, heads * width)
     if window is not None and (length > window.size or window.runs is not None):
         return _in_window(query, key, value, scaling, sees, window)
     if rows == 1 and sees is None:
@@ -108,7 +113,7 @@ def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling
     """A whole prompt, (n, heads, d), without n x n numbers in memory."""
     groups = query.shape[1] // key.shape[1]
     every = query.transpose(0, 1)[None]
-    if groups == 1 or _flash(query):
+    if groups == 1 or flash.supported(query):
         out = F.scaled_dot_product_attention(every, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1)
         return out[0].transpose(0, 1)
     # Kernels without grouped queries (of CPUs, of CUDA for float32 and on old GPUs) repeat the keys: call them for one
@@ -177,7 +182,7 @@ def _with_weight(
         operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out, weight = operator(query, key, value, 0.0, causal, scale=scaling)
         return out, weight
-    if _flash(query):
+    if flash.supported(query):
         found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scaling)
         return found[0], found[1]
     if query.is_cuda:
@@ -190,12 +195,6 @@ def _with_weight(
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
     weight = scores.logsumexp(-1)
     return ((scores - weight[..., None]).exp() @ value.float()).to(query.dtype), weight
-
-
-def _flash(query: torch.Tensor) -> bool:
-    """Whether CUDA's flash attention takes it; old GPUs, float32 and wide heads have the memory-efficient kernel."""
-    half = query.is_cuda and query.dtype is not torch.float32 and query.shape[-1] <= 256
-    return half and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
 
 @dataclass(frozen=True)

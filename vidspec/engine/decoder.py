@@ -33,7 +33,7 @@ class Decoder(Protocol):
         prunable: whether rows of a prompt can be dropped between two blocks.
         cached: the blocks that keep keys and values, in order, where others keep a state; None where all do.
         state_bytes: that a sequence takes at most beside its keys and values: the states of the other blocks.
-        packed_bytes: of weights that are held a second time, packed for a CPU.
+        packed_bytes: of weights that are held packed or as codes, beside the model's parameters.
         graphs: its passes of few tokens as a GPU replays them; None where it cannot.
         eager: why a GPU would not replay them; None if it does.
     """
@@ -47,12 +47,14 @@ class Decoder(Protocol):
     prunable: bool
     cached: tuple[int, ...] | None
     state_bytes: int
-    packed_bytes: int
     graphs: Graphs | None
     eager: str | None
 
     @property
     def slab(self) -> Slab: ...
+
+    @property
+    def packed_bytes(self) -> int: ...
 
     @property
     def scaling(self) -> float: ...

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from vidspec.engine.decoder import Decoder
 from vidspec.engine.fused import FusedDecoder, uncovered
+from vidspec.engine.layouts import Wanted, fixed, quantise, quantised_copy
 from vidspec.engine.stock import StockDecoder
 
 __all__ = ["decoder_of"]
@@ -17,7 +17,8 @@ def decoder_of(
     kind: Literal["auto", "fused", "stock"] = "auto",
     packed: bool | Literal["auto"] = "auto",
     budget: int | None = None,
-) -> Decoder:
+    wanted: Wanted = None,
+) -> FusedDecoder | StockDecoder:
     """The decoder of a stock language model.
 
     Args:
@@ -26,19 +27,24 @@ def decoder_of(
         kind: ``fused`` wherever it covers the model, else ``stock``, is ``auto``.
         packed: see :func:`~vidspec.engine.matrix.packing`.
         budget: bytes of its slab.
+        wanted: codes in the place of its weights, see :func:`~vidspec.engine.layouts.layout`; ``auto`` for large ones
+            of the fused decoder.
 
     Raises:
-        ValueError: ``fused`` does not cover the model; says why.
+        ValueError: ``fused`` does not cover the model, or its weights cannot be quantised; says why.
     """
     stock = StockDecoder
     if language.config.model_type == "gemma4_text":
         from vidspec.engine.gemma4 import Gemma4Decoder as stock  # older versions of transformers lack its parts
 
-    if kind == "stock":
-        return stock(language, head, "as told", budget)
-    reason = uncovered(language, head)
+    reason = "as told" if kind == "stock" else uncovered(language, head)
     if reason is None:
-        return FusedDecoder(language, head, packed, budget)
+        return FusedDecoder(language, head, packed, budget, wanted)
     if kind == "fused":
         raise ValueError(reason)
+    if wanted is not None and wanted != "auto":
+        if (why := fixed(language.layers)) is not None:
+            raise ValueError(why)
+        quantise(language, wanted)
+        head = quantised_copy(head, wanted)
     return stock(language, head, reason, budget)

@@ -8,7 +8,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 
 import torch
 
@@ -112,19 +112,22 @@ def take_one_core() -> None:
 
 
 def synchroniser(*devices: torch.device) -> Callable[[], None]:
-    """A function that waits until all work queued on these devices is done; on a CPU nothing is ever queued."""
-    kinds = {"cuda": torch.cuda.synchronize, "xpu": torch.xpu.synchronize}
-    wait: list[Callable[[], None]] = [
-        torch.mps.synchronize if device.type == "mps" else partial(kinds[device.type], device)
-        for device in dict.fromkeys(devices)
-        if device.type in (*kinds, "mps")
-    ]
+    """A function that waits until all work is done that the calling thread's streams have queued on these devices.
 
-    def waited() -> None:
-        for one in wait:
-            one()
+    Work that other threads queue on streams of their own is not waited for. On a CPU nothing is ever queued.
+    """
+    queues = [device for device in dict.fromkeys(devices) if device.type in ("cuda", "xpu", "mps")]
 
-    return wait[0] if len(wait) == 1 else waited
+    def wait() -> None:
+        for device in queues:
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()
+            elif device.type == "xpu":
+                torch.xpu.current_stream(device).synchronize()
+            else:
+                torch.mps.synchronize()
+
+    return wait
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Generic
 
@@ -11,6 +10,7 @@ from torch.nn import functional as F
 from typing_extensions import TypeVar
 
 from vidspec.engine.attention import Attention
+from vidspec.engine.choices import read_back
 from vidspec.engine.rows import Passed, Prefill, Prompt, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.engine.taps import Taps
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vidspec.engine.decoder import LanguageModel
     from vidspec.engine.graphs import Graphs
 
-__all__ = ["CHUNK", "Engine", "Prefilling", "finite"]
+__all__ = ["CHUNK", "Engine", "Prefilling"]
 
 #: Rows of a prompt that are read in one pass, so that what a block computes stays small however long the prompt.
 CHUNK = 8192
@@ -64,12 +64,11 @@ class Engine(Generic[M]):
         Raises:
             IndexError: a sequence has no room for its rows.
         """
-        decoder = self.model.decoder
-        if decoder.graphs is not None:
-            replayed, others = decoder.graphs.parted(batch)
-            if replayed:
-                return self._replayed(decoder.graphs, batch, replayed, others)
-        return self._eager(batch)
+        graphs = self.model.decoder.graphs
+        replayed, others = graphs.parted(batch) if graphs is not None else ([], [])
+        if graphs is not None and replayed:
+            return read_back(batch, self._replayed(graphs, batch, replayed, others))
+        return read_back(batch, self._eager(batch))
 
     def _replayed(
         self, graphs: Graphs, batch: Sequence[Rows], replayed: Sequence[Sequence[int]], others: Sequence[int]
@@ -80,7 +79,7 @@ class Engine(Generic[M]):
         try:
             for places in replayed:
                 found = graphs.run([batch[at] for at in places], self.model.vocabulary)
-                passed.update(zip(places, finite(found), strict=True))
+                passed.update(zip(places, found, strict=True))
             if others:
                 passed.update(zip(others, self._eager([batch[at] for at in others]), strict=True))
         except Exception as error:
@@ -129,7 +128,7 @@ class Engine(Generic[M]):
         for taps, inner in watched:
             taps.entered(decoder.depth, rows[inner])
             taps.end()
-        passed = finite(self._passed(batch, rows))
+        passed = self._passed(batch, rows)
         return passed if not tapped else self._tapped(batch, passed, {**entering, decoder.depth: rows})
 
     @torch.inference_mode()
@@ -160,9 +159,8 @@ class Engine(Generic[M]):
                 going = [i for i, (_, _, gamma) in enumerate(batch) if step < gamma]
                 passed = self.run([Rows(batch[i][0], made[i][-1:] if step else batch[i][1]) for i in going])
                 self.check(passed)
-                best = torch.stack([one.logits[-1] for one in passed]).argmax(-1).tolist()
-                for i, token in zip(going, best, strict=True):
-                    made[i].append(token)
+                for i, one in zip(going, passed, strict=True):
+                    made[i].append(one.chosen[-1])
         except Exception:  # whoever tries again begins where this began
             for (span, _, _), length in zip(batch, lengths, strict=True):
                 span.rollback(length)
@@ -344,19 +342,6 @@ class Prefilling:
         if units is not None:  # in float32, in the dtype it came in
             units = F.normalize(units.float(), dim=-1).to(units.dtype)
         return Prefill(self.span, passed.logits[-1], units)
-
-
-def finite(passed: list[Passed]) -> list[Passed]:
-    """The same, those marked whose logits are not finite: one sum and one read of the whole pass if none is."""
-    some = [one.logits for one in passed if len(one.logits)]
-    if not some or some[0].is_meta or _sums(torch.cat(some) if len(some) > 1 else some[0]):
-        return passed
-    return [one._replace(finite=_sums(one.logits)) for one in passed]
-
-
-def _sums(logits: torch.Tensor) -> bool:
-    """Whether no number of ``logits`` is NaN or infinite, by their sum."""
-    return math.isfinite(float(logits.sum(dtype=torch.float32)))
 
 
 def _last(rows: torch.Tensor, sizes: Sequence[int], counts: Sequence[int]) -> torch.Tensor:

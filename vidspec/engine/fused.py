@@ -6,6 +6,8 @@ modules' weights over: their parameters become views of its matrices, so they go
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Literal
 
@@ -15,7 +17,9 @@ from torch.nn import functional as F
 
 from vidspec.engine.decoder import Attending, Rotation, windows_of
 from vidspec.engine.graphs import eager_because, graphs_of
-from vidspec.engine.matrix import LARGE, Matrix, laid, packing
+from vidspec.engine.layouts import Wanted, laid
+from vidspec.engine.matrix import LARGE, Matrix, packing
+from vidspec.engine.quantised import Precision, quantised
 from vidspec.engine.slab import Slab
 
 __all__ = ["FAMILIES", "FusedDecoder", "second_copies", "uncovered"]
@@ -97,8 +101,8 @@ class _Norm:
 class _Block:
     """One block's matrices and norms."""
 
-    def __init__(self, block: Any, packed: bool) -> None:
-        self.qkv, self.out, self.gate_up, self.down = (laid(layers, packed=packed) for layers in _linears(block))
+    def __init__(self, block: Any, packed: bool, wanted: Wanted) -> None:
+        self.qkv, self.out, self.gate_up, self.down = (laid(part, wanted, packed=packed) for part in _linears(block))
         self.before_attention, self.before_mlp = _Norm(block.input_layernorm), _Norm(block.post_attention_layernorm)
         attention = block.self_attn
         self.of_heads: tuple[_Norm, _Norm] | None = None
@@ -109,6 +113,12 @@ class _Block:
     def matrices(self) -> tuple[Matrix, ...]:
         return self.qkv, self.out, self.gate_up, self.down
 
+    def quantised(self, copied: Callable[[Matrix], Matrix]) -> _Block:
+        """With copies of the matrices; the norms are the same."""
+        other = copy.copy(self)
+        other.qkv, other.out, other.gate_up, other.down = map(copied, self.matrices)
+        return other
+
 
 class FusedDecoder:
     """The blocks of a stock language model, fused.
@@ -118,6 +128,7 @@ class FusedDecoder:
         head: its ``lm_head``.
         packed: see :func:`~vidspec.engine.matrix.packing`.
         budget: bytes of the slab.
+        wanted: codes in the place of the weights, see :func:`~vidspec.engine.layouts.layout`.
     """
 
     name = "fused"
@@ -126,9 +137,15 @@ class FusedDecoder:
     cached: tuple[int, ...] | None = None
     state_bytes = 0
     why = "the family's blocks are fused"
+    fixed: str | None = None
 
     def __init__(
-        self, language: Any, head: Any, packed: bool | Literal["auto"] = "auto", budget: int | None = None
+        self,
+        language: Any,
+        head: Any,
+        packed: bool | Literal["auto"] = "auto",
+        budget: int | None = None,
+        wanted: Wanted = None,
     ) -> None:
         config = language.config
         self._budget = budget
@@ -139,14 +156,30 @@ class FusedDecoder:
         self.depth, self._inner = len(language.layers), int(config.intermediate_size)
         weight = self.embedding
         packs = weight.device.type == "cpu" and packing(second_copies(language, head), packed, weight.dtype)
-        self.blocks = [_Block(block, packs) for block in language.layers]
+        self.blocks = [_Block(block, packs, wanted) for block in language.layers]
         tied = head.weight is language.embed_tokens.weight
-        self.norm, self.head = _Norm(language.norm), laid([head], packed=packs, shared=tied)
-        self.packed_bytes = self.head.nbytes + sum(matrix.nbytes for block in self.blocks for matrix in block.matrices)
+        self.norm, self.head = _Norm(language.norm), laid([head], wanted, packed=packs, shared=tied)
         self._frequencies, self._axis, self.axes = _frequencies(language.rotary_emb, config, self.width)
         self._amplitude = float(getattr(language.rotary_emb, "attention_scaling", 1.0))
         self.eager = eager_because(self) if self.embedding.device.type == "cuda" else None
         self.graphs = graphs_of(self)
+
+    @property
+    def packed_bytes(self) -> int:
+        return self.head.nbytes + sum(matrix.nbytes for block in self.blocks for matrix in block.matrices)
+
+    def quantised(self, precision: Precision) -> FusedDecoder:
+        """The same over the same slab with copies of the matrices as codes."""
+        slab, like = self.slab, self.embedding
+
+        def copied(matrix: Matrix) -> Matrix:
+            return quantised(matrix.dense(like.dtype, like.device), matrix.bias, precision)
+
+        other = copy.copy(self)
+        other.slab, other.head = slab, copied(self.head)
+        other.blocks = [block.quantised(copied) for block in self.blocks]
+        other.graphs = graphs_of(other)
+        return other
 
     @cached_property
     def slab(self) -> Slab:

@@ -23,7 +23,18 @@ from vidspec.engine.slab import KVSpan, Slab
 if TYPE_CHECKING:
     from vidspec.engine.fused import FusedDecoder
 
-__all__ = ["MOST", "ROWS", "Attend", "Graphs", "Step", "eager_because", "graphs_of"]
+__all__ = [
+    "FEWEST",
+    "MOST",
+    "ROWS",
+    "Attend",
+    "Graphs",
+    "Step",
+    "eager_because",
+    "eager_by_shape",
+    "graphs_of",
+    "splits_of",
+]
 
 #: Rows of one sequence in a pass, which are its entries that not all its rows see: the bits of a number.
 MOST = 64
@@ -31,6 +42,8 @@ MOST = 64
 ROWS = 256
 #: Compute capability from which on passes are captured; older GPUs lack bfloat16, and room for the kernels' tiles.
 CAPABILITY = (8, 0)
+#: The fewest rows of a pass that is no chain's: a token and a window of up to 7 run the same kernels, and round alike.
+FEWEST = 8
 #: What a kernel takes, see :func:`~vidspec.engine.kernel.split_attention`.
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 
@@ -43,16 +56,21 @@ def graphs_of(decoder: FusedDecoder) -> Graphs | None:
 
 def eager_because(decoder: FusedDecoder) -> str | None:
     """Why passes of a decoder on a GPU would be run kernel by kernel; None if they can be replayed."""
-    if decoder.windows is not None:
-        return "its blocks have sliding windows"
-    if decoder.width not in (16, 32, 64, 128, 256):
-        return f"its heads have {decoder.width} numbers"
+    if (reason := eager_by_shape(decoder.windows, decoder.width)) is not None:
+        return reason
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     capability = torch.cuda.get_device_capability(decoder.embedding.device)
     if capability < CAPABILITY:
         return f"the GPU has compute capability {capability[0]}.{capability[1]}, below {CAPABILITY[0]}.{CAPABILITY[1]}"
     return replay_problem(decoder.embedding.device)
+
+
+def eager_by_shape(windows: Sequence[int | None] | None, width: int) -> str | None:
+    """What of it holds on any GPU, by a fused decoder's sliding windows and the numbers of its heads."""
+    if windows is not None:
+        return "its blocks have sliding windows"
+    return None if width in (16, 32, 64, 128, 256) else f"its heads have {width} numbers"
 
 
 class Step:
@@ -66,10 +84,10 @@ class Step:
         chained: whether each row's own token is the next pass's.
 
     Attributes:
-        table: (7 + axes, count) int64 of each row: token id, rotary positions, slot in the slab, entries that all
+        table: (8 + axes, count) int64 of each row: token id, rotary positions, slot in the slab, entries that all
             rows of its sequence see, entries of the sequence, its first entry in the slab, its first row in the pass,
-            and as bits which of the entries behind those that all see it sees. All but the last three are in the order
-            in which a next token moves on.
+            as bits which of the entries behind those that all see it sees, and the entries of its sequence in its first
+            pass here. The first ones are in the order in which a next token moves on.
         logits, hidden: (count, vocabulary) and (count, hidden) of the last pass.
         tokens: (count,) the argmax of each row.
         moves: (count,) of a chained pass 1 for rows that move on by a token, 0 for idle ones.
@@ -134,6 +152,7 @@ class Graphs:
         self.device = decoder.embedding.device
         self._captures = capture and self.device.type == "cuda"
         self._steps: dict[tuple[int, bool], tuple[Step, Callable[[], None]]] = {}
+        self._lengths: weakref.WeakKeyDictionary[KVSpan, int] = weakref.WeakKeyDictionary()  # in their first passes
         self._made: tuple[int, int] | None = None  # version of the slab, and vocabulary, that the steps are of
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
@@ -220,7 +239,7 @@ class Graphs:
     def _pass(self, batch: Sequence[Rows], vocabulary: int) -> Step:
         for rows in batch:
             rows.span.check_room(len(rows))
-        step, replay = self.step(_padded(sum(map(len, batch))), vocabulary)
+        step, replay = self.step(max(FEWEST, _padded(sum(map(len, batch)))), vocabulary)
         self._write(step, batch)
         replay()
         return step
@@ -229,7 +248,8 @@ class Graphs:
         """The table of a pass, copied from memory that the host does not write to again."""
         columns: list[list[int]] = []
         for rows in batch:
-            columns += _columns(rows, self.decoder.axes, len(columns))
+            length = self._lengths.setdefault(rows.span, rows.span.length + 1)
+            columns += [[*column, length] for column in _columns(rows, self.decoder.axes, len(columns))]
         columns += _idle(self.decoder.slab, self.decoder.axes, range(len(columns), step.count))
         table = torch.tensor(columns).t().contiguous()
         if self.device.type == "cuda":
@@ -242,12 +262,29 @@ class Graphs:
         if made != self._made:  # they hold the addresses of a slab that is gone
             self.clear()
             self._made = made
-            self.decoder.slab.moving = self.clear
+            self.decoder.slab.moving[self] = self.clear
         if (count, chained) not in self._steps:
             begun = time.perf_counter()
-            self._steps[count, chained] = self._captured(count, vocabulary, chained)
-            self.preparing += time.perf_counter() - begun
+            try:
+                self._prepare(count, vocabulary, chained)
+            finally:
+                self.preparing += time.perf_counter() - begun
         return self._steps[count, chained]
+
+    def _prepare(self, count: int, vocabulary: int, chained: bool) -> None:
+        """Make a pass, and where passes are captured all others of its kind, so that no later pass has to wait."""
+        every = [count]
+        if self._captures:
+            fewest = 1 if chained else FEWEST
+            every += [1 << power for power in range(fewest.bit_length() - 1, ROWS.bit_length())]
+        for wanted in every:
+            try:
+                if (wanted, chained) not in self._steps:
+                    self._steps[wanted, chained] = self._captured(wanted, vocabulary, chained)
+            except torch.OutOfMemoryError:
+                if wanted == count:
+                    raise
+                return  # tried again when it is needed
 
     def _captured(self, count: int, vocabulary: int, chained: bool) -> tuple[Step, Callable[[], None]]:
         if self._attend is None:
@@ -272,6 +309,20 @@ class Graphs:
         return step, graph.replay
 
 
+def splits_of(kv_heads: int, tiles: int, processors: int) -> int:
+    """Into how many parts the attention of a layer splits each sequence's keys, a power of two from 8 to 64.
+
+    Enough that every processor has two programs, of which there is one for each KV head, tile of rows and part. More
+    parts cost memory and time to merge: with many rows they would outweigh the keys.
+
+    Args:
+        kv_heads: of the layer.
+        tiles: of rows that load the same keys, at least so many.
+        processors: streaming multiprocessors of the device.
+    """
+    return max(8, min(64, _padded(-(-2 * processors // (kv_heads * tiles)))))
+
+
 def _padded(count: int) -> int:
     """Rows of the pass that takes so many."""
     return 1 << (count - 1).bit_length()
@@ -290,7 +341,7 @@ def _replayable(rows: Rows) -> bool:
 
 
 def _columns(rows: Rows, axes: int, first: int) -> list[list[int]]:
-    """Of each row what :attr:`Step.table` says; ``first`` is the sequence's first row in the pass."""
+    """Of each row :attr:`Step.table` but its last number; ``first`` is the sequence's first row in the pass."""
     span, count, places = rows.span, len(rows), rows.places
     tail = count if rows.parents is None else len(rows.parents)
     common, length = span.length + count - tail, span.length + count
@@ -307,4 +358,4 @@ def _columns(rows: Rows, axes: int, first: int) -> list[list[int]]:
 
 def _idle(slab: Slab, axes: int, places: range) -> list[list[int]]:
     """Rows that attend only to themselves, in the slab's scratch entry."""
-    return [[0, *[0] * axes, slab.capacity, 0, 1, slab.capacity, place, 1] for place in places]
+    return [[0, *[0] * axes, slab.capacity, 0, 1, slab.capacity, place, 1, 1] for place in places]

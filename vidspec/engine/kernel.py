@@ -11,10 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
+from vidspec.engine.graphs import splits_of
+
 __all__ = ["split_attention"]
 
-#: Programs that share one sequence's keys, over all KV heads: about two for each multiprocessor of a large GPU.
-_PROGRAMS = 256
 #: Of the queries that share the keys they load, and of the keys loaded at a time: what fits into a small GPU's SM too.
 _BYTES = 2**14
 _LOG2_E = 1.4426950408889634
@@ -28,9 +28,11 @@ def split_attention(
     Args:
         query: (R, heads, d) rotated; d is a power of two from 16 on, heads and d are dense.
         keys, values: (kv_heads, capacity, d) of one layer of one slab, entries dense, the rows' own included.
-        places: (5, R) int64, dense: of each row's sequence how many entries all its rows see, and how many it has; its
+        places: (6, R) int64, dense: of each row's sequence how many entries all its rows see, and how many it has; its
             first entry in the slab; its first row in the pass, the others following; then of the row as bits which of
-            the entries behind those that all see it sees, of at most 64.
+            the entries behind those that all see it sees, of at most 64; and by how many entries of its sequence the
+            keys are split. As long as that number stays, a row's result is the same to the bit alone and among others
+            of its sequence, in passes of as many rows.
         scaling: of the scores.
 
     Returns:
@@ -41,7 +43,8 @@ def split_attention(
     group = heads // kv_heads
     padded, some = triton.next_power_of_2(group), max(16, min(64, _BYTES // (width * query.itemsize)))
     together = max(1, min(triton.next_power_of_2(rows), some // padded))
-    splits = max(8, min(64, triton.next_power_of_2(_PROGRAMS // kv_heads)))
+    processors = torch.cuda.get_device_properties(query.device).multi_processor_count if query.is_cuda else 132
+    splits = splits_of(kv_heads, -(-rows // together), processors)
     parts = torch.empty(rows, heads, splits, width, dtype=torch.float32, device=query.device)
     weights = torch.empty(rows, heads, splits, dtype=torch.float32, device=query.device)
     sizes = {"HEADS": heads, "SPLITS": splits, "WIDTH": width}
@@ -90,8 +93,12 @@ def _part(  # type: ignore[no-untyped-def]
         rotated = tl.load(
             query + mine[:, None] * query_stride + head[:, None] * WIDTH + inner[None], mask=is_row[:, None], other=0.0
         )
-        share = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK) * BLOCK
-        end = tl.minimum(length, (split + 1) * share)
+        # The text that follows is a quarter as long, or the last split has more to do.
+        first_length = tl.load(places + 5 * rows + row).to(tl.int32)
+        share = tl.cdiv(tl.cdiv(first_length * 5 // 4, SPLITS), BLOCK) * BLOCK
+        end = length
+        if split < SPLITS - 1:
+            end = tl.minimum(length, (split + 1) * share)
         base = kv_head.to(tl.int64) * head_stride
         top = tl.full([TILE], float("-inf"), tl.float32)
         total = tl.zeros([TILE], tl.float32)

@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 from vidspec import memory
 
-__all__ = ["LARGE", "X86", "Matrix", "Packed", "PackedCopy", "Plain", "emptied", "joined", "laid", "packing"]
+__all__ = ["LARGE", "X86", "Matrix", "Packed", "PackedCopy", "Plain", "emptied", "joined", "packing"]
 
 #: Numbers in a weight from which on a packed copy pays, and below which it is stored as (in, out).
 LARGE = 2**20
@@ -164,23 +164,6 @@ def _by_packed(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | No
     filled = rows.contiguous() if count == 1 or count >= _QUICK else F.pad(rows, (0, 0, 0, _QUICK - count))
     out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(filled, packed, bias, "none", [], "")
     return out[:count]
-
-
-def laid(layers: Sequence[nn.Linear], *, packed: bool = False, shared: bool = False) -> Matrix:
-    """Layers' weights in their own dtype, in the layout that suits it, their size and their device.
-
-    Args:
-        layers: as :class:`Plain` takes them.
-        packed: whether large weights are packed, see :func:`packing`.
-        shared: whether another module has the weight too, which then stays as it is.
-    """
-    weight = layers[0].weight
-    large = packed and weight.device.type == "cpu" and sum(layer.weight.numel() for layer in layers) >= LARGE
-    if large and weight.dtype is torch.float32:
-        return PackedCopy(layers, shared=shared)
-    if large and weight.dtype is torch.bfloat16 and not shared:
-        return Packed(layers)
-    return Plain(layers, shared=shared)
 
 
 def packing(copies: int, wanted: bool | Literal["auto"], dtype: torch.dtype = torch.float32) -> bool:

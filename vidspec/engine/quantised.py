@@ -12,14 +12,13 @@ from functools import cache
 from typing import Literal
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from vidspec.engine.matrix import X86, Matrix
 
-__all__ = ["Int4", "Int8", "Kernel", "Precision", "QuantisedLinear", "kernel", "quantised"]
+__all__ = ["Int4", "Int8", "Kernel", "Precision", "kernel", "quantised", "sums_eight_bits"]
 
-#: Of the weights of a copy.
+#: Of weights.
 Precision = Literal["int8", "int4"]
 #: How a product with integer codes is computed: by oneDNN's int8 product, cuBLAS's, torch's int4 one for this kind of
 #: device, or with the weight made dense at every call.
@@ -58,6 +57,15 @@ def _kernel_on(bits: Literal[8, 4], codes: torch.Tensor, group: int = 0) -> Kern
     place = codes.device
     capability = torch.cuda.get_device_capability(place) if place.type == "cuda" else (0, 0)
     return kernel(bits, (codes.shape[0], codes.shape[1]), place.type, capability, group)
+
+
+def _onednn() -> bool:
+    return platform.machine().lower() in X86 and hasattr(torch.ops.onednn, "qlinear_prepack")
+
+
+def sums_eight_bits() -> bool:
+    """Whether a CPU's int8 product is exact, and so fast with rows of eight bits: one with VNNI."""
+    return _onednn() and _zero_point() == 128
 
 
 @cache
@@ -220,20 +228,3 @@ def _group(inner: int) -> int:
 def quantised(weight: torch.Tensor, bias: torch.Tensor | None, precision: Precision) -> Matrix:
     """A weight (out, in) rounded to codes; of eight bits where its inputs are no groups."""
     return Int4.of(weight, bias) if precision == "int4" and _group(weight.shape[1]) else Int8.of(weight, bias)
-
-
-class QuantisedLinear(nn.Module):
-    """In place of a linear layer of a stock module.
-
-    Args:
-        matrix: its weight.
-    """
-
-    def __init__(self, matrix: Matrix) -> None:
-        super().__init__()
-        self.matrix = matrix
-        self.out_features, self.in_features = matrix.shape
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """(..., in) to (..., out)."""
-        return self.matrix(rows.flatten(0, -2)).view(*rows.shape[:-1], -1)

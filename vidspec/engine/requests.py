@@ -114,7 +114,7 @@ class Chain(Forward):
 
     def took(self, passed: Sequence[Passed]) -> bool:
         self.engine.check(passed)
-        token = int(passed[0].logits[-1].argmax())
+        token = passed[0].chosen[-1]
         self.answer.append(token)
         self.token_ids, self.gamma = [token], self.gamma - 1
         self.rows = [Rows(self.span, self.token_ids)]

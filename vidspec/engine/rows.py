@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from vidspec.engine.sampling import Draw
     from vidspec.engine.slab import KVSpan
     from vidspec.engine.taps import Taps
 
@@ -62,6 +63,8 @@ class Rows:
         taps: observers of a prompt's rows.
         states: whether to return the hidden states of all rows, also of a prompt.
         tapped: blocks whose inputs are returned; the number of blocks stands for the input of the final norm.
+        draw: how the last tokens are drawn; None for the likeliest ones.
+        top: how many of the likeliest tokens of each row are returned with their probabilities.
     """
 
     span: KVSpan
@@ -72,6 +75,8 @@ class Rows:
     taps: Taps | None = None
     states: bool = False
     tapped: tuple[int, ...] = ()
+    draw: Draw | None = None
+    top: int = 0
 
     def __len__(self) -> int:
         return len(self.token_ids) if self.prompt is None else self.stretch[1] - self.stretch[0]
@@ -122,12 +127,26 @@ class Passed(NamedTuple):
         tapped: (n, blocks * hidden) the inputs of the ``tapped`` blocks, concatenated in their order; None if there are
             none.
         finite: whether all logits are finite numbers.
+        likeliest: n token ids, of each row the one with the highest logit.
+        chosen: n token ids, of each row the one that is drawn, see :func:`~vidspec.engine.sampling.verified`; without
+            ``Rows.draw`` the likeliest.
+        top: of each row ``Rows.top`` token ids, the likeliest first, and their probabilities.
+        probs: (rows that draw, vocabulary) the distributions that they drew from; None without ``Rows.draw``.
     """
 
     logits: torch.Tensor
     hidden: torch.Tensor
     tapped: torch.Tensor | None = None
     finite: bool = True
+    likeliest: Sequence[int] = ()
+    chosen: Sequence[int] = ()
+    top: Sequence[tuple[Sequence[int], Sequence[float]]] = ()
+    probs: torch.Tensor | None = None
+
+    def row(self, at: int) -> Passed:
+        """One row's logits, states and tokens."""
+        part = slice(at, at + 1)
+        return Passed(self.logits[part], self.hidden[part], likeliest=self.likeliest[part], chosen=self.chosen[part])
 
 
 class Prefill(NamedTuple):

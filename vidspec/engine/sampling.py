@@ -1,12 +1,13 @@
-"""From logits to a token: greedy, or by temperature and top-p. Pure functions of tensors and a generator."""
+"""From logits to tokens: greedy, or by temperature and top-p; and the random numbers of a text."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Sampling", "draw"]
+__all__ = ["Draw", "Sampling", "Uniforms", "draw", "on_device", "verified"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,92 @@ class Sampling:
         return probs
 
 
+@dataclass(frozen=True)
+class Draw:
+    """How tokens are drawn after the last n rows of a sequence in a pass.
+
+    Attributes:
+        sampling: not greedy.
+        uniforms: n numbers in [0, 1), one for each of these rows.
+        drafted: (n - 1, V) the distributions that the tokens of all but the first of these rows were drawn from; None
+            if they were not drawn.
+    """
+
+    sampling: Sampling
+    uniforms: tuple[float, ...]
+    drafted: torch.Tensor | None = None
+
+
+class Uniforms:
+    """The random numbers of one text, one for each of its tokens, wherever windows end.
+
+    Args:
+        rng: on the CPU, so that seeds mean the same on all devices.
+    """
+
+    #: So many are taken from the generator at a time, whatever is asked for.
+    _BLOCK = 32
+
+    def __init__(self, rng: torch.Generator) -> None:
+        self._rng = rng
+        self._ahead: list[float] = []
+
+    def ahead(self, count: int) -> list[float]:
+        """Those of the next ``count`` tokens."""
+        while len(self._ahead) < count:
+            self._ahead += torch.rand(self._BLOCK, dtype=torch.float64, generator=self._rng).tolist()
+        return self._ahead[:count]
+
+    def emitted(self, count: int) -> None:
+        """So many tokens were emitted."""
+        del self._ahead[:count]
+
+
 def draw(probs: torch.Tensor, rng: torch.Generator) -> int:
     """One index drawn from probabilities (V,); ``rng`` lives on the CPU so that seeds mean the same on all devices."""
-    return int(torch.multinomial(probs.float().cpu(), 1, generator=rng))
+    return int(_inverse(probs[None], on_device(torch.rand(1, dtype=torch.float64, generator=rng).tolist(), probs)))
+
+
+def on_device(uniforms: Sequence[float], probs: torch.Tensor) -> torch.Tensor:
+    """Uniform numbers on the device of probabilities, in the dtype of sums over a vocabulary."""
+    dtype = torch.float32 if probs.device.type == "mps" else torch.float64
+    return torch.tensor(uniforms, dtype=dtype, device=probs.device)
+
+
+def verified(
+    probs: torch.Tensor, uniforms: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, drafted: torch.Tensor | None
+) -> torch.Tensor:
+    """The token that each row chooses, (n,): a draw, or where a token was drawn ahead of it, that token or another.
+
+    Token x ~ q is chosen with probability min(1, p(x) / q(x)), else one from norm(max(0, p - q)) (Leviathan et al.
+    2023; Chen et al. 2023). One number u decides both: given that u is at least the ratio r, (u - r) / (1 - r) is
+    uniform again.
+
+    Args:
+        probs: (n, V) p of each row.
+        uniforms: (n,) in [0, 1), of :func:`on_device`.
+        rows: (m,) rows that a drafted token follows.
+        tokens: (m,) these tokens.
+        drafted: (m, V) their q; None for none.
+    """
+    chosen = _inverse(probs, uniforms)
+    if drafted is None:
+        return chosen
+    p, q, u = probs[rows], drafted.to(probs), uniforms[rows]
+    ratio = (p.gather(1, tokens[:, None]) / q.gather(1, tokens[:, None]))[:, 0].to(u).clamp_(max=1.0)
+    left = (p - q).clamp_(min=0)
+    # Rounding can leave nothing of a residual that should be tiny; p itself is then the same distribution.
+    left = torch.where(left.sum(-1, keepdim=True) > 0, left, p)
+    again = ((u - ratio) / (1 - ratio)).nan_to_num_(0.0).clamp_(0.0, 1.0)
+    return chosen.index_copy_(0, rows, torch.where(u < ratio, tokens, _inverse(left, again)))
+
+
+def _inverse(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """(n,) by the inverse of the cumulated probabilities (n, V), which need not sum to 1.
+
+    Summed in float64, in which the order of a device's sums does not show.
+    """
+    sums = probs.cumsum(-1, dtype=uniforms.dtype)
+    last = torch.nextafter(sums[:, -1:], torch.zeros_like(sums[:, -1:]))  # what lies behind has no probability
+    wanted = torch.minimum(uniforms[:, None] * sums[:, -1:], last)
+    return torch.searchsorted(sums, wanted, right=True)[:, 0].clamp_(max=probs.shape[1] - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import weakref
 from collections import Counter
@@ -60,8 +61,8 @@ class Slab:
         self._lock = threading.RLock()  # a span that is forgotten is freed by whichever thread collects it
         #: Number of times the entries moved, which invalidates passes captured with their addresses.
         self.version = 0
-        #: Called before they move, so that nothing holds the old ones any more.
-        self.moving: Callable[[], None] = lambda: None
+        #: Called before they move, so that nothing holds the old ones any more; by who holds some.
+        self.moving: dict[object, Callable[[], None]] = {}
 
     def __len__(self) -> int:
         """Layers."""
@@ -155,7 +156,8 @@ class Slab:
                     hint="fewer --frames or clips at once",
                     kind="memory",
                 )
-        self.moving()
+        for let_go in self.moving.values():
+            let_go()
         old = self._blocks
         if not self._used:  # the new one may take the old one's memory
             self._blocks, self.capacity = self._allocated(0), 0
@@ -209,14 +211,35 @@ class KVSpan:
             keep their positions, so a pruned prompt is shorter than the position that follows it.
         free: releases the entries; so does deleting the span.
         states: of recurrent layers; None if there are none.
+        source: the sequence whose entries these are, see :meth:`follower`; None of one with entries of its own.
     """
 
     start: int
     free: weakref.finalize[..., KVSpan]
     states: States | None = None
+    source: KVSpan | None = None
 
     def __init__(self, slab: Slab, room: int, offset: int = 0) -> None:
         self.slab, self.room, self.offset, self.length = slab, room, offset, 0
+
+    def follower(self) -> KVSpan:
+        """A sequence over the same entries with a length of its own: its rows are written behind this sequence's, which
+        overwrites them when it goes on. It follows with :meth:`follow`, and neither rolls back nor gathers.
+
+        Raises:
+            ValueError: recurrent layers have states, which a second sequence would change.
+        """
+        if self.states is not None:
+            raise ValueError("states of recurrent layers cannot be shared")
+        other = copy.copy(self)
+        other.source = self
+        return other
+
+    def follow(self) -> bool:
+        """Whether this is a follower; its length is the followed sequence's then."""
+        if self.source is not None:
+            self.length = self.source.length
+        return self.source is not None
 
     def check_room(self, rows: int) -> None:
         """Raises IndexError if there is no room for so many more."""

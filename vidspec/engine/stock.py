@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cached_property
 from typing import Any
 
 import torch
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from typing_extensions import Self
 
 from vidspec.engine.attention import Attention
 from vidspec.engine.decoder import Attending, Rotation, windows_of
 from vidspec.engine.graphs import Graphs
+from vidspec.engine.layouts import fixed, quantised_copy, quantised_linears
+from vidspec.engine.quantised import Precision
 from vidspec.engine.recurrent import linear_attention, most_bytes
 from vidspec.engine.slab import Slab
 
@@ -67,7 +71,6 @@ class StockDecoder:
     name = "stock"
     mutual = False
     prunable = True
-    packed_bytes = 0
     graphs: Graphs | None = None
     eager: str | None = "its blocks are not fused"
 
@@ -81,6 +84,22 @@ class StockDecoder:
         self.cached = attending if len(attending) < len(kinds) else None
         self.state_bytes = most_bytes(config, language.embed_tokens.weight.dtype)
         self.axes = 3 if "mrope_section" in (getattr(config, "rope_parameters", None) or {}) else 1
+
+    @property
+    def fixed(self) -> str | None:
+        """Why its weights cannot be quantised."""
+        return fixed(self.language.layers)
+
+    @property
+    def packed_bytes(self) -> int:
+        return quantised_linears([self.language, self.head])
+
+    def quantised(self, precision: Precision) -> Self:
+        """The same over the same slab with copies of the linear layers as codes."""
+        slab, other = self.slab, copy.copy(self)
+        other.slab, other.language = slab, quantised_copy(self.language, precision)
+        other.head = quantised_copy(self.head, precision)
+        return other
 
     @property
     def scaling(self) -> float:

@@ -39,12 +39,15 @@ Record: TypeAlias = dict[str, Any]
 
 
 class Models(TypedDict, total=False):
-    """``target`` and ``draft`` are names or folders; the draft's is None without one. The rest is the target's."""
+    """``target``, ``draft`` and ``adapter`` are names or folders; the draft's is None without one. The rest is the
+    target's: ``weights`` as codes, int8 or int4, which a lossless text is relative to; None as they were loaded."""
 
     target: str
+    adapter: str
     draft: str | None
     family: str
     dtype: str
+    weights: str | None
     device: str
     decoder: str
 

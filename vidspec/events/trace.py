@@ -29,6 +29,8 @@ Kind: TypeAlias = Literal[
     "plan",
 ]
 KINDS: tuple[str, ...] = Kind.__args__  # type: ignore[attr-defined]
+#: What each round does: it ends with what was read back of its pass, which has waited for the device.
+ROUND = ("draft", "verify", "accept", "rollback")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,9 @@ class Timed:
 class Trace:
     """Collects spans. ``synchronise`` is called at both ends of each, so that a device's queued work is counted.
 
-    Spans of one worker lie side by side or within each other, never across: each worker does one thing at a time.
+    It is not called for spans of a round (:data:`ROUND`), of which a GPU's clips have thousands: the host's clock is
+    right there without it, as the passes in them end with a read-back. Spans of one worker lie side by side or within
+    each other, never across: each worker does one thing at a time.
 
     Attributes:
         waited: seconds in which a loop served other clips while this one waited for an answer.
@@ -96,7 +100,7 @@ class Trace:
 
         A part of a decoding that is given up at a request is not noted.
         """
-        start, waited, timed = self.now(), self.waited, Timed()
+        start, waited, timed = self._now(kind), self.waited, Timed()
         try:
             yield timed
         except GeneratorExit:
@@ -109,9 +113,12 @@ class Trace:
     def _note(
         self, timed: Timed, start: float, waited: float, kind: str, worker: str, about: tuple[tuple[str, int], ...]
     ) -> None:
-        end = self.now()
+        end = self._now(kind)
         timed.seconds = max(0.0, end - start - (self.waited - waited))
         self.spans.append(Span(worker, kind, end - timed.seconds, end, about))
+
+    def _now(self, kind: str) -> float:
+        return self.elapsed() if kind in ROUND else self.now()
 
     def add(self, kind: str, worker: str, start: float, end: float, about: tuple[tuple[str, int], ...] = ()) -> None:
         """A piece of work that was timed elsewhere, in seconds since the trace began."""

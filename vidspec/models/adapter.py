@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypedDict, TypeVar
 import torch
 from typing_extensions import Self
 
-from vidspec.engine.decoder import Decoder, separate
+from vidspec.engine.decoder import separate
 from vidspec.engine.decoders import decoder_of
-from vidspec.engine.fused import uncovered
+from vidspec.engine.fused import FusedDecoder, uncovered
+from vidspec.engine.layouts import Wanted
+from vidspec.engine.quantised import Precision
+from vidspec.engine.stock import StockDecoder
 from vidspec.errors import GenerationError, ModelError
 from vidspec.models.base import Pixels, Prefix, Seen, StockConfig, StockModel, StockTokenizer, VisualTokens
 from vidspec.models.chat_template import rendered
@@ -73,7 +76,8 @@ class Adapter:
         template: str | None = None,
     ) -> None:
         self.name, self.source, self.model, self.tokenizer = name, name, model.eval(), tokenizer
-        self._decoder: Decoder | None = None
+        self._decoder: FusedDecoder | StockDecoder | None = None
+        self._quantised: dict[Precision, Self] = {}
         #: Taken while the tower works: some families read it by hooks, and several threads encode clips.
         self.looking = threading.Lock()
         self._parts()
@@ -187,7 +191,7 @@ class Adapter:
         return len(self.language.layers)
 
     @property
-    def decoder(self) -> Decoder:
+    def decoder(self) -> FusedDecoder | StockDecoder:
         """What runs the language model's blocks; without packed weights unless :meth:`prepare` was told otherwise."""
         if self._decoder is None:
             self.prepare(packed=False)
@@ -195,21 +199,40 @@ class Adapter:
         return self._decoder
 
     def prepare(
-        self, kind: Literal["auto", "fused", "stock"] = "auto", *, packed: bool | Literal["auto"] = "auto"
+        self,
+        kind: Literal["auto", "fused", "stock"] = "auto",
+        *,
+        packed: bool | Literal["auto"] = "auto",
+        wanted: Wanted = None,
     ) -> None:
         """Choose the decoder, see :func:`~vidspec.engine.decoders.decoder_of`.
 
         Raises:
-            ValueError: it cannot be fused.
+            ValueError: it cannot be fused, or its weights cannot be quantised.
         """
         if kind != "stock" and self.device.type == "cpu" and uncovered(self.language, self.model.lm_head) is None:
             # As long as one weight is mapped from a file, the pages of those that are fused stay too.
             for weight in self.model.parameters():
                 if not weight.untyped_storage().resizable():
                     weight.data = weight.data.clone()
-        self._decoder = decoder_of(self.language, self.model.lm_head, kind, packed)
+        self._decoder = decoder_of(self.language, self.model.lm_head, kind, packed, wanted=wanted)
+        self._quantised.clear()
+        if isinstance(self._decoder, StockDecoder):
+            self.model.lm_head = self._decoder.head  # quantised or not
         if self._decoder.name == "fused" and self.device.type == "cuda":
             torch.cuda.empty_cache()  # what the parts of fused matrices were in: others may need it
+
+    @property
+    def fixed(self) -> str | None:
+        """Why its weights cannot be quantised; None if they can."""
+        return self.decoder.fixed
+
+    def quantised(self, precision: Precision) -> Self:
+        """The same model with copies of its language model's weights as codes, over the same slab; made once."""
+        if precision not in self._quantised:
+            other = self._quantised[precision] = copy.copy(self)
+            other._decoder = self.decoder.quantised(precision)
+        return self._quantised[precision]
 
     def apart(self) -> Self:
         """The same model for passes in another thread: its sequences are in a slab of their own."""

@@ -13,6 +13,7 @@ from vidspec.engine.decoder import LanguageModel
 from vidspec.models.preprocess import PixelRules, scaled
 
 if TYPE_CHECKING:
+    from vidspec.engine.quantised import Precision
     from vidspec.models.request import Exchange
     from vidspec.video import Clip
 
@@ -292,6 +293,15 @@ class VideoLanguageModel(LanguageModel, Protocol):
 
     def text_prefix(self, token_ids: Sequence[int]) -> Prefix:
         """A prompt without visual tokens, such as :meth:`text_ids` of this or of another model of its vocabulary."""
+        ...
+
+    @property
+    def fixed(self) -> str | None:
+        """Why its weights cannot be quantised; None if they can."""
+        ...
+
+    def quantised(self, precision: Precision) -> Self:
+        """The same model with copies of its language model's weights as codes, over the same slab; made once."""
         ...
 
     def apart(self) -> Self:

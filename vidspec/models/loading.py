@@ -16,11 +16,13 @@ import torch
 
 from vidspec import memory
 from vidspec.engine.device import automatic, driver_problem
+from vidspec.engine.layouts import Wanted
 from vidspec.errors import DeviceError, ModelError, VidspecError
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import StockConfig, StockModel, VideoLanguageModel
 from vidspec.models.hub import fetching, is_local, patient, show_downloads
 from vidspec.models.identity import related
+from vidspec.models.lora import merge
 from vidspec.models.quantized import Settings, check_method, plain, settings_of, unquantized
 from vidspec.models.unsupported import KIN, unsupported
 from vidspec.models.weight_files import stored
@@ -65,7 +67,9 @@ class Placement:
         device_map: how accelerate splits the model instead: a strategy (``auto``, ``balanced``, ``balanced_low_0``,
             ``sequential``), or the device of each module, ``cpu`` and ``disk`` among them.
         quantization: ``8bit`` or ``4bit``, by bitsandbytes.
-        packed: whether large weights get packed copies, see :func:`~vidspec.engine.matrix.packing`.
+        packed: whether large weights are packed, see :func:`~vidspec.engine.matrix.packing`.
+        weights: codes in the place of the language model's weights, see :func:`~vidspec.engine.layouts.layout`.
+        adapter: hub id or folder of a LoRA that is merged into the model.
     """
 
     device: torch.device
@@ -74,6 +78,8 @@ class Placement:
     device_map: str | Mapping[str, int | str] | None = None
     quantization: str | None = None
     packed: bool | Literal["auto"] = False
+    weights: Wanted = None
+    adapter: str | None = None
 
 
 def placement(
@@ -83,6 +89,7 @@ def placement(
     device_map: str | Mapping[str, int | str] | None = None,
     quantization: str | None = None,
     packed: bool | Literal["auto"] = "auto",
+    weights: Wanted = None,
 ) -> Placement:
     """Resolve ``auto`` on this machine, see :func:`~vidspec.engine.device.automatic`.
 
@@ -120,7 +127,7 @@ def placement(
         place = torch.device("xpu", place.index or 0)
     chosen = _DTYPES.get(dtype) or (_half(place) if place.type in ("cuda", *others) else torch.float32)
     kept = packed if place.type == "cpu" and chosen is not torch.float16 else False
-    return Placement(place, chosen, decoder, device_map, quantization, kept)
+    return Placement(place, chosen, decoder, device_map, quantization, kept, weights)
 
 
 def _half(place: torch.device) -> torch.dtype:
@@ -164,6 +171,8 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         tokenizer.encode("?")  # some settings of a tokenizer are read with its first text only
         model = _weights(name, source, where, kind.config_of(config), settings_of(config), text=blind)
+        if where.adapter is not None:
+            merge(where.adapter, name, model)
         processor, template = ({}, None) if blind else (_processor(source), _template(source))
     except VidspecError:
         raise
@@ -221,7 +230,8 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
     except Exception as error:  # any exception that a config makes the library raise is the config's fault
         if _file(source, "adapter_config.json"):
             raise ModelError(
-                f"{name}: is an adapter (LoRA), not a model", hint="merge it into its base model and name the result"
+                f"{name}: is an adapter (LoRA), not a model",
+                hint=f"--target BASE --adapter {name}, with the model it was trained on as BASE",
             ) from error
         kind = claimed(source).get("model_type")
         own = "trust_remote_code" in str(error) and kind not in KIN
@@ -244,18 +254,21 @@ def prepare(adapter: Adapter, where: Placement) -> None:
     On CUDA cuDNN's attention is turned off: it plans anew for every length of the keys, in every thread.
 
     Raises:
-        DeviceError: it cannot be fused, which was asked for.
+        DeviceError: it cannot be fused, or its weights cannot be quantised, which was asked for.
     """
     if where.device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
         if where.dtype is torch.float32:  # convolutions of vision towers round to TF32 otherwise
             torch.backends.cudnn.allow_tf32 = False
     try:
-        adapter.prepare(where.decoder, packed=where.packed)
+        adapter.prepare(where.decoder, packed=where.packed, wanted=where.weights)
     except ValueError as error:
-        raise DeviceError(
-            f"models.decoder fused: {adapter.name}: {error}", hint="nearest valid choice: models.decoder: auto"
-        ) from error
+        asked, instead = (
+            ("models.decoder fused", "models.decoder: auto")
+            if where.decoder == "fused"
+            else (f"weights as {where.weights}", "models.weights: null and draft.precision: as-target")
+        )
+        raise DeviceError(f"{asked}: {adapter.name}: {error}", hint=f"nearest valid choice: {instead}") from error
     memory.release()  # weights in the files' dtype and layout
 
 

@@ -90,7 +90,7 @@ class TableTarget(TargetSide):
 
     def __init__(self, rule, sampling, rng, engine):
         super().__init__(Sequence(Request("table")))
-        self.sequence.rng, self.sequence.acceptance = rng, rule(sampling)
+        self.sequence.rng, self.sequence.acceptance = rng, rule(sampling) if rule is not Exact else Exact()
         self.engine, self.sampling = engine, sampling
 
     def read(self, publish):
@@ -108,11 +108,14 @@ def draws(rule, sampling, count):
         yield tuple(scheduler.emitted)
 
 
-class AcceptsAll(Exact):
+class AcceptsAll:
     """Wrong: emits whatever is drafted."""
 
-    def __call__(self, draft, target_logits, hidden, rng):
-        last = draw(self.sampling.distribution(target_logits)[-1], rng)
+    def __init__(self, sampling):
+        self.sampling = sampling
+
+    def __call__(self, draft, passed, rng):
+        last = draw(self.sampling.distribution(passed.logits)[-1], rng)
         return Verdict.chain(len(draft.tokens), last)
 
 

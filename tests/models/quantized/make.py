@@ -108,7 +108,9 @@ def assemble(name: str, folder: Path) -> Path:
     for file, tensors in (("first", {key: shared[key] for key in shared.keys() - own.keys()}), ("second", own)):
         save_file(tensors, folder / f"{file}.safetensors", {"format": "pt"})
         places |= dict.fromkeys(tensors, f"{file}.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}), encoding="utf-8")
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": places}), encoding="utf-8"
+    )
     shutil.copy(HERE / f"{name}.json", folder / "config.json")
     checkpoints.tokenizer().save_pretrained(folder)
     (folder / "video_preprocessor_config.json").write_text(json.dumps(checkpoints.PROCESSOR), encoding="utf-8")
@@ -191,6 +193,38 @@ def by_transformers(name: str, folder: Path) -> None:
     keep(name, saved, {"logits": logits(read.float()), **weights})
 
 
+def adapter() -> None:
+    """A LoRA of the checkpoint ``fp8``, in ``adapter/``, and what PEFT's own merge of both gives."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForImageTextToText, FineGrainedFP8Config
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = AutoModelForImageTextToText.from_pretrained(
+            assemble("fp8", Path(folder)),
+            dtype=torch.float32,
+            device_map={"": "cpu"},
+            quantization_config=FineGrainedFP8Config(dequantize=True),
+        )
+    wanted = LoraConfig(
+        r=4,
+        lora_alpha=8,
+        use_rslora=True,
+        alpha_pattern={"down_proj": 3},
+        target_modules=r".*language_model.*(q_proj|down_proj)",
+        init_lora_weights=False,
+    )
+    torch.manual_seed(11)
+    lora = get_peft_model(model.float(), wanted)
+    lora.save_pretrained(HERE / "adapter")
+    (HERE / "adapter" / "README.md").unlink()
+    config = HERE / "adapter" / "adapter_config.json"
+    config.write_text(config.read_text().replace(lora.peft_config["default"].base_model_name_or_path, "base"))
+    merged = lora.merge_and_unload()
+    weights = {key: layer.weight[:SOME, :ROWS].contiguous() for key, layer in linears(merged).items() if key in KEPT}
+    weights["self_attn.q_proj"] = linears(merged)["self_attn.q_proj"].weight[:SOME, :ROWS].contiguous()
+    save_file({**weights, "logits": logits(merged)[:SOME, :ROWS].contiguous()}, HERE / "adapter.out.safetensors")
+
+
 def main(names: list[str]) -> None:
     for kind in ("text", "video"):
         if not (HERE / f"{kind}.safetensors").is_file():
@@ -200,10 +234,13 @@ def main(names: list[str]) -> None:
                 rest = {key: whole[key] for key in whole if "_proj.weight" not in key or "vision" in key}
                 save_file(rest, HERE / f"{kind}.safetensors", {"format": "pt"})
     for name in names:
+        if name == "adapter":
+            adapter()
+            continue
         with tempfile.TemporaryDirectory() as folder:
             write = compressed if name in SCHEMES else by_gptqmodel if name in GPTQ else by_transformers
             write(name, Path(folder))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or list(FORMATS))
+    main(sys.argv[1:] or [*FORMATS, "adapter"])

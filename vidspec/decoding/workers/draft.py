@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -175,14 +174,8 @@ class DraftWorker:
 
     def __init__(self, engine: Engine[VideoLanguageModel], send: Callable[[object], None]) -> None:
         self.engine, self.send = engine, send
-        synchronise = synchroniser(engine.model.device)
-
-        def now() -> float:
-            synchronise()
-            return time.perf_counter()
-
         self._clips: dict[int, DraftClip] = {}
-        self._loop = Loop(now)
+        self._loop = Loop(synchronise=synchroniser(engine.model.device))
 
     @property
     def busy(self) -> bool:

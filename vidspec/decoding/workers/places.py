@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from vidspec.config.profiles import Profile
+from vidspec.engine.layouts import Wanted
 from vidspec.models import loading
 
 __all__ = ["beside_target", "room_for_two", "two_workers"]
@@ -29,9 +30,14 @@ def room_for_two(target: torch.device, draft: torch.device, threads: int | None 
 
 
 def beside_target(profile: Profile) -> loading.Placement:
-    """Where the draft runs: as named, else on a second GPU where there is one."""
-    wanted = profile.models
+    """Where the draft runs (as named, else on a second GPU where there is one), and what its weights are kept as."""
+    wanted, precision = profile.models, profile.draft.precision
+    weights: Wanted = "auto" if precision == "auto" else None
+    if precision == "int8" or precision == "int4":
+        weights = precision
+    elif profile.drafts_with_the_target:
+        weights = wanted.weights
     device = profile.workers.draft or wanted.draft_device or wanted.device
     if profile.takes_second_gpu and torch.cuda.is_available() and torch.cuda.device_count() > 1:
         device = "cuda:1"
-    return loading.placement(device, wanted.dtype, wanted.decoder, packed=wanted.packed)
+    return loading.placement(device, wanted.dtype, wanted.decoder, packed=wanted.packed, weights=weights)

@@ -99,7 +99,7 @@ class TargetSide:
         with trace.span("verify", about=(("round", order.round), ("rows", rows))) as verification:
             passed = yield from target.verify(window)
         with trace.span("accept") as judging:
-            verdict = acceptance(window, passed.logits, passed.hidden, sequence.rng)
+            verdict = acceptance(window, passed, sequence.rng)
         with trace.span("rollback"):
             target.commit(verdict.path, verdict.token)
         self._emitted += verdict.accepted + 1

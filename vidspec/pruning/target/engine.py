@@ -10,7 +10,8 @@ import torch
 from torch.nn import functional as F
 
 from vidspec.engine.attention import Attention
-from vidspec.engine.forward import Engine, Prefilling, finite
+from vidspec.engine.choices import read_back
+from vidspec.engine.forward import Engine, Prefilling
 from vidspec.engine.rows import Passed, Prefill, Prompt, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.engine.taps import Taps
@@ -115,14 +116,13 @@ class LossyEngine(Engine[VideoLanguageModel]):
             span.watch = Reselect(self.method.similarity, share, prefix.visual, span, length)
         hidden, rows = self._blocks(prefix, span)
         normed = self.model.decoder.norm(hidden[-1:])
-        passed = finite([Passed(self.model.decoder.logits(normed)[:, : self.model.vocabulary], normed)])
-        self.check(passed)
-        logits = passed[0].logits[0]
+        logits = self.model.decoder.logits(normed)[:, : self.model.vocabulary]
+        self.check(read_back([Rows(span)], [Passed(logits, normed)]))
         span.length, span.missing = length, [length - count for count in rows]
         visual, text = len(prefix.visual), length - len(prefix.visual)
         read = [count - text if block < whole else share_of(visual, share) for block, count in enumerate(rows)]
         span.kept = tuple(read)
-        return Prefill(span, logits.to(self.model.device))
+        return Prefill(span, logits[0].to(self.model.device))
 
     def run(self, batch: Sequence[Rows]) -> list[Passed]:
         """Append one token to one sequence; see :meth:`Engine.run`.

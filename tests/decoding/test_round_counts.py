@@ -1,0 +1,125 @@
+"""How often the host waits for a device in a round: for each pass once, however many clips are in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from engine import standin
+from torch.overrides import TorchFunctionMode
+
+from research.random_decoder import engine_of, language
+from research.sizes import Size
+from vidspec.acceptance.exact import Exact
+from vidspec.config.tree import parse_tree
+from vidspec.decoding.limits import Limits
+from vidspec.decoding.loop import Loop
+from vidspec.decoding.sequence import Sequence
+from vidspec.decoding.sequential import sequential
+from vidspec.decoding.target import Target
+from vidspec.drafting.adaptive import AdaptiveDrafter
+from vidspec.drafting.chain import ChainDrafter
+from vidspec.drafting.tree import TreeDrafter
+from vidspec.engine.graphs import Graphs
+from vidspec.engine.rows import Prefill, Rows
+from vidspec.engine.sampling import Sampling
+from vidspec.engine.slab import KVSpan
+from vidspec.events.trace import Trace
+from vidspec.models.request import Request
+
+SIZE = Size(layers=1, hidden=64, heads=4, kv_heads=2, inner=96, vocabulary=60)
+READS = ("tolist", "item", "numpy", "cpu", "__int__", "__float__", "__bool__", "__index__")
+TREE = parse_tree("0 1 2 | 00 01 10 | 000 001")
+GREEDY, DRAWN = Sampling(), Sampling(0.8, 0.9)
+
+
+class Waits(TorchFunctionMode):
+    """Counts what would wait for a device; the host's own random numbers are in float64."""
+
+    def __init__(self):
+        super().__init__()
+        self.reads, self.synchronised = Counter(), 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        if name in READS and args[0].dtype is not torch.float64:
+            self.reads[name] += 1
+        return func(*args, **(kwargs or {}))
+
+    def synchronise(self):
+        self.synchronised += 1
+
+
+@pytest.fixture(autouse=True)
+def host_offsets(monkeypatch):
+    """The numbers that a gather looks at are the host's own: nothing of it waits for a device."""
+    gather = KVSpan.gather
+
+    def without_counting(span, start, kept):
+        assert not isinstance(kept, torch.Tensor)
+        with torch._C.DisableTorchFunction():
+            gather(span, start, kept)
+
+    monkeypatch.setattr(KVSpan, "gather", without_counting)
+
+
+def replaying(seed):
+    torch.manual_seed(seed)
+    engine = engine_of(language(SIZE, torch.device("cpu"), torch.float32))
+    engine.model.decoder.graphs = Graphs(engine.model.decoder, standin.attention)
+    return engine
+
+
+def read(engine, clip):
+    span = engine.open(80)
+    (passed,) = engine.run([Rows(span, [clip, 1, 2, 3])])
+    return Prefill(span, passed.logits[-1])
+
+
+def drafter_of(kind, engine, span, sampling):
+    if kind == "chain":
+        return ChainDrafter(engine, span, sampling, torch.Generator().manual_seed(2))
+    return TreeDrafter(engine, span, TREE) if kind == "tree" else AdaptiveDrafter(engine, span)
+
+
+def counted(kind, clips, sampling=GREEDY, gamma=5):
+    """Waits, passes and the most rounds of a clip, once all clips have asked for their first passes."""
+    target, draft, waits, passes = replaying(1), replaying(2), Waits(), []
+    loop = Loop(passed=passes.append, synchronise=waits.synchronise)
+    sequences = []
+    for clip in range(clips):
+        one = Sequence(Request(str(clip)), Trace(waits.synchronise))
+        one.rng = torch.Generator().manual_seed(clip)
+        one.target = Target(target, read(target, clip), sampling, one.rng)
+        one.limits, one.gamma, one.acceptance = Limits(24), gamma, Exact()
+        one.drafter = drafter_of(kind, draft, read(draft, clip).span, sampling)
+        one.key, one.steps = clip, sequential(one)
+        sequences.append(one)
+        loop.begin(one)
+    waits.synchronised = 0
+    with waits:
+        while len(loop):
+            list(loop.turn())
+    assert all(one.over and one.error is None and len(one.token_ids) == 24 for one in sequences)
+    return waits, passes, max(len(one.rounds) for one in sequences) - 1
+
+
+@pytest.mark.parametrize("clips", [1, pytest.param(16, marks=pytest.mark.full)])
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("kind", ["chain", "tree", "adaptive"])
+def test_a_pass_is_waited_for_once(kind, clips, sampling):
+    waits, passes, _ = counted(kind, clips, sampling)
+    assert waits.reads == {"tolist": len(passes)}  # a replayed chain is one
+    assert waits.synchronised == 0
+
+
+def test_a_round_of_greedy_chains_has_two_waits():
+    waits, _, rounds = counted("chain", 1)
+    assert waits.reads.total() <= 2 * rounds
+
+
+def test_waits_do_not_grow_with_clips():
+    for clips in (2, 16):
+        waits, _, rounds = counted("chain", clips)
+        assert waits.reads.total() <= 2 * rounds

@@ -1,0 +1,89 @@
+"""What the host needs to know of a pass: the tokens of all its rows, computed together and read back at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from vidspec.engine.rows import Passed, Rows
+from vidspec.engine.sampling import Draw, Sampling, on_device, verified
+
+__all__ = ["read_back"]
+
+
+@torch.inference_mode()
+def read_back(batch: Sequence[Rows], passed: Sequence[Passed]) -> list[Passed]:
+    """The same results with the tokens that their rows choose, and whether their logits are finite.
+
+    One argmax, one draw and one top-k for all sequences, then one copy to the host, which is the only one that waits
+    for the pass. Nothing is read of a pass without logits.
+
+    Args:
+        batch: the rows of each sequence.
+        passed: of each the result, with ``logits`` and ``hidden`` on one device.
+    """
+    counts = [len(one.logits) for one in passed]
+    some = [one.logits for one in passed if len(one.logits)]
+    if not some:
+        return list(passed)
+    logits = torch.cat(some) if len(some) > 1 else some[0]
+    likeliest = logits.argmax(-1)
+    drawn, probs = _drawn(batch, counts, logits, likeliest)
+    # Token ids are exact in float32 up to 2^24; one sum finds what is not finite.
+    columns = [logits.sum(-1, dtype=torch.float32)[:, None], likeliest[:, None], drawn[:, None]]
+    if top := min(max(rows.top for rows in batch), logits.shape[1]):
+        index = logits.topk(top).indices
+        columns += [index, logits.float().softmax(-1).gather(1, index)]
+    read = torch.cat([column.float() for column in columns], dim=1).tolist()
+    found, start = list[Passed](), 0
+    for rows, one, count in zip(batch, passed, counts, strict=True):
+        mine = read[start : start + count]
+        found.append(
+            one._replace(
+                finite=all(math.isfinite(row[0]) for row in mine),
+                likeliest=[int(row[1]) for row in mine],
+                chosen=[int(row[2]) for row in mine],
+                top=[_top(row[3:], rows.top) for row in mine] if rows.top else (),
+                probs=probs.get(start),
+            )
+        )
+        start += count
+    return found
+
+
+def _top(row: Sequence[float], count: int) -> tuple[list[int], Sequence[float]]:
+    """The first of a row's likeliest tokens, and their probabilities, which are the second half."""
+    return list(map(int, row[: len(row) // 2][:count])), row[len(row) // 2 :][:count]
+
+
+def _drawn(
+    batch: Sequence[Rows], counts: Sequence[int], logits: torch.Tensor, likeliest: torch.Tensor
+) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    """The token that each row chooses, and by the first row of each sequence that draws the distributions."""
+    kinds: dict[Sampling, list[tuple[int, int, Rows, Draw]]] = {}
+    start = 0
+    for rows, count in zip(batch, counts, strict=True):
+        if rows.draw is not None:
+            kinds.setdefault(rows.draw.sampling, []).append((start, start + count, rows, rows.draw))
+        start += count
+    found: dict[int, torch.Tensor] = {}
+    chosen = likeliest.clone() if kinds else likeliest
+    for sampling, drawing in kinds.items():
+        places = [place for _, end, _, draw in drawing for place in range(end - len(draw.uniforms), end)]
+        index = torch.tensor(places, device=logits.device)
+        probs = sampling.distribution(logits if len(places) == len(logits) else logits[index])
+        uniforms, behind, tokens, drafted = list[float](), list[int](), list[int](), list[torch.Tensor]()
+        for begin, _, rows, draw in drawing:
+            first, count = len(uniforms), len(draw.uniforms)
+            uniforms += draw.uniforms
+            found[begin] = probs[first : first + count]
+            if draw.drafted is not None:
+                behind += range(first, first + count - 1)
+                tokens += rows.token_ids[1 - count :]
+                drafted.append(draw.drafted)
+        rows_of = torch.tensor(behind, device=logits.device), torch.tensor(tokens, device=logits.device)
+        every = torch.cat([one.to(logits.device) for one in drafted]) if drafted else None
+        chosen.index_copy_(0, index, verified(probs, on_device(uniforms, probs), *rows_of, every))
+    return chosen, found

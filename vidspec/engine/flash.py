@@ -1,0 +1,81 @@
+"""flash-attn's kernel for prompts on a GPU, where the package is installed (the extra ``flash-attn``)."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import version
+from typing import Protocol
+
+import torch
+
+__all__ = ["Varlen", "causal", "installed", "supported"]
+
+#: From which on the mask of fewer queries than keys is as here, and torch 2.6 and later are supported.
+_VERSION = (2, 8)
+
+
+class Varlen(Protocol):
+    """``flash_attn_varlen_func``, as far as it is used; a causal mask is aligned with the last query and key."""
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        cu_seqlens_k: torch.Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        *,
+        softmax_scale: float,
+        causal: bool,
+        window_size: tuple[int, int],
+    ) -> torch.Tensor: ...
+
+
+@cache
+def installed() -> Varlen | None:
+    """The kernel; None where the package is missing, too old, or built for another torch."""
+    try:
+        if tuple(map(int, version("flash-attn").split(".")[:2])) < _VERSION:
+            return None
+        from flash_attn import flash_attn_varlen_func
+    except (ImportError, OSError, ValueError):
+        return None
+    return flash_attn_varlen_func  # type: ignore[no-any-return]
+
+
+def supported(query: torch.Tensor) -> bool:
+    """Whether flash kernels, torch's and the package's, take it: on CUDA from 8.0 on, half precision, d <= 256."""
+    half = query.is_cuda and query.dtype is not torch.float32 and query.shape[-1] <= 256
+    return half and torch.cuda.get_device_capability(query.device) >= (8, 0)
+
+
+def causal(
+    kernel: Varlen, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, size: int | None
+) -> torch.Tensor:
+    """Causal attention of the last n entries of a sequence to all of it, or to ``size`` places; no keys are copied.
+
+    Args:
+        kernel: as :func:`installed` gives it.
+        query: (n, heads, d).
+        key, value: (1, kv_heads, length, d).
+        scaling: of the scores.
+        size: places that a row sees, its own among them; None for all.
+
+    Returns:
+        (n, heads, d).
+    """
+    rows, length = len(query), key.shape[2]
+    return kernel(
+        query,
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        torch.arange(0, rows + 1, rows, dtype=torch.int32, device=query.device),
+        torch.arange(0, length + 1, length, dtype=torch.int32, device=query.device),
+        rows,
+        length,
+        softmax_scale=scaling,
+        causal=True,
+        window_size=(-1, -1) if size is None else (size - 1, 0),
+    )

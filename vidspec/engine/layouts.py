@@ -1,0 +1,114 @@
+"""Which layout a weight gets, by its dtype, size and device and by what it is for; and layers that are laid out so."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypeAlias
+
+import torch
+from torch import nn
+
+from vidspec.engine.matrix import LARGE, Matrix, Packed, PackedCopy, Plain, emptied, joined
+from vidspec.engine.quantised import Precision, quantised, sums_eight_bits
+
+__all__ = ["QuantisedLinear", "Wanted", "fixed", "laid", "layout", "quantise", "quantised_copy", "quantised_linears"]
+
+#: Of weights: codes of so many bits; the dtype they were loaded in (None); or ``auto``, of a draft's: eight bits where
+#: that makes passes cheaper.
+Wanted: TypeAlias = Precision | Literal["auto"] | None
+Layout = Literal["plain", "packed copy", "packed", "int8", "int4"]
+
+
+def layout(
+    numbers: int, dtype: torch.dtype, device: str, wanted: Wanted = None, *, packed: bool = False, shared: bool = False
+) -> Layout:
+    """The layout of a weight.
+
+    Args:
+        numbers: in it.
+        dtype: that it was loaded in.
+        device: ``cpu``, ``cuda``, ...
+        wanted: codes instead of that dtype.
+        packed: whether large weights on a CPU are packed, see :func:`~vidspec.engine.matrix.packing`.
+        shared: whether another module has the weight too, which then stays as it is.
+    """
+    large = device == "cpu" and numbers >= LARGE
+    if wanted == "auto":
+        wanted = "int8" if large and dtype is not torch.float16 and sums_eight_bits() else None
+    if wanted is not None:
+        return wanted
+    if large and packed and dtype is torch.float32:
+        return "packed copy"
+    return "packed" if large and packed and dtype is torch.bfloat16 and not shared else "plain"
+
+
+def laid(layers: Sequence[nn.Linear], wanted: Wanted = None, *, packed: bool = False, shared: bool = False) -> Matrix:
+    """Layers' weights side by side in the layout that is theirs; see :func:`layout`.
+
+    Args:
+        layers: plain linear layers of one input width, dtype and device; all with a bias or none. Where the layout is
+            another than theirs, and the weight not shared, their parameters are emptied.
+    """
+    numbers, weight = sum(layer.weight.numel() for layer in layers), layers[0].weight
+    kind = layout(numbers, weight.dtype, weight.device.type, wanted, packed=packed, shared=shared)
+    if kind == "plain":
+        return Plain(layers, shared=shared)
+    if kind == "packed copy":
+        return PackedCopy(layers, shared=shared)
+    if kind == "packed":
+        return Packed(layers)
+    made = quantised(*joined(layers), kind)
+    if not shared:
+        emptied(layers)
+    return made
+
+
+class QuantisedLinear(nn.Module):
+    """In place of a linear layer of a stock module.
+
+    Args:
+        matrix: its weight and bias.
+    """
+
+    def __init__(self, matrix: Matrix) -> None:
+        super().__init__()
+        self.matrix = matrix
+        self.out_features, self.in_features = matrix.shape
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """(..., in) to (..., out)."""
+        return self.matrix(rows.flatten(0, -2)).view(*rows.shape[:-1], -1)
+
+
+def fixed(modules: Iterable[nn.Module]) -> str | None:
+    """Why the linear layers of blocks cannot be quantised; None if they can."""
+    every = [part for module in modules for part in module.modules()]
+    if any("forward" in vars(part) for part in every):
+        return "its layers are split over devices"
+    return None if any(type(part) is nn.Linear for part in every) else "its linear layers are quantised or adapted"
+
+
+def quantised_copy(module: nn.Module, precision: Precision) -> nn.Module:
+    """A copy of a module with plain linear layers quantised; all else, parameters and buffers, is the module's own."""
+    if type(module) is nn.Linear:
+        return QuantisedLinear(quantised(*joined([module]), precision))
+    other = copy.copy(module)
+    other._modules = {
+        name: None if child is None else quantised_copy(child, precision) for name, child in module._modules.items()
+    }
+    return other
+
+
+def quantise(module: nn.Module, precision: Precision) -> None:
+    """Quantise the plain linear layers inside a module, whose weights are let go of."""
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if type(child) is nn.Linear:
+                setattr(parent, name, quantised_copy(child, precision))
+
+
+def quantised_linears(modules: Iterable[nn.Module]) -> int:
+    """Bytes of the weights of quantised layers inside modules."""
+    every = (part for module in modules for part in module.modules())
+    return sum(part.matrix.nbytes for part in every if isinstance(part, QuantisedLinear))

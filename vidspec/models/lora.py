@@ -1,0 +1,114 @@
+"""A LoRA as PEFT saves it (``adapter_config.json``, ``adapter_model.safetensors``), merged into a loaded model."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+
+from torch import nn
+
+from vidspec.errors import ModelError
+from vidspec.models.base import StockModel
+from vidspec.models.hub import is_local, patient
+from vidspec.models.weight_files import Stored, file, stored
+
+__all__ = ["merge"]
+
+#: Where modules were in the classes of earlier versions of ``transformers``, and where they are.
+_MOVED = (
+    ("language_model.lm_head", "lm_head"),
+    ("language_model.model.", "model.language_model."),
+    ("model.layers.", "model.language_model.layers."),
+    ("visual.", "model.visual."),
+    ("vision_tower.", "model.vision_tower."),
+    ("multi_modal_projector.", "model.multi_modal_projector."),
+    ("thinker.", ""),
+)
+_KEY = re.compile(r"^base_model\.model\.(?P<layer>.+)\.(?P<part>lora_A|lora_B)\.weight$")
+
+
+def merge(adapter: str, name: str, model: StockModel) -> None:
+    """Add a LoRA to the weights of the layers that it was trained for, whatever they were before.
+
+    Args:
+        adapter: its hub id or folder.
+        name: of the model.
+        model: a stock model.
+
+    Raises:
+        ModelError: it cannot be read, is no LoRA of linear layers, or was trained for another model.
+    """
+    config, tensors = _read(adapter)
+    modules = dict(model.named_modules())
+    for layer, parts in _by_layer(adapter, config, tensors).items():
+        linear = next((modules[place] for place in _places(layer) if place in modules), None)
+        up, down = parts["lora_B"][...].float(), parts["lora_A"][...].float()
+        shape = (up.shape[0], down.shape[1])
+        if type(linear) is not nn.Linear or linear.weight.shape != shape or not linear.weight.is_floating_point():
+            found = "has no such layer" if linear is None else "has another kind or size of layer there"
+            raise ModelError(
+                f"{adapter}: was trained for another model than {name}: of {layer} {' x '.join(map(str, shape))}, "
+                f"and the model {found}",
+                hint=f"its base is {config.get('base_model_name_or_path') or 'not named in its config'}",
+            )
+        weight = linear.weight.data
+        change = (up @ down).mul_(_scale(config, layer, len(down))).to(weight.device)
+        linear.weight.data = (weight.float() + change).to(weight.dtype)  # the old one may be a file's
+
+
+@patient
+def _read(adapter: str) -> tuple[dict[str, object], Mapping[str, Stored]]:
+    """Config and tensors."""
+    from pathlib import Path
+
+    source = str(Path(adapter).expanduser()) if is_local(adapter) else adapter
+    try:
+        config = json.loads(file(source, "adapter_config.json").read_text(encoding="utf-8"))
+        tensors = stored(source, whole="adapter_model.safetensors")
+    except Exception as error:  # of the hub, of files that are no JSON or no safetensors
+        why = " ".join(str(error).split())
+        raise ModelError(
+            f"{adapter}: is no adapter that can be read: {why}",
+            hint="a folder with adapter_config.json and adapter_model.safetensors, as PEFT saves a LoRA",
+            kind="unreadable",
+        ) from error
+    return config, tensors
+
+
+def _by_layer(
+    adapter: str, config: Mapping[str, object], tensors: Mapping[str, Stored]
+) -> dict[str, dict[str, Stored]]:
+    """Both matrices of each layer."""
+    layers: dict[str, dict[str, Stored]] = {}
+    strange = [key for key in ("use_dora", "fan_in_fan_out", "lora_bias") if config.get(key)]
+    for key, tensor in tensors.items():
+        if (found := _KEY.match(key)) is None:
+            strange.append(key)
+        else:
+            layers.setdefault(found["layer"], {})[found["part"]] = tensor
+    strange += [f"{layer}.lora_A alone" for layer, parts in layers.items() if len(parts) < 2]
+    if config.get("peft_type") != "LORA" or strange or not layers:
+        what = strange[0] if strange else f"peft_type {config.get('peft_type')}"
+        raise ModelError(
+            f"{adapter}: is not a LoRA of linear layers alone ({what})",
+            hint="merge it into its base model with peft, and name the result",
+            kind="unreadable",
+        )
+    return layers
+
+
+def _places(layer: str) -> list[str]:
+    """Names that a layer may have in the model."""
+    return [layer, *(new + layer.removeprefix(old) for old, new in _MOVED if layer.startswith(old))]
+
+
+def _scale(config: Mapping[str, object], layer: str, rank: int) -> float:
+    """Alpha over the rank, or over its root in rsLoRA; the first pattern that names the layer has its own alpha."""
+    patterns = config.get("alpha_pattern") or {}
+    assert isinstance(patterns, dict)
+    own = (alpha for pattern, alpha in patterns.items() if re.match(rf"(?:.*\.)?(?:{pattern})$", layer))
+    alpha = next(own, config.get("lora_alpha") or rank)
+    assert isinstance(alpha, int | float)
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)

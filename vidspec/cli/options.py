@@ -274,6 +274,8 @@ class Request:
     )
     temperature: Annotated[float | None, _text(help="Sampling temperature; 0 is greedy.")] = None
     top_p: Annotated[float | None, _text(help="Nucleus sampling threshold.")] = None
+    top_k: Annotated[int | None, _text(help="Sample from so many of the most probable tokens; 0: from all.")] = None
+    min_p: Annotated[float | None, _text(help="Sample tokens at least so probable as the first, as a share.")] = None
     seed: Annotated[int | None, _text(help="Seed for sampling.")] = None
 
     form: Annotated[

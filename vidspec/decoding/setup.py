@@ -111,7 +111,8 @@ class Setup:
                 f"draft.precision {profile.draft.precision}: {target.name}: {target.fixed}; "
                 "nearest valid choice: as-target"
             )
-        sampling = Sampling(profile.generate.temperature, profile.generate.top_p)
+        generate = profile.generate
+        sampling = Sampling(generate.temperature, generate.top_p, generate.top_k, generate.min_p)
         acceptance: Acceptance | None = None
         drafter: DrafterKind | None = None
         pruner: Pruner | None = None

@@ -430,6 +430,11 @@ class GenerateSection(Section):
     prompt: str = Field(default="Describe this video in detail.", min_length=1)
     system: str | None = Field(default=None, min_length=1)
 
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The keys that say how tokens are chosen."""
+        return self.model_dump(include={"temperature", "top_p", "top_k", "min_p"})
+
     def check(self, profile: Profile) -> Iterator[Problem]:
         if self.temperature > 0 and not profile.rule.draws:
             reason = f"{profile.accept.rule} compares greedy choices, and {self.temperature:g} draws tokens"

@@ -111,8 +111,7 @@ class Setup:
                 f"draft.precision {profile.draft.precision}: {target.name}: {target.fixed}; "
                 "nearest valid choice: as-target"
             )
-        generate = profile.generate
-        sampling = Sampling(generate.temperature, generate.top_p, generate.top_k, generate.min_p)
+        sampling = Sampling(**profile.generate.sampling)
         acceptance: Acceptance | None = None
         drafter: DrafterKind | None = None
         pruner: Pruner | None = None

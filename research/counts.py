@@ -113,19 +113,26 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 @torch.inference_mode()
-def counted(size: Size, kind: Literal["fused", "stock"], entries: int) -> Counts:
-    """A pass of one row, its token included, behind so many entries of one sequence."""
+def counted(
+    size: Size, kind: Literal["fused", "stock"], entries: int, *, clips: int = 1, replayed: bool = True
+) -> Counts:
+    """A pass of one row of each sequence, its token included, behind so many entries of each.
+
+    ``replayed``: as a graph, if fused; with the kernel by kernel attention of each sequence otherwise.
+    """
     model = language(size, _META, kind=kind)
     slab = model.decoder.slab
-    span = slab.open(entries + 1)
-    span.length = entries
-    found = Counts(replayed=kind == "fused", weights=model.weight_bytes, cache=(entries + 1) * slab.entry_bytes)
-    if isinstance(model.decoder, FusedDecoder):
-        _, replay = Graphs(model.decoder, _attention(found)).step(1, size.vocabulary, chained=True)
+    spans = [slab.open(entries + 1) for _ in range(clips)]
+    for span in spans:
+        span.length = entries
+    replayed = replayed and kind == "fused"
+    found = Counts(replayed=replayed, weights=model.weight_bytes, cache=clips * (entries + 1) * slab.entry_bytes)
+    if replayed and isinstance(model.decoder, FusedDecoder):
+        _, replay = Graphs(model.decoder, _attention(found)).step(clips, size.vocabulary, chained=True)
         with _Counting(found):
             replay()
     else:
-        engine, batch = engine_of(model), [Rows(span, [0])]
+        engine, batch = engine_of(model), [Rows(span, [0]) for span in spans]
         with _Counting(found), _Unread(found):
             engine.run(batch)
     return found

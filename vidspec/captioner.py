@@ -274,7 +274,7 @@ class Captioner:
         if self.draft is not None and self.profile.shows_the_video:
             claims.append(Claim(self.draft.model, entries, *self.draft.model.reading_bytes(visual, tokens)))
         if self.slot is not None and self.slot.device == model.device and self.profile.shows_the_video:
-            claims.append(Claim(model, 0, read[0] + entries * model.decoder.slab.entry_bytes, read[1]))
+            claims.append(Claim(model, 0, *read, beside=entries * model.decoder.slab.entry_bytes))
         if self.setup.head is not None:  # its prompt is made of states of several blocks of the target
             claims.append(Claim(self.setup.head.model, entries, read[0] * (1 + len(self.setup.head.model.blocks)), 0))
         if self.profile.drafts_with_the_target and not self.profile.concurrent:  # behind a prompt of its own

@@ -50,6 +50,10 @@ def command(
     if wrong := [one for one in chosen if one not in (*PARTS, "frames")]:
         raise UsageError(f"no such part: {wrong[0]}", hint=f"one of {', '.join(PARTS)}, frames")
     from research.gpu import frames as decoding
+    from research.sizes import SIZES
+
+    if wrong := [one for one in sizes.split(",") if one not in SIZES]:
+        raise UsageError(f"no such size: {wrong[0]}", hint=f"one of {', '.join(SIZES)}")
 
     if "frames" in chosen:
         decoding.save(frames or out / "frames.npz", decoding.drawn(clips))
@@ -70,7 +74,7 @@ def command(
 def _run(part: str, device: torch.device, out: Path, minutes: float, sizes: list[str], clips: int, smoke: bool) -> bool:
     """One part; whether all is well with it."""
     holds = True
-    with Results(out, part, minutes, say=note) as results:
+    with Results(out, part, minutes, say=note) as results, results.guarded(part):
         if part == "tests":
             from research.gpu.marked import run_tests
 
@@ -88,7 +92,7 @@ def _run(part: str, device: torch.device, out: Path, minutes: float, sizes: list
             )
             holds = folder.measure(small if smoke else folder.Folder(), decoded(clips), str(device), results)
     _report(part, out)
-    return holds
+    return holds and not results.failed
 
 
 def _grid(names: list[str], smoke: bool) -> Grid:
@@ -99,8 +103,6 @@ def _grid(names: list[str], smoke: bool) -> Grid:
     from research.sizes import MODELS, SIZES, Size, Tower
 
     if not smoke:
-        if wrong := [one for one in names if one not in SIZES]:
-            raise UsageError(f"no such size: {wrong[0]}", hint=f"one of {', '.join(SIZES)}")
         return Grid(names, tower=MODELS["Qwen/Qwen2.5-VL-7B-Instruct"].tower)
     SIZES["smoke"] = Size(layers=1, hidden=32, heads=2, kv_heads=1, inner=32, vocabulary=300)
     tower = Tower(2, 64, 96, 3, 2 * 3 * 14**2, 8**2, 8**2, 1, 4, 4 * 64, 128)

@@ -120,13 +120,13 @@ def measure(wanted: Folder, clips: Mapping[str, Clip], device: str, results: Res
         for pair in wanted.pairs:
             if not results.begin(f"{pair} {dtype}", 10):
                 continue
-            loaded = Loaded(Source(pair, device=device, dtype=dtype))
-            try:
+            with (
+                results.guarded(f"{pair} {dtype}"),
+                closing(Loaded(Source(pair, device=device, dtype=dtype))) as loaded,
+            ):
                 for row in _pair(loaded, wanted, clips, results):
                     results.add(type(row).__name__.lower(), **asdict(row))
                     holds &= not isinstance(row, Profiled) or row.holds
-            finally:
-                loaded.close()
     return holds
 
 
@@ -137,8 +137,10 @@ def _pair(
     captioners: dict[str, Captioner] = {}
     for name in wanted.profiles:
         if results.begin(f"{' '.join(names)}: {name}", 5):
-            captioners[name] = loaded.captioner(name, wanted.overrides)
-            captioners[name].warm_up()
+            with results.guarded(f"{' '.join(names)}: {name}"):
+                captioner = loaded.captioner(name, wanted.overrides)
+                captioner.warm_up()
+                captioners[name] = captioner
     plain = next(iter(captioners), None)
     if plain != wanted.profiles[0]:
         return
@@ -146,10 +148,12 @@ def _pair(
     for path, clip in clips.items():
         if results.begin(f"{' '.join(names)}: {path}", 2):
             for name, captioner in captioners.items():
-                records[name][path] = captioner.caption(path, clip=clip)
+                with results.guarded(f"{' '.join(names)}: {name} on {path}"):
+                    records[name][path] = captioner.caption(path, clip=clip)
     for name, captioner in captioners.items():
-        if records[name]:
-            yield _profiled(names, name, captioner, records[plain], records[name], clips)
+        both = {path: record for path, record in records[name].items() if path in records[plain]}
+        if both:
+            yield _profiled(names, name, captioner, records[plain], both, clips)
     if records[plain] and results.begin(f"{' '.join(names)}: rows", 5):
         yield disagreement(names, captioners[plain], records[plain], clips)
     for name in list(captioners)[:2]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -24,6 +26,7 @@ class Results:
 
     Attributes:
         left_out: what was not measured, and why.
+        failed: whether something of it was an error.
     """
 
     def __init__(self, folder: Path, part: str, minutes: float, say: Callable[[str], None] = lambda _: None) -> None:
@@ -32,6 +35,7 @@ class Results:
         self._file = self.path.open("w", encoding="utf-8")
         self._end = time.monotonic() + 60 * minutes
         self.left_out: dict[str, str] = {}
+        self.failed = False
 
     @property
     def seconds_left(self) -> float:
@@ -49,6 +53,17 @@ class Results:
         self.left_out[what] = why
         self.add("left out", what=what, why=why)
 
+    @contextmanager
+    def guarded(self, what: str) -> Iterator[None]:
+        """Work whose failure is its own: the rest is measured all the same, as a lent GPU may not come back."""
+        try:
+            yield
+        except Exception as error:
+            why = "too little memory" if type(error).__name__ == "OutOfMemoryError" else _first_line(error)
+            self.leave_out(what, why)
+            self.failed |= why != "too little memory"
+            traceback.print_exc()
+
     def begin(self, what: str, seconds: float = 0.0) -> bool:
         """Whether there is time for something that takes about so long; it is left out otherwise."""
         if self.seconds_left > seconds:
@@ -60,13 +75,17 @@ class Results:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         if error is None:
             self.add("end", left_out=len(self.left_out))
         else:
-            self.add("failed", error=f"{type(error).__name__}: {error}".splitlines()[0])
+            self.add("failed", error=_first_line(error))
         self._file.close()
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def read(path: Path) -> Iterator[dict[str, object]]:

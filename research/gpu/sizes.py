@@ -135,23 +135,17 @@ def measure(grid: Grid, device: torch.device, results: Results) -> None:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     results.add("device", device=name, torch=torch.__version__, bytes_per_s=rate)
     if grid.tower is not None and results.begin("tower", 5):
-        for row in _guarded(results, "tower", _tower(grid.tower, grid, device)):
-            results.add("timed", **asdict(row))
+        with results.guarded("tower"):
+            for row in _tower(grid.tower, grid, device):
+                results.add("timed", **asdict(row))
     for size in grid.sizes:
         if not results.begin(size, 10):
             continue
         for kind in ("fused", "stock"):
-            for row in _guarded(results, f"{size} {kind}", _size(size, kind, grid, device, rate, results)):
-                results.add("pass" if isinstance(row, Pass) else "timed", **asdict(row))
+            with results.guarded(f"{size} {kind}"):
+                for one in _size(size, kind, grid, device, rate, results):
+                    results.add("pass" if isinstance(one, Pass) else "timed", **asdict(one))
             _release(device)  # before the next is made
-
-
-def _guarded(results: Results, what: str, rows: Iterator[Pass | Timed]) -> Iterator[Pass | Timed]:
-    """The rows until memory does not suffice."""
-    try:
-        yield from rows
-    except torch.OutOfMemoryError:
-        results.leave_out(what, "too little memory")
 
 
 def _release(device: torch.device) -> None:
@@ -191,15 +185,14 @@ def _size(
                 if free is not None and bytes_needed(size, clips, entries) > free:
                     results.leave_out(what, "too little memory")
                 elif results.begin(what, 5):
-                    try:
+                    with results.guarded(what):
                         yield _passes(engine, model, (name, way), (clips, entries), rate, grid.repeats)
-                    except torch.OutOfMemoryError:  # fragments, or a pass of torch's own that holds more
-                        results.leave_out(what, "too little memory")
     if kind != "fused":
         return
     for entries in grid.entries:
         if results.begin(f"{name} prefill, {entries}", 5):
-            yield _prefill(engine, name, size, entries, grid.repeats)
+            with results.guarded(f"{name} prefill, {entries}"):
+                yield _prefill(engine, name, size, entries, grid.repeats)
 
 
 def _ways(model: Language) -> Iterator[Way]:

@@ -111,7 +111,7 @@ class Throughput:
     pruned_memory: float
 
 
-def pass_seconds(model: Model, device: Device, assumed: Assumed, batch: int, rows: int, entries: float) -> float:
+def pass_seconds(model: Model, device: Device, assumed: Assumed, batch: int, rows: float, entries: float) -> float:
     """max((W + B L kappa) / BW, 2 P rows / F): a pass over ``rows`` tokens of each of ``batch`` clips.
 
     Args:

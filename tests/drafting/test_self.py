@@ -11,6 +11,7 @@ from model_pairs import Pair
 from tiers import full_but
 
 from vidspec.acceptance.exact import Exact
+from vidspec.bench.bandwidth import pass_bytes
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.decoding.limits import Limits
@@ -119,6 +120,9 @@ def test_a_target_of_codes_is_what_lossless_means_then(folder, pair, weights, de
         settings |= {"generate.max_new_tokens": 40, "models.device": "cpu", **more}
         with Captioner.from_profile(profiles.load(name, settings, env={})) as captioner:
             assert sum(layer.nbytes for layer in captioner.target.model.language.layers.parameters()) < 10**4
+            model = captioner.target.model
+            assert pass_bytes(model) > model.decoder.only_bytes > 10**4
+            assert pass_bytes(model) < 0.6 * pass_bytes(pair.target)
             return captioner.caption(CLIP)
 
     plain, drafted = captioned("ar"), captioned("self-int4" if decoder == "fused" else "self-sd")

@@ -17,8 +17,9 @@ from torch.utils._pytree import tree_leaves
 
 from engine import standin
 from engine.passing import poison, unreplayed
+from vidspec.engine.attention import splits_of
 from vidspec.engine.forward import Engine
-from vidspec.engine.graphs import Graphs, Step, eager_because, graphs_of, splits_of
+from vidspec.engine.graphs import Graphs, Step, eager_because, graphs_of
 from vidspec.engine.rows import Rows
 from vidspec.pruning.target.span import PrunedSpan
 

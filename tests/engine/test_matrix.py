@@ -66,7 +66,7 @@ def test_large_weights_are_packed(bias):
         given, residual = torch.randn(rows, 1024), torch.randn(rows, 1024)
         expected = torch.cat([layer(given) for layer in some], dim=-1)
         made = laid(some, packed=True)
-        assert made.nbytes == LARGE * 4
+        assert made.nbytes == LARGE * 4 and made.second
         torch.testing.assert_close(made(given), expected, rtol=0, atol=2e-5)
         torch.testing.assert_close(made.add(residual, given), residual + expected, rtol=0, atol=2e-5)
     assert laid(layers(1024, (512, 511), bias), packed=True).nbytes == 0  # not large
@@ -173,3 +173,26 @@ def test_in_place_of_a_layer():
     made, given = QuantisedLinear(quantised(layer.weight, layer.bias, "int8")), torch.randn(2, 3, 64)
     assert made(given).shape == (2, 3, 32) and (made.in_features, made.out_features) == (64, 32)
     assert torch.equal(made(given)[1, 2], made(given[1:, 2])[0])
+
+
+def test_the_layout_of_a_weight(monkeypatch):
+    full, half, large = torch.float32, torch.bfloat16, LARGE
+    for eight_bits in (True, False):
+        monkeypatch.setattr(layouts, "sums_eight_bits", lambda known=eight_bits: known)
+        assert layouts.layout(large, full, "cpu", "auto", packed=True) == ("int8" if eight_bits else "packed copy")
+        assert layouts.layout(large, half, "cpu", "auto", packed=True) == ("int8" if eight_bits else "packed")
+        assert layouts.layout(large - 1, full, "cpu", "auto") == layouts.layout(large, half, "cuda", "auto") == "plain"
+        assert layouts.layout(large, torch.float16, "cpu", "auto") == "plain"
+        assert layouts.layout(1, full, "cpu", "int4") == "int4" and layouts.layout(1, half, "cuda", "int8") == "int8"
+    assert layouts.layout(large, half, "cpu", packed=True, shared=True) == "plain"
+
+
+@pytest.mark.parametrize("wanted", ["int8", "int4"])
+def test_layers_of_codes_let_go_of_their_weights_unless_shared(wanted):
+    for shared in (False, True):
+        some = layers(64, (32, 16), True)
+        given = torch.randn(3, 64)
+        expected = torch.cat([layer(given) for layer in some], dim=-1)
+        made = laid(some, wanted, shared=shared)
+        assert (made(given) - expected).norm() < 0.15 * expected.norm()
+        assert all((layer.weight.numel() > 0) is shared for layer in some)

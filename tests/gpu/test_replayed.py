@@ -67,7 +67,7 @@ def test_rows_of_several_sequences(engine):
     check(engine, [Rows(spans[0], TOKENS[:6], TREE), Rows(spans[1], TOKENS[:1]), Rows(spans[2], TOKENS[:6])])
     check(engine, [Rows(spans[0], TOKENS[6:8], [*TREE, 3, 5]), Rows(spans[2], TOKENS)])
     check(engine, [Rows(spans[1], TOKENS * 8)])
-    assert {16, 64} <= {*engine.model.decoder.graphs.captured}
+    assert 64 in engine.model.decoder.graphs.captured
 
 
 def test_a_slab_that_moved(engine):

@@ -96,6 +96,30 @@ def test_what_does_not_fit_is_left_out(monkeypatch, tmp_path):
     assert results.left_out == {"32B fused": "too little memory", "32B stock": "too little memory"}
 
 
+def test_what_fails_does_not_end_the_rest(monkeypatch, tmp_path, capsys):
+    """As a kernel that a first GPU cannot build: it is named, the others are measured, and the command says 1."""
+    monkeypatch.setattr(sizes, "copy_rate", lambda device: 1e9)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    run = sizes.Engine.greedy
+
+    def greedy(engine, batch):
+        if len(batch) == 2:
+            raise RuntimeError("no kernel image\nfor this device")
+        return run(engine, batch)
+
+    monkeypatch.setattr(sizes.Engine, "greedy", greedy)
+    monkeypatch.setattr(sizes, "random_model", lambda *_: 1 // 0)
+    assert gpu.main(["sizes", "--smoke", "--out", str(tmp_path)]) == 1
+    rows = list(read(tmp_path / "sizes.jsonl"))
+    assert [row["clips"] for row in rows if row["kind"] == "pass"] == [1, 1]
+    assert {row["what"]: row["why"] for row in rows if row["kind"] == "left out"} == {
+        "tower": "ZeroDivisionError: integer division or modulo by zero",
+        "smoke eager, 2 x 20": "RuntimeError: no kernel image",
+        "smoke stock, 2 x 20": "RuntimeError: no kernel image",
+    }
+    assert "| left out | why |" in capsys.readouterr().out
+
+
 def test_decoded_clips_are_carried(tmp_path, monkeypatch):
     found = frames.drawn(1)
     frames.save(tmp_path / "new" / "frames.npz", found)

@@ -51,4 +51,5 @@ def kv_bytes(model: VideoLanguageModel) -> int:
 def pass_bytes(model: VideoLanguageModel, context: float = 0.0) -> float:
     """Bytes that one decoding pass reads: weights, and the cache's entries of ``context`` tokens."""
     stock: Any = model.model  # type: ignore[attr-defined]
-    return weight_bytes(stock.model.language_model, stock.lm_head) + context * kv_bytes(model)
+    parameters = weight_bytes(stock.model.language_model, stock.lm_head)
+    return parameters + model.decoder.only_bytes + context * kv_bytes(model)

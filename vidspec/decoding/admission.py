@@ -30,12 +30,14 @@ class Claim(NamedTuple):
         entries: of the slab, the prompt's and those behind it.
         prompt: bytes until the prompt has been read.
         tower: bytes while it is encoded, by one clip at a time.
+        beside: bytes until it is captioned, of a slab that is not known here.
     """
 
     model: LanguageModel
     entries: int
     prompt: int
     tower: int
+    beside: int = 0
 
 
 def fits(claims: Sequence[Claim]) -> bool:
@@ -43,7 +45,7 @@ def fits(claims: Sequence[Claim]) -> bool:
     needed, towers = Counter[torch.device](), Counter[torch.device]()
     for claim in claims:
         device = claim.model.device
-        needed[device] += claim.prompt + claim.model.decoder.state_bytes
+        needed[device] += claim.prompt + claim.beside + claim.model.decoder.state_bytes
         towers[device] = max(towers[device], claim.tower)
     for slab, entries in _entries(claims).items():
         for device, share in slab.shares.items():
@@ -53,12 +55,13 @@ def fits(claims: Sequence[Claim]) -> bool:
 
 
 def reserve(claims: Sequence[Claim], clips: int) -> None:
-    """Allocate the slabs on devices for as many clips like this one as fit, ``clips`` at most.
+    """Allocate the slabs on devices for as many clips like this one as fit while one is read, ``clips`` at most.
 
     A slab that grows moves, which voids what was captured of passes; it still does where clips are longer.
     """
     if any(claim.model.device.type != "cpu" for claim in claims):
-        count = next((count for count in range(clips, 1, -1) if fits([*claims] * count)), 0)
+        read = [claim._replace(prompt=0) for claim in claims]
+        count = next((count for count in range(clips, 1, -1) if fits([*claims, *read * (count - 1)])), 0)
         for slab, entries in _entries(claims).items():
             slab.reserve(entries * count)
 

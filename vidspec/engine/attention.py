@@ -20,7 +20,7 @@ from vidspec.engine.rows import Rows
 from vidspec.engine.slab import Reads
 from vidspec.engine.taps import Taps
 
-__all__ = ["Attention", "Window", "attend", "merged"]
+__all__ = ["Attention", "Window", "attend", "merged", "splits_of"]
 
 #: Rows of a window that gets a mask on a CPU; longer stretches are merged, or left to flash-attn.
 _MASKED = 64
@@ -323,3 +323,18 @@ def _mask(rows: int, length: int, sees: torch.Tensor | None, dtype: torch.dtype)
     mask = torch.zeros(rows, length, dtype=dtype)
     mask[:, length - visible.shape[1] :].masked_fill_(~visible, float("-inf"))
     return mask
+
+
+def splits_of(kv_heads: int, tiles: int, processors: int) -> int:
+    """Into how many parts the attention of a layer splits each sequence's keys, a power of two from 8 to 64.
+
+    Enough that every processor has two programs, of which there is one for each KV head, tile of rows and part. More
+    parts cost memory and time to merge: with many rows they would outweigh the keys.
+
+    Args:
+        kv_heads: of the layer.
+        tiles: of rows that load the same keys, at least so many.
+        processors: streaming multiprocessors of the device.
+    """
+    needed = -(-2 * processors // (kv_heads * tiles))
+    return max(8, min(64, 1 << (needed - 1).bit_length()))

@@ -30,32 +30,30 @@ def read_back(batch: Sequence[Rows], passed: Sequence[Passed]) -> list[Passed]:
         return list(passed)
     logits = torch.cat(some) if len(some) > 1 else some[0]
     likeliest = logits.argmax(-1)
-    drawn, probs = _drawn(batch, counts, logits, likeliest)
-    # Token ids are exact in float32 up to 2^24; one sum finds what is not finite.
-    columns = [logits.sum(-1, dtype=torch.float32)[:, None], likeliest[:, None], drawn[:, None]]
-    if top := min(max(rows.top for rows in batch), logits.shape[1]):
-        index = logits.topk(top).indices
-        columns += [index, logits.float().softmax(-1).gather(1, index)]
-    read = torch.cat([column.float() for column in columns], dim=1).tolist()
+    drawn, probs_of = _drawn(batch, counts, logits, likeliest)
+    # Token ids are exact in float32 up to 2^24; a row's sum is finite if all its logits are.
+    columns = [logits.sum(-1, dtype=torch.float32)[None], likeliest[None], drawn[None]]
+    if width := min(max(rows.top for rows in batch), logits.shape[1]):
+        index = logits.topk(width).indices
+        columns += [index.t(), logits.float().softmax(-1).gather(1, index).t()]
+    sums, *numbers = torch.cat([column.float() for column in columns]).tolist()
+    tokens = [list(map(int, column)) for column in numbers[: 2 + width]]
+    best = list(zip(zip(*tokens[2:], strict=True), zip(*numbers[2 + width :], strict=True), strict=True))
+    finite = math.isfinite(sum(sums))
     found, start = list[Passed](), 0
     for rows, one, count in zip(batch, passed, counts, strict=True):
-        mine = read[start : start + count]
+        part = slice(start, start + count)
         found.append(
             one._replace(
-                finite=all(math.isfinite(row[0]) for row in mine),
-                likeliest=[int(row[1]) for row in mine],
-                chosen=[int(row[2]) for row in mine],
-                top=[_top(row[3:], rows.top) for row in mine] if rows.top else (),
-                probs=probs.get(start),
+                finite=finite or all(map(math.isfinite, sums[part])),
+                likeliest=tokens[0][part],
+                chosen=tokens[1][part],
+                top=[(ids[: rows.top], probs[: rows.top]) for ids, probs in best[part]] if rows.top else (),
+                probs=probs_of.get(start),
             )
         )
         start += count
     return found
-
-
-def _top(row: Sequence[float], count: int) -> tuple[list[int], Sequence[float]]:
-    """The first of a row's likeliest tokens, and their probabilities, which are the second half."""
-    return list(map(int, row[: len(row) // 2][:count])), row[len(row) // 2 :][:count]
 
 
 def _drawn(

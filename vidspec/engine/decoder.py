@@ -34,6 +34,7 @@ class Decoder(Protocol):
         cached: the blocks that keep keys and values, in order, where others keep a state; None where all do.
         state_bytes: that a sequence takes at most beside its keys and values: the states of the other blocks.
         packed_bytes: of weights that are held packed or as codes, beside the model's parameters.
+        only_bytes: of those that are no second copies.
         graphs: its passes of few tokens as a GPU replays them; None where it cannot.
         eager: why a GPU would not replay them; None if it does.
     """
@@ -55,6 +56,9 @@ class Decoder(Protocol):
 
     @property
     def packed_bytes(self) -> int: ...
+
+    @property
+    def only_bytes(self) -> int: ...
 
     @property
     def scaling(self) -> float: ...

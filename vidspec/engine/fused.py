@@ -166,7 +166,15 @@ class FusedDecoder:
 
     @property
     def packed_bytes(self) -> int:
-        return self.head.nbytes + sum(matrix.nbytes for block in self.blocks for matrix in block.matrices)
+        return sum(matrix.nbytes for matrix in self._matrices)
+
+    @property
+    def only_bytes(self) -> int:
+        return sum(matrix.nbytes for matrix in self._matrices if not matrix.second)
+
+    @property
+    def _matrices(self) -> list[Matrix]:
+        return [self.head, *(matrix for block in self.blocks for matrix in block.matrices)]
 
     def quantised(self, precision: Precision) -> FusedDecoder:
         """The same over the same slab with copies of the matrices as codes."""

@@ -23,18 +23,7 @@ from vidspec.engine.slab import KVSpan, Slab
 if TYPE_CHECKING:
     from vidspec.engine.fused import FusedDecoder
 
-__all__ = [
-    "FEWEST",
-    "MOST",
-    "ROWS",
-    "Attend",
-    "Graphs",
-    "Step",
-    "eager_because",
-    "eager_by_shape",
-    "graphs_of",
-    "splits_of",
-]
+__all__ = ["FEWEST", "MOST", "ROWS", "Attend", "Graphs", "Step", "eager_because", "eager_by_shape", "graphs_of"]
 
 #: Rows of one sequence in a pass, which are its entries that not all its rows see: the bits of a number.
 MOST = 64
@@ -307,20 +296,6 @@ class Graphs:
         with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
             step()
         return step, graph.replay
-
-
-def splits_of(kv_heads: int, tiles: int, processors: int) -> int:
-    """Into how many parts the attention of a layer splits each sequence's keys, a power of two from 8 to 64.
-
-    Enough that every processor has two programs, of which there is one for each KV head, tile of rows and part. More
-    parts cost memory and time to merge: with many rows they would outweigh the keys.
-
-    Args:
-        kv_heads: of the layer.
-        tiles: of rows that load the same keys, at least so many.
-        processors: streaming multiprocessors of the device.
-    """
-    return max(8, min(64, _padded(-(-2 * processors // (kv_heads * tiles)))))
 
 
 def _padded(count: int) -> int:

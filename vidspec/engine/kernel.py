@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vidspec.engine.graphs import splits_of
+from vidspec.engine.attention import splits_of
 
 __all__ = ["split_attention"]
 

@@ -48,11 +48,13 @@ class Matrix(ABC):
         shape: (out, in).
         bias: (out,), or None.
         nbytes: of what it holds beside the parameters of the layers.
+        second: whether that is a second copy of them.
     """
 
     shape: tuple[int, int]
     bias: torch.Tensor | None
     nbytes: int = 0
+    second: bool = False
 
     @abstractmethod
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
@@ -115,6 +117,8 @@ class Plain(Matrix):
 
 class PackedCopy(Plain):
     """With a second copy, packed by oneDNN, for passes of two rows and more: large float32 weights on a CPU."""
+
+    second = True
 
     def __init__(self, layers: Sequence[nn.Linear], *, shared: bool = False) -> None:
         super().__init__(layers, shared=shared)

@@ -94,6 +94,10 @@ class StockDecoder:
     def packed_bytes(self) -> int:
         return quantised_linears([self.language, self.head])
 
+    @property
+    def only_bytes(self) -> int:
+        return self.packed_bytes
+
     def quantised(self, precision: Precision) -> Self:
         """The same over the same slab with copies of the linear layers as codes."""
         slab, other = self.slab, copy.copy(self)

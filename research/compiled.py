@@ -1,0 +1,196 @@
+"""What Triton's compiler makes of the attention kernels for GPUs that are not here: registers, spills, shared memory.
+
+``python -m research.compiled`` writes the table that a test compares with (``tests/engine/compiled.json``); with
+``--show`` it prints the figures of one capability and writes nothing. Needs Triton, whose wheel has ptxas and
+cuobjdump, and no GPU. Every launch of ``split_attention`` is recorded with its arguments, on tensors without numbers,
+and compiled as Triton would compile it for them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Protocol
+
+import torch
+import typer
+
+from research.commands import run
+
+__all__ = ["LIMITS", "TABLE", "Compiled", "compare", "compiled", "main"]
+
+TABLE = Path(__file__).resolve().parents[1] / "tests" / "engine" / "compiled.json"
+#: By compute capability the bytes of shared memory that a block may have (CUDA programming guide, table of limits).
+LIMITS = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
+#: Registers of a thread, on all of them.
+REGISTERS = 255
+WIDTHS, GROUPS, ROWS = (64, 128, 256), (1, 2, 3, 4, 5, 6, 7, 8), (1, 8)
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_KV_HEADS, _ENTRIES = 4, 4096
+_NAMES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int64: "*i64"}
+
+
+class Kernel(Protocol):
+    """A jitted function of Triton, as far as it is used here."""
+
+    __name__: str
+    arg_names: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch: the kernel, what Triton specialises it by, and its options."""
+
+    kernel: Kernel
+    signature: dict[str, str]
+    constants: dict[tuple[int, ...], object]
+    divisible: tuple[int, ...]
+    options: dict[str, object]
+
+
+#: Of a kernel: registers of a thread, bytes of its stack, which are spilled registers, and of a block's shared memory.
+Compiled = tuple[int, int, int]
+
+
+def launches(query: torch.Tensor, keys: torch.Tensor, places: torch.Tensor) -> list[Launch]:
+    """What a call of ``split_attention`` launches."""
+    from vidspec.engine import kernel
+
+    found: list[Launch] = []
+    jitted = {name: one for name, one in vars(kernel).items() if hasattr(one, "arg_names")}
+
+    class Recorder:
+        def __init__(self, of: Kernel) -> None:
+            self.of = of
+
+        def __getitem__(self, grid: object) -> Callable[..., None]:
+            return lambda *args, **named: found.append(_launch(self.of, args, named))
+
+    try:
+        for name, one in jitted.items():
+            setattr(kernel, name, Recorder(one))
+        kernel.split_attention(query, keys, keys, places, 0.125)
+    finally:
+        for name, one in jitted.items():
+            setattr(kernel, name, one)
+    return found
+
+
+def _launch(kernel: Kernel, args: Sequence[object], named: dict[str, object]) -> Launch:
+    """Pointers are aligned; a whole number that is 1 is a constant, and one that 16 divides is known to be so."""
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int, ...], object] = {}
+    divisible: list[int] = []
+    given = dict(zip(kernel.arg_names, args, strict=False)) | {
+        name: one for name, one in named.items() if name in kernel.arg_names
+    }
+    for at, name in enumerate(kernel.arg_names):
+        one = given[name]
+        if isinstance(one, torch.Tensor):
+            signature[name] = _NAMES[one.dtype]
+            divisible.append(at)
+        elif name in named or one == 1:
+            signature[name], constants[at,] = "constexpr", one
+        elif isinstance(one, int):
+            signature[name] = "i32"
+            divisible += [at] * (one % 16 == 0)
+        else:
+            signature[name] = "fp32"
+    options = {name: one for name, one in named.items() if name not in kernel.arg_names}
+    return Launch(kernel, signature, constants, tuple(divisible), options)
+
+
+def shapes() -> Iterator[tuple[int, int, str, int]]:
+    """Width of a head, heads of a group, dtype, rows: all groups in bfloat16, some in float16 and for one row."""
+    for width, group, dtype, rows in product(WIDTHS, GROUPS, DTYPES, ROWS):
+        if (dtype == "bf16" and rows > 1) or (rows > 1 and group in (1, 4, 8)) or (dtype == "bf16" and group in (1, 7)):
+            yield width, group, dtype, rows
+
+
+def compiled(capability: int) -> dict[str, Compiled]:
+    """By kernel and shape what the compiler says."""
+    found: dict[str, Compiled] = {}
+    made: dict[str, Compiled] = {}  # of launches that differ in nothing the compiler sees
+    for width, group, dtype, rows in shapes():
+        query = torch.empty(rows, group * _KV_HEADS, width, dtype=DTYPES[dtype], device="meta")
+        keys = torch.empty(_KV_HEADS, _ENTRIES, width, dtype=DTYPES[dtype], device="meta")
+        for one in launches(query, keys, torch.empty(8, rows, dtype=torch.int64, device="meta")):
+            if "GROUP" not in one.kernel.arg_names and (group, rows) not in ((1, ROWS[-1]), (8, ROWS[-1])):
+                continue  # it works on one head
+            same = repr(one)
+            made[same] = made.get(same) or _resources(one, capability)
+            found[f"{one.kernel.__name__} d{width} group{group} {dtype} rows{rows}"] = made[same]
+    return found
+
+
+def _resources(launch: Launch, capability: int) -> Compiled:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    attributes = {(at,): [["tt.divisibility", 16]] for at in launch.divisible}
+    source = ASTSource(launch.kernel, launch.signature, launch.constants, attributes)
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        ran = subprocess.run([str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True)
+    said = re.search(r"REG:(\d+) STACK:(\d+)", ran.stdout)
+    if said is None:
+        raise ValueError(f"cuobjdump said nothing of registers: {ran.stdout[:200]}")
+    return int(said[1]), int(said[2]), int(made.metadata.shared)
+
+
+def compare(capability: int, known: dict[str, Sequence[int]], found: dict[str, Compiled]) -> list[str]:
+    """What is worse than it was: kernels that spill and did not, exceed the limits, or take a fifth more; a line each.
+
+    Kernels and shapes that only one of the two has are named too.
+    """
+    worse = [f"{name}: in one of both only" for name in sorted({*known} ^ {*found})]
+    for name in known.keys() & found.keys():
+        (registers, spilled, shared), before = found[name], known[name]
+        if spilled > 0 and not before[1]:
+            worse.append(f"{name}: spills {spilled} bytes")
+        if shared > LIMITS[capability] or registers > REGISTERS:
+            worse.append(f"{name}: {registers} registers, {shared} bytes of shared memory")
+        for what, now, was in zip(("registers", "spilled", "shared"), found[name], before, strict=True):
+            if was and now > 1.2 * was:
+                worse.append(f"{name}: {what} {was} -> {now}")
+    return sorted(worse)
+
+
+def command(
+    show: Annotated[
+        int | None, typer.Option("--show", metavar="CAPABILITY", help="Print as JSON, such as 90; write nothing.")
+    ] = None,
+) -> None:
+    """Compile the attention kernels for GPUs of compute capability 8.0 to 12.0 and write what they take."""
+    os.environ.pop("TRITON_INTERPRET", None)
+    if show is not None:
+        print(json.dumps(compiled(show)))
+        return
+    found = {str(capability): compiled(capability) for capability in LIMITS}
+    lines = [f' "triton": "{version("triton")}"']
+    for capability, rows in found.items():
+        inner = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
+        lines.append(f' "{capability}": {{\n{inner}\n }}')
+    TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    return run(command, "compiled", args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

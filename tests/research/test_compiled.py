@@ -1,0 +1,52 @@
+"""What the attention kernels take on GPUs that are not here, against a table; Triton compiles without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from research.compiled import LIMITS, TABLE, compare
+
+KNOWN = {"_part d128": [100, 0, 40_000], "_merge d128": [32, 0, 1024]}
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ([100, 8, 40_000], "_part d128: spills 8 bytes"),
+        ([121, 0, 40_000], "_part d128: registers 100 -> 121"),
+        ([100, 0, 50_000], "_part d128: shared 40000 -> 50000"),
+        ([120, 0, 48_000], None),
+        ([90, 0, 30_000], None),
+    ],
+)
+def test_what_counts_as_worse(row, complaint):
+    assert compare(80, KNOWN, {**KNOWN, "_part d128": row}) == ([complaint] if complaint else [])
+
+
+def test_limits_of_a_device():
+    large = {"_part d128": [100, 0, 101_377]}
+    assert compare(90, large, large) == []
+    assert compare(89, large, large) == ["_part d128: 100 registers, 101377 bytes of shared memory"]
+    assert compare(80, KNOWN, {"_part d128": KNOWN["_part d128"], "new": (1, 0, 1)}) == [
+        "_merge d128: in one of both only",
+        "new: in one of both only",
+    ]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("capability", LIMITS)
+def test_kernels_take_what_they_took(capability, tmp_path):
+    """``python -m research.compiled`` writes the table anew, where a change is meant."""
+    triton = pytest.importorskip("triton", reason="Triton is not installed (it has wheels for Linux on x86-64)")
+    table = json.loads(TABLE.read_text())
+    if triton.__version__ != table["triton"]:
+        pytest.skip(f"the table is of Triton {table['triton']}, this is {triton.__version__}")
+    env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "research.compiled", "--show", str(capability)]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert compare(capability, table[str(capability)], json.loads(ran.stdout)) == []

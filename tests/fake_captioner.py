@@ -42,6 +42,7 @@ def record(path: str = "good.mp4", **changes: object) -> Caption:
             "draft": "small",
             "family": "fake",
             "dtype": "float32",
+            "weights": "float32",
             "device": "cpu",
             "decoder": "fused",
         },

@@ -275,6 +275,7 @@ GREEDY_DRAFTS = [
 def test_drawn_texts_are_those_of_plain_decoding_where_drafts_are_greedy(random_pair, profile, overrides):
     """Beside the target and of a race: ``tests/{decoding/workers/test_side_by_side,test_autotune}.py``."""
     drawn = {"generate.temperature": 0.7, "generate.top_p": 0.95, "generate.seed": 5}
+    drawn |= {"generate.top_k": 40, "generate.min_p": 0.01}
     plain = random_pair.captioner("ar", drawn)
     captioner = random_pair.captioner(profile, {**drawn, **overrides})
     assert captioner.profile.token_for_token

@@ -227,6 +227,18 @@ def test_doctor_says_which_devices_models_get_and_why(vidspec, monkeypatch, gpus
     assert json.loads(vidspec("doctor", "--format", "json").out)["placement"] == placement
 
 
+def test_doctor_says_which_other_device_is_chosen(vidspec, monkeypatch):
+    monkeypatch.setattr("vidspec.engine.device.automatic", lambda: "xpu")
+    found = json.loads(vidspec("doctor", "--format", "json").out)["placement"]
+    assert found == "target and draft xpu: torch sees no CUDA device"
+    monkeypatch.setattr("vidspec.engine.device.automatic", lambda: "cpu")
+    monkeypatch.setattr("vidspec.engine.device.driver_problem", lambda: "torch cannot use the L4")
+    found = json.loads(vidspec("doctor", "--format", "json").out)["placement"]
+    assert found == "none: torch cannot use the L4; --device cpu works"
+    monkeypatch.setenv("VIDSPEC_MODELS__DEVICE", "cpu")
+    assert json.loads(vidspec("doctor", "--format", "json").out)["placement"] == "target cpu, draft cpu: as named"
+
+
 def test_doctor_survives_a_broken_torch(vidspec, monkeypatch):
     from vidspec.cli import doctor
 

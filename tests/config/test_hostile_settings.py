@@ -106,12 +106,14 @@ INTEGERS = {
     "lossy.cluster": (1, MANY),
     "generate.max_new_tokens": (1, MANY),
     "generate.seed": (0, SEED),
+    "generate.top_k": (0, MANY),
 }
 FLOATS = {
     "video.fps": (5e-324, FASTEST),
     "workers.timeout": (5e-324, MANY),
     "generate.temperature": (COLDEST, HOTTEST),
     "generate.top_p": (1e-6, 1.0),
+    "generate.min_p": (0.0, 1.0),
 }
 
 

@@ -1,9 +1,18 @@
 """GPUs that cannot be used as wanted, on stand-ins for the driver's tool and torch's answers."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from vidspec.engine.device import driver_problem, synchroniser
+from vidspec.engine.device import (
+    automatic,
+    driver_problem,
+    free_memory,
+    replay_problem,
+    spare,
+    synchroniser,
+)
 from vidspec.errors import DeviceError
 from vidspec.models.loading import placement
 
@@ -55,7 +64,8 @@ def test_the_dtype_of_a_gpu_is_one_that_it_computes(monkeypatch, capability, dty
 def test_the_clock_waits_for_every_device_once(monkeypatch):
     first, second, cpu = torch.device("cuda:0"), torch.device("cuda:1"), torch.device("cpu")
     waited = []
-    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    streams = lambda device: SimpleNamespace(synchronize=lambda: waited.append(device))  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "current_stream", streams)
     for devices, expected in (
         ((first,), [first]),
         ((first, second), [first, second]),
@@ -66,3 +76,74 @@ def test_the_clock_waits_for_every_device_once(monkeypatch):
         synchroniser(*devices)()
         assert waited == expected
         waited.clear()
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Makes torch see these kinds of devices and no others."""
+
+    def make(*kinds, count=1):
+        monkeypatch.setattr(torch.version, "cuda", None)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in kinds)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+        monkeypatch.setattr(torch.xpu, "is_available", lambda: "xpu" in kinds)
+        monkeypatch.setattr(torch.xpu, "device_count", lambda: count)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in kinds)
+        monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda *version: True)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("kinds", "chosen", "dtype"),
+    [
+        (("cuda", "xpu", "mps"), "cuda:0", torch.bfloat16),
+        (("xpu", "mps"), "xpu:0", torch.bfloat16),
+        (("mps",), "mps", torch.bfloat16),
+        ((), "cpu", torch.float32),
+    ],
+)
+def test_auto_takes_the_first_kind_there_is(machine, kinds, chosen, dtype):
+    machine(*kinds)
+    assert automatic() == chosen.partition(":")[0]
+    assert (str(placement().device), placement().dtype) == (chosen, dtype)
+    for kind in kinds:  # what is named wins
+        assert placement(kind).device.type == kind
+    assert (placement("cpu").device.type, placement("cpu").dtype) == ("cpu", torch.float32)
+
+
+def test_half_precision_of_apple(machine, monkeypatch):
+    machine("mps")
+    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: major < 14)
+    assert placement().dtype is torch.float16 and placement("mps", "float32").dtype is torch.float32
+
+
+@pytest.mark.parametrize("name", ["xpu", "xpu:1", "mps"])
+def test_devices_that_are_not_there(machine, name):
+    machine(*(["xpu"] if name == "xpu:1" else []))
+    with pytest.raises(DeviceError, match=f"device {name}") as caught:
+        placement(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_work_and_memory_of_an_xpu(monkeypatch):
+    waited = []
+    stream = SimpleNamespace(synchronize=lambda: waited.append("xpu"))
+    monkeypatch.setattr(torch.xpu, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.xpu, "mem_get_info", lambda device: (7 << 30, 8 << 30))
+    place = torch.device("xpu", 0)
+    synchroniser(place, torch.device("cpu"))()
+    assert waited == ["xpu"] and free_memory(place) == 7 << 30
+    assert spare({place: 4}) == int(0.9 * (7 << 30))
+
+
+def test_graphs_under_rocm_take_a_trial(monkeypatch):
+    """Which fails on this machine, that has no such GPU; with CUDA there is none."""
+    place = torch.device("cuda", 0)
+    assert replay_problem(place) is None
+    replay_problem.cache_clear()
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "device", lambda device: (_ for _ in ()).throw(RuntimeError("no capture\nhere")))
+    assert replay_problem(place) == "ROCm captures no pass here: no capture"
+    replay_problem.cache_clear()

@@ -116,3 +116,31 @@ def test_draw_follows_the_probabilities():
 def test_draw_of_a_one_hot_row():
     rng = torch.Generator().manual_seed(0)
     assert {draw(Sampling().distribution(torch.tensor([[0.0, 5.0, 1.0]]))[0], rng) for _ in range(20)} == {1}
+
+
+@pytest.mark.parametrize("settings", [{"top_k": 3}, {"min_p": 0.2}, {"top_k": 5, "top_p": 0.8, "min_p": 0.1}])
+def test_cuts_are_those_of_transformers(settings):
+    """In its order: temperature, top-k, top-p, min-p."""
+    from transformers.generation.logits_process import (
+        MinPLogitsWarper,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+
+    logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(3)) * 2
+    warpers = [TemperatureLogitsWarper(0.7)]
+    warpers += [TopKLogitsWarper(settings["top_k"])] if "top_k" in settings else []
+    warpers += [TopPLogitsWarper(settings["top_p"])] if "top_p" in settings else []
+    warpers += [MinPLogitsWarper(settings["min_p"])] if "min_p" in settings else []
+    expected = logits.clone()
+    for warper in warpers:
+        expected = warper(None, expected)
+    found = Sampling(0.7, **settings).distribution(logits)
+    torch.testing.assert_close(found, expected.softmax(-1))
+    assert ((found > 0).sum(-1) < 40).all()
+
+
+def test_no_cut_leaves_all_tokens():
+    logits = torch.randn(2, 9)
+    assert torch.equal(Sampling(0.7, 1.0, 0, 0.0).distribution(logits), (logits / 0.7).softmax(-1))

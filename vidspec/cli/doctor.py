@@ -143,6 +143,9 @@ def _devices() -> list[str]:
     for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         facts = torch.cuda.get_device_properties(number)
         devices.append(f"cuda:{number} {facts.name} {facts.total_memory / 2**30:.0f} GiB")
+    for number in range(torch.xpu.device_count() if torch.xpu.is_available() else 0):
+        found = torch.xpu.get_device_properties(number)
+        devices.append(f"xpu:{number} {found.name} {found.total_memory / 2**30:.0f} GiB")
     if torch.backends.mps.is_available():
         devices.append("mps")
     return [*devices, f"cpu {torch.get_num_threads()} threads"]
@@ -151,14 +154,17 @@ def _devices() -> list[str]:
 def _placement(gpus: int) -> str:
     """Which devices target and draft get without options, and why."""
     from vidspec.config.user_config import read_config, resolve
+    from vidspec.engine.device import automatic, driver_problem
     from vidspec.errors import VidspecError
 
     try:
         profile = resolve(None, {}, read_config()).profile
     except VidspecError as error:
         return str(error)
-    first = "cuda:0" if gpus else "cpu"
     models, workers = profile.models, profile.workers
+    first = "cuda:0" if gpus else automatic()
+    if first == "cpu" and models.device == "auto" and (problem := driver_problem()) is not None:
+        return f"none: {problem}; --device cpu works"
     usual = first if models.device == "auto" else models.device
     target, draft = workers.target or usual, workers.draft or models.draft_device or usual
     if models.device_map is not None:
@@ -167,7 +173,9 @@ def _placement(gpus: int) -> str:
         return f"target {target}, draft cuda:1: there are {gpus} GPUs, and no device is named"
     if models.device != "auto" or workers.target or workers.draft or models.draft_device:
         return f"target {target}, draft {draft}: as named"
-    alone = "torch sees no GPU" if not gpus else "there is one GPU" if gpus == 1 else "the draft is no model of its own"
+    alone = "there is one GPU" if gpus == 1 else "the draft is no model of its own"
+    if not gpus:
+        alone = "torch sees no GPU" if first == "cpu" else "torch sees no CUDA device"
     return f"target and draft {first}: {alone}"
 
 
@@ -193,17 +201,17 @@ def device_memory() -> int | None:
     if has_gpu():
         import torch
 
-        from vidspec.engine.device import free_memory
+        from vidspec.engine.device import automatic, free_memory
 
-        if torch.cuda.is_available():
-            return free_memory(torch.device("cuda", 0))
+        if (kind := automatic()) in ("cuda", "xpu"):
+            return free_memory(torch.device(kind, 0))
     return memory.available()
 
 
 def has_gpu() -> bool:
     """Whether torch may run models on something other than this CPU; without a GPU on Linux torch is not imported."""
-    if sys.platform == "linux" and not any(Path(one).exists() for one in GPUS):
+    if sys.platform == "linux" and not (any(Path(one).exists() for one in GPUS) or "+xpu" in (_version("torch") or "")):
         return False
-    import torch
+    from vidspec.engine.device import automatic
 
-    return bool(torch.cuda.is_available() or torch.backends.mps.is_available())
+    return automatic() != "cpu"

@@ -210,7 +210,7 @@ class Request:
         str | None,
         _model(help="Captions a frame for drafts that read text: a hub id or a folder (default: the draft)."),
     ] = None
-    device: Annotated[str | None, _model(help="auto, cpu, cuda, cuda:N or mps.")] = None
+    device: Annotated[str | None, _model(help="auto, cpu, cuda, cuda:N, xpu or mps.")] = None
     dtype: Annotated[str | None, _model(help="auto, float32, bfloat16 or float16.")] = None
 
     frames: Annotated[int | None, _video(help="Number of frames to sample.")] = None
@@ -274,6 +274,8 @@ class Request:
     )
     temperature: Annotated[float | None, _text(help="Sampling temperature; 0 is greedy.")] = None
     top_p: Annotated[float | None, _text(help="Nucleus sampling threshold.")] = None
+    top_k: Annotated[int | None, _text(help="Sample from so many of the most probable tokens; 0: from all.")] = None
+    min_p: Annotated[float | None, _text(help="Sample tokens at least so probable as the first, as a share.")] = None
     seed: Annotated[int | None, _text(help="Seed for sampling.")] = None
 
     form: Annotated[
@@ -372,7 +374,7 @@ class ModelOptions:
     pair: Annotated[PairName, typer.Option(help="A built-in pair.")] = "embedded"
     target: Annotated[str | None, typer.Option(help="Hub id or folder (default: the built-in pair).")] = None
     draft: Annotated[str | None, typer.Option(help="Hub id or folder.")] = None
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto"
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N, xpu or mps.")] = "auto"
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto"
     threads: Annotated[int | None, typer.Option(min=1, max=THREADS, help="CPU threads (default: torch's choice).")] = (
         None

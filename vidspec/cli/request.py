@@ -25,7 +25,7 @@ __all__ = ["check", "forms_of", "how_of", "overrides_of", "parsed_settings", "pa
 KEYS = {
     "models": ("pair", "target", "draft", "adapter", "captioner", "device", "dtype"),
     "video": ("frames", "fps", "max_pixels", "decoder", "seek", "allow_damaged", "audio"),
-    "generate": ("system", "max_new_tokens", "stop_loops", "stop", "temperature", "top_p", "seed"),
+    "generate": ("system", "max_new_tokens", "stop_loops", "stop", "temperature", "top_p", "top_k", "min_p", "seed"),
 }
 #: Options of which only one may be given.
 EXCLUSIVE = (

@@ -413,7 +413,7 @@ class LossySection(PartSection):
 
 
 class GenerateSection(Section):
-    """What is asked and how the answer is sampled; temperature 0 is greedy.
+    """What is asked and how the answer is sampled; temperature 0 is greedy, ``top_k`` 0 is all tokens.
 
     ``stop_loops`` ends a text that says the same words again and again, as :mod:`vidspec.decoding.limits` finds out;
     ``stop`` are strings of which the first one written ends the text, which it is not part of.
@@ -424,9 +424,16 @@ class GenerateSection(Section):
     stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(values.strings)] = ()
     temperature: Annotated[float, AfterValidator(values.temperature)] = Field(default=0.0, allow_inf_nan=False)
     top_p: float = Field(default=1.0, ge=1e-6, le=1, allow_inf_nan=False)
+    top_k: int = Field(default=0, ge=0, le=MANY)
+    min_p: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
     seed: int = Field(default=0, ge=0, le=SEED)
     prompt: str = Field(default="Describe this video in detail.", min_length=1)
     system: str | None = Field(default=None, min_length=1)
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The keys that say how tokens are chosen."""
+        return self.model_dump(include={"temperature", "top_p", "top_k", "min_p"})
 
     def check(self, profile: Profile) -> Iterator[Problem]:
         if self.temperature > 0 and not profile.rule.draws:

@@ -48,8 +48,8 @@ def packed(value: object) -> object:
 
 
 def device(name: str) -> str:
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
-        raise PydanticCustomError("device", "must be auto, cpu, cuda, cuda:N or mps")
+    if not re.fullmatch(r"auto|cpu|mps|(cuda|xpu)(:\d+)?", name):
+        raise PydanticCustomError("device", "must be auto, cpu, cuda, cuda:N, xpu, xpu:N or mps")
     return name
 
 

@@ -38,7 +38,7 @@ def device_groups(
     """
     wanted = None if replicas in (None, "auto") else _number(replicas)
     device = profile.models.device
-    gpus = 0 if device in ("cpu", "mps") else (_ray_gpus(address) if ray else _gpus())
+    gpus = 0 if device.startswith(("cpu", "mps", "xpu")) else (_ray_gpus(address) if ray else _gpus())
     size = _group_size(profile, gpus, wanted or 1)
     count = wanted or max(1, gpus // size)
     if count > 1 and device.startswith("cuda:") and device != "cuda:0":

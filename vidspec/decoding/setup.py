@@ -111,7 +111,7 @@ class Setup:
                 f"draft.precision {profile.draft.precision}: {target.name}: {target.fixed}; "
                 "nearest valid choice: as-target"
             )
-        sampling = Sampling(profile.generate.temperature, profile.generate.top_p)
+        sampling = Sampling(**profile.generate.sampling)
         acceptance: Acceptance | None = None
         drafter: DrafterKind | None = None
         pruner: Pruner | None = None

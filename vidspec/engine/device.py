@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 
@@ -15,10 +16,12 @@ from vidspec import memory
 
 __all__ = [
     "Sharing",
+    "automatic",
     "driver_problem",
     "free_memory",
     "half_the_cores",
     "peak_bytes",
+    "replay_problem",
     "spare",
     "synchroniser",
     "take_one_core",
@@ -29,6 +32,35 @@ _SHARE = 0.9
 
 
 _BESIDE = threading.local()
+
+
+def automatic() -> str:
+    """The kind of device that ``auto`` means: the first of CUDA, which ROCm counts as, XPU and MPS, else the CPU."""
+    kinds: dict[str, Callable[[], bool]] = {
+        "cuda": torch.cuda.is_available,
+        "xpu": torch.xpu.is_available,
+        "mps": torch.backends.mps.is_available,
+    }
+    return next((kind for kind, available in kinds.items() if available()), "cpu")
+
+
+@cache
+def replay_problem(device: torch.device) -> str | None:
+    """Why captured passes are not replayed on a GPU under ROCm, by a trial with a small one; None with CUDA."""
+    if torch.version.hip is None:
+        return None
+    try:
+        with torch.cuda.device(device):
+            given, graph = torch.zeros(8, device=device), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                made = given + 1
+            given.fill_(2)
+            graph.replay()
+            torch.cuda.synchronize(device)
+            same = bool((made == 3).all())
+    except RuntimeError as error:
+        return f"ROCm captures no pass here: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+    return None if same else "ROCm replays a captured pass with other results"
 
 
 @contextmanager
@@ -84,12 +116,14 @@ def synchroniser(*devices: torch.device) -> Callable[[], None]:
 
     Work that other threads queue on streams of their own is not waited for. On a CPU nothing is ever queued.
     """
-    queues = [device for device in dict.fromkeys(devices) if device.type in ("cuda", "mps")]
+    queues = [device for device in dict.fromkeys(devices) if device.type in ("cuda", "xpu", "mps")]
 
     def wait() -> None:
         for device in queues:
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()
+            elif device.type == "xpu":
+                torch.xpu.current_stream(device).synchronize()
             else:
                 torch.mps.synchronize()
 
@@ -98,6 +132,8 @@ def synchroniser(*devices: torch.device) -> Callable[[], None]:
 
 def free_memory(device: torch.device) -> int | None:
     """Bytes that can still be allocated on ``device``; None if unknown."""
+    if device.type == "xpu":
+        return int(torch.xpu.mem_get_info(device)[0])
     if device.type != "cuda":
         return memory.available()
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, and in no use
@@ -137,6 +173,6 @@ def spare(layers: Mapping[torch.device, int]) -> int | None:
         layers: how many are on each device.
     """
     whole = sum(layers.values())
-    on_gpus = {device: count for device, count in layers.items() if device.type == "cuda"}
+    on_gpus = {device: count for device, count in layers.items() if device.type in ("cuda", "xpu")}
     found = [(free_memory(device) or 0) * whole // count for device, count in on_gpus.items()]
     return int(_SHARE * min(found)) if found else None

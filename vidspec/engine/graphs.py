@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vidspec.engine.device import replay_problem
 from vidspec.engine.rows import Passed, Rows
 from vidspec.engine.slab import KVSpan, Slab
 
@@ -51,7 +52,7 @@ def eager_because(decoder: FusedDecoder) -> str | None:
     capability = torch.cuda.get_device_capability(decoder.embedding.device)
     if capability < CAPABILITY:
         return f"the GPU has compute capability {capability[0]}.{capability[1]}, below {CAPABILITY[0]}.{CAPABILITY[1]}"
-    return None
+    return replay_problem(decoder.embedding.device)
 
 
 def eager_by_shape(windows: Sequence[int | None] | None, width: int) -> str | None:

@@ -12,17 +12,19 @@ __all__ = ["Draw", "Sampling", "Uniforms", "draw", "on_device", "verified"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen; ``temperature`` 0 is greedy and ignores ``top_p``."""
+    """How tokens are chosen; ``temperature`` 0 is greedy and ignores the rest. ``top_k`` 0 is all tokens."""
 
     temperature: float = 0.0
     top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
 
     def distribution(self, logits: torch.Tensor) -> torch.Tensor:
-        """Probabilities (n, V) float32 of logits (n, V): temperature first, then the smallest set that reaches top-p.
+        """Probabilities (n, V) float32 of logits (n, V): temperature first, then :meth:`nucleus`.
 
         Greedy sampling gives one-hot rows.
         """
@@ -32,12 +34,22 @@ class Sampling:
         return self.nucleus((scores / self.temperature).softmax(-1))
 
     def nucleus(self, probs: torch.Tensor) -> torch.Tensor:
-        """Probabilities (n, V) cut to the smallest sets that reach top-p, renormalised."""
-        if self.top_p < 1:
+        """Probabilities (n, V) cut to the ``top_k`` highest, of these to the smallest sets that reach ``top_p``, and of
+        these to those of at least ``min_p`` times the highest; renormalised. The order is that of transformers.
+        """
+        if self.top_k or self.top_p < 1:
             ordered, index = probs.sort(dim=-1, descending=True, stable=True)
-            before = ordered.cumsum(-1) - ordered
-            ordered = ordered.masked_fill(before >= self.top_p, 0.0)
+            if self.top_k:
+                kept = torch.arange(ordered.shape[-1], device=ordered.device) < self.top_k
+                ordered = ordered * kept
+                ordered = ordered / ordered.sum(-1, keepdim=True)
+            if self.top_p < 1:
+                before = ordered.cumsum(-1) - ordered
+                ordered = ordered.masked_fill(before >= self.top_p, 0.0)
             probs = torch.zeros_like(probs).scatter_(-1, index, ordered)
+            probs = probs / probs.sum(-1, keepdim=True)
+        if self.min_p > 0:
+            probs = probs.masked_fill(probs < self.min_p * probs.amax(-1, keepdim=True), 0.0)
             probs = probs / probs.sum(-1, keepdim=True)
         return probs
 

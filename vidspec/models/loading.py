@@ -6,7 +6,7 @@ import importlib.util
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from vidspec import memory
-from vidspec.engine.device import driver_problem
+from vidspec.engine.device import automatic, driver_problem
 from vidspec.engine.layouts import Wanted
 from vidspec.errors import DeviceError, ModelError, VidspecError
 from vidspec.models.adapter import Adapter
@@ -96,10 +96,10 @@ def placement(
     packed: bool | Literal["auto"] = "auto",
     weights: Wanted = None,
 ) -> Placement:
-    """Resolve ``auto`` on this machine: the first CUDA device, else the CPU.
+    """Resolve ``auto`` on this machine, see :func:`~vidspec.engine.device.automatic`.
 
-    The dtype is bfloat16 on a GPU (float16 below compute capability 8.0, which computes no bfloat16); on a CPU float32,
-    which :func:`load` changes by :func:`cpu_dtype`.
+    The dtype is bfloat16 on a GPU, float16 on one that computes no bfloat16 (compute capability below 8.0, macOS before
+    14); on a CPU float32, which :func:`load` changes by :func:`cpu_dtype`.
 
     Raises:
         DeviceError: a device that is not there, or a GPU whose driver this build of torch cannot use.
@@ -107,12 +107,12 @@ def placement(
     if device == "auto":
         if (problem := driver_problem()) is not None:
             raise DeviceError(problem, hint="update the driver, install a torch built for it, or --device cpu")
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = automatic()
     try:
         place = torch.device(device)
     except RuntimeError as error:
         raise DeviceError(
-            f"device {device}: no such kind of device", hint="use auto, cpu, cuda, cuda:1, ..."
+            f"device {device}: no such kind of device", hint="use auto, cpu, cuda, cuda:1, xpu, mps, ..."
         ) from error
     if place.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -123,11 +123,14 @@ def placement(
         if place.index is None:
             # Without a context nobody has chosen another, and asking would make one.
             place = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
-    if place.type == "mps" and not torch.backends.mps.is_available():
-        raise DeviceError("device mps is not available here", hint="vidspec doctor lists the devices")
-    chosen = _DTYPES.get(dtype) or torch.float32
-    if dtype not in _DTYPES and place.type == "cuda":
-        chosen = torch.bfloat16 if torch.cuda.get_device_capability(place) >= (8, 0) else torch.float16
+    others: dict[str, Callable[[], bool]] = {"mps": torch.backends.mps.is_available, "xpu": torch.xpu.is_available}
+    if place.type in others and not others[place.type]():
+        raise DeviceError(f"device {device} is not available here", hint="vidspec doctor lists the devices")
+    if place.type == "xpu":
+        if (place.index or 0) >= torch.xpu.device_count():
+            raise DeviceError(f"device {device}: is not there", hint="vidspec doctor lists the devices")
+        place = torch.device("xpu", place.index or 0)
+    chosen = _DTYPES.get(dtype) or (_half(place) if place.type in ("cuda", *others) else torch.float32)
     kept = packed if place.type == "cpu" and chosen is not torch.float16 else False
     fitted = place.type == "cpu" and dtype not in _DTYPES
     return Placement(place, chosen, decoder, device_map, quantization, kept, weights, fitted=fitted)
@@ -155,6 +158,16 @@ def fit(where: Placement, numbers: int) -> Placement:
         return where
     fast = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return replace(where, dtype=cpu_dtype(numbers, memory.available(), fast), fitted=False)
+
+
+def _half(place: torch.device) -> torch.dtype:
+    """The half precision that a GPU computes."""
+    whole = place.type == "xpu"
+    if place.type == "cuda":
+        whole = torch.cuda.get_device_capability(place) >= (8, 0)
+    elif place.type == "mps":
+        whole = torch.backends.mps.is_macos_or_newer(14, 0)
+    return torch.bfloat16 if whole else torch.float16
 
 
 def embedded_folder(pair: str, role: str) -> Path:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from pruning.target.families import case
+from tiers import full_but
 
 from engine import test_graphs
 from engine.test_attention import reference
@@ -45,6 +46,7 @@ def laid_out(sequences, kv_heads, width, dtype, seed=0):
     return slab.to(DEVICE, dtype), torch.tensor(columns).t().contiguous().to(DEVICE), parts
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "sequences",
     [[SINGLE], [WINDOW], [TREE], [LATE], [FIRST], [LONG]],
@@ -54,11 +56,14 @@ def test_one_sequence(sequences):
     check(sequences, 3, 1, 16, torch.float32, 2e-6)
 
 
-@pytest.mark.parametrize("heads, kv_heads, width", [(4, 4, 16), (6, 2, 64), (7, 1, 128), (16, 2, 32)], ids=str)
+@pytest.mark.parametrize(
+    "heads, kv_heads, width", full_but([(4, 4, 16)], [(4, 4, 16), (6, 2, 64), (7, 1, 128), (16, 2, 32)])
+)
 def test_rows_of_several_sequences(heads, kv_heads, width):
     check([TREE, SINGLE, SINGLE, FIRST, LATE, WINDOW], heads, kv_heads, width, torch.float32, 2e-6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "dtype, close",
     [
@@ -131,6 +136,7 @@ def test_scores_far_apart_do_not_overflow():
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(DEVICE == "cuda", reason="tests/gpu has it on the GPU itself")
 def test_a_models_pass_by_these_kernels(monkeypatch):
     engine = Engine(case("qwen2_5_vl")[0])

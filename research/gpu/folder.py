@@ -16,10 +16,10 @@ from statistics import median
 import torch
 
 from research.gpu.results import Results
-from research.ties import EPSILON, gap
 from vidspec.bench.loaded import Loaded, Source
 from vidspec.bench.tables import table
 from vidspec.captioner import Captioner
+from vidspec.dataset.ties import EPSILON, gap
 from vidspec.engine.requests import alone
 from vidspec.engine.rows import Rows
 from vidspec.events.compare import decode_rate
@@ -58,7 +58,7 @@ class Profiled:
 
     Attributes:
         identical: clips with plain decoding's tokens.
-        ties: others that part from it at a near-tie, see ``research.ties``.
+        ties: others that part from it at a near-tie, see ``vidspec.dataset.ties``.
         clips: all of them.
         tokens_per_s: of decoding; the median of the clips, as are the next two.
         first, end_to_end: seconds from the clip's frames to its first token, and to its last.
@@ -170,7 +170,10 @@ def _profiled(
     records: Mapping[str, Caption],
     clips: Mapping[str, Clip],
 ) -> Profiled:
-    gaps = [gap(captioner, clips[path], plain[path].token_ids, record.token_ids) for path, record in records.items()]
+    gaps = [
+        gap(captioner, Request(path, clips[path]), plain[path].token_ids, record.token_ids)
+        for path, record in records.items()
+    ]
     ties = sum(0 < one <= EPSILON for one in gaps)
     drafted = sum(record.counters["drafted"] for record in records.values())
     accepted = sum(record.counters["accepted"] for record in records.values())

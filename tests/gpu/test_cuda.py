@@ -6,8 +6,9 @@ import pytest
 
 from gpu.places import DEVICE, SMOKE, cuda_only
 from research.gpu.frames import decoded
-from research.ties import EPSILON, gap
 from vidspec.bench.loaded import Loaded, Source, lossless_profiles
+from vidspec.dataset.ties import EPSILON, gap
+from vidspec.models.request import Request
 
 pytestmark = pytest.mark.gpu
 #: In a smoke run one profile in turns, one with a tree and one in parallel, and short texts: do the tests run?
@@ -44,7 +45,7 @@ def test_passes_are_replayed(loaded):
 def test_same_tokens_as_plain_decoding(loaded, name, clips):
     captioner = loaded.captioner(name, SHORT)
     for clip, plain in loaded.plain.items():
-        apart = gap(captioner, clips[clip], plain, captioner.caption(clip, clip=clips[clip]).token_ids)
+        apart = gap(captioner, Request(clip, clips[clip]), plain, captioner.caption(clip, clip=clips[clip]).token_ids)
         assert apart <= (0 if loaded.source.dtype == "float32" else EPSILON)
 
 
@@ -53,4 +54,5 @@ def test_float32_equals_the_cpu(pair, clips):
         Loaded(Source(pair, device=device, dtype="float32")).captioner("ar", SHORT) for device in ("cpu", str(DEVICE))
     )
     for name, clip in clips.items():
-        assert gap(here, clip, *(one.caption(name, clip=clip).token_ids for one in (here, there))) <= 1e-4
+        one, other = (captioner.caption(name, clip=clip).token_ids for captioner in (here, there))
+        assert gap(here, Request(name, clip), one, other) <= 1e-4

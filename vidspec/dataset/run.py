@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vidspec.dataset.job import CONTEXT, Job, JobConfig, Outcome
+from vidspec.dataset.ties import is_near_tie
 from vidspec.decoding.prompts import Prompts
 from vidspec.errors import GenerationError, VidspecError
 from vidspec.events.compare import first_difference, speed_against
@@ -310,7 +311,9 @@ def _compared(captioner: Captioner, caption: Caption, job: Job, config: JobConfi
     plain = captioner.baseline(job.path, **request)
     if config.verify:
         at = first_difference(caption.token_ids, plain.token_ids)
-        if at is not None:
+        if at is not None and is_near_tie(captioner, job, caption.token_ids, plain.token_ids):
+            caption = replace(caption, near_tie=at)
+        elif at is not None:
             raise GenerationError(
                 f"{job.path}: differs from plain decoding at token {at}: "
                 f"{_token(caption.token_ids, at)} instead of {_token(plain.token_ids, at)}",

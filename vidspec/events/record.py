@@ -207,6 +207,8 @@ class Caption:
         loose: None with a lossless method.
         lossy: None with a target that sees the whole video.
         question: None for a clip that is asked one thing.
+        near_tie: in half precision the first position at which ``--verify`` found another token than plain decoding's,
+            where the target's logits of both are almost equal; otherwise None.
         text: what the model wrote, where ``caption`` is not just that; otherwise None.
         error: None, or ``{stage, kind, message}``.
         trace: timed events for ``--trace``; not part of the JSON record.
@@ -232,6 +234,7 @@ class Caption:
     loose: Loose | None = None
     lossy: Lossy | None = None
     question: Question | None = None
+    near_tie: int | None = None
     text: str | None = None
     error: dict[str, str] | None = None
     trace: Trace | None = field(default=None, repr=False, compare=False)

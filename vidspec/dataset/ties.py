@@ -1,13 +1,14 @@
 """Whether two captions of one clip part at a near-tie, as those of lossless methods may in bfloat16 and float16.
 
 A pass of several rows and a pass of one round differently, so where the target's first two logits are almost equal
-either may win. What differs elsewhere is a fault.
+either may win (docs/metrics.md, Losslessness). What differs elsewhere is a fault.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+
+import torch
 
 from vidspec.captioner import Captioner
 from vidspec.engine.requests import alone
@@ -15,16 +16,26 @@ from vidspec.engine.rows import Rows
 from vidspec.events.compare import first_difference
 from vidspec.events.trace import Trace
 from vidspec.models.request import Request
-from vidspec.video import Clip
 
-__all__ = ["EPSILON", "gap"]
+__all__ = ["EPSILON", "gap", "is_near_tie"]
 
 #: Gaps up to this share of the largest logit are near-ties: four to eight steps of bfloat16's 8 bits.
 EPSILON = 2**-5
 
 
-def gap(captioner: Captioner, clip: str | Path | Clip, one: Sequence[int], other: Sequence[int]) -> float:
+def is_near_tie(captioner: Captioner, request: Request, one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two captions that differ are both correct; in float32 none are. Arguments as in :func:`gap`."""
+    return captioner.target.model.dtype is not torch.float32 and gap(captioner, request, one, other) <= EPSILON
+
+
+@torch.inference_mode()
+def gap(captioner: Captioner, request: Request, one: Sequence[int], other: Sequence[int]) -> float:
     """How far apart the target's logits are where two of its captions part, computed afresh behind what they share.
+
+    Args:
+        captioner: with the target.
+        request: the clip, its frames among it.
+        one, other: token ids.
 
     Returns:
         of the best logit and the lower of both tokens' the difference, as a share of the largest logit's size; 0 if
@@ -35,11 +46,10 @@ def gap(captioner: Captioner, clip: str | Path | Clip, one: Sequence[int], other
         return 0.0
     if shared == min(len(one), len(other)):
         return float("inf")
-    generate, engine = captioner.profile.generate, captioner.target
-    shown = clip if isinstance(clip, Clip) else captioner.read(clip)
-    request = Request(shown.facts.path, shown, generate.prompt, generate.system)
-    prefix = alone(captioner.setup.read(request, Trace()))
-    read = engine.prefill(prefix, len(one))
+    engine, generate = captioner.target, captioner.profile.generate
+    prompt, system = request.prompt or generate.prompt, request.system or generate.system
+    whole = Request(request.path, request.shown, prompt, system, earlier=request.earlier)
+    read = engine.prefill(alone(captioner.setup.read(whole, Trace())), len(one))
     logits = read.logits
     for token in one[:shared]:
         logits = engine.run([Rows(read.span, [token])])[0].logits[-1]

@@ -15,6 +15,8 @@ from pathlib import PurePath
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import torch
+
 from vidspec.decoding.dialogue import Dialogue
 from vidspec.errors import DeviceError, GenerationError, ModelError, VideoError
 from vidspec.events.events import Event, Finished, Load, Opened, Prefilled, Round
@@ -112,8 +114,8 @@ class FakeCaptioner:
         model=SimpleNamespace(
             name="big",
             family="fake",
-            dtype="float32",
-            device="cpu",
+            dtype=torch.float32,
+            device=torch.device("cpu"),
             decoder=SimpleNamespace(name="fused", why="a test"),
         )
     )

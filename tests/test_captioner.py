@@ -113,7 +113,7 @@ def test_the_record_says_what_was_done(record, pair):
     assert record.lossless is True and record.profile == "sd-attention" and record.path == CLIP
     assert record.models == {
         "target": str(pair[0]), "draft": str(pair[1]), "family": "llava_onevision", "dtype": "float32", "device": "cpu",
-        "decoder": "fused",
+        "decoder": "fused", "weights": None,
     }  # fmt: skip
     counters = record.counters
     assert counters["emitted"] == len(record.token_ids) <= 30

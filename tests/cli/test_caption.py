@@ -196,7 +196,7 @@ def test_interrupted_while_loading(vidspec, monkeypatch):
         (("x", "--frames", "4", "--fps", "1"), "video.fps: excludes video.frames"),
         (("x", "--pair", "embedded", "--target", "y"), "models.pair: excludes models.target and models.draft"),
         (("x", "--target", "y"), "models.target: y is not among the targets that `vidspec models` lists"),
-        (("x", "--device", "gpu"), "models.device: must be auto, cpu, cuda, cuda:N or mps, not 'gpu'"),
+        (("x", "--device", "gpu"), "models.device: must be auto, cpu, cuda, cuda:N, xpu, xpu:N or mps, not 'gpu'"),
         (("x", "--start", "-1"), "--start '-1': must be seconds or [hh:]mm:ss, from 0"),
         (("x", "--end", "nan"), "--end 'nan': must be seconds or [hh:]mm:ss, from 0"),
         (("x", "--start", "3", "--end", "2"), "--end 2: must be after --start 3"),

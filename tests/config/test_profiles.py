@@ -228,7 +228,10 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
             "nearest valid choice: schedule.prefill: sequential, or schedule.kind: parallel",
         ),
         ({"models.dtype": "fp8"}, "models.dtype: must be 'auto', 'float32', 'bfloat16' or 'float16', not 'fp8'"),
-        ({"models.device": "cuda:x"}, "models.device: must be auto, cpu, cuda, cuda:N or mps, not 'cuda:x'"),
+        (
+            {"models.device": "cuda:x"},
+            "models.device: must be auto, cpu, cuda, cuda:N, xpu, xpu:N or mps, not 'cuda:x'",
+        ),
         ({"generate.top_p": 0}, "generate.top_p: must be greater than or equal to 0.000001, not 0"),
         ({"generate.temperature": "nan"}, "generate.temperature: must be a finite number, not 'nan'"),
         (

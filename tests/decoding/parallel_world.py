@@ -169,7 +169,8 @@ class Engine:
 
     def _read(self, span, token_ids):
         span.tokens += token_ids
-        return SimpleNamespace(logits=[Token(span.text, tuple(span.tokens))])
+        token = Token(span.text, tuple(span.tokens))
+        return SimpleNamespace(logits=[token], chosen=[token.argmax()])
 
 
 class TargetSide:

@@ -17,7 +17,7 @@ from vidspec.models.identity import identity
 from vidspec.models.request import Request
 
 FRAMES, TOKENS, CLIPS = 4, 24, 2
-DRAWN = {"generate.temperature": 0.7, "generate.top_p": 0.95, "generate.seed": 5}
+DRAWN = {"generate.temperature": 1.5, "generate.top_p": 0.95, "generate.seed": 5}
 WAYS = {
     "ngram": {},
     "suffix": {},

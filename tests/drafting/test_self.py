@@ -97,7 +97,7 @@ def test_drawn_texts_have_the_targets_distribution(pair):
         while len(tokens) < limits.max_new_tokens:
             draft = alone(drafter.propose(min(2, limits.max_new_tokens - len(tokens) - 1)))
             passed = alone(target.verify(draft))
-            verdict = Exact(sampling)(draft, passed.logits, passed.hidden, rng)
+            verdict = Exact()(draft, passed, rng)
             tokens += [*(draft.tokens[node] for node in verdict.path), verdict.token]
             target.commit(verdict.path, verdict.token)
             drafter.commit(verdict.path, verdict.token)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vidspec.dataset.job import CONTEXT, Job, JobConfig, Outcome
-from vidspec.dataset.ties import is_near_tie
 from vidspec.decoding.prompts import Prompts
 from vidspec.errors import GenerationError, VidspecError
 from vidspec.events.compare import first_difference, speed_against
@@ -310,6 +309,8 @@ def _compared(captioner: Captioner, caption: Caption, job: Job, config: JobConfi
         request["earlier"] = job.earlier
     plain = captioner.baseline(job.path, **request)
     if config.verify:
+        from vidspec.dataset.ties import is_near_tie  # imports torch, for which no command without --verify waits here
+
         at = first_difference(caption.token_ids, plain.token_ids)
         if at is not None and is_near_tie(captioner, job, caption.token_ids, plain.token_ids):
             caption = replace(caption, near_tie=at)

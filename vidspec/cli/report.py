@@ -68,7 +68,8 @@ def loaded(captioner: Captioner, seconds: float) -> list[str]:
         blocks = f"{decoder.name} blocks ({decoder.why})"
         if model.device.type == "cuda":
             blocks += f", passes {'replayed' if decoder.eager is None else f'not replayed: {decoder.eager}'}"
-        lines.append(f"{role}: {model.name} ({model.family}), {model.dtype} on {model.device}, {blocks}")
+        dtype = str(model.dtype).removeprefix("torch.")
+        lines.append(f"{role}: {model.name} ({model.family}), {dtype} on {model.device}, {blocks}")
     if captioner.slot is not None:
         lines.append(f"draft: {captioner.models['draft'] or 'the target again'}, in a process of its own")
     return lines

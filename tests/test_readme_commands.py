@@ -159,9 +159,9 @@ def test_the_commands_on_many_clips(folder, faked, capfd):
 
 @pytest.mark.parametrize("page", ["README", "usage"])
 def test_the_library_as_it_is_shown(page, folder, capfd):
-    (code,) = re.findall(r"^```python\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE)
-    exec(compile(code, page, "exec"), {})
-    assert capfd.readouterr().out.strip()
+    for code in re.findall(r"^```python\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE):
+        exec(compile(code, page, "exec"), {})
+        assert capfd.readouterr().out.strip()
 
 
 def test_what_is_not_run_says_where_it_is():

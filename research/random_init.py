@@ -9,7 +9,8 @@ import torch
 
 from vidspec.errors import DeviceError, ModelError
 from vidspec.models.base import VideoLanguageModel
-from vidspec.models.loading import Placement, check_kernels, prepare, unloadable
+from vidspec.models.loading import check_kernels, prepare, unloadable
+from vidspec.models.placement import Placement
 from vidspec.models.unsupported import unsupported
 from vidspec.registry import families
 

@@ -15,8 +15,9 @@ from models import (
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.models import loading
+from vidspec.models.placement import placement
 
-PLACE = loading.placement("cpu", "float32")
+PLACE = placement("cpu", "float32")
 #: Modules with a ``save`` for one family.
 OF_ONE = {
     "gemma4": checkpoints_gemma4,

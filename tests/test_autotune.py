@@ -17,9 +17,10 @@ from vidspec.engine.requests import PrefillPrompt
 from vidspec.errors import GenerationError
 from vidspec.events.events import Finished, Round
 from vidspec.models import loading
+from vidspec.models.placement import placement
 from vidspec.models.request import Request
 
-PLACE = loading.placement("cpu", "float32")
+PLACE = placement("cpu", "float32")
 CLIPS = shipped()
 TOKENS = 48
 VANILLA, SELF = "vanilla-sd+draft.gamma=auto", ["self-sd+draft.gamma=auto", "self-int8+draft.gamma=auto"]

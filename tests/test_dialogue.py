@@ -20,6 +20,7 @@ from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, UsageError
 from vidspec.events.events import Prefilled
 from vidspec.models import loading
+from vidspec.models.placement import placement
 from vidspec.models.request import Exchange
 
 CLIP = str(shipped()[1])
@@ -51,7 +52,7 @@ def pair_of(tmp_path_factory):
 
     def pair(family):
         if family not in made:
-            folder, place = tmp_path_factory.mktemp(family), loading.placement("cpu", "float32")
+            folder, place = tmp_path_factory.mktemp(family), placement("cpu", "float32")
             save = FAMILIES[family]
             made[family] = [
                 loading.load(str(save(folder / "target")), place),
@@ -304,7 +305,7 @@ def test_a_template_that_rewrites_what_was_said(pair_of):
 
 
 def test_a_dialogue_that_has_become_too_long(tmp_path):
-    place = loading.placement("cpu", "float32")
+    place = placement("cpu", "float32")
     target = loading.load(str(checkpoints.save(tmp_path / "target", context=100)), place)
     dialogue = captioner((target, None), "ar").dialogue(CLIP)
     with pytest.raises(GenerationError, match="exceed the model's 100"):

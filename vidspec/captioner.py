@@ -48,6 +48,7 @@ from vidspec.models.base import Pixels, Seen, VideoLanguageModel
 from vidspec.models.head import Head
 from vidspec.models.identity import check_sight
 from vidspec.models.image_captioner import DraftCaptioner, ImageCaptioner
+from vidspec.models.placement import placement
 from vidspec.models.request import Exchange, Question, Request
 from vidspec.models.vision_worker import VisionWorker, possible
 
@@ -163,7 +164,7 @@ class Captioner:
         wanted = profile.models
         if wanted.threads is not None:
             torch.set_num_threads(wanted.threads)
-        where = loading.placement(
+        where = placement(
             profile.workers.target or wanted.device,
             wanted.dtype,
             wanted.decoder,

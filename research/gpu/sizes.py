@@ -34,7 +34,7 @@ from vidspec.engine.fused import FusedDecoder
 from vidspec.engine.graphs import Graphs
 from vidspec.engine.rows import Prompt, Rows
 from vidspec.engine.slab import KVSpan
-from vidspec.models import loading
+from vidspec.models.placement import placement
 from vidspec.video import Clip, SourceFacts
 
 __all__ = ["Grid", "Pass", "Timed", "bytes_needed", "copy_rate", "markdown", "measure"]
@@ -307,7 +307,7 @@ def _tower(tower: Tower, grid: Grid, device: torch.device) -> Iterator[Timed]:
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
         config.write_text(json.dumps(_config(tower)), encoding="utf-8")
-        where = loading.placement(str(device), str(grid.dtype).removeprefix("torch."))
+        where = placement(str(device), str(grid.dtype).removeprefix("torch."))
         model = random_model(config, where)
     for entries in grid.entries:
         count = 2 * max(1, round(entries / tokens))

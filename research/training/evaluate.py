@@ -33,6 +33,7 @@ from vidspec.engine.rows import Rows
 from vidspec.events.record import Counts
 from vidspec.models import loading
 from vidspec.models.base import VideoLanguageModel
+from vidspec.models.placement import placement
 
 #: Asked behind a caption, of those that the clip answers; those that the caption answers come after them.
 QUESTIONS = 2
@@ -129,7 +130,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    where = loading.placement()
+    where = placement()
     target, draft = (loading.load(str(args.pair / role), where) for role in ("target", "draft"))
     weights = {role: digest(args.pair / role) for role in ("target", "draft")}
     known = json.loads(args.json.read_text(encoding="utf-8")) if args.json and args.json.is_file() else {}

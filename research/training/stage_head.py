@@ -32,6 +32,7 @@ from vidspec.engine.rows import Rows
 from vidspec.engine.taps import Taps
 from vidspec.models import loading
 from vidspec.models.eagle3 import PROJECTIONS, Eagle3Decoder, head_config, usual_blocks
+from vidspec.models.placement import placement
 from vidspec.video import Clip, SourceFacts
 
 __all__ = ["Text", "TrainedHead", "clips", "harvest", "train_head"]
@@ -266,7 +267,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(1)
-    target = loading.load(str(loading.embedded_folder(args.pair, "target")), loading.placement("cpu", "float32"))
+    target = loading.load(str(loading.embedded_folder(args.pair, "target")), placement("cpu", "float32"))
     texts = [harvest(target, *told) for told in clips(args.clips, args.frames)]
     train_head(target, texts, args.out, steps=args.steps)
 

@@ -25,11 +25,12 @@ from vidspec.engine.requests import alone
 from vidspec.events.events import Loosened, Round
 from vidspec.events.trace import Trace
 from vidspec.models import loading
+from vidspec.models.placement import placement
 from vidspec.models.request import Request
 
 CLIP = shipped()[0]
 TOKENS = 48
-PLACE = loading.placement("cpu", "float32")
+PLACE = placement("cpu", "float32")
 pytestmark = pytest.mark.usefixtures("forked_drafts")
 LOSSY = [name for name, profile in packaged().items() if profile.accept.rule != "exact"]
 #: Each changes several tokens of this pair's text; of the others rounding may leave none.

@@ -9,11 +9,12 @@ from research.scale import synthetic
 from vidspec.bench.passes import Passes, measure_passes, prefilled_at
 from vidspec.engine.forward import Engine
 from vidspec.models import loading
+from vidspec.models.placement import placement
 
 
 @pytest.fixture(scope="module")
 def draft():
-    return loading.load(str(loading.embedded_folder("embedded", "draft")), loading.placement("cpu"))
+    return loading.load(str(loading.embedded_folder("embedded", "draft")), placement("cpu"))
 
 
 def test_pruned_prompts_are_as_short_as_asked_and_passes_leave_no_trace(draft):

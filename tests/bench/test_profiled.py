@@ -17,6 +17,7 @@ from vidspec.cli import main
 from vidspec.embedded.samples import shipped
 from vidspec.files import PICTURE, check_output
 from vidspec.models import loading
+from vidspec.models.placement import placement
 
 FEW = {"video.frames": 4, "generate.max_new_tokens": 12}
 pytestmark = pytest.mark.usefixtures("forked_drafts")
@@ -43,7 +44,7 @@ def test_parts_add_up_to_the_wall_clock(report):
 
 
 def test_memory_is_counted_by_process(report):
-    target = loading.load(str(loading.embedded_folder("embedded", "target")), loading.placement("cpu"))
+    target = loading.load(str(loading.embedded_folder("embedded", "target")), placement("cpu"))
     plain, turns, beside = (one.memory for one in report.runs)
     assert plain[0].weights["target"] == bandwidth.model_weight_bytes(target)
     assert plain[0].kv["target"] % bandwidth.kv_bytes(target) == 0 and "draft" not in plain[0].kv
@@ -59,7 +60,7 @@ def test_activations_are_the_rest_of_the_peak():
 
 
 def test_the_peak_of_this_process_is_at_least_what_it_holds():
-    peak = Peak(loading.placement("cpu").device)
+    peak = Peak(placement("cpu").device)
     peak.reset()
     block = bytearray(b"x" * 2**26)
     assert peak.read() >= 2**26 and resident() > len(block)

@@ -29,7 +29,7 @@ from vidspec.engine.requests import Encode, Forward, PrefillPrompt
 from vidspec.engine.rows import Rows
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
-from vidspec.models.loading import Placement
+from vidspec.models.placement import Placement
 from vidspec.models.request import Request
 
 CPU = torch.device("cpu")

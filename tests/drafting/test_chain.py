@@ -13,6 +13,7 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.sampling import Sampling
 from vidspec.models import loading
 from vidspec.models.base import Pixels
+from vidspec.models.placement import placement
 
 GREEDY = Sampling()
 ROOM = 80
@@ -21,7 +22,7 @@ ROOM = 80
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
     folder = checkpoints.save(tmp_path_factory.mktemp("pair") / "draft", noise=0.05)
-    return Engine(loading.load(str(folder), loading.placement("cpu", "float32")))
+    return Engine(loading.load(str(folder), placement("cpu", "float32")))
 
 
 @pytest.fixture(scope="module", params=["everything seen", "pruned", "pruned and compact"])

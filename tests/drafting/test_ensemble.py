@@ -23,6 +23,7 @@ from vidspec.engine.rows import Passed
 from vidspec.engine.sampling import Sampling
 from vidspec.models import loading
 from vidspec.models.base import Pixels
+from vidspec.models.placement import placement
 
 ROOM = 80
 VOCABULARY = 6
@@ -171,7 +172,7 @@ def test_the_schedule_tells_it_how_the_target_judged():
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
     folder = checkpoints.save(tmp_path_factory.mktemp("model"), noise=0.05)
-    model = loading.load(str(folder), loading.placement("cpu", "float32"))
+    model = loading.load(str(folder), placement("cpu", "float32"))
     values = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     pixels = Pixels(values, (5, 4, 4), tuple(map(float, range(5))))
     prefixes = [

@@ -18,9 +18,10 @@ from vidspec.errors import ProfileError
 from vidspec.events.events import Finished, Prefilled, Round
 from vidspec.models import image_captioner, loading
 from vidspec.models.image_captioner import HubCaptioner
+from vidspec.models.placement import placement
 from vidspec.models.request import Request
 
-PLACE = loading.placement("cpu", "float32")
+PLACE = placement("cpu", "float32")
 CLIP = str(shipped()[1])
 CONTEXTS = {
     "tabed-m": ("video",),

@@ -21,11 +21,12 @@ from vidspec.errors import ModelError, ProfileError
 from vidspec.events.events import Finished, Prefilled
 from vidspec.models import eagle3, loading, mtp
 from vidspec.models.head import Fed
+from vidspec.models.placement import placement
 from vidspec.models.request import Request
 from vidspec.video import Clip, SourceFacts
 
 GAMMA, TOKENS = 4, 30
-PLACE = loading.placement("cpu", "float32")
+PLACE = placement("cpu", "float32")
 FACTS = SourceFacts("", 4.0, 40, 24, "none", "none", 1.0, False, 0, 6, "none")
 
 

@@ -14,6 +14,7 @@ from vidspec.errors import OutputError, ProfileError, UsageError
 from vidspec.events.events import Finished
 from vidspec.models import loading
 from vidspec.models.identity import identity
+from vidspec.models.placement import placement
 from vidspec.models.request import Request
 
 FRAMES, TOKENS, CLIPS = 4, 24, 2
@@ -50,7 +51,7 @@ class Pair:
     """A loaded pair and shipped clips."""
 
     def __init__(self, name):
-        place = loading.placement("cpu", "float32")
+        place = placement("cpu", "float32")
         self.name = name
         self.target, self.draft = (
             loading.load(str(loading.embedded_folder(name, role)), place) for role in ("target", "draft")

@@ -23,6 +23,7 @@ from vidspec.engine.requests import alone
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import DeviceError, ProfileError
 from vidspec.models import loading
+from vidspec.models.placement import placement
 
 CLIP = next(path for path in shipped() if path.stem == "one-object")
 
@@ -141,12 +142,12 @@ def test_a_draft_model_of_codes(folder, pair, precision):
 
 
 def test_what_cannot_be_quantised_is_refused(folder):
-    model = loading.load(str(folder), loading.placement("cpu", "float32", "stock", weights="int8"))
+    model = loading.load(str(folder), placement("cpu", "float32", "stock", weights="int8"))
     assert model.fixed == "its linear layers are quantised or adapted"
     with pytest.raises(ProfileError, match=r"draft.precision int8: .*nearest valid choice: as-target"):
         Captioner(profiles.load("self-int8", env={}), model, None)
     with pytest.raises(DeviceError, match=r"weights as int4: .* quantised or adapted"):
-        loading.prepare(model, loading.placement("cpu", "float32", "stock", weights="int4"))
+        loading.prepare(model, placement("cpu", "float32", "stock", weights="int4"))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from vidspec.engine.device import (
     synchroniser,
 )
 from vidspec.errors import DeviceError
-from vidspec.models.loading import placement
+from vidspec.models.placement import placement
 
 
 @pytest.fixture

@@ -165,9 +165,10 @@ MEMORY = """
 import gc, resource, sys, torch
 from pathlib import Path
 from vidspec.models import loading
+from vidspec.models.placement import placement
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-where = loading.placement("cpu", "float32", "fused", packed=sys.argv[2] == "packed")
+where = placement("cpu", "float32", "fused", packed=sys.argv[2] == "packed")
 small = loading.load(sys.argv[3], where)  # what is imported and allocated by the first model
 del small
 gc.collect()

@@ -10,7 +10,8 @@ import sys
 import torch
 
 from vidspec import memory
-from vidspec.models.loading import load, placement
+from vidspec.models.loading import load
+from vidspec.models.placement import placement
 
 
 def main(first: str, second: str, dtype: str) -> None:

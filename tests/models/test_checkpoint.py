@@ -11,6 +11,7 @@ from models.checkpoints_qwen import Kind
 from vidspec.cli import main
 from vidspec.models import loading
 from vidspec.models.known_pairs import PROCESS
+from vidspec.models.placement import Placement
 
 GIB = 1 << 30
 #: Of the memory that is needed, beside keys and values and the process.
@@ -49,9 +50,7 @@ def said(vidspec, folder):
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl_moe", "qwen3_5"])
 def test_what_is_said_is_what_loading_finds(vidspec, written, family, monkeypatch):
     kind = Kind(family, tied=False)
-    monkeypatch.setattr(
-        "vidspec.models.loading.placement", lambda dtype: loading.Placement(torch.device("cpu"), torch.float32)
-    )
+    monkeypatch.setattr("vidspec.models.placement", lambda dtype: Placement(torch.device("cpu"), torch.float32))
     code, found = said(vidspec, written(checkpoints_qwen.config(kind)))
     model = checkpoints_qwen.adapter(kind)
     decoder = model.decoder

@@ -11,10 +11,11 @@ from models.checkpoints_qwen import HIDDEN, LAYERS, QWEN25, Kind, adapter
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.errors import ModelError
-from vidspec.models import eagle3, loading
+from vidspec.models import eagle3
+from vidspec.models.placement import placement
 
 KIND = Kind(QWEN25)
-PLACE = loading.placement("cpu", "float32")
+PLACE = placement("cpu", "float32")
 
 
 @pytest.fixture(scope="module")

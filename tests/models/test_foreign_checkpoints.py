@@ -18,7 +18,8 @@ from research.random_init import random_model
 from vidspec.errors import ModelError
 from vidspec.models import chat_template, image_captioner
 from vidspec.models.chat_template import rendered
-from vidspec.models.loading import Placement, load
+from vidspec.models.loading import load
+from vidspec.models.placement import Placement
 
 CPU = Placement(torch.device("cpu"), torch.float32)
 CODE = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\nclass Mine:\n    pass\n"

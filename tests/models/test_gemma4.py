@@ -27,6 +27,7 @@ from vidspec.errors import ProfileError
 from vidspec.events.events import Finished
 from vidspec.models import loading
 from vidspec.models.gemma4 import Gemma4
+from vidspec.models.placement import placement
 from vidspec.models.request import Request
 from vidspec.models.tiles import within
 
@@ -238,7 +239,7 @@ PROFILES = (
 @pytest.mark.full
 def test_profiles_are_exact(tmp_path):
     """A small model drafts for a large one."""
-    place = loading.placement("cpu", "float32")
+    place = placement("cpu", "float32")
     target = loading.load(str(save(tmp_path / "target", **KINDS["large"])), place)
     draft = loading.load(str(save(tmp_path / "draft")), place)
 

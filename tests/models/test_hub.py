@@ -14,7 +14,8 @@ from vidspec.captioner import Captioner
 from vidspec.config.profiles import load as load_profile
 from vidspec.errors import ModelError, ProfileError
 from vidspec.models import hub, loading
-from vidspec.models.loading import Placement, load
+from vidspec.models.loading import load
+from vidspec.models.placement import Placement
 
 CPU = Placement(torch.device("cpu"), torch.float32)
 

@@ -16,6 +16,7 @@ from vidspec.embedded.samples import shipped
 from vidspec.errors import ProfileError
 from vidspec.events.events import Finished
 from vidspec.models import loading
+from vidspec.models.placement import placement
 from vidspec.models.request import Request
 
 CLIPS = {path.stem: str(path) for path in shipped()}
@@ -25,7 +26,7 @@ TOKENS = 40
 @pytest.fixture(scope="module", params=full_but(["qwen3_5"], sorted(STOCK)))
 def pair(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
-    place = loading.placement("cpu", "float32")
+    place = placement("cpu", "float32")
     kinds = {"target": Kind(request.param, tied=False), "draft": Kind(request.param, tied=False, padding=0, noise=0.03)}
     made = {role: loading.load(str(checkpoints_qwen.save(kind, folder / role)), place) for role, kind in kinds.items()}
     return made["target"], made["draft"]

@@ -15,8 +15,9 @@ from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
 from vidspec.models import image_captioner, loading
 from vidspec.models.image_captioner import LONGEST, VIDEO_PROMPT, DraftCaptioner, first_sentence, middle_frame
+from vidspec.models.placement import placement
 
-PLACE = loading.placement("cpu", "float32")
+PLACE = placement("cpu", "float32")
 FACTS = video.SourceFacts("", 5.0, 64, 48, "none", "none", 1.0, False, 0, 5, "none")
 
 

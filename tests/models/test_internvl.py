@@ -15,6 +15,7 @@ from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.models import loading
+from vidspec.models.placement import placement
 
 PROMPT = "Describe the video."
 FRAMES = 3
@@ -90,7 +91,7 @@ def test_prefill_windows_and_generate(case):
 
 @pytest.mark.full
 def test_profiles_are_exact(tmp_path):
-    place = loading.placement("cpu", "float32")
+    place = placement("cpu", "float32")
     target, draft = (
         loading.load(str(save(tmp_path / role, noise=noise)), place) for role, noise in (("target", 0), ("draft", 0.03))
     )

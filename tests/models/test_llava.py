@@ -15,7 +15,8 @@ from vidspec.engine.taps import Taps
 from vidspec.errors import GenerationError, ModelError
 from vidspec.models.llava import VICUNA
 from vidspec.models.llava_next import MISTRAL
-from vidspec.models.loading import Placement, load
+from vidspec.models.loading import load
+from vidspec.models.placement import Placement
 
 FRAMES = 3
 PROMPT = "Describe the video."

@@ -30,7 +30,8 @@ from vidspec.config import profiles
 from vidspec.decoding.workers.places import two_workers
 from vidspec.engine.forward import Engine
 from vidspec.errors import DeviceError, ModelError
-from vidspec.models.loading import Placement, check_pair, cpu_dtype, embedded_folder, load, placement, prepare
+from vidspec.models.loading import check_pair, embedded_folder, load, prepare
+from vidspec.models.placement import Placement, cpu_dtype, placement
 
 CPU = Placement(torch.device("cpu"), torch.float32)
 

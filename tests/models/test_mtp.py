@@ -13,9 +13,10 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.errors import ModelError
 from vidspec.models import loading, mtp
+from vidspec.models.placement import placement
 
 DENSE, EXPERT = Kind(checkpoints_mtp.FAMILY), Kind(f"{checkpoints_mtp.FAMILY}_moe")
-PLACE = loading.placement("cpu", "float32")
+PLACE = placement("cpu", "float32")
 
 
 def load(folder, weights, kind=DENSE):

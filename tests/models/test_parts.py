@@ -1,4 +1,4 @@
-"""Models over several places, and quantized ones.
+"""Models over several places, and quantised ones.
 
 What waits on the disk has weights on no device at all: who works with it must not look at weights to find out where to
 compute. That is also what goes wrong where the parts of a model are on several GPUs.
@@ -22,7 +22,8 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.errors import DeviceError, ModelError, ProfileError
 from vidspec.models import hub, loading
-from vidspec.models.loading import Placement, load, placement
+from vidspec.models.loading import load
+from vidspec.models.placement import Placement, placement
 
 CPU = Placement(torch.device("cpu"), torch.float32)
 
@@ -119,12 +120,12 @@ def test_split_over_all_devices(asked, split):
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_quantized(asked, bits):
+def test_quantised(asked, bits):
     options = asked(placement("cpu", "bfloat16", quantization=f"{bits}bit"))
     chosen = options["quantization_config"]
     assert (chosen.load_in_8bit, chosen.load_in_4bit) == (bits == 8, bits == 4)
     assert chosen.bnb_4bit_compute_dtype == torch.bfloat16 and chosen.bnb_4bit_quant_type == "nf4"
-    assert options["device_map"] == {"": "cpu"}  # quantized weights cannot be moved afterwards
+    assert options["device_map"] == {"": "cpu"}  # quantised weights cannot be moved afterwards
     assert asked(placement("cpu", quantization=f"{bits}bit", device_map="auto"))["device_map"] == "auto"
 
 
@@ -239,7 +240,7 @@ def test_models_that_work_at_the_same_time_on_one_gpu_are_noted_once(monkeypatch
     assert notes("parallelvlm", "cuda:1") == notes("vanilla-sd", "cuda:0") == ()
 
 
-def test_only_the_target_is_quantized(monkeypatch):
+def test_only_the_target_is_quantised(monkeypatch):
     where, _ = placed(monkeypatch, quantization="4bit")
     assert (where["big"].quantization, where["small"].quantization) == ("4bit", None)
 

@@ -22,6 +22,7 @@ from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.events.events import Finished
 from vidspec.models import loading
+from vidspec.models.placement import placement
 from vidspec.models.qwen2_5_vl import seconds_per_step
 from vidspec.models.request import Request
 from vidspec.models.vision import token_bytes
@@ -183,7 +184,7 @@ PROFILES = (
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    place, root = loading.placement("cpu", "float32"), tmp_path_factory.mktemp("omni")
+    place, root = placement("cpu", "float32"), tmp_path_factory.mktemp("omni")
     kinds = {"target": {}, "draft": {"noise": 0.03, "padding": 40}}
     target, draft = (loading.load(str(save(root / role, **kind)), place) for role, kind in kinds.items())
     return SimpleNamespace(target=target, draft=draft)

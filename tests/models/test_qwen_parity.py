@@ -15,6 +15,7 @@ from vidspec.engine.requests import alone
 from vidspec.engine.taps import Taps
 from vidspec.errors import GenerationError, ModelError
 from vidspec.models import loading
+from vidspec.models.placement import placement
 
 PROMPT = "Describe the video."
 NEW = [300, 41, 317, 77, 77, 260, 123, 338]
@@ -316,7 +317,7 @@ def test_prompt_that_says_video(case):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_saved_and_loaded(family, tmp_path):
-    place = loading.placement("cpu", "float32")
+    place = placement("cpu", "float32")
     kinds = {"target": Kind(family, tied=False, padding=40), "draft": Kind(family, padding=7, seed=1, layers=2)}
     target, draft = (loading.load(str(save(kind, tmp_path / name)), place) for name, kind in kinds.items())
     loading.check_pair(target, draft)

@@ -17,6 +17,7 @@ from models import checkpoints_qwen
 from models.checkpoints_qwen import Kind, pixels
 from vidspec.models import loading
 from vidspec.models.detokenizer import Detokenizer
+from vidspec.models.placement import placement
 
 #: By family: the package, the ids its tokenizer knows, and the rows of the published heads.
 PACKAGES = {
@@ -73,7 +74,7 @@ def loaded(request, tmp_path_factory):
     for file in source.iterdir():
         shutil.copy(file, folder)
     (folder / "chat_template.jinja").unlink()  # of the text models, which knows no videos
-    return loading.load(str(folder), loading.placement("cpu", "float32")), words, known, rows
+    return loading.load(str(folder), placement("cpu", "float32")), words, known, rows
 
 
 def expected(family, prompt, seen, system=None):

@@ -21,6 +21,7 @@ from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.events.events import Finished
 from vidspec.models import loading
+from vidspec.models.placement import placement
 from vidspec.models.preprocess import resized, resized_by_floats
 from vidspec.models.request import Request
 from vidspec.models.smolvlm import SmolVLM, in_words
@@ -173,7 +174,7 @@ PROFILES = (
 
 @pytest.mark.full
 def test_profiles_are_exact(tmp_path):
-    place = loading.placement("cpu", "float32")
+    place = placement("cpu", "float32")
     target, draft = (
         loading.load(str(save(tmp_path / role, noise=noise)), place) for role, noise in (("target", 0), ("draft", 0.03))
     )

@@ -10,6 +10,7 @@ from models.closeness import assert_close
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.models import loading
+from vidspec.models.placement import placement
 
 PROMPT = "Describe the video."
 SEEDS = range(20)
@@ -77,6 +78,6 @@ def test_plain_decoding_is_generate(family):
 def test_checkpoints_load(tmp_path):
     for family in sorted(STOCK):
         folder = save(Kind(family, tied=False), tmp_path / family)
-        model = loading.load(str(folder), loading.placement("cpu", "float32"))
+        model = loading.load(str(folder), placement("cpu", "float32"))
         assert model.family == family
         assert (model.decoder.cached is not None) == (family in HYBRIDS)

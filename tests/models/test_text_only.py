@@ -22,8 +22,9 @@ from vidspec.errors import ModelError
 from vidspec.models import loading
 from vidspec.models.adapter import Adapter
 from vidspec.models.identity import agree, check_sight, identity
+from vidspec.models.placement import placement
 
-WHERE = loading.placement("cpu", "float32")
+WHERE = placement("cpu", "float32")
 SMALL = {
     "hidden_size": 48,
     "intermediate_size": 96,

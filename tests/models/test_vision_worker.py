@@ -13,9 +13,10 @@ from vidspec import video
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
 from vidspec.models import loading, vision_worker
+from vidspec.models.placement import placement
 from vidspec.models.vision_worker import VisionWorker, possible
 
-PLACE = loading.placement("cpu", "float32")
+PLACE = placement("cpu", "float32")
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,14 @@ from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.models import loading
+from vidspec.models.placement import placement
 from vidspec.pruning.base import signals_of
 
 
 @pytest.fixture(scope="session")
 def prefill():
     """What can be seen while the built-in target reads five frames of a shipped clip: every layer, all attention."""
-    model = loading.load(str(loading.embedded_folder("embedded", "target")), loading.placement("cpu", "float32"))
+    model = loading.load(str(loading.embedded_folder("embedded", "target")), placement("cpu", "float32"))
     clip = video.read(shipped()[0], frames=5)
     pixels = model.preprocess(clip)
     prefix = model.prefix(model.see(pixels), "Describe the video.")

@@ -15,6 +15,7 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.events.events import Prefilled
 from vidspec.models import loading
+from vidspec.models.placement import placement
 from vidspec.pruning import base
 from vidspec.pruning.base import Signals, budget, evenly_spaced, taps_for, token_grid, whole_frames
 from vidspec.registry import configured, names
@@ -48,7 +49,7 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    folder, place = tmp_path_factory.mktemp("pair"), loading.placement("cpu", "float32")
+    folder, place = tmp_path_factory.mktemp("pair"), placement("cpu", "float32")
     return [loading.load(str(checkpoints.save(folder / name)), place) for name in ("target", "draft")]
 
 
@@ -150,7 +151,7 @@ def test_stock_blocks_show_the_same_signals(tmp_path):
     folder = str(checkpoints.save(tmp_path))
     found = []
     for decoder in ("fused", "stock"):
-        model = loading.load(folder, loading.placement("cpu", "float32", decoder))
+        model = loading.load(folder, placement("cpu", "float32", decoder))
         kept = {}
         for method in METHODS:
             one = captioner([model, model], "sd-uniform", **{"prune.method": method, "prune.alpha": 0.7})

@@ -20,6 +20,7 @@ from research.gpu.folder import Folder, Profiled
 from research.gpu.results import Results, read
 from research.gpu.sizes import Grid
 from research.sizes import SIZES, Size
+from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,6 +135,13 @@ def test_pairs_that_are_not_lossless_fail(monkeypatch, tmp_path):
     assert not row("float32", 3, 1).holds and row("bfloat16", 3, 1).holds and not row("bfloat16", 2, 1).holds
     monkeypatch.setattr(folder, "measure", lambda *rest: False)
     assert gpu.main(["folder", "--smoke", "--clips", "1", "--out", str(tmp_path)]) == 1
+
+
+@pytest.fixture
+def captioner():
+    few = {"models.device": "cpu", "models.dtype": "float32", "generate.max_new_tokens": 8}
+    with Captioner.from_profile("ar", overrides=few) as found:
+        yield found
 
 
 @pytest.mark.full

@@ -14,6 +14,7 @@ from vidspec.draft_length import speed
 from vidspec.draft_length.passes import pass_times
 from vidspec.errors import ModelError
 from vidspec.models import loading
+from vidspec.models.placement import placement
 
 pytestmark = pytest.mark.full
 
@@ -24,7 +25,7 @@ def config(pair, role="target"):
 
 @pytest.mark.parametrize("pair", ["embedded", "embedded-qwen"])
 def test_a_model_of_random_weights_has_the_size_of_its_config(pair):
-    where = loading.placement("cpu")
+    where = placement("cpu")
     made = random_model(config(pair), where)
     real = loading.load(str(loading.embedded_folder(pair, "target")), where)
     assert [p.shape for p in made.model.parameters()] == [p.shape for p in real.model.parameters()]
@@ -49,7 +50,7 @@ def test_points_add_up():
 
 
 def test_it_ends_where_memory_does(monkeypatch):
-    model = random_model(config("embedded", "draft"), loading.placement("cpu"))
+    model = random_model(config("embedded", "draft"), placement("cpu"))
     monkeypatch.setattr(scaling, "free_memory", lambda device: 4000 * bandwidth.kv_bytes(model))
     said = []
     points = scale(model, None, [2, 1000], tokens_per_frame=8, repeats=1, say=said.append)
@@ -58,7 +59,7 @@ def test_it_ends_where_memory_does(monkeypatch):
 
 def test_a_config_that_is_not_there(tmp_path):
     with pytest.raises(ModelError, match=r"no config\.json there"):
-        random_model(tmp_path, loading.placement("cpu"))
+        random_model(tmp_path, placement("cpu"))
 
 
 @pytest.mark.parametrize(

@@ -30,11 +30,11 @@ class Exact:
     unjudged: ClassVar[float] = 0.0
 
     def __call__(self, draft: Draft, passed: Passed, rng: torch.Generator) -> Verdict:
-        path: list[int] = []
         if draft.is_chain:  # without a search for children, of which there are as many as clips times nodes
             pairs = enumerate(zip(draft.tokens, passed.chosen, strict=False))
-            accepted = next((at for at, (token, wanted) in pairs if token != wanted), len(draft.tokens))
+            accepted = next((at for at, (token, choice) in pairs if token != choice), len(draft.tokens))
             return Verdict.chain(accepted, passed.chosen[accepted])
+        path: list[int] = []
         node = -1
         while True:
             token = passed.chosen[node + 1]

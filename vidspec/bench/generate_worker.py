@@ -22,6 +22,7 @@ from vidspec.engine.device import peak_bytes
 from vidspec.events.answering import Functions, answer
 from vidspec.models import loading
 from vidspec.models.base import Pixels, Seen
+from vidspec.models.placement import placement
 
 __all__ = ["Theirs", "main", "padded"]
 
@@ -39,7 +40,7 @@ class Theirs:
             torch.set_num_threads(wanted.threads)
         name = str(loading.embedded_folder(wanted.pair, "target")) if wanted.pair else wanted.target or ""
         self.profile = profile
-        self.target: Any = loading.load(name, loading.placement(wanted.device, wanted.dtype, "stock"))
+        self.target: Any = loading.load(name, placement(wanted.device, wanted.dtype, "stock"))
         self._shapes: dict[tuple[int, int, int], Seen] = {}
 
     def run(self, clips: Sequence[str], batch: int) -> dict[str, object]:

@@ -18,6 +18,7 @@ from vidspec.errors import UsageError
 from vidspec.models import eagle3, loading, mtp
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.head import Head
+from vidspec.models.placement import Placement, placement
 
 __all__ = ["Loaded", "Source", "lossless_profiles", "names_of"]
 
@@ -45,9 +46,9 @@ class Source:
             raise UsageError("--draft needs --target", hint="or --pair alone for a built-in pair")
         return tuple(str(loading.embedded_folder(self.pair, role)) for role in ("target", "draft"))  # type: ignore[return-value]
 
-    def placement(self) -> loading.Placement:
+    def placement(self) -> Placement:
         """Where both models go."""
-        return loading.placement(self.device, self.dtype)
+        return placement(self.device, self.dtype)
 
 
 class Loaded:
@@ -114,7 +115,7 @@ class Loaded:
         first, second = self.source.names
         if second is None or self.named_head:
             raise UsageError("the peers from transformers need a draft", hint="--draft, or --no-peers")
-        stock = loading.Placement(self.where.device, self.where.dtype, "stock")
+        stock = Placement(self.where.device, self.where.dtype, "stock")
         pair = loading.load(first, stock), loading.load(second, stock)
         return {name: Peer(name, profile, *pair) for name in PEERS}
 

@@ -21,7 +21,8 @@ from vidspec.models import loading
 from vidspec.models.adapter import Adapter
 from vidspec.models.identity import related
 from vidspec.models.known_pairs import PROCESS, PROMPT, KnownModel, Load, known
-from vidspec.models.quantized import method_of, settings_of
+from vidspec.models.placement import fit, placement
+from vidspec.models.quantised import method_of, settings_of
 from vidspec.models.text_only import TextModel
 from vidspec.models.vision import working_bytes
 from vidspec.registry import families
@@ -176,7 +177,7 @@ def inspect(name: str, draft: str | None = None, load: Load | None = None) -> Ch
 def _inspected(name: str, load: Load) -> Checkpoint:
     """A checkpoint by itself."""
     config = loading.read_config(name, text=True)
-    where, family = loading.placement(dtype=load.dtype), str(config.model_type)
+    where, family = placement(dtype=load.dtype), str(config.model_type)
     text = family not in families.names()
     kind: Any = TextModel if text else families.get(family)
     try:
@@ -184,7 +185,7 @@ def _inspected(name: str, load: Load) -> Checkpoint:
     except Exception as error:  # any exception that a config makes the library raise is the config's fault
         raise loading.unloadable(name, error) from error
     parameters = sum(weight.numel() for weight in model.parameters())
-    where = loading.fit(where, parameters)
+    where = fit(where, parameters)
     language = kind.language_of(model.to(where.dtype))
     reason = uncovered(language, model.lm_head)
     decoder = decoder_of(language, model.lm_head, "stock")

@@ -28,7 +28,8 @@ from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig, VideoLanguageModel
 from vidspec.models.head import Head, HeadDecoder
 from vidspec.models.hub import patient
-from vidspec.models.loading import Placement, check_kernels, source_of, unloadable
+from vidspec.models.loading import check_kernels, source_of, unloadable
+from vidspec.models.placement import Placement
 from vidspec.models.weight_files import file, tensors
 
 __all__ = ["PROJECTIONS", "Eagle3Decoder", "Eagle3Head", "head_config", "load", "usual_blocks"]

@@ -22,7 +22,8 @@ from vidspec.engine.rows import Rows
 from vidspec.errors import ModelError, VidspecError
 from vidspec.models.chat_template import rendered
 from vidspec.models.hub import patient, show_downloads
-from vidspec.models.loading import Placement, any_config, source_of, unloadable, weights
+from vidspec.models.loading import any_config, source_of, unloadable, weights
+from vidspec.models.placement import Placement
 
 if TYPE_CHECKING:
     from vidspec.models.base import StockModel, VideoLanguageModel

@@ -6,40 +6,34 @@ import importlib.util
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from vidspec import memory
-from vidspec.engine.device import automatic, driver_problem
-from vidspec.engine.layouts import Wanted
 from vidspec.errors import DeviceError, ModelError, VidspecError
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import StockConfig, StockModel, VideoLanguageModel
 from vidspec.models.hub import fetching, is_local, patient, show_downloads
 from vidspec.models.identity import related
 from vidspec.models.lora import merge
-from vidspec.models.quantized import Settings, check_method, plain, settings_of, unquantized
+from vidspec.models.placement import Placement, fit
+from vidspec.models.quantised import Settings, check_method, plain, settings_of, unquantised
 from vidspec.models.unsupported import KIN, unsupported
 from vidspec.models.weight_files import stored
 from vidspec.registry import families
 
 __all__ = [
     "SAFE",
-    "Placement",
     "any_config",
     "check_kernels",
     "check_pair",
-    "cpu_dtype",
     "embedded_folder",
-    "fit",
     "is_head",
     "load",
-    "placement",
     "read_config",
     "source_of",
     "unfilled",
@@ -56,118 +50,6 @@ SAFE: Mapping[str, bool] = {
     "output_loading_info": True,
 }
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where and how a model runs.
-
-    Attributes:
-        device: of the whole model; of one of CUDA with its number, so that two names of one device are equal.
-        dtype: of weights, KV cache and logits; where weights are quantized, of what is computed with them.
-        decoder: what runs the language model's blocks, see :func:`~vidspec.engine.decoders.decoder_of`.
-        device_map: how accelerate splits the model instead: a strategy (``auto``, ``balanced``, ``balanced_low_0``,
-            ``sequential``), or the device of each module, ``cpu`` and ``disk`` among them.
-        quantization: ``8bit`` or ``4bit``, by bitsandbytes.
-        packed: whether large weights are packed, see :func:`~vidspec.engine.matrix.packing`.
-        weights: codes in the place of the language model's weights, see :func:`~vidspec.engine.layouts.layout`.
-        adapter: hub id or folder of a LoRA that is merged into the model.
-        fitted: whether ``dtype`` gives way to the one that fits this machine, see :func:`cpu_dtype`.
-    """
-
-    device: torch.device
-    dtype: torch.dtype
-    decoder: Literal["auto", "fused", "stock"] = "auto"
-    device_map: str | Mapping[str, int | str] | None = None
-    quantization: str | None = None
-    packed: bool | Literal["auto"] = False
-    weights: Wanted = None
-    adapter: str | None = None
-    fitted: bool = False
-
-
-def placement(
-    device: str = "auto",
-    dtype: str = "auto",
-    decoder: Literal["auto", "fused", "stock"] = "auto",
-    device_map: str | Mapping[str, int | str] | None = None,
-    quantization: str | None = None,
-    packed: bool | Literal["auto"] = "auto",
-    weights: Wanted = None,
-) -> Placement:
-    """Resolve ``auto`` on this machine, see :func:`~vidspec.engine.device.automatic`.
-
-    The dtype is bfloat16 on a GPU, float16 on one that computes no bfloat16 (compute capability below 8.0, macOS before
-    14); on a CPU float32, which :func:`load` changes by :func:`cpu_dtype`.
-
-    Raises:
-        DeviceError: a device that is not there, or a GPU whose driver this build of torch cannot use.
-    """
-    if device == "auto":
-        if (problem := driver_problem()) is not None:
-            raise DeviceError(problem, hint="update the driver, install a torch built for it, or --device cpu")
-        device = automatic()
-    try:
-        place = torch.device(device)
-    except RuntimeError as error:
-        raise DeviceError(
-            f"device {device}: no such kind of device", hint="use auto, cpu, cuda, cuda:1, xpu, mps, ..."
-        ) from error
-    if place.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (place.index or 0) >= count:
-            raise DeviceError(
-                f"device {device}: this machine has {count} CUDA devices", hint="vidspec doctor lists the devices"
-            )
-        if place.index is None:
-            # Without a context nobody has chosen another, and asking would make one.
-            place = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
-    others: dict[str, Callable[[], bool]] = {"mps": torch.backends.mps.is_available, "xpu": torch.xpu.is_available}
-    if place.type in others and not others[place.type]():
-        raise DeviceError(f"device {device} is not available here", hint="vidspec doctor lists the devices")
-    if place.type == "xpu":
-        if (place.index or 0) >= torch.xpu.device_count():
-            raise DeviceError(f"device {device}: is not there", hint="vidspec doctor lists the devices")
-        place = torch.device("xpu", place.index or 0)
-    chosen = _DTYPES.get(dtype) or (_half(place) if place.type in ("cuda", *others) else torch.float32)
-    kept = packed if place.type == "cpu" and chosen is not torch.float16 else False
-    fitted = place.type == "cpu" and dtype not in _DTYPES
-    return Placement(place, chosen, decoder, device_map, quantization, kept, weights, fitted=fitted)
-
-
-def cpu_dtype(numbers: int, free: int | None, fast: bool) -> torch.dtype:
-    """The dtype of a model on a CPU: float32, of which a bfloat16 model's near-ties are none, where it fits well.
-
-    Args:
-        numbers: of its parameters.
-        free: bytes of main memory; None if they cannot be told.
-        fast: whether the CPU computes in bfloat16.
-
-    Returns:
-        float32 if it takes, with packed copies of all weights, no more than three quarters of the memory, or on a CPU
-        without bfloat16 without the copies; else bfloat16.
-    """
-    taken = numbers * 4 * (2 if fast else 1)
-    return torch.float32 if free is None or 4 * taken <= 3 * free else torch.bfloat16
-
-
-def fit(where: Placement, numbers: int) -> Placement:
-    """``where`` with the dtype that fits a model of so many parameters, unless it was told."""
-    if not where.fitted:
-        return where
-    fast = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return replace(where, dtype=cpu_dtype(numbers, memory.available(), fast), fitted=False)
-
-
-def _half(place: torch.device) -> torch.dtype:
-    """The half precision that a GPU computes."""
-    whole = place.type == "xpu"
-    if place.type == "cuda":
-        whole = torch.cuda.get_device_capability(place) >= (8, 0)
-    elif place.type == "mps":
-        whole = torch.backends.mps.is_macos_or_newer(14, 0)
-    return torch.bfloat16 if whole else torch.float16
 
 
 def embedded_folder(pair: str, role: str) -> Path:
@@ -363,7 +245,7 @@ def _weights(
     automatic: Any = transformers.AutoModelForCausalLM if text else transformers.AutoModelForImageTextToText
     if settings is None:
         return weights(name, source, automatic, where, None, options, config=config)
-    config = unquantized(config)
+    config = unquantised(config)
     with torch.device("meta"):  # of the automatic classes only the model's own loads from no files
         own = type(automatic.from_config(config, trust_remote_code=False))
     model = weights(name, None, own, where, None, options, config=config, state_dict=plain(stored(source), settings))

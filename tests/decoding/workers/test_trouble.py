@@ -235,7 +235,7 @@ import time
 from vidspec.config import profiles
 from vidspec.captioner import Captioner
 from vidspec.decoding.workers.slot import DraftSlot
-from vidspec.models.loading import placement
+from vidspec.models.placement import placement
 
 target, draft, clip = sys.argv[1:]  # not behind a guard: the draft's process must not run this again
 settings = {"models.pair": None, "models.target": target, "models.draft": draft, "models.threads": 1}

@@ -14,6 +14,7 @@ from vidspec.embedded.samples import shipped
 from vidspec.errors import ProfileError
 from vidspec.events.events import Prefilled
 from vidspec.models import loading
+from vidspec.models.placement import placement
 from vidspec.pruning.target.engine import LossyEngine
 from vidspec.registry import lossy
 
@@ -24,7 +25,7 @@ AVERAGE = 0.45
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-    return loading.load(str(checkpoints.save(tmp_path_factory.mktemp("target"))), loading.placement("cpu", "float32"))
+    return loading.load(str(checkpoints.save(tmp_path_factory.mktemp("target"))), placement("cpu", "float32"))
 
 
 def captioner(target, name, **settings):

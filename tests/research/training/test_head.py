@@ -11,10 +11,11 @@ from vidspec.config import profiles
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.models import eagle3, loading
+from vidspec.models.placement import placement
 
 pytestmark = pytest.mark.full
 
-PLACE = loading.placement("cpu", "float32")
+PLACE = placement("cpu", "float32")
 TOKENS, DEPTH = 24, 4
 ((CLIP, PROMPT),) = clips(1, shown=4)
 

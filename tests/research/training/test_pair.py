@@ -18,6 +18,7 @@ from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.models import loading
+from vidspec.models.placement import placement
 
 pytestmark = pytest.mark.full
 
@@ -43,7 +44,7 @@ def folder(name):
 
 @pytest.fixture(scope="module")
 def pair():
-    where = loading.placement("cpu")
+    where = placement("cpu")
     return tuple(loading.load(str(loading.embedded_folder("embedded", role)), where) for role in ("target", "draft"))
 
 
@@ -148,7 +149,7 @@ def test_twice_as_many_frames_work(name):
 
 
 def test_evaluation_scores_clips_it_draws(name):
-    where = loading.placement("cpu")
+    where = placement("cpu")
     models = [loading.load(str(loading.embedded_folder(name, role)), where) for role in ("target", "draft")]
     found = evaluate(*models, clips=2, seed=5, frames=8)
     assert found["clips"] == 2 and found["visual_tokens"] == EIGHT[name]

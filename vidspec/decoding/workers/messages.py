@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vidspec.decoding.protocol import DraftMessage, Result
+from vidspec.models.placement import Placement
 
 if TYPE_CHECKING:
     from vidspec.config.profiles import Profile
     from vidspec.events.trace import Span
     from vidspec.models.identity import Identity
-    from vidspec.models.loading import Placement
     from vidspec.models.request import Exchange
 
 __all__ = ["Answer", "CloseClip", "Loaded", "OpenClip", "Order", "Spans", "Start", "Taken", "Unloadable"]

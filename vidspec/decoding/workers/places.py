@@ -8,7 +8,7 @@ import torch
 
 from vidspec.config.profiles import Profile
 from vidspec.engine.layouts import Wanted
-from vidspec.models import loading
+from vidspec.models.placement import Placement, placement
 
 __all__ = ["beside_target", "room_for_two", "two_workers"]
 
@@ -17,7 +17,7 @@ def two_workers(profile: Profile) -> bool:
     """Whether the draft gets a process: where the schedule wants it, or a race and the draft has another device."""
     if not profile.races:
         return profile.concurrent or profile.chooses
-    where, beside = loading.placement(profile.workers.target or profile.models.device), beside_target(profile)
+    where, beside = placement(profile.workers.target or profile.models.device), beside_target(profile)
     return profile.drafts_with_a_model and where.device != beside.device
 
 
@@ -31,7 +31,7 @@ def room_for_two(target: torch.device, draft: torch.device, threads: int | None 
     return target != draft or (target.type == "cpu" and (threads or torch.get_num_threads()) > 1)
 
 
-def beside_target(profile: Profile) -> loading.Placement:
+def beside_target(profile: Profile) -> Placement:
     """Where the draft runs (as named, else on a second GPU where there is one), and what its weights are kept as."""
     wanted, precision = profile.models, profile.draft.precision
     weights: Wanted = "auto" if precision == "auto" else None
@@ -42,5 +42,5 @@ def beside_target(profile: Profile) -> loading.Placement:
     device = profile.workers.draft or wanted.draft_device or wanted.device
     if profile.takes_second_gpu and torch.cuda.is_available() and torch.cuda.device_count() > 1:
         device = "cuda:1"
-    where = loading.placement(device, wanted.dtype, wanted.decoder, packed=wanted.packed, weights=weights)
+    where = placement(device, wanted.dtype, wanted.decoder, packed=wanted.packed, weights=weights)
     return replace(where, fitted=where.fitted and wanted.pair is None)

@@ -14,7 +14,7 @@ from vidspec.decoding.workers.process import DraftProcess
 from vidspec.engine.device import Sharing
 from vidspec.models.base import VideoLanguageModel
 from vidspec.models.identity import Identity, agree, check_sight, identity
-from vidspec.models.loading import Placement
+from vidspec.models.placement import Placement
 
 __all__ = ["DraftSlot", "split_threads"]
 

@@ -19,7 +19,7 @@ from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig
 from vidspec.models.weight_files import Stored
 
-__all__ = ["Settings", "check_method", "method_of", "plain", "settings_of", "unquantized"]
+__all__ = ["Settings", "check_method", "method_of", "plain", "settings_of", "unquantised"]
 
 
 class _Args(TypedDict, total=False):
@@ -84,7 +84,7 @@ def settings_of(config: StockConfig) -> Settings | None:
     return None
 
 
-def unquantized(config: StockConfig) -> StockConfig:
+def unquantised(config: StockConfig) -> StockConfig:
     """A copy that says nothing of quantisation."""
     config = copy.deepcopy(config)
     for part in filter(None, (config, getattr(config, "text_config", None))):

@@ -1,6 +1,6 @@
 """Write small quantised checkpoints by the libraries that publish them, and what these libraries make of them.
 
-    python -m models.quantized.make FORMAT...     with tests/ and the root in PYTHONPATH
+    python -m models.quantised.make FORMAT...     with tests/ and the root in PYTHONPATH
 
 Formats whose names begin with ``ct`` want llm-compressor, ``gptq`` and ``awq`` want gptqmodel (and
 ``GPTQMODEL_CPU_WORKERS=4`` on two cores), ``bnb`` bitsandbytes. The files here were written on a CPU by llmcompressor

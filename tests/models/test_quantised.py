@@ -1,6 +1,6 @@
 """Checkpoints as quantising libraries write them: read without these libraries, they give what the libraries give.
 
-The files, and the script by which the libraries wrote them, are in ``quantized/``.
+The files, and the script by which the libraries wrote them, are in ``quantised/``.
 """
 
 import json
@@ -11,13 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.quantized import make
+from models.quantised import make
 from vidspec.captioner import Captioner
 from vidspec.cli import main
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.errors import ModelError
-from vidspec.models.loading import Placement, load
+from vidspec.models.loading import load
+from vidspec.models.placement import Placement
 
 CPU = Placement(torch.device("cpu"), torch.float32)
 

@@ -10,13 +10,17 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
+import typer.main
 from hypothesis import settings
 
 settings.register_profile("vidspec", deadline=None)
 settings.load_profile("vidspec")
+
+typer.main.get_command = cache(typer.main.get_command)  # half the time of a command that a test runs in its process
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # read when torch is imported, here and in the processes of tests
     os.environ.setdefault("OMP_NUM_THREADS", "1")

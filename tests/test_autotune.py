@@ -150,6 +150,7 @@ def test_equal_rates_are_the_defaults():
     assert best([None, 1.0]) == 1 and best([None, None]) == 0
 
 
+@pytest.mark.full
 def test_a_race_waits_until_it_costs_little(models):
     captioner = auto(models)
     captioner.caption(CLIPS[1])
@@ -160,6 +161,7 @@ def test_a_race_waits_until_it_costs_little(models):
     assert captioner.autotune.result is None and captioner.caption(CLIPS[1]).timings.get("plan") is None
 
 
+@pytest.mark.full
 def test_prompts_are_read_once(models, monkeypatch, at_once):
     """By all candidates and by the clip; those that show their draft less of it read it once more."""
     captioner = auto(models)
@@ -177,6 +179,7 @@ def test_prompts_are_read_once(models, monkeypatch, at_once):
     assert sorted(map(id, whole)) == sorted(map(id, models.values())) and len(prompts) > 10
 
 
+@pytest.mark.full
 def test_drafters_do_not_remember_the_texts_of_a_race(models, monkeypatch, at_once):
     captioner = auto(models, draft=False)
     captioner.caption(CLIPS[1])
@@ -201,6 +204,7 @@ def test_a_candidate_that_fails_is_left_out(models, plain, monkeypatch, at_once)
     assert "hybrid failed" in captioner.autotune.result.why
 
 
+@pytest.mark.full
 def test_texts_too_short_decide_nothing(models, at_once):
     captioner = auto(models, **{"generate.max_new_tokens": 5})
     records = [captioner.caption(CLIPS[1]) for _ in range(autotune.RACES + 2)]
@@ -224,6 +228,7 @@ def test_nothing_loose_is_chosen_unless_it_is_asked_for(models):
     assert loose.lossless is False and loose.loose is not None
 
 
+@pytest.mark.full
 def test_turns_of_a_dialogue_are_not_raced(models, at_once):
     dialogue = auto(models).dialogue(CLIPS[1])
     for question in ("What moves?", "And then?"):
@@ -259,6 +264,7 @@ def test_candidates_are_packaged_profiles(models, draft):
             assert getattr(one.setup.profile, section) == getattr(named, section), (one.name, section)
 
 
+@pytest.mark.full
 def test_a_named_drafter_without_a_model_comes_first(models):
     assert [one.name for one in auto(models, **{"draft.kind": "ngram"}).autotune.candidates] == ["ngram", *WITH_MODEL]
     names = [one.name for one in auto(models, draft=False, **{"draft.kind": "ngram"}).autotune.candidates]

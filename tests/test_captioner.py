@@ -193,6 +193,7 @@ def test_a_text_of_one_token(captioner, record):
     jsonschema.Draft202012Validator(record_schema()).validate(json.loads(one.to_json()))
 
 
+@pytest.mark.full
 def test_sampling_is_repeated_by_its_seed(captioner, record):
     def sampled(seed):
         settings = {"generate.temperature": 1.5, "generate.top_p": 0.95, "generate.seed": seed}

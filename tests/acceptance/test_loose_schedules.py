@@ -9,6 +9,7 @@ from decoding import checkpoints
 from decoding.toys import GREEDY, Recorder, blend, greedy_text, on_tables, random_table, rounds_of
 from engine.passing import forward
 from packaged import packaged
+from tiers import full_but
 
 from vidspec.acceptance.lvspec import LVSpec
 from vidspec.acceptance.random_loose import RandomLoose
@@ -102,7 +103,10 @@ def audit(captioner, record):
 
 @pytest.mark.parametrize(
     ("name", "overrides"),
-    [*((name, {}) for name in LOSSY), ("lvspec", {"schedule.kind": "parallel"})],
+    full_but(
+        [("lvspec", {}), ("lvspec-tree", {}), ("fly", {}), ("lvspec", {"schedule.kind": "parallel"})],
+        [*((name, {}) for name in LOSSY), ("lvspec", {"schedule.kind": "parallel"})],
+    ),
     ids=lambda value: value if isinstance(value, str) else ",".join(map(str, value.values())),
 )
 def test_the_record_names_every_changed_token(pair, name, overrides):

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from fake_captioner import TEXT, FakeCaptioner
+from tiers import full_but
 
 import vidspec
 from vidspec.cli.interrupts import SIGNALS, Terminated, terminable
@@ -254,7 +255,10 @@ def terminated(number, wait=0):
     return command, {**os.environ, "TERM": "xterm", "PYTHONPATH": path}
 
 
-@pytest.mark.parametrize(("number", "word"), [(signal.SIGTERM, b"terminated"), (signal.SIGHUP, b"hung up")])
+WORDS = [(signal.SIGTERM, b"terminated"), (signal.SIGHUP, b"hung up")]
+
+
+@pytest.mark.parametrize(("number", "word"), full_but(WORDS[:1], WORDS))
 def test_a_signal_restores_the_terminal_and_keeps_what_is_done(number, word):
     import pty
 
@@ -279,6 +283,7 @@ def test_a_signal_restores_the_terminal_and_keeps_what_is_done(number, word):
     assert len(Path("out/out.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.full
 def test_a_terminal_that_is_closed_ends_the_run_in_order():
     """Nothing more can be shown there, and nothing fails for that."""
     import pty

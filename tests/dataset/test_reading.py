@@ -181,6 +181,7 @@ decode_av.decode_all = hanging
 """
 
 
+@pytest.mark.full
 def test_a_group_of_frames_that_hangs_is_one_error_of_its_clip(monkeypatch, tmp_path):
     """Its process decodes several groups at a time, and ends with all of them."""
     path = clips.make(tmp_path / "a.mp4", pts=60, options={"x264-params": "keyint=10:min-keyint=10:scenecut=0"})

@@ -77,6 +77,7 @@ class Tables:
 CASES = st.tuples(st.integers(0, 10**6), st.integers(0, 30), st.integers(1, 12))
 
 
+@pytest.mark.full
 @given(CASES, st.floats(0, 1), st.integers(1, 9), st.sampled_from([None, "0 1 2 00 01 10 000"]), st.booleans())
 def test_every_schedule_stops_at_the_same_token(case, share, gamma, tree, stop):
     target = looping_table(*case)

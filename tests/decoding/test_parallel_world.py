@@ -8,7 +8,7 @@ from tiers import full_but
 from decoding.parallel_world import Case, Span, enter
 
 
-@pytest.mark.parametrize("block", full_but([0], range(10)))
+@pytest.mark.parametrize("block", full_but([], range(10)))
 def test_ten_thousand_orders_of_events_give_every_clip_its_text(block, monkeypatch):
     enter(monkeypatch)
     for seed in range(block * 1000, block * 1000 + 1000):

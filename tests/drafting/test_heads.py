@@ -173,7 +173,7 @@ def right_for_a_while(plain):
     return change
 
 
-@pytest.mark.parametrize("family", [QWEN25, QWEN3, HYBRID])
+@pytest.mark.parametrize("family", full_but([HYBRID, QWEN25], [QWEN25, QWEN3, HYBRID]))
 @pytest.mark.parametrize("visual", full_but(["pruned"], ["all", "none", "pruned"]))
 def test_a_head_drafts_what_a_plain_pass_over_all_pairs_gives(pairs, monkeypatch, family, visual):
     """Behind every outcome of a window: nothing, some or all of it accepted."""
@@ -227,6 +227,7 @@ def test_texts_of_the_built_in_targets_are_those_of_plain_decoding(name, tmp_pat
 
 
 @pytest.mark.parametrize("family", full_but([QWEN25], [QWEN25, HYBRID]))
+@pytest.mark.full
 def test_drawn_texts_are_those_of_plain_decoding(pairs, family):
     pair = pairs(family)
     drawn = {"generate.temperature": 0.7, "generate.seed": 5}
@@ -299,7 +300,7 @@ def test_heads_and_models_are_not_taken_for_each_other(pairs, tmp_path):
         Captioner.from_profile("mtp")
 
 
-@pytest.mark.parametrize("family", [QWEN25, HYBRID])
+@pytest.mark.parametrize("family", full_but([HYBRID], [QWEN25, HYBRID]))
 def test_a_profile_loads_its_head(pairs, tmp_path, family):
     """By folders, as the command line names them; a layer lies in its target's."""
     pair = pairs(family)
@@ -326,6 +327,7 @@ def test_a_head_with_one_axis_counts_the_tokens_of_the_prompt(pairs, monkeypatch
 
 
 @pytest.mark.parametrize("family", full_but([QWEN3], [QWEN3, HYBRID]))
+@pytest.mark.full
 def test_several_questions_about_a_clip(pairs, family):
     """Heads look at the target's prefill, which reads the whole prompt of each."""
     pair, questions = pairs(family), ("What is there?", "What moves?")

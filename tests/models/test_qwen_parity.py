@@ -316,6 +316,7 @@ def test_prompt_that_says_video(case):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.full
 def test_saved_and_loaded(family, tmp_path):
     place = placement("cpu", "float32")
     kinds = {"target": Kind(family, tied=False, padding=40), "draft": Kind(family, padding=7, seed=1, layers=2)}

@@ -163,6 +163,7 @@ def test_which_drafts_read_everything_at_first(pairs, name, overrides, late):
     assert pairs.sharing(name, **overrides).setup.late == late
 
 
+@pytest.mark.full
 def test_hippo_that_waits_drafts_behind_the_targets_prefill(pairs, same_process):
     record = pairs.sharing("hippo", **{"prune.when": "wait"}).caption(CLIP)
     assert record.token_ids == pairs.plain("one-object")
@@ -182,7 +183,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", full_but(["attention", "text only"], VARIANTS))
 def test_variants_give_the_same_text(pairs, name):
     """All on one process: every clip brings its own settings."""
     captioner = pairs.sharing(**VARIANTS[name])
@@ -251,6 +252,7 @@ def test_one_process_has_many_clips_at_once(pairs, same_process):
     assert sum(dict(span.about)["emitted"] for span in drafted) == accepted
 
 
+@pytest.mark.full
 def test_a_newer_stream_leaves_an_older_one_alone(pairs, same_process):
     older, newer = pairs.first.stream(CLIP), pairs.first.stream(CLIPS["three-objects"])
     begun = [(next(older), next(newer)) for _ in range(4)]
@@ -272,6 +274,7 @@ def test_the_draft_has_its_share_of_the_processor(pairs):
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.full
 def test_a_draft_that_accounts_late_stays(pairs, same_process, monkeypatch):
     """Such as one that is still reading a long prompt when the target has written the whole text."""
     process = pairs.slot.ready()

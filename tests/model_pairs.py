@@ -1,8 +1,9 @@
 """Pairs of small random models of every family, and captioners over them."""
 
-from functools import cache
+from functools import cache, partial
 
 from decoding import checkpoints
+from models import checkpoints as checkpoints_onevision
 from models import (
     checkpoints_gemma4,
     checkpoints_internvl,
@@ -25,6 +26,18 @@ OF_ONE = {
     "llava_onevision": checkpoints,
     "qwen2_5_omni": checkpoints_omni,
     "smolvlm": checkpoints_smolvlm,
+}
+
+#: Makes a small model of each family, with random weights.
+ADAPTERS = {
+    "llava_onevision": partial(checkpoints_onevision.adapter, checkpoints_onevision.TIED),
+    "llava": partial(checkpoints_llava.adapter, checkpoints_llava.Kind("llava")),
+    "llava_next": partial(checkpoints_llava.adapter, checkpoints_llava.Kind("llava_next")),
+    "gemma4": checkpoints_gemma4.adapter,
+    "internvl": checkpoints_internvl.adapter,
+    "qwen2_5_omni": checkpoints_omni.adapter,
+    "smolvlm": checkpoints_smolvlm.adapter,
+    **{family: partial(checkpoints_qwen.adapter, checkpoints_qwen.Kind(family)) for family in checkpoints_qwen.EVERY},
 }
 
 

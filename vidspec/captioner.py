@@ -30,7 +30,7 @@ from vidspec.decoding.report import report
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.serving import Arrivals, News, Serving
 from vidspec.decoding.setup import Setup
-from vidspec.decoding.workers.places import beside_target, room_for_two, two_workers
+from vidspec.decoding.workers import places
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.draft_length.pace import Pace
 from vidspec.drafting.base import DrafterKind
@@ -48,7 +48,6 @@ from vidspec.models.base import Pixels, Seen, VideoLanguageModel
 from vidspec.models.head import Head
 from vidspec.models.identity import check_sight
 from vidspec.models.image_captioner import DraftCaptioner, ImageCaptioner
-from vidspec.models.placement import placement
 from vidspec.models.request import Exchange, Question, Request
 from vidspec.models.vision_worker import VisionWorker, possible
 
@@ -116,16 +115,16 @@ class Captioner:
         self.profile, self.embedded = profile, embedded
         describe = describe if profile.describes else None
         if profile.describes and describe is None and draft is not None:
-            describe = DraftCaptioner(draft, beside=room_for_two(target.device, draft.device))
+            describe = DraftCaptioner(draft, beside=places.room_for_two(target.device, draft.device))
         #: Whether another thread encodes clips, beside the passes.
         self.has_feed = False
         self._vision_worker: VisionWorker | None = None
         self._ahead: WeakKeyDictionary[video.Clip, dict[VideoLanguageModel, Pixels | Seen]] = WeakKeyDictionary()
-        beside = two_workers(profile)
+        beside = places.two_workers(profile)
         self.slot = slot if beside else None
         if beside and slot is None:
             drafting = target if draft is None else draft
-            self.slot = DraftSlot(drafting.source, beside_target(profile), profile)
+            self.slot = DraftSlot(drafting.source, places.of_draft(profile), profile)
         if self.slot is not None:
             self.slot.target = target
         self.autotune: Autotune | None = None
@@ -164,17 +163,7 @@ class Captioner:
         wanted = profile.models
         if wanted.threads is not None:
             torch.set_num_threads(wanted.threads)
-        where = placement(
-            profile.workers.target or wanted.device,
-            wanted.dtype,
-            wanted.decoder,
-            wanted.device_map,
-            wanted.quantization,
-            wanted.packed,
-            wanted.weights,
-        )
-        where = replace(where, adapter=wanted.adapter, fitted=where.fitted and wanted.pair is None)
-        beside = beside_target(profile)
+        where, beside = places.of_target(profile), places.of_draft(profile)
         hub.require(profile.named_models)
         embedded = wanted.pair is not None
         if wanted.pair is not None:
@@ -193,7 +182,7 @@ class Captioner:
             whole = replace(beside, weights=None)
             describe = image_captioner.load(wanted.captioner, whole) if wanted.captioner else None
             draft = slot = None
-            if two_workers(profile):
+            if places.two_workers(profile):
                 slot = DraftSlot(names[1] if profile.drafts_with_a_model else names[0], beside, profile)
                 undo.callback(slot.drop)
             if profile.drafts_with_a_model and not profile.concurrent:
@@ -283,9 +272,9 @@ class Captioner:
         return claims
 
     @property
-    def hears(self) -> float | None:
+    def max_sound_s(self) -> float | None:
         """Seconds of a clip's sound that are listened to at most; None where the target, or the profile, does not."""
-        return self.target.model.hears if self.profile.video.audio else None
+        return self.target.model.max_sound_s if self.profile.video.audio else None
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -501,7 +490,7 @@ class Captioner:
             decoder=wanted.decoder,
             seek=wanted.seek,
             allow_damaged=wanted.allow_damaged,
-            sound=self.hears,
+            sound=self.max_sound_s,
             gpu=self.gpu,
             most_bytes=MOST_BYTES,
             check=partial(self.refuse, str(path), prompt),
@@ -607,6 +596,6 @@ class Captioner:
 
 def _bytes_of(made: Pixels | Seen) -> int:
     """Bytes of what was made of a clip before its turn."""
-    heard = made.heard if isinstance(made, Seen) else made.sound
+    audio = made.audio if isinstance(made, Seen) else made.sound
     levels = (made.features, *made.deepstack) if isinstance(made, Seen) else (made.stored,)
-    return sum(level.nbytes for level in levels) + (0 if heard is None else heard.nbytes)
+    return sum(level.nbytes for level in levels) + (0 if audio is None else audio.nbytes)

@@ -96,15 +96,15 @@ def test_single_clips_are_read_by_it_too(monkeypatch):
     assert slow.asked == ["good.mp4"] and slow.closed and outcome.error is None
 
 
-@pytest.mark.parametrize("hears", [None, 12.0])
-def test_sound_is_read_for_a_captioner_that_hears(monkeypatch, hears):
-    """And for no other: damage to what nobody hears is no error."""
+@pytest.mark.parametrize("seconds", [None, 12.0])
+def test_sound_is_read_for_a_captioner_with_audio_input(monkeypatch, seconds):
+    """And for no other: damage to sound that is not read is no error."""
     asked, slow = [], Slow()
     monkeypatch.setattr(slow, "read", lambda path, start, end, video, check=None: asked.append(video))
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
-    captioner.hears, captioner.gpu = hears, 1
+    captioner.max_sound_s, captioner.gpu = seconds, 1
     list(outcomes(captioner, tasks("good.mp4"), JobConfig(video={"frames": 3}), readers=[slow]))
-    assert asked == [{"frames": 3, "sound": hears, "gpu": 1}]
+    assert asked == [{"frames": 3, "sound": seconds, "gpu": 1}]
 
 
 def test_a_captioners_objection_is_the_clips_error(reader):

@@ -1,18 +1,9 @@
 """The tokens of every family find their places over the frames that they were made from."""
 
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from models import (
-    checkpoints,
-    checkpoints_gemma4,
-    checkpoints_internvl,
-    checkpoints_llava,
-    checkpoints_omni,
-    checkpoints_qwen,
-    checkpoints_smolvlm,
-)
+from model_pairs import ADAPTERS
 from tiers import full_but
 
 from vidspec import video
@@ -24,25 +15,14 @@ from vidspec.embedded.samples import shipped
 from vidspec.events.events import Opened
 from vidspec.registry import names
 
-MODELS = {
-    "llava_onevision": lambda: checkpoints.adapter(checkpoints.TIED),
-    "llava": lambda: checkpoints_llava.adapter(checkpoints_llava.Kind("llava")),
-    "llava_next": lambda: checkpoints_llava.adapter(checkpoints_llava.Kind("llava_next")),
-    "gemma4": checkpoints_gemma4.adapter,
-    "internvl": checkpoints_internvl.adapter,
-    "qwen2_5_omni": checkpoints_omni.adapter,
-    "smolvlm": checkpoints_smolvlm.adapter,
-    **{family: partial(checkpoints_qwen.adapter, checkpoints_qwen.Kind(family)) for family in checkpoints_qwen.EVERY},
-}
-
 
 def test_no_family_is_forgotten():
-    assert set(MODELS) == set(names("families"))
+    assert set(ADAPTERS) == set(names("families"))
 
 
-@pytest.mark.parametrize("family", full_but(["llava_onevision", "qwen2_5_vl"], MODELS))
+@pytest.mark.parametrize("family", full_but(["llava_onevision", "qwen2_5_vl"], ADAPTERS))
 def test_the_upper_left_token_is_drawn_there(tmp_path, monkeypatch, family):
-    model = MODELS[family]()
+    model = ADAPTERS[family]()
     clip = video.read(shipped()[0], frames=5, max_pixels=80 * 60)
     prefix = model.prefix(model.see(model.preprocess(clip)), "Describe the video.")
     visual = prefix.visual

@@ -5,32 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from model_pairs import ADAPTERS
 
-from models import (
-    checkpoints,
-    checkpoints_gemma4,
-    checkpoints_internvl,
-    checkpoints_llava,
-    checkpoints_omni,
-    checkpoints_qwen,
-    checkpoints_smolvlm,
-)
 from vidspec.events.source import SourceFacts
 from vidspec.models.preprocess_qwen import patchify
 from vidspec.models.qwen2_5_vl import Qwen25VL
 from vidspec.video import Clip
-
-MODELS = {
-    "llava_onevision": lambda: checkpoints.adapter(checkpoints.TIED),
-    "llava": lambda: checkpoints_llava.adapter(checkpoints_llava.Kind()),
-    "llava_next": lambda: checkpoints_llava.adapter(checkpoints_llava.Kind(family="llava_next")),
-    "qwen2_5_vl": lambda: checkpoints_qwen.adapter(checkpoints_qwen.Kind(checkpoints_qwen.QWEN25)),
-    "qwen2_5_omni": checkpoints_omni.adapter,
-    "qwen3_vl": lambda: checkpoints_qwen.adapter(checkpoints_qwen.Kind(checkpoints_qwen.QWEN3)),
-    "internvl": checkpoints_internvl.adapter,
-    "smolvlm": checkpoints_smolvlm.adapter,
-    "gemma4": checkpoints_gemma4.adapter,
-}
 
 
 def clip(frames=3, height=60, width=90):
@@ -39,9 +19,9 @@ def clip(frames=3, height=60, width=90):
     return Clip(shown, np.arange(float(frames)), facts)
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", ADAPTERS)
 def test_bytes_become_the_pixels_of_frames_that_are_normalised_first(family):
-    model = MODELS[family]()
+    model = ADAPTERS[family]()
     pixels = model.preprocess(clip())
     assert pixels.stored.dtype == torch.uint8 and pixels.stored.numel() == pixels.values.numel()
     rules = pixels.rules
@@ -57,9 +37,9 @@ def test_bytes_become_the_pixels_of_frames_that_are_normalised_first(family):
     assert torch.equal(pixels.on(torch.device("cpu"), torch.bfloat16), expected.bfloat16())
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", ADAPTERS)
 def test_a_tower_is_given_the_same_whether_bytes_or_floats_wait(family):
-    model = MODELS[family]()
+    model = ADAPTERS[family]()
     pixels = model.preprocess(clip())
     floats = replace(pixels, stored=pixels.values, rules=None)
     assert torch.equal(model.see(pixels).features, model.see(floats).features)

@@ -3,24 +3,17 @@
 import numpy as np
 import pytest
 import torch
+from model_pairs import ADAPTERS
 
-from models import checkpoints, checkpoints_llava, checkpoints_omni, checkpoints_qwen
 from vidspec.models import preprocess
 from vidspec.video import Clip
 
-MODELS = {
-    "llava_onevision": lambda: checkpoints.adapter(checkpoints.TIED),
-    "llava": lambda: checkpoints_llava.adapter(checkpoints_llava.Kind()),
-    "llava_next": lambda: checkpoints_llava.adapter(checkpoints_llava.Kind(family="llava_next")),
-    "qwen2_5_vl": lambda: checkpoints_qwen.adapter(checkpoints_qwen.Kind(checkpoints_qwen.QWEN25)),
-    "qwen2_5_omni": checkpoints_omni.adapter,
-    "qwen3_vl": lambda: checkpoints_qwen.adapter(checkpoints_qwen.Kind(checkpoints_qwen.QWEN3)),
-}
+FAMILIES = ("llava_onevision", "llava", "llava_next", "qwen2_5_vl", "qwen2_5_omni", "qwen3_vl")
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_are_foreseen(family):
-    model = MODELS[family]()
+    model = ADAPTERS[family]()
     for frames, height, width in ((1, 60, 90), (3, 90, 60), (4, 41, 43)):
         shown = np.zeros((frames, height, width, 3), np.uint8)
         seen = model.see(model.preprocess(Clip(shown, np.arange(float(frames)), None)))
@@ -31,9 +24,9 @@ def test_tokens_are_foreseen(family):
         assert 0 <= between <= 40 * frames and (family == "qwen3_vl" or frames > 1 or between <= 2)
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_frames_become_pixels_on_the_models_device(family, monkeypatch):
-    model, places = MODELS[family](), []
+    model, places = ADAPTERS[family](), []
     shown = Clip(np.random.default_rng(0).integers(0, 256, (3, 60, 90, 3), np.uint8), np.arange(3.0), None)
     expected = model.preprocess(shown).values
 

@@ -17,7 +17,7 @@ from models.checkpoints import TIED, stock
 from models.checkpoints_llava import Kind
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.decoding.workers.places import beside_target
+from vidspec.decoding.workers.places import of_draft
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.errors import DeviceError, ModelError, ProfileError
@@ -222,7 +222,7 @@ def test_what_shares_the_targets_cache_or_states_stays_with_it(monkeypatch, name
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert beside_target(profiles.load(name, more, env={})).device == torch.device(own)
+    assert of_draft(profiles.load(name, more, env={})).device == torch.device(own)
 
 
 def test_models_that_work_at_the_same_time_on_one_gpu_are_noted_once(monkeypatch):

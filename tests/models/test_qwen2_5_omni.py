@@ -106,7 +106,7 @@ def test_prompt_and_spectrum_are_the_processors(heard, every):
     )
     prefix = model.prefix(model.see(made), PROMPT)
     assert prefix.token_ids.tolist() == model.tokenizer.encode(text.replace("<|VIDEO|>", video))
-    assert len(prefix.heard) == model.audio_tokens(len(samples)) == int(theirs["num_audio_tokens"][0])
+    assert len(prefix.audio) == model.audio_tokens(len(samples)) == int(theirs["num_audio_tokens"][0])
     assert len(prefix.visual) == model.visual_tokens(5, 60, 90)
 
 
@@ -151,29 +151,29 @@ def test_sound_is_heard_in_parts(monkeypatch):
         )
         parts = list(whole.model.windows(whole.pixels.sound))
         assert len(parts) == count and sum(part.shape[1] for part in parts) == whole.pixels.sound.shape[1]
-        torch.testing.assert_close(whole.model.see(whole.pixels).heard, whole.seen.heard, rtol=0, atol=1e-5)
+        torch.testing.assert_close(whole.model.see(whole.pixels).audio, whole.seen.audio, rtol=0, atol=1e-5)
         monkeypatch.undo()
 
 
 def test_what_is_heard_is_neither_seen_nor_text():
     case = Case(3.1, prompt="What does <|AUDIO|> mean?")
-    prefix, heard = case.prefix, len(case.seen.heard)
-    assert (prefix.token_ids == case.model.audio_id).sum() == heard + 1 == len(prefix.heard) + 1
-    assert torch.equal(prefix.embeds[0, prefix.heard], case.seen.heard)
-    assert int(prefix.heard[-1]) > int(prefix.visual.index[-1])  # what is heard at the end comes last
-    assert int(prefix.text_rows_after_video[0]) == int(prefix.heard[-1]) + 1
+    prefix, heard = case.prefix, len(case.seen.audio)
+    assert (prefix.token_ids == case.model.audio_id).sum() == heard + 1 == len(prefix.audio) + 1
+    assert torch.equal(prefix.embeds[0, prefix.audio], case.seen.audio)
+    assert int(prefix.audio[-1]) > int(prefix.visual.index[-1])  # what is heard at the end comes last
+    assert int(prefix.text_rows_after_video[0]) == int(prefix.audio[-1]) + 1
     assert len(prefix.text_ids) == prefix.length - heard - len(prefix.visual)
     for kept in (torch.arange(0), torch.arange(1, len(prefix.visual), 3)):
         less = prefix.keep(kept)
-        assert torch.equal(less.embeds[0, less.heard], case.seen.heard)
-        assert torch.equal(less.positions[..., less.heard], prefix.positions[..., prefix.heard])
+        assert torch.equal(less.embeds[0, less.audio], case.seen.audio)
+        assert torch.equal(less.positions[..., less.audio], prefix.positions[..., prefix.audio])
 
 
 def test_pooled_features(case):
     pooled = case.model.see(case.pixels, pooled=True)
     assert pooled.grid == (3, 2, 3) and torch.isfinite(pooled.features).all()
     prefix = case.model.prefix(pooled, PROMPT)
-    assert len(prefix.heard) == len(case.prefix.heard)
+    assert len(prefix.audio) == len(case.prefix.audio)
 
 
 PROFILES = (
@@ -246,7 +246,7 @@ def test_profiles_are_exact(pair, clips):
 def test_by_sight_alone(pair, clips):
     """Without its sound a clip is captioned as if it had none."""
     deaf = captioner(pair, "specvlm", audio=False)
-    assert deaf.hears is None and captioner(pair, "specvlm").hears == 12
+    assert deaf.max_sound_s is None and captioner(pair, "specvlm").max_sound_s == 12
     record = deaf.caption(clips[0])
     assert record.counters["audio_tokens"] == 0 and deaf.read(clips[0]).sound is None
     silent = captioner(pair, "ar").caption("", clip=deaf.read(clips[0]))
@@ -258,7 +258,10 @@ def test_sound_comes_through_the_reader(pair, clips):
     reader = Reader(timeout=60)
     try:
         for path in (clips[0], clips[-1]):
-            ours, theirs = hearing.read(path), reader.read(path, None, None, {"frames": 4, "sound": hearing.hears})
+            ours, theirs = (
+                hearing.read(path),
+                reader.read(path, None, None, {"frames": 4, "sound": hearing.max_sound_s}),
+            )
             assert np.array_equal(ours.frames, theirs.frames)
             assert (ours.sound is None) == (theirs.sound is None) == (path == clips[-1])
             if ours.sound is not None:

@@ -73,7 +73,7 @@ class Theirs:
         return counted
 
     def _read(self, paths: Sequence[str]) -> list[Pixels]:
-        if self.profile.video.audio and self.target.hears is not None:
+        if self.profile.video.audio and self.target.max_sound_s is not None:
             raise PeerFailed("generate in batches takes no sound here: --no-audio compares what is seen alone")
         return [self.target.preprocess(frames_of(path, self.profile)) for path in paths]
 

@@ -151,7 +151,7 @@ class Peer(Contender):
         must_be_greedy(self.name, self.profile)
         begun, generate = time.perf_counter(), self.profile.generate
         adapter: Any = self.target
-        clip = frames_of(path, self.profile, adapter.hears)
+        clip = frames_of(path, self.profile, adapter.max_sound_s)
         pixels = adapter.preprocess(clip)
         paused = time.perf_counter()
         # How many visual tokens there are is known from looking; generate looks again, in its own time.

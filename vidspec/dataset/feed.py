@@ -34,7 +34,7 @@ MAX_READERS = 8
 def support_of(captioner: object, config: JobConfig) -> tuple[Prepare | None, Refuse | None, float | None, int | None]:
     """What a captioner may have for a :class:`Feed`: ``prepare``, ``refuse``, how much sound it takes, and its GPU."""
     prepare = None if config.baseline else getattr(captioner, "prepare", None)  # compared times must not lack it
-    refuse, sound, gpu = (getattr(captioner, name, None) for name in ("refuse", "hears", "gpu"))
+    refuse, sound, gpu = (getattr(captioner, name, None) for name in ("refuse", "max_sound_s", "gpu"))
     return prepare, refuse, sound, gpu
 
 

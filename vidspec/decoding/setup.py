@@ -322,7 +322,7 @@ def prefilled(
         caption=description,
         lossless=profile.lossless,
         kept_per_layer=kept_per_layer,
-        audio_tokens=len(prefix.heard),
+        audio_tokens=len(prefix.audio),
         signals=signals,
     )
 

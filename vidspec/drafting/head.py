@@ -131,7 +131,7 @@ class HeadDraft(DrafterKind):
         else:
             positions, following = rows[None], prefix.length
         with clip.trace.span("draft_prefill", "draft"):
-            given = torch.cat([prefix.visual.index, prefix.heard.to(prefix.visual.index)])
+            given = torch.cat([prefix.visual.index, prefix.audio.to(prefix.visual.index)])
             every = head.embed_prompt(prefix.token_ids, given, prefix.embeds[0, given])
             embeddings = every[rows.to(every.device)][1:]
             states = head.joined(torch.cat([taps.states[block][rows] for block in head.blocks], dim=1))

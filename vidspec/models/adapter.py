@@ -62,8 +62,8 @@ class Adapter:
     keeps_blocks: ClassVar[bool] = False
     #: Rows of the tower that become one visual token, about; and features of a token, with those for early blocks.
     folded, levels = 1, 1
-    #: Seconds of a clip's sound that are heard at most; None of families that do not hear.
-    hears: float | None = None
+    #: Seconds of a clip's sound that are read at most; None of families without audio input.
+    max_sound_s: float | None = None
     #: What users of this checkpoint should know, in one line.
     note: str | None = None
 

@@ -77,7 +77,7 @@ class Seen:
         seconds: when each frame (temporal step) begins.
         deepstack, views: as :class:`VisualTokens` has them.
         duration: as :class:`Pixels` has it.
-        heard: (A, hidden) the audio tokens, projected; None if there are none.
+        audio: (A, hidden) the audio tokens, projected; None if there are none.
     """
 
     features: torch.Tensor
@@ -89,7 +89,7 @@ class Seen:
     deepstack: tuple[torch.Tensor, ...] = ()
     views: tuple[tuple[int, int], ...] = ()
     duration: float | None = None
-    heard: torch.Tensor | None = None
+    audio: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.features)
@@ -151,7 +151,7 @@ class Prefix:
         positions: (1, L), or (3, 1, L) under M-RoPE.
         visual: where the visual tokens are.
         next_position: rotary position of the first generated token.
-        heard: (A,) rows of the audio tokens, sorted; whatever is dropped of what is seen, these stay.
+        audio: (A,) rows of the audio tokens, sorted; pruning drops none of them.
     """
 
     token_ids: torch.Tensor
@@ -159,7 +159,7 @@ class Prefix:
     positions: torch.Tensor
     visual: VisualTokens
     next_position: int
-    heard: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
+    audio: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
 
     @property
     def length(self) -> int:
@@ -168,14 +168,14 @@ class Prefix:
     @property
     def text_rows_after_video(self) -> torch.Tensor:
         """(r,) rows of the prompt behind the last visual or audio token; all rows when there is none."""
-        first = max((int(rows[-1]) + 1 for rows in (self.visual.index, self.heard) if len(rows)), default=0)
+        first = max((int(rows[-1]) + 1 for rows in (self.visual.index, self.audio) if len(rows)), default=0)
         return torch.arange(first, self.length, device=self.embeds.device)
 
     @property
     def text_ids(self) -> tuple[int, ...]:
-        """Token ids without those that stand for something seen or heard."""
+        """Token ids without those that stand for something seen, or for sound."""
         text = torch.ones(self.length, dtype=torch.bool, device=self.token_ids.device)
-        text[self.visual.index] = text[self.heard] = False
+        text[self.visual.index] = text[self.audio] = False
         return tuple(self.token_ids[text].tolist())
 
     def rows_kept(self, kept: torch.Tensor) -> torch.Tensor:
@@ -222,7 +222,7 @@ class Prefix:
             positions=positions,
             visual=visual,
             next_position=following,
-            heard=moved[self.heard],
+            audio=moved[self.audio],
         )
 
 
@@ -234,7 +234,7 @@ class VideoLanguageModel(LanguageModel, Protocol):
     family: str
     tokenizer: StockTokenizer
     eos: frozenset[int]
-    hears: float | None  # seconds of sound at most; None of families that do not hear
+    max_sound_s: float | None  # seconds of sound at most; None of families without audio input
 
     @property
     def dtype(self) -> torch.dtype: ...

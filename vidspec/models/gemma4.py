@@ -1,4 +1,4 @@
-"""Gemma 4: frames in their own ratio, nine patches a token, each frame behind its time; what is heard is left out."""
+"""Gemma 4: frames in their own ratio, nine patches a token, each frame behind its time; sound is left out."""
 
 from __future__ import annotations
 

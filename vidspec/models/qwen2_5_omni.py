@@ -49,7 +49,7 @@ class Qwen25Omni(Qwen25VL):
     """A ``Qwen2_5OmniThinkerForConditionalGeneration``; its prompt is Qwen2.5-VL's, under other names of the tokens.
 
     With sound the place of the video is ``<|vision_bos|><|audio_bos|>{video and sound}<|audio_eos|><|vision_eos|>``:
-    of each ``seconds_per_chunk`` first what is seen, then what is heard.
+    of each ``seconds_per_chunk`` first the visual tokens, then those of the sound.
     """
 
     family = "qwen2_5_omni"
@@ -74,7 +74,7 @@ class Qwen25Omni(Qwen25VL):
         bins = int(given.get("feature_size") or config.audio_config.num_mel_bins)
         settings = {key: given.get(key, usual) for key, usual in EXTRACTOR.items()}
         self.ears = WhisperFeatureExtractor(feature_size=bins, **settings)
-        self.hears = self.ears.n_samples / self.ears.sampling_rate
+        self.max_sound_s = self.ears.n_samples / self.ears.sampling_rate
         per_second = int(config.position_id_per_seconds)
         self.times = Times(per_second, int(per_second * config.seconds_per_chunk))
 
@@ -86,7 +86,7 @@ class Qwen25Omni(Qwen25VL):
         return _pooled(-(-min(samples, self.ears.n_samples) // self.ears.hop_length))
 
     def preprocess(self, clip: Clip) -> Pixels:
-        """As of Qwen2.5-VL; ``sound`` is the log-mel spectrum of the first :attr:`hears` seconds."""
+        """As of Qwen2.5-VL; ``sound`` is the log-mel spectrum of the first :attr:`max_sound_s` seconds."""
         pixels = super().preprocess(clip)
         if clip.sound is None or not self.audio_tokens(len(clip.sound)):
             return pixels
@@ -111,7 +111,7 @@ class Qwen25Omni(Qwen25VL):
 
     @torch.inference_mode()
     def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
-        """As of Qwen2.5-VL, then what is heard, in parts of bounded memory."""
+        """As of Qwen2.5-VL, then the sound, in parts of bounded memory."""
         seen = yield from super().seeing(pixels, pooled=pooled)
         if pixels.sound is None:
             return seen
@@ -122,7 +122,7 @@ class Qwen25Omni(Qwen25VL):
                 made = self.model.model.audio_tower(part, feature_lens=length)
                 parts.append(made.last_hidden_state)
             yield
-        return replace(seen, heard=torch.cat(parts))
+        return replace(seen, audio=torch.cat(parts))
 
     def windows(self, sound: torch.Tensor) -> Iterator[torch.Tensor]:
         """Pairs of the tower's windows, which see nothing of others; its pooling crosses none of a pair's ends."""
@@ -138,29 +138,29 @@ class Qwen25Omni(Qwen25VL):
             start = end
 
     def pieces(self, seen: Seen) -> Sequence[str | range]:
-        if seen.heard is None:
+        if seen.audio is None:
             return super().pieces(seen)
-        order = interleaved(self.times.of(seen), len(seen.heard), self.times.chunk)
+        order = interleaved(self.times.of(seen), len(seen.audio), self.times.chunk)
         inside = [self.audio * len(part) if sound else part for sound, part in order]
         return [self.opens + self.audio_opens, *inside, self.audio_closes + self.closes]
 
-    def _heard(self, token_ids: torch.Tensor, seen: Seen | None, rows: torch.Tensor) -> torch.Tensor:
+    def _audio_rows(self, token_ids: torch.Tensor, seen: Seen | None, rows: torch.Tensor) -> torch.Tensor:
         """(A,) rows of the audio tokens, of which the first stands behind a visual one; a prompt may name more."""
-        if seen is None or seen.heard is None:
+        if seen is None or seen.audio is None:
             return rows[:0]
         found = (token_ids == self.audio_id).nonzero()[:, 0]
-        return found[found > rows[0]][: len(seen.heard)]
+        return found[found > rows[0]][: len(seen.audio)]
 
     def _embedded(self, token_ids: list[int], rows: torch.Tensor, seen: Seen | None) -> Prefix:
         prefix = super()._embedded(token_ids, rows, seen)
-        heard = self._heard(prefix.token_ids, seen, rows)
-        if seen is not None and seen.heard is not None:
-            prefix.embeds[0, heard] = seen.heard.to(prefix.embeds)
-        return replace(prefix, heard=heard)
+        audio = self._audio_rows(prefix.token_ids, seen, rows)
+        if seen is not None and seen.audio is not None:
+            prefix.embeds[0, audio] = seen.audio.to(prefix.embeds)
+        return replace(prefix, audio=audio)
 
     def positions(self, token_ids: torch.Tensor, seen: Seen | None, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
         """(3, 1, L) by :func:`tmrope`."""
-        positions, following = tmrope(len(token_ids), rows, self._heard(token_ids, seen, rows), seen, self.times)
+        positions, following = tmrope(len(token_ids), rows, self._audio_rows(token_ids, seen, rows), seen, self.times)
         return positions[:, None].to(self.device), following
 
     def stock_pixels(self, pixels: Pixels, prefix: Prefix) -> dict[str, object]:
@@ -180,7 +180,7 @@ class Times:
 
     Attributes:
         rate: positions of the time axis in a second.
-        chunk: positions of a stretch of time of which what is seen comes ahead of what is heard.
+        chunk: positions of a stretch of time of which the visual tokens stand ahead of the audio tokens.
     """
 
     rate: int
@@ -197,22 +197,22 @@ def _pooled(frames: int) -> int:
     return max(0, ((frames - 1) // 2 + 1 - 2) // 2 + 1)
 
 
-def interleaved(times: torch.Tensor, heard: int, chunk: int) -> list[tuple[bool, range]]:
+def interleaved(times: torch.Tensor, audio: int, chunk: int) -> list[tuple[bool, range]]:
     """The order of visual and audio tokens, as ``transformers`` 5.23 has it.
 
     Both are cut where the time passes the next multiple of ``chunk``, and the parts are taken in turn. Only one
     multiple is passed with each token: where steps are further apart than ``chunk``, parts of one token follow until
-    the cuts have caught up, and what is heard goes ahead of what is seen meanwhile.
+    the cuts have caught up, and audio tokens stand ahead of visual tokens meanwhile.
 
     Args:
         times: (N,) of the visual tokens, not decreasing.
-        heard: A, audio tokens, one for each position of time.
+        audio: A, audio tokens, one for each position of time.
         chunk: positions.
 
     Returns:
         whether a part is sound, and which of its kind's tokens it holds.
     """
-    kinds = [_cut(times.tolist(), chunk), _cut(range(heard), chunk)]
+    kinds = [_cut(times.tolist(), chunk), _cut(range(audio), chunk)]
     return [
         (bool(kind), parts[turn])
         for turn in range(max(map(len, kinds)))
@@ -232,7 +232,7 @@ def _cut(times: Sequence[int], chunk: int) -> list[range]:
 
 
 def tmrope(
-    length: int, rows: torch.Tensor, heard: torch.Tensor, seen: Seen | None, times: Times
+    length: int, rows: torch.Tensor, audio: torch.Tensor, seen: Seen | None, times: Times
 ) -> tuple[torch.Tensor, int]:
     """Rotary positions of a prompt on the axes time, row and column, as ``transformers`` 5.23 numbers them.
 
@@ -244,7 +244,7 @@ def tmrope(
     Args:
         length: L, rows of the prompt.
         rows: (N,) those of the visual tokens, sorted.
-        heard: (A,) those of the audio tokens, sorted; text stands neither between these nor those.
+        audio: (A,) those of the audio tokens, sorted; text stands neither between these nor those.
         seen: the visual tokens; None if there are none.
         times: how time is counted.
 
@@ -253,17 +253,17 @@ def tmrope(
     """
     positions = torch.arange(length).repeat(3, 1)
     if seen is not None and len(rows):
-        rows, heard = rows.cpu(), heard.cpu()
-        both = int(len(heard) > 0)
+        rows, audio = rows.cpu(), audio.cpu()
+        both = int(len(audio) > 0)
         begin = int(rows[0]) - both
         positions[:, begin:] -= both
         time = times.of(seen)
         positions[:, rows] = begin + torch.stack([time, seen.row.cpu(), seen.column.cpu()])
-        positions[:, heard] = begin + torch.arange(len(heard))
+        positions[:, audio] = begin + torch.arange(len(audio))
         last = rows
         if both:
-            sound, part = interleaved(time, len(heard), times.chunk)[-1]
-            last = (heard if sound else rows)[part.start : part.stop]
+            sound, part = interleaved(time, len(audio), times.chunk)[-1]
+            last = (audio if sound else rows)[part.start : part.stop]
         behind = int(last[-1]) + 1
         counted = (torch.arange(length - behind) - both).clamp(min=0)
         positions[:, behind:] = int(positions[:, last].max()) + 1 + counted

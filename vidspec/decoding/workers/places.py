@@ -10,15 +10,14 @@ from vidspec.config.profiles import Profile
 from vidspec.engine.layouts import Wanted
 from vidspec.models.placement import Placement, placement
 
-__all__ = ["beside_target", "room_for_two", "two_workers"]
+__all__ = ["of_draft", "of_target", "room_for_two", "two_workers"]
 
 
 def two_workers(profile: Profile) -> bool:
     """Whether the draft gets a process: where the schedule wants it, or a race and the draft has another device."""
     if not profile.races:
         return profile.concurrent or profile.chooses
-    where, beside = placement(profile.workers.target or profile.models.device), beside_target(profile)
-    return profile.drafts_with_a_model and where.device != beside.device
+    return profile.drafts_with_a_model and of_target(profile).device != of_draft(profile).device
 
 
 def room_for_two(target: torch.device, draft: torch.device, threads: int | None = None) -> bool:
@@ -31,7 +30,22 @@ def room_for_two(target: torch.device, draft: torch.device, threads: int | None 
     return target != draft or (target.type == "cpu" and (threads or torch.get_num_threads()) > 1)
 
 
-def beside_target(profile: Profile) -> Placement:
+def of_target(profile: Profile) -> Placement:
+    """Where the target runs, and what its weights are kept as."""
+    wanted = profile.models
+    where = placement(
+        profile.workers.target or wanted.device,
+        wanted.dtype,
+        wanted.decoder,
+        wanted.device_map,
+        wanted.quantization,
+        wanted.packed,
+        wanted.weights,
+    )
+    return replace(where, adapter=wanted.adapter, fitted=where.fitted and wanted.pair is None)
+
+
+def of_draft(profile: Profile) -> Placement:
     """Where the draft runs (as named, else on a second GPU where there is one), and what its weights are kept as."""
     wanted, precision = profile.models, profile.draft.precision
     weights: Wanted = "auto" if precision == "auto" else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,8 +13,10 @@ from vidspec.bench.bandwidth import weight_bytes
 from vidspec.engine.decoder import Decoder
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.forward import Engine
+from vidspec.engine.layouts import Wanted
+from vidspec.engine.slab import KVSpan
 
-__all__ = ["Language", "engine_of", "language"]
+__all__ = ["Language", "behind", "engine_of", "language", "rolled_back"]
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,16 @@ def language(
     device: torch.device,
     dtype: torch.dtype = torch.bfloat16,
     kind: Literal["fused", "stock"] = "fused",
+    packed: bool | Literal["auto"] = "auto",
+    wanted: Wanted = None,
 ) -> Language:
-    """A language model with M-RoPE and random weights; on the device ``meta`` it has none."""
+    """A language model with M-RoPE and random weights; on the device ``meta`` it has none.
+
+    Args:
+        size: its shape.
+        device, dtype: of its weights.
+        kind, packed, wanted: see :func:`~vidspec.engine.decoders.decoder_of`.
+    """
     from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
     from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
 
@@ -61,10 +72,31 @@ def language(
             head.weight = model.embed_tokens.weight
     model.requires_grad_(False)
     head.requires_grad_(False)
-    read = weight_bytes(model, head)
-    return Language(decoder_of(model, head, kind), torch.device(device), size.vocabulary, read)
+    decoder = decoder_of(model, head, kind, packed, wanted=wanted)
+    return Language(decoder, torch.device(device), size.vocabulary, weight_bytes(model, head, decoder))
 
 
 def engine_of(model: Language) -> Engine:
     """The engine of a model that has a language part only: its passes ask for nothing else."""
     return Engine(model)  # type: ignore[arg-type]
+
+
+@torch.inference_mode()
+def behind(model: Language, clips: int, entries: int, margin: int) -> list[KVSpan]:
+    """Sequences that hold so many entries of noise, with room for ``margin`` more."""
+    slab, room = model.decoder.slab, entries + margin
+    slab.open(clips * room).free()  # so that it grows once
+    spans = [slab.open(room) for _ in range(clips)]
+    for span in spans:
+        for layer in span.writes(entries):
+            layer.normal_()
+        span.length = entries
+    return spans
+
+
+def rolled_back(spans: Sequence[KVSpan], work: Callable[[], object]) -> None:
+    """Work that appends to sequences, which are then as before."""
+    lengths = [span.length for span in spans]
+    work()
+    for span, length in zip(spans, lengths, strict=True):
+        span.rollback(length)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from research.gpu.results import Results
-from research.random_decoder import Language, engine_of, language
+from research.random_decoder import Language, behind, engine_of, language, rolled_back
 from research.random_init import random_model
 from research.scale import TEXT
 from research.sizes import SIZES, Size, Tower
@@ -33,7 +33,6 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.fused import FusedDecoder
 from vidspec.engine.graphs import Graphs
 from vidspec.engine.rows import Prompt, Rows
-from vidspec.engine.slab import KVSpan
 from vidspec.models.placement import placement
 from vidspec.video import Clip, SourceFacts
 
@@ -216,19 +215,6 @@ def _ways(model: Language) -> Iterator[Way]:
     decoder.graphs = graphs
 
 
-@torch.inference_mode()
-def _behind(model: Language, clips: int, entries: int) -> list[KVSpan]:
-    """Sequences that hold so many entries of noise."""
-    slab, room = model.decoder.slab, entries + _MARGIN
-    slab.open(clips * room).free()  # so that it grows once
-    spans = [slab.open(room) for _ in range(clips)]
-    for span in spans:
-        for layer in span.writes(entries):
-            layer.normal_()
-        span.length = entries
-    return spans
-
-
 def _passes(
     engine: Engine,
     model: Language,
@@ -238,12 +224,12 @@ def _passes(
     repeats: tuple[int, int, int],
 ) -> Pass:
     clips, entries = shape
-    spans = _behind(model, clips, entries)
+    spans = behind(model, clips, entries, _MARGIN)
     peak = Peak(model.device)
     peak.reset()
 
     def run(work: Callable[[], object]) -> float:
-        return _median(model.device, partial(_rolled_back, spans, work), repeats)
+        return _median(model.device, partial(rolled_back, spans, work), repeats)
 
     one, six = (run(partial(engine.run, [Rows(span, [0] * rows) for span in spans])) for rows in (1, ROWS))
     chain = run(partial(engine.greedy, [(span, [0], ROWS) for span in spans])) / ROWS
@@ -251,13 +237,6 @@ def _passes(
     for span in spans:
         span.free()
     return Pass(*names, clips, entries, one, six, chain, clips / one, limit / one, peak.read())
-
-
-def _rolled_back(spans: Sequence[KVSpan], work: Callable[[], object]) -> None:
-    lengths = [span.length for span in spans]
-    work()
-    for span, length in zip(spans, lengths, strict=True):
-        span.rollback(length)
 
 
 def _median(device: torch.device, work: Callable[[], object], repeats: tuple[int, int, int]) -> float:

@@ -9,8 +9,11 @@ from torch import nn
 
 from vidspec.bench.turns import timed
 from vidspec.engine.device import synchroniser
+from vidspec.engine.layouts import QuantisedLinear
+from vidspec.engine.matrix import Matrix
 
 if TYPE_CHECKING:
+    from vidspec.engine.decoder import Decoder
     from vidspec.models.base import VideoLanguageModel
 
 __all__ = ["copy_bandwidth", "kv_bytes", "model_weight_bytes", "pass_bytes", "weight_bytes"]
@@ -24,13 +27,23 @@ def copy_bandwidth(device: torch.device, megabytes: int = 256, repeats: int = 8)
     return 2 * source.nbytes / min(timed(lambda: target.copy_(source), wait) for _ in range(repeats))
 
 
-def weight_bytes(language: nn.Module, head: nn.Module) -> int:
-    """Bytes of weights one decoding pass reads: all blocks and the head; the embedding table only if it is the head."""
-    seen = {id(p): p.nbytes for p in [*language.parameters(), *head.parameters()]}
+def weight_bytes(language: nn.Module, head: nn.Module, decoder: Decoder | None = None) -> int:
+    """Bytes of weights one decoding pass reads: all blocks and the head; the embedding table only if it is the head.
+
+    Args:
+        language: the stock language model.
+        head: its ``lm_head``.
+        decoder: that runs it; its codes and packed weights count in the place of those they stand for.
+    """
+    read = getattr(decoder, "head", head)
+    read = read.matrix if isinstance(read, QuantisedLinear) else read
+    own = isinstance(read, Matrix) and read.nbytes > 0 and not read.second
+    of_head = [] if own else [*head.parameters()]
+    seen = {id(p): p.nbytes for p in [*language.parameters(), *of_head]}
     table = language.get_input_embeddings().weight  # type: ignore[operator]
-    if id(table) not in {id(p) for p in head.parameters()}:
+    if id(table) not in {id(p) for p in of_head}:
         seen.pop(id(table), None)
-    return sum(seen.values())
+    return sum(seen.values()) + (0 if decoder is None else decoder.only_bytes)
 
 
 def model_weight_bytes(model: VideoLanguageModel) -> int:
@@ -51,5 +64,4 @@ def kv_bytes(model: VideoLanguageModel) -> int:
 def pass_bytes(model: VideoLanguageModel, context: float = 0.0) -> float:
     """Bytes that one decoding pass reads: weights, and the cache's entries of ``context`` tokens."""
     stock: Any = model.model  # type: ignore[attr-defined]
-    parameters = weight_bytes(stock.model.language_model, stock.lm_head)
-    return parameters + model.decoder.only_bytes + context * kv_bytes(model)
+    return weight_bytes(stock.model.language_model, stock.lm_head, model.decoder) + context * kv_bytes(model)

@@ -1,0 +1,124 @@
+"""What a pass costs at published sizes in each layout of weights: ``python -m research.studies.layouts [SIZE ...]``.
+
+Language models with random weights on the CPU, one thread, one sequence with ``--entries`` entries in its cache. All
+layouts of a size that fit into the memory take turns, so that their ratios are those of one run. Beside them the bytes
+that one pass reads, as a share of what a sum over a large buffer reads in the same time. Prints Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from research.random_decoder import behind, engine_of, language, rolled_back
+from research.sizes import SIZES, Size
+from vidspec import memory
+from vidspec.bench.interleaved import machine
+from vidspec.bench.tables import table
+from vidspec.bench.turns import repeated, timed
+from vidspec.engine.layouts import Wanted
+from vidspec.engine.rows import Rows
+
+CPU = torch.device("cpu")
+ROWS = (1, 6, 16)
+
+
+class Layout(NamedTuple):
+    """How :func:`~research.random_decoder.language` makes a model of it, and the bytes of each of its numbers."""
+
+    dtype: torch.dtype
+    packed: bool
+    wanted: Wanted
+    bytes: float
+
+
+LAYOUTS = {
+    "float32": Layout(torch.float32, False, None, 4),
+    "float32, packed copies": Layout(torch.float32, True, None, 8),
+    "bfloat16": Layout(torch.bfloat16, False, None, 2),
+    "bfloat16, packed": Layout(torch.bfloat16, True, None, 2),
+    "int8": Layout(torch.float32, False, "int8", 1.1),
+    "int4": Layout(torch.float32, False, "int4", 0.7),
+}
+
+
+class Contender(NamedTuple):
+    """A model in a layout: the bytes that a pass reads, and passes of one sequence by their rows."""
+
+    read: int
+    passes: dict[int, Callable[[], object]]
+
+
+def contender(size: Size, layout: Layout, entries: int) -> Contender:
+    model = language(size, CPU, layout.dtype, packed=layout.packed, wanted=layout.wanted)
+    memory.release()
+    engine, spans = engine_of(model), behind(model, 1, entries, max(ROWS))
+    return Contender(
+        model.weight_bytes + entries * model.decoder.slab.entry_bytes,
+        {rows: partial(rolled_back, spans, partial(engine.run, [Rows(spans[0], [0] * rows)])) for rows in ROWS},
+    )
+
+
+def read_rate(megabytes: int = 512, repeats: int = 8) -> float:
+    """Bytes a second that the fastest of several sums over a buffer reads."""
+    buffer = torch.ones(megabytes * 2**20 // 4)
+    return buffer.nbytes / min(timed(buffer.sum) for _ in range(repeats))
+
+
+def fits(size: Size, layout: Layout, free: int | None) -> bool:
+    """Whether a model can be made in so many bytes of memory; codes are made of float32."""
+    return free is None or 1.15 * size.parameters * (4 if layout.wanted else layout.bytes) + 2**30 < free
+
+
+def measured(name: str, entries: int, repeats: int) -> list[tuple[str, ...]]:
+    """Lines of a table, one for each layout that fits beside those before it."""
+    size, found = SIZES[name], dict[str, Contender]()
+    for label, layout in LAYOUTS.items():
+        if not fits(size, layout, memory.available()):
+            print(f"{name} {label}: too little memory", file=sys.stderr)
+            continue
+        found[label] = contender(size, layout, entries)
+        gc.collect()
+    runs = {(label, rows): partial(timed, work) for label, one in found.items() for rows, work in one.passes.items()}
+    rate = read_rate()
+    seconds = {key: median(taken) for key, taken in repeated(runs, repeats).items()}
+    base = next(iter(found))
+    return [
+        (
+            name,
+            label,
+            *(f"{1e3 * seconds[label, rows]:.0f}" for rows in ROWS),
+            f"{one.read / 1e6:,.2f} MB",
+            f"{one.read / rate / seconds[label, 1]:.0%}",
+            f"{seconds[label, 1] / seconds[base, 1]:.2f}",
+        )
+        for label, one in found.items()
+    ]
+
+
+def main(args: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sizes", nargs="*", default=["0.5B", "3B"], help="of " + ", ".join(SIZES))
+    parser.add_argument("--entries", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=7)
+    asked = parser.parse_args(args)
+    torch.set_num_threads(1)
+    heads = ["size", "layout", *(f"{rows} rows, ms" for rows in ROWS), "read", "of read bandwidth", "of the first"]
+    lines: list[tuple[str, ...]] = []
+    for name in asked.sizes:
+        lines += measured(name, asked.entries, asked.repeats)
+        gc.collect()
+    facts = ", ".join(f"{key} {value}" for key, value in machine(CPU).items())
+    print(facts, table(heads, lines), sep="\n\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -85,11 +85,11 @@ def test_spatial_term_equals_a_literal_transcription(shape, newline, seed):
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
 
 
-SHAPES = [(2, 5, 4), (1, 3, 3), (4, 1, 1), (3, 6, 7)]
+GRIDS = [(2, 5, 4), (1, 3, 3), (4, 1, 1), (3, 6, 7)]
 
 
 @pytest.mark.parametrize("terms", TERMS)
-@pytest.mark.parametrize("shape", full_but(SHAPES[:3], SHAPES))
+@pytest.mark.parametrize("shape", full_but(GRIDS[:3], GRIDS))
 def test_score_equals_a_literal_transcription(shape, terms):
     visual = visual_tokens(*shape)
     attention = torch.rand(len(visual), generator=torch.Generator().manual_seed(3)) / 100

@@ -300,7 +300,7 @@ class Recorded:
         if self.capturing is None:
             self.done.append(f"ran {step.count}")
             return self.call(step)
-        assert torch.equal(step.table, step._idle)
+        assert torch.equal(step.table, step.idle)
         self.capturing.replay = partial(self.replay, step)
 
     def replay(self, step):

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -73,6 +74,7 @@ class Step:
         chained: whether each row's own token is the next pass's.
 
     Attributes:
+        idle: the table of a pass without rows, on the host.
         table: (8 + axes, count) int64 of each row: token id, rotary positions, slot in the slab, entries that all
             rows of its sequence see, entries of the sequence, its first entry in the slab, its first row in the pass,
             as bits which of the entries behind those that all see it sees, and the entries of its sequence in its first
@@ -92,15 +94,15 @@ class Step:
         self.chained = chained
         self.decoder, self.count, self.vocabulary, self._attend = decoder, count, vocabulary, attend
         self._slot = 1 + decoder.axes
-        self._idle = torch.tensor(_idle(decoder.slab, decoder.axes, range(count))).t().contiguous()
-        self.table = self._idle.to(decoder.embedding.device)
+        self.idle = _idle(decoder.slab, decoder.axes, count)
+        self.table = self.idle.to(decoder.embedding.device, copy=True)
         self.moves = torch.zeros(count, dtype=torch.long, device=decoder.embedding.device)
         every = decoder.slab.layers(0, decoder.slab.capacity + 1)
         self._layers = [(layer, layer[0], layer[1]) for layer in every]
 
     def rest(self) -> None:
         """Make all rows idle."""
-        self.table.copy_(self._idle)
+        self.table.copy_(self.idle)
         self.moves.zero_()
 
     def __call__(self) -> None:
@@ -141,7 +143,6 @@ class Graphs:
         self.device = decoder.embedding.device
         self._captures = capture and self.device.type == "cuda"
         self._steps: dict[tuple[int, bool], tuple[Step, Callable[[], None]]] = {}
-        self._lengths: weakref.WeakKeyDictionary[KVSpan, int] = weakref.WeakKeyDictionary()  # in their first passes
         self._made: tuple[int, int] | None = None  # version of the slab, and vocabulary, that the steps are of
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
@@ -168,11 +169,11 @@ class Graphs:
             if not _replayable(rows):
                 others.append(at)
                 continue
-            if count + len(rows) > ROWS:
+            count += len(rows.token_ids)
+            if count > ROWS:
                 passes.append([])
-                count = 0
+                count = len(rows.token_ids)
             passes[-1].append(at)
-            count += len(rows)
         return [one for one in passes if one], others
 
     def clear(self) -> None:
@@ -183,64 +184,80 @@ class Graphs:
     def run(self, batch: Sequence[Rows], vocabulary: int) -> list[Passed]:
         """As ``Engine.run``, of a batch that :meth:`take` is true of."""
         with self._on_device():
-            step = self._pass(batch, vocabulary)
-            sizes = list(map(len, batch))
+            step, sizes = self._pass(batch, vocabulary)
             # The next pass writes to the same tensors.
             logits, hidden = step.logits[: sum(sizes)].clone(), step.hidden[: sum(sizes)].clone()
-        for rows in batch:
-            rows.span.length += len(rows)
         return [Passed(*both) for both in zip(logits.split(sizes), hidden.split(sizes), strict=True)]
 
-    def greedy(self, batch: Sequence[tuple[KVSpan, Sequence[int], int]], vocabulary: int) -> list[list[int]]:
-        """As ``Engine.greedy``: a pass for each new token, of which the host waits for the last alone."""
-        for span, token_ids, gamma in batch:
-            span.check_room(len(token_ids) + gamma - 1)
-        longest = max(gamma for _, _, gamma in batch)
+    def greedy(self, batch: Sequence[Rows], gammas: Sequence[int], vocabulary: int) -> list[list[int]]:
+        """As ``Engine.greedy``: a pass for each new token, of which the host waits for the last alone.
+
+        Args:
+            batch: the first rows of each sequence, which :meth:`take` is true of.
+            gammas: of each, how many tokens to add.
+            vocabulary: logits are cut to it.
+        """
+        for rows, gamma in zip(batch, gammas, strict=True):
+            if rows.span.length + len(rows.token_ids) + gamma - 1 > rows.span.room:
+                rows.span.check_room(len(rows.token_ids) + gamma - 1)
         with self._on_device():
-            found = torch.zeros(longest, len(batch), dtype=torch.long, device=self.device)
-            begun = self._pass([Rows(span, token_ids) for span, token_ids, _ in batch], vocabulary)
-            ends, end = list[int](), -1
-            for span, token_ids, _ in batch:
-                end += len(token_ids)
-                ends.append(end)
-                span.length += len(token_ids)
-            found[0].copy_(begun.tokens[torch.tensor(ends, device=self.device)])
+            found = torch.zeros(max(gammas), len(batch), dtype=torch.long, device=self.device)
+            begun, sizes = self._pass(batch, vocabulary)
+            ends = torch.tensor(list(accumulate(sizes)), device=self.device) - 1
+            found[0].copy_(begun.tokens[ends])
             done = 1
-            while going := [at for at, (_, _, gamma) in enumerate(batch) if gamma > done]:
-                until = min(batch[at][2] for at in going)
+            while going := [at for at, gamma in enumerate(gammas) if gamma > done]:
+                until = min([gammas[at] for at in going])
                 step, replay = self.step(_padded(len(going)), vocabulary, chained=True)
                 places = torch.tensor(going, device=self.device)
-                self._write(step, [Rows(batch[at][0], [0]) for at in going])
+                self._write(step, [Rows(batch[at].span, (0,)) for at in going])
                 step.table[0, : len(going)].copy_(found[done - 1, places])
                 step.moves.copy_(torch.arange(step.count) < len(going))
                 for index in range(done, until):
                     replay()
                     found[index].index_copy_(0, places, step.tokens[: len(going)])
                 for at in going:
-                    batch[at][0].length += until - done
+                    batch[at].span.length += until - done
                 done = until
             tokens = found.t().tolist()
-        return [one[:gamma] for one, (_, _, gamma) in zip(tokens, batch, strict=True)]
+        return [one[:gamma] for one, gamma in zip(tokens, gammas, strict=True)]
 
     def _on_device(self) -> torch.cuda.device | nullcontext[None]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
-    def _pass(self, batch: Sequence[Rows], vocabulary: int) -> Step:
-        for rows in batch:
-            rows.span.check_room(len(rows))
-        step, replay = self.step(max(FEWEST, _padded(sum(map(len, batch)))), vocabulary)
+    def _pass(self, batch: Sequence[Rows], vocabulary: int) -> tuple[Step, list[int]]:
+        """Run the pass, by whose rows its sequences grow; and how many rows each has."""
+        sizes = [len(rows.token_ids) for rows in batch]
+        step, replay = self.step(max(FEWEST, _padded(sum(sizes))), vocabulary)
         self._write(step, batch)
         replay()
-        return step
+        for rows, size in zip(batch, sizes, strict=True):
+            rows.span.length += size
+        return step, sizes
 
     def _write(self, step: Step, batch: Sequence[Rows]) -> None:
         """The table of a pass, copied from memory that the host does not write to again."""
-        columns: list[list[int]] = []
+        tokens, places, slots, sees = list[int](), list[int](), list[int](), list[int]()
+        alike: list[list[int]] = [[], [], [], [], []]  # the numbers that all rows of a sequence have
         for rows in batch:
-            length = self._lengths.setdefault(rows.span, rows.span.length + 1)
-            columns += [[*column, length] for column in _columns(rows, self.decoder.axes, len(columns))]
-        columns += _idle(self.decoder.slab, self.decoder.axes, range(len(columns), step.count))
-        table = torch.tensor(columns).t().contiguous()
+            span, count, first = rows.span, len(rows.token_ids), len(tokens)
+            length, end, offset = span.length, span.length + count, span.offset
+            if end > span.room:
+                span.check_room(count)
+            span.split = span.split or length + 1
+            tokens += rows.token_ids
+            slots += range(span.start + length, span.start + end)
+            if rows.parents is None:
+                common, bits = length, _CAUSAL[:count]
+                places += range(length + offset, end + offset)
+            else:
+                common, bits = end - len(rows.parents), _bits(rows.parents)[-count:]
+                places += [place + offset for place in rows.places]
+            sees += bits
+            for column, number in zip(alike, (common, end, span.start, first, span.split), strict=True):
+                column += [number] * count
+        columns = [tokens, *[places] * self.decoder.axes, slots, *alike[:4], sees, alike[4]]
+        table = torch.cat([torch.tensor(columns), step.idle[:, len(tokens) :]], 1)
         if self.device.type == "cuda":
             table = table.pin_memory()
         step.table.copy_(table, non_blocking=True)
@@ -306,7 +323,7 @@ def _padded(count: int) -> int:
 def _replayable(rows: Rows) -> bool:
     """Whether rows of one sequence can be replayed, see :meth:`Graphs.take`."""
     return (
-        len(rows) <= MOST
+        len(rows.token_ids) <= MOST
         and rows.prompt is None
         and rows.taps is None
         and not rows.tapped
@@ -315,22 +332,19 @@ def _replayable(rows: Rows) -> bool:
     )
 
 
-def _columns(rows: Rows, axes: int, first: int) -> list[list[int]]:
-    """Of each row :attr:`Step.table` but its last number; ``first`` is the sequence's first row in the pass."""
-    span, count, places = rows.span, len(rows), rows.places
-    tail = count if rows.parents is None else len(rows.parents)
-    common, length = span.length + count - tail, span.length + count
-    seen: list[int] = []  # of each node, as bits
-    for node, parent in enumerate(range(-1, count - 1) if rows.parents is None else rows.parents):
+def _bits(parents: Sequence[int]) -> list[int]:
+    """Of each node which nodes it sees, its ancestors and itself, as the bits of a signed number."""
+    seen: list[int] = []
+    for node, parent in enumerate(parents):
         seen.append((seen[parent] if parent >= 0 else 0) | 1 << node)
-    columns = []
-    for index, (token, place, bits) in enumerate(zip(rows.token_ids, places, seen[tail - count :], strict=True)):
-        slot = span.start + span.length + index
-        sees = bits - (1 << MOST) if bits >> (MOST - 1) else bits  # as a signed number
-        columns.append([token, *[place + span.offset] * axes, slot, common, length, span.start, first, sees])
-    return columns
+    return [bits - (1 << MOST) if bits >> (MOST - 1) else bits for bits in seen]
 
 
-def _idle(slab: Slab, axes: int, places: range) -> list[list[int]]:
-    """Rows that attend only to themselves, in the slab's scratch entry."""
-    return [[0, *[0] * axes, slab.capacity, 0, 1, slab.capacity, place, 1, 1] for place in places]
+#: Of a chain, whose nodes see all before them.
+_CAUSAL = _bits(range(-1, MOST - 1))
+
+
+def _idle(slab: Slab, axes: int, count: int) -> torch.Tensor:
+    """:attr:`Step.table` of rows that attend only to themselves, in the slab's scratch entry."""
+    columns = [[0, *[0] * axes, slab.capacity, 0, 1, slab.capacity, place, 1, 1] for place in range(count)]
+    return torch.tensor(columns).t().contiguous()

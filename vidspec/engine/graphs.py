@@ -58,8 +58,8 @@ def eager_because(decoder: FusedDecoder) -> str | None:
 
 def eager_by_shape(windows: Sequence[int | None] | None, width: int) -> str | None:
     """What of it holds on any GPU, by a fused decoder's sliding windows and the numbers of its heads."""
-    if windows is not None:
-        return "its blocks have sliding windows"
+    if windows is not None and min(size for size in windows if size is not None) < MOST:
+        return f"its blocks have sliding windows of fewer than {MOST} tokens"
     return None if width in (16, 32, 64, 128, 256) else f"its heads have {width} numbers"
 
 
@@ -71,15 +71,18 @@ class Step:
         count: of rows.
         vocabulary: logits are cut to it.
         attend: the attention of a layer.
+        tapped: blocks whose inputs are kept; the number of blocks stands for the input of the final norm.
         chained: whether each row's own token is the next pass's.
 
     Attributes:
         idle: the table of a pass without rows, on the host.
-        table: (8 + axes, count) int64 of each row: token id, rotary positions, slot in the slab, entries that all
-            rows of its sequence see, entries of the sequence, its first entry in the slab, its first row in the pass,
-            as bits which of the entries behind those that all see it sees, and the entries of its sequence in its first
-            pass here. The first ones are in the order in which a next token moves on.
+        table: (9 + axes, count) int64 of each row: token id, rotary positions, entries of its sequence before it on its
+            path, slot in the slab, entries that all rows of its sequence see, entries of the sequence, its first entry
+            in the slab, its first row in the pass, as bits which of the entries behind those that all see it sees, and
+            the entries of its sequence in its first pass here. The first ones are in the order in which a next token
+            moves on.
         logits, hidden: (count, vocabulary) and (count, hidden) of the last pass.
+        entering: by block (count, hidden) what entered the ``tapped`` ones in the last pass.
         tokens: (count,) the argmax of each row.
         moves: (count,) of a chained pass 1 for rows that move on by a token, 0 for idle ones.
     """
@@ -89,14 +92,23 @@ class Step:
     tokens: torch.Tensor
 
     def __init__(
-        self, decoder: FusedDecoder, count: int, vocabulary: int, attend: Attend, *, chained: bool = False
+        self,
+        decoder: FusedDecoder,
+        count: int,
+        vocabulary: int,
+        attend: Attend,
+        tapped: Collection[int] = (),
+        *,
+        chained: bool = False,
     ) -> None:
-        self.chained = chained
+        self.chained, self.tapped, self.entering = chained, tapped, dict[int, torch.Tensor]()
         self.decoder, self.count, self.vocabulary, self._attend = decoder, count, vocabulary, attend
-        self._slot = 1 + decoder.axes
+        self._slot = 2 + decoder.axes
+        self._seen: dict[int | None, torch.Tensor] = {}  # what attention takes of the table, by the sliding window
         self.idle = _idle(decoder.slab, decoder.axes, count)
         self.table = self.idle.to(decoder.embedding.device, copy=True)
         self.moves = torch.zeros(count, dtype=torch.long, device=decoder.embedding.device)
+        self._each = torch.arange(count, device=decoder.embedding.device)
         every = decoder.slab.layers(0, decoder.slab.capacity + 1)
         self._layers = [(layer, layer[0], layer[1]) for layer in every]
 
@@ -108,9 +120,14 @@ class Step:
     def __call__(self) -> None:
         """Run; a chained pass then moves on."""
         decoder, table = self.decoder, self.table
-        rows, rotation = decoder.embed(table[0]), decoder.rotation(table[1 : self._slot])
+        rows, rotation = decoder.embed(table[0]), decoder.rotation(table[1 : self._slot - 1])
+        self._seen = {size: self._in_window(size) for size in set(decoder.windows or (None,))}
         for index in range(decoder.depth):
+            if index in self.tapped:
+                self.entering[index] = rows  # which keeps its memory from the blocks behind it
             rows = decoder.block(index, rows, rotation, self._attention)
+        if decoder.depth in self.tapped:
+            self.entering[decoder.depth] = rows
         self.hidden = decoder.norm(rows)
         self.logits = decoder.logits(self.hidden)[:, : self.vocabulary]
         self.tokens = self.logits.argmax(-1)
@@ -121,14 +138,26 @@ class Step:
     def _attention(self, layer: int, query: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
         both, keys, values = self._layers[layer]
         both.index_copy_(2, self.table[self._slot], entries.permute(1, 2, 0, 3))
-        return self._attend(query, keys, values, self.table[self._slot + 1 :], self.decoder.scaling)
+        windows = self.decoder.windows
+        seen = self._seen[None if windows is None else windows[layer]]
+        return self._attend(query, keys, values, seen, self.decoder.scaling)
+
+    def _in_window(self, size: int | None) -> torch.Tensor:
+        """(6, count) of the table what attention takes; in a sliding window each row is a sequence of its own to it,
+        which begins with the first entry that the row sees. All of a tree's nodes are near enough to each other."""
+        seen = self.table[self._slot + 1 :]
+        if size is None:
+            return seen
+        out = (self.table[self._slot - 1] - (size - 1)).clamp_(min=0)
+        common, length, start, _, sees, split = seen
+        return torch.stack([common - out, length - out, start + out, self._each, sees, split.clamp(max=size)])
 
 
 class Graphs:
     """Passes of one decoder, captured where its device can.
 
     Args:
-        decoder: of token rows; its windows are not looked at.
+        decoder: of token rows.
         attend: the attention of a layer, the Triton kernels if None.
         capture: whether passes are captured; they are otherwise run kernel by kernel.
 
@@ -143,7 +172,9 @@ class Graphs:
         self.device = decoder.embedding.device
         self._captures = capture and self.device.type == "cuda"
         self._steps: dict[tuple[int, bool], tuple[Step, Callable[[], None]]] = {}
-        self._made: tuple[int, int] | None = None  # version of the slab, and vocabulary, that the steps are of
+        self._tapped: frozenset[int] = frozenset()  # all blocks that were tapped so far
+        #: Version of the slab, vocabulary and tapped blocks that the steps are of.
+        self._made: tuple[int, int, frozenset[int]] | None = None
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
 
@@ -153,11 +184,7 @@ class Graphs:
         return {count for count, _ in self._steps}
 
     def take(self, batch: Sequence[Rows]) -> bool:
-        """Whether a pass is of few tokens without observers, and each sequence alike in all layers.
-
-        What enters a block inside a replayed pass is written over by the blocks behind it: one that is tapped is not
-        replayed.
-        """
+        """Whether a pass is of few tokens without observers, and each sequence alike in all layers."""
         return sum(map(len, batch)) <= ROWS and all(map(_replayable, batch))
 
     def parted(self, batch: Sequence[Rows]) -> tuple[list[list[int]], list[int]]:
@@ -187,7 +214,12 @@ class Graphs:
             step, sizes = self._pass(batch, vocabulary)
             # The next pass writes to the same tensors.
             logits, hidden = step.logits[: sum(sizes)].clone(), step.hidden[: sum(sizes)].clone()
-        return [Passed(*both) for both in zip(logits.split(sizes), hidden.split(sizes), strict=True)]
+            states = {
+                tapped: torch.cat([step.entering[block][: sum(sizes)] for block in tapped], 1).split(sizes)
+                for tapped in {rows.tapped for rows in batch if rows.tapped}
+            }
+        entered = [states[rows.tapped][at] if rows.tapped else None for at, rows in enumerate(batch)]
+        return list(map(Passed, logits.split(sizes), hidden.split(sizes), entered))
 
     def greedy(self, batch: Sequence[Rows], gammas: Sequence[int], vocabulary: int) -> list[list[int]]:
         """As ``Engine.greedy``: a pass for each new token, of which the host waits for the last alone.
@@ -228,6 +260,7 @@ class Graphs:
     def _pass(self, batch: Sequence[Rows], vocabulary: int) -> tuple[Step, list[int]]:
         """Run the pass, by whose rows its sequences grow; and how many rows each has."""
         sizes = [len(rows.token_ids) for rows in batch]
+        self._tapped |= {block for rows in batch for block in rows.tapped}
         step, replay = self.step(max(FEWEST, _padded(sum(sizes))), vocabulary)
         self._write(step, batch)
         replay()
@@ -237,7 +270,8 @@ class Graphs:
 
     def _write(self, step: Step, batch: Sequence[Rows]) -> None:
         """The table of a pass, copied from memory that the host does not write to again."""
-        tokens, places, slots, sees = list[int](), list[int](), list[int](), list[int]()
+        tokens, turned, places = list[int](), list[int](), list[int]()
+        slots, sees = list[int](), list[int]()
         alike: list[list[int]] = [[], [], [], [], []]  # the numbers that all rows of a sequence have
         for rows in batch:
             span, count, first = rows.span, len(rows.token_ids), len(tokens)
@@ -249,14 +283,16 @@ class Graphs:
             slots += range(span.start + length, span.start + end)
             if rows.parents is None:
                 common, bits = length, _CAUSAL[:count]
-                places += range(length + offset, end + offset)
+                places += range(length, end)
+                turned += range(length + offset, end + offset)
             else:
                 common, bits = end - len(rows.parents), _bits(rows.parents)[-count:]
-                places += [place + offset for place in rows.places]
+                places += rows.places
+                turned += [place + offset for place in rows.places]
             sees += bits
             for column, number in zip(alike, (common, end, span.start, first, span.split), strict=True):
                 column += [number] * count
-        columns = [tokens, *[places] * self.decoder.axes, slots, *alike[:4], sees, alike[4]]
+        columns = [tokens, *[turned] * self.decoder.axes, places, slots, *alike[:4], sees, alike[4]]
         table = torch.cat([torch.tensor(columns), step.idle[:, len(tokens) :]], 1)
         if self.device.type == "cuda":
             table = table.pin_memory()
@@ -264,7 +300,7 @@ class Graphs:
 
     def step(self, count: int, vocabulary: int, *, chained: bool = False) -> tuple[Step, Callable[[], None]]:
         """The pass of so many rows, and what runs it."""
-        made = self.decoder.slab.version, vocabulary
+        made = self.decoder.slab.version, vocabulary, self._tapped
         if made != self._made:  # they hold the addresses of a slab that is gone
             self.clear()
             self._made = made
@@ -297,7 +333,7 @@ class Graphs:
             from vidspec.engine.kernel import split_attention
 
             self._attend = split_attention
-        step = Step(self.decoder, count, vocabulary, self._attend, chained=chained)
+        step = Step(self.decoder, count, vocabulary, self._attend, () if chained else self._tapped, chained=chained)
         if not self._captures:
             return step, step
         here = torch.cuda.current_stream()
@@ -326,7 +362,6 @@ def _replayable(rows: Rows) -> bool:
         len(rows.token_ids) <= MOST
         and rows.prompt is None
         and rows.taps is None
-        and not rows.tapped
         and len(rows.parents or ()) <= MOST
         and type(rows.span) is KVSpan
     )
@@ -346,5 +381,5 @@ _CAUSAL = _bits(range(-1, MOST - 1))
 
 def _idle(slab: Slab, axes: int, count: int) -> torch.Tensor:
     """:attr:`Step.table` of rows that attend only to themselves, in the slab's scratch entry."""
-    columns = [[0, *[0] * axes, slab.capacity, 0, 1, slab.capacity, place, 1, 1] for place in range(count)]
+    columns = [[0, *[0] * axes, 0, slab.capacity, 0, 1, slab.capacity, place, 1, 1] for place in range(count)]
     return torch.tensor(columns).t().contiguous()

@@ -46,7 +46,7 @@ def test_greedy_equals_a_literal_loop(data):
     tokens = [best[i] if i < agree else data.draw(st.integers(0, vocabulary - 1)) for i in range(gamma)]
     verdict = Exact()(chain(*tokens), window_pass(chain(*tokens), torch.tensor(rows)), RNG)
     assert verdict == literal_greedy(tokens, rows)
-    assert verdict.loose == ()
+    assert verdict.loosened == ()
 
 
 LOGITS = torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, 0.0], [0.0, 0.0, 1.0]])

@@ -112,7 +112,9 @@ def test_verdict_is_equations_9_to_11(data):
     assert outcome(judged) == literal_walk(draft, wanted, literal_pardons(relevance, lam, tolerance))
     for one in judged.loosened:
         assert one.relevance == pytest.approx(relevance[judged.path[one.at]], abs=1e-6) and one.entropy is None
-    assert judged.loose == tuple(node for i, node in enumerate(judged.path) if _differs(draft, wanted, judged.path, i))
+    assert tuple(judged.path[one.at] for one in judged.loosened) == tuple(
+        node for i, node in enumerate(judged.path) if _differs(draft, wanted, judged.path, i)
+    )
 
 
 def _differs(draft, wanted, path, i):
@@ -200,7 +202,7 @@ def test_windows_by_hand(tokens, wanted, relevance, options, expected):
 def test_the_loose_share_is_that_of_the_decimal_number():
     """In binary 0.57 * 100 is less than 57."""
     judged = judge((1,) * 100, (0,) * 101, (LOW,) * 100, lam=0.57, tolerance=False)
-    assert judged.accepted == 57 == len(judged.loose)
+    assert judged.accepted == 57 == len(judged.loosened)
 
 
 def test_each_branch_of_a_tree_has_its_own_loose_share():

@@ -1,12 +1,14 @@
-"""How often the host waits for a device in a round: for each pass once, however many clips are in it."""
+"""What a round costs the host: one wait for each pass, however many clips are in it, and few calls of Python."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 
 import pytest
 import torch
 from engine import standin
+from models.checkpoints import tokenizer
 from torch.overrides import TorchFunctionMode
 
 from research.random_decoder import engine_of, language
@@ -21,16 +23,19 @@ from vidspec.decoding.target import Target
 from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.tree import TreeDrafter
-from vidspec.engine.graphs import Graphs
+from vidspec.engine.graphs import Graphs, Step
 from vidspec.engine.rows import Prefill, Rows
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.slab import KVSpan
 from vidspec.events.trace import Trace
+from vidspec.models.detokenizer import Detokenizer
 from vidspec.models.request import Request
 
 SIZE = Size(layers=1, hidden=64, heads=4, kv_heads=2, inner=96, vocabulary=60)
 READS = ("tolist", "item", "numpy", "cpu", "__int__", "__float__", "__bool__", "__index__")
 TREE = parse_tree("0 1 2 | 00 01 10 | 000 001")
+#: Calls of Python in a round of 16 clips.
+CALLS = 1150
 GREEDY, DRAWN = Sampling(), Sampling(0.8, 0.9)
 
 
@@ -83,20 +88,28 @@ def drafter_of(kind, engine, span, sampling):
     return TreeDrafter(engine, span, TREE) if kind == "tree" else AdaptiveDrafter(engine, span)
 
 
-def counted(kind, clips, sampling=GREEDY, gamma=5):
-    """Waits, passes and the most rounds of a clip, once all clips have asked for their first passes."""
-    target, draft, waits, passes = replaying(1), replaying(2), Waits(), []
-    loop = Loop(passed=passes.append, synchronise=waits.synchronise)
+def begun(loop, kind, clips, sampling=GREEDY, gamma=5, text=None, models=(1, 2)):
+    """Sequences that have requested their first passes."""
+    target, draft = map(replaying, models)
     sequences = []
     for clip in range(clips):
-        one = Sequence(Request(str(clip)), Trace(waits.synchronise))
+        one = Sequence(Request(str(clip)), Trace(loop.synchronise))
         one.rng = torch.Generator().manual_seed(clip)
         one.target = Target(target, read(target, clip), sampling, one.rng)
         one.limits, one.gamma, one.acceptance = Limits(24), gamma, Exact()
         one.drafter = drafter_of(kind, draft, read(draft, clip).span, sampling)
         one.key, one.steps = clip, sequential(one)
+        one.text = text and text()
         sequences.append(one)
         loop.begin(one)
+    return sequences
+
+
+def counted(kind, clips, sampling=GREEDY):
+    """Waits, passes and the most rounds of a clip, once all clips have requested their first passes."""
+    waits, passes = Waits(), []
+    loop = Loop(passed=passes.append, synchronise=waits.synchronise)
+    sequences = begun(loop, kind, clips, sampling)
     waits.synchronised = 0
     with waits:
         while len(loop):
@@ -123,3 +136,42 @@ def test_waits_do_not_grow_with_clips():
     for clips in (2, 16):
         waits, _, rounds = counted("chain", clips)
         assert waits.reads.total() <= 2 * rounds
+
+
+class Calls:
+    """Python functions that are entered or resumed, those of a model's pass left out: a device does that by itself."""
+
+    def __init__(self, monkeypatch):
+        self.found, self._pass = Counter(), Step.__call__
+        monkeypatch.setattr(Step, "__call__", lambda step: self.uncounted(step))
+
+    def uncounted(self, step):
+        counting = sys.getprofile()
+        sys.setprofile(None)
+        self._pass(step)
+        sys.setprofile(counting)
+
+    def profile(self, frame, event, _):
+        if event == "call":
+            self.found[frame.f_code.co_name] += 1
+
+    def __enter__(self):
+        sys.setprofile(self.profile)
+
+    def __exit__(self, *_):
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize("models", [(1, 2), (1, 1)], ids=["rejected", "accepted"])
+def test_a_round_of_16_clips_is_little_work_for_the_host(monkeypatch, models):
+    """Windows of 5 tokens, text and events included."""
+    words, loop, calls = tokenizer(), Loop(), Calls(monkeypatch)
+    sequences = begun(loop, "chain", 16, text=lambda: Detokenizer(words), models=models)
+    for _ in range(2):  # the passes are made
+        list(loop.turn())
+    rounds = 3
+    with calls:
+        for _ in range(2 * rounds):
+            list(loop.turn())
+    assert {len(one.rounds) for one in sequences} == {2 + rounds}
+    assert calls.found.total() / rounds <= CALLS

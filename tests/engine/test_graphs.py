@@ -14,9 +14,11 @@ import torch
 from pruning.target.families import case
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from engine import standin
 from engine.passing import poison, unreplayed
+from engine.test_fused import SIZE, engine_of
 from vidspec.engine.attention import splits_of
 from vidspec.engine.forward import Engine
 from vidspec.engine.graphs import Graphs, Step, eager_because, graphs_of
@@ -165,7 +167,7 @@ def test_a_decoder_is_freed_without_the_collector(engine):
 
 @pytest.mark.parametrize(
     ("capability", "windows", "reason"),
-    [((8, 0), None, None), ((7, 5), None, "compute capability 7.5"), ((9, 0), (4, None), "sliding windows")],
+    [((8, 0), (4096, None), None), ((7, 5), None, "compute capability 7.5"), ((9, 0), (4, None), "fewer than 64")],
 )
 def test_why_a_gpu_would_not_replay(engine, monkeypatch, capability, windows, reason):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
@@ -175,6 +177,42 @@ def test_why_a_gpu_would_not_replay(engine, monkeypatch, capability, windows, re
     monkeypatch.setattr(decoder, "width", 64)
     found = eager_because(decoder)
     assert found is None if reason is None else reason in found
+
+
+@pytest.fixture
+def sliding(monkeypatch):
+    """Full attention in the first block, windows of 64 tokens in the others; sequences before, at and behind a
+    window's end."""
+    config = Qwen2Config(**{**SIZE, "use_sliding_window": True, "max_window_layers": 1, "sliding_window": 64})
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(config).eval().requires_grad_(False)
+    found = engine_of(model, "fused")
+    assert found.model.decoder.windows == (None, 64, 64)
+    spans = [found.open(ROOM + length) for length in (150, 61, 20)]
+    for span, length in zip(spans, (150, 61, 20), strict=True):
+        found.run([Rows(span, [7 * place % 97 for place in range(length)])])
+    monkeypatch.setattr(found.model.decoder, "graphs", Graphs(found.model.decoder, standin.attention))
+    return found, spans
+
+
+def test_rows_see_as_far_back_as_in_the_usual_pass(sliding):
+    engine, (far, near, none) = sliding
+    tokens = [token % 97 for token in TOKENS]
+    for span in (far, near, none):
+        poison(span)
+    check(engine, [Rows(far, tokens[:6]), Rows(near, tokens[:6]), Rows(none, tokens[:1])])
+    check(engine, [Rows(near, tokens[:6], TREE), Rows(far, tokens[:6], TREE), Rows(none, tokens[:8])])
+    check(engine, [Rows(far, tokens[6:8], [*TREE, 3, 5]), Rows(near, (tokens * 8)[:64])])
+    lengths = [span.length for span in (far, near, none)]
+    found = []
+    for graphs in (engine.model.decoder.graphs, None):
+        for span, length in zip((far, near, none), lengths, strict=True):
+            span.rollback(length)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine.model.decoder, "graphs", graphs)
+            found.append(engine.greedy([(far, [3, 4], 5), (none, [5], 3)]))
+            found.append([span.length for span in (far, near, none)])
+    assert found[:2] == found[2:]
 
 
 def test_a_chain_is_what_passes_in_turn_give(engine):
@@ -300,7 +338,7 @@ class Recorded:
         if self.capturing is None:
             self.done.append(f"ran {step.count}")
             return self.call(step)
-        assert torch.equal(step.table, step._idle)
+        assert torch.equal(step.table, step.idle)
         self.capturing.replay = partial(self.replay, step)
 
     def replay(self, step):

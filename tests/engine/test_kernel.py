@@ -10,6 +10,7 @@ from tiers import full_but
 
 from engine import test_graphs
 from engine.test_attention import reference
+from engine.test_graphs import sliding as sliding
 from vidspec.engine.attention import attend
 from vidspec.engine.forward import Engine
 from vidspec.engine.graphs import Graphs
@@ -144,3 +145,11 @@ def test_a_models_pass_by_these_kernels(monkeypatch):
     one, other, third = (engine.prefill(prompt, 8).span for prompt in test_graphs.prompts(engine))
     tokens, tree = test_graphs.TOKENS, [-1, 0, 0]
     test_graphs.check(engine, [Rows(one, tokens[:3], tree), Rows(other, tokens[:1]), Rows(third, tokens[:3])])
+
+
+@pytest.mark.full
+@pytest.mark.skipif(DEVICE == "cuda", reason="the model is on the CPU")
+def test_sliding_windows_by_these_kernels(sliding):
+    engine, (far, near, none) = sliding
+    engine.model.decoder.graphs = Graphs(engine.model.decoder)
+    test_graphs.check(engine, [Rows(far, [1, 2, 3], [-1, 0, 0]), Rows(near, [4, 5, 6, 7]), Rows(none, [8])])

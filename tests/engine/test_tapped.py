@@ -4,6 +4,9 @@ import pytest
 import torch
 from models.checkpoints_qwen import LAYERS, QWEN3, QWEN25, Kind, adapter, pixels
 
+from engine import standin
+from engine.passing import unreplayed
+from engine.test_graphs import Recorded
 from vidspec.engine.forward import Engine
 from vidspec.engine.graphs import Graphs
 from vidspec.engine.rows import Rows
@@ -61,10 +64,33 @@ def test_windows_and_trees_together_have_those_they_have_alone(engine):
     torch.testing.assert_close(engine.model.decoder.norm(last), alone[2].hidden, rtol=1e-4, atol=1e-4)
 
 
-def test_a_replayed_pass_is_not_tapped():
-    """Its rows are written over from block to block."""
+def test_a_replayed_pass_gives_them_and_runs_no_block_beside_the_graph(monkeypatch):
     engine = Engine(adapter(Kind(QWEN25), "fused"))
-    graphs = Graphs(engine.model.decoder, capture=False)
-    span = engine.open(8)
-    assert graphs.take([Rows(span, [1, 2])])
-    assert not graphs.take([Rows(span, [1, 2]), Rows(span, [3], tapped=(1,))])
+    decoder = engine.model.decoder
+    monkeypatch.setattr(decoder, "graphs", Graphs(decoder, standin.attention))
+    decoder.graphs._captures, cuda = True, Recorded(monkeypatch)
+    monkeypatch.setattr(engine, "_eager", lambda batch: pytest.fail("kernel by kernel"))
+    spans = [engine.open(20) for _ in range(4)]
+    tree = [-1, 0, 0, 1]
+    for tapped in ((1, 2), (LAYERS, 0)):  # others are tapped later: passes are captured again
+        engine.run([Rows(span, [5, 6, 7]) for span in spans])
+        batch = [
+            Rows(spans[0], [8, 9, 10], tapped=tapped),
+            Rows(spans[1], [11], tapped=(1,)),
+            Rows(spans[2], [12, 13, 14, 15], tree, tapped=tapped),
+            Rows(spans[3], [16, 17]),
+        ]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine, "_eager", Engine._eager.__get__(engine))
+            expected = unreplayed(engine, batch)
+        cuda.done.clear()
+        got = engine.run(batch)
+        assert [done for done in cuda.done if not done.startswith(("ran", "captured"))] == ["replayed 16"]
+        assert len(cuda.done) == 1 + 2 * len([8, 16, 32, 64, 128, 256])
+        again = [one.tapped.clone() for one in got[:3]]
+        engine.run([Rows(span, [18, 19]) for span in spans])  # which writes to the same tensors
+        assert cuda.done[-1] == "replayed 8" and got[3].tapped is None
+        for one, tapped_then, other in zip(got, again, expected, strict=False):
+            torch.testing.assert_close(one.logits, other.logits, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(one.tapped, other.tapped, rtol=1e-4, atol=1e-4)
+            assert torch.equal(one.tapped, tapped_then)

@@ -68,13 +68,24 @@ def test_the_device_is_waited_for_at_both_ends(clock):
     assert trace.spans == [Span("target", "prune", 1.0, 12.0)]
 
 
-@pytest.mark.parametrize("kind", ["draft", "verify", "accept", "rollback"])
-def test_spans_of_a_round_wait_for_nothing(clock, kind):
-    """Their passes end with a read-back, which has waited."""
+def test_laps_of_a_round_follow_each_other_and_wait_for_nothing(clock):
+    """Their passes end with a read-back, which has waited; what other clips' passes took is left out."""
     trace = Trace(lambda: pytest.fail("waited"), clock)
-    with trace.span(kind):
-        clock.now += 10
-    assert trace.spans == [Span("target", kind, 0.0, 10.0)]
+    trace.begin()
+    clock.now += 10
+    assert trace.lap("draft", "draft") == 10.0
+    clock.now += 5
+    trace.waited += 2
+    assert trace.lap("verify", about=(("rows", 6),)) == 3.0
+    clock.now += 1
+    trace.begin()
+    clock.now += 1
+    assert trace.lap("rollback") == 1.0
+    assert trace.spans == [
+        Span("draft", "draft", 0.0, 10.0),
+        Span("target", "verify", 12.0, 15.0, (("rows", 6),)),
+        Span("target", "rollback", 16.0, 17.0),
+    ]
 
 
 def test_nested_work_counts_once(clock):
@@ -125,8 +136,9 @@ def test_chrome_marks_what_was_in_vain(clock):
     trace = Trace(clock=clock)
     trace.add("draft", "draft", 0.0, 1.0, (("epoch", 0), ("position", 4), ("emitted", True)))
     trace.add("draft", "draft", 1.0, 2.0, (("epoch", 0), ("position", 5), ("emitted", False)))
-    with trace.span("verify", about=(("round", 3), ("rows", 2))):
-        clock.now += 1
+    trace.begin()
+    clock.now += 1
+    trace.lap("verify", about=(("round", 3), ("rows", 2)))
     verify, good, vain = (event for event in to_chrome(trace)["traceEvents"] if event["ph"] == "X")
     assert (good["name"], good["args"]) == ("draft", {"epoch": 0, "position": 4, "emitted": True})
     assert (vain["name"], vain["cat"], vain["args"]["emitted"]) == ("draft (wasted)", "draft", False)

@@ -123,21 +123,24 @@ def test_text_and_too_little_memory(vidspec, written, monkeypatch):
     ("config", "eager"),
     [
         ({"model_type": "qwen2", "num_hidden_layers": 2}, None),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0}, None),
         (
-            {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0},
-            "its blocks have sliding windows",
+            {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0, "sliding_window": 32},
+            "its blocks have sliding windows of fewer than 64 tokens",
         ),
         ({"model_type": "llama", "num_hidden_layers": 2, "head_dim": 96}, "its heads have 96 numbers"),
         ({"model_type": "llama", "num_hidden_layers": 2, "hidden_act": "gelu"}, "its blocks are not fused"),
     ],
-    ids=["replayed", "windows", "heads", "stock"],
+    ids=["replayed", "windows", "narrow", "heads", "stock"],
 )
 def test_what_a_gpu_would_not_replay(vidspec, tmp_path, config, eager):
     (tmp_path / "config.json").write_text(json.dumps(config))
     _, found = said(vidspec, tmp_path)
     assert found["eager"] == eager and (found["decoder"] == "fused") == (eager != "its blocks are not fused")
     out = vidspec("models", str(tmp_path)).out
-    assert (f"all passes kernel by kernel: {eager}" if eager else "whose draft is a head (eagle3, mtp) are not") in out
+    assert (
+        f"all passes kernel by kernel: {eager}" if eager else "those of a head (eagle3, mtp) that drafts for it are not"
+    ) in out
 
 
 def test_a_language_model_drafts(vidspec, tmp_path):

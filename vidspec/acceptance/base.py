@@ -31,11 +31,6 @@ class Verdict:
     loosened: tuple[Loosened, ...] = ()
 
     @property
-    def loose(self) -> tuple[int, ...]:
-        """Window indices of the loosened tokens."""
-        return tuple(self.path[one.at] for one in self.loosened)
-
-    @property
     def accepted(self) -> int:
         """Number of drafted tokens that are emitted."""
         return len(self.path)

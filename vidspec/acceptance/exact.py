@@ -31,8 +31,9 @@ class Exact:
 
     def __call__(self, draft: Draft, passed: Passed, rng: torch.Generator) -> Verdict:
         if draft.is_chain:  # without a search for children, of which there are as many as clips times nodes
-            pairs = enumerate(zip(draft.tokens, passed.chosen, strict=False))
-            accepted = next((at for at, (token, choice) in pairs if token != choice), len(draft.tokens))
+            accepted = 0
+            while accepted < len(draft.tokens) and draft.tokens[accepted] == passed.chosen[accepted]:
+                accepted += 1
             return Verdict.chain(accepted, passed.chosen[accepted])
         path: list[int] = []
         node = -1

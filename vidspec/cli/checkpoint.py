@@ -35,7 +35,7 @@ PADDING = 1024
 DRAFTED, UNPRUNED, BLIND, ALONE = ("specvlm", "specvlm-chain"), ("vanilla-sd",), ("onsd",), ("self-specvlm", "ar")
 
 
-REPLAYED = "passes of few tokens replayed as graphs; those of a target whose draft is a head (eagle3, mtp) are not"
+REPLAYED = "passes of few tokens replayed as graphs; those of a head (eagle3, mtp) that drafts for it are not"
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,11 @@ def autoregressive(sequence: Sequence) -> Steps[None]:
     begun = trace.now()
     over = sequence.emit_first()
     while not over:
-        with trace.span("verify") as verify:
-            token = yield from target.step()
-        elapsed, probabilities = trace.elapsed() - begun, target.probabilities
-        sequence.emit(Round((token,), ("target",), 0, 0, elapsed, verify_s=verify.seconds, probabilities=probabilities))
+        trace.begin()
+        token = yield from target.step()
+        verify_s, elapsed = trace.lap("verify"), trace.elapsed() - begun
+        texts, _ = sequence.texts([token])
+        sequence.emit(
+            Round((token,), ("target",), 0, 0, elapsed, 0.0, verify_s, texts, probabilities=target.probabilities)
+        )
         over = sequence.limits.over(sequence.token_ids)

@@ -61,9 +61,9 @@ class Limits:
 
     def cut(self, token_ids: Sequence[int], emitted: Sequence[int]) -> tuple[list[int], bool]:
         """The new tokens that may be emitted after ``emitted``; True if the text ends with them."""
-        text = list(emitted)
-        for i, token in enumerate(token_ids):
+        reads, text = self.stop_loops or self.stopped is not None, list(emitted)
+        for count, token in enumerate(token_ids, 1):
             text.append(token)
-            if self.over(text):
-                return list(token_ids[: i + 1]), True
+            if token in self.eos or len(text) >= self.max_new_tokens or (reads and self.over(text)):
+                return list(token_ids[:count]), True
         return list(token_ids), False

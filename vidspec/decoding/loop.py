@@ -10,8 +10,8 @@ their prompts as one pass may have.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
 
 from vidspec.engine.requests import Chain, Encode, EngineRequest, Forward, Receive, Steps
 from vidspec.events.trace import Trace
@@ -48,7 +48,7 @@ class Client:
 
     Attributes:
         request: the one it waits for; None before it begins and after its end.
-        asked: when it yielded the request, in seconds of the trace.
+        since: when it yielded the request, by the loop's clock.
         over: whether ``steps`` has ended, by returning ``value`` or by raising ``error``.
     """
 
@@ -59,7 +59,7 @@ class Client:
         self.over = False
         self.value: object = None
         self.error: Exception | None = None
-        self.asked = 0.0
+        self.since = 0.0
 
 
 class Loop:
@@ -113,39 +113,33 @@ class Loop:
         for key in list(self._clients):
             self.drop(key)
 
-    def turn(self, patience: float | None = None) -> Iterator[Client]:
-        """One pass, or a wait if none is requested; yields the decodings that were resumed, each at once.
-
-        Must be read to its end, or results are lost.
+    def turn(self, patience: float | None = None) -> list[Client]:
+        """One pass, or a wait if none is requested; the decodings that were resumed.
 
         Args:
             patience: seconds to wait at most; None for as long as there is nothing to do.
         """
-        received = self._received()
-        for client, messages in received:
-            yield self._resume(client, messages)
-        if not self._clients:
-            return
-        waiting: dict[object, list[Client]] = {}
-        encodes: list[Client] = []
+        resumed = [self._resume(client, messages) for client, messages in self._received()]
+        waiting: dict[object, list[tuple[Client, Forward]]] = {}
+        encodes: list[tuple[Client, Encode]] = []
         for client in self._clients.values():
-            match client.request:
-                case Encode():
-                    encodes.append(client)
-                case Forward(engine=engine):
-                    waiting.setdefault((engine.model, engine.alone), []).append(client)
-                case Receive():
-                    pass
-                case _:
-                    raise TypeError(f"{client.key!r} yields {client.request!r}, which is no engine request")
+            request = client.request
+            if isinstance(request, Forward):
+                waiting.setdefault((request.engine.model, request.engine.alone), []).append((client, request))
+            elif isinstance(request, Encode):
+                encodes.append((client, request))
+            elif not isinstance(request, Receive):
+                raise TypeError(f"{client.key!r} yields {request!r}, which is no engine request")
         if encodes and not (waiting and self._encoded):  # they and passes take turns
             self._encoded = True
-            yield self._encode(encodes[0])
+            resumed.append(self._encode(*encodes[0]))
         elif waiting:
             self._encoded = False
-            yield from self._pass(min(waiting.values(), key=lambda clients: _forward(clients[0]).lane))  # draft first
-        elif not received:
+            drafts_first = min(waiting.values(), key=lambda pairs: pairs[0][1].lane)
+            resumed += [self._resume(client, answer) for client, answer in self._pass(drafts_first)]
+        elif self._clients and not resumed:
             self._wait(patience)
+        return resumed
 
     def _received(self) -> list[tuple[Client, list[Any]]]:
         found = []
@@ -161,8 +155,8 @@ class Loop:
         until = min(deadlines) - time.monotonic()
         self.wake.wait(max(0.0, until if patience is None else min(until, patience)))
 
-    def _encode(self, client: Client) -> Client:
-        request, begun = cast(Encode, client.request), self.now()
+    def _encode(self, client: Client, request: Encode) -> Client:
+        begun = self.now()
         try:
             request.run()
             self.synchronise()
@@ -171,26 +165,23 @@ class Loop:
         request.seconds = self.now() - begun
         return self._resume(client, request.answer)
 
-    def _pass(self, clients: list[Client]) -> Iterator[Client]:
+    def _pass(self, requests: list[tuple[Client, Forward]]) -> list[tuple[Client, object]]:
         """One pass over the rows that these clips request of one model, or their chains if they request only chains."""
-        engine = _forward(clients[0]).engine
-        if engine.alone:  # one sequence at a time: the one that has waited longest
-            clients = clients[:1]
-            self._clients[clients[0].key] = self._clients.pop(clients[0].key)
-        chains = not engine.alone and all(isinstance(client.request, Chain) for client in clients)
-        for client, answer in self._continue(clients) if chains else self._run(clients):
-            if client.key in self._clients:  # and not dropped by the reader of an earlier one
-                yield self._resume(client, answer)
+        if requests[0][1].engine.alone:  # one sequence at a time: the one that has waited longest
+            key = requests[0][0].key
+            self._clients[key] = self._clients.pop(key)
+            return self._run(requests[:1])
+        chains = [(client, request) for client, request in requests if isinstance(request, Chain)]
+        return self._continue(chains) if len(chains) == len(requests) else self._run(requests)
 
-    def _run(self, clients: list[Client]) -> list[tuple[Client, object]]:
+    def _run(self, requests: list[tuple[Client, Forward]]) -> list[tuple[Client, object]]:
         """One pass; the clips whose requests it completes, with the answers or errors."""
-        engine = _forward(clients[0]).engine
-        shared = any(not _forward(client).divisible for client in clients) or len(self._clients) > len(clients)
+        engine = requests[0][1].engine
+        shared = len(self._clients) > len(requests) or not all([request.divisible for _, request in requests])
         left = min(SHARED, engine.chunk) if shared else engine.chunk
         parts: list[tuple[Client, Forward, list[Any]]] = []
         prompts = 0
-        for client in clients:
-            request = _forward(client)
+        for client, request in requests:
             if request.divisible and left <= 0:
                 continue
             try:
@@ -212,7 +203,7 @@ class Loop:
                 return [(parts[0][0], error)]
             passed = None
         if passed is None:  # outside of the clause, whose error holds the tensors of the pass
-            return [answer for client, _, _ in parts for answer in self._run([client])]
+            return [answer for client, request, _ in parts for answer in self._run([(client, request)])]
         answered: list[tuple[Client, object]] = []
         at = 0
         for client, request, adds in parts:
@@ -225,36 +216,36 @@ class Loop:
         seconds = self.now() - begun - (engine.preparing - prepared)
         for _, request, _ in parts:
             request.seconds += seconds
-        rows, grows = sum(map(len, batch)), any(request.grows for _, request, _ in parts)
+        rows, grows = sum(map(len, batch)), any([request.grows for _, request, _ in parts])
         self.passed(Passing(parts[0][1].lane, len(parts), rows, prompts, seconds, grows=grows))
         return answered
 
-    def _continue(self, clients: list[Client]) -> list[tuple[Client, object]]:
+    def _continue(self, requests: list[tuple[Client, Chain]]) -> list[tuple[Client, object]]:
         """Draft the chains of all clips in one call."""
-        chains = [cast(Chain, client.request) for client in clients]
+        chains = [chain for _, chain in requests]
         engine = chains[0].engine
         begun, prepared = self.now(), engine.preparing
         try:
             found = engine.greedy([(chain.span, chain.token_ids, chain.gamma) for chain in chains])
         except Exception as error:
-            if len(clients) == 1:
-                return [(clients[0], error)]
+            if len(requests) == 1:
+                return [(requests[0][0], error)]
             found = None
         if found is None:  # outside of the clause, whose error holds the tensors of the pass
-            return [answer for client in clients for answer in self._continue([client])]
+            return [answer for request in requests for answer in self._continue([request])]
         seconds = self.now() - begun - (engine.preparing - prepared)
-        steps = max(chain.gamma for chain in chains)
+        gammas = [chain.gamma for chain in chains]
+        steps, share = max(gammas), sum(gammas) / max(gammas)
         for chain in chains:
             chain.seconds += seconds
-        share = sum(chain.gamma for chain in chains) / steps
         self.passed(Passing(chains[0].lane, share, share, 0, seconds / steps, steps))
-        return [(client, [*chain.answer, *more]) for client, chain, more in zip(clients, chains, found, strict=True)]
+        return [(client, [*chain.answer, *more]) for (client, chain), more in zip(requests, found, strict=True)]
 
     def _resume(self, client: Client, answer: object = None) -> Client:
         """Run a decoding to its next request, or to its end; an exception as ``answer`` is raised in it."""
         assert client.steps is not None
         if client.request is not None:
-            client.trace.waited += client.trace.elapsed() - client.asked - client.request.seconds
+            client.trace.waited += self.now() - client.since - client.request.seconds
         client.request = None
         try:
             client.request = client.steps.throw(answer) if isinstance(answer, Exception) else client.steps.send(answer)
@@ -262,14 +253,9 @@ class Loop:
             client.over, client.value = True, end.value
         except Exception as error:
             client.over, client.error = True, error
-        client.asked = client.trace.elapsed()
+        client.since = self.now()
         if isinstance(client.request, Receive):
             client.request.mailbox.wake = self.wake
         if client.over and self._clients.get(client.key) is client:
             del self._clients[client.key]
         return client
-
-
-def _forward(client: Client) -> Forward:
-    assert isinstance(client.request, Forward)
-    return client.request

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
@@ -111,18 +112,27 @@ class Sequence(Client):
         spent = 0.0 if "decode_video" in totals else self.job.spent
         return spent + sum(totals.get(kind, 0.0) for kind in READING)
 
+    def texts(
+        self, token_ids: Items[int], rejected: Items[Rejected] = ()
+    ) -> tuple[tuple[str, ...], tuple[Rejected, ...]]:
+        """Add the tokens of the next round to the text; what each adds, and ``rejected`` with what they would have
+        added."""
+        if self.text is None:
+            return (), tuple(rejected)
+        texts, instead = list[str](), list[Rejected]()
+        for at, token in enumerate(token_ids):
+            for one in rejected:
+                if one.at == at:
+                    instead.append(Rejected(at, one.token, self.text.instead(one.token)))
+            texts.append(self.text.add(token))
+        return tuple(texts), tuple(instead)
+
     def emit(self, event: Event) -> None:
-        """Emit an event; the text of its new tokens is added to a round."""
+        """Emit an event."""
         self.finished = self.trace.elapsed()
         if isinstance(event, Round):
             self.rounds.append(event)
             self.token_ids += event.token_ids
-            if self.text is not None:
-                texts, rejected = list[str](), list[Rejected]()
-                for at, token in enumerate(event.token_ids):
-                    rejected += [replace(r, text=self.text.instead(r.token)) for r in event.rejected if r.at == at]
-                    texts.append(self.text.add(token))
-                event = replace(event, texts=tuple(texts), rejected=tuple(rejected))
         elif isinstance(event, Prefilled):
             if (cache := self.job.cache) is not None and cache.reading_s is None:
                 cache.reading_s = self.reading_s
@@ -136,7 +146,8 @@ class Sequence(Client):
     def emit_first(self) -> bool:
         """Emit the round of the prefill's own token; whether the text ends there."""
         token = self.target.first()
-        self.emit(Round((token,), ("target",), 0, 0, elapsed=0.0, probabilities=self.target.probabilities))
+        texts, _ = self.texts([token])
+        self.emit(Round((token,), ("target",), 0, 0, 0.0, texts=texts, probabilities=self.target.probabilities))
         return self.limits.over([token])
 
 

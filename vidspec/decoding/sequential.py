@@ -31,26 +31,26 @@ def sequential(sequence: Sequence) -> Steps[None]:
     while not over:
         left = limits.max_new_tokens - len(sequence.token_ids) - 1
         gamma = min(window.gamma if window else sequence.gamma, left)
-        with trace.span("draft", "draft") as drafting:
-            draft = yield from drafter.propose(gamma)
-        with trace.span("verify") as verification:
-            passed = yield from target.verify(draft)
-        with trace.span("accept") as judging:
-            verdict = acceptance(draft, passed, sequence.rng)
-        draft_s = drafting.seconds
+        trace.begin()
+        draft = yield from drafter.propose(gamma)
+        draft_s = trace.lap("draft", "draft")
+        passed = yield from target.verify(draft)
+        verify_s = trace.lap("verify")
+        verdict = acceptance(draft, passed, sequence.rng)
+        verify_s += trace.lap("accept")
         if drafter.learns:
-            with trace.span("draft", "draft") as learning:
-                drafter.observe(verdict.path, verdict.token, passed)
-            draft_s += learning.seconds
+            drafter.observe(verdict.path, verdict.token, passed)
+            draft_s += trace.lap("draft", "draft")
         if passed.tapped is not None:
             drafter.observe_states(passed.tapped)
-        emitted = [*(draft.tokens[node] for node in verdict.path), verdict.token]
-        tokens, over = limits.cut(emitted, sequence.token_ids)
-        with trace.span("rollback"):
-            target.commit(verdict.path, verdict.token)
-            drafter.commit(verdict.path, verdict.token)
+        tokens, over = limits.cut([*map(draft.tokens.__getitem__, verdict.path), verdict.token], sequence.token_ids)
+        trace.begin()
+        target.commit(verdict.path, verdict.token)
+        drafter.commit(verdict.path, verdict.token)
+        trace.lap("rollback")
         if window is not None:
             window.judged(len(draft.tokens), len(verdict.path))
+        texts, instead = sequence.texts(tokens, rejected(verdict, draft, len(tokens)))
         sequence.emit(
             Round(
                 tuple(tokens),
@@ -59,11 +59,12 @@ def sequential(sequence: Sequence) -> Steps[None]:
                 accepted=min(len(verdict.path), len(tokens)),
                 elapsed=trace.elapsed() - begun,
                 draft_s=draft_s,
-                verify_s=verification.seconds + judging.seconds,
+                verify_s=verify_s,
+                texts=texts,
                 weights=draft.weights,
                 gamma=gamma if window is not None else 0,
-                loosened=tuple(one for one in verdict.loosened if one.at < len(tokens)),
-                rejected=rejected(verdict, draft, len(tokens)),
+                loosened=verdict.loosened and tuple(one for one in verdict.loosened if one.at < len(tokens)),
+                rejected=instead,
                 probabilities=target.probabilities[: len(tokens)],
             )
         )
@@ -71,10 +72,11 @@ def sequential(sequence: Sequence) -> Steps[None]:
 
 def origins(verdict: Verdict, draft: Draft, emitted: int) -> tuple[Origin, ...]:
     """The origins of the first ``emitted`` tokens of a verified window."""
-    loose = verdict.loose
-    names: list[Origin] = ["loose" if node in loose else "draft" for node in verdict.path]
-    end = verdict.path[-1] if verdict.path else -1
-    names.append("target" if not draft.tokens else "correction" if draft.children(end) else "bonus")
+    path, names = verdict.path, list[Origin](["draft"]) * len(verdict.path)
+    for one in verdict.loosened:
+        names[one.at] = "loose"
+    followed = len(path) < len(draft.tokens) if draft.is_chain else draft.children(path[-1] if path else -1)
+    names.append("target" if not draft.tokens else "correction" if followed else "bonus")
     return tuple(names[:emitted])
 
 

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from vidspec.decoding.admission import Claim, fits, reserve
-from vidspec.decoding.loop import Client, Loop, Passing
+from vidspec.decoding.loop import Loop, Passing
 from vidspec.decoding.sequence import Sequence
 from vidspec.draft_length.batch import SIZES, BatchSize
 from vidspec.engine.device import half_the_cores, synchroniser
@@ -148,7 +148,9 @@ class Serving:
             if self.captioner.target.model.device.type == "cpu":
                 self._threads.enter_context(half_the_cores())
         for client in self.loop.turn(1.0):
-            yield from self._news(client)
+            sequence = self._sequences[client.key]
+            if sequence.events or sequence.over:
+                yield from self._news(sequence)
         now = time.monotonic()
         for one in [one for one in self._sequences.values() if one.deadline is not None and now > one.deadline]:
             self.loop.drop(one.key)
@@ -225,22 +227,23 @@ class Serving:
             self._passes += 1
             self._last = passing
 
-    def _news(self, client: Client) -> News:
+    def _news(self, sequence: Sequence) -> list[tuple[Hashable, Event | Exception]]:
         """The events that a clip has emitted, and its error."""
-        sequence = self._sequences[client.key]
+        news: list[tuple[Hashable, Event | Exception]] = []
         while sequence.events:
             event = sequence.events.popleft()
             if isinstance(event, Round):
                 self._accepted += event.accepted
             elif isinstance(event, Prefilled):
                 self._claims.pop(sequence.key, None)  # what it takes now is allocated
-            yield sequence.key, event
+            news.append((sequence.key, event))
         if sequence.over and self._sequences.get(sequence.key) is sequence:
             del self._sequences[sequence.key]
             self._claims.pop(sequence.key, None)
             error = sequence.error
             if sequence.shared and isinstance(error, GenerationError) and error.kind == "memory":
                 self._again.append(sequence.job)
-                yield sequence.key, Again(error.message)
+                news.append((sequence.key, Again(error.message)))
             elif error is not None:
-                yield sequence.key, error
+                news.append((sequence.key, error))
+        return news

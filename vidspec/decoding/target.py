@@ -86,7 +86,7 @@ class Target:
 
     def _draw(self, draft: Draft) -> Draw | None:
         """How the tokens behind a window are drawn: of nodes at one depth, of which one is emitted, by one number."""
-        if self.sampling.greedy:
+        if not self.sampling.temperature:
             return None
         ahead = self._uniforms.ahead(1 + max(draft.depths, default=0))
         return Draw(self.sampling, (ahead[0], *(ahead[depth] for depth in draft.depths)), draft.probs)

@@ -24,8 +24,8 @@ def read_back(batch: Sequence[Rows], passed: Sequence[Passed]) -> list[Passed]:
         batch: the rows of each sequence.
         passed: of each the result, with ``logits`` and ``hidden`` on one device.
     """
-    counts = [len(one.logits) for one in passed]
-    some = [one.logits for one in passed if len(one.logits)]
+    counts = [one.logits.shape[0] for one in passed]
+    some = [one.logits for one, count in zip(passed, counts, strict=True) if count]
     if not some:
         return list(passed)
     logits = torch.cat(some) if len(some) > 1 else some[0]
@@ -43,15 +43,10 @@ def read_back(batch: Sequence[Rows], passed: Sequence[Passed]) -> list[Passed]:
     found, start = list[Passed](), 0
     for rows, one, count in zip(batch, passed, counts, strict=True):
         part = slice(start, start + count)
-        found.append(
-            one._replace(
-                finite=finite or all(map(math.isfinite, sums[part])),
-                likeliest=tokens[0][part],
-                chosen=tokens[1][part],
-                top=[(ids[: rows.top], probs[: rows.top]) for ids, probs in best[part]] if rows.top else (),
-                probs=probs_of.get(start),
-            )
-        )
+        top = [(ids[: rows.top], probs[: rows.top]) for ids, probs in best[part]] if rows.top else ()
+        sound = finite or all(map(math.isfinite, sums[part]))
+        choices = tokens[0][part], tokens[1][part], top, probs_of.get(start)
+        found.append(Passed(one.logits, one.hidden, one.tapped, sound, *choices))
         start += count
     return found
 

@@ -144,9 +144,10 @@ class Engine(Generic[M]):
         """
         graphs = self.model.decoder.graphs
         lengths = [span.length for span, _, _ in batch]
-        if graphs is not None and graphs.take([Rows(span, token_ids) for span, token_ids, _ in batch]):
+        first, gammas = [Rows(span, token_ids) for span, token_ids, _ in batch], [gamma for _, _, gamma in batch]
+        if graphs is not None and graphs.take(first):
             try:
-                return graphs.greedy(batch, self.model.vocabulary)
+                return graphs.greedy(first, gammas, self.model.vocabulary)
             except Exception as error:
                 for (span, _, _), length in zip(batch, lengths, strict=True):
                     span.rollback(length)
@@ -155,9 +156,9 @@ class Engine(Generic[M]):
                 self._give_up_replaying(error)
         made: list[list[int]] = [[] for _ in batch]
         try:
-            for step in range(max(gamma for _, _, gamma in batch)):
-                going = [i for i, (_, _, gamma) in enumerate(batch) if step < gamma]
-                passed = self.run([Rows(batch[i][0], made[i][-1:] if step else batch[i][1]) for i in going])
+            for step in range(max(gammas)):
+                going = [i for i, gamma in enumerate(gammas) if step < gamma]
+                passed = self.run([Rows(batch[i][0], made[i][-1:]) if step else first[i] for i in going])
                 self.check(passed)
                 for i, one in zip(going, passed, strict=True):
                     made[i].append(one.chosen[-1])
@@ -173,7 +174,7 @@ class Engine(Generic[M]):
         Raises:
             ModelError: some are NaN or infinite, from damaged weights or ones too large for the dtype.
         """
-        if not all(one.finite for one in passed):
+        if not all([one.finite for one in passed]):
             raise ModelError(
                 f"{getattr(self.model, 'name', 'the model')}: its logits are not finite (NaN or infinite)",
                 hint="damaged weights, or numbers too large for this dtype: fetch it again, or try another --dtype",

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,8 +58,8 @@ def eager_because(decoder: FusedDecoder) -> str | None:
 
 def eager_by_shape(windows: Sequence[int | None] | None, width: int) -> str | None:
     """What of it holds on any GPU, by a fused decoder's sliding windows and the numbers of its heads."""
-    if windows is not None:
-        return "its blocks have sliding windows"
+    if windows is not None and min(size for size in windows if size is not None) < MOST:
+        return f"its blocks have sliding windows of fewer than {MOST} tokens"
     return None if width in (16, 32, 64, 128, 256) else f"its heads have {width} numbers"
 
 
@@ -70,14 +71,18 @@ class Step:
         count: of rows.
         vocabulary: logits are cut to it.
         attend: the attention of a layer.
+        tapped: blocks whose inputs are kept; the number of blocks stands for the input of the final norm.
         chained: whether each row's own token is the next pass's.
 
     Attributes:
-        table: (8 + axes, count) int64 of each row: token id, rotary positions, slot in the slab, entries that all
-            rows of its sequence see, entries of the sequence, its first entry in the slab, its first row in the pass,
-            as bits which of the entries behind those that all see it sees, and the entries of its sequence in its first
-            pass here. The first ones are in the order in which a next token moves on.
+        idle: the table of a pass without rows, on the host.
+        table: (9 + axes, count) int64 of each row: token id, rotary positions, entries of its sequence before it on its
+            path, slot in the slab, entries that all rows of its sequence see, entries of the sequence, its first entry
+            in the slab, its first row in the pass, as bits which of the entries behind those that all see it sees, and
+            the entries of its sequence in its first pass here. The first ones are in the order in which a next token
+            moves on.
         logits, hidden: (count, vocabulary) and (count, hidden) of the last pass.
+        entering: by block (count, hidden) what entered the ``tapped`` ones in the last pass.
         tokens: (count,) the argmax of each row.
         moves: (count,) of a chained pass 1 for rows that move on by a token, 0 for idle ones.
     """
@@ -87,28 +92,42 @@ class Step:
     tokens: torch.Tensor
 
     def __init__(
-        self, decoder: FusedDecoder, count: int, vocabulary: int, attend: Attend, *, chained: bool = False
+        self,
+        decoder: FusedDecoder,
+        count: int,
+        vocabulary: int,
+        attend: Attend,
+        tapped: Collection[int] = (),
+        *,
+        chained: bool = False,
     ) -> None:
-        self.chained = chained
+        self.chained, self.tapped, self.entering = chained, tapped, dict[int, torch.Tensor]()
         self.decoder, self.count, self.vocabulary, self._attend = decoder, count, vocabulary, attend
-        self._slot = 1 + decoder.axes
-        self._idle = torch.tensor(_idle(decoder.slab, decoder.axes, range(count))).t().contiguous()
-        self.table = self._idle.to(decoder.embedding.device)
+        self._slot = 2 + decoder.axes
+        self._seen: dict[int | None, torch.Tensor] = {}  # what attention takes of the table, by the sliding window
+        self.idle = _idle(decoder.slab, decoder.axes, count)
+        self.table = self.idle.to(decoder.embedding.device, copy=True)
         self.moves = torch.zeros(count, dtype=torch.long, device=decoder.embedding.device)
+        self._each = torch.arange(count, device=decoder.embedding.device)
         every = decoder.slab.layers(0, decoder.slab.capacity + 1)
         self._layers = [(layer, layer[0], layer[1]) for layer in every]
 
     def rest(self) -> None:
         """Make all rows idle."""
-        self.table.copy_(self._idle)
+        self.table.copy_(self.idle)
         self.moves.zero_()
 
     def __call__(self) -> None:
         """Run; a chained pass then moves on."""
         decoder, table = self.decoder, self.table
-        rows, rotation = decoder.embed(table[0]), decoder.rotation(table[1 : self._slot])
+        rows, rotation = decoder.embed(table[0]), decoder.rotation(table[1 : self._slot - 1])
+        self._seen = {size: self._in_window(size) for size in set(decoder.windows or (None,))}
         for index in range(decoder.depth):
+            if index in self.tapped:
+                self.entering[index] = rows  # which keeps its memory from the blocks behind it
             rows = decoder.block(index, rows, rotation, self._attention)
+        if decoder.depth in self.tapped:
+            self.entering[decoder.depth] = rows
         self.hidden = decoder.norm(rows)
         self.logits = decoder.logits(self.hidden)[:, : self.vocabulary]
         self.tokens = self.logits.argmax(-1)
@@ -119,14 +138,26 @@ class Step:
     def _attention(self, layer: int, query: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
         both, keys, values = self._layers[layer]
         both.index_copy_(2, self.table[self._slot], entries.permute(1, 2, 0, 3))
-        return self._attend(query, keys, values, self.table[self._slot + 1 :], self.decoder.scaling)
+        windows = self.decoder.windows
+        seen = self._seen[None if windows is None else windows[layer]]
+        return self._attend(query, keys, values, seen, self.decoder.scaling)
+
+    def _in_window(self, size: int | None) -> torch.Tensor:
+        """(6, count) of the table what attention takes; in a sliding window each row is a sequence of its own to it,
+        which begins with the first entry that the row sees. All of a tree's nodes are near enough to each other."""
+        seen = self.table[self._slot + 1 :]
+        if size is None:
+            return seen
+        out = (self.table[self._slot - 1] - (size - 1)).clamp_(min=0)
+        common, length, start, _, sees, split = seen
+        return torch.stack([common - out, length - out, start + out, self._each, sees, split.clamp(max=size)])
 
 
 class Graphs:
     """Passes of one decoder, captured where its device can.
 
     Args:
-        decoder: of token rows; its windows are not looked at.
+        decoder: of token rows.
         attend: the attention of a layer, the Triton kernels if None.
         capture: whether passes are captured; they are otherwise run kernel by kernel.
 
@@ -141,8 +172,9 @@ class Graphs:
         self.device = decoder.embedding.device
         self._captures = capture and self.device.type == "cuda"
         self._steps: dict[tuple[int, bool], tuple[Step, Callable[[], None]]] = {}
-        self._lengths: weakref.WeakKeyDictionary[KVSpan, int] = weakref.WeakKeyDictionary()  # in their first passes
-        self._made: tuple[int, int] | None = None  # version of the slab, and vocabulary, that the steps are of
+        self._tapped: frozenset[int] = frozenset()  # all blocks that were tapped so far
+        #: Version of the slab, vocabulary and tapped blocks that the steps are of.
+        self._made: tuple[int, int, frozenset[int]] | None = None
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
 
@@ -152,11 +184,7 @@ class Graphs:
         return {count for count, _ in self._steps}
 
     def take(self, batch: Sequence[Rows]) -> bool:
-        """Whether a pass is of few tokens without observers, and each sequence alike in all layers.
-
-        What enters a block inside a replayed pass is written over by the blocks behind it: one that is tapped is not
-        replayed.
-        """
+        """Whether a pass is of few tokens without observers, and each sequence alike in all layers."""
         return sum(map(len, batch)) <= ROWS and all(map(_replayable, batch))
 
     def parted(self, batch: Sequence[Rows]) -> tuple[list[list[int]], list[int]]:
@@ -168,11 +196,11 @@ class Graphs:
             if not _replayable(rows):
                 others.append(at)
                 continue
-            if count + len(rows) > ROWS:
+            count += len(rows.token_ids)
+            if count > ROWS:
                 passes.append([])
-                count = 0
+                count = len(rows.token_ids)
             passes[-1].append(at)
-            count += len(rows)
         return [one for one in passes if one], others
 
     def clear(self) -> None:
@@ -183,71 +211,96 @@ class Graphs:
     def run(self, batch: Sequence[Rows], vocabulary: int) -> list[Passed]:
         """As ``Engine.run``, of a batch that :meth:`take` is true of."""
         with self._on_device():
-            step = self._pass(batch, vocabulary)
-            sizes = list(map(len, batch))
+            step, sizes = self._pass(batch, vocabulary)
             # The next pass writes to the same tensors.
             logits, hidden = step.logits[: sum(sizes)].clone(), step.hidden[: sum(sizes)].clone()
-        for rows in batch:
-            rows.span.length += len(rows)
-        return [Passed(*both) for both in zip(logits.split(sizes), hidden.split(sizes), strict=True)]
+            states = {
+                tapped: torch.cat([step.entering[block][: sum(sizes)] for block in tapped], 1).split(sizes)
+                for tapped in {rows.tapped for rows in batch if rows.tapped}
+            }
+        entered = [states[rows.tapped][at] if rows.tapped else None for at, rows in enumerate(batch)]
+        return list(map(Passed, logits.split(sizes), hidden.split(sizes), entered))
 
-    def greedy(self, batch: Sequence[tuple[KVSpan, Sequence[int], int]], vocabulary: int) -> list[list[int]]:
-        """As ``Engine.greedy``: a pass for each new token, of which the host waits for the last alone."""
-        for span, token_ids, gamma in batch:
-            span.check_room(len(token_ids) + gamma - 1)
-        longest = max(gamma for _, _, gamma in batch)
+    def greedy(self, batch: Sequence[Rows], gammas: Sequence[int], vocabulary: int) -> list[list[int]]:
+        """As ``Engine.greedy``: a pass for each new token, of which the host waits for the last alone.
+
+        Args:
+            batch: the first rows of each sequence, which :meth:`take` is true of.
+            gammas: of each, how many tokens to add.
+            vocabulary: logits are cut to it.
+        """
+        for rows, gamma in zip(batch, gammas, strict=True):
+            if rows.span.length + len(rows.token_ids) + gamma - 1 > rows.span.room:
+                rows.span.check_room(len(rows.token_ids) + gamma - 1)
         with self._on_device():
-            found = torch.zeros(longest, len(batch), dtype=torch.long, device=self.device)
-            begun = self._pass([Rows(span, token_ids) for span, token_ids, _ in batch], vocabulary)
-            ends, end = list[int](), -1
-            for span, token_ids, _ in batch:
-                end += len(token_ids)
-                ends.append(end)
-                span.length += len(token_ids)
-            found[0].copy_(begun.tokens[torch.tensor(ends, device=self.device)])
+            found = torch.zeros(max(gammas), len(batch), dtype=torch.long, device=self.device)
+            begun, sizes = self._pass(batch, vocabulary)
+            ends = torch.tensor(list(accumulate(sizes)), device=self.device) - 1
+            found[0].copy_(begun.tokens[ends])
             done = 1
-            while going := [at for at, (_, _, gamma) in enumerate(batch) if gamma > done]:
-                until = min(batch[at][2] for at in going)
+            while going := [at for at, gamma in enumerate(gammas) if gamma > done]:
+                until = min([gammas[at] for at in going])
                 step, replay = self.step(_padded(len(going)), vocabulary, chained=True)
                 places = torch.tensor(going, device=self.device)
-                self._write(step, [Rows(batch[at][0], [0]) for at in going])
+                self._write(step, [Rows(batch[at].span, (0,)) for at in going])
                 step.table[0, : len(going)].copy_(found[done - 1, places])
                 step.moves.copy_(torch.arange(step.count) < len(going))
                 for index in range(done, until):
                     replay()
                     found[index].index_copy_(0, places, step.tokens[: len(going)])
                 for at in going:
-                    batch[at][0].length += until - done
+                    batch[at].span.length += until - done
                 done = until
             tokens = found.t().tolist()
-        return [one[:gamma] for one, (_, _, gamma) in zip(tokens, batch, strict=True)]
+        return [one[:gamma] for one, gamma in zip(tokens, gammas, strict=True)]
 
     def _on_device(self) -> torch.cuda.device | nullcontext[None]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
-    def _pass(self, batch: Sequence[Rows], vocabulary: int) -> Step:
-        for rows in batch:
-            rows.span.check_room(len(rows))
-        step, replay = self.step(max(FEWEST, _padded(sum(map(len, batch)))), vocabulary)
+    def _pass(self, batch: Sequence[Rows], vocabulary: int) -> tuple[Step, list[int]]:
+        """Run the pass, by whose rows its sequences grow; and how many rows each has."""
+        sizes = [len(rows.token_ids) for rows in batch]
+        self._tapped |= {block for rows in batch for block in rows.tapped}
+        step, replay = self.step(max(FEWEST, _padded(sum(sizes))), vocabulary)
         self._write(step, batch)
         replay()
-        return step
+        for rows, size in zip(batch, sizes, strict=True):
+            rows.span.length += size
+        return step, sizes
 
     def _write(self, step: Step, batch: Sequence[Rows]) -> None:
         """The table of a pass, copied from memory that the host does not write to again."""
-        columns: list[list[int]] = []
+        tokens, turned, places = list[int](), list[int](), list[int]()
+        slots, sees = list[int](), list[int]()
+        alike: list[list[int]] = [[], [], [], [], []]  # the numbers that all rows of a sequence have
         for rows in batch:
-            length = self._lengths.setdefault(rows.span, rows.span.length + 1)
-            columns += [[*column, length] for column in _columns(rows, self.decoder.axes, len(columns))]
-        columns += _idle(self.decoder.slab, self.decoder.axes, range(len(columns), step.count))
-        table = torch.tensor(columns).t().contiguous()
+            span, count, first = rows.span, len(rows.token_ids), len(tokens)
+            length, end, offset = span.length, span.length + count, span.offset
+            if end > span.room:
+                span.check_room(count)
+            span.split = span.split or length + 1
+            tokens += rows.token_ids
+            slots += range(span.start + length, span.start + end)
+            if rows.parents is None:
+                common, bits = length, _CAUSAL[:count]
+                places += range(length, end)
+                turned += range(length + offset, end + offset)
+            else:
+                common, bits = end - len(rows.parents), _bits(rows.parents)[-count:]
+                places += rows.places
+                turned += [place + offset for place in rows.places]
+            sees += bits
+            for column, number in zip(alike, (common, end, span.start, first, span.split), strict=True):
+                column += [number] * count
+        columns = [tokens, *[turned] * self.decoder.axes, places, slots, *alike[:4], sees, alike[4]]
+        table = torch.cat([torch.tensor(columns), step.idle[:, len(tokens) :]], 1)
         if self.device.type == "cuda":
             table = table.pin_memory()
         step.table.copy_(table, non_blocking=True)
 
     def step(self, count: int, vocabulary: int, *, chained: bool = False) -> tuple[Step, Callable[[], None]]:
         """The pass of so many rows, and what runs it."""
-        made = self.decoder.slab.version, vocabulary
+        made = self.decoder.slab.version, vocabulary, self._tapped
         if made != self._made:  # they hold the addresses of a slab that is gone
             self.clear()
             self._made = made
@@ -280,7 +333,7 @@ class Graphs:
             from vidspec.engine.kernel import split_attention
 
             self._attend = split_attention
-        step = Step(self.decoder, count, vocabulary, self._attend, chained=chained)
+        step = Step(self.decoder, count, vocabulary, self._attend, () if chained else self._tapped, chained=chained)
         if not self._captures:
             return step, step
         here = torch.cuda.current_stream()
@@ -306,31 +359,27 @@ def _padded(count: int) -> int:
 def _replayable(rows: Rows) -> bool:
     """Whether rows of one sequence can be replayed, see :meth:`Graphs.take`."""
     return (
-        len(rows) <= MOST
+        len(rows.token_ids) <= MOST
         and rows.prompt is None
         and rows.taps is None
-        and not rows.tapped
         and len(rows.parents or ()) <= MOST
         and type(rows.span) is KVSpan
     )
 
 
-def _columns(rows: Rows, axes: int, first: int) -> list[list[int]]:
-    """Of each row :attr:`Step.table` but its last number; ``first`` is the sequence's first row in the pass."""
-    span, count, places = rows.span, len(rows), rows.places
-    tail = count if rows.parents is None else len(rows.parents)
-    common, length = span.length + count - tail, span.length + count
-    seen: list[int] = []  # of each node, as bits
-    for node, parent in enumerate(range(-1, count - 1) if rows.parents is None else rows.parents):
+def _bits(parents: Sequence[int]) -> list[int]:
+    """Of each node which nodes it sees, its ancestors and itself, as the bits of a signed number."""
+    seen: list[int] = []
+    for node, parent in enumerate(parents):
         seen.append((seen[parent] if parent >= 0 else 0) | 1 << node)
-    columns = []
-    for index, (token, place, bits) in enumerate(zip(rows.token_ids, places, seen[tail - count :], strict=True)):
-        slot = span.start + span.length + index
-        sees = bits - (1 << MOST) if bits >> (MOST - 1) else bits  # as a signed number
-        columns.append([token, *[place + span.offset] * axes, slot, common, length, span.start, first, sees])
-    return columns
+    return [bits - (1 << MOST) if bits >> (MOST - 1) else bits for bits in seen]
 
 
-def _idle(slab: Slab, axes: int, places: range) -> list[list[int]]:
-    """Rows that attend only to themselves, in the slab's scratch entry."""
-    return [[0, *[0] * axes, slab.capacity, 0, 1, slab.capacity, place, 1, 1] for place in places]
+#: Of a chain, whose nodes see all before them.
+_CAUSAL = _bits(range(-1, MOST - 1))
+
+
+def _idle(slab: Slab, axes: int, count: int) -> torch.Tensor:
+    """:attr:`Step.table` of rows that attend only to themselves, in the slab's scratch entry."""
+    columns = [[0, *[0] * axes, 0, slab.capacity, 0, 1, slab.capacity, place, 1, 1] for place in range(count)]
+    return torch.tensor(columns).t().contiguous()

@@ -7,7 +7,6 @@ come from the loop (:mod:`vidspec.decoding.loop`), which packs the rows of many 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
@@ -39,8 +38,8 @@ T = TypeVar("T")
 Lane: TypeAlias = Literal["target", "draft"]
 
 
-class _Request(ABC):
-    """The base of all requests.
+class _Request:
+    """The base of all requests, of which the loop looks at the class of each in every turn.
 
     Attributes:
         lane: the worker that it is for.
@@ -52,9 +51,9 @@ class _Request(ABC):
     seconds: float = 0.0
     answer: Any = None
 
-    @abstractmethod
     def run(self) -> None:
         """Compute the answer now, without rows of other clips."""
+        raise NotImplementedError
 
 
 class Forward(_Request):
@@ -108,16 +107,18 @@ class Chain(Forward):
     def __init__(
         self, engine: Engine, span: KVSpan, token_ids: Sequence[int], gamma: int, lane: Lane = "draft"
     ) -> None:
-        super().__init__(engine, [Rows(span, list(token_ids))], lane)
+        super().__init__(engine, (), lane)
         self.span, self.token_ids, self.gamma = span, list(token_ids), gamma
         self.answer = []
+
+    def parts(self, limit: int) -> Sequence[Rows]:
+        return [Rows(self.span, self.token_ids)]
 
     def took(self, passed: Sequence[Passed]) -> bool:
         self.engine.check(passed)
         token = passed[0].chosen[-1]
         self.answer.append(token)
         self.token_ids, self.gamma = [token], self.gamma - 1
-        self.rows = [Rows(self.span, self.token_ids)]
         return self.gamma == 0
 
 

@@ -212,12 +212,14 @@ class KVSpan:
         free: releases the entries; so does deleting the span.
         states: of recurrent layers; None if there are none.
         source: the sequence whose entries these are, see :meth:`follower`; None of one with entries of its own.
+        split: entries in its first replayed pass, by which its keys are split over a device; 0 before it.
     """
 
     start: int
     free: weakref.finalize[..., KVSpan]
     states: States | None = None
     source: KVSpan | None = None
+    split: int = 0
 
     def __init__(self, slab: Slab, room: int, offset: int = 0) -> None:
         self.slab, self.room, self.offset, self.length = slab, room, offset, 0
@@ -232,7 +234,7 @@ class KVSpan:
         if self.states is not None:
             raise ValueError("states of recurrent layers cannot be shared")
         other = copy.copy(self)
-        other.source = self
+        other.source, other.split = self, 0
         return other
 
     def follow(self) -> bool:

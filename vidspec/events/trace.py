@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-__all__ = ["KINDS", "Kind", "Piece", "Span", "Timed", "Trace", "by_kind", "innermost", "to_chrome"]
+__all__ = ["KINDS", "Kind", "Piece", "Span", "Trace", "by_kind", "innermost", "to_chrome"]
 
 Kind: TypeAlias = Literal[
     "decode_video",
@@ -29,8 +29,6 @@ Kind: TypeAlias = Literal[
     "plan",
 ]
 KINDS: tuple[str, ...] = Kind.__args__  # type: ignore[attr-defined]
-#: What each round does: it ends with what was read back of its pass, which has waited for the device.
-ROUND = ("draft", "verify", "accept", "rollback")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +56,12 @@ class Piece:
 
 
 @dataclass
-class Timed:
-    """Work that :meth:`Trace.span` times; ``seconds`` is known when it is over."""
-
-    seconds: float = 0.0
-
-
-@dataclass
 class Trace:
     """Collects spans. ``synchronise`` is called at both ends of each, so that a device's queued work is counted.
 
-    It is not called for spans of a round (:data:`ROUND`), of which a GPU's clips have thousands: the host's clock is
-    right there without it, as the passes in them end with a read-back. Spans of one worker lie side by side or within
-    each other, never across: each worker does one thing at a time.
+    It is not called for the laps of a round, of which a GPU's clips have thousands: the host's clock is right there
+    without it, as the passes in them end with a read-back. Spans of one worker lie side by side or within each other,
+    never across: each worker does one thing at a time.
 
     Attributes:
         waited: seconds in which a loop served other clips while this one waited for an answer.
@@ -81,6 +72,7 @@ class Trace:
     spans: list[Span] = field(default_factory=list)
     origin: float = 0.0
     waited: float = 0.0
+    _lap: tuple[float, float] = (0.0, 0.0)  # when the present one began, and ``waited`` then
 
     def __post_init__(self) -> None:
         self.origin = self.clock()
@@ -95,30 +87,34 @@ class Trace:
         return self.clock() - self.origin
 
     @contextmanager
-    def span(self, kind: Kind, worker: str = "target", about: tuple[tuple[str, int], ...] = ()) -> Iterator[Timed]:
+    def span(self, kind: Kind, worker: str = "target") -> Iterator[None]:
         """Time a piece of work, without the seconds in which it waited for passes of other clips.
 
         A part of a decoding that is given up at a request is not noted.
         """
-        start, waited, timed = self._now(kind), self.waited, Timed()
+        start, waited, given_up = self.now(), self.waited, False
         try:
-            yield timed
+            yield
         except GeneratorExit:
+            given_up = True
             raise
-        except BaseException:
-            self._note(timed, start, waited, kind, worker, about)
-            raise
-        self._note(timed, start, waited, kind, worker, about)
+        finally:
+            if not given_up:
+                end = self.now()
+                self.spans.append(Span(worker, kind, min(end, start + self.waited - waited), end))
 
-    def _note(
-        self, timed: Timed, start: float, waited: float, kind: str, worker: str, about: tuple[tuple[str, int], ...]
-    ) -> None:
-        end = self._now(kind)
-        timed.seconds = max(0.0, end - start - (self.waited - waited))
-        self.spans.append(Span(worker, kind, end - timed.seconds, end, about))
+    def begin(self) -> None:
+        """The first of several pieces of a round's work begins, see :meth:`lap`."""
+        self._lap = self.clock() - self.origin, self.waited
 
-    def _now(self, kind: str) -> float:
-        return self.elapsed() if kind in ROUND else self.now()
+    def lap(self, kind: Kind, worker: str = "target", about: tuple[tuple[str, int], ...] = ()) -> float:
+        """A piece of a round's work has ended, and the next one begins; its seconds, without those of other clips'
+        passes."""
+        (start, waited), end = self._lap, self.clock() - self.origin
+        self._lap = end, self.waited
+        start = min(end, start + self.waited - waited)
+        self.spans.append(Span(worker, kind, start, end, about))
+        return end - start
 
     def add(self, kind: str, worker: str, start: float, end: float, about: tuple[tuple[str, int], ...] = ()) -> None:
         """A piece of work that was timed elsewhere, in seconds since the trace began."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,9 +17,15 @@ _INCOMPLETE = "\ufffd"
 _MARGIN = 8
 
 
-def decoded(tokenizer: StockTokenizer, token_ids: Sequence[int]) -> str:
-    """The text of tokens, without special ones."""
-    return str(tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+def decoder_of(tokenizer: StockTokenizer) -> Callable[[Sequence[int]], str]:
+    """Gives the text of tokens, without special ones.
+
+    A stock tokenizer spends several times as long on looking at each token id as its backend on decoding them all.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        return partial(backend.decode, skip_special_tokens=True)
+    return partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def before_stop(text: str, strings: Sequence[str], *, unfinished: bool = False) -> str:
@@ -33,13 +40,13 @@ class StopStrings:
     """Finds where a text contains one of several strings, for :class:`~vidspec.decoding.limits.Limits`."""
 
     def __init__(self, tokenizer: StockTokenizer, strings: Sequence[str]) -> None:
-        self._tokenizer, self._strings = tokenizer, tuple(strings)
+        self._decode, self._strings = decoder_of(tokenizer), tuple(strings)
         # A token with text has one byte of it at the least.
         self._tail = max(len(one.encode()) for one in strings) + _MARGIN
 
     def stopped(self, token_ids: Sequence[int]) -> bool:
         """Whether the last tokens of a text contain a stop string, as when its last token has completed one."""
-        tail = decoded(self._tokenizer, token_ids[-self._tail :])
+        tail = self._decode(token_ids[-self._tail :])
         return any(one in tail for one in self._strings)
 
 
@@ -55,29 +62,28 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: StockTokenizer, stop: Sequence[str] = ()) -> None:
-        self._tokenizer, self._stop = tokenizer, stop
+        self._decode, self._stop = decoder_of(tokenizer), stop
         self._ids: list[int] = []
         self._settled = 0  # tokens whose text has been handed out
         self._window = 0  # first token of the window that is decoded
-
-    def _decode(self, ids: list[int]) -> str:
-        return decoded(self._tokenizer, ids)
+        self._before = ""  # the text of the window's settled tokens
 
     def add(self, token: int) -> str:
         """What ``token`` adds to the text; empty while a character is incomplete."""
         self._ids.append(token)
-        before = self._decode(self._ids[self._window : self._settled])
         now = self._decode(self._ids[self._window :])
         if now.endswith(_INCOMPLETE):
             return ""
-        self._window = max(self._window, self._settled - 4) if self._settled - self._window > 16 else self._window
-        self._settled = len(self._ids)
-        return now[len(before) :]
+        added = now[len(self._before) :]
+        if self._settled - self._window > 16:
+            self._window = self._settled - 4
+            now = self._decode(self._ids[self._window :])
+        self._settled, self._before = len(self._ids), now
+        return added
 
     def instead(self, token: int) -> str:
         """What ``token`` would add, which is not taken in."""
-        before = self._decode(self._ids[self._window : self._settled])
-        return self._decode([*self._ids[self._window :], token])[len(before) :]
+        return self._decode([*self._ids[self._window :], token])[len(self._before) :]
 
     def finish(self) -> str:
         """The whole text, before a stop string."""

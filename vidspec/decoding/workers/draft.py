@@ -114,8 +114,9 @@ class DraftClip(Client):
             self._epoch, self._until = message.epoch, 0
             if self._text is None:
                 raise RuntimeError("told to roll back before its prompt was read")
-            with self.trace.span("rollback", "draft"):
-                self._text.cut(message.keep, message.tokens)
+            self.trace.begin()
+            self._text.cut(message.keep, message.tokens)
+            self.trace.lap("rollback", "draft")
         elif isinstance(message, Abort):
             self._until = 0
             # What was asked before the prompt is read is not wanted any more; the prompt still is.
@@ -153,9 +154,10 @@ class DraftClip(Client):
         while (text := self._text) is not None and self._proposes:
             position = len(text.tokens)
             about = (("epoch", self._epoch), ("position", position))
-            with self.trace.span("draft", "draft", about) as drafting:
-                token = yield from text.extend()
-            self.emit(Proposed(self._epoch, position, token, drafting.seconds if position else 0.0))
+            self.trace.begin()
+            token = yield from text.extend()
+            seconds = self.trace.lap("draft", "draft", about)
+            self.emit(Proposed(self._epoch, position, token, seconds if position else 0.0))
 
     def spans(self) -> Spans:
         """What has been done."""

@@ -56,7 +56,8 @@ def parallel(sequence: Sequence) -> Steps[None]:
         if not sequence.rounds:
             begun = trace.elapsed()
             sequence.emit(target.prefilled(begun))
-        sequence.emit(replace(one, elapsed=trace.elapsed() - begun))
+        texts, rejected = sequence.texts(one.token_ids, one.rejected)
+        sequence.emit(replace(one, elapsed=trace.elapsed() - begun, texts=texts, rejected=rejected))
 
     try:
         with slot.sharing():

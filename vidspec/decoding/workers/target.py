@@ -96,19 +96,20 @@ class TargetSide:
         assert acceptance is not None
         rows = len(order.window) + 1
         window = Draft(order.window, tuple(range(-1, len(order.window) - 1)))
-        with trace.span("verify", about=(("round", order.round), ("rows", rows))) as verification:
-            passed = yield from target.verify(window)
-        with trace.span("accept") as judging:
-            verdict = acceptance(window, passed, sequence.rng)
-        with trace.span("rollback"):
-            target.commit(verdict.path, verdict.token)
+        trace.begin()
+        passed = yield from target.verify(window)
+        seconds = trace.lap("verify", about=(("round", order.round), ("rows", rows)))
+        verdict = acceptance(window, passed, sequence.rng)
+        seconds += trace.lap("accept")
+        target.commit(verdict.path, verdict.token)
+        trace.lap("rollback")
         self._emitted += verdict.accepted + 1
         return Verdict(
             order.round,
             verdict.accepted,
             verdict.token,
             rows,
-            verification.seconds + judging.seconds,
+            seconds,
             verdict.loosened,
             target.probabilities,
         )

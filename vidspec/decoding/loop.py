@@ -177,7 +177,9 @@ class Loop:
         if engine.alone:  # one sequence at a time: the one that has waited longest
             clients = clients[:1]
             self._clients[clients[0].key] = self._clients.pop(clients[0].key)
-        chains = not engine.alone and all(isinstance(client.request, Chain) for client in clients)
+        # Penalties on a token need those before it on the host: such chains go pass by pass.
+        requests = [client.request for client in clients]
+        chains = not engine.alone and all(isinstance(one, Chain) and one.history is None for one in requests)
         for client, answer in self._continue(clients) if chains else self._run(clients):
             if client.key in self._clients:  # and not dropped by the reader of an earlier one
                 yield self._resume(client, answer)

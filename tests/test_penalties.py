@@ -6,10 +6,11 @@ import pytest
 import torch
 from acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value
 from decoding.checkpoints import tokenizer
-from decoding.toys import GREEDY, ToyEngine, blend, greedy_text, on_tables, random_table, rounds_of
+from decoding.toys import GREEDY, ToyEngine, blend, greedy_text, on_tables, proposed, random_table, rounds_of
 from decoding.workers.pairs import Waiting
 from drafting.literal_ensemble import literal_weights
 from drafting.toy_ensemble import ensemble
+from engine import standin
 from engine.test_penalties import processed
 from model_pairs import Pair, save_pair
 from safetensors.torch import load_file, save_file
@@ -21,7 +22,9 @@ from vidspec.decoding.limits import Limits
 from vidspec.decoding.sequential import sequential
 from vidspec.decoding.workers.text import DraftText
 from vidspec.drafting.adaptive import AdaptiveDrafter
+from vidspec.drafting.chain import ChainDrafter
 from vidspec.embedded.samples import shipped
+from vidspec.engine.graphs import Graphs
 from vidspec.engine.penalties import History, Penalties
 from vidspec.engine.requests import alone
 from vidspec.engine.sampling import Sampling
@@ -132,6 +135,28 @@ def test_weights_of_an_ensemble_rest_on_penalised_distributions(penalties):
             positions.append((judge(prefix).softmax(-1).tolist(), each, one.token_ids[at]))
         start += len(step.token_ids)
     assert any(step.accepted == step.drafted > 0 for step in rounds)  # a bonus
+
+
+@pytest.mark.parametrize("penalties", EACH, ids=str)
+@pytest.mark.parametrize("kind", ["chain", "ensemble"])
+def test_a_drawn_window_carries_the_distributions_it_was_drawn_from(kind, penalties):
+    """Penalised ones: by others the target would judge it wrongly."""
+    sampling, history = Sampling(0.9, 0.8), History(penalties, PROMPT)
+    rng = torch.Generator().manual_seed(1)
+    tables = [OTHER] if kind == "chain" else [OTHER, *contexts(1)]
+    drafter = ensemble(tables, sampling, rng)
+    if kind == "chain":
+        engine = ToyEngine(OTHER)
+        drafter = ChainDrafter(engine, engine.open(), sampling, rng)
+    history.add([4])
+    drafter.history = history
+    drafter.begin(4)
+    window = proposed(drafter, 5)
+    for at, q in enumerate(window.probs):
+        prefix = (4, *window.tokens[:at])
+        each = torch.stack([penalised(table, penalties)(prefix) for table in tables])
+        mean = Sampling(0.9).distribution(each).mean(0)
+        assert torch.allclose(q, sampling.nucleus(mean[None])[0], atol=1e-6) and q[window.tokens[at]] > 0
 
 
 # Drawn texts.
@@ -322,6 +347,23 @@ def test_texts_are_those_of_generate(pair, profile, settings, batch):
     if profile not in SELDOM:
         drafted, accepted = (sum(one.counters[name] for one in records.values()) for name in ("drafted", "accepted"))
         assert 0 < accepted < drafted
+
+
+@pytest.mark.parametrize("profile", ["vanilla-sd", "sd-tree"])
+def test_replayed_passes(pair, monkeypatch, profile):
+    """A device that feeds a chain's tokens back by itself knows no penalties: with them it is asked pass by pass."""
+    fed_back = []
+    for model in (pair.target, pair.draft):
+        graphs = Graphs(model.decoder, standin.attention)
+        greedy = graphs.greedy
+        monkeypatch.setattr(graphs, "greedy", lambda *given, greedy=greedy: fed_back.append(given) or greedy(*given))
+        monkeypatch.setattr(model.decoder, "graphs", graphs)
+    for settings in ("all", ""):
+        captioner = pair.captioner(profile, SETTINGS.get(settings))
+        texts = {clip: record.token_ids for clip, record in served(captioner, 4).items()}
+        assert texts == {clip: pair.generated(clip, settings) for clip in CLIPS}
+        assert bool(fed_back) == (profile == "vanilla-sd" and not settings)
+        assert any(step.graphs.captured for step in (pair.target.decoder, pair.draft.decoder))
 
 
 @pytest.mark.full

@@ -117,6 +117,8 @@ def test_peers_do_not_draw(peer):
         peer(label=hot).caption(CLIP)
     with pytest.raises(PeerFailed, match="generate takes the likeliest tokens"):
         Peer("generate", labels.load(hot), None, None).caption(CLIP)
+    with pytest.raises(PeerFailed, match="vllm penalises no tokens, and ar does"):
+        peer(label=f"ar{SMALL}+generate.presence_penalty=0.5").caption(CLIP)
 
 
 @pytest.mark.full

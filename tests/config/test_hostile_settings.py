@@ -107,6 +107,7 @@ INTEGERS = {
     "generate.max_new_tokens": (1, MANY),
     "generate.seed": (0, SEED),
     "generate.top_k": (0, MANY),
+    "generate.no_repeat_ngram": (0, MANY),
 }
 FLOATS = {
     "video.fps": (5e-324, FASTEST),
@@ -114,6 +115,8 @@ FLOATS = {
     "generate.temperature": (COLDEST, HOTTEST),
     "generate.top_p": (1e-6, 1.0),
     "generate.min_p": (0.0, 1.0),
+    "generate.repetition_penalty": (1e-6, MANY),
+    "generate.presence_penalty": (-2.0, 2.0),
 }
 
 
@@ -124,8 +127,9 @@ def test_numbers_beyond_their_bounds(key):
     for value in (least, most):
         section, _, inner = key.partition(".")
         assert getattr(getattr(profiles.load("vanilla-sd", {key: value}, {}), section), inner) == value
-    beyond = [-1, 2**70, -(2**70), 10**4000, "9" * 5000, math.nan, math.inf, -math.inf, "nan", "1e999", "", "x"]
-    beyond += [least - 1, most + 1] if whole else [least / 2 - 1e-9, math.nextafter(most, math.inf)]
+    beyond = [-3, 2**70, -(2**70), 10**4000, "9" * 5000, math.nan, math.inf, -math.inf, "nan", "1e999", "", "x"]
+    ends = ((least, -math.inf), (most, math.inf))
+    beyond += [least - 1, most + 1] if whole else [math.nextafter(bound, side) for bound, side in ends]
     for value in beyond:
         assert refused(ProfileError, profiles.load, "vanilla-sd", {key: value}, {}).startswith(f"{key}: ")
 

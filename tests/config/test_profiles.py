@@ -233,6 +233,12 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
             "models.device: must be auto, cpu, cuda, cuda:N, xpu, xpu:N or mps, not 'cuda:x'",
         ),
         ({"generate.top_p": 0}, "generate.top_p: must be greater than or equal to 0.000001, not 0"),
+        (
+            {"generate.repetition_penalty": 0},
+            "generate.repetition_penalty: must be greater than or equal to 0.000001, not 0",
+        ),
+        ({"generate.presence_penalty": 2.5}, "generate.presence_penalty: must be less than or equal to 2, not 2.5"),
+        ({"generate.no_repeat_ngram": -1}, "generate.no_repeat_ngram: must be greater than or equal to 0, not -1"),
         ({"generate.temperature": "nan"}, "generate.temperature: must be a finite number, not 'nan'"),
         (
             {"prune.method": "unifrom"},

@@ -25,6 +25,7 @@ from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.tree import TreeDrafter
 from vidspec.engine.choices import read_back
 from vidspec.engine.forward import Engine
+from vidspec.engine.penalties import History
 from vidspec.engine.requests import Steps, alone
 from vidspec.engine.rows import Passed, Prefill, Rows
 from vidspec.engine.sampling import Sampling
@@ -216,6 +217,7 @@ def on_tables(
     draft_sampling: Sampling | None = None,
     rule: Acceptance | None = None,
     rng: torch.Generator | None = None,
+    history: History | None = None,
 ) -> Sequence:
     """A sequence on tables, its prompts read; ``draft`` is a table for the real model drafter, or a drafter."""
     rng = rng or torch.Generator().manual_seed(0)
@@ -230,8 +232,10 @@ def on_tables(
         else:
             drafter = TreeDrafter(other, other.open(), parse_tree(tree))  # type: ignore[arg-type]
     sequence = Sequence(Request("tables"))
-    sequence.target = Target(engine, engine.start(), sampling, rng)  # type: ignore[arg-type]
+    sequence.target = Target(engine, engine.start(), sampling, rng, history=history)  # type: ignore[arg-type]
     sequence.limits, sequence.rng, sequence.gamma = limits, rng, gamma
     sequence.drafter = drafter
+    if drafter is not None:
+        drafter.history = history
     sequence.acceptance = (rule or Exact()) if drafter is not None else None
     return sequence

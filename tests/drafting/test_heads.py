@@ -238,6 +238,23 @@ def test_drawn_texts_are_those_of_plain_decoding(pairs, family):
         assert pair.texts(pair.captioner(**drawn), batch) == plain
 
 
+@pytest.mark.parametrize("family", full_but([QWEN25], [QWEN25, QWEN3, HYBRID]))
+def test_a_head_follows_penalties(pairs, monkeypatch, family):
+    """Also one whose vocabulary is its own: it drafts no token twice where none may occur twice."""
+    pair = pairs(family)
+    once = {"generate.no_repeat_ngram": 1}
+    plain = pair.texts(pair.captioner("ar", **once), 1)
+    assert plain != pair.texts(pair.captioner("ar"), 1)
+    for batch in (1, 4):
+        assert pair.texts(pair.captioner(**once), batch) == plain
+    for settings in (once, {}):
+        rounds = watched(monkeypatch, right_for_a_while(list(plain["0"])))
+        pair.captioner(**settings).caption("", clip=clip(0))
+        twice = [len({*emitted, *tokens}) < len({*emitted}) + len(tokens) for emitted, tokens in rounds]
+        assert any(tokens for _, tokens in rounds) and any(twice) == (not settings)
+        monkeypatch.undo()
+
+
 @pytest.mark.parametrize("family", [QWEN25, HYBRID])
 def test_the_record_names_the_head(pairs, family):
     pair = pairs(family)

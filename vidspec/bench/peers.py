@@ -54,13 +54,16 @@ class PeerFailed(GenerationError):
 
 
 def must_be_greedy(name: str, profile: Profile) -> None:
-    """Peers take the likeliest token: where a profile draws, its texts and times cannot be compared with theirs.
+    """Peers take the likeliest token: where a profile draws or penalises tokens, its texts and times cannot be compared
+    with theirs.
 
     Raises:
-        PeerFailed: it draws.
+        PeerFailed: it draws or penalises.
     """
     if profile.generate.temperature > 0:
         raise PeerFailed(f"{name} takes the likeliest tokens, and {profile.name} draws")
+    if profile.generate.penalties:
+        raise PeerFailed(f"{name} penalises no tokens, and {profile.name} does")
 
 
 def window(profile: Profile) -> int:

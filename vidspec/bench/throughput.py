@@ -290,7 +290,7 @@ def measure(
         first = {name: one.ids[0] for (name, batch), one in found.items() if batch == 1 and one.ids} | ones
         exact = texts if plain is None else first.get(plain, {})
         runs = {key: one for key, one in found.items() if key[0] in taking.names and one.seconds}
-        greedy = all(one.generate.temperature == 0 for one in known.values())
+        greedy = all(one.generate.temperature == 0 and not one.generate.penalties for one in known.values())
         rows = []
         for (name, batch), one in runs.items():
             drawn = name in exactly and not known[name].token_for_token

@@ -276,6 +276,9 @@ class Request:
     top_p: Annotated[float | None, _text(help="Nucleus sampling threshold.")] = None
     top_k: Annotated[int | None, _text(help="Sample from so many of the most probable tokens; 0: from all.")] = None
     min_p: Annotated[float | None, _text(help="Sample tokens at least so probable as the first, as a share.")] = None
+    repetition_penalty: Annotated[float | None, _text(help="Factor against tokens of prompt and text; 1: none.")] = None
+    presence_penalty: Annotated[float | None, _text(help="Subtracted from logits of tokens in the text.")] = None
+    no_repeat_ngram: Annotated[int | None, _text(metavar="N", help="Repeat no run of N tokens; 0: any.")] = None
     seed: Annotated[int | None, _text(help="Seed for sampling.")] = None
 
     form: Annotated[

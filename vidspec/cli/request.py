@@ -27,6 +27,7 @@ KEYS = {
     "video": ("frames", "fps", "max_pixels", "decoder", "seek", "allow_damaged", "audio"),
     "generate": ("system", "max_new_tokens", "stop_loops", "stop", "temperature", "top_p", "top_k", "min_p", "seed"),
 }
+KEYS["generate"] += ("repetition_penalty", "presence_penalty", "no_repeat_ngram")
 #: Options of which only one may be given.
 EXCLUSIVE = (
     ("prompt", "prompt_file", "style", "turn"),

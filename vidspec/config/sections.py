@@ -415,6 +415,7 @@ class LossySection(PartSection):
 class GenerateSection(Section):
     """What is asked and how the answer is sampled; temperature 0 is greedy, ``top_k`` 0 is all tokens.
 
+    Penalties (:class:`vidspec.engine.penalties.Penalties`) come before the temperature, and change greedy choices too.
     ``stop_loops`` ends a text that says the same words again and again, as :mod:`vidspec.decoding.limits` finds out;
     ``stop`` are strings of which the first one written ends the text, which it is not part of.
     """
@@ -426,6 +427,9 @@ class GenerateSection(Section):
     top_p: float = Field(default=1.0, ge=1e-6, le=1, allow_inf_nan=False)
     top_k: int = Field(default=0, ge=0, le=MANY)
     min_p: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
+    repetition_penalty: float = Field(default=1.0, ge=1e-6, le=MANY, allow_inf_nan=False)
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2, allow_inf_nan=False)
+    no_repeat_ngram: int = Field(default=0, ge=0, le=MANY)
     seed: int = Field(default=0, ge=0, le=SEED)
     prompt: str = Field(default="Describe this video in detail.", min_length=1)
     system: str | None = Field(default=None, min_length=1)
@@ -434,6 +438,12 @@ class GenerateSection(Section):
     def sampling(self) -> dict[str, Any]:
         """The keys that say how tokens are chosen."""
         return self.model_dump(include={"temperature", "top_p", "top_k", "min_p"})
+
+    @property
+    def penalties(self) -> dict[str, float]:
+        """Those keys that penalise tokens of the text so far, where they do; the other keys have no such effect."""
+        keys = {"repetition_penalty", "presence_penalty", "no_repeat_ngram"}
+        return self.model_dump(include=keys, exclude_defaults=True)
 
     def check(self, profile: Profile) -> Iterator[Problem]:
         if self.temperature > 0 and not profile.rule.draws:

@@ -49,10 +49,14 @@ def gap(captioner: Captioner, request: Request, one: Sequence[int], other: Seque
     engine, generate = captioner.target, captioner.profile.generate
     prompt, system = request.prompt or generate.prompt, request.system or generate.system
     whole = Request(request.path, request.shown, prompt, system, earlier=request.earlier)
-    read = engine.prefill(alone(captioner.setup.read(whole, Trace())), len(one))
+    prefix = alone(captioner.setup.read(whole, Trace()))
+    read = engine.prefill(prefix, len(one))
     logits = read.logits
     for token in one[:shared]:
         logits = engine.run([Rows(read.span, [token])])[0].logits[-1]
-    scores = logits.float()
+    scores, history = logits.float(), captioner.setup.history(prefix)
+    size = float(scores.abs().max())
+    if history is not None:
+        scores = history.after([one[:shared]])(scores[None])[0]
     lower = min(float(scores[one[shared]]), float(scores[other[shared]]))
-    return (float(scores.max()) - lower) / float(scores.abs().max())
+    return (float(scores.max()) - lower) / size

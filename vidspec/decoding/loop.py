@@ -171,7 +171,8 @@ class Loop:
             key = requests[0][0].key
             self._clients[key] = self._clients.pop(key)
             return self._run(requests[:1])
-        chains = [(client, request) for client, request in requests if isinstance(request, Chain)]
+        # Penalties on a token need those before it on the host: such chains go pass by pass.
+        chains = [(one, request) for one, request in requests if isinstance(request, Chain) and request.history is None]
         return self._continue(chains) if len(chains) == len(requests) else self._run(requests)
 
     def _run(self, requests: list[tuple[Client, Forward]]) -> list[tuple[Client, object]]:

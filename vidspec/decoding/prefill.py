@@ -45,10 +45,13 @@ def in_turns(sequence: Sequence) -> Steps[None]:
         del context
     signals = ranked(taps)
     del taps, hit  # what was observed can be as large as the prompt
-    tapped = drafter.tapped if drafter is not None else ()
+    tapped, history = drafter.tapped if drafter is not None else (), setup.history(prefix)
+    probs = sequence.job.return_probs
     sequence.target = Target(
-        setup.target, read, setup.sampling, sequence.rng, tapped, return_probs=sequence.job.return_probs
+        setup.target, read, setup.sampling, sequence.rng, tapped, return_probs=probs, history=history
     )
+    if drafter is not None:
+        drafter.history = history
     sequence.limits = setup.limits
     sequence.acceptance = for_clip(setup.acceptance, read.visual_states) if setup.acceptance else None
     sequence.gamma = setup.window if setup.profile.draft.gamma == "auto" else setup.profile.draft.gamma

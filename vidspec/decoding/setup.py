@@ -19,6 +19,7 @@ from vidspec.draft_length.trees import MOST
 from vidspec.drafting.base import DrafterKind, drafter_of
 from vidspec.engine.device import free_memory
 from vidspec.engine.forward import Engine
+from vidspec.engine.penalties import History, history_of
 from vidspec.engine.recurrent import REACH
 from vidspec.engine.requests import Encode, PrefillPrompt, Steps
 from vidspec.engine.rows import Prefill
@@ -195,6 +196,10 @@ class Setup:
             return prune.when == "late"
         able = prune.positions == "original" and self.target.model.decoder.cached is None
         return able and not pruner.needs.isdisjoint(("attention", "visual_attention"))
+
+    def history(self, prefix: Prefix) -> History | None:
+        """The history of a clip behind its prompt, for penalties; None where the profile has none."""
+        return history_of(self.profile.generate.penalties, prefix.token_ids)
 
     def read(self, request: Request, trace: Trace) -> Steps[Prefix]:
         """The target's prompt.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from vidspec.engine.forward import Engine
+    from vidspec.engine.penalties import History
     from vidspec.engine.sampling import Sampling
 
 __all__ = ["NOTHING", "Target"]
@@ -33,9 +34,11 @@ class Target:
         rng: CPU generator.
         tapped: blocks whose inputs in verification passes a drafter reads.
         return_probs: whether to keep its probabilities of the tokens.
+        history: of penalties, its text so far; it grows with the text. None without penalties.
 
     Attributes:
-        probabilities: its own, before temperature and top-p, of the last tokens; empty without ``return_probs``.
+        probabilities: its own, after penalties and before temperature and top-p, of the last tokens; empty without
+            ``return_probs``.
     """
 
     probabilities: tuple[float, ...] = ()
@@ -49,22 +52,25 @@ class Target:
         tapped: tuple[int, ...] = (),
         *,
         return_probs: bool = False,
+        history: History | None = None,
     ) -> None:
         self.engine, self.prefill, self.sampling, self.tapped = engine, prefill, sampling, tapped
         self._uniforms = Uniforms(rng)
         self.return_probs = return_probs
         self.span = prefill.span
-        self._judged: tuple[Draft, torch.Tensor] | None = (NOTHING, prefill.logits[None]) if return_probs else None
+        self.history = history
+        self._draft = NOTHING
+        self._judged: torch.Tensor | None = None  # logits of the last pass
         self._last = -1
         self._base = self.span.length
 
     def first(self) -> int:
         """The token of the prefill's last logits."""
         logits = self.prefill.logits[None]
-        (read,) = read_back([Rows(self.span, draw=self._draw(NOTHING))], [Passed(logits, logits)])
-        self._last = read.chosen[0]
-        self._uniforms.emitted(1)
-        self._note((), self._last)
+        processor = self.history.after([()]) if self.history is not None else None
+        (read,) = read_back([Rows(self.span, draw=self._draw(NOTHING), processor=processor)], [Passed(logits, logits)])
+        self._judged = read.logits if self.return_probs else None
+        self._emitted((), read.chosen[0])
         return self._last
 
     def step(self) -> Steps[int]:
@@ -75,13 +81,15 @@ class Target:
 
     def verify(self, draft: Draft) -> Steps[Passed]:
         """One pass over the last emitted token and a window after it: row 0, then a row for each drafted token."""
-        self._base = self.span.length
+        self._base, self._draft = self.span.length, draft
         tokens = [self._last, *draft.tokens]
         parents = None if draft.is_chain else [-1, *(parent + 1 for parent in draft.parents)]
-        rows = Rows(self.span, tokens, parents, tapped=self.tapped, draw=self._draw(draft))
+        processor = self.history.after([(), *draft.paths]) if self.history is not None else None
+        draw = self._draw(draft)
+        rows = Rows(self.span, tokens, parents, tapped=self.tapped, draw=draw, processor=processor)
         (passed,) = yield Forward(self.engine, [rows])
         if self.return_probs:
-            self._judged = draft, passed.logits
+            self._judged = passed.logits
         return passed  # type: ignore[no-any-return]
 
     def _draw(self, draft: Draft) -> Draw | None:
@@ -100,15 +108,14 @@ class Target:
             self.span.rollback(self._base + 1 + len(path))
         else:
             self.span.gather(self._base + 1, path)
+        self._emitted(path, token)
+
+    def _emitted(self, path: Sequence[int], token: int) -> None:
         self._last = token
         self._uniforms.emitted(len(path) + 1)
+        ids = [*(self._draft.tokens[node] for node in path), token]
+        if self.history is not None:
+            self.history.add(ids)
         if self._judged is not None:
-            self._note(path, token)
-
-    def _note(self, path: Sequence[int], token: int) -> None:
-        if self._judged is None:
-            return
-        (draft, logits), self._judged = self._judged, None
-        ids = [*(draft.tokens[node] for node in path), token]
-        shares = logits[[0, *(node + 1 for node in path)]].float().softmax(-1)
-        self.probabilities = tuple(shares[range(len(ids)), ids].tolist())
+            shares = self._judged[[0, *(node + 1 for node in path)]].float().softmax(-1)
+            self.probabilities, self._judged = tuple(shares[range(len(ids)), ids].tolist()), None

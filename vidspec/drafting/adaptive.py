@@ -45,7 +45,7 @@ class AdaptiveDrafter(TreeDrafter):
         if gamma > 0 and (budget := self.trees.budget(self.window, gamma)).width > 1:
             yield from self._grown(budget)
         elif (length := min(self.window.gamma, gamma)) > 0:
-            tokens = yield Chain(self.engine, self.span, self._unread, length)
+            tokens = yield Chain(self.engine, self.span, self._unread, length, history=self.history)
             self.forwards += length
             self._base = self.span.length - (length - 1)
             self._entry = {node: node for node in range(length - 1)}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vidspec.config.sections import DraftSection
     from vidspec.draft_length.pace import Pace, Window
     from vidspec.drafting.context import DraftContext
+    from vidspec.engine.penalties import History
     from vidspec.engine.requests import Steps
     from vidspec.engine.rows import Passed
     from vidspec.engine.slab import KVSpan
@@ -65,6 +66,14 @@ class Draft:
             depths.append(1 if parent < 0 else depths[parent] + 1)
         return tuple(depths)
 
+    @cached_property
+    def paths(self) -> tuple[tuple[int, ...], ...]:
+        """The tokens from the last committed one to each token, which is the last of them."""
+        paths: list[tuple[int, ...]] = []
+        for token, parent in zip(self.tokens, self.parents, strict=True):
+            paths.append((*(paths[parent] if parent >= 0 else ()), token))
+        return tuple(paths)
+
     def children(self, node: int) -> list[int]:
         """Nodes that follow ``node``; -1 for those that follow the last committed token."""
         return [index for index, parent in enumerate(self.parents) if parent == node]
@@ -80,6 +89,8 @@ class Drafter(ABC):
         learns: whether it learns from the target's passes; see :meth:`observe`. A schedule that passes token ids only
             refuses it, as it does one with ``tapped``.
         tapped: blocks of the target whose inputs it reads; see :meth:`observe_states`.
+        history: the emitted text, with penalties that its own choices should follow too, since the target's do; set
+            before the text begins, None without penalties.
     """
 
     forwards: int = 0
@@ -87,6 +98,7 @@ class Drafter(ABC):
     paces: bool = False
     learns: bool = False
     tapped: tuple[int, ...] = ()
+    history: History | None = None
 
     @abstractmethod
     def begin(self, token: int) -> None:

@@ -70,11 +70,12 @@ class ChainDrafter(ChainWindows):
         if not gamma:
             pass
         elif self.sampling.greedy:
-            tokens = yield Chain(self.engine, self.span, self._unread, gamma)
+            tokens = yield Chain(self.engine, self.span, self._unread, gamma, history=self.history)
         else:
             fed = self._unread
             for uniform in torch.rand(gamma, dtype=torch.float64, generator=self.rng).tolist():
-                rows = Rows(self.span, fed, draw=Draw(self.sampling, (uniform,)))
+                processor = self.history.after([tokens]) if self.history is not None else None
+                rows = Rows(self.span, fed, draw=Draw(self.sampling, (uniform,)), processor=processor)
                 (passed,) = yield Forward(self.engine, [rows], "draft")
                 probs.append(passed.probs)
                 fed = passed.chosen[-1:]

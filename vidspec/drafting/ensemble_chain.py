@@ -44,7 +44,11 @@ class Ensemble(ChainWindows):
         weights: tuple[float, ...] = ()
         fed = self._unread
         for place in range(gamma):
-            passed = yield Forward(self.engine, [Rows(span, fed) for span in self.spans], "draft")
+            processor = None
+            if self.history is not None:
+                processor = self.history.after([tokens]) if place else self.history.before(fed)
+            rows = [Rows(span, fed, processor=processor) for span in self.spans]
+            passed = yield Forward(self.engine, rows, "draft")
             each = self._soften.distribution(torch.stack([one.logits for one in passed], dim=1))  # (n, m, V)
             self.forwards += 1
             self._seen(each)

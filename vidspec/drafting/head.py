@@ -67,8 +67,11 @@ class HeadChain(Drafter):
         fed, states, positions = self._tokens, self._states, self._positions
         for _ in range(gamma):
             embeddings = head.embed(torch.tensor(fed))
-            asked = Rows(self.span, prompt=head.fed(embeddings, states, positions), stretch=(0, len(fed)), tapped=(1,))
-            (passed,) = yield Forward(self.engine, [asked], "draft")
+            prompt, processor = head.fed(embeddings, states, positions), None
+            if self.history is not None:
+                processor = self.history.after([tokens], head.tokens)
+            rows = Rows(self.span, prompt=prompt, stretch=(0, len(fed)), tapped=(1,), processor=processor)
+            (passed,) = yield Forward(self.engine, [rows], "draft")
             fed = [int(head.tokens[passed.chosen[-1]])]
             states, positions = passed.tapped[-1:], positions[:, -1:] + 1
             tokens += fed

@@ -53,6 +53,7 @@ class Hybrid(Drafter):
         self.lookup.set_pace(pace, window)
 
     def begin(self, token: int) -> None:
+        self.model.history = self.history
         self.model.begin(token)
         self.lookup.begin(token)
 

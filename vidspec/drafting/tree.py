@@ -66,15 +66,20 @@ class TreeDrafter(Drafter):
     ) -> Steps[Best]:
         """The likeliest tokens after each node of the frontier; -1 is the last emitted token."""
         self.forwards += 1
+        processor = None
+        if self.history is not None:
+            paths = (*Draft(tuple(tokens), tuple(parents)).paths, ())  # -1 is the last
+            processor = self.history.after([paths[node] for node in frontier])
         if frontier == [-1]:
-            (passed,) = yield Forward(self.engine, [Rows(self.span, self._unread, top=width)], "draft", grows=True)
+            rows = Rows(self.span, self._unread, top=width, processor=processor)
+            (passed,) = yield Forward(self.engine, [rows], "draft", grows=True)
             self._base = self.span.length
             return passed.top[-1:]  # type: ignore[no-any-return]
         for node in frontier:
             self._entry[node] = len(read)
             read.append(node)
         above = [self._entry[parents[node]] if parents[node] >= 0 else -1 for node in read]
-        rows = Rows(self.span, [tokens[node] for node in frontier], above, top=width)
+        rows = Rows(self.span, [tokens[node] for node in frontier], above, top=width, processor=processor)
         (passed,) = yield Forward(self.engine, [rows], "draft", grows=True)
         return passed.top  # type: ignore[no-any-return]
 

@@ -29,10 +29,18 @@ def read_back(batch: Sequence[Rows], passed: Sequence[Passed]) -> list[Passed]:
     if not some:
         return list(passed)
     logits = torch.cat(some) if len(some) > 1 else some[0]
+    # A row's sum is finite if all its logits are; a processor may exclude tokens by infinite ones.
+    whole = logits.sum(-1, dtype=torch.float32)
+    if any(rows.processor is not None for rows in batch):
+        passed = [
+            one if rows.processor is None else one._replace(logits=rows.processor(one.logits))
+            for rows, one in zip(batch, passed, strict=True)
+        ]
+        logits = torch.cat([one.logits for one in passed if len(one.logits)])
     likeliest = logits.argmax(-1)
     drawn, probs_of = _drawn(batch, counts, logits, likeliest)
-    # Token ids are exact in float32 up to 2^24; a row's sum is finite if all its logits are.
-    columns = [logits.sum(-1, dtype=torch.float32)[None], likeliest[None], drawn[None]]
+    # Token ids are exact in float32 up to 2^24.
+    columns = [whole[None], likeliest[None], drawn[None]]
     if width := min(max(rows.top for rows in batch), logits.shape[1]):
         index = logits.topk(width).indices
         columns += [index.t(), logits.float().softmax(-1).gather(1, index).t()]

@@ -14,6 +14,7 @@ from vidspec.engine.rows import Passed, Rows
 
 if TYPE_CHECKING:
     from vidspec.engine.forward import Engine
+    from vidspec.engine.penalties import History
     from vidspec.engine.rows import Prompt
     from vidspec.engine.slab import KVSpan
     from vidspec.engine.taps import Taps
@@ -102,17 +103,29 @@ class Chain(Forward):
         token_ids: at least one.
         gamma: tokens to add, at least one.
         lane: the worker that it is for.
+        history: of penalties on the new tokens; with it each pass is read back before the next.
+        path: tokens between its text and the first new one.
     """
 
     def __init__(
-        self, engine: Engine, span: KVSpan, token_ids: Sequence[int], gamma: int, lane: Lane = "draft"
+        self,
+        engine: Engine,
+        span: KVSpan,
+        token_ids: Sequence[int],
+        gamma: int,
+        lane: Lane = "draft",
+        *,
+        history: History | None = None,
+        path: Sequence[int] = (),
     ) -> None:
         super().__init__(engine, (), lane)
         self.span, self.token_ids, self.gamma = span, list(token_ids), gamma
+        self.history, self.path = history, path
         self.answer = []
 
     def parts(self, limit: int) -> Sequence[Rows]:
-        return [Rows(self.span, self.token_ids)]
+        processor = self.history.after([[*self.path, *self.answer]]) if self.history is not None else None
+        return [Rows(self.span, self.token_ids, processor=processor)]
 
     def took(self, passed: Sequence[Passed]) -> bool:
         self.engine.check(passed)

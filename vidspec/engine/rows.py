@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import torch
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from vidspec.engine.slab import KVSpan
     from vidspec.engine.taps import Taps
 
-__all__ = ["Passed", "Prefill", "Prompt", "Rows", "Shown"]
+__all__ = ["Passed", "Prefill", "Processor", "Prompt", "Rows", "Shown"]
+
+#: Logits (n, V) of the rows of one sequence to those from which their tokens are chosen.
+Processor: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
 
 
 class Shown(Protocol):
@@ -65,6 +68,7 @@ class Rows:
         tapped: blocks whose inputs are returned; the number of blocks stands for the input of the final norm.
         draw: how the last tokens are drawn; None for the likeliest ones.
         top: how many of the likeliest tokens of each row are returned with their probabilities.
+        processor: changes the logits before anything is chosen by them; None for no change.
     """
 
     span: KVSpan
@@ -77,6 +81,7 @@ class Rows:
     tapped: tuple[int, ...] = ()
     draw: Draw | None = None
     top: int = 0
+    processor: Processor | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids) if self.prompt is None else self.stretch[1] - self.stretch[0]
@@ -121,12 +126,12 @@ class Passed(NamedTuple):
     """The result of a pass for one sequence.
 
     Attributes:
-        logits: (n, vocabulary) of n tokens; of a prompt's stretch (1, vocabulary) after its last row if the prompt
-            ends with it, else (0, vocabulary).
+        logits: (n, vocabulary) of n tokens, as ``Rows.processor`` leaves them; of a prompt's stretch (1, vocabulary)
+            after its last row if the prompt ends with it, else (0, vocabulary).
         hidden: after the final norm, (n, hidden); of a prompt without ``states`` as many rows as ``logits``.
         tapped: (n, blocks * hidden) the inputs of the ``tapped`` blocks, concatenated in their order; None if there are
             none.
-        finite: whether all logits are finite numbers.
+        finite: whether all logits were finite numbers before a processor changed them.
         likeliest: n token ids, of each row the one with the highest logit.
         chosen: n token ids, of each row the one that is drawn, see :func:`~vidspec.engine.sampling.verified`; without
             ``Rows.draw`` the likeliest.

@@ -141,8 +141,8 @@ class Round:
     came after they had lost their prefix. ``start`` is the position of the first of ``token_ids``, ``epoch`` numbers
     the draft's restarts, and ``rows`` were in the target's pass (0: the prefill).
 
-    ``probabilities`` are those that the target gave the emitted tokens, before temperature and top-p, where somebody
-    wants to know (``Request.return_probs``).
+    ``probabilities`` are those that the target gave the emitted tokens, after penalties and before temperature and
+    top-p, where somebody wants to know (``Request.return_probs``).
     """
 
     token_ids: tuple[int, ...]

@@ -44,6 +44,7 @@ from vidspec.drafting.base import drafter_of
 from vidspec.drafting.context import DraftContext
 from vidspec.engine.device import synchroniser
 from vidspec.engine.forward import Engine
+from vidspec.engine.penalties import history_of
 from vidspec.engine.requests import Steps
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import VidspecError
@@ -143,7 +144,8 @@ class DraftClip(Client):
                 self.context.kept = torch.tensor(order.kept, dtype=torch.long)
             prefix = yield from self._kind.prefix(self.context)
             read = yield from self.context.read(self.engine, prefix)
-            self._text, self._eos, self._prefix = DraftText(self.engine, read), order.eos, prefix.outline()
+            history = history_of(self.context.profile.generate.penalties, prefix.token_ids)
+            self._text, self._eos, self._prefix = DraftText(self.engine, read, history), order.eos, prefix.outline()
             self.context.release()
             del prefix
             self.emit(Ready("draft", self.trace.elapsed() - begun))

@@ -84,9 +84,8 @@ class TargetSide:
             raise RuntimeError("the prompt was read and the draft was never given its visual tokens")
         assert setup.acceptance is not None
         sequence.acceptance = for_clip(setup.acceptance, read.visual_states)
-        sequence.target = Target(
-            setup.target, read, setup.sampling, sequence.rng, return_probs=sequence.job.return_probs
-        )
+        probs, history = sequence.job.return_probs, setup.history(prefix)
+        sequence.target = Target(setup.target, read, setup.sampling, sequence.rng, return_probs=probs, history=history)
 
     def _verify(self, order: Verify) -> Steps[Verdict]:
         sequence, trace = self.sequence, self.sequence.trace

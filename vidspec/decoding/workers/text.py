@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from vidspec.engine.forward import Engine
+from vidspec.engine.penalties import History
 from vidspec.engine.requests import Chain, Steps
 from vidspec.engine.rows import Prefill
 
@@ -19,10 +20,11 @@ class DraftText:
     Args:
         engine: the drafting model.
         prefill: the prompt it has read.
+        history: of the prompt alone, for penalties on its choices; None without penalties.
     """
 
-    def __init__(self, engine: Engine, prefill: Prefill) -> None:
-        self.engine, self.prefill, self.span = engine, prefill, prefill.span
+    def __init__(self, engine: Engine, prefill: Prefill, history: History | None = None) -> None:
+        self.engine, self.prefill, self.span, self.history = engine, prefill, prefill.span, history
         self.tokens: list[int] = []
         self.forwards = 0
         self._prompt = self.span.length
@@ -34,10 +36,11 @@ class DraftText:
         """
         unread = self.tokens[self.span.length - self._prompt :]
         if unread:
-            self.tokens += yield Chain(self.engine, self.span, unread, 1)
+            self.tokens += yield Chain(self.engine, self.span, unread, 1, history=self.history, path=self.tokens)
             self.forwards += 1
         else:
-            self.tokens.append(int(self.prefill.logits.argmax()))
+            logits = self.prefill.logits[None]
+            self.tokens.append(int((self.history.after([()])(logits) if self.history else logits).argmax()))
         return self.tokens[-1]
 
     def prune(self, rows: torch.Tensor) -> None:

@@ -1,0 +1,119 @@
+"""Penalties on tokens that a text would repeat: changes of logits, those of each row by the text before it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from vidspec.engine.rows import Processor
+
+__all__ = ["History", "Penalties", "history_of"]
+
+
+@dataclass(frozen=True)
+class Penalties:
+    """Which tokens are penalised, applied in this order to logits in float32.
+
+    Attributes:
+        repetition_penalty: of tokens in prompt and text, positive logits are divided by it and negative ones are
+            multiplied (``RepetitionPenaltyLogitsProcessor`` of transformers); 1 for none.
+        presence_penalty: is subtracted, once, from the logit of each token in the text, the prompt left out (OpenAI,
+            vLLM); 0 for none.
+        no_repeat_ngram: length of the runs of tokens of which none may occur twice in prompt and text
+            (``NoRepeatNGramLogitsProcessor``); 0 for any.
+    """
+
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    no_repeat_ngram: int = 0
+
+
+class History:
+    """The token ids of one clip so far, and the penalties on those that follow.
+
+    Args:
+        penalties: at least one.
+        prompt: ids of the whole prompt, those that stand for visual tokens among them, as transformers counts them.
+    """
+
+    def __init__(self, penalties: Penalties, prompt: Sequence[int]) -> None:
+        self.penalties = penalties
+        self._ids: list[int] = []
+        self._known: set[int] = set()
+        self._following: dict[tuple[int, ...], set[int]] = {}  # last tokens of n-grams by all before them
+        self.add(prompt)
+        self._prompt = len(prompt)
+
+    def add(self, token_ids: Sequence[int]) -> None:
+        """Append tokens that were emitted."""
+        start, size = len(self._ids), self.penalties.no_repeat_ngram
+        self._ids += token_ids
+        self._known.update(token_ids)
+        for end in range(max(size, start + 1), len(self._ids) + 1) if size else ():
+            *before, token = self._ids[end - size : end]
+            self._following.setdefault(tuple(before), set()).add(token)
+
+    def after(self, paths: Sequence[Sequence[int]], tokens: torch.Tensor | None = None) -> Processor:
+        """The change of the last ``len(paths)`` rows of a pass.
+
+        Args:
+            paths: of each of these rows the drafted tokens between the emitted text and what it chooses.
+            tokens: (V,) the id of each logit, where it is not its index.
+        """
+        return partial(self._changed, paths, tokens)
+
+    def before(self, unread: Sequence[int]) -> Processor:
+        """The change of rows of ``unread``, the last emitted tokens, each by the text up to its token."""
+        if len(unread) == 1:
+            return self.after([()])
+        ids = self._ids[: len(self._ids) - len(unread)]
+        earlier = History(self.penalties, ids[: self._prompt])
+        earlier.add(ids[self._prompt :])
+        return earlier.after([unread[: row + 1] for row in range(len(unread))])
+
+    def _changed(
+        self, paths: Sequence[Sequence[int]], tokens: torch.Tensor | None, logits: torch.Tensor
+    ) -> torch.Tensor:
+        penalties = self.penalties
+        changed = logits.to(torch.float32, copy=True)
+        rows = changed[len(changed) - len(paths) :]
+        if (factor := penalties.repetition_penalty) != 1:
+            seen = _marked(rows, self._known, paths, tokens)
+            rows.copy_(torch.where(seen, torch.where(rows < 0, rows * factor, rows / factor), rows))
+        if penalties.presence_penalty:
+            text = set(self._ids[self._prompt :])
+            rows.sub_(_marked(rows, text, paths, tokens) * penalties.presence_penalty)
+        if penalties.no_repeat_ngram:
+            rows.masked_fill_(_marked(rows, (), list(map(self._completing, paths)), tokens), -torch.inf)
+        return changed
+
+    def _completing(self, path: Sequence[int]) -> Collection[int]:
+        """Tokens that would end a second occurrence of an n-gram behind this text and ``path``."""
+        before = self.penalties.no_repeat_ngram - 1
+        near = [*self._ids[max(0, len(self._ids) - before) :], *path]
+        last = near[len(near) - before :] if len(near) >= before else None
+        inside = {near[at + before] for at in range(len(near) - before) if near[at : at + before] == last}
+        return inside | self._following.get(tuple(last), set()) if last is not None else ()
+
+
+def history_of(penalties: Mapping[str, float], prompt: torch.Tensor) -> History | None:
+    """The history of a clip behind its prompt's ids (L,); None without penalties."""
+    return History(Penalties(**penalties), prompt.tolist()) if penalties else None  # type: ignore[arg-type]
+
+
+def _marked(
+    rows: torch.Tensor, common: Collection[int], each: Sequence[Collection[int]], tokens: torch.Tensor | None
+) -> torch.Tensor:
+    """(n, V) bool: the logits of ids that are ``common`` to all rows, and of those of ``each`` row."""
+    width = rows.shape[1] if tokens is None else int(tokens.max()) + 1
+    marked = torch.zeros(len(rows), width, dtype=torch.bool, device=rows.device)
+    marked[:, torch.tensor([token for token in common if token < width], dtype=torch.long, device=rows.device)] = True
+    places = [(row, token) for row, ids in enumerate(each) for token in ids if token < width]
+    row, token = torch.tensor(places, dtype=torch.long, device=rows.device).reshape(-1, 2).t()
+    marked[row, token] = True
+    return marked if tokens is None else marked[:, tokens]

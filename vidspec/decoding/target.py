@@ -113,7 +113,9 @@ class Target:
     def _emitted(self, path: Sequence[int], token: int) -> None:
         self._last = token
         self._uniforms.emitted(len(path) + 1)
-        ids = [*(self._draft.tokens[node] for node in path), token]
+        if self.history is None and self._judged is None:
+            return
+        ids = [*[self._draft.tokens[node] for node in path], token]
         if self.history is not None:
             self.history.add(ids)
         if self._judged is not None:

@@ -31,7 +31,7 @@ def read_back(batch: Sequence[Rows], passed: Sequence[Passed]) -> list[Passed]:
     logits = torch.cat(some) if len(some) > 1 else some[0]
     # A row's sum is finite if all its logits are; a processor may exclude tokens by infinite ones.
     whole = logits.sum(-1, dtype=torch.float32)
-    if any(rows.processor is not None for rows in batch):
+    if any([rows.processor is not None for rows in batch]):
         passed = [
             one if rows.processor is None else one._replace(logits=rows.processor(one.logits))
             for rows, one in zip(batch, passed, strict=True)

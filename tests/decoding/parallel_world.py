@@ -214,7 +214,8 @@ class DraftClip(drafts.DraftClip):
         self.number, self.engine, self.emit = order.clip, engine, emit
         self._kind = self
         rows, release = (lambda prefix: torch.arange(prefix.length // 2)), (lambda: None)
-        self.context = SimpleNamespace(read=self.prefill, rows=rows, release=release)
+        profile = SimpleNamespace(generate=SimpleNamespace(penalties={}))
+        self.context = SimpleNamespace(read=self.prefill, rows=rows, release=release, profile=profile)
         self.text, self.length, self.steps_of_look = order.prompt
         self._look, self._text, self._prefill, self._prune, self._prefix = order.eager, None, None, None, None
         self._eos, self._epoch, self._until = frozenset(), 0, 0
@@ -227,7 +228,7 @@ class DraftClip(drafts.DraftClip):
     def prefix(self, context):
         yield from self.encode(context)
         outline = SimpleNamespace(length=self.length)
-        return SimpleNamespace(text=self.text, length=self.length, outline=lambda: outline)
+        return SimpleNamespace(text=self.text, length=self.length, token_ids=None, outline=lambda: outline)
 
     def prefill(self, engine, prefix):
         self.reading = PrefillPrompt(engine, prefix, 9, lane="draft")

@@ -39,8 +39,10 @@ class DraftText:
             self.tokens += yield Chain(self.engine, self.span, unread, 1, history=self.history, path=self.tokens)
             self.forwards += 1
         else:
-            logits = self.prefill.logits[None]
-            self.tokens.append(int((self.history.after([()])(logits) if self.history else logits).argmax()))
+            logits = self.prefill.logits
+            if self.history is not None:
+                logits = self.history.after([()])(logits[None])
+            self.tokens.append(int(logits.argmax()))
         return self.tokens[-1]
 
     def prune(self, rows: torch.Tensor) -> None:

@@ -6,13 +6,18 @@ import pytest
 import torch
 from models.checkpoints_qwen import HYBRIDS, Kind, adapter, pixels
 from tiers import full_but
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from engine.passing import forward
 from vidspec.engine.forward import Engine
-from vidspec.engine.recurrent import NEAR, REACH, SPACING
+from vidspec.engine.recurrent import NEAR, REACH, SPACING, delta_rule, linear_attention
 from vidspec.engine.rows import Rows
 
 PROMPT = "Describe the video."
+#: What a recurrent layer launches for the rows of one sequence.
+OPERATORS = 65
 
 
 @pytest.fixture(scope="module", params=full_but(["qwen3_5"], sorted(HYBRIDS)))
@@ -32,6 +37,65 @@ def tokens(count, seed=0):
 def one_by_one(engine, prefix, text):
     read = engine.prefill(prefix, len(text))
     return torch.cat([forward(engine, read, [token]).logits for token in text])
+
+
+def literal(query, key, value, gates, state):
+    """The rule row by row; the outputs, and the state behind each row."""
+    outs, states = [], []
+    for q, k, v, (decay, beta) in zip(query, key, value, gates, strict=True):
+        state = state * decay.exp()[:, None, None]
+        change = (v - (state * k[..., None]).sum(-2)) * beta[:, None]
+        state = state + k[..., None] * change[:, None]
+        outs.append((state * q[..., None]).sum(-2) / q.shape[-1] ** 0.5)
+        states.append(state)
+    return torch.stack(outs), states
+
+
+@pytest.mark.parametrize("rows", [1, 2, 6, 64])
+@pytest.mark.parametrize("decay", [0.0, 0.05, 30.0], ids=["keeps all", "fades", "forgets"])
+def test_a_window_at_once_is_the_rule_row_by_row(rows, decay):
+    rng = torch.Generator().manual_seed(rows)
+    query, key = (F.normalize(torch.randn(rows, 3, 16, generator=rng), dim=-1) for _ in range(2))
+    key[rows // 2 :] = key[0]  # the hardest: all these rows change the same part
+    value, state = torch.randn(rows, 3, 8, generator=rng), torch.randn(3, 16, 8, generator=rng)
+    gates = torch.stack([-decay * torch.rand(rows, 3, generator=rng), torch.rand(rows, 3, generator=rng)], 1)
+    expected, behind = literal(query, key, value, gates, state)
+    out, last = delta_rule(query, key, value, gates, state)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(last, behind[-1], rtol=0, atol=1e-5)
+    for kept in {1, 1 + rows // 2, rows}:  # the states that a rollback may need
+        some = delta_rule(query[:kept], key[:kept], value[:kept], gates[:kept], state)[1]
+        torch.testing.assert_close(some, behind[kept - 1], rtol=0, atol=1e-5)
+
+
+class Operators(TorchDispatchMode):
+    """Counts all that computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        given = {one.untyped_storage().data_ptr() for one in tree_leaves(args) if isinstance(one, torch.Tensor)}
+        made = [one for one in tree_leaves(out) if isinstance(one, torch.Tensor)]
+        views = all(one.untyped_storage().data_ptr() in given for one in made) and not func._schema.is_mutable
+        self.count += not views
+        return out
+
+
+@torch.inference_mode()
+def test_a_recurrent_layer_launches_as_much_for_a_window_as_for_a_token(engine, prefix):
+    """OPERATORS is in docs/engine.md."""
+    span, decoder, counts = engine.prefill(prefix, 200).span, engine.model.decoder, []
+    module = decoder.language.layers[0].linear_attn
+    for size in (1, 2, 6, 33):
+        batch = [Rows(span, tokens(size))]
+        with Operators() as operators:
+            linear_attention(module, 0, decoder.embed(torch.tensor(batch[0].token_ids)), batch)
+        counts.append(operators.count)
+        span.length += size
+    assert set(counts) == {OPERATORS}
 
 
 def states(span):

@@ -2,9 +2,9 @@
 
 A state cannot be cut like a cache: to forget rows one needs the state as it was before them. So a sequence keeps a few
 states of its past (marks) and, of the rows since the oldest, what entered the convolution and the gates. Going back to
-a place takes the mark at or before it and runs the recurrence, not the layers, over the rows between. States are made
-row by row in the same order of operations whatever the windows were, so they do not depend on them; a prompt's are made
-in chunks, as the stock modules do.
+a place takes the mark at or before it and runs the recurrence, not the layers, over the rows between. A window's rows
+go through it together, as a triangular system, so that states depend on where windows end by rounding alone; a
+prompt's are made in chunks by the stock modules' own function.
 
 Source: Gated Delta Networks (Yang, Kautz and Hatamizadeh, 2024), eq. 10; the rows of a window as in Qwen3.5.
 """
@@ -199,7 +199,12 @@ def _unit(rows: torch.Tensor) -> torch.Tensor:
 def delta_rule(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, gates: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gated delta rule, row by row: S <- a S; S <- S + k (beta (v - S^T k))^T; o = S^T q / sqrt(d_k).
+    """The gated delta rule: S <- a S; S <- S + k (beta (v - S^T k))^T; o = S^T q / sqrt(d_k).
+
+    All rows at once, in as many operators for one row as for many. With D_ts the product of the decays a behind row s
+    up to row t, the changes u = beta (v - S^T k) of all rows are the solution of a triangular system,
+    u_t + beta_t sum_{s<t} D_ts (k_t k_s) u_s = beta_t (v_t - D_t0 S_0^T k_t), and the states are
+    S_t = D_t0 S_0 + sum_{s<=t} D_ts k_s u_s^T.
 
     Args:
         query, key: (n, heads, d_k), each of length 1.
@@ -210,16 +215,15 @@ def delta_rule(
     Returns:
         (n, heads, d_v), and the state behind the last row.
     """
-    out = torch.empty_like(value)
-    query = query / query.shape[-1] ** 0.5
-    decay, beta = gates[:, 0].exp()[..., None, None], gates[:, 1, :, None]
-    for row in range(len(value)):
-        k = key[row][..., None]
-        state = state * decay[row]
-        change = (value[row] - (state * k).sum(-2)) * beta[row]
-        state = state + k * change[..., None, :]
-        out[row] = (state * query[row][..., None]).sum(-2)
-    return out, state
+    query, key, value = (part.transpose(0, 1) for part in (query / query.shape[-1] ** 0.5, key, value))
+    logs, beta = gates[:, 0].cumsum(0).t(), gates[:, 1].t()[..., None]
+    decays, left = logs.exp()[..., None], (logs[:, :, None] - logs[:, None]).exp().tril()
+    system = key @ key.mT * left * beta  # above whose diagonal of ones are zeros
+    wanted = beta * (value - decays * (key @ state))
+    changes = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    out = decays * (query @ state) + (query @ key.mT * left) @ changes
+    state = decays[:, -1:] * state + (key * left[:, -1, :, None]).mT @ changes
+    return out.transpose(0, 1), state
 
 
 def _chunked(

@@ -248,7 +248,7 @@ class Captioner:
             "draft": self._draft_name(),
             "family": model.family,
             "dtype": str(model.dtype).removeprefix("torch."),
-            "weights": self.profile.models.weights,
+            "weights": self.profile.models.weights or (model.codes and f"{model.codes}, as stored"),
             "device": str(model.device),
             "decoder": f"{decoder.name}: {why}" if why else decoder.name,
         }

@@ -19,7 +19,7 @@ from vidspec.engine.decoder import Attending, Rotation, windows_of
 from vidspec.engine.graphs import eager_because, graphs_of
 from vidspec.engine.layouts import Wanted, laid
 from vidspec.engine.matrix import LARGE, Matrix, packing
-from vidspec.engine.quantised import Precision, quantised
+from vidspec.engine.quantised import Int4, Int8, Precision, quantised
 from vidspec.engine.slab import Slab
 
 __all__ = ["FAMILIES", "FusedDecoder", "second_copies", "uncovered"]
@@ -177,10 +177,12 @@ class FusedDecoder:
         return [self.head, *(matrix for block in self.blocks for matrix in block.matrices)]
 
     def quantised(self, precision: Precision) -> FusedDecoder:
-        """The same over the same slab with copies of the matrices as codes."""
+        """The same over the same slab with copies of the matrices as codes; those of such codes are the same."""
         slab, like = self.slab, self.embedding
 
         def copied(matrix: Matrix) -> Matrix:
+            if isinstance(matrix, Int8 if precision == "int8" else Int4):
+                return matrix
             return quantised(matrix.dense(like.dtype, like.device), matrix.bias, precision)
 
         other = copy.copy(self)

@@ -66,6 +66,8 @@ class Adapter:
     hears: float | None = None
     #: What users of this checkpoint should know, in one line.
     note: str | None = None
+    #: The checkpoint's codes that its blocks kept when it was loaded.
+    codes: Precision | None = None
 
     def __init__(
         self,

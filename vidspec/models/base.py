@@ -234,6 +234,7 @@ class VideoLanguageModel(LanguageModel, Protocol):
     family: str
     tokenizer: StockTokenizer
     eos: frozenset[int]
+    codes: Precision | None  # of the checkpoint, which its blocks kept
     hears: float | None  # seconds of sound at most; None of families that do not hear
 
     @property

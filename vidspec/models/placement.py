@@ -45,6 +45,11 @@ class Placement:
     adapter: str | None = None
     fitted: bool = False
 
+    @property
+    def keeps_codes(self) -> bool:
+        """Whether a quantised checkpoint's codes may stay: its weights are neither changed nor split over devices."""
+        return self.weights in (None, "auto") and not (self.device_map or self.quantization or self.adapter)
+
 
 def placement(
     device: str = "auto",

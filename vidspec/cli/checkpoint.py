@@ -188,13 +188,15 @@ def _inspected(name: str, load: Load) -> Checkpoint:
     except Exception as error:  # any exception that a config makes the library raise is the config's fault
         raise loading.unloadable(name, error) from error
     parameters = sum(weight.numel() for weight in model.parameters())
-    plain, codes = weight_sizes(model, kind.language_of(model), settings_of(config), where)
-    where = fit(where, plain)
+    plain, seeing, codes = weight_sizes(model, kind.language_of(model), settings_of(config), where)
+    where = fit(where, plain, seeing)
     language = kind.language_of(model.to(where.dtype))
     reason = uncovered(language, model.lm_head)
     decoder = decoder_of(language, model.lm_head, "stock")
     tokens, kv = load.visual_tokens(family), decoder.slab.entry_bytes
     weights, packed_bytes = plain * where.dtype.itemsize + codes, 0
+    if where.vision is not None:
+        weights += seeing * (where.vision.itemsize - where.dtype.itemsize)
     if reason is None and where.device.type == "cpu":
         copies = second_copies(language, model.lm_head)
         # As it is decided when the weights are there: twice the copies must be free.

@@ -82,9 +82,9 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
     blind = family not in families.names()
     kind: Any = TextModel if blind else families.get(family)
     try:
-        if where.fitted:
+        if not where.settled:
             empty = unfilled(kind, config, where.dtype)
-            where = fit(where, weight_sizes(empty, kind.language_of(empty), settings_of(config), where)[0])
+            where = fit(where, *weight_sizes(empty, kind.language_of(empty), settings_of(config), where)[:2])
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         tokenizer.encode("?")  # some settings of a tokenizer are read with its first text only
         model, codes = _weights(name, source, where, kind, config, text=blind)
@@ -98,6 +98,8 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
     try:
         adapter = kind(name, model, tokenizer, processor, template)
         adapter.codes = codes
+        if where.vision is not None:
+            adapter.see_in(where.vision)
     except VidspecError:
         raise
     except Exception as error:

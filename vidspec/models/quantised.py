@@ -185,19 +185,24 @@ def check_method(name: str, settings: Settings) -> None:
     )
 
 
-def weight_sizes(model: StockModel, blocks: nn.Module, settings: Settings | None, where: Placement) -> list[int]:
-    """Of a model without numbers: how many numbers its weights have but for those whose codes stay, and bytes of these.
+def weight_sizes(
+    model: StockModel, language: StockModel, settings: Settings | None, where: Placement
+) -> tuple[int, int, int]:
+    """Of a model without numbers: how many its weights have but for those whose codes stay, how many of these are of
+    what sees and hears, and bytes of the codes.
 
-    The weights of the latter, all of the blocks' linear layers that fit, are emptied.
+    The weights whose codes stay, all of the blocks' linear layers that fit, are emptied.
     """
-    stored, total = None if settings is None or not where.keeps_codes else _code(settings), 0
-    for layer in blocks.modules() if stored else ():
+    stored, codes = None if settings is None or not where.keeps_codes else _code(settings), 0
+    for layer in language.layers.modules() if stored else ():
         if stored and type(layer) is nn.Linear:
             shape = layer.out_features, layer.in_features
             if taken := Codes.nbytes(stored[0], shape, stored[1] or shape[1], where.device, where.dtype):
-                total += taken
+                codes += taken
                 emptied([layer])
-    return [sum(weight.numel() for weight in model.parameters()), total]
+    writing = {id(weight) for part in (language, model.lm_head) for weight in part.parameters()}
+    sizes = [(weight.numel(), id(weight) in writing) for weight in model.parameters()]
+    return sum(size for size, _ in sizes), sum(size for size, inner in sizes if not inner), codes
 
 
 def _code(settings: Settings) -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ from vidspec.config import profiles
 from vidspec.decoding.setup import STATES
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.device import free_memory
-from vidspec.engine.forward import CHUNK
+from vidspec.engine.forward import chunk_of
 from vidspec.engine.fused import second_copies, uncovered
 from vidspec.engine.graphs import eager_by_shape
 from vidspec.engine.matrix import packing
@@ -201,7 +201,8 @@ def _inspected(name: str, load: Load) -> Checkpoint:
         copies = second_copies(language, model.lm_head)
         # As it is decided when the weights are there: twice the copies must be free.
         packed_bytes = copies if packing(copies + weights // 2, where.packed, where.dtype) else 0
-    working = 0 if text or tokens is None else _working(model, language, load.frames, tokens)
+    chunk = chunk_of(where.device, decoder.numbers)
+    working = 0 if text or tokens is None else _working(model, language, load.frames, tokens, chunk)
     settings = settings_of(config)
     return Checkpoint(
         name=name,
@@ -240,12 +241,12 @@ def _inspected(name: str, load: Load) -> Checkpoint:
     )
 
 
-def _working(model: Any, language: Any, frames: int, tokens: int) -> int:
-    """Bytes that reading a clip takes at most for a while: the tower's, or those of a pass over the prompt."""
+def _working(model: Any, language: Any, frames: int, tokens: int, chunk: int) -> int:
+    """Bytes that reading a clip takes at most for a while: the tower's, or those of a pass over ``chunk`` rows."""
     seen = working_bytes(
         model.config.vision_config, frames, tokens, every_block=hasattr(model.config, "vision_feature_layer")
     )
-    rows, config = min(tokens + PROMPT, CHUNK), language.config
+    rows, config = min(tokens + PROMPT, chunk), language.config
     inner = getattr(config, "intermediate_size", None) or config.hidden_size
     return max(seen, int(rows * (3 * inner + 6 * config.hidden_size) * language.dtype.itemsize))
 

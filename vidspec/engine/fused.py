@@ -7,6 +7,7 @@ modules' weights over: their parameters become views of its matrices, so they go
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Literal
@@ -171,6 +172,10 @@ class FusedDecoder:
     @property
     def only_bytes(self) -> int:
         return sum(matrix.nbytes for matrix in self._matrices if not matrix.second)
+
+    @property
+    def numbers(self) -> int:
+        return sum(math.prod(matrix.shape) for block in self.blocks for matrix in block.matrices)
 
     @property
     def _matrices(self) -> list[Matrix]:

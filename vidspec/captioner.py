@@ -377,7 +377,8 @@ class Captioner:
             asked: what differs from the profile, see :class:`Asked`.
 
         Yields:
-            ``Opened``, ``Prefilled``, one ``Round`` per verification, and ``Finished`` with the record. Where the
+            ``Opened``, ``Reading`` now and then while a long prompt is read, ``Prefilled``, one ``Round`` per
+            verification, and ``Finished`` with the record. Where the
             draft's process dies or hangs, ``Again``, and from ``Prefilled`` on anew with another, once.
 
         Raises:

@@ -161,8 +161,8 @@ class Serving:
             self._reported = now
             for key, sequence in list(self._sequences.items()):
                 prompt = sequence.request
-                if isinstance(prompt, PrefillPrompt) and prompt.lane == "target" and prompt.reading.read:
-                    yield key, Reading(prompt.reading.read, prompt.reading.prompt.length)
+                if isinstance(prompt, PrefillPrompt) and prompt.lane == "target" and prompt.reading.span is not None:
+                    yield key, Reading(prompt.reading.span.length, prompt.reading.prompt.length)
             yield None, self.load()
 
     def load(self) -> Load:

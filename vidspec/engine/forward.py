@@ -310,11 +310,6 @@ class Prefilling:
         self._stretch = (0, 0)
         self._kept: list[torch.Tensor] = []
 
-    @property
-    def read(self) -> int:
-        """Rows that have been read so far."""
-        return 0 if self.span is None else self.span.length
-
     def rows(self, most: int) -> Rows:
         """The next stretch, of at most so many rows.
 

@@ -45,9 +45,7 @@ def kernel(
     """
     out, inner = shape
     if bits == 8 and device == "cpu":
-        return (
-            "onednn" if platform.machine().lower() in X86 and hasattr(torch.ops.onednn, "qlinear_prepack") else "dense"
-        )
+        return "onednn" if _onednn() else "dense"
     if bits == 8:
         return "int_mm" if device == "cuda" and capability >= (7, 5) and out % 8 == inner % 8 == 0 else "dense"
     grouped = group in (32, 64, 128, 256) and inner % group == 0 and out % 16 == 0

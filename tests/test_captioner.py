@@ -13,10 +13,12 @@ from decoding import checkpoints
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.dataset.schema import record_schema
+from vidspec.decoding import serving
 from vidspec.embedded.samples import shipped
+from vidspec.engine.forward import Engine
 from vidspec.engine.slab import Slab
 from vidspec.errors import GenerationError, ModelError, VideoError
-from vidspec.events.events import Finished, Opened, Prefilled, Round
+from vidspec.events.events import Finished, Opened, Prefilled, Reading, Round
 from vidspec.events.record import RECORD_KEYS
 from vidspec.models import loading
 
@@ -138,6 +140,17 @@ def test_timings(record, events):
 def test_caption_is_the_streams_last_word(captioner, record):
     again = captioner.caption(CLIP)
     assert (again.caption, again.token_ids, again.counters) == (record.caption, record.token_ids, record.counters)
+
+
+def test_a_prompt_of_several_passes_says_how_far_it_is(captioner, record, monkeypatch):
+    monkeypatch.setattr(Engine, "chunk", 16)
+    monkeypatch.setattr(serving, "EVERY", 0.0)
+    events = list(captioner.stream(CLIP))
+    read = [event.tokens for event in events if isinstance(event, Reading)]
+    prompt = next(event.prompt_tokens for event in events if isinstance(event, Prefilled))
+    assert read == list(range(16, prompt, 16)) and {event.prompt_tokens for event in events[1 : len(read)]} == {prompt}
+    kinds = [type(event) for event in events]
+    assert kinds[0] is Opened and kinds[len(read) + 1] is Prefilled and events[-1].caption.token_ids == record.token_ids
 
 
 def test_the_baseline_is_plain_decoding_of_the_same_text(captioner, record):

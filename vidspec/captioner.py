@@ -237,7 +237,7 @@ class Captioner:
             "draft": self._draft_name(),
             "family": model.family,
             "dtype": str(model.dtype).removeprefix("torch."),
-            "weights": self.profile.models.weights,
+            "weights": self.profile.models.weights or (model.codes and f"{model.codes}, as stored"),
             "device": str(model.device),
             "decoder": f"{decoder.name}: {why}" if why else decoder.name,
         }
@@ -366,7 +366,8 @@ class Captioner:
             asked: what differs from the profile, see :class:`Asked`.
 
         Yields:
-            ``Opened``, ``Prefilled``, one ``Round`` per verification, and ``Finished`` with the record. Where the
+            ``Opened``, ``Reading`` now and then while a long prompt is read, ``Prefilled``, one ``Round`` per
+            verification, and ``Finished`` with the record. Where the
             draft's process dies or hangs, ``Again``, and from ``Prefilled`` on anew with another, once.
 
         Raises:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -479,9 +480,22 @@ def test_a_terminal_is_told_what_is_waited_for(vidspec, monkeypatch, quiet):
     err = Terminal()
     monkeypatch.setattr(sys, "stderr", err)
     assert vidspec("caption", "good.mp4", *["--quiet"] * quiet).code == 0
-    stages = ["loading ...", "reading frames ...", "vision and prefill ..."]
+    stages = ["loading weights ...", "reading frames ...", "vision and prefill ..."]
     at = [err.getvalue().find(stage) for stage in stages]
     assert at == [-1] * 3 if quiet else -1 < at[0] < at[1], err.getvalue()
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_without_a_terminal_lines_say_what_is_waited_for(vidspec, monkeypatch, quiet):
+    made, read = FakeCaptioner.from_profile, FakeReader.read
+    monkeypatch.setattr("vidspec.cli.start.EVERY", 0.01)
+    for owner, name, function in ((FakeCaptioner, "from_profile", made), (FakeReader, "read", read)):
+        late = lambda *args, _function=function, **more: time.sleep(0.3) or _function(*args, **more)  # noqa: E731
+        monkeypatch.setattr(owner, name, late)
+    lines = vidspec("caption", "good.mp4", *["--quiet"] * quiet).err.splitlines()
+    assert any(line.startswith("loading weights, 0.") for line in lines) == (not quiet)
+    assert ("reading frames" in lines) == (not quiet)
+    assert not any(": decoding" in line for line in lines)
 
 
 @pytest.mark.parametrize("live", [True, False])
@@ -507,7 +521,7 @@ def test_lines_for_programs_are_not_broken(vidspec, monkeypatch):
 
 def test_no_panel_without_a_terminal(vidspec):
     said = vidspec("caption", "good.mp4").err
-    assert "draft sees" not in said and "loading ..." not in said and "reading frames" not in said
+    assert "draft sees" not in said and "loading weights ..." not in said and "reading frames" not in said
 
 
 LEAVE_OUT = inputs.leave_out_missing

@@ -24,7 +24,7 @@ from vidspec.drafting.base import Draft, Drafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.tree import TreeDrafter
 from vidspec.engine.choices import read_back
-from vidspec.engine.forward import Engine
+from vidspec.engine.forward import CHUNK, Engine
 from vidspec.engine.penalties import History
 from vidspec.engine.requests import Steps, alone
 from vidspec.engine.rows import Passed, Prefill, Rows
@@ -113,7 +113,7 @@ class ToyEngine:
         return span
 
     greedy, check = Engine.greedy, Engine.check
-    chunk, alone, preparing = Engine.chunk, Engine.alone, 0.0
+    chunk, alone, preparing = CHUNK, Engine.alone, 0.0
 
     def start(self) -> Prefill:
         """A prompt of no length that has been read."""

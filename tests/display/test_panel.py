@@ -1,4 +1,5 @@
 import io
+import time
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from rich.console import Console
 from display.screen import on_screen
 from vidspec.display.heatmap import frame_map, heatmap
 from vidspec.display.panel import STYLES, LivePanel, PanelState, estimate_speedup, render
-from vidspec.events.events import Again, Finished, Opened, Prefilled, Round
+from vidspec.events.events import Again, Finished, Opened, Prefilled, Reading, Round
 
 
 def folded(path="good.mp4", upto=None, **fields):
@@ -36,6 +37,17 @@ def test_a_clip_that_is_done_again_begins_anew():
     for event in events("good.mp4")[1:]:
         state.apply(event)
     assert (state.emitted, state.drafted) == (folded().emitted, folded().drafted)
+
+
+def test_a_stage_says_how_far_it_is_and_for_how_long():
+    state = folded(upto=1)
+    assert state.stage == "vision and prefill"
+    state.apply(Reading(512, 9000))
+    assert state.stage == "vision and prefill, 512 of 9000 prompt tokens"
+    state.began = time.monotonic() - 75
+    assert "vision and prefill, 512 of 9000 prompt tokens, 1:15 ..." in drawn(render(state))
+    state.apply(Again("the draft is gone"))
+    assert state.stage.startswith("vision and prefill, 1:1")
 
 
 def test_counts_and_rates_derive_from_the_rounds():

@@ -112,6 +112,27 @@ def test_a_neighbour_of_nan_changes_nothing(several):
     torch.testing.assert_close(passed[1].logits, expected, **CLOSE)
 
 
+@pytest.mark.parametrize("kind", ["fused", "stock"])
+def test_passes_over_a_prompt_are_short_on_a_cpu(kind, monkeypatch):
+    """By the size of the model alone: the same text whatever the time."""
+    model, whole = case("llava_onevision")
+    model.prepare(kind, packed=False)
+    engine = Engine(model)
+    prefix = max(prompts(model, whole), key=lambda one: one.length)
+    numbers = sum(weight.numel() for weight in model.language.layers.parameters() if weight.dim() == 2)
+    assert engine.chunk == door.CHUNK and model.decoder.numbers == numbers
+    whole_pass = engine.prefill(prefix, ROOM)
+    monkeypatch.setattr(door, "_FEWEST", 8)
+    monkeypatch.setattr(door, "_PRODUCTS", 16 * numbers)
+    sizes, run = [], Engine.run
+    monkeypatch.setattr(Engine, "run", lambda self, batch: sizes.append(sum(map(len, batch))) or run(self, batch))
+    torch.testing.assert_close(engine.prefill(prefix, ROOM).logits, whole_pass.logits, **CLOSE)
+    assert sizes == [16] * (prefix.length // 16) + [prefix.length % 16] * (prefix.length % 16 > 0)
+    assert door.chunk_of(torch.device("cpu"), 10**12) == 8
+    assert door.chunk_of(torch.device("cuda"), 10**12) == door.CHUNK
+    model.prepare(packed=False)  # other tests have this model
+
+
 @pytest.mark.parametrize("chunk", [7, 64])
 def test_a_prompt_in_chunks(several, chunk, monkeypatch):
     """The same logits, states and signals as in one pass."""

@@ -29,6 +29,7 @@ def vidspec(capsys, monkeypatch):
     """Runs a command line in this process, on a machine of a known size."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: 40 * GIB)
+    monkeypatch.setattr("vidspec.models.placement.slow_half", lambda: False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     return lambda *args: Ran(main(args), *capsys.readouterr())
 

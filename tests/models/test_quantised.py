@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models.quantised import make
+from vidspec.bench.bandwidth import model_weight_bytes
 from vidspec.captioner import Captioner
 from vidspec.cli import main
 from vidspec.embedded.samples import shipped
@@ -41,9 +42,9 @@ def test_as_the_library_that_wrote_it(checkpoint, name):
     theirs = load_file(make.HERE / f"{name}.out.safetensors")
     model = load(str(checkpoint(name)), CPU, text=True)
     assert (model.decoder.name, model.dtype) == ("fused", torch.float32)
-    layers = make.linears(model.model)
-    for key in theirs.keys() & layers.keys():
-        torch.testing.assert_close(layers[key].weight[: make.SOME, : make.ROWS], theirs[key], rtol=1e-3, atol=1e-4)
+    if "mlp.down_proj" in theirs:
+        down = model.decoder.blocks[0].down.dense(torch.float32, model.device)[: make.SOME, : make.ROWS]
+        torch.testing.assert_close(down, theirs["mlp.down_proj"], rtol=1e-3, atol=1e-4)
     prefix = model.text_prefix(theirs["ids"].tolist())
     logits = Engine(model).prefill(prefix, 4).logits[: make.ROWS]
     torch.testing.assert_close(logits, theirs["logits"][-1], rtol=0, atol=0.02)  # they are up to 16
@@ -53,6 +54,98 @@ def test_as_the_library_that_wrote_it(checkpoint, name):
 def test_in_the_dtype_of_the_model(checkpoint, dtype):
     model = load(str(checkpoint("gptq")), Placement(torch.device("cpu"), dtype), text=True)
     assert {weight.dtype for weight in model.model.parameters()} == {dtype}
+
+
+#: Of formats whose codes stay: bits of a code, inputs that share a scale (0 for all), bytes of a scale with its zero.
+KEPT = {
+    "gptq": (4, 32, 8),
+    "awq": (4, 32, 8),
+    "ct_int4": (4, 32, 8),
+    "ct_int8": (8, 0, 4),
+    "bnb_int8": (8, 0, 4),
+}
+
+
+def dequantised(folder, monkeypatch, where=CPU):
+    with monkeypatch.context() as patched:
+        patched.setattr(Placement, "keeps_codes", False)
+        return load(str(folder), where, text=True)
+
+
+def generated(model, prompts, new=12):
+    """Greedy tokens of prompts that are read and continued together."""
+    engine = Engine(model)
+    read = [engine.prefill(model.text_prefix(ids), new + 1) for ids in prompts]
+    tokens = engine.greedy([(one.span, [int(one.logits.argmax())], new) for one in read])
+    for one in read:
+        one.span.free()
+    return tokens
+
+
+@pytest.mark.parametrize("decoder", ["fused", "stock"])
+@pytest.mark.parametrize("name", KEPT)
+def test_codes_stay(checkpoint, monkeypatch, capsys, name, decoder):
+    """In the bytes that are foreseen, with the numbers of the dequantised weights, alone and among other clips."""
+    folder, (bits, group, scale) = checkpoint(name), KEPT[name]
+    model = load(str(folder), replace(CPU, decoder=decoder), text=True)
+    plain = dequantised(folder, monkeypatch, replace(CPU, decoder=decoder))
+    assert model.decoder.name == decoder and model.codes == f"int{bits}" and plain.codes is None
+    shapes = [layer.weight.shape for layer in make.linears(dequantised(folder, monkeypatch).model).values()]
+    codes = sum(out * (inner * bits // 8 + scale * (inner // (group or inner))) for out, inner in shapes)
+    assert model.decoder.only_bytes == codes and plain.decoder.only_bytes == 0
+    if decoder == "fused":
+        saved = sum(4 * shape.numel() for shape in shapes) - codes
+        assert model_weight_bytes(model) == model_weight_bytes(plain) - saved
+    assert main(["models", str(folder), "--format", "json"]) == 0
+    foreseen = json.loads(capsys.readouterr().out)
+    assert foreseen["codes"] == codes
+    assert decoder == "stock" or foreseen["weights"] == codes + sum(one.nbytes for one in model.model.parameters())
+    prompts = [make.IDS[start:] for start in range(4)]
+    together = generated(model, prompts)
+    assert together == [generated(model, [ids])[0] for ids in prompts] == generated(plain, prompts)
+    logits = [Engine(one).prefill(one.text_prefix(make.IDS), 1).logits for one in (model, plain)]
+    torch.testing.assert_close(*logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gptq_order", "ct_fp8", "ct_fp8_block", "fp8", "bnb_nf4"])
+def test_what_no_layout_holds_becomes_plain(checkpoint, capsys, name):
+    folder = checkpoint(name)
+    model = load(str(folder), CPU, text=True)
+    assert model.codes is None and model.decoder.only_bytes == 0
+    assert main(["models", str(folder)]) == 0
+    assert "loaded as float32" in capsys.readouterr().out
+
+
+def test_of_layers_that_are_one_product_all_keep_codes_or_none(checkpoint, monkeypatch):
+    """Some publishers leave single layers as they are."""
+    folder = checkpoint("ct_int4")
+    tensors, plain = load_file(folder / "second.safetensors"), dequantised(folder, monkeypatch)
+    key, weight = plain.decoder.blocks[0].qkv.shape[0], make.linears(plain.model)["self_attn.k_proj"].weight
+    layer = "language_model.model.layers.0.self_attn.k_proj"
+    tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(layer)}
+    save_file({**tensors, f"{layer}.weight": weight.half().contiguous()}, folder / "second.safetensors")
+    index = {key: "second.safetensors" for key in [*tensors, f"{layer}.weight"]}
+    index |= dict.fromkeys(load_file(folder / "first.safetensors"), "first.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    model = load(str(folder), CPU, text=True)
+    assert model.decoder.blocks[0].qkv.nbytes == 0 and model.decoder.blocks[0].qkv.shape[0] == key
+    assert model.decoder.blocks[0].gate_up.nbytes > 0
+    logits = [Engine(one).prefill(one.text_prefix(make.IDS), 1).logits for one in (model, plain)]
+    torch.testing.assert_close(*logits, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("profile", ["self-sd", "self-int8", "self-int4"])
+@pytest.mark.parametrize("decoder", ["fused", "stock"])
+@pytest.mark.parametrize("name", ["ct_int4", "ct_int8"])
+def test_a_target_of_codes_drafts_for_itself(checkpoint, name, decoder, profile):
+    overrides = {"models.target": str(checkpoint(name)), "models.device": "cpu", "models.decoder": decoder}
+    overrides |= {"video.frames": 2, "generate.max_new_tokens": 8}
+    records = []
+    for one in ("ar", profile):
+        with Captioner.from_profile(one, overrides=overrides) as captioner:
+            records.append(captioner.caption(shipped()[0]))
+    assert records[0].token_ids == records[1].token_ids and records[1].counters["drafted"] > 0
+    assert records[1].models["weights"] == f"{name.removeprefix('ct_')}, as stored"
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def _opened(stack: ExitStack, clip: str, request: Request, out: TextIO, form: An
     (reader,) = readers_for(JobConfig(batch=1), 1)
     stack.callback(reader.close)
     reader.start()
-    with start.uncollected(), start.status("loading", on=not (request.quiet or fetches)):
+    with start.uncollected(), start.status("loading weights", on=not (request.quiet or fetches)):
         from vidspec.captioner import Captioner
 
         captioner = stack.enter_context(Captioner.from_profile(profile))

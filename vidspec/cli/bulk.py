@@ -256,7 +256,7 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
 
         began = time.monotonic()
         # Bars of downloads take its place.
-        with start.uncollected(), start.status("loading", on=not (request.quiet or request.no_live or fetches)):
+        with start.uncollected(), start.status("loading weights", on=not (request.quiet or request.no_live or fetches)):
             from vidspec.captioner import Captioner
 
             captioner = stack.enter_context(Captioner.from_profile(run.profile))
@@ -339,13 +339,13 @@ def _observer(stack: ExitStack, run: Run, tally: Tally) -> tuple[Observer, bool]
     request = run.request
     if request.quiet:
         return Observer(), False
-    if request.no_live or not sys.stderr.isatty():
-        return Restarts(), False
     from rich.console import Console
 
     console = Console(stderr=True)
-    if console.is_dumb_terminal:
-        return Restarts(), False
+    if request.no_live or not sys.stderr.isatty() or console.is_dumb_terminal:
+        restarts = Restarts()
+        stack.enter_context(start.telling(restarts.stage))
+        return restarts, False
     # Where the terminal shows stdout too, the finished caption stands there and not twice.
     shown = isinstance(run.output, Stream) and sys.__stdout__ is not None and sys.__stdout__.isatty()
     if run.several:

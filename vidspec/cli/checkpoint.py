@@ -13,7 +13,7 @@ from vidspec.config import profiles
 from vidspec.decoding.setup import STATES
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.device import free_memory
-from vidspec.engine.forward import CHUNK
+from vidspec.engine.forward import chunk_of
 from vidspec.engine.fused import second_copies, uncovered
 from vidspec.engine.graphs import eager_by_shape
 from vidspec.engine.matrix import packing
@@ -22,7 +22,7 @@ from vidspec.models.adapter import Adapter
 from vidspec.models.identity import related
 from vidspec.models.known_pairs import PROCESS, PROMPT, KnownModel, Load, known
 from vidspec.models.placement import fit, placement
-from vidspec.models.quantised import method_of, settings_of
+from vidspec.models.quantised import method_of, settings_of, weight_sizes
 from vidspec.models.text_only import TextModel
 from vidspec.models.vision import working_bytes
 from vidspec.registry import families
@@ -69,6 +69,7 @@ class Checkpoint:
         kv_bytes: of keys and values, for each token.
         visual_tokens: of the clip that memory is counted for; None if the family's processor is not known.
         quantization: how the weights are stored; None if as numbers. They are loaded in ``dtype``.
+        codes: bytes of the codes that layers keep as they are stored.
         weights, packed_bytes: bytes of the weights, and of packed copies of the large ones.
         working: bytes that reading such a clip takes for a while, in the tower or in the passes over the prompt.
         needed, free: bytes of all of these, of keys and values and of the process, and those free on ``device``.
@@ -93,6 +94,7 @@ class Checkpoint:
     kv_bytes: int
     visual_tokens: int | None
     quantization: str | None
+    codes: int
     weights: int
     packed_bytes: int
     working: int
@@ -129,6 +131,7 @@ class Checkpoint:
             clip = f"{new_tokens} tokens"
         room = "free memory unknown" if self.free is None else f"{_gib(self.free)} free"
         room += "" if self.fits else ", too little"
+        stored = f"its codes are kept, {_gib(self.codes)}" if self.codes else f"loaded as {self.dtype}"
         packed = f" and {_gib(self.packed_bytes)} packed" if self.packed_bytes else ""
         rows = [
             ("model", self.name),
@@ -139,7 +142,7 @@ class Checkpoint:
             ("rollback", kept),
             ("positions", f"{self.axes} axes (M-RoPE)" if self.axes > 1 else "1 axis"),
             ("vocabulary", f"{self.vocabulary} rows of the head"),
-            ("quantization", f"{self.quantization}; loaded as {self.dtype}" if self.quantization else ""),
+            ("quantization", f"{self.quantization}; {stored}" if self.quantization else ""),
             ("size", f"{self.parameters / 1e9:.2f}e9 parameters, {_gib(self.weights)} in {self.dtype}" + packed),
             ("memory", f"{_gib(self.needed)} with {clip}; {self.device}: {room}"),
             *(("draft", f"{fit.draft}: {fit.refused or _together(fit.bytes)}") for fit in self.drafts),
@@ -185,17 +188,21 @@ def _inspected(name: str, load: Load) -> Checkpoint:
     except Exception as error:  # any exception that a config makes the library raise is the config's fault
         raise loading.unloadable(name, error) from error
     parameters = sum(weight.numel() for weight in model.parameters())
-    where = fit(where, parameters)
+    plain, seeing, codes = weight_sizes(model, kind.language_of(model), settings_of(config), where)
+    where = fit(where, plain, seeing)
     language = kind.language_of(model.to(where.dtype))
     reason = uncovered(language, model.lm_head)
     decoder = decoder_of(language, model.lm_head, "stock")
     tokens, kv = load.visual_tokens(family), decoder.slab.entry_bytes
-    weights, packed_bytes = parameters * where.dtype.itemsize, 0
+    weights, packed_bytes = plain * where.dtype.itemsize + codes, 0
+    if where.vision is not None:
+        weights += seeing * (where.vision.itemsize - where.dtype.itemsize)
     if reason is None and where.device.type == "cpu":
         copies = second_copies(language, model.lm_head)
         # As it is decided when the weights are there: twice the copies must be free.
         packed_bytes = copies if packing(copies + weights // 2, where.packed, where.dtype) else 0
-    working = 0 if text or tokens is None else _working(model, language, load.frames, tokens)
+    chunk = chunk_of(where.device, decoder.numbers)
+    working = 0 if text or tokens is None else _working(model, language, load.frames, tokens, chunk)
     settings = settings_of(config)
     return Checkpoint(
         name=name,
@@ -215,6 +222,7 @@ def _inspected(name: str, load: Load) -> Checkpoint:
         kv_bytes=kv,
         visual_tokens=tokens,
         quantization=None if settings is None else method_of(settings),
+        codes=codes,
         weights=weights,
         packed_bytes=packed_bytes,
         working=working,
@@ -233,12 +241,12 @@ def _inspected(name: str, load: Load) -> Checkpoint:
     )
 
 
-def _working(model: Any, language: Any, frames: int, tokens: int) -> int:
-    """Bytes that reading a clip takes at most for a while: the tower's, or those of a pass over the prompt."""
+def _working(model: Any, language: Any, frames: int, tokens: int, chunk: int) -> int:
+    """Bytes that reading a clip takes at most for a while: the tower's, or those of a pass over ``chunk`` rows."""
     seen = working_bytes(
         model.config.vision_config, frames, tokens, every_block=hasattr(model.config, "vision_feature_layer")
     )
-    rows, config = min(tokens + PROMPT, CHUNK), language.config
+    rows, config = min(tokens + PROMPT, chunk), language.config
     inner = getattr(config, "intermediate_size", None) or config.hidden_size
     return max(seen, int(rows * (3 * inner + 6 * config.hidden_size) * language.dtype.itemsize))
 

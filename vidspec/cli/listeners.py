@@ -16,6 +16,7 @@ from vidspec.dataset.formats import MARK
 from vidspec.dataset.job import JobConfig, Outcome
 from vidspec.dataset.rendering import beginning, whole_words
 from vidspec.dataset.writers import StdoutLines
+from vidspec.display.state import PanelState, Watching
 from vidspec.errors import UsageError
 from vidspec.escaping import shown
 from vidspec.events.events import Again, Event, Opened, Round
@@ -55,21 +56,29 @@ class OutcomeLines(Listener):
                     note(f"schedule: {why}")
 
 
-class Restarts(Observer):
+class Restarts(Watching):
     """A line on standard error when a clip is captioned again, which costs time that no other line explains."""
 
     def __init__(self) -> None:
-        self._paths: dict[int, str] = {}
+        super().__init__()
+        self._first: PanelState | None = PanelState(began=time.monotonic())
 
     def begin(self, number: int, path: str, total: int) -> None:
-        self._paths[number] = path
+        super().begin(number, path, total)
+        self._first = None
 
     def event(self, number: int, event: Event) -> None:
+        super().event(number, event)
         if isinstance(event, Again):
-            note(f"note: {self._paths[number]}: {event.why}; the clip is done again")
+            note(f"note: {self.states[number].path}: {event.why}; the clip is done again")
 
     def end(self, number: int, caption: Caption) -> None:
-        self._paths.pop(number, None)
+        self.states.pop(number, None)
+
+    def stage(self) -> str | None:
+        """How far the clip is that was begun first, while it has no text; before, that its frames are read."""
+        state = next(iter(list(self.states.values())), self._first)
+        return None if state is None or state.prefilled else f"{state.path}: {state.stage}".removeprefix(": ")
 
 
 class Beginnings(Observer):

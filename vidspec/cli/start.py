@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import atexit
 import gc
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from vidspec.cli.printed import note
+from vidspec.events.tally import duration
 
 if TYPE_CHECKING:
     from vidspec.config.profiles import Profile
 
-__all__ = ["announce", "demo_notes", "status", "uncollected"]
+__all__ = ["announce", "demo_notes", "status", "telling", "uncollected"]
+
+#: Seconds between lines on a stage that lasts, where no terminal shows it.
+EVERY = 10.0
 
 NOTICE = (
     "note: the built-in models know only drawn shapes, and what they say about real video is wrong; `vidspec models` "
@@ -73,15 +79,35 @@ def demo_notes(profile: Profile, prompts: Iterable[str], command: str) -> list[s
 
 @contextmanager
 def status(stage: str, *, on: bool = True) -> Iterator[None]:
-    """A spinner beside the name of a stage while it lasts, where standard error is a terminal that can show one."""
+    """The name of a stage and its seconds while it lasts: a spinner, or lines where standard error is no terminal."""
     from rich.console import Console
 
-    console = Console(stderr=True)
-    if not on or not console.is_terminal or console.is_dumb_terminal:
+    console, begun = Console(stderr=True), time.monotonic()
+    with ExitStack() as stack:
+        if on and console.is_terminal and not console.is_dumb_terminal:
+            stack.enter_context(console.status(f"{stage} ..."))
+        elif on:
+            stack.enter_context(telling(lambda: f"{stage}, {duration(time.monotonic() - begun)}"))
         yield
-        return
-    with console.status(f"{stage} ..."):
+
+
+@contextmanager
+def telling(line: Callable[[], str | None]) -> Iterator[None]:
+    """Every :data:`EVERY` seconds a line on standard error; none where there is None."""
+    over = threading.Event()
+
+    def tell() -> None:
+        while not over.wait(EVERY):
+            if text := line():
+                note(text)
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
         yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @contextmanager

@@ -20,8 +20,9 @@ from vidspec.decoding.loop import Loop, Passing
 from vidspec.decoding.sequence import Sequence
 from vidspec.draft_length.batch import SIZES, BatchSize
 from vidspec.engine.device import half_the_cores, synchroniser
+from vidspec.engine.requests import PrefillPrompt
 from vidspec.errors import GenerationError, VidspecError
-from vidspec.events.events import Again, Event, Load, Prefilled, Round
+from vidspec.events.events import Again, Event, Load, Prefilled, Reading, Round
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 
@@ -160,6 +161,10 @@ class Serving:
             yield one.key, GenerationError(late, kind="timeout", hint="raise --timeout")
         if now - self._reported > EVERY:
             self._reported = now
+            for key, sequence in list(self._sequences.items()):
+                prompt = sequence.request
+                if isinstance(prompt, PrefillPrompt) and prompt.lane == "target" and prompt.reading.span is not None:
+                    yield key, Reading(prompt.reading.span.length, prompt.reading.prompt.length)
             yield None, self.load()
 
     def load(self) -> Load:

@@ -95,7 +95,7 @@ def _streamed(state: PanelState) -> Text:
     for piece, origin in state.pieces:
         text.append(shown(piece), style=STYLES[origin])
     if not text:
-        text.append(f"{state.phase} ...", style="dim")
+        text.append(f"{state.stage} ...", style="dim")
     return text
 
 

@@ -6,11 +6,15 @@ import time
 from dataclasses import dataclass, field
 
 from vidspec.events.counters import estimate_speedup, tau, weights_by_context
-from vidspec.events.events import Again, Event, Finished, Opened, Origin, Prefilled, Round
+from vidspec.events.events import Again, Event, Finished, Opened, Origin, Prefilled, Reading, Round
 from vidspec.events.observer import Observer
 from vidspec.events.record import Caption
+from vidspec.events.tally import duration
 
 __all__ = ["PanelState", "Watching", "estimate_speedup"]
+
+#: Seconds from which on it is shown how long a clip has been in flight without text.
+FEW = 3.0
 
 
 @dataclass
@@ -24,6 +28,7 @@ class PanelState:
     profile: str = ""
     began: float = 0.0
     opened: Opened | None = None
+    reading: Reading | None = None
     prefilled: Prefilled | None = None
     rounds: list[Round] = field(default_factory=list)
     caption: Caption | None = None
@@ -32,8 +37,10 @@ class PanelState:
         """Take in one event of this clip."""
         if isinstance(event, Opened):
             self.opened = event
+        elif isinstance(event, Reading):
+            self.reading = event
         elif isinstance(event, Again):
-            self.prefilled, self.rounds = None, []
+            self.reading, self.prefilled, self.rounds = None, None, []
         elif isinstance(event, Prefilled):
             self.prefilled = event
         elif isinstance(event, Round):
@@ -49,6 +56,13 @@ class PanelState:
         if self.prefilled is not None:
             return "decoding"
         return "vision and prefill" if self.opened is not None else "reading frames"
+
+    @property
+    def stage(self) -> str:
+        """The phase, how far it is, and the seconds since the clip was begun if they are more than a few."""
+        far = f", {self.reading.tokens} of {self.reading.prompt_tokens} prompt tokens" if self.reading else ""
+        seconds = time.monotonic() - self.began if self.began else 0.0
+        return f"{self.phase}{far}" + (f", {duration(seconds)}" if seconds > FEW else "")
 
     @property
     def pieces(self) -> list[tuple[str, Origin]]:

@@ -35,6 +35,7 @@ class Decoder(Protocol):
         state_bytes: that a sequence takes at most beside its keys and values: the states of the other blocks.
         packed_bytes: of weights that are held packed or as codes, beside the model's parameters.
         only_bytes: of those that are no second copies.
+        numbers: in the weights of its blocks' linear layers, experts left out.
         graphs: its passes of few tokens as a GPU replays them; None where it cannot.
         eager: why a GPU would not replay them; None if it does.
     """
@@ -59,6 +60,9 @@ class Decoder(Protocol):
 
     @property
     def only_bytes(self) -> int: ...
+
+    @property
+    def numbers(self) -> int: ...
 
     @property
     def scaling(self) -> float: ...

@@ -42,6 +42,7 @@ def decoder_of(
         return FusedDecoder(language, head, packed, budget, wanted)
     if kind == "fused":
         raise ValueError(reason)
+    quantise(language, None)
     if wanted is not None and wanted != "auto":
         if (why := fixed(language.layers)) is not None:
             raise ValueError(why)

@@ -20,14 +20,30 @@ if TYPE_CHECKING:
     from vidspec.engine.decoder import LanguageModel
     from vidspec.engine.graphs import Graphs
 
-__all__ = ["CHUNK", "Engine", "Prefilling"]
+__all__ = ["CHUNK", "Engine", "Prefilling", "chunk_of"]
 
 #: Rows of a prompt that are read in one pass, so that what a block computes stays small however long the prompt.
 CHUNK = 8192
+#: Products of a row's numbers and a weight's in such a pass on a CPU: about two seconds at 1e11 operations a second, as
+#: two cores have them. With fewer than so many rows, reading the weights would take longer than computing with them.
+_PRODUCTS, _FEWEST = 10**11, 32
 
 
 #: The model, of which an engine uses no more than :class:`~vidspec.engine.decoder.LanguageModel` has.
 M = TypeVar("M", bound="LanguageModel", default="LanguageModel", covariant=True)
+
+
+def chunk_of(device: torch.device, numbers: int) -> int:
+    """The most rows of a prompt in one pass.
+
+    On a CPU so few that Ctrl-C and progress do not wait long for a large model. It does not depend on how long passes
+    take: rows of another number are rounded otherwise, and a text would depend on the time.
+
+    Args:
+        device: of the model.
+        numbers: in the weights that a row is multiplied with.
+    """
+    return max(_FEWEST, min(CHUNK, _PRODUCTS // max(numbers, 1))) if device.type == "cpu" else CHUNK
 
 
 class Engine(Generic[M]):
@@ -37,15 +53,18 @@ class Engine(Generic[M]):
         model: an adapter; its ``vocabulary`` slices the logits to what target and draft share.
 
     Attributes:
-        chunk: the most rows of a prompt in one pass.
         alone: whether a pass takes one sequence only.
     """
 
-    chunk: ClassVar[int] = CHUNK
     alone: ClassVar[bool] = False
 
     def __init__(self, model: M) -> None:
         self.model = model
+
+    @property
+    def chunk(self) -> int:
+        """The most rows of a prompt in one pass, see :func:`chunk_of`."""
+        return chunk_of(self.model.device, self.model.decoder.numbers)
 
     def open(self, room: int, offset: int = 0) -> KVSpan:
         """A new sequence, see :meth:`~vidspec.engine.slab.Slab.open`."""
@@ -199,7 +218,7 @@ class Engine(Generic[M]):
         return Prefilling(self, prompt, room, taps, states, cached)
 
     def prefill(self, prompt: Prompt, room: int, taps: Taps | None = None, *, states: bool = False) -> Prefill:
-        """Read a prompt into a new sequence, in passes of at most :data:`CHUNK` rows.
+        """Read a prompt into a new sequence, in passes of at most :attr:`chunk` rows.
 
         Args:
             prompt: embeddings and positions.

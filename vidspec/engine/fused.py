@@ -7,6 +7,7 @@ modules' weights over: their parameters become views of its matrices, so they go
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from vidspec.engine.decoder import Attending, Rotation, windows_of
 from vidspec.engine.graphs import eager_because, graphs_of
 from vidspec.engine.layouts import Wanted, laid
 from vidspec.engine.matrix import LARGE, Matrix, packing
-from vidspec.engine.quantised import Precision, quantised
+from vidspec.engine.quantised import Int4, Int8, Precision, quantised
 from vidspec.engine.slab import Slab
 
 __all__ = ["FAMILIES", "FusedDecoder", "second_copies", "uncovered"]
@@ -173,14 +174,20 @@ class FusedDecoder:
         return sum(matrix.nbytes for matrix in self._matrices if not matrix.second)
 
     @property
+    def numbers(self) -> int:
+        return sum(math.prod(matrix.shape) for block in self.blocks for matrix in block.matrices)
+
+    @property
     def _matrices(self) -> list[Matrix]:
         return [self.head, *(matrix for block in self.blocks for matrix in block.matrices)]
 
     def quantised(self, precision: Precision) -> FusedDecoder:
-        """The same over the same slab with copies of the matrices as codes."""
+        """The same over the same slab with copies of the matrices as codes; those of such codes are the same."""
         slab, like = self.slab, self.embedding
 
         def copied(matrix: Matrix) -> Matrix:
+            if isinstance(matrix, Int8 if precision == "int8" else Int4):
+                return matrix
             return quantised(matrix.dense(like.dtype, like.device), matrix.bias, precision)
 
         other = copy.copy(self)

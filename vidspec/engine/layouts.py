@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 import torch
 from torch import nn
 
 from vidspec.engine.matrix import LARGE, Matrix, Packed, PackedCopy, Plain, emptied, joined
-from vidspec.engine.quantised import Precision, quantised, sums_eight_bits
+from vidspec.engine.quantised import Codes, Precision, quantised, sums_eight_bits
 
 __all__ = ["QuantisedLinear", "Wanted", "fixed", "laid", "layout", "quantise", "quantised_copy", "quantised_linears"]
 
@@ -48,8 +48,11 @@ def laid(layers: Sequence[nn.Linear], wanted: Wanted = None, *, packed: bool = F
 
     Args:
         layers: plain linear layers of one input width, dtype and device; all with a bias or none. Where the layout is
-            another than theirs, and the weight not shared, their parameters are emptied.
+            another than theirs, and the weight not shared, their parameters are emptied. A layer whose weight is
+            empty has :class:`~vidspec.engine.quantised.Codes` of a checkpoint as its ``codes``, which stay.
     """
+    if (stored := _stored(layers)) is not None:
+        return stored
     numbers, weight = sum(layer.weight.numel() for layer in layers), layers[0].weight
     kind = layout(numbers, weight.dtype, weight.device.type, wanted, packed=packed, shared=shared)
     if kind == "plain":
@@ -62,6 +65,18 @@ def laid(layers: Sequence[nn.Linear], wanted: Wanted = None, *, packed: bool = F
     if not shared:
         emptied(layers)
     return made
+
+
+def _stored(layers: Sequence[nn.Linear]) -> Matrix | None:
+    """The matrix of layers that all keep codes, with as many groups; else they get plain weights."""
+    found = [vars(layer).pop("codes", None) for layer in layers]
+    codes = [one for one in found if isinstance(one, Codes)]
+    if len(codes) == len(layers) and len({(one.packed.dtype, one.scales.shape[1]) for one in codes}) == 1:
+        return Codes.joined(codes, joined(layers)[1], layers[0].weight.device)
+    for layer, one in zip(layers, found, strict=True):
+        if one is not None:
+            layer.weight.data = one.dense.to(layer.weight)
+    return None
 
 
 class QuantisedLinear(nn.Module):
@@ -81,12 +96,17 @@ class QuantisedLinear(nn.Module):
         return self.matrix(rows.flatten(0, -2)).view(*rows.shape[:-1], -1)
 
 
+class _StoredLinear(QuantisedLinear):
+    """Of codes that a checkpoint has; a copy of the model for drafting has the same."""
+
+
 def fixed(modules: Iterable[nn.Module]) -> str | None:
     """Why the linear layers of blocks cannot be quantised; None if they can."""
     every = [part for module in modules for part in module.modules()]
     if any("forward" in vars(part) for part in every):
         return "its layers are split over devices"
-    return None if any(type(part) is nn.Linear for part in every) else "its linear layers are quantised or adapted"
+    free = any(type(part) in (nn.Linear, _StoredLinear) for part in every)
+    return None if free else "its linear layers are quantised or adapted"
 
 
 def quantised_copy(module: nn.Module, precision: Precision) -> nn.Module:
@@ -100,11 +120,13 @@ def quantised_copy(module: nn.Module, precision: Precision) -> nn.Module:
     return other
 
 
-def quantise(module: nn.Module, precision: Precision) -> None:
-    """Quantise the plain linear layers inside a module, whose weights are let go of."""
+def quantise(module: nn.Module, precision: Precision | None) -> None:
+    """Quantise the plain linear layers inside a module, whose weights are let go of; None those with codes alone."""
     for parent in list(module.modules()):
         for name, child in parent.named_children():
-            if type(child) is nn.Linear:
+            if "codes" in vars(child):
+                setattr(parent, name, _StoredLinear(laid([cast(nn.Linear, child)])))
+            elif precision is not None and type(child) is nn.Linear:
                 setattr(parent, name, quantised_copy(child, precision))
 
 

@@ -98,6 +98,11 @@ class StockDecoder:
     def only_bytes(self) -> int:
         return self.packed_bytes
 
+    @cached_property
+    def numbers(self) -> int:
+        linears = (part for part in self.language.layers.modules() if hasattr(part, "in_features"))
+        return sum(int(part.in_features) * int(part.out_features) for part in linears)
+
     def quantised(self, precision: Precision) -> Self:
         """The same over the same slab with copies of the linear layers as codes."""
         slab, other = self.slab, copy.copy(self)

@@ -22,6 +22,7 @@ __all__ = [
     "Opened",
     "Origin",
     "Prefilled",
+    "Reading",
     "Rejected",
     "Round",
 ]
@@ -204,5 +205,13 @@ class Load:
     reading: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Of a prompt that takes several passes so many tokens have been read; now and then, until it is ``Prefilled``."""
+
+    tokens: int
+    prompt_tokens: int
+
+
 #: Of one clip.
-Event: TypeAlias = Opened | Again | Prefilled | Round | Finished
+Event: TypeAlias = Opened | Reading | Again | Prefilled | Round | Finished

@@ -40,7 +40,8 @@ Record: TypeAlias = dict[str, Any]
 
 class Models(TypedDict, total=False):
     """``target``, ``draft`` and ``adapter`` are names or folders; the draft's is None without one. The rest is the
-    target's: ``weights`` as codes, int8 or int4, which a lossless text is relative to; None as they were loaded."""
+    target's: ``weights`` as codes, int8 or int4, which a lossless text is relative to, with ``, as stored`` those that
+    the checkpoint has; None as they were loaded."""
 
     target: str
     adapter: str

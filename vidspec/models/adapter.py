@@ -66,6 +66,9 @@ class Adapter:
     max_sound_s: float | None = None
     #: What users of this checkpoint should know, in one line.
     note: str | None = None
+    #: The checkpoint's codes that its blocks kept when it was loaded.
+    codes: Precision | None = None
+    _vision_dtype: torch.dtype | None = None
 
     def __init__(
         self,
@@ -151,7 +154,7 @@ class Adapter:
 
     def stock_pixels(self, pixels: Pixels, prefix: Prefix) -> dict[str, object]:
         """The part of :meth:`stock_inputs` that differs between families."""
-        return {"pixel_values_videos": pixels.on(self.device, self.dtype)[None]}
+        return {"pixel_values_videos": pixels.on(self.device, self.vision_dtype)[None]}
 
     def seeing(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, Seen]:
         """:meth:`see` in steps of bounded work and memory: goes on with each ``next``."""
@@ -185,6 +188,20 @@ class Adapter:
     @property
     def dtype(self) -> torch.dtype:
         return self.language.embed_tokens.weight.dtype  # type: ignore[no-any-return]
+
+    @property
+    def vision_dtype(self) -> torch.dtype:
+        """Of the vision tower and what is shown to it."""
+        return self._vision_dtype or self.dtype
+
+    def see_in(self, dtype: torch.dtype) -> None:
+        """Let all of the model but its language model and head compute in another dtype."""
+        inner = {module for part in (self.language, self.model.lm_head) for module in part.modules()}
+        for module in self.model.modules():
+            tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+            for tensor in tensors if module not in inner else ():
+                tensor.data = tensor.data.to(dtype) if tensor.is_floating_point() else tensor.data
+        self._vision_dtype = dtype
 
     @property
     def layers(self) -> int:

@@ -234,6 +234,7 @@ class VideoLanguageModel(LanguageModel, Protocol):
     family: str
     tokenizer: StockTokenizer
     eos: frozenset[int]
+    codes: Precision | None  # of the checkpoint, which its blocks kept
     max_sound_s: float | None  # seconds of sound at most; None of families without audio input
 
     @property

@@ -88,7 +88,7 @@ class Gemma4(Adapter):
     def patches(self, pixels: Pixels) -> tuple[torch.Tensor, torch.Tensor]:
         """(T, P, 3 * patch ** 2), and the column and row of each patch, (T, P, 2)."""
         frames, _, columns = pixels.grid
-        values = pixels.on(self.device, self.dtype).unflatten(0, (frames, -1))
+        values = pixels.on(self.device, self.vision_dtype).unflatten(0, (frames, -1))
         place = torch.arange(values.shape[1], device=self.device)
         width = columns * self.pool
         return values, torch.stack([place % width, place // width], -1).expand(frames, -1, -1)

@@ -57,7 +57,7 @@ class HeadDecoder:
     mutual = False
     prunable = True
     cached: tuple[int, ...] | None = None
-    packed_bytes = only_bytes = state_bytes = 0
+    packed_bytes = only_bytes = state_bytes = numbers = 0
     graphs: Graphs | None = None
     eager: str | None = "the rows of a head are no token ids"
 

@@ -112,4 +112,4 @@ class Llava(Adapter):
         return projector(torch.cat([tower[:, :extra], halved.flatten(1, 2)], dim=1)), halved.shape[1]
 
     def stock_pixels(self, pixels: Pixels, prefix: Prefix | None = None) -> dict[str, object]:
-        return {"pixel_values": pixels.on(self.device, self.dtype)}
+        return {"pixel_values": pixels.on(self.device, self.vision_dtype)}

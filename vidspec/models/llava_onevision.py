@@ -74,7 +74,7 @@ class LlavaOnevision(Adapter):
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> torch.Tensor:
         """Features of some frames, without the newline."""
-        batch = pixels.on(self.device, self.dtype)[None]
+        batch = pixels.on(self.device, self.vision_dtype)[None]
         frames, side, _ = pixels.grid
         projector = self.model.model.multi_modal_projector
         with calls_of(projector) as calls:

@@ -6,14 +6,16 @@ import importlib.util
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from vidspec import memory
+from vidspec.engine.quantised import Precision
 from vidspec.errors import DeviceError, ModelError, VidspecError
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import StockConfig, StockModel, VideoLanguageModel
@@ -21,7 +23,7 @@ from vidspec.models.hub import fetching, is_local, patient, show_downloads
 from vidspec.models.identity import related
 from vidspec.models.lora import merge
 from vidspec.models.placement import Placement, fit
-from vidspec.models.quantised import Settings, check_method, plain, settings_of, unquantised
+from vidspec.models.quantised import KeptCodes, check_method, plain, settings_of, unquantised, weight_sizes
 from vidspec.models.unsupported import KIN, unsupported
 from vidspec.models.weight_files import stored
 from vidspec.registry import families
@@ -80,11 +82,12 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
     blind = family not in families.names()
     kind: Any = TextModel if blind else families.get(family)
     try:
-        if where.fitted:
-            where = fit(where, sum(weight.numel() for weight in unfilled(kind, config, where.dtype).parameters()))
+        if not where.settled:
+            empty = unfilled(kind, config, where.dtype)
+            where = fit(where, *weight_sizes(empty, kind.language_of(empty), settings_of(config), where)[:2])
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         tokenizer.encode("?")  # some settings of a tokenizer are read with its first text only
-        model = _weights(name, source, where, kind.config_of(config), settings_of(config), text=blind)
+        model, codes = _weights(name, source, where, kind, config, text=blind)
         if where.adapter is not None:
             merge(where.adapter, name, model)
         processor, template = ({}, None) if blind else (_processor(source), _template(source))
@@ -94,6 +97,9 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
         raise unloadable(name, error) from error
     try:
         adapter = kind(name, model, tokenizer, processor, template)
+        adapter.codes = codes
+        if where.vision is not None:
+            adapter.see_in(where.vision)
     except VidspecError:
         raise
     except Exception as error:
@@ -219,14 +225,16 @@ def check_kernels(name: str, source: str) -> None:
 
 
 def _weights(
-    name: str, source: str, where: Placement, config: StockConfig, settings: Settings | None, *, text: bool = False
-) -> StockModel:
+    name: str, source: str, where: Placement, kind: Any, config: StockConfig, *, text: bool = False
+) -> tuple[StockModel, Precision | None]:
     """The stock model of a config with its weights, on its devices; of a language model (``text``) that one.
 
-    Weights that are stored as codes (``settings``) become plain ones; the model is as if it had not been quantised.
+    Weights that are stored as codes become plain ones, as if the model had not been quantised, or its blocks keep them:
+    what they keep is returned, too.
     """
     import transformers
 
+    settings, config = settings_of(config), kind.config_of(config)
     options: dict[str, object] = {}
     if where.quantization is not None:
         _require("bitsandbytes", f"models.quantization {where.quantization}")
@@ -244,14 +252,22 @@ def _weights(
         )
     automatic: Any = transformers.AutoModelForCausalLM if text else transformers.AutoModelForImageTextToText
     if settings is None:
-        return weights(name, source, automatic, where, None, options, config=config)
+        return weights(name, source, automatic, where, None, options, config=config), None
     config = unquantised(config)
     with torch.device("meta"):  # of the automatic classes only the model's own loads from no files
         own = type(automatic.from_config(config, trust_remote_code=False))
-    model = weights(name, None, own, where, None, options, config=config, state_dict=plain(stored(source), settings))
+    load = partial(weights, name, None, own, where, None, options, config=config)
+    kept = KeptCodes(where)
+    attach = partial(kept.attach, language=kind.language_of)
+    try:
+        tensors = plain(stored(source), settings, kept if where.keeps_codes else None)
+        model = load(attach, state_dict=tensors)
+    except LookupError:  # a family whose weights are joined as they are loaded
+        kept = KeptCodes(where)
+        model = load(state_dict=plain(stored(source), settings))
     with suppress(OSError):  # without the file its numbers are the config's
         model.generation_config = transformers.GenerationConfig.from_pretrained(source)
-    return model
+    return model, kept.precision
 
 
 def weights(
@@ -261,6 +277,7 @@ def weights(
     where: Placement,
     hint: str | None,
     options: Mapping[str, object],
+    finish: Callable[[StockModel], None] = lambda model: None,
     **known: object,
 ) -> StockModel:
     """A stock model with its weights, on its devices.
@@ -272,6 +289,7 @@ def weights(
         where: device and dtype.
         hint: for weights that are missing.
         options: that place the model on its devices; none for ``where.device``.
+        finish: called with the model before it goes there.
         known: what else the class takes.
 
     Raises:
@@ -285,6 +303,7 @@ def weights(
             raise ModelError(
                 f"{name}: {len(absent)} weights are not in the files, {absent[0]} first", hint=hint, kind="unreadable"
             )
+        finish(model)
         return model if options else model.to(where.device)
     except torch.OutOfMemoryError as error:
         place = "on all devices together" if where.device_map is not None else f"on {where.device}"

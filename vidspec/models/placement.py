@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -11,6 +12,7 @@ import torch
 from vidspec import memory
 from vidspec.engine.device import automatic, driver_problem
 from vidspec.engine.layouts import Wanted
+from vidspec.engine.matrix import X86
 from vidspec.errors import DeviceError
 
 __all__ = ["Placement", "cpu_dtype", "fit", "placement"]
@@ -32,6 +34,7 @@ class Placement:
         packed: whether large weights are packed, see :func:`~vidspec.engine.matrix.packing`.
         weights: codes in the place of the language model's weights, see :func:`~vidspec.engine.layouts.layout`.
         adapter: hub id or folder of a LoRA that is merged into the model.
+        vision: dtype of what sees and hears; None if it is ``dtype``, too.
         fitted: whether ``dtype`` gives way to the one that fits this machine, see :func:`cpu_dtype`.
     """
 
@@ -43,7 +46,20 @@ class Placement:
     packed: bool | Literal["auto"] = False
     weights: Wanted = None
     adapter: str | None = None
+    vision: torch.dtype | None = None
     fitted: bool = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether :func:`fit` changes nothing."""
+        split = self.device_map or self.quantization
+        half = (self.device.type, self.dtype) == ("cpu", torch.bfloat16) and not split
+        return not (self.fitted or half)
+
+    @property
+    def keeps_codes(self) -> bool:
+        """Whether a quantised checkpoint's codes may stay: its weights are neither changed nor split over devices."""
+        return self.weights in (None, "auto") and not (self.device_map or self.quantization or self.adapter)
 
 
 def placement(
@@ -111,12 +127,29 @@ def cpu_dtype(numbers: int, free: int | None, fast: bool) -> torch.dtype:
     return torch.float32 if free is None or 4 * taken <= 3 * free else torch.bfloat16
 
 
-def fit(where: Placement, numbers: int) -> Placement:
-    """``where`` with the dtype that fits a model of so many parameters, unless it was told."""
-    if not where.fitted:
-        return where
-    fast = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return replace(where, dtype=cpu_dtype(numbers, memory.available(), fast), fitted=False)
+def fit(where: Placement, numbers: int, seeing: int = 0) -> Placement:
+    """``where`` with the dtypes that fit a model, unless they were told.
+
+    A bfloat16 model's vision tower is float32 on an x86 CPU without AMX, where it is faster so, if the model takes no
+    more than three quarters of the memory with it.
+
+    Args:
+        where: device and dtype.
+        numbers: of the model's weights, without those that stay codes.
+        seeing: those of what sees and hears.
+    """
+    free = memory.available()
+    if where.fitted:
+        fast = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        where = replace(where, dtype=cpu_dtype(numbers, free, fast), fitted=False)
+    if not where.settled and (free is None or 8 * (numbers + seeing) <= 3 * free) and slow_half():
+        return replace(where, vision=torch.float32)
+    return where
+
+
+def slow_half() -> bool:
+    """Whether this CPU is slower in bfloat16 than in float32 where it computes with many rows."""
+    return platform.machine().lower() in X86 and not torch.cpu._is_amx_tile_supported()
 
 
 def _half(place: torch.device) -> torch.dtype:

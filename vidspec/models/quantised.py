@@ -1,6 +1,7 @@
 """Weights that a checkpoint stores as codes and scales, read without the libraries that publish them.
 
-Each quantised linear layer gives a plain weight when the stock model asks for it, so that loading needs memory for one
+Layers of the language model's blocks keep codes that a product of the engine's takes as they are (:class:`KeptCodes`);
+each other quantised layer gets a plain weight when the stock model asks for it, so that loading needs memory for one
 layer beyond the model. Activations are never quantised: of a W8A8 checkpoint only the weights' codes are read.
 """
 
@@ -14,12 +15,16 @@ from functools import partial
 from typing import TypedDict, cast
 
 import torch
+from torch import nn
 
+from vidspec.engine.matrix import emptied
+from vidspec.engine.quantised import Codes, Precision
 from vidspec.errors import ModelError
-from vidspec.models.base import StockConfig
+from vidspec.models.base import StockConfig, StockModel
+from vidspec.models.placement import Placement
 from vidspec.models.weight_files import Stored
 
-__all__ = ["Settings", "check_method", "method_of", "plain", "settings_of", "unquantised"]
+__all__ = ["KeptCodes", "Settings", "check_method", "method_of", "plain", "settings_of", "unquantised", "weight_sizes"]
 
 
 class _Args(TypedDict, total=False):
@@ -29,6 +34,8 @@ class _Args(TypedDict, total=False):
     type: str
     group_size: int | None
     block_structure: list[int] | None
+    symmetric: bool
+    actorder: str | None
 
 
 class _Group(TypedDict, total=False):
@@ -47,6 +54,8 @@ class Settings(TypedDict, total=False):
     config_groups: dict[str, _Group]
     weight_block_size: list[int] | None
     load_in_4bit: bool
+    desc_act: bool
+    sym: bool
 
 
 #: Formats of compressed-tensors whose tensors are read.
@@ -61,18 +70,67 @@ _PART = re.compile(
 _SCALE = re.compile(r"^(?P<weight>.*)_scale(?:_inv)?$")
 
 
-class _Weight:
-    """A plain weight made from what is stored of it, each time it is asked for.
+class KeptCodes:
+    """The codes that layers of a model keep; while it is loaded, a single number stands in for each weight.
 
     Args:
-        make: reads and dequantises it, in float32.
+        where: device and dtype of the model.
+
+    Attributes:
+        precision: of what layers keep; None if none does.
     """
 
-    def __init__(self, make: Callable[[], torch.Tensor]) -> None:
-        self._make = make
+    def __init__(self, where: Placement) -> None:
+        self._where = where
+        self.precision: Precision | None = None
+        self._codes: dict[int, tuple[torch.Tensor, Codes]] = {}
+
+    def stand_in(self, codes: Codes) -> torch.Tensor:
+        """(out, in) of one number; the weight of codes that do not stay."""
+        where, shape = self._where, (len(codes.packed), codes.packed.shape[1] * 8 // codes.bits)
+        if not Codes.nbytes(codes.bits, shape, shape[1] // codes.scales.shape[1], where.device, where.dtype):
+            return codes.dense
+        number = torch.zeros(1, dtype=where.dtype)
+        self._codes[number.data_ptr()] = number, codes
+        return number.expand(shape)
+
+    def attach(self, model: StockModel, language: Callable[[StockModel], StockModel]) -> None:
+        """Give the layers of the language model's blocks their codes, and all others plain weights.
+
+        Raises:
+            LookupError: weights of the model are made of some that are only stood in for.
+        """
+        inside = set(language(model).layers.modules())
+        for layer in model.modules():
+            if type(layer) is not nn.Linear or layer.weight.data_ptr() not in self._codes:
+                continue
+            _, codes = self._codes.pop(layer.weight.data_ptr())
+            if layer in inside:
+                emptied([layer])
+                vars(layer)["codes"] = codes
+                self.precision = "int8" if codes.bits == 8 else "int4"
+            else:
+                layer.weight.data = codes.dense.to(layer.weight.dtype)
+        if self._codes:
+            raise LookupError(f"{len(self._codes)} weights are parts of others")
+
+
+class _Weight:
+    """A weight made from what is stored of it, each time it is asked for.
+
+    Args:
+        make: reads it: its codes, or numbers in float32.
+        kept: where its codes stay, if they do.
+    """
+
+    def __init__(self, make: Callable[[], torch.Tensor | Codes], kept: KeptCodes | None) -> None:
+        self._make, self._kept = make, kept
 
     def __getitem__(self, index: object, /) -> torch.Tensor:
-        return self._make()
+        made = self._make()
+        if isinstance(made, torch.Tensor):
+            return made
+        return made.dense if self._kept is None else self._kept.stand_in(made)
 
 
 def settings_of(config: StockConfig) -> Settings | None:
@@ -127,12 +185,45 @@ def check_method(name: str, settings: Settings) -> None:
     )
 
 
-def plain(stored: Mapping[str, Stored], settings: Settings) -> dict[str, Stored]:
+def weight_sizes(
+    model: StockModel, language: StockModel, settings: Settings | None, where: Placement
+) -> tuple[int, int, int]:
+    """Of a model without numbers: how many its weights have but for those whose codes stay, how many of these are of
+    what sees and hears, and bytes of the codes.
+
+    The weights whose codes stay, all of the blocks' linear layers that fit, are emptied.
+    """
+    stored, codes = None if settings is None or not where.keeps_codes else _code(settings), 0
+    for layer in language.layers.modules() if stored else ():
+        if stored and type(layer) is nn.Linear:
+            shape = layer.out_features, layer.in_features
+            if taken := Codes.nbytes(stored[0], shape, stored[1] or shape[1], where.device, where.dtype):
+                codes += taken
+                emptied([layer])
+    writing = {id(weight) for part in (language, model.lm_head) for weight in part.parameters()}
+    sizes = [(weight.numel(), id(weight) in writing) for weight in model.parameters()]
+    return sum(size for size, _ in sizes), sum(size for size, inner in sizes if not inner), codes
+
+
+def _code(settings: Settings) -> tuple[int, int] | None:
+    """Bits, and inputs that share a scale (0 for all); None of codes that are no integers or in another order."""
+    method, args = settings.get("quant_method"), _args(settings)
+    bits, group = args.get("num_bits", 0), max(args.get("group_size") or 0, 0)
+    if method == "bitsandbytes":
+        return None if settings.get("load_in_4bit") else (8, 0)
+    if method == "fp8" or args.get("type") == "float" or settings.get("desc_act") or args.get("actorder") == "group":
+        return None
+    even = settings.get("sym", True) and args.get("symmetric", True)
+    return None if bits == 8 and not even else (bits, group)
+
+
+def plain(stored: Mapping[str, Stored], settings: Settings, kept: KeptCodes | None = None) -> dict[str, Stored]:
     """The tensors of a checkpoint by their names, with plain weights in place of what is quantised.
 
     Args:
         stored: all tensors of its files.
         settings: of a method that :func:`check_method` lets through.
+        kept: takes codes that stay, and gives numbers that stand in for them.
     """
     read = _READERS[str(settings.get("quant_method"))]
     layers: dict[str, dict[str, Stored]] = {}
@@ -148,7 +239,7 @@ def plain(stored: Mapping[str, Stored], settings: Settings) -> dict[str, Stored]
     for key, parts in layers.items():
         if key in rest:
             parts["weight"] = rest[key]
-        rest[key] = _Weight(partial(read, parts, settings))
+        rest[key] = _Weight(partial(read, parts, settings), None if ".experts." in key else kept)
     return rest
 
 
@@ -178,30 +269,34 @@ def _unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
 
 
 def _grouped(
-    codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | int, order: torch.Tensor | None
-) -> torch.Tensor:
+    bits: int, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | int, order: torch.Tensor | None
+) -> torch.Tensor | Codes:
     """Codes (out, in) less the zero points of their groups, times the scales (out, groups).
 
     ``order`` (in,) is the group of each column where groups are no runs of columns.
     """
     width, groups = codes.shape[-1], scales.shape[-1]
-    if order is None:
-        order = torch.arange(width) // (width // groups)
-    weight, order = codes.float(), order.long()
-    weight -= zeros[:, order] if isinstance(zeros, torch.Tensor) else zeros
-    return weight.mul_(scales.float()[:, order])
+    runs = torch.arange(width) // (width // groups)
+    order = runs if order is None else order.long()
+    points = zeros if isinstance(zeros, torch.Tensor) else torch.full_like(scales, zeros)
+    if width % groups == 0 and torch.equal(order, runs):
+        if bits == 4 and width % 2 == 0:
+            return Codes.of(codes, scales, points)
+        if bits == 8 and groups == 1 and bool((points == 128).all()):
+            return _by_row((codes.int() - 128).to(torch.int8), scales)
+    return (codes.float() - points.float()[:, order]).mul_(scales.float()[:, order])
 
 
-def _gptq(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor:
+def _gptq(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor | Codes:
     """``qweight`` packs (in, out) along in, ``qzeros`` (groups, out) along out; version 1 stores zero points less 1."""
     bits, words, scales = settings["bits"], parts["qweight"][...].t(), parts["scales"][...].t()
     less = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
     zeros = _unpacked(parts["qzeros"][...], bits, len(scales)).t().float() + less
     codes = _unpacked(words, bits, words.shape[1] * 32 // bits)
-    return _grouped(codes, scales, zeros, parts["g_idx"][...] if "g_idx" in parts else None)
+    return _grouped(bits, codes, scales, zeros, parts["g_idx"][...] if "g_idx" in parts else None)
 
 
-def _awq(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor:
+def _awq(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor | Codes:
     """``qweight`` packs (in, out) along out, and ``qzeros`` (groups, out), both in an order of their own."""
     scales = parts["scales"][...]
 
@@ -210,10 +305,10 @@ def _awq(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor:
         return ordered.flatten(-2).t()
 
     zeros: torch.Tensor | int = codes(parts["qzeros"][...]).float() if "qzeros" in parts else 8
-    return _grouped(codes(parts["qweight"][...]), scales.t(), zeros, None)
+    return _grouped(4, codes(parts["qweight"][...]), scales.t(), zeros, None)
 
 
-def _compressed(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor:
+def _compressed(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor | Codes:
     """Packed along in, with zero points packed along out; or one number each, see :func:`_scaled`."""
     if "weight_packed" not in parts:
         return _scaled(parts, settings)
@@ -224,14 +319,18 @@ def _compressed(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor
     if "weight_zero_point" in parts:
         zeros = _unpacked(parts["weight_zero_point"][...].t(), bits, out).t().float()
     order = parts["weight_g_idx"][...] if "weight_g_idx" in parts else None
-    return _grouped(_unpacked(words, bits, width), scales.expand(out, -1), zeros, order)
+    return _grouped(bits, _unpacked(words, bits, width), scales.expand(out, -1), zeros, order)
 
 
-def _scaled(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor:
+def _scaled(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor | Codes:
     """Numbers (..., out, in) of 8 bits, less the zero points, times the scales: one in all, or one for each row, for
     each block, or for each group of a row."""
-    weight, scales = parts["weight"][...].float(), parts["scale"][...].float()
+    codes, scales = parts["weight"][...], parts["scale"][...].float()
     zeros = parts["weight_zero_point"][...].float() if "weight_zero_point" in parts else None
+    by_row = codes.dtype is torch.int8 and codes.dim() == 2 and scales.numel() in (1, len(codes))
+    if by_row and (zeros is None or not zeros.any()):
+        return _by_row(codes, scales)
+    weight = codes.float()
     if scales.numel() > 1:
         block = _block(settings)
         for axis in (-2, -1):
@@ -244,12 +343,18 @@ def _scaled(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor:
     return (weight if zeros is None else weight.sub_(zeros)).mul_(scales)
 
 
-def _bitsandbytes(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor:
+def _by_row(codes: torch.Tensor, scales: torch.Tensor) -> Codes:
+    """Of int8 codes (out, in) and a scale in all or for each row."""
+    scales = scales.reshape(-1, 1).expand(len(codes), 1)
+    return Codes.of(codes, scales, torch.zeros_like(scales))
+
+
+def _bitsandbytes(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor | Codes:
     """Rows of int8 with the largest number of each, or codes of 4 bits, the upper first, with a table of 16 numbers and
     the largest number of each block, which may be codes in their turn."""
     weight = parts["weight"][...]
     if "SCB" in parts:
-        return weight.float().mul_(parts["SCB"][...].float()[:, None] / 127)
+        return _by_row(weight, parts["SCB"][...].float() / 127)
     blob = next(tensor for key, tensor in parts.items() if key.startswith("quant_state."))
     state = json.loads(bytes(blob[...].tolist()))
     largest: torch.Tensor = parts["absmax"][...]
@@ -263,7 +368,7 @@ def _bitsandbytes(parts: Mapping[str, Stored], settings: Settings) -> torch.Tens
     return (numbers * largest.float().repeat_interleave(state["blocksize"])[: len(numbers)]).view(state["shape"])
 
 
-_READERS: Mapping[str, Callable[[Mapping[str, Stored], Settings], torch.Tensor]] = {
+_READERS: Mapping[str, Callable[[Mapping[str, Stored], Settings], torch.Tensor | Codes]] = {
     "gptq": _gptq,
     "awq": _awq,
     "compressed-tensors": _compressed,

@@ -168,7 +168,7 @@ class Qwen25Omni(Qwen25VL):
         del given["mm_token_type_ids"]
         given["video_second_per_grid"] = given.pop("second_per_grid_ts")
         if pixels.sound is not None:
-            spectrum = pixels.sound[None].to(self.device, self.dtype)
+            spectrum = pixels.sound[None].to(self.device, self.vision_dtype)
             given |= {"input_features": spectrum, "use_audio_in_video": True}
             given["feature_attention_mask"] = torch.ones_like(spectrum[:, 0], dtype=torch.long)
         return given

@@ -97,7 +97,7 @@ class Qwen25VL(Adapter):
     def _chunk(self, pixels: Pixels, pooled: bool) -> tuple[list[torch.Tensor], tuple[int, int]]:
         """What each of :attr:`_mergers` makes of some steps, (N, hidden); rows and columns of tokens of a step."""
         _, rows, columns = pixels.grid
-        values, grid = pixels.on(self.device, self.dtype), torch.tensor([pixels.grid], device=self.device)
+        values, grid = pixels.on(self.device, self.vision_dtype), torch.tensor([pixels.grid], device=self.device)
         if not pooled:
             return self._levels(values, grid), (rows // self.merge, columns // self.merge)
         with _unmerged(self._mergers):
@@ -145,7 +145,7 @@ class Qwen25VL(Adapter):
         kinds[prefix.visual.index] = 2  # 0 text, 1 image, 2 video
         return {
             "mm_token_type_ids": kinds[None],
-            "pixel_values_videos": pixels.on(self.device, self.dtype),
+            "pixel_values_videos": pixels.on(self.device, self.vision_dtype),
             "video_grid_thw": torch.tensor([pixels.grid], device=self.device),
             "second_per_grid_ts": torch.tensor([seconds_per_step(pixels.seconds)], device=self.device),
         }

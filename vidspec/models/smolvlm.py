@@ -112,7 +112,7 @@ class SmolVLM(Adapter):
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> torch.Tensor:
         """(N, hidden) of some frames."""
-        values = pixels.on(self.device, self.dtype)[None]
+        values = pixels.on(self.device, self.vision_dtype)[None]
         connector = self.model.model.connector
         with calls_of(connector) as calls:
             features: torch.Tensor = self.model.get_image_features(values).pooler_output[0]
@@ -124,7 +124,7 @@ class SmolVLM(Adapter):
         return connector(halved[:, index][:, :, index].flatten(1, 2)).flatten(0, 1)  # type: ignore[no-any-return]
 
     def stock_pixels(self, pixels: Pixels, prefix: Prefix) -> dict[str, object]:
-        return {"pixel_values": pixels.on(self.device, self.dtype)[None]}
+        return {"pixel_values": pixels.on(self.device, self.vision_dtype)[None]}
 
 
 def fitted(height: int, width: int, longest: int) -> tuple[int, int]:

@@ -1,0 +1,83 @@
+"""A bfloat16 model's vision tower in float32, where a CPU is faster so and memory allows it."""
+
+import json
+
+import pytest
+import torch
+
+from models.quantised import make
+from models.test_bytes import MODELS, clip
+from vidspec.bench.bandwidth import model_weight_bytes
+from vidspec.captioner import Captioner
+from vidspec.cli import main
+from vidspec.embedded.samples import shipped
+from vidspec.engine.forward import Engine
+from vidspec.models import placement
+from vidspec.models.loading import load
+from vidspec.models.placement import Placement
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A CPU that is slow in bfloat16 or not, with so many bytes of memory."""
+
+    def set_up(slow, free):
+        monkeypatch.setattr(placement, "slow_half", lambda: slow)
+        monkeypatch.setattr("vidspec.memory.available", lambda: free)
+
+    return set_up
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_features_are_those_of_a_float32_tower(family):
+    model, whole = MODELS[family](), MODELS[family]()
+    model.model.bfloat16()
+    whole.model.bfloat16().float()
+    model.prepare(packed=False)
+    pixels = model.preprocess(clip())
+    half = model.see(pixels).features
+    model.see_in(torch.float32)
+    seen, expected = model.see(pixels), whole.see(pixels)
+    torch.testing.assert_close(seen.features, expected.features)
+    assert seen.features.dtype is torch.float32 and not torch.equal(half.float(), seen.features)
+    prefix = model.prefix(seen, "What is seen?")
+    assert model.dtype is torch.bfloat16 and prefix.embeds.dtype is torch.bfloat16
+    assert Engine(model).prefill(prefix, 1).logits.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("slow", "free", "dtype", "tower"),
+    [
+        (True, 10**9, "bfloat16", torch.float32),
+        (True, 10**5, "bfloat16", torch.bfloat16),
+        (False, 10**9, "bfloat16", torch.bfloat16),
+        (True, None, "bfloat16", torch.float32),
+        (True, 10**5, "auto", torch.bfloat16),
+        (True, 10**9, "float32", torch.float32),
+    ],
+)
+def test_where_it_is_chosen(machine, tmp_path, capsys, slow, free, dtype, tower):
+    machine(slow, free)
+    folder = make.assemble("fp8", tmp_path)
+    model = load(str(folder), placement.placement("cpu", dtype))
+    assert {weight.dtype for weight in model.model.model.vision_tower.parameters()} == {tower}
+    assert model.vision_dtype is tower
+    main(["models", str(folder), "--format", "json", *([] if dtype == "auto" else ["--dtype", dtype])])
+    assert json.loads(capsys.readouterr().out)["weights"] == model_weight_bytes(model) - sum(
+        buffer.nbytes for buffer in model.model.buffers()
+    )
+
+
+def test_captions_are_written_from_it(machine, tmp_path):
+    machine(True, 10**9)
+    overrides = {"models.target": str(make.assemble("fp8", tmp_path)), "models.device": "cpu"}
+    overrides |= {"models.dtype": "bfloat16", "video.frames": 2, "generate.max_new_tokens": 4}
+    with Captioner.from_profile("self-specvlm", overrides=overrides) as captioner:
+        assert captioner.target.model.vision_dtype is torch.float32
+        assert captioner.caption(shipped()[0]).token_ids
+
+
+def test_split_models_stay_as_they_are(machine):
+    machine(True, None)
+    half = Placement(torch.device("cpu"), torch.bfloat16, device_map="auto")
+    assert half.settled and placement.fit(half, 1, 1) == half

@@ -255,6 +255,8 @@ class OneFile(Journaled):
                 self._append(record)
 
     def _append(self, record: Record) -> None:
+        if self.form == "parquet":  # which ends in what its beginning depends on: at the end
+            return
         if self._begun is None or self.form in SUBTITLES:
             self._whole()
             return
@@ -284,7 +286,12 @@ class OneFile(Journaled):
     def _whole(self) -> None:
         """Write the file anew from its journal."""
         self._check()
-        write_whole(self.path, listing(self.records(), self.form, several=self.several, raw_csv=self.raw_csv))
+        if self.form == "parquet":
+            from vidspec.dataset.tables import table
+
+            write_whole(self.path, table(self.records()))
+        else:
+            write_whole(self.path, listing(self.records(), self.form, several=self.several, raw_csv=self.raw_csv))
         self._begun = self.path.stat()
 
     def _render(self, *, complete: bool) -> list[str]:

@@ -160,7 +160,7 @@ def test_one_folder_for_two_shards_of_a_name_is_refused(vidspec):
     write_shards(Path("a"), 1, 1)
     write_shards(Path("b"), 1, 1)
     ran = vidspec("caption", "a/00000.tar", "b/00000.tar", "--output-dir", "out")
-    assert ran.code == 2 and "would share the part out/00000.parquet" in ran.err
+    assert ran.code == 2 and "two shards of one name would share a part" in ran.err
 
 
 def test_a_shard_is_not_replaced_by_its_captions(vidspec):
@@ -169,7 +169,7 @@ def test_a_shard_is_not_replaced_by_its_captions(vidspec):
 
     parquet.write_table(pyarrow.table({"mp4": [b"x"]}), "v.parquet")
     ran = vidspec("caption", "v.parquet", "--output-dir", ".")
-    assert ran.code == 2 and "v.parquet: would be replaced by its captions" in ran.err
+    assert ran.code == 2 and "--output-dir .: captions would replace their shards" in ran.err
     os.mkdir("out")
     parquet.write_table(pyarrow.table({"mp4": [b"x"]}), "out/v.parquet")
     ran = vidspec("caption", "v.parquet", "--output-dir", "out")
@@ -195,6 +195,19 @@ def test_shards_of_a_job_array_are_whole(vidspec):
     assert len(os.listdir("out")) == 8 and len(streamed()) == 16, "each shard by one of them"
 
 
+@pytest.mark.parametrize(
+    "asked", [("--segment", "2s"), ("--prompt", "One?", "--prompt", "Two?"), ("--turn", "One?", "--turn", "Two?")]
+)
+def test_clips_in_segments_and_with_several_questions(vidspec, asked):
+    write_shards(Path("shards"), 2, 2)
+    args = ("caption", "shards/{00000..00001}.tar", "--output-dir", "out", *asked)
+    assert vidspec(*args).code == 0
+    found = rows("out/00001.parquet")
+    assert [row["path"][-14:] for row in found] == [f"{n:05d}/good.mp4" for n in (2, 3) for _ in range(2)]
+    assert [row["job"]["segment"] for row in found] == [0, 1, 0, 1]
+    assert "4 of 4 clips were done before" in vidspec(*args).err
+
+
 def test_memory_of_the_run_does_not_grow_with_the_shards(vidspec, monkeypatch):
     """One shard's journal is open at a time (two where one ends as the next begins)."""
     write_shards(Path("shards"), 12, 3)
@@ -218,7 +231,7 @@ def test_memory_of_the_run_does_not_grow_with_the_shards(vidspec, monkeypatch):
         (("--dry-run",), "--dry-run needs clips that are files, not shards"),
         (("--checksum",), "--checksum needs clips that are files, not shards"),
         (("--format", "parquet,jsonl"), "--format parquet of shards stands alone"),
-        (("--column", "x", "v.parquet"), "v.parquet: has no column x (columns: mp4 (binary))"),
+        (("--column", "x", "v.parquet"), "v.parquet: has no column x (--column NAME, of mp4 (binary))"),
     ],
 )
 def test_what_shards_do_not_take(vidspec, args, message):
@@ -241,7 +254,10 @@ def test_urls(vidspec):
         store.pipe_file(f"/in/{number:05d}.tar", tar_of({f"{n}/good.mp4": b"x" for n in range(3)}))
     args = ("caption", "memory://in/{00000..00002}.tar", "--output-dir", "memory://captions/run")
     ran = vidspec(*args)
-    assert ran.code == 1 and "error: memory://in/00002.tar: there is no such file (check its name)" in ran.err
+    assert (
+        ran.code == 1
+        and "error: memory://in/00002.tar: there is no such file, or no such bucket (check its name)" in ran.err
+    )
     assert sorted(store.ls("/captions/run", detail=False)) == [f"/captions/run/0000{n}.parquet" for n in range(2)]
     assert [row["path"] for row in rows_of(store, "/captions/run/00001.parquet")] == [
         f"memory://in/00001.tar/{n}/good.mp4" for n in range(3)

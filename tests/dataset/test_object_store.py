@@ -178,8 +178,8 @@ def test_a_part_that_cannot_be_written_is_written_by_the_next_run(store):
 
 def test_what_is_not_there(store):
     for url, message in {
-        "s3://nowhere/00000.tar": "there is no such bucket, nowhere (check its name)",
-        "s3://bucket/in/00009.tar": "there is no such file (check its name)",
+        "s3://nowhere/00000.tar": "there is no such file, or no such bucket (check its name)",
+        "s3://bucket/in/00009.tar": "there is no such file, or no such bucket (check its name)",
     }.items():
         ran = caption(url, "--output-dir", "out")
         assert ran.returncode == 1 and f"error: {url}: {message}" in ran.stderr.splitlines(), ran.stderr

@@ -33,7 +33,7 @@ class Remaining:
     Attributes:
         jobs: clips with something left to do.
         undrawn: those of shards instead, which are found while they are drawn; None for none.
-        contents: the content of each clip before it is read, by the number of its job, until it is done.
+        contents: the content of each clip before it is read, by the number of its job; none of those in shards.
         captioned, failed: clips that an earlier run finished.
         reused: clips whose caption was taken over from the same content under another name.
         unkept: clips whose caption cannot be kept, and so is not made.
@@ -129,38 +129,29 @@ def plan_shards(
         tally.total += part.clips
         tally.earlier += part.clips - part.failed
         tally.earlier_failed += part.failed
-    made = Remaining()
-
-    def opened(shard: Job, first: int) -> tuple[int, Sequence[Job]]:
-        """How many clips a shard has, and those that are left."""
-        jobs = members(shard, column)
-        output.begin(shard.path)
-        one = plan(jobs, output, settings, retry=retry, first=first)
-        tally.total += len(jobs)
-        tally.earlier += one.captioned
-        tally.earlier_failed += one.failed
-        made.contents.update(one.contents)
-        output.expect(shard.path, jobs, one.jobs, settings.of(shard))
-        return len(jobs), one.jobs
 
     def found() -> Iterator[Job]:
         number = 1
         for shard in (shard for shard in shards if shard.path not in output.finished):
             try:
-                count, jobs = opened(shard, number)
+                jobs = members(shard, column)
+                output.begin(shard.path)
+                one = plan(jobs, output, settings, retry=retry, first=number)
+                output.expect(shard.path, jobs, one.jobs, settings.of(shard))
             except (VideoError, UsageError, OutputError) as error:
                 if error.kind == OutputError.kind or (isinstance(error, UsageError) and number == 1):
                     raise
-                tally.total += 1
-                count, jobs = 1, [replace(shard, number=number, error=error)]
-            number += count
-            yield from jobs
+                jobs, one = [shard], Remaining([replace(shard, number=number, error=error)])
+            tally.total += len(jobs)
+            tally.earlier += one.captioned
+            tally.earlier_failed += one.failed
+            number += len(jobs)
+            yield from one.jobs
 
     jobs = found()
     first = next(jobs, None)
-    made.captioned, made.failed = tally.earlier, tally.earlier_failed
-    made.undrawn = None if first is None else chain((first,), jobs)
-    return made
+    undrawn = None if first is None else chain((first,), jobs)
+    return Remaining(undrawn=undrawn, captioned=tally.earlier, failed=tally.earlier_failed)
 
 
 def _planned(
@@ -280,9 +271,7 @@ def _kept(outcome: Outcome, plan: Remaining, output: Output, settings: Settings)
     if isinstance(outcome.error, OutputError):  # it was known before
         return outcome
     try:
-        content = plan.contents.get(job.number, Content(None, None))  # a shard that cannot be read has none
-        if job.last:
-            plan.contents.pop(job.number, None)
+        content = plan.contents.get(job.number) or content_of(job.path, job.source)  # the latter in shards
         output.add(job.whole, record_of(outcome, settings, content))
     except OutputError as error:
         if error.kind != ONE_CLIP:

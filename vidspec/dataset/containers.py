@@ -56,19 +56,19 @@ def members(shard: Job, column: str | None = None) -> list[Job]:
         VideoError: it cannot be read, is no such file, or holds no clip.
         UsageError: the column is not there or not clear, or a package is missing.
     """
-    name = shard.path
-    tar = name.lower().endswith(".tar")
-    found = attempt(name, lambda: list(_of_tar(shard) if tar else _of_parquet(shard, column)))
+    tar = shard.path.lower().endswith(".tar")
+    found = attempt(shard.path, lambda: list(_of_tar(shard) if tar else _of_parquet(shard, column)))
     if not found:
-        raise VideoError(f"{name}: holds no clip", kind="no_frames", hint="a tar of .mp4, .webm, .jpg and such")
+        raise VideoError(f"{shard.path}: holds no clip", kind="no_frames", hint="a tar of .mp4, .webm, .jpg and such")
+    if found[0].error is not None:
+        raise found[0].error
     return found
 
 
 def _of_tar(shard: Job) -> Iterator[Job]:
     """Of each key the video, or without one the picture."""
-    name = shard.path
-    chosen: dict[str, tuple[bool, tarfile.TarInfo]] = {}
-    broken = False
+    name, broken = shard.path, False
+    chosen: dict[str, tarfile.TarInfo] = {}
     with opened(name) as file:
         try:
             tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115  which has nothing to close
@@ -78,21 +78,17 @@ def _of_tar(shard: Job) -> Iterator[Job]:
         try:
             while (one := tar.next()) is not None:
                 one.name = posixpath.normpath(f"/{one.name}")
-                folder, base = posixpath.split(one.name)
-                stem, suffix = base.split(".", 1)[0], base.rpartition(".")[2].lower()
-                video = suffix in EXTENSIONS
-                if one.isreg() and (video or suffix in IMAGES) and stem:
-                    key = f"{folder}/{stem}"
-                    chosen[key] = max(chosen.get(key, (False, one)), (video, one), key=lambda pair: pair[0])
+                key, _, suffix = one.name.partition(".")
+                suffix = suffix.rpartition(".")[2].lower()
+                if one.isreg() and not key.endswith("/") and (suffix in EXTENSIONS or suffix in IMAGES):
+                    chosen[key] = one if suffix in EXTENSIONS else chosen.get(key, one)
             file.seek(tar.offset)
             broken = any(file.read(tarfile.BLOCKSIZE))
         except tarfile.TarError:
             broken = True
-    for _, one in chosen.values():
+    for one in chosen.values():
         source = Source(name, one.offset_data, one.size, int(one.mtime * 1e9))
         yield replace(shard, path=f"{name}{one.name}", source=source, shard=name)
-    if broken and not chosen:
-        raise VideoError(f"{name}: is cut short or damaged", kind="truncated", hint="copy or download it again")
     if broken:
         error = VideoError(f"{name}: is cut short or damaged behind {len(chosen)} clips", kind="truncated")
         yield replace(shard, shard=name, error=error)
@@ -107,17 +103,18 @@ def _of_parquet(shard: Job, column: str | None) -> Iterator[Job]:
         schema = table.schema_arrow
         column = _column(name, schema, column)
         ids = next((key for key in ID_KEYS if key in schema.names and key != column), None)
-        if _is_bytes(schema, column):
-            for row, own in zip(range(table.metadata.num_rows), _texts(table, ids), strict=False):
-                source = Source(name, row, size, None, column)
-                yield replace(shard, path=f"{name}/{row:05d}", id=own, source=source, shard=name)
-            return
-        folder, seen = name.rpartition("/")[0] or ".", set[tuple[str | None, str | None]]()
-        for path, own in zip(_texts(table, column), _texts(table, ids), strict=False):
-            if path is not None and (path, own) not in seen:
-                seen.add((path, own))
-                path = joined(folder, path)
-                yield replace(shard, path=path, id=own, source=Source(path) if is_url(path) else None, shard=name)
+        texts = [*filter(None, (ids, None if _is_bytes(schema, column) else column))]
+        rows = table.read(texts).to_pylist() if texts else [{}] * table.metadata.num_rows
+    folder, seen = name.rpartition("/")[0] or ".", set[tuple[str, str | None]]()
+    for row, values in enumerate(rows):
+        own = None if values.get(ids) is None else str(values[ids])
+        if column not in texts:
+            source = Source(name, row, size, None, column)
+            yield replace(shard, path=f"{name}/{row:05d}", id=own, source=source, shard=name)
+        elif values[column] is not None and (values[column], own) not in seen:
+            seen.add((values[column], own))
+            path = joined(folder, values[column])
+            yield replace(shard, path=path, id=own, source=Source(path) if is_url(path) else None, shard=name)
 
 
 def _table(name: str, file: object) -> ParquetFile:
@@ -130,23 +127,10 @@ def _table(name: str, file: object) -> ParquetFile:
         raise VideoError(f"{name}: is not a Parquet file", kind="not_video", hint="copy or download it again") from None
 
 
-def _texts(table: ParquetFile, column: str | None) -> Iterator[str | None]:
-    """A column as text; nothing but None without one."""
-    if column is None:
-        yield from (None for _ in range(table.metadata.num_rows))
-        return
-    for batch in table.iter_batches(columns=[column], use_threads=False):
-        yield from (None if value is None else str(value) for value in batch.column(0).to_pylist())
-
-
 def _is_bytes(schema: Schema, column: str) -> bool:
     """Whether a column is of bytes, or of such that stand beside a path (as in data sets of Hugging Face)."""
-    from pyarrow import types
-
-    kind = schema.field(column).type
-    if types.is_struct(kind):
-        return any(one.name == "bytes" for one in kind)
-    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+    kind = str(schema.field(column).type)
+    return kind in ("binary", "large_binary") or kind.startswith("struct<bytes: binary")
 
 
 def _column(name: str, schema: Schema, wanted: str | None) -> str:
@@ -155,15 +139,13 @@ def _column(name: str, schema: Schema, wanted: str | None) -> str:
     Raises:
         UsageError: it is not there; or none is named, and it is not clear which one it is.
     """
-    columns = ", ".join(f"{one.name} ({one.type})" for one in schema)
-    if wanted is not None:
-        if wanted in schema.names:
-            return wanted
-        raise UsageError(f"{name}: has no column {wanted}", hint=f"columns: {columns}")
     found = [one for one in schema.names if _is_bytes(schema, one)]
     found = found or [one for one in (*PATH_KEYS, "url") if one in schema.names][:1]
+    found = found if wanted is None else [one for one in schema.names if one == wanted]
     if len(found) != 1:
-        raise UsageError(f"{name}: which column has the clips?", hint=f"--column NAME; columns: {columns}")
+        what = "which column has the clips?" if wanted is None else f"has no column {wanted}"
+        columns = ", ".join(f"{one.name} ({one.type})" for one in schema)
+        raise UsageError(f"{name}: {what}", hint=f"--column NAME, of {columns}")
     return found[0]
 
 

@@ -8,15 +8,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+import bracex
 from wcmatch import glob
 
 from vidspec.dataset.job import Job
 from vidspec.dataset.manifests import SUFFIXES, parse_manifest
-from vidspec.dataset.stores import expanded, is_url
+from vidspec.dataset.stores import is_url
 from vidspec.errors import UsageError
 from vidspec.files import read_whole
 
-__all__ = ["EXTENSIONS", "SHARDS", "Found", "Sources", "collect", "is_shard", "leave_out_missing", "matches"]
+__all__ = ["EXTENSIONS", "Found", "Sources", "collect", "expanded", "is_shard", "leave_out_missing", "matches"]
 
 #: Bytes of a list or a manifest: some ten million clips.
 MAX_LIST_BYTES = 1 << 30
@@ -27,6 +28,11 @@ EXTENSIONS = frozenset(
 )
 #: Files with many clips, by their suffixes.
 SHARDS = (".tar", ".parquet")
+
+
+def expanded(name: str) -> list[str]:
+    """The shards that a name with braces, ``{00..09}`` or ``{a,b}``, stands for; any other name stands for itself."""
+    return bracex.expand(name) if is_shard(name) and not os.path.lexists(name) else [name]
 
 
 def is_shard(path: str) -> bool:
@@ -40,7 +46,7 @@ class Sources:
 
     Attributes:
         paths: files, folders, manifests and shards (by their suffix), and ``-`` for a list on standard input. Braces
-            of shards are expanded, and so is ``*`` of URLs.
+            of shards are expanded.
         lists: files that list paths, separated by newlines or, if there is any, by NUL; ``-`` for standard input.
         manifests: JSONL or CSV files; ``-`` for standard input.
         include, exclude: globs over the paths in folders and lists; see :func:`matches`.
@@ -117,7 +123,7 @@ def leave_out_missing(found: Found, named: Sequence[str]) -> None:
 
 
 def _jobs(sources: Sources, found: Found) -> Iterator[Job]:
-    for path in (one for name in sources.paths for one in (expanded(name) if is_shard(name) else [name])):
+    for path in (one for name in sources.paths for one in expanded(name)):
         if path == "-":
             found.several = True
             yield from _listed(path, sources, found)

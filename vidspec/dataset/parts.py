@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vidspec.dataset.job import Job
 from vidspec.dataset.journal import Journal, Stored, set_aside
-from vidspec.dataset.outputs import ONE_CLIP, Output, hidden_journal
+from vidspec.dataset.outputs import ONE_CLIP, Output, hidden_journal, make_folder
 from vidspec.dataset.records import clip_id, lean
 from vidspec.dataset.stores import is_url, joined, names_in, put
 from vidspec.dataset.tables import Part, part_at, records_of, table
@@ -45,34 +45,25 @@ class Parts(Output):
         self._open: dict[str, Journal] = {}  # by shard
         self._clips: dict[str, list[str]] = {}  # by shard, in its order
         self._left: dict[str, set[str]] = {}  # by shard, clips that are not done
-        self._torn: list[str] = []
-        taken: dict[str, str] = {}
-        for shard in shards:
-            other = taken.setdefault(self.name(shard.path), shard.path)
-            if other != shard.path:
-                message = f"{other} and {shard.path} would share the part {self.name(shard.path)}"
-                raise UsageError(message, hint="caption them into folders of their own")
-        for shard in shards:
-            if shard.path in taken or os.path.abspath(shard.path) in map(os.path.abspath, taken):
-                raise UsageError(f"{shard.path}: would be replaced by its captions", hint="another --output-dir")
+        names = {shard.path: self.name(shard.path) for shard in shards}
+        if len(set(names.values())) < len(names):
+            raise UsageError("two shards of one name would share a part", hint="caption them into folders of their own")
+        if set(map(_whole, names)) & set(map(_whole, names.values())):
+            raise UsageError(f"--output-dir {folder}: captions would replace their shards", hint="another folder")
         if not is_url(folder):
-            try:
-                os.makedirs(folder, exist_ok=True)
-            except OSError as error:
-                raise UsageError(f"--output-dir {folder}: cannot be made: {error.strerror or error}") from None
+            make_folder(Path(folder))
         there = names_in(folder)
-        known = {shard: name for name, shard in taken.items() if posixpath.basename(name) in there}
+        known = {shard: name for shard, name in names.items() if posixpath.basename(name) in there}
         if fresh:
             for old, name in known.items():
                 self._journal(old).unlink(missing_ok=True)
                 if not is_url(name):
                     set_aside(Path(name))
             known = {}
-        parts = {shard: part_at(name) for shard, name in known.items()}
-        self._earlier = set(parts)
+        self._earlier = {shard: part_at(name) for shard, name in known.items()}
         self.finished: dict[str, Part] = {
             shard: part
-            for shard, part in parts.items()
+            for shard, part in self._earlier.items()
             if not self._journal(shard).exists() and not (retry and part.failed)
         }
 
@@ -87,11 +78,8 @@ class Parts(Output):
             UsageError: another run has it open.
             OutputError: it cannot be written.
         """
-        path = self._journal(shard)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        journal = Journal(path)
-        with self._lock:
-            self._open[shard] = journal
+        make_folder(self._journal(shard).parent)
+        journal = self._open[shard] = Journal(self._journal(shard))
         for record in records_of(self.name(shard)) if shard in self._earlier else ():
             job = record["job"]
             if record["error"] is None and not journal.parts(job["clip"], job["settings"]):
@@ -127,8 +115,7 @@ class Parts(Output):
         with self._lock:
             for journal in self._open.values():
                 journal.close()
-            self._open.clear()
-        return [f"{name}: is not finished; the same command goes on with it" for name in self._torn]
+        return []
 
     def _finish(self, shard: str, settings: str) -> None:
         """Write the part of a shard whose clips are all done, and let go of its journal."""
@@ -139,7 +126,6 @@ class Parts(Output):
             put(name, table(one for one in journal.records() if one["job"]["settings"] == settings))
             journal.path.unlink(missing_ok=True)
         except OutputError as error:
-            self._torn.append(name)
             hint = "give the same command again when it can be: nothing is captioned twice"
             raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
         finally:
@@ -154,3 +140,7 @@ class Parts(Output):
 
         digest = hashlib.sha256(self.folder.encode()).hexdigest()[:16]
         return Path(platformdirs.user_state_dir("vidspec"), "parts", digest, f"{posixpath.basename(name)}.jsonl")
+
+
+def _whole(name: str) -> str:
+    return name if is_url(name) else os.path.abspath(name)

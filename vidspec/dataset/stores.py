@@ -6,6 +6,7 @@ What fails on the way to a store is tried again a few times; then it is one erro
 from __future__ import annotations
 
 import os
+import posixpath
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,15 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
-import bracex
-
 from vidspec.errors import OutputError, UsageError, VideoError, VidspecError
 from vidspec.files import write_whole
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["attempt", "copy", "expanded", "is_url", "joined", "names_in", "opened", "put"]
+__all__ = ["attempt", "copy", "is_url", "joined", "names_in", "opened", "put"]
 
 T = TypeVar("T")
 
@@ -45,75 +44,39 @@ def joined(folder: str, name: str) -> str:
     return name if is_url(name) else os.path.join(folder, name)
 
 
-def expanded(name: str) -> list[str]:
-    """The names that a name with braces, ``{00..09}`` or ``{a,b}``, stands for; URLs with ``*`` are listed.
-
-    Raises:
-        UsageError: nothing is there, or the protocol is not known.
-        VideoError: the store does not answer.
-    """
-    found = []
-    for one in [name] if os.path.lexists(name) else bracex.expand(name):
-        if not (is_url(one) and "*" in one):
-            found.append(one)
-            continue
-        store, path = _store(one)
-        listed = attempt(one, partial(store.glob, path))
-        if not listed:
-            raise UsageError(f"{one}: there is no such file", hint="check bucket and pattern")
-        found += [store.unstrip_protocol(path) for path in sorted(listed)]
-    return found
-
-
 @contextmanager
 def opened(name: str) -> Iterator[BinaryIO]:
     """A file that can be read from any place, closed on leaving. Raises what the store raises: for :func:`attempt`."""
-    if is_url(name):
-        store, path = _store(name)
-        with store.open(path, "rb", block_size=HEADERS, cache_type="readahead") as file:
-            yield file
-    else:
-        with open(name, "rb") as file:
-            yield file
+    store, path = _store(name)
+    how = {"block_size": HEADERS, "cache_type": "readahead"} if is_url(name) else {}
+    with store.open(path, "rb", **how) as file:
+        yield file
 
 
 def copy(name: str, to: Path, start: int = 0, size: int | None = None) -> None:
-    """Copy a file behind a URL, or ``size`` bytes of any from ``start`` on, into a local one.
+    """Copy a file, or ``size`` bytes of it from ``start`` on, into a local one.
 
     Raises:
         VideoError: missing or unreadable; truncated where it ends before.
     """
+    store, path = _store(name)
     if size is None:
-        store, path = _store(name)
         attempt(name, partial(store.get_file, path, str(to)))
         return
     with to.open("wb") as file:
         for first in range(start, start + size, CHUNK):
-            wanted = min(CHUNK, start + size - first)
-            data = attempt(name, partial(_piece, name, first, wanted))
-            file.write(data)
-            if len(data) < wanted:
+            end = min(first + CHUNK, start + size)
+            if file.write(attempt(name, partial(store.cat_file, path, start=first, end=end))) < end - first:
                 raise VideoError(f"{name}: ends within the clip", kind="truncated", hint="copy or download it again")
-
-
-def _piece(name: str, first: int, size: int) -> bytes:
-    if is_url(name):
-        store, path = _store(name)
-        return bytes(store.cat_file(path, start=first, end=first + size))
-    with open(name, "rb") as file:
-        file.seek(first)
-        return file.read(size)
 
 
 def names_in(folder: str) -> set[str]:
     """The names of the files in a folder; none where there is no such folder."""
-    if not is_url(folder):
-        return set(os.listdir(folder)) if os.path.isdir(folder) else set()
     store, path = _store(folder)
 
     def listed() -> set[str]:
         try:
-            return {os.path.basename(one) for one in store.ls(path, detail=False, refresh=True)}
+            return {posixpath.basename(one) for one in store.ls(path, detail=False, refresh=True)}
         except FileNotFoundError:
             return set()
 
@@ -131,14 +94,10 @@ def put(name: str, content: bytes) -> None:
         return
     store, path = _store(name)
     part = path if name.split("://")[0] in BUCKETS else f"{path}.part"
-
-    def write() -> None:
-        store.pipe_file(part, content)
-        if part != path:
-            store.mv(part, path)
-
     try:
-        attempt(name, write)
+        attempt(name, partial(store.pipe_file, part, content))
+        if part != path:
+            attempt(name, partial(store.mv, part, path))
     except VideoError as error:
         raise OutputError(error.message.replace("be read", "be written"), hint=error.hint) from None
 
@@ -151,8 +110,7 @@ def attempt(name: str, call: Callable[[], T]) -> T:
         UsageError: a package is missing.
         VidspecError: whatever ``call`` says of the file itself.
     """
-    tries = (*PAUSES, None) if is_url(name) else (None,)
-    for pause in tries:
+    for pause in (*PAUSES, None):
         try:
             return call()
         except VidspecError:
@@ -160,30 +118,17 @@ def attempt(name: str, call: Callable[[], T]) -> T:
         except ImportError as error:
             raise _lacking(name, error) from None
         except FileNotFoundError:
-            message = f"{name}: there is no such {_missing(name)}"
-            raise VideoError(message, kind="missing", hint="check its name") from None
-        except PermissionError:
-            hint = "credentials are those of the store's own client" if is_url(name) else None
-            raise VideoError(f"{name}: no permission to read it", hint=hint) from None
+            what = "file, or no such bucket" if is_url(name) else "file"
+            raise VideoError(f"{name}: there is no such {what}", kind="missing", hint="check its name") from None
         except Exception as error:  # each store's client has exceptions of its own
             if not is_url(name) and not isinstance(error, OSError):
                 raise
-            if pause is None:
-                times = f" ({len(tries)} attempts)" if len(tries) > 1 else ""
+            if pause is None or not is_url(name):
+                times = f" ({len(PAUSES) + 1} attempts)" if is_url(name) else ""
                 reason = str(getattr(error, "strerror", None) or error).split("\n")[0] or type(error).__name__
                 raise VideoError(f"{name}: cannot be read{times}: {reason}") from None
             time.sleep(pause)
     raise AssertionError
-
-
-def _missing(name: str) -> str:
-    """What of a file that is not there is missing: its bucket, or itself."""
-    protocol, _, rest = name.partition("://")
-    bucket = rest.split("/")[0]
-    try:
-        return f"bucket, {bucket}" if protocol in BUCKETS and not _store(name)[0].exists(bucket) else "file"
-    except Exception:  # which would be a second error about the first
-        return "file"
 
 
 def _lacking(name: str, error: ImportError) -> UsageError:
@@ -193,7 +138,7 @@ def _lacking(name: str, error: ImportError) -> UsageError:
 
 
 def _store(name: str) -> tuple[AbstractFileSystem, str]:
-    """The file system of a URL, and the path in it.
+    """The file system of a file, and its path there.
 
     Raises:
         UsageError: the protocol is not known, or needs a package that is not installed.
@@ -201,10 +146,10 @@ def _store(name: str) -> tuple[AbstractFileSystem, str]:
     from fsspec.core import url_to_fs
 
     try:
-        store, path = url_to_fs(name)
+        store, path = url_to_fs(name if is_url(name) else Path(os.path.abspath(name)).as_uri())
     except ValueError:
         known = "s3://, gs://, hf://, https://, memory:// or a file"
         raise UsageError(f"{name}: is of no protocol that fsspec knows", hint=known) from None
     except ImportError as error:
         raise _lacking(name, error) from None
-    return store, str(path)
+    return store, str(path) if is_url(name) else os.path.abspath(name)

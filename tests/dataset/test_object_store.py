@@ -185,6 +185,24 @@ def test_what_is_not_there(store):
         assert ran.returncode == 1 and f"error: {url}: {message}" in ran.stderr.splitlines(), ran.stderr
 
 
+def test_over_http(store):
+    """Each kind of request fails at first; the client of fsspec does not try again, and calls it a missing file."""
+    seen = set()
+
+    def failing(method, path):
+        first = (method, path) not in seen
+        seen.add((method, path))
+        return "500" if first else None
+
+    client().chmod("bucket/in/00000.tar", acl="public-read")
+    store.front.failing = failing
+    url = f"{store.url}/bucket/in/00000.tar"
+    ran = caption(url, "--output-dir", "out")
+    assert ran.returncode == 0, ran.stderr
+    assert [row["path"] for row in rows("out/00000.parquet")] == [f"{url}/0{clip}/good.mp4" for clip in range(4)]
+    assert any(fate == "500" for _, path, fate in store.front.requests if path.endswith(".tar"))
+
+
 def test_ray_takes_shards_from_the_store(store, tmp_path):
     """Each shard is captioned by one actor."""
     pytest.importorskip("ray")

@@ -66,7 +66,10 @@ def copy(name: str, to: Path, start: int = 0, size: int | None = None) -> None:
     with to.open("wb") as file:
         for first in range(start, start + size, CHUNK):
             end = min(first + CHUNK, start + size)
-            if file.write(attempt(name, partial(store.cat_file, path, start=first, end=end))) < end - first:
+            got = file.write(attempt(name, partial(store.cat_file, path, start=first, end=end)))
+            if got > end - first:  # a web server that gives whole files only
+                raise VideoError(f"{name}: cannot be read in pieces", hint="download it first")
+            if got < end - first:
                 raise VideoError(f"{name}: ends within the clip", kind="truncated", hint="copy or download it again")
 
 
@@ -118,8 +121,9 @@ def attempt(name: str, call: Callable[[], T]) -> T:
         except ImportError as error:
             raise _lacking(name, error) from None
         except FileNotFoundError:
-            what = "file, or no such bucket" if is_url(name) else "file"
-            raise VideoError(f"{name}: there is no such {what}", kind="missing", hint="check its name") from None
+            if pause is None or not name.startswith("http"):  # whose client says so of any failure
+                what = "file, or no such bucket" if is_url(name) else "file"
+                raise VideoError(f"{name}: there is no such {what}", kind="missing", hint="check its name") from None
         except Exception as error:  # each store's client has exceptions of its own
             if not is_url(name) and not isinstance(error, OSError):
                 raise
@@ -127,7 +131,7 @@ def attempt(name: str, call: Callable[[], T]) -> T:
                 times = f" ({len(PAUSES) + 1} attempts)" if is_url(name) else ""
                 reason = str(getattr(error, "strerror", None) or error).split("\n")[0] or type(error).__name__
                 raise VideoError(f"{name}: cannot be read{times}: {reason}") from None
-            time.sleep(pause)
+        time.sleep(pause or 0.0)
     raise AssertionError
 
 

@@ -72,13 +72,7 @@ def left(parts: Mapping[int | None, Stored], content: Content, *, segmented: boo
 
 
 def plan(
-    jobs: Sequence[Job],
-    output: Output,
-    settings: Settings,
-    *,
-    checksum: bool = False,
-    retry: bool = False,
-    first: int = 1,
+    jobs: Sequence[Job], output: Output, settings: Settings, *, checksum: bool = False, retry: bool = False, at: int = 1
 ) -> Remaining:
     """What is left of a run over ``jobs`` into ``output``.
 
@@ -88,10 +82,10 @@ def plan(
         settings: how clips are captioned.
         checksum: tell content by hash instead of size and time; a clip that was renamed keeps its caption.
         retry: try clips again that failed.
-        first: the number of the first clip.
+        at: the number of the first clip.
     """
     made = Remaining()
-    for number, job in enumerate(jobs, start=first):
+    for number, job in enumerate(jobs, start=at):
         job = replace(job, number=number)
         try:
             _planned(made, job, output, settings, checksum=checksum, retry=retry)
@@ -136,7 +130,7 @@ def plan_shards(
             try:
                 jobs = members(shard, column)
                 output.begin(shard.path)
-                one = plan(jobs, output, settings, retry=retry, first=number)
+                one = plan(jobs, output, settings, retry=retry, at=number)
                 output.expect(shard.path, jobs, one.jobs, settings.of(shard))
             except (VideoError, UsageError, OutputError) as error:
                 if error.kind == OutputError.kind or (isinstance(error, UsageError) and number == 1):
@@ -154,15 +148,7 @@ def plan_shards(
     return Remaining(undrawn=undrawn, captioned=tally.earlier, failed=tally.earlier_failed)
 
 
-def _planned(
-    made: Remaining,
-    job: Job,
-    output: Output,
-    settings: Settings,
-    *,
-    checksum: bool,
-    retry: bool,
-) -> None:
+def _planned(made: Remaining, job: Job, output: Output, settings: Settings, *, checksum: bool, retry: bool) -> None:
     """Enter one clip into the plan."""
     content = content_of(job.path, job.source, checksum=checksum)
     name = settings.of(job)

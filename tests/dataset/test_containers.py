@@ -100,7 +100,7 @@ def test_a_shard_that_gives_nothing_is_one_error(bytes_, message):
         members(Job("s.tar"))
 
 
-@pytest.mark.parametrize("cut", [-1, 512 + 700, 1024 + 1024 + 100])
+@pytest.mark.parametrize("cut", [-1, 512 + 700, 1536 + 200, 1536 + 512 + 100])
 def test_of_a_tar_that_is_cut_short_the_clips_before_are_found(cut):
     whole = tar_of({"a.mp4": bytes(900), "b.mp4": bytes(900), "c.mp4": bytes(900)})
     end = 3 * (512 + 1024)

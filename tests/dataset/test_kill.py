@@ -61,3 +61,24 @@ def test_killed_twenty_times(clips, tmp_path, args):
         records = [json.loads(line) for line in files["out.jsonl"].splitlines()]
         assert [record["path"] for record in records] == sorted(map(str, clips.rglob("*.mp4")))
         assert sum(record["error"] is None for record in records) == CLIPS - FAILING
+
+
+@pytest.mark.full
+def test_parts_of_shards_killed_twenty_times(tmp_path, monkeypatch):
+    """Tar shards into Parquet parts: not a clip is lost, none is there twice, and the parts are the same bytes."""
+    pytest.importorskip("pyarrow")
+    from dataset.shards import rows, write_shards
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    failing = set(range(3, CLIPS, CLIPS // FAILING))
+    shards = write_shards(tmp_path / "shards", 10, CLIPS // 10, failing=failing)
+    args = (*map(str, sorted(shards.iterdir())), "--output-dir", "out", "--batch", "4")
+    times, code, files = killed(20, tmp_path / "killed", *args)
+    undisturbed, whole_code, whole = killed(0, tmp_path / "whole", *args)
+    assert (times, undisturbed) == (20, 0)
+    assert code == whole_code == 1
+    assert files == whole and sorted(files) == [f"out/{shard:05d}.parquet" for shard in range(10)]
+    found = [row for path in sorted((tmp_path / "killed/out").glob("*.parquet")) for row in rows(path)]
+    numbers = [int(row["path"].split("/")[-2]) for row in found]
+    assert numbers == list(range(CLIPS)), "each clip once, in its place"
+    assert {number for number, row in zip(numbers, found, strict=True) if row["error"]} == failing

@@ -311,3 +311,25 @@ def test_a_captioner_sees_its_group_alone(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "all")
     made = FACTORY.make(Group(visible="2,3", threads=5))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3" and made.profile.models.threads == 5
+
+
+def test_the_clips_of_a_shard_go_to_one_worker_and_are_drawn_when_it_is_its_turn():
+    drawn = []
+
+    def jobs():
+        for number in range(12):
+            drawn.append(number)
+            yield Job(f"{number // 4}.tar/{number}", number=number, shard=f"{number // 4}.tar")
+
+    queue = TaskQueue(jobs(), "x")
+    taken = {"a": [queue.take("a").number], "b": [queue.take("b").number]}
+    assert drawn == list(range(9)), "the first clip of the next shard tells that one is over"
+    while (job := queue.take("a")) is not None and job.number < 4:
+        taken["a"].append(job.number)
+    assert taken == {"a": [0, 1, 2, 3], "b": [4]} and job.number == 8
+    assert [queue.take("a").number for _ in range(3)] == [9, 10, 11]
+    assert queue.take("a").number == 5, "no shard is left: it helps with that of the other"
+    assert queue.take("b").number == 6 and queue.take("a").number == 7 and queue.take("a") is None
+    assert not queue.over
+    queue.died("b", "exit code 9")
+    assert sorted(queue.take("a").number for _ in range(2)) == [4, 6], "what a dead worker had is done again"

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vidspec.cli import start
-from vidspec.cli.destinations import destinations_of, output_of
+from vidspec.cli.destinations import destinations_of, output_of, parts_wanted
 from vidspec.cli.interrupts import ending_of
 from vidspec.cli.options import Request
 from vidspec.cli.printed import note
 from vidspec.cli.report import left_out, loaded, totals
 from vidspec.cli.request import check, forms_of, how_of, overrides_of, parameters, part_of, sources_of
-from vidspec.errors import UsageError
+from vidspec.errors import UsageError, VideoError
 from vidspec.events.observer import Observer, Several
 from vidspec.events.tally import Tally
 from vidspec.files import check_output
@@ -108,6 +108,10 @@ def caption_all(request: Request) -> int:
     if shard and not request.quiet:
         source = " (from the SLURM job array; --shard 1/1 captions all)" if shard.automatic else ""
         note(f"shard {shard.number} of {shard.count}: {len(entries)} of {len(found.entries)} clips{source}")
+    if any(inputs.is_shard(entry.path) for entry in entries):
+        _check_shards(request)
+        if not parts_wanted(request, forms, entries):
+            found.entries = entries = list(_opened(entries, found, request.column))
     _check_files(request, profile, [entry.path for entry in entries])
     how = replace(how_of(request, profile, len(entries)), models_named=resolved.models_named)
     _check_questions(how, forms, entries)
@@ -121,6 +125,27 @@ def caption_all(request: Request) -> int:
     # Libraries that print must not mix with captions; only the output still holds the true stdout.
     with redirect_stdout(sys.stderr):
         return _run(run)
+
+
+def _check_shards(request: Request) -> None:
+    """Refuse what needs clips that are files."""
+    for option in ("dry_run", "checksum", "heatmap", "report"):
+        if getattr(request, option):
+            name = option.replace("_", "-")
+            raise UsageError(f"--{name} needs clips that are files, not shards", hint=f"leave out --{name}")
+
+
+def _opened(entries: Sequence[Job], found: Found, column: str | None) -> Iterator[Job]:
+    """The clips, those of shards instead of these; a shard that cannot be read is left out and said."""
+    from vidspec.dataset.containers import members
+    from vidspec.dataset.inputs import is_shard
+
+    for entry in entries:
+        try:
+            yield from members(entry, column) if is_shard(entry.path) else (entry,)
+        except VideoError as error:
+            found.unreadable.append(str(error))
+            note(f"error: {error}")
 
 
 def _check_files(request: Request, profile: Profile, clips: Sequence[str]) -> None:
@@ -154,7 +179,8 @@ def _check_questions(how: JobConfig, forms: Sequence[Format], entries: Sequence[
 
 
 def _run(run: Run) -> int:
-    from vidspec.dataset.bulk import execute, plan
+    from vidspec.dataset.bulk import execute, plan, plan_shards
+    from vidspec.dataset.parts import Parts
     from vidspec.dataset.run import exit_code
 
     request = run.request
@@ -164,10 +190,15 @@ def _run(run: Run) -> int:
     with ExitStack() as stack:
         stack.callback(lambda: _close(run, tally, complete=complete))
         try:
-            planned = plan(run.entries, run.output, run.settings, checksum=request.checksum, retry=request.retry_failed)
-            tally.earlier, tally.earlier_failed, tally.reused = planned.captioned, planned.failed, planned.reused
-            _tell_earlier(run, planned)
-            if planned.jobs or planned.unkept:
+            again = request.retry_failed
+            if isinstance(run.output, Parts):
+                tally.total = 0
+                planned = plan_shards(run.entries, run.output, run.settings, tally, request.column, retry=again)
+            else:
+                planned = plan(run.entries, run.output, run.settings, checksum=request.checksum, retry=again)
+                tally.earlier, tally.earlier_failed, tally.reused = planned.captioned, planned.failed, planned.reused
+            _tell_earlier(run, planned, tally)
+            if planned.left or planned.unkept:
                 engine, listeners = _equipped(stack, run, planned, tally)
                 limit = 1 if request.fail_fast else request.max_failures
                 code = execute(planned, engine, run.output, run.settings, tally, listeners, max_failures=limit)
@@ -202,7 +233,7 @@ def _close(run: Run, tally: Tally, *, complete: bool) -> None:
             note(line)
 
 
-def _tell_earlier(run: Run, planned: Remaining) -> None:
+def _tell_earlier(run: Run, planned: Remaining, tally: Tally) -> None:
     done = planned.captioned + planned.failed
     if run.request.quiet:
         return
@@ -212,7 +243,7 @@ def _tell_earlier(run: Run, planned: Remaining) -> None:
     if not done:
         return
     failed = f", {planned.failed} of them failed (--retry-failed tries them again)" if planned.failed else ""
-    note(f"{done} of {len(run.entries)} clips were done before{failed}")
+    note(f"{done} of {tally.total} clips were done before{failed}")
 
 
 def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> tuple[Executor, list[Listener]]:
@@ -229,7 +260,7 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
         log.start(tally, run.profile.name, parameters(request))
         listeners.append(log)
     elsewhere = request.engine == "ray" or request.replicas is not None
-    if planned.jobs:
+    if planned.left:
         for line in start.demo_notes(run.profile, run.prompts, f"caption {shlex.quote(run.entries[0].path)}"):
             note(line)
         if request.baseline and run.several and not request.quiet:
@@ -241,7 +272,7 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
     engine: Executor
     observer: Observer
     drawn = False
-    if not planned.jobs:  # no caption could be kept
+    if not planned.left:  # no caption could be kept
         engine = lambda jobs: iter(())  # noqa: E731
     elif elsewhere:
         engine = _elsewhere(run)
@@ -249,7 +280,7 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
     else:
         from vidspec.dataset.local import outcomes, readers_for
 
-        readers = readers_for(run.how, len(planned.jobs))
+        readers = readers_for(run.how, None if planned.undrawn else len(planned.jobs))
         for reader in readers:  # their processes start while models load
             stack.callback(reader.close)
             reader.start()

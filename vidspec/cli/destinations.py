@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vidspec.dataset.shards import Shard
     from vidspec.dataset.sidecars import Names
 
-__all__ = ["Destination", "destinations_of", "output_of"]
+__all__ = ["Destination", "destinations_of", "output_of", "parts_wanted"]
 
 #: Formats that go into a file for each clip by default.
 PER_CLIP = ("txt", "srt", "vtt", "webdataset-txt")
@@ -29,11 +29,13 @@ PER_CLIP = ("txt", "srt", "vtt", "webdataset-txt")
 
 @dataclass(frozen=True)
 class Destination:
-    """Where the records of one or more formats go: standard output without a path, a file, or a file for each clip."""
+    """Where the records of one or more formats go: standard output without a path, a file, a file for each clip, or
+    one for each shard in the folder ``parts``."""
 
     forms: tuple[Format, ...]
     path: Path | None = None
     names: tuple[Names, ...] = ()
+    parts: str | None = None
     several: bool = False
 
     def journal(self, entry: Job, label: str) -> Path | None:
@@ -43,6 +45,21 @@ class Destination:
         if self.names:
             return journal_beside(self.names[0], entry, label)
         return journal_of(self.path, self.forms[0]) if self.path is not None else None
+
+
+def parts_wanted(request: Request, forms: Sequence[Format], entries: Sequence[Job]) -> bool:
+    """Whether each shard has a file of its own; that needs nothing but shards.
+
+    Raises:
+        UsageError: other formats are asked for too.
+    """
+    from vidspec.dataset.inputs import is_shard
+
+    if "parquet" not in forms or request.output_dir is None or not all(is_shard(entry.path) for entry in entries):
+        return False
+    if len(forms) > 1:
+        raise UsageError("--format parquet of shards stands alone", hint="caption again into another format")
+    return True
 
 
 def destinations_of(
@@ -55,13 +72,21 @@ def destinations_of(
     """
     from vidspec.dataset.formats import SUFFIXES
     from vidspec.dataset.sidecars import Names, check_names
+    from vidspec.dataset.stores import is_url
 
+    if parts_wanted(request, forms, entries):
+        return [Destination(tuple(forms), parts=request.output_dir)]
+    if any(is_url(name or "") for name in (request.output, request.output_dir)):
+        message = f"{request.output or request.output_dir}: a URL takes parts of shards"
+        raise UsageError(message, hint="of .tar or .parquet files: --format parquet --output-dir URL")
     label = shard.label if shard else ""
     clips = [entry.path for entry in entries]
     destinations: list[Destination] = []
     each: list[Names] = []
     for form in forms:
         if request.output == "-" or (request.output is None and not _into_files(request, form)):
+            if form == "parquet":
+                raise UsageError("--format parquet needs a file", hint="-o FILE.parquet or --output-dir DIR")
             if any(place.path is None for place in destinations):
                 raise UsageError(
                     f"--format {','.join(forms)}: standard output takes one format", hint="-o FILE or --output-dir DIR"
@@ -75,7 +100,7 @@ def destinations_of(
                 raise UsageError(f"--format {','.join(forms)}: two would share the file {path}")
             check_output(path, clips, "--output")
             destinations.append(Destination((form,), path, several=found.several))
-        elif form in ("jsonl", "csv"):
+        elif form in ("jsonl", "csv", "parquet"):
             destinations.append(
                 Destination((form,), Path(request.output_dir or ".") / f"captions{label}.{form}", several=True)
             )
@@ -88,6 +113,10 @@ def destinations_of(
             raise UsageError(
                 f"--format {form}: several clips need a file each", hint=f"--format {form} without --output"
             )
+    if each and request.output_dir is None and any(entry.shard for entry in entries):
+        raise UsageError(
+            f"--format {each[0].form}: there is no folder beside a clip of a shard", hint="--output-dir DIR"
+        )
     if each:
         check_names(each, entries)
         destinations.append(Destination(tuple(one.form for one in each), names=tuple(each)))
@@ -109,12 +138,15 @@ def output_of(
         UsageError: one cannot be written, or another run writes it.
     """
     from vidspec.dataset.outputs import OneFile, Several, Sidecars, Stream
+    from vidspec.dataset.parts import Parts
     from vidspec.dataset.writers import FileLines, StdoutLines
 
     order = entries if request.ordered else None
 
     def opened(place: Destination) -> Output:
         path, form = place.path, place.forms[0]
+        if place.parts is not None:
+            return Parts(place.parts, entries, fresh=request.overwrite, retry=request.retry_failed)
         if place.names:
             return Sidecars(place.names, entries, fresh=request.overwrite, label=shard.label if shard else "")
         if path is None:

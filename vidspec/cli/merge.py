@@ -10,6 +10,7 @@ import typer
 from vidspec.cli.options import CsvRaw, Debug, Quiet
 from vidspec.cli.printed import note
 from vidspec.dataset.formats import Format
+from vidspec.errors import UsageError
 from vidspec.files import check_output, write_whole
 
 __all__ = ["merge"]
@@ -31,6 +32,8 @@ def merge(
     from vidspec.dataset.merge import merge as merged
     from vidspec.dataset.writers import StdoutLines
 
+    if form == "parquet":
+        raise UsageError("--format parquet: merge writes text", hint="--format jsonl")
     if output != "-":
         check_output(Path(output), (), "--output", kind_of(form))
     found = merged(files)

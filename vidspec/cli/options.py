@@ -164,7 +164,8 @@ class Request:
         list[str] | None,
         typer.Argument(
             metavar="PATH...",
-            help="Videos, folders, manifests (.jsonl, .csv), or - for a list on standard input.",
+            help="Videos, folders, manifests (.jsonl, .csv), shards (.tar, .parquet, also s3:// and other URLs), "
+            "or - for a list on standard input.",
             show_default=False,
         ),
     ] = None
@@ -196,6 +197,10 @@ class Request:
         bool,
         _input("--include-images", help="Of folders and lists, take image files too, as clips of one frame."),
     ] = False
+
+    column: Annotated[
+        str | None, _input(metavar="NAME", help="Of Parquet files, the column with the clips or their paths.")
+    ] = None
 
     pair: Annotated[
         str | None, _model(help="A built-in target and draft: embedded or embedded-qwen.", autocompletion=pair_names)
@@ -286,8 +291,8 @@ class Request:
         _output(
             "--format",
             metavar="NAME[,NAME...]",
-            help="text, txt, json (every measurement), jsonl (reproducible byte for byte), csv, srt, vtt or "
-            "webdataset-txt; separate several by commas (default: by the suffix of --output FILE, else text).",
+            help="text, txt, json (every measurement), jsonl (reproducible byte for byte), csv, srt, vtt, "
+            "webdataset-txt or parquet; separate several by commas (default: by the suffix of -o FILE, else text).",
             autocompletion=format_names,
         ),
     ] = None
@@ -302,7 +307,10 @@ class Request:
         ),
     ] = None
     output_dir: Annotated[
-        str | None, _output(metavar="DIR", help="One file per clip below DIR, mirroring the input folders.")
+        str | None,
+        _output(
+            metavar="DIR", help="One file per clip below DIR, mirroring the input folders; of shards, one per shard."
+        ),
     ] = None
     name: Annotated[
         str | None, _output(metavar="TEMPLATE", help="Name of each clip's file: '{stem}.{profile}{suffix}'.")

@@ -173,21 +173,25 @@ def _prompt(request: Request) -> str | None:
 
 
 def forms_of(request: Request, defaults: Defaults) -> tuple[Format, ...]:
-    """The formats: from the option, the suffix of the one output file, the config, or text.
+    """The formats: from the option, the suffix of the one output file, the config, Parquet of shards, or text.
 
     Raises:
         UsageError: one is not known.
     """
     from vidspec.dataset.formats import FORMATS, format_of
+    from vidspec.dataset.inputs import is_shard
 
     names, origin = request.form, f"--format {request.form}"
     if names is None:
         if request.output is not None and (form := format_of(request.output)) is not None:
             return (form,)
-        names, origin = defaults.format or "text", f"{defaults.path}: format"
+        shards = request.output_dir is not None and request.paths and all(map(is_shard, request.paths))
+        names, origin = defaults.format or ("parquet" if shards else "text"), f"{defaults.path}: format"
     forms = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
     if wrong := [name for name in forms if name not in FORMATS]:
         raise UsageError(f"{origin}: must be one of {', '.join(FORMATS)}, not {wrong[0]!r}")
+    if "parquet" in forms:
+        _installed("--format parquet", "pyarrow", ("pyarrow",), "pip install 'vidspec[data]'")
     return cast("tuple[Format, ...]", forms)
 
 

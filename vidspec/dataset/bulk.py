@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
+from vidspec.dataset.containers import members
 from vidspec.dataset.job import Job, Outcome
 from vidspec.dataset.journal import Stored
 from vidspec.dataset.outputs import ONE_CLIP, Output
+from vidspec.dataset.parts import Parts
 from vidspec.dataset.records import LIFTED, Content, Settings, clip_id, content_of, record_of, words_of
 from vidspec.dataset.run import exit_code
-from vidspec.errors import OutputError
+from vidspec.errors import OutputError, UsageError, VideoError
 from vidspec.events.record import failed
 from vidspec.events.tally import Tally
 
-__all__ = ["Executor", "Listener", "Remaining", "execute", "left", "plan"]
+__all__ = ["Executor", "Listener", "Remaining", "execute", "left", "plan", "plan_shards"]
 
 #: Turns jobs into outcomes, in any order, each as soon as it is known; closing the iterator ends its work.
 Executor = Callable[[Iterable[Job]], Iterator[Outcome]]
@@ -30,18 +32,25 @@ class Remaining:
 
     Attributes:
         jobs: clips with something left to do.
-        contents: the content of each clip before it is read, by the number of its job.
+        undrawn: those of shards instead, which are found while they are drawn; None for none.
+        contents: the content of each clip before it is read, by the number of its job; none of those in shards.
         captioned, failed: clips that an earlier run finished.
         reused: clips whose caption was taken over from the same content under another name.
         unkept: clips whose caption cannot be kept, and so is not made.
     """
 
     jobs: list[Job] = field(default_factory=list)
+    undrawn: Iterator[Job] | None = None
     contents: dict[int, Content] = field(default_factory=dict)
     captioned: int = 0
     failed: int = 0
     reused: int = 0
     unkept: list[Outcome] = field(default_factory=list)
+
+    @property
+    def left(self) -> bool:
+        """Whether there is a clip to caption."""
+        return bool(self.jobs or self.undrawn)
 
 
 def left(parts: Mapping[int | None, Stored], content: Content, *, segmented: bool, retry: bool) -> set[int] | None:
@@ -63,7 +72,7 @@ def left(parts: Mapping[int | None, Stored], content: Content, *, segmented: boo
 
 
 def plan(
-    jobs: Sequence[Job], output: Output, settings: Settings, *, checksum: bool = False, retry: bool = False
+    jobs: Sequence[Job], output: Output, settings: Settings, *, checksum: bool = False, retry: bool = False, at: int = 1
 ) -> Remaining:
     """What is left of a run over ``jobs`` into ``output``.
 
@@ -73,9 +82,10 @@ def plan(
         settings: how clips are captioned.
         checksum: tell content by hash instead of size and time; a clip that was renamed keeps its caption.
         retry: try clips again that failed.
+        at: the number of the first clip.
     """
     made = Remaining()
-    for number, job in enumerate(jobs, start=1):
+    for number, job in enumerate(jobs, start=at):
         job = replace(job, number=number)
         try:
             _planned(made, job, output, settings, checksum=checksum, retry=retry)
@@ -86,9 +96,61 @@ def plan(
     return made
 
 
+def plan_shards(
+    shards: Sequence[Job], output: Parts, settings: Settings, tally: Tally, column: str | None, *, retry: bool
+) -> Remaining:
+    """What is left of a run over shards: each is opened when all clips of those before it are drawn.
+
+    A shard that cannot be read is a clip that has failed. The first clip is drawn at once.
+
+    Args:
+        shards: as jobs.
+        output: knows which parts are finished.
+        settings: how clips are captioned.
+        tally: counts clips as they are found.
+        column: of Parquet files.
+        retry: try clips again that failed.
+
+    Raises:
+        UsageError: parts were made with other settings; or the first shard's column is not clear.
+    """
+    for shard in shards:
+        if (part := output.finished.get(shard.path)) is None:
+            continue
+        if set(part.settings) - {settings.of(shard)}:
+            message = f"{output.name(shard.path)}: was made with other settings"
+            raise UsageError(message, hint="--overwrite, or another --output-dir")
+        tally.total += part.clips
+        tally.earlier += part.clips - part.failed
+        tally.earlier_failed += part.failed
+
+    def found() -> Iterator[Job]:
+        number = 1
+        for shard in (shard for shard in shards if shard.path not in output.finished):
+            try:
+                jobs = members(shard, column)
+                output.begin(shard.path)
+                one = plan(jobs, output, settings, retry=retry, at=number)
+                output.expect(shard.path, jobs, one.jobs, settings.of(shard))
+            except (VideoError, UsageError, OutputError) as error:
+                if error.kind == OutputError.kind or (isinstance(error, UsageError) and number == 1):
+                    raise
+                jobs, one = [shard], Remaining([replace(shard, number=number, error=error)])
+            tally.total += len(jobs)
+            tally.earlier += one.captioned
+            tally.earlier_failed += one.failed
+            number += len(jobs)
+            yield from one.jobs
+
+    jobs = found()
+    first = next(jobs, None)
+    undrawn = None if first is None else chain((first,), jobs)
+    return Remaining(undrawn=undrawn, captioned=tally.earlier, failed=tally.earlier_failed)
+
+
 def _planned(made: Remaining, job: Job, output: Output, settings: Settings, *, checksum: bool, retry: bool) -> None:
     """Enter one clip into the plan."""
-    content = content_of(job.path, checksum=checksum)
+    content = content_of(job.path, job.source, checksum=checksum)
     name = settings.of(job)
     parts = output.parts(job, name)
     segmented = settings.config.segment is not None or settings.config.questions_of(job) is not None
@@ -160,7 +222,7 @@ def execute(
     """
     listeners = tuple(listeners)
     codes: set[int] = set()  # and not the errors themselves, whose tracebacks hold the frames of their clips
-    outcomes = engine(plan.jobs)
+    outcomes = engine(plan.undrawn or plan.jobs)
     try:
         for outcome in chain(plan.unkept, outcomes):
             try:
@@ -195,7 +257,8 @@ def _kept(outcome: Outcome, plan: Remaining, output: Output, settings: Settings)
     if isinstance(outcome.error, OutputError):  # it was known before
         return outcome
     try:
-        output.add(job.whole, record_of(outcome, settings, plan.contents[job.number]))
+        content = plan.contents.get(job.number) or content_of(job.path, job.source)  # the latter in shards
+        output.add(job.whole, record_of(outcome, settings, content))
     except OutputError as error:
         if error.kind != ONE_CLIP:
             raise

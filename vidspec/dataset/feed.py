@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
+from vidspec.dataset.containers import Files
 from vidspec.dataset.job import Job, JobConfig
 from vidspec.events.wake import WakeEvent
 
@@ -92,7 +93,7 @@ class Feed:
         self.config, self.wake = config, WakeEvent()
         self._video = {**config.video, "sound": max_audio_s, "gpu": gpu}
         self._jobs, self._prepare, self._refuse, self._max_bytes = iter(jobs), prepare, refuse, max_bytes
-        self._readers, self._in_order = readers, len(readers) == 1
+        self._readers, self._in_order, self._files = readers, len(readers) == 1, Files()
         self._changed = threading.Condition()
         self._drawing = self._drawn = self._closed = False
         self._busy = 0  # threads that read or cut
@@ -159,6 +160,7 @@ class Feed:
         patience = time.monotonic() + 0.5  # a thread that prepares a clip ends with that, or with this process
         for thread in self._threads:
             thread.join(max(0.0, patience - time.monotonic()))
+        self._files.close()
 
     @property
     def _drained(self) -> bool:
@@ -175,7 +177,9 @@ class Feed:
                 segments: list[Job] = []
                 ready: Job | None = None
                 size = 0
-                if self.config.segment is None or job.segment is not None:
+                if job.error is not None:
+                    ready = job
+                elif self.config.segment is None or job.segment is not None:
                     ready, size = self._read(job, reader)
                 else:
                     try:
@@ -239,7 +243,8 @@ class Feed:
 
     def _cut(self, job: Job, reader: Reader, segment: float | str) -> list[Job]:
         """The segments of a clip that are left."""
-        found = reader.segments(job.path, segment, job.start, job.end)
+        with self._files.local(job.path, job.source) as file:
+            found = reader.segments(file, segment, job.start, job.end)
         return [
             replace(job, start=start, end=end, segment=number, segments=len(found), planned=job)
             for number, (start, end) in enumerate(found)
@@ -252,12 +257,13 @@ class Feed:
         began = time.monotonic()
         job = replace(job, planned=job.whole, timeout=self.config.timeout)
         try:
-            clip = reader.read(job.path, job.start, job.end, self._video, check)
+            with self._files.local(job.path, job.source) as file:
+                clip = reader.read(file, job.start, job.end, self._video, check)
         except Exception as error:
             return replace(job, error=error, spent=time.monotonic() - began), 0
         read = replace(job, clip=clip, spent=time.monotonic() - began)
         if not (self.config.baseline or self.config.verify or self.config.questions_of(job)):  # which need frames later
-            again = partial(_read_again, job.path, job.start, job.end, self._video, self.config.timeout)
+            again = partial(_read_again, job, self._video, self.config.timeout)
             read = replace(read, reread=again)
         if clip is None:
             return read, 0
@@ -268,10 +274,8 @@ class Feed:
         return read, size
 
 
-def _read_again(
-    path: str, start: float | None, end: float | None, video: Mapping[str, object], timeout: float | None
-) -> Clip:
+def _read_again(job: Job, video: Mapping[str, object], timeout: float | None) -> Clip:
     from vidspec.dataset.reader import Reader
 
-    with closing(Reader(timeout)) as reader:
-        return reader.read(path, start, end, video)
+    with closing(Files()) as files, files.local(job.path, job.source) as file, closing(Reader(timeout)) as reader:
+        return reader.read(file, job.start, job.end, video)

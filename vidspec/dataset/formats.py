@@ -35,7 +35,7 @@ __all__ = [
     "span",
 ]
 
-Format = Literal["text", "txt", "json", "jsonl", "csv", "srt", "vtt", "webdataset-txt"]
+Format = Literal["text", "txt", "json", "jsonl", "csv", "srt", "vtt", "webdataset-txt", "parquet"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 #: Of a file in each format.
 SUFFIXES = {form: ".txt" if form in ("text", "webdataset-txt") else f".{form}" for form in FORMATS}

@@ -8,14 +8,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+import bracex
 from wcmatch import glob
 
 from vidspec.dataset.job import Job
 from vidspec.dataset.manifests import SUFFIXES, parse_manifest
+from vidspec.dataset.stores import is_url
 from vidspec.errors import UsageError
 from vidspec.files import read_whole
 
-__all__ = ["EXTENSIONS", "Found", "Sources", "collect", "leave_out_missing", "matches"]
+__all__ = ["EXTENSIONS", "Found", "Sources", "collect", "expanded", "is_shard", "leave_out_missing", "matches"]
 
 #: Bytes of a list or a manifest: some ten million clips.
 MAX_LIST_BYTES = 1 << 30
@@ -24,6 +26,18 @@ EXTENSIONS = frozenset(
     "3g2 3gp asf avi divx dv f4v flv gif m1v m2t m2ts m2v m4v mj2 mjpeg mjpg mkv mov mp4 mpe mpeg "  # noqa: SIM905
     "mpg mts mxf nut ogm ogv qt rm rmvb ts vob webm wmv y4m".split()
 )
+#: Files with many clips, by their suffixes.
+SHARDS = (".tar", ".parquet")
+
+
+def expanded(name: str) -> list[str]:
+    """The shards that a name with braces, ``{00..09}`` or ``{a,b}``, stands for; any other name stands for itself."""
+    return bracex.expand(name) if is_shard(name) and not os.path.lexists(name) else [name]
+
+
+def is_shard(path: str) -> bool:
+    """Whether a path or URL names a file with many clips."""
+    return path.lower().endswith(SHARDS)
 
 
 @dataclass(frozen=True)
@@ -31,7 +45,8 @@ class Sources:
     """Where clips are looked for.
 
     Attributes:
-        paths: files, folders, manifests (by their suffix), and ``-`` for a list on standard input.
+        paths: files, folders, manifests and shards (by their suffix), and ``-`` for a list on standard input. Braces
+            of shards are expanded.
         lists: files that list paths, separated by newlines or, if there is any, by NUL; ``-`` for standard input.
         manifests: JSONL or CSV files; ``-`` for standard input.
         include, exclude: globs over the paths in folders and lists; see :func:`matches`.
@@ -69,7 +84,7 @@ def collect(sources: Sources) -> Found:
     The same file (links followed) with the same part, prompt and id counts once; later ones are duplicates.
 
     Raises:
-        UsageError: a list or manifest cannot be read, or standard input is asked for twice.
+        UsageError: a list or manifest cannot be read, standard input is asked for twice, or a URL cannot be.
     """
     found = Found()
     stdin = [name for name in (*sources.paths, *sources.lists, *sources.manifests) if name == "-"]
@@ -90,15 +105,17 @@ def collect(sources: Sources) -> Found:
 
 
 def leave_out_missing(found: Found, named: Sequence[str]) -> None:
-    """Leave out clips of lists and manifests that do not exist, and say so in ``found.unreadable``.
+    """Leave out clips of lists and manifests that do not exist, and say so in ``found.unreadable``. What is behind URLs
+    of shards is found out when these are opened.
 
     Raises:
         UsageError: one of ``named`` does not exist, which the user wrote himself.
     """
-    missing = [job for job in found.entries if not os.path.lexists(job.path)]
+    local = [job for job in found.entries if not (is_url(job.path) and is_shard(job.path))]
+    missing = [job for job in local if not os.path.lexists(job.path)]
     for job in missing:
         if job.path in named:
-            hint = "vidspec reads files; download it first" if "://" in job.path else "check the path"
+            hint = "of URLs it reads .tar and .parquet; download it first" if is_url(job.path) else "check the path"
             raise UsageError(f"{job.path}: there is no such file", hint=hint)
         found.unreadable.append(f"{job.path}: there is no such file")
     gone = set(missing)
@@ -106,7 +123,7 @@ def leave_out_missing(found: Found, named: Sequence[str]) -> None:
 
 
 def _jobs(sources: Sources, found: Found) -> Iterator[Job]:
-    for path in sources.paths:
+    for path in (one for name in sources.paths for one in expanded(name)):
         if path == "-":
             found.several = True
             yield from _listed(path, sources, found)
@@ -117,6 +134,7 @@ def _jobs(sources: Sources, found: Found) -> Iterator[Job]:
             found.several = True
             yield from _manifest(path)
         else:
+            found.several |= is_shard(path)
             yield Job(path, root=_root(path))
     for name in sources.lists:
         yield from _listed(name, sources, found)
@@ -126,6 +144,8 @@ def _jobs(sources: Sources, found: Found) -> Iterator[Job]:
 
 def _root(path: str) -> str:
     """The working folder for a relative path below it, else the folder the file is in."""
+    if is_url(path):
+        return path.rpartition("/")[0]
     relative = os.path.normpath(path)
     if os.path.isabs(relative) or relative.startswith(os.pardir):
         return os.path.dirname(path) or "."
@@ -136,7 +156,7 @@ def _listed(name: str, sources: Sources, found: Found) -> Iterator[Job]:
     data = _content(name)
     for line in data.split(b"\0" if b"\0" in data else b"\n"):
         path = os.fsdecode(line.rstrip(b"\r") if b"\0" not in data else line)
-        if path.strip() and _wanted(path, path, sources, found):
+        if path.strip() and (is_shard(path) or _wanted(path, path, sources, found)):
             yield Job(path, root=_root(path))
 
 

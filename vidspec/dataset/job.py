@@ -10,7 +10,7 @@ from typing import NamedTuple
 from vidspec.events.record import Caption
 from vidspec.models.request import Request
 
-__all__ = ["CONTEXT", "Job", "JobConfig", "Outcome", "Questions"]
+__all__ = ["CONTEXT", "Job", "JobConfig", "Outcome", "Questions", "Source"]
 
 #: The prompt of a segment that quotes the caption of the one before.
 CONTEXT = "{prompt}\n\nThis is a later part of a longer video. The part before it was described like this: {previous}"
@@ -21,6 +21,24 @@ class Questions(NamedTuple):
 
     texts: tuple[str, ...]
     in_turns: bool
+
+
+class Source(NamedTuple):
+    """Where the bytes of a clip are that is no local file; plain values that travel to other processes.
+
+    Attributes:
+        url: the shard, local or not, or the clip itself where ``size`` is None.
+        start: in a tar its first byte, in a Parquet file its row.
+        size: of a tar member its bytes, of a Parquet file those of the file.
+        mtime_ns: of a tar member; None where it is not known.
+        column: of a Parquet file; None for all else.
+    """
+
+    url: str
+    start: int = 0
+    size: int | None = None
+    mtime_ns: int | None = None
+    column: str | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -36,6 +54,8 @@ class Job(Request):
         questions: asked instead of the run's prompt or questions.
         id: what the manifest calls it; two of the same part are two inputs.
         columns: other columns of the manifest; kept in the record and otherwise without meaning.
+        source: where its bytes are; None where ``path`` is a file.
+        shard: the tar or Parquet file that it was found in; None for none.
         number: place in the run, from 1.
         done: captions of finished parts by number, None for failed ones.
         alone: whether its parts are captioned one after the other, as where one of them ended a process.
@@ -48,6 +68,8 @@ class Job(Request):
     questions: Questions | None = None
     id: str | int | None = None
     columns: Mapping[str, object] = field(default_factory=dict)
+    source: Source | None = None
+    shard: str | None = None
     number: int = 1
     done: Mapping[int, str | None] = field(default_factory=dict)
     alone: bool = False

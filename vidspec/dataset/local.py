@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["outcomes", "readers_for"]
 
 
-def readers_for(config: JobConfig, clips: int) -> list[Reader]:
-    """As many readers as so many clips are worth, none of them started."""
+def readers_for(config: JobConfig, clips: int | None) -> list[Reader]:
+    """As many readers as so many clips (None where that is not known) are worth, none of them started."""
     return [Reader(config.timeout) for _ in range(reader_count(config, clips))]
 
 
@@ -34,12 +34,12 @@ def outcomes(
 
     ``readers`` may have been started before; they are closed in the end.
     """
-    jobs = list(jobs)
+    few = isinstance(jobs, Sized) and len(jobs) < 2
     prepare, refuse, max_audio_s, gpu = support_of(captioner, config)
-    if len(jobs) < 2 and config.segment is None:
+    if few and config.segment is None:
         prepare = None  # there is nothing to do it beside
     elif prepare is not None and (look_beside := getattr(captioner, "look_beside", None)) is not None:
         look_beside()
-    readers = readers or readers_for(config, len(jobs))
+    readers = readers or readers_for(config, len(jobs) if isinstance(jobs, Sized) else None)
     with closing(Feed(jobs, config, readers, prepare, refuse, max_audio_s, gpu)) as feed:
         yield from run(captioner, feed, config, observer)

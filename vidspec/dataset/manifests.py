@@ -6,11 +6,11 @@ import csv
 import io
 import json
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping
 
 from vidspec.dataset.job import Job, Questions
+from vidspec.dataset.stores import joined
 from vidspec.errors import UsageError
 
 __all__ = ["SUFFIXES", "moment", "parse_manifest", "seconds"]
@@ -62,7 +62,7 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Job]:
         except RecursionError:
             raise UsageError(f"{where}: not JSON that can be kept: too deep") from None
         yield Job(
-            os.path.join(folder, path),
+            joined(folder, path),
             root=folder or ".",
             start=start,
             end=end,

@@ -33,6 +33,7 @@ __all__ = [
     "hidden_journal",
     "journal_beside",
     "journal_of",
+    "make_folder",
 ]
 
 #: The kind of an OutputError that concerns one clip; after any other nothing more can be kept.
@@ -255,6 +256,8 @@ class OneFile(Journaled):
                 self._append(record)
 
     def _append(self, record: Record) -> None:
+        if self.form == "parquet":  # which ends in what its beginning depends on: at the end
+            return
         if self._begun is None or self.form in SUBTITLES:
             self._whole()
             return
@@ -284,7 +287,12 @@ class OneFile(Journaled):
     def _whole(self) -> None:
         """Write the file anew from its journal."""
         self._check()
-        write_whole(self.path, listing(self.records(), self.form, several=self.several, raw_csv=self.raw_csv))
+        if self.form == "parquet":
+            from vidspec.dataset.tables import table
+
+            write_whole(self.path, table(self.records()))
+        else:
+            write_whole(self.path, listing(self.records(), self.form, several=self.several, raw_csv=self.raw_csv))
         self._begun = self.path.stat()
 
     def _render(self, *, complete: bool) -> list[str]:
@@ -306,7 +314,7 @@ class Sidecars(Journaled):
         self._folders = len(journals)
         for journal, job in sorted(journals.items()):
             with contextlib.suppress(OutputError), self._keeping(job):  # it costs its own clips alone
-                _make_folder(journal.parent)
+                make_folder(journal.parent)
                 self.journal(job)
         if len(self._lost) == self._folders > 0:
             first = next(iter(self._lost.values()))
@@ -365,7 +373,7 @@ class Sidecars(Journaled):
             if content is None:
                 continue
             try:
-                _make_folder(names.path(job).parent)
+                make_folder(names.path(job).parent)
                 write_whole(names.path(job), content)
             except OutputError as error:  # its record is kept
                 hint = "give the same command again when it can be: nothing is captioned twice"
@@ -452,7 +460,12 @@ def _in_order(parts: Mapping[int | None, Stored]) -> list[Stored]:
     return sorted(parts.values(), key=lambda one: one.segment or 0)
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """Make a folder that files can be written into.
+
+    Raises:
+        OutputError: it cannot be.
+    """
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:

@@ -6,10 +6,11 @@ import os
 import sys
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from itertools import count
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 from vidspec.dataset.feed import Feed, reader_count, support_of
@@ -117,13 +118,15 @@ def distributed(workers: Workers, factory: Factory, jobs: Iterable[Job], groups:
     ready: set[int] = set()
     idle: dict[int, None] = {}  # in the order in which they asked
     try:
-        for group in groups[: max(1, len(queue))]:
+        for group in groups if queue.count is None else groups[: max(1, queue.count)]:
             running[workers.start(group)] = group
         while not queue.over:
             for worker in list(idle):
                 if (job := queue.take(worker)) is not None:
                     del idle[worker]
                     workers.send(worker, job)
+            if queue.over:  # which only shows where a worker asks for what is behind the last job
+                break
             for worker, message in workers.receive():
                 if isinstance(message, Exception):
                     raise message
@@ -206,26 +209,31 @@ class TaskQueue:
     were several, are tried a last time, each alone in its worker after all others are done; the one that is alone when
     a worker dies again has failed. So has the segment of a film, which then goes on behind it.
 
+    The clips of a shard go to one worker, which reads it from its beginning to its end; when no shard is left, the
+    others help with those that are begun.
+
     Args:
-        jobs: the clips.
+        jobs: the clips; each is drawn when a worker has room for it, those of a shard together.
         profile: its name, for the records of those that failed.
     """
 
     def __init__(self, jobs: Iterable[Job], profile: str | None) -> None:
         self.profile = profile
-        self._waiting = deque(jobs)
+        self.count = len(jobs) if isinstance(jobs, Sized) else None  #: of jobs, where that is known
+        self._undrawn, self._numbers = iter(jobs), count(1)
+        self._drawn = self.count == 0
+        self._next: Job | None = None  # drawn with the shard before it
+        self._waiting: deque[Job] = deque()
+        self._shards: dict[Hashable, deque[Job]] = {}  # what is left of the shard that each worker is at
         self._alone: deque[Job] = deque()
         self._assigned: dict[Hashable, _Assigned] = {}
         self._ends: Counter[int] = Counter()
 
-    def __len__(self) -> int:
-        """Jobs that no worker has."""
-        return len(self._waiting) + len(self._alone)
-
     @property
     def over(self) -> bool:
-        """Whether all is done."""
-        return not len(self) and not any(one.jobs for one in self._assigned.values())
+        """Whether all is done; what was not drawn yet shows with the next :meth:`take` only."""
+        left = self._waiting or self._alone or any(self._shards.values()) or self._next or not self._drawn
+        return not left and not any(one.jobs for one in self._assigned.values())
 
     def take(self, worker: Hashable) -> Job | None:
         """A job for a worker that has room; None if there is none for it now."""
@@ -234,11 +242,33 @@ class TaskQueue:
             return None
         if self._waiting:
             job = self._waiting.popleft()
+        elif (drawn := self._of_shard(worker)) is not None:
+            job = drawn
         elif self._alone and not assigned.jobs:
             job = self._alone.popleft()
         else:
             return None
         assigned.jobs[job.number] = job
+        return job
+
+    def _of_shard(self, worker: Hashable) -> Job | None:
+        """The next clip of the worker's shard, of another that is begun by it, or of one that others are at."""
+        mine = self._shards.setdefault(worker, deque())
+        if not mine and (first := self._draw()) is not None:
+            mine.append(first)
+            while first.shard is not None and (job := self._draw()) is not None:
+                if job.shard != first.shard:
+                    self._next = job
+                    break
+                mine.append(job)
+        mine = mine or max(self._shards.values(), key=len)
+        return mine.popleft() if mine else None
+
+    def _draw(self) -> Job | None:
+        job, self._next = self._next, None
+        if job is None and not self._drawn:
+            job = next(self._undrawn, None)
+            self._drawn = job is None or next(self._numbers) == self.count
         return job
 
     def begun(self, worker: Hashable, job: Job) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vidspec.dataset.job import Job, JobConfig, Outcome, Questions
+from vidspec.dataset.job import Job, JobConfig, Outcome, Questions, Source
 from vidspec.dataset.rendering import rendered
 from vidspec.events.record import Record
 
@@ -75,8 +75,13 @@ class Content(NamedTuple):
         return self[:2] == other[:2]
 
 
-def content_of(path: str, *, checksum: bool = False) -> Content:
-    """The content of the file at ``path``; unknown if it cannot be read (its error comes with its captioning)."""
+def content_of(path: str, source: Source | None = None, *, checksum: bool = False) -> Content:
+    """The content of the file at ``path``; unknown if it cannot be read (its error comes with its captioning).
+
+    Of a clip in a shard it is what the shard says of it.
+    """
+    if source is not None:
+        return Content(source.size, source.mtime_ns)
     try:
         info = os.stat(path)
         if not checksum or not Path(path).is_file():

@@ -1,0 +1,273 @@
+"""``vidspec caption`` of tar and Parquet shards, with a captioner without models."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from dataset.shards import rows, tar_of, write_shards
+from fake_captioner import TEXT, FakeCaptioner
+
+from vidspec.dataset import parts, stores
+
+pytest.importorskip("pyarrow")
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch, tmp_path):
+    monkeypatch.setattr(stores, "PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def streamed():
+    return [path for made in FakeCaptioner.made for kind, path, *_ in made.calls if kind == "stream"]
+
+
+SHARDS = "shards/{00000..00002}.tar"
+
+
+def test_a_part_for_each_shard(vidspec):
+    write_shards(Path("shards"), 3, 4, failing={5})
+    ran = vidspec("caption", SHARDS, "--output-dir", "out")
+    assert (ran.code, ran.out) == (1, "")
+    assert sorted(os.listdir("out")) == ["00000.parquet", "00001.parquet", "00002.parquet"]
+    found = [row for name in sorted(os.listdir("out")) for row in rows(f"out/{name}")]
+    names = [f"shards/{n // 4:05d}.tar/{n:05d}/{'missing' if n == 5 else 'good'}.mp4" for n in range(12)]
+    assert [row["path"] for row in found] == names, "in the order of the shards"
+    assert [row["caption"] for row in found] == [None if n == 5 else TEXT for n in range(12)]
+    assert found[5]["error"]["kind"] == "missing" and found[4]["error"] is None
+    assert "12 clips: 11 captioned, 1 failed (decode_video/missing 1)" in ran.err
+
+
+def test_a_part_has_what_the_json_lines_have(vidspec):
+    write_shards(Path("shards"), 1, 3, failing={1})
+    vidspec("caption", "shards/00000.tar", "--output-dir", "out")
+    vidspec("caption", "shards/00000.tar", "-o", "out.jsonl")
+    vidspec("caption", "shards/00000.tar", "-o", "whole.parquet")
+    lines = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+
+    def without_nulls(value):
+        if isinstance(value, dict):
+            return {key: without_nulls(one) for key, one in value.items() if one is not None}
+        return value
+
+    for path in ("out/00000.parquet", "whole.parquet"):
+        found = rows(path)
+        assert [list(row) for row in found] == [list(line) for line in lines]
+        assert [without_nulls(row) for row in found] == [without_nulls(line) for line in lines]
+
+
+def test_a_finished_part_is_skipped_without_opening_its_shard(vidspec):
+    write_shards(Path("shards"), 3, 4, failing={5})
+    args = ("caption", SHARDS, "--output-dir", "out")
+    vidspec(*args)
+    before = {name: Path("out", name).read_bytes() for name in os.listdir("out")}
+    for name in os.listdir("shards"):
+        Path("shards", name).write_bytes(b"")  # whoever opens it fails
+    ran = vidspec(*args)
+    assert ran.code == 1 and len(FakeCaptioner.made) == 1, "no model was loaded"
+    assert "12 of 12 clips were done before, 1 of them failed" in ran.err
+    assert {name: Path("out", name).read_bytes() for name in os.listdir("out")} == before
+
+
+def test_an_unfinished_part_goes_on_by_clip(vidspec):
+    """Interrupted in the second shard; the clip that did it is behind others that are kept."""
+    Path("shards").mkdir()
+    clips = [{f"{n}/{'stop' if n == 6 else 'good'}.mp4": b"x" for n in range(first, first + 4)} for first in (0, 4, 8)]
+    for number, members in enumerate(clips):
+        Path(f"shards/{number:05d}.tar").write_bytes(tar_of(members))
+    args = ("caption", SHARDS, "--output-dir", "out", "--batch", "1")
+    assert vidspec(*args).code == 130
+    assert "00000.parquet" in os.listdir("out") and "00001.parquet" not in os.listdir("out")
+    first = len(streamed())
+    Path("shards/00001.tar").write_bytes(tar_of({name.replace("stop", "good"): b"x" for name in clips[1]}))
+    ran = vidspec(*args)
+    assert ran.code == 0 and "6 of 8 clips were done before" in ran.err
+    again = streamed()[first:]
+    assert [path.split("/", 2)[2] for path in again] == [f"{n}/good.mp4" for n in (6, 7, 8, 9, 10, 11)]
+    assert sorted(os.listdir("out")) == ["00000.parquet", "00001.parquet", "00002.parquet"]
+    assert [row["path"][-10:] for row in rows("out/00001.parquet")] == [f"{n}/good.mp4" for n in range(4, 8)]
+
+
+def test_retry_failed_does_only_those_clips_again(vidspec):
+    write_shards(Path("shards"), 1, 4, failing={2})
+    args = ("caption", "shards/00000.tar", "--output-dir", "out")
+    vidspec(*args)
+    before, first = rows("out/00000.parquet"), len(streamed())
+    ran = vidspec(*args, "--retry-failed")
+    assert ran.code == 1 and streamed()[first:] == ["shards/00000.tar/00002/missing.mp4"]
+    assert rows("out/00000.parquet") == before and os.listdir("out") == ["00000.parquet"]
+
+
+def test_other_settings_want_another_folder_or_overwrite(vidspec):
+    write_shards(Path("shards"), 1, 2)
+    args = ("caption", "shards/00000.tar", "--output-dir", "out")
+    vidspec(*args)
+    ran = vidspec(*args, "--prompt", "Other?")
+    assert ran.code == 2 and ran.err.strip().endswith(
+        "out/00000.parquet: was made with other settings (--overwrite, or another --output-dir)"
+    )
+    assert vidspec(*args, "--prompt", "Other?", "--overwrite").code == 0
+    assert sorted(os.listdir("out")) == ["00000.parquet", "00000.parquet~"]
+    assert {row["prompt"] for row in rows("out/00000.parquet")} == {"Other?"}
+
+
+def test_a_shard_that_cannot_be_read_costs_itself_alone(vidspec):
+    write_shards(Path("shards"), 3, 2)
+    Path("shards/00001.tar").write_bytes(b"junk" * 400)
+    args = ("caption", SHARDS, "--output-dir", "out")
+    ran = vidspec(*args)
+    assert ran.code == 1 and "error: shards/00001.tar: is not a tar file" in ran.err
+    assert sorted(os.listdir("out")) == ["00000.parquet", "00002.parquet"]
+    write_shards(Path("shards"), 3, 2)
+    assert vidspec(*args).code == 0, "a shard without a part is tried again"
+    assert len(os.listdir("out")) == 3
+
+
+def test_of_a_shard_that_is_cut_short_what_is_there(vidspec):
+    whole = tar_of({f"{n}.mp4": bytes(600) for n in range(3)})
+    Path("00000.tar").write_bytes(whole[:3400])
+    ran = vidspec("caption", "00000.tar", "--output-dir", "out")
+    assert ran.code == 1
+    found = rows("out/00000.parquet")
+    assert found[-1]["path"] == "00000.tar" and found[-1]["error"]["kind"] == "truncated"
+    assert [row["caption"] for row in found[:-1]].count(TEXT) >= 1
+
+
+def test_a_part_that_cannot_be_written_loses_nothing(vidspec, monkeypatch):
+    write_shards(Path("shards"), 2, 3)
+    args = ("caption", "shards/{00000..00001}.tar", "--output-dir", "out")
+    real = parts.put
+
+    def put(name, content):
+        if name.endswith("00000.parquet"):
+            from vidspec.errors import OutputError
+
+            raise OutputError(f"{name}: cannot be written: the disk is full")
+        real(name, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(parts, "put", put)
+        ran = vidspec(*args)
+    assert ran.code == 1 and "out/00000.parquet: cannot be written: the disk is full" in ran.err
+    assert "00001.parquet" in os.listdir("out") and "00000.parquet" not in os.listdir("out")
+    before = len(streamed())
+    assert vidspec(*args).code == 0
+    assert len(streamed()) == before and len(rows("out/00000.parquet")) == 3, "nothing is captioned twice"
+
+
+def test_one_folder_for_two_shards_of_a_name_is_refused(vidspec):
+    write_shards(Path("a"), 1, 1)
+    write_shards(Path("b"), 1, 1)
+    ran = vidspec("caption", "a/00000.tar", "b/00000.tar", "--output-dir", "out")
+    assert ran.code == 2 and "two shards of one name would share a part" in ran.err
+
+
+def test_a_shard_is_not_replaced_by_its_captions(vidspec):
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"mp4": [b"x"]}), "v.parquet")
+    ran = vidspec("caption", "v.parquet", "--output-dir", ".")
+    assert ran.code == 2 and "--output-dir .: captions would replace their shards" in ran.err
+    os.mkdir("out")
+    parquet.write_table(pyarrow.table({"mp4": [b"x"]}), "out/v.parquet")
+    ran = vidspec("caption", "v.parquet", "--output-dir", "out")
+    assert ran.code == 2 and "out/v.parquet: is there already, and holds no captions" in ran.err
+
+
+def test_shards_into_other_formats(vidspec):
+    write_shards(Path("shards"), 2, 2)
+    ran = vidspec("caption", "shards/{00000..00001}.tar", "--batch", "1")
+    assert [line.split("\t")[0] for line in ran.out.splitlines()] == [
+        f"shards/{n // 2:05d}.tar/{n:05d}/good.mp4" for n in range(4)
+    ]
+    assert vidspec("caption", "shards/00000.tar", "--format", "txt", "--output-dir", "out").code == 0
+    assert Path("out/shards/00000.tar/00001/good.txt").read_text().startswith("A red circle")
+
+
+def test_shards_of_a_job_array_are_whole(vidspec):
+    write_shards(Path("shards"), 8, 2)
+    for number in (1, 2):
+        args = ("caption", "shards/{00000..00007}.tar", "--output-dir", "out", "--shard", f"{number}/2")
+        assert vidspec(*args).code == 0
+        assert number == 2 or 0 < len(os.listdir("out")) < 8
+    assert len(os.listdir("out")) == 8 and len(streamed()) == 16, "each shard by one of them"
+
+
+@pytest.mark.parametrize(
+    "asked", [("--segment", "2s"), ("--prompt", "One?", "--prompt", "Two?"), ("--turn", "One?", "--turn", "Two?")]
+)
+def test_clips_in_segments_and_with_several_questions(vidspec, asked):
+    write_shards(Path("shards"), 2, 2)
+    args = ("caption", "shards/{00000..00001}.tar", "--output-dir", "out", *asked)
+    assert vidspec(*args).code == 0
+    found = rows("out/00001.parquet")
+    assert [row["path"][-14:] for row in found] == [f"{n:05d}/good.mp4" for n in (2, 3) for _ in range(2)]
+    assert [row["job"]["segment"] for row in found] == [0, 1, 0, 1]
+    assert "4 of 4 clips were done before" in vidspec(*args).err
+
+
+def test_memory_of_the_run_does_not_grow_with_the_shards(vidspec, monkeypatch):
+    """One shard's journal is open at a time (two where one ends as the next begins)."""
+    write_shards(Path("shards"), 12, 3)
+    open_at_once = []
+    real = FakeCaptioner.stream
+
+    def stream(self, path, **asked):
+        open_at_once.append(len(list(Path("out").glob(".*.vidspec.jsonl"))))
+        return real(self, path, **asked)
+
+    monkeypatch.setattr(FakeCaptioner, "stream", stream)
+    assert (
+        vidspec("caption", "shards/{00000..00011}.tar", "--output-dir", "out", "--batch", "1", "--ahead", "1").code == 0
+    )
+    assert len(open_at_once) == 36 and 1 <= max(open_at_once) <= 2
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--dry-run",), "--dry-run needs clips that are files, not shards"),
+        (("--checksum",), "--checksum needs clips that are files, not shards"),
+        (("--format", "parquet,jsonl"), "--format parquet of shards stands alone"),
+        (("--column", "x", "v.parquet"), "v.parquet: has no column x (--column NAME, of mp4 (binary))"),
+    ],
+)
+def test_what_shards_do_not_take(vidspec, args, message):
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"mp4": [b"x"]}), "v.parquet")
+    write_shards(Path("."), 1, 1)
+    shards = () if "v.parquet" in args else ("00000.tar",)
+    ran = vidspec("caption", *shards, "--output-dir", "out", *args)
+    assert ran.code == 2 and message in ran.err and len(ran.err.strip().splitlines()) == 1
+    assert not FakeCaptioner.made
+
+
+def test_urls(vidspec):
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    for number in range(2):
+        store.pipe_file(f"/in/{number:05d}.tar", tar_of({f"{n}/good.mp4": b"x" for n in range(3)}))
+    args = ("caption", "memory://in/{00000..00002}.tar", "--output-dir", "memory://captions/run")
+    ran = vidspec(*args)
+    assert (
+        ran.code == 1
+        and "error: memory://in/00002.tar: there is no such file, or no such bucket (check its name)" in ran.err
+    )
+    assert sorted(store.ls("/captions/run", detail=False)) == [f"/captions/run/0000{n}.parquet" for n in range(2)]
+    assert [row["path"] for row in rows_of(store, "/captions/run/00001.parquet")] == [
+        f"memory://in/00001.tar/{n}/good.mp4" for n in range(3)
+    ]
+    ran = vidspec(*args)
+    assert "6 of 6 clips were done before" in ran.err or "6 done before" in ran.err
+    ran = vidspec("caption", "memory://in/00000.tar", "-o", "memory://x.jsonl")
+    assert ran.code == 2 and "memory://x.jsonl: a URL takes parts of shards" in ran.err
+
+
+def rows_of(store, path):
+    with store.open(path) as file:
+        return rows(file)

@@ -1,0 +1,256 @@
+"""Clips in tar and Parquet files: which there are, each as a file of its own, and what is wrong with a shard."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from dataset.shards import CLIP, tar_of
+from vidspec.dataset import stores
+from vidspec.dataset.containers import Files, members
+from vidspec.dataset.inputs import expanded
+from vidspec.dataset.job import Job, JobConfig
+from vidspec.dataset.local import outcomes
+from vidspec.errors import UsageError, VideoError
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stores, "PAUSES", (0.0, 0.0, 0.0))
+
+
+def content(job):
+    files = Files()
+    try:
+        with files.local(job.path, job.source) as file:
+            return Path(file).read_bytes()
+    finally:
+        files.close()
+
+
+def table(path, columns, **how):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table(columns), path, **how)
+    return Job(path)
+
+
+def test_of_each_key_the_video_and_its_bytes():
+    clips = {
+        "./a/1.mp4": b"one",
+        "a/1.jpg": b"thumb",
+        "2.json": b"{}",
+        "2.x.webm": b"two",
+        "3.jpg": b"three",
+        "4.txt": b"",
+    }
+    Path("s.tar").write_bytes(tar_of({**clips, "._5.mp4": b"a Mac's", "../../6.mp4": b"six"}, mtime=7))
+    found = members(Job("s.tar", prompt="What?"))
+    assert [job.path for job in found] == ["s.tar/a/1.mp4", "s.tar/2.x.webm", "s.tar/3.jpg", "s.tar/6.mp4"]
+    assert [content(job) for job in found] == [b"one", b"two", b"three", b"six"]
+    assert {(job.shard, job.prompt) for job in found} == {("s.tar", "What?")}
+    assert found[0].source.mtime_ns == 7 * 10**9
+
+
+def test_nothing_but_headers_of_a_tar_is_read(monkeypatch):
+    Path("s.tar").write_bytes(tar_of({f"{key}.mp4": bytes(1 << 20) for key in range(4)}))
+    read = []
+    real = stores.opened
+
+    class Counting:
+        def __init__(self, file):
+            self.file = file
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def read(self, size=-1):
+            read.append(size)
+            return self.file.read(size)
+
+    from contextlib import contextmanager
+
+    @contextmanager
+    def counting(name):
+        with real(name) as file:
+            yield Counting(file)
+
+    monkeypatch.setattr("vidspec.dataset.containers.opened", counting)
+    assert len(members(Job("s.tar"))) == 4
+    assert sum(read) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("bytes_", "message"),
+    [
+        (b"", "is not a tar file"),
+        (b"junk" * 300, "is not a tar file"),
+        (tar_of({"a.txt": b"x"}), "holds no clip"),
+        (tar_of({"a.mp4": bytes(5000)})[:300], "is not a tar file"),
+        (None, "there is no such file"),
+    ],
+)
+def test_a_shard_that_gives_nothing_is_one_error(bytes_, message):
+    if bytes_ is not None:
+        Path("s.tar").write_bytes(bytes_)
+    with pytest.raises(VideoError, match=f"^s.tar: {message}"):
+        members(Job("s.tar"))
+
+
+@pytest.mark.parametrize("cut", [-1, 512 + 700, 1536 + 200, 1536 + 512 + 100])
+def test_of_a_tar_that_is_cut_short_the_clips_before_are_found(cut):
+    whole = tar_of({"a.mp4": bytes(900), "b.mp4": bytes(900), "c.mp4": bytes(900)})
+    end = 3 * (512 + 1024)
+    damaged = whole[: end - 900] if cut == -1 else whole[:cut]
+    Path("s.tar").write_bytes(damaged)
+    *found, last = members(Job("s.tar"))
+    assert [job.path[-5:] for job in found] == ["a.mp4", "b.mp4", "c.mp4"][: len(found)] and found
+    assert last.path == "s.tar" and "cut short" in str(last.error) and last.error.kind == "truncated"
+
+
+def test_a_member_behind_the_end_is_an_error_of_its_clip():
+    Path("s.tar").write_bytes(tar_of({"a.mp4": bytes(9000)})[:2000])
+    found = members(Job("s.tar"))
+    with pytest.raises(VideoError, match=r"^s.tar/a.mp4: .*ends within the clip"):
+        content(found[0])
+
+
+def test_rows_of_bytes():
+    job = table("v.parquet", {"__key__": ["x", "y"], "mp4": [b"one", b"two"], "n": [1, 2]})
+    found = members(job)
+    assert [(one.path, one.id) for one in found] == [("v.parquet/00000", "x"), ("v.parquet/00001", "y")]
+    assert [content(one) for one in found] == [b"one", b"two"]
+
+
+def test_rows_of_bytes_beside_a_path_as_hugging_face_has_them():
+    job = table("v.parquet", {"video": [{"bytes": b"one", "path": "a.mp4"}, {"bytes": None, "path": "b.mp4"}]})
+    first, second = members(job)
+    assert content(first) == b"one"
+    with pytest.raises(VideoError, match=r"^v.parquet/00001: row 1 holds no bytes"):
+        content(second)
+
+
+def test_rows_of_paths_are_beside_the_file():
+    os.mkdir("d")
+    found = members(table("d/p.parquet", {"path": ["a.mp4", "/b.mp4", None, "memory://x/c.mp4", "a.mp4"]}))
+    assert [(one.path, one.source and one.source.url) for one in found] == [
+        ("d/a.mp4", None),
+        ("/b.mp4", None),
+        ("memory://x/c.mp4", "memory://x/c.mp4"),
+    ]
+
+
+def test_the_column_is_named_or_the_only_one():
+    job = table("v.parquet", {"a": [b"1"], "b": [b"2"], "note": ["x"]})
+    with pytest.raises(UsageError, match=r"which column .*--column NAME, of a \(binary\), b \(binary\), note"):
+        members(job)
+    assert content(members(job, "b")[0]) == b"2"
+    with pytest.raises(UsageError, match=r"v.parquet: has no column c \(--column NAME, of a \(binary\)"):
+        members(job, "c")
+
+
+def test_what_is_not_parquet():
+    pytest.importorskip("pyarrow")
+    Path("v.parquet").write_bytes(b"junk" * 100)
+    with pytest.raises(VideoError, match=r"v\.parquet: is not a Parquet file"):
+        members(Job("v.parquet"))
+
+
+def test_rows_are_read_once_though_threads_overtake_each_other(monkeypatch):
+    """Two readers ask for neighbours in turned order; the file is opened once for all of them."""
+    job = table("v.parquet", {"mp4": [b"%d" % row for row in range(60)]}, row_group_size=7)
+    found, opened = members(job), []
+    real = stores.opened
+    monkeypatch.setattr("vidspec.dataset.containers.opened", lambda name: opened.append(name) or real(name))
+    files, got = Files(), {}
+
+    def ask(job):
+        with files.local(job.path, job.source) as file:
+            got[job.path] = Path(file).read_bytes()
+
+    for first, second in zip(found[4::2], found[5::2], strict=True):  # not from the beginning, as where a run goes on
+        for one in (second, first):
+            thread = threading.Thread(target=ask, args=(one,))
+            thread.start()
+            thread.join()
+    files.close()
+    assert got == {job.path: b"%d" % job.source.start for job in found[4:]} and len(opened) == 2
+
+
+@pytest.mark.full
+def test_a_row_group_is_not_held_in_memory():
+    """One row group of 256 MiB, as pyarrow writes by default, is read by a process that may take 96 MiB more."""
+    import subprocess
+    import sys
+
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    schema = pyarrow.schema([("mp4", pyarrow.binary())])
+    with parquet.ParquetWriter("v.parquet", schema, compression="none", use_dictionary=False) as writer:
+        writer.write_table(pyarrow.table({"mp4": [os.urandom(4 << 20) for _ in range(64)]}, schema=schema))
+    code = """
+import resource
+from pathlib import Path
+from vidspec.dataset.containers import Files, members
+from vidspec.dataset.job import Job
+jobs, files = members(Job("v.parquet")), Files()
+def read(job):
+    with files.local(job.path, job.source) as file:
+        return Path(file).stat().st_size
+assert read(jobs[0]) == 4 << 20
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert all(read(job) == 4 << 20 for job in jobs[1:])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout) < 96 << 10, "KiB above those after the first clip"
+
+
+def test_clips_are_read_under_their_own_name():
+    """By the process that reads clips: the frames, and errors that name the clip and no temporary file."""
+    from types import SimpleNamespace
+
+    from fake_captioner import FakeCaptioner
+
+    Path("s.tar").write_bytes(tar_of({"good.mp4": CLIP, "junk.mp4": b"junk" * 9, "picture.png": b"\x89PNG junk"}))
+    config = JobConfig(video={"frames": 2}, prompt="Describe.")
+    found = {
+        one.job.path: one for one in outcomes(FakeCaptioner(SimpleNamespace(name="x")), members(Job("s.tar")), config)
+    }
+    assert found["s.tar/good.mp4"].error is None
+    assert str(found["s.tar/junk.mp4"].error) == "s.tar/junk.mp4: is not a video"
+    assert str(found["s.tar/picture.png"].error).startswith("s.tar/picture.png: is damaged or not a picture")
+
+
+def test_braces():
+    assert expanded("d/{08..11}.tar") == ["d/08.tar", "d/09.tar", "d/10.tar", "d/11.tar"]
+    assert expanded("s3://b/{a,b}/{0..1}.tar") == [f"s3://b/{folder}/{n}.tar" for folder in "ab" for n in (0, 1)]
+    Path("{0..1}.tar").touch()
+    assert expanded("{0..1}.tar") == ["{0..1}.tar"], "a file of that name"
+    assert expanded("{a,b}.mp4") == ["{a,b}.mp4"], "clips are left to the shell"
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("nope://b/0.tar", "is of no protocol that fsspec knows"),
+        ("sftp://h/0.tar", r"needs paramiko, which is not installed \(pip install paramiko\)"),
+    ],
+)
+def test_a_url_that_cannot_be(url, message):
+    with pytest.raises(UsageError, match=f"^{url}: {message}"):
+        members(Job(url))
+
+
+def test_without_pyarrow_the_extra_is_named(monkeypatch):
+    import sys
+
+    Path("v.parquet").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UsageError, match=r"v.parquet: needs pyarrow, .*pip install 'vidspec\[data\]'"):
+        members(Job("v.parquet"))

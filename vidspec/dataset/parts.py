@@ -1,0 +1,146 @@
+"""A Parquet file for each shard, in a folder or below a URL: written when all clips of the shard are done.
+
+Until then the records of a shard are in a journal. A finished part is there whole, and its shard is not opened again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from vidspec.dataset.job import Job
+from vidspec.dataset.journal import Journal, Stored, set_aside
+from vidspec.dataset.outputs import ONE_CLIP, Output, hidden_journal, make_folder
+from vidspec.dataset.records import clip_id, lean
+from vidspec.dataset.stores import is_url, joined, names_in, put
+from vidspec.dataset.tables import Part, part_at, records_of, table
+from vidspec.errors import OutputError, UsageError
+from vidspec.events.record import Record
+
+__all__ = ["Parts"]
+
+
+class Parts(Output):
+    """Where records of shards go; used by the thread that plans shards and by the one that keeps records.
+
+    Args:
+        folder: of the parts, or its URL.
+        shards: of the run.
+        fresh: begin anew; earlier parts are kept as ``NAME~``, below a URL replaced.
+        retry: parts with failed clips are not finished.
+
+    Attributes:
+        finished: what the parts say that need nothing, by shard.
+
+    Raises:
+        UsageError: two shards would share a part, or one would replace a shard.
+    """
+
+    def __init__(self, folder: str, shards: Sequence[Job], *, fresh: bool = False, retry: bool = False) -> None:
+        self.folder, self._lock = folder, threading.RLock()
+        self._open: dict[str, Journal] = {}  # by shard
+        self._clips: dict[str, list[str]] = {}  # by shard, in its order
+        self._left: dict[str, set[str]] = {}  # by shard, clips that are not done
+        names = {shard.path: self.name(shard.path) for shard in shards}
+        if len(set(names.values())) < len(names):
+            raise UsageError("two shards of one name would share a part", hint="caption them into folders of their own")
+        if set(map(_whole, names)) & set(map(_whole, names.values())):
+            raise UsageError(f"--output-dir {folder}: captions would replace their shards", hint="another folder")
+        if not is_url(folder):
+            make_folder(Path(folder))
+        there = names_in(folder)
+        known = {shard: name for shard, name in names.items() if posixpath.basename(name) in there}
+        if fresh:
+            for old, name in known.items():
+                self._journal(old).unlink(missing_ok=True)
+                if not is_url(name):
+                    set_aside(Path(name))
+            known = {}
+        self._earlier = {shard: part_at(name) for shard, name in known.items()}
+        self.finished: dict[str, Part] = {
+            shard: part
+            for shard, part in self._earlier.items()
+            if not self._journal(shard).exists() and not (retry and part.failed)
+        }
+
+    def name(self, shard: str) -> str:
+        """The part of a shard."""
+        return joined(self.folder, f"{posixpath.splitext(posixpath.basename(shard))[0]}.parquet")
+
+    def begin(self, shard: str) -> None:
+        """Open the journal of a shard, with what is to be kept of an earlier part.
+
+        Raises:
+            UsageError: another run has it open.
+            OutputError: it cannot be written.
+        """
+        make_folder(self._journal(shard).parent)
+        journal = self._open[shard] = Journal(self._journal(shard))
+        for record in records_of(self.name(shard)) if shard in self._earlier else ():
+            job = record["job"]
+            if record["error"] is None and not journal.parts(job["clip"], job["settings"]):
+                journal.append(record)
+
+    def expect(self, shard: str, jobs: Iterable[Job], left: Iterable[Job], settings: str) -> None:
+        """The clips of a shard that was begun, and those of them that are not done; where none is, its part is written.
+
+        Raises:
+            OutputError: the part cannot be written.
+        """
+        with self._lock:
+            self._clips[shard], self._left[shard] = [*map(clip_id, jobs)], {*map(clip_id, left)}
+            if not self._left[shard]:
+                self._finish(shard, settings)
+
+    def parts(self, job: Job, settings: str) -> Mapping[int | None, Stored]:
+        return self._open[job.shard or ""].parts(clip_id(job), settings)
+
+    def add(self, job: Job, record: Record) -> None:
+        if job.shard is None:  # a shard that cannot be read is tried again by the next run
+            return
+        with self._lock:
+            journal, left = self._open[job.shard], self._left[job.shard]
+            journal.append(lean(record))
+            about, clip = record["job"], clip_id(job)
+            if len(journal.parts(clip, about["settings"])) >= about.get("segments", 1):
+                left.discard(clip)
+            if not left:
+                self._finish(job.shard, about["settings"])
+
+    def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:
+        with self._lock:
+            for journal in self._open.values():
+                journal.close()
+        return []
+
+    def _finish(self, shard: str, settings: str) -> None:
+        """Write the part of a shard whose clips are all done, and let go of its journal."""
+        del self._left[shard]
+        journal, name = self._open.pop(shard), self.name(shard)
+        try:
+            journal.tidy(self._clips.pop(shard))
+            put(name, table(one for one in journal.records() if one["job"]["settings"] == settings))
+            journal.path.unlink(missing_ok=True)
+        except OutputError as error:
+            hint = "give the same command again when it can be: nothing is captioned twice"
+            raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
+        finally:
+            journal.close()
+
+    def _journal(self, shard: str) -> Path:
+        """Beside its part; of a part below a URL in the user's folder for such."""
+        name = self.name(shard)
+        if not is_url(name):
+            return hidden_journal(Path(name))
+        import platformdirs
+
+        digest = hashlib.sha256(self.folder.encode()).hexdigest()[:16]
+        return Path(platformdirs.user_state_dir("vidspec"), "parts", digest, f"{posixpath.basename(name)}.jsonl")
+
+
+def _whole(name: str) -> str:
+    return name if is_url(name) else os.path.abspath(name)

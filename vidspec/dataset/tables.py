@@ -1,0 +1,118 @@
+"""Records as Parquet: the keys of a line of ``--format jsonl`` as columns, typed by the schema of records."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from vidspec.dataset.records import LEAN_KEYS, LIFTED, lean
+from vidspec.dataset.schema import record_schema
+from vidspec.dataset.stores import attempt, opened
+from vidspec.errors import UsageError
+from vidspec.events.record import Record
+
+if TYPE_CHECKING:
+    from pyarrow import DataType, Schema
+
+__all__ = ["Part", "part_at", "records_of", "table"]
+
+#: The key of a file's metadata that tells a file of ours.
+_KEY = b"vidspec"
+
+
+class Part(NamedTuple):
+    """What a finished file says of itself: its clips, how many of them failed, and the settings they were made with."""
+
+    clips: int
+    failed: int
+    settings: tuple[str, ...]
+
+
+def table(records: Iterable[Record]) -> bytes:
+    """The content of a file; the same records are the same bytes."""
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = [lean(record) for record in records]
+    failed = {row["job"]["clip"] for row in rows if row["error"] is not None}
+    settings = sorted({row["job"]["settings"] for row in rows})
+    about = {"clips": len({row["job"]["clip"] for row in rows}), "failed": len(failed), "settings": settings}
+    for row in rows:  # these two are of any form
+        row["id"] = None if row["id"] is None else str(row["id"])
+        row["columns"] = json.dumps(row["columns"]) if row["columns"] else None
+    made = pyarrow.Table.from_pylist(rows, _schema().with_metadata({_KEY: json.dumps(about)}))
+    file = io.BytesIO()
+    parquet.write_table(made, file, compression="zstd")
+    return file.getvalue()
+
+
+def part_at(name: str) -> Part:
+    """What the file says of itself.
+
+    Raises:
+        UsageError: it is none of ours.
+        VideoError: it cannot be read.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    def read() -> Part:
+        with opened(name) as file:
+            try:
+                found = (parquet.read_metadata(file).metadata or {}).get(_KEY)
+            except pyarrow.ArrowInvalid:
+                found = None
+        if found is None:
+            raise UsageError(f"{name}: is there already, and holds no captions", hint="name another --output-dir")
+        about = json.loads(found)
+        return Part(about["clips"], about["failed"], tuple(about["settings"]))
+
+    return attempt(name, read)
+
+
+def records_of(name: str) -> list[Record]:
+    """The records of a file of ours, as they were given.
+
+    Raises:
+        VideoError: it cannot be read.
+    """
+    from pyarrow import parquet
+
+    def read() -> list[Record]:
+        with opened(name) as file:
+            return cast("list[Record]", parquet.read_table(file).to_pylist())
+
+    rows = attempt(name, read)
+    for row in rows:
+        row["columns"] = json.loads(row["columns"]) if row["columns"] else None
+        row["job"] = {key: value for key, value in row["job"].items() if value is not None}
+    return rows
+
+
+@cache
+def _schema() -> Schema:
+    import pyarrow
+
+    known = cast("Record", record_schema()["properties"])
+    of_job = known["job"]["properties"]
+    own = {"type": "object", "properties": {key: one for key, one in of_job.items() if key not in LIFTED}}
+    known = {**known, **{key: of_job[key] for key in LIFTED}, "job": own}
+    return pyarrow.schema([(key, _kind(known[key])) for key in LEAN_KEYS])
+
+
+def _kind(about: Record) -> DataType:
+    """The Arrow type of values that a JSON schema describes; text for what has no fixed form."""
+    import pyarrow
+
+    about = next((one for one in about.get("oneOf", ()) if one.get("type") != "null"), about)
+    kinds = about.get("type")
+    kind = "boolean" if about.get("const") is True else kinds if isinstance(kinds, str) else (kinds or ["string"])[0]
+    if kind == "array":
+        return pyarrow.list_(_kind(about["items"]))
+    if kind == "object" and about.get("properties"):
+        return pyarrow.struct([(key, _kind(one)) for key, one in about["properties"].items()])
+    simple = {"integer": pyarrow.int64(), "number": pyarrow.float64(), "boolean": pyarrow.bool_()}
+    return simple.get(kind, pyarrow.string())

@@ -1,16 +1,18 @@
 """What a model takes of main memory, loaded and while it captions, beside what ``vidspec models`` says before.
 
-``python -m research.studies.loading [SHAPE...] [--dtype DTYPE] [--frames N]``
+``python -m research.studies.loading [SHAPE...] [--dtype DTYPE] [--frames N] [--new-tokens N]``
 
-A checkpoint of a published shape with random weights is written in bfloat16, as such are published, then loaded by a
-process of its own. Printed are bytes in GiB: as estimated from the config alone, resident after loading, and at most
-while a clip was captioned. Linux only.
+A checkpoint of a published shape with random weights is written in bfloat16, as such are published (``-gptq``: blocks
+of int4 in groups of 128), then loaded by a process of its own; one after the other, so that the disk holds one. Printed
+are GiB: weights and all as estimated from the config alone, resident after loading, and at most while a clip was
+captioned, with the last as a share of the estimate. Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import subprocess
 import sys
 import tempfile
@@ -20,7 +22,14 @@ from typing import Any
 import torch
 
 CLIP = Path(__file__).parents[2] / "vidspec/embedded/clips/three-objects.mp4"
-MARKS = ("<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
+#: Rows and columns of its pixels.
+SIZE = (240, 320)
+MARKS = (
+    *("<fake_token_around_image>", "<global-img>", "<end_of_utterance>"),
+    *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
+)
+#: Inputs that share a scale in int4 checkpoints.
+GROUP = 128
 #: Of configs on the hub: what decides shapes.
 SHAPES: dict[str, dict[str, Any]] = {
     "llava-onevision-0.5b": {
@@ -77,6 +86,71 @@ SHAPES: dict[str, dict[str, Any]] = {
         },
     },
 }
+SHAPES |= {
+    "qwen3-vl-2b": {
+        "model_type": "qwen3_vl",
+        "tie_word_embeddings": True,
+        "text_config": {
+            "model_type": "qwen3_vl_text",
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 151936,
+            "max_position_embeddings": 262144,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 5e6,
+                "mrope_section": [24, 20, 20],
+                "mrope_interleaved": True,
+            },
+        },
+        "vision_config": {
+            "model_type": "qwen3_vl",
+            "depth": 24,
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_heads": 16,
+            "out_hidden_size": 2048,
+            "deepstack_visual_indexes": [5, 11, 17],
+        },
+    },
+    "qwen2.5-vl-3b": {
+        "model_type": "qwen2_5_vl",
+        "tie_word_embeddings": True,
+        "text_config": {
+            "model_type": "qwen2_5_vl_text",
+            "hidden_size": 2048,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "vocab_size": 151936,
+            "max_position_embeddings": 128000,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+        },
+        "vision_config": {
+            "model_type": "qwen2_5_vl",
+            "depth": 32,
+            "hidden_size": 1280,
+            "intermediate_size": 3420,
+            "num_heads": 16,
+            "out_hidden_size": 2048,
+            "tokens_per_second": 2,
+        },
+    },
+}
+SHAPES["qwen2.5-vl-3b-gptq"] = SHAPES["qwen2.5-vl-3b"]
+IDS = {
+    "image_token_id": ("<image>", "<|image_pad|>"),
+    "video_token_id": ("<video>", "<|video_pad|>"),
+    "vision_start_token_id": ("", "<|vision_start|>"),
+    "vision_end_token_id": ("", "<|vision_end|>"),
+}
 SIDES = {"llava-onevision-0.5b": {"height": 384, "width": 384}, "smolvlm2-500m": {"longest_edge": 2048}}
 
 
@@ -88,67 +162,103 @@ def write(shape: str, folder: Path) -> None:
 
     words = build_tokenizer(samples=200)
     words.add_special_tokens({"additional_special_tokens": list(MARKS)})
-    config = AutoConfig.for_model(**SHAPES[shape])
-    for key, token in (("image_token_id", "<image>"), ("video_token_id", "<video>")):
-        setattr(config, key, words.convert_tokens_to_ids(token))
+    config, qwen = AutoConfig.for_model(**SHAPES[shape]), "qwen" in shape
+    if qwen:
+        words.chat_template = None  # the family's own
+    for key, tokens in IDS.items():
+        if tokens[qwen]:
+            setattr(config, key, words.convert_tokens_to_ids(tokens[qwen]))
     config.text_config.eos_token_id = words.eos_token_id
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
     model = model.to_empty(device="cpu")
     model.tie_weights()
+    noise = torch.randn(1 << 20, dtype=torch.bfloat16) * 0.02
     with torch.no_grad():
         for weight in model.parameters():
-            weight.normal_(0, 0.02)
-    model.save_pretrained(folder)
+            for part in weight.view(-1).split(len(noise)):
+                part.copy_(noise[: len(part)])
+    if shape.endswith("-gptq"):
+        save_codes(model, folder)
+    else:
+        model.save_pretrained(folder)
     words.save_pretrained(folder)
+    if qwen:
+        return
     rules = {"size": SIDES[shape], "max_image_size": {"longest_edge": 512}, "resample": 1, "rescale_factor": 1 / 255}
     rules |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     (folder / "preprocessor_config.json").write_text(json.dumps(rules), encoding="utf-8")
     (folder / "video_preprocessor_config.json").write_text(json.dumps(rules), encoding="utf-8")
 
 
-def measure(folder: str, dtype: str, frames: int) -> None:
+def save_codes(model: Any, folder: Path) -> None:
+    """The checkpoint with the blocks' linear layers as GPTQ packs them."""
+    from safetensors.torch import save_file
+
+    tensors = {name: weight for name, weight in model.state_dict().items() if name != "lm_head.weight"}
+    for name, layer in model.model.language_model.layers.named_modules():
+        if isinstance(layer, torch.nn.Linear):
+            key, (out, inner) = f"model.language_model.layers.{name}", layer.weight.shape
+            del tensors[f"{key}.weight"]
+            tensors[f"{key}.qweight"] = torch.randint(-(2**31), 2**31 - 1, (inner // 8, out), dtype=torch.int32)
+            tensors[f"{key}.qzeros"] = torch.full((inner // GROUP, out // 8), 0x77777777, dtype=torch.int32)
+            tensors[f"{key}.scales"] = torch.full((inner // GROUP, out), 0.004, dtype=torch.float16)
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True}
+    model.config.quantization_config = {**settings, "checkpoint_format": "gptq"}
+    model.config.save_pretrained(folder)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def measure(folder: str, dtype: str, frames: int, new_tokens: int) -> None:
     """Print one JSON object; for a process that has done nothing else."""
     from vidspec import memory
     from vidspec.captioner import Captioner
     from vidspec.cli.checkpoint import inspect
     from vidspec.models.known_pairs import Load
 
-    said = inspect(folder, load=Load(frames, (480, 640), 16, dtype)).to_dict()
+    estimate = inspect(folder, load=Load(frames, SIZE, new_tokens, dtype)).to_dict()
     overrides = {
         "models.target": folder,
         "models.dtype": dtype,
         "models.device": "cpu",
         "video.frames": frames,
-        "generate.max_new_tokens": 16,
+        "generate.max_new_tokens": new_tokens,
     }
     captioner = Captioner.from_profile("ar", overrides=overrides)
     loaded = memory.resident()
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the largest size from here on
     captioner.caption(CLIP)
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    most = int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
-    print(json.dumps({**said, "loaded": loaded, "captioned": memory.resident(), "most": most}))
+    peak = int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
+    used = {"loaded": loaded, "captioned": memory.resident(), "peak": peak}
+    print(json.dumps({**estimate, **used}))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="*", choices=[*SHAPES, []])
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--frames", type=int, default=4)
+    parser.add_argument("--new-tokens", type=int, default=4)
     parser.add_argument("--measure", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.measure:
-        measure(asked.measure, asked.dtype, asked.frames)
+    args = parser.parse_args()
+    if args.measure:
+        measure(args.measure, args.dtype, args.frames, args.new_tokens)
         return
-    for shape in asked.shapes or SHAPES:
+    names = ("checkpoint", "dtype", "weights", "estimated", "loaded", "at most", "of the estimate")
+    print(f"| {' | '.join(names)} |\n{'|---' * len(names)}|", flush=True)
+    for shape in args.shapes or SHAPES:
         with tempfile.TemporaryDirectory() as folder:
-            write(shape, Path(folder))
+            writing = multiprocessing.get_context("spawn").Process(target=write, args=(shape, Path(folder)))
+            writing.start()
+            writing.join()  # so that its memory is free
             command = [sys.executable, "-m", "research.studies.loading", "--measure", folder]
-            command += ["--dtype", asked.dtype, "--frames", str(asked.frames)]
+            command += ["--dtype", args.dtype, "--frames", str(args.frames), "--new-tokens", str(args.new_tokens)]
             ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found = json.loads(ran.stdout.splitlines()[-1])
-        keys = ("weights", "packed_bytes", "needed", "loaded", "captioned", "most")
-        print(shape, asked.dtype, {key: round(found[key] / 2**30, 2) for key in keys if key in found}, flush=True)
+        sizes = [f"{found[key] / 2**30:.2f}" for key in ("weights", "needed", "loaded", "peak")]
+        share = f"{found['peak'] / found['needed']:.2f}"
+        print("|", " | ".join([shape, found["dtype"], *sizes, share]), "|", flush=True)
 
 
 if __name__ == "__main__":

@@ -463,7 +463,7 @@ def test_frames_are_let_go_clip_by_clip(settings):
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     captioner.asked = SimpleNamespace(append=lambda asked: None)  # it would remember the frames
     names = [f"{number}/{kind}.mp4" for number in range(6) for kind in ("good", "bug", "differs")]
-    todo = Remaining(tasks(*names), {number: Content(1, 2) for number in range(1, 19)})
+    todo = Remaining(tasks(*names), contents={number: Content(1, 2) for number in range(1, 19)})
     how = JobConfig(verify=True, ahead=1, batch=1)
 
     def engine(todo):

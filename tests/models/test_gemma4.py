@@ -142,7 +142,7 @@ def test_features_are_the_towers(case):
 @pytest.mark.parametrize("chunk", [512, 11, 3])
 def test_prefill_and_windows_of_any_size(case, monkeypatch, chunk):
     """The prompt is longer than the blocks' window and is read in parts of about ``chunk`` rows; no frame is cut."""
-    monkeypatch.setattr(case.engine, "chunk", chunk, raising=False)
+    monkeypatch.setattr(type(case.engine), "chunk", chunk)
     assert case.prefix.length > 2 * WINDOW and case.model.decoder.name == "stock"
     read, expected = case.engine.prefill(case.prefix, 32), whole(case, NEW)
     assert_close(read.logits, expected[0])

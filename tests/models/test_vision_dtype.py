@@ -4,9 +4,10 @@ import json
 
 import pytest
 import torch
+from model_pairs import ADAPTERS
 
 from models.quantised import make
-from models.test_bytes import MODELS, clip
+from models.test_bytes import clip
 from vidspec.bench.bandwidth import model_weight_bytes
 from vidspec.captioner import Captioner
 from vidspec.cli import main
@@ -28,9 +29,9 @@ def machine(monkeypatch):
     return set_up
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", ADAPTERS)
 def test_features_are_those_of_a_float32_tower(family):
-    model, whole = MODELS[family](), MODELS[family]()
+    model, whole = ADAPTERS[family](), ADAPTERS[family]()
     model.model.bfloat16()
     whole.model.bfloat16().float()
     model.prepare(packed=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 from typing import NamedTuple
@@ -41,9 +41,9 @@ class Layout(NamedTuple):
 
 LAYOUTS = {
     "float32": Layout(torch.float32, False, None, 4),
-    "float32, packed copies": Layout(torch.float32, True, None, 8),
+    "float32 with packed copies": Layout(torch.float32, True, None, 8),
     "bfloat16": Layout(torch.bfloat16, False, None, 2),
-    "bfloat16, packed": Layout(torch.bfloat16, True, None, 2),
+    "bfloat16 packed": Layout(torch.bfloat16, True, None, 2),
     "int8": Layout(torch.float32, False, "int8", 1.1),
     "int4": Layout(torch.float32, False, "int4", 0.7),
 }
@@ -77,10 +77,11 @@ def fits(size: Size, layout: Layout, free: int | None) -> bool:
     return free is None or 1.15 * size.parameters * (4 if layout.wanted else layout.bytes) + 2**30 < free
 
 
-def measured(name: str, entries: int, repeats: int) -> list[tuple[str, ...]]:
-    """Lines of a table, one for each layout that fits beside those before it."""
+def measured(name: str, layouts: Sequence[str], entries: int, repeats: int) -> list[tuple[str, ...]]:
+    """Lines of a table, one for each layout that fits beside those before it; codes are made first."""
     size, found = SIZES[name], dict[str, Contender]()
-    for label, layout in LAYOUTS.items():
+    for label in sorted(layouts, key=lambda label: LAYOUTS[label].bytes):
+        layout = LAYOUTS[label]
         if not fits(size, layout, memory.available()):
             print(f"{name} {label}: too little memory", file=sys.stderr)
             continue
@@ -89,7 +90,7 @@ def measured(name: str, entries: int, repeats: int) -> list[tuple[str, ...]]:
     runs = {(label, rows): partial(timed, work) for label, one in found.items() for rows, work in one.passes.items()}
     rate = read_rate()
     seconds = {key: median(taken) for key, taken in repeated(runs, repeats).items()}
-    base = next(iter(found))
+    base = next(label for label in layouts if label in found)
     return [
         (
             name,
@@ -99,21 +100,22 @@ def measured(name: str, entries: int, repeats: int) -> list[tuple[str, ...]]:
             f"{one.read / rate / seconds[label, 1]:.0%}",
             f"{seconds[label, 1] / seconds[base, 1]:.2f}",
         )
-        for label, one in found.items()
+        for label, one in ((label, found[label]) for label in layouts if label in found)
     ]
 
 
 def main(args: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sizes", nargs="*", default=["0.5B", "3B"], help="of " + ", ".join(SIZES))
+    parser.add_argument("--layouts", default=",".join(LAYOUTS), help="of " + "; ".join(LAYOUTS))
     parser.add_argument("--entries", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=7)
     asked = parser.parse_args(args)
     torch.set_num_threads(1)
     heads = ["size", "layout", *(f"{rows} rows, ms" for rows in ROWS), "read", "of read bandwidth", "of the first"]
-    lines: list[tuple[str, ...]] = []
+    layouts, lines = asked.layouts.split(","), list[tuple[str, ...]]()
     for name in asked.sizes:
-        lines += measured(name, asked.entries, asked.repeats)
+        lines += measured(name, layouts, asked.entries, asked.repeats)
         gc.collect()
     facts = ", ".join(f"{key} {value}" for key, value in machine(CPU).items())
     print(facts, table(heads, lines), sep="\n\n")

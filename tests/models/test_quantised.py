@@ -38,16 +38,18 @@ def refused(folder):
 
 @pytest.mark.parametrize("name", make.FORMATS)
 def test_as_the_library_that_wrote_it(checkpoint, name):
-    """The libraries computed in float16 where they did not in float32."""
+    """The libraries computed in float16 where they did not in float32; codes of four bits meet bfloat16 rows here."""
+    rounded = KEPT.get(name, (8,))[0] == 4
     theirs = load_file(make.HERE / f"{name}.out.safetensors")
     model = load(str(checkpoint(name)), CPU, text=True)
     assert (model.decoder.name, model.dtype) == ("fused", torch.float32)
     if "mlp.down_proj" in theirs:
         down = model.decoder.blocks[0].down.dense(torch.float32, model.device)[: make.SOME, : make.ROWS]
-        torch.testing.assert_close(down, theirs["mlp.down_proj"], rtol=1e-3, atol=1e-4)
+        rtol, atol = (2**-7, 2**-8) if rounded else (1e-3, 1e-4)
+        torch.testing.assert_close(down, theirs["mlp.down_proj"], rtol=rtol, atol=atol)
     prefix = model.text_prefix(theirs["ids"].tolist())
     logits = Engine(model).prefill(prefix, 4).logits[: make.ROWS]
-    torch.testing.assert_close(logits, theirs["logits"][-1], rtol=0, atol=0.02)  # they are up to 16
+    torch.testing.assert_close(logits, theirs["logits"][-1], rtol=0, atol=0.1 if rounded else 0.02)  # up to 16
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -58,9 +60,9 @@ def test_in_the_dtype_of_the_model(checkpoint, dtype):
 
 #: Of formats whose codes stay: bits of a code, inputs that share a scale (0 for all), bytes of a scale with its zero.
 KEPT = {
-    "gptq": (4, 32, 8),
-    "awq": (4, 32, 8),
-    "ct_int4": (4, 32, 8),
+    "gptq": (4, 32, 4),
+    "awq": (4, 32, 4),
+    "ct_int4": (4, 32, 4),
     "ct_int8": (8, 0, 4),
     "bnb_int8": (8, 0, 4),
 }
@@ -85,7 +87,7 @@ def generated(model, prompts, new=12):
 @pytest.mark.parametrize("decoder", ["fused", "stock"])
 @pytest.mark.parametrize("name", KEPT)
 def test_codes_stay(checkpoint, monkeypatch, capsys, name, decoder):
-    """In the bytes that are foreseen, with the numbers of the dequantised weights, alone and among other clips."""
+    """In the bytes that are foreseen, near the dequantised weights' numbers, the same alone and among other clips."""
     folder, (bits, group, scale) = checkpoint(name), KEPT[name]
     model = load(str(folder), replace(CPU, decoder=decoder), text=True)
     plain = dequantised(folder, monkeypatch, replace(CPU, decoder=decoder))
@@ -102,9 +104,10 @@ def test_codes_stay(checkpoint, monkeypatch, capsys, name, decoder):
     assert decoder == "stock" or foreseen["weights"] == codes + sum(one.nbytes for one in model.model.parameters())
     prompts = [make.IDS[start:] for start in range(4)]
     together = generated(model, prompts)
-    assert together == [generated(model, [ids])[0] for ids in prompts] == generated(plain, prompts)
-    logits = [Engine(one).prefill(one.text_prefix(make.IDS), 1).logits for one in (model, plain)]
-    torch.testing.assert_close(*logits, rtol=0, atol=1e-4)
+    assert together == [generated(model, [ids])[0] for ids in prompts]
+    assert bits == 4 or together == generated(plain, prompts)
+    logits, expected = (Engine(one).prefill(one.text_prefix(make.IDS), 1).logits for one in (model, plain))
+    assert (logits - expected).norm() < (2**-7 if bits == 4 else 1e-5) * expected.norm()
 
 
 @pytest.mark.parametrize("name", ["gptq_order", "ct_fp8", "ct_fp8_block", "fp8", "bnb_nf4"])
@@ -130,8 +133,8 @@ def test_of_layers_that_are_one_product_all_keep_codes_or_none(checkpoint, monke
     model = load(str(folder), CPU, text=True)
     assert model.decoder.blocks[0].qkv.nbytes == 0 and model.decoder.blocks[0].qkv.shape[0] == key
     assert model.decoder.blocks[0].gate_up.nbytes > 0
-    logits = [Engine(one).prefill(one.text_prefix(make.IDS), 1).logits for one in (model, plain)]
-    torch.testing.assert_close(*logits, rtol=0, atol=0.02)
+    logits, expected = (Engine(one).prefill(one.text_prefix(make.IDS), 1).logits for one in (model, plain))
+    assert (logits - expected).norm() < 2**-7 * expected.norm()
 
 
 @pytest.mark.parametrize("profile", ["self-sd", "self-int8", "self-int4"])

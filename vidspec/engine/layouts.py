@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vidspec.engine.matrix import LARGE, Matrix, Packed, PackedCopy, Plain, emptied, joined
-from vidspec.engine.quantised import Codes, Precision, quantised, sums_eight_bits
+from vidspec.engine.quantised import Codes, Precision, fast_eight_bits, quantised
 
 __all__ = ["QuantisedLinear", "Wanted", "fixed", "laid", "layout", "quantise", "quantised_copy", "quantised_linears"]
 
@@ -35,7 +35,7 @@ def layout(
     """
     large = device == "cpu" and numbers >= LARGE
     if wanted == "auto":
-        wanted = "int8" if large and dtype is not torch.float16 and sums_eight_bits() else None
+        wanted = "int8" if large and dtype is not torch.float16 and fast_eight_bits() else None
     if wanted is not None:
         return wanted
     if large and packed and dtype is torch.float32:

@@ -2,13 +2,14 @@
 
 A weight is ``(code - zero) * scale``, with a scale for each output (:class:`Int8`) or for each group of inputs of each
 output (:class:`Int4`). Rows are quantised each by itself, or not at all: a row's result does not depend on the rows
-beside it in the pass, which are other clips'. Codes of a checkpoint (:class:`Codes`) give on a CPU what their weight
-gives in float32: no rows, scales or zeros are rounded.
+beside it in the pass, which are other clips'. Eight-bit codes of a checkpoint (:class:`Codes`) give on a CPU what their
+weight gives in float32; products of four bits round rows, scales and zeros to bfloat16.
 """
 
 from __future__ import annotations
 
 import platform
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from typing import Literal, NamedTuple
@@ -18,17 +19,19 @@ from torch.nn import functional as F
 
 from vidspec.engine.matrix import X86, Matrix
 
-__all__ = ["Codes", "Int4", "Int8", "Kernel", "Precision", "kernel", "quantised", "sums_eight_bits"]
+__all__ = ["Codes", "Int4", "Int8", "Kernel", "Precision", "fast_eight_bits", "kernel", "quantised"]
 
 #: Of weights.
 Precision = Literal["int8", "int4"]
-#: How a product with integer codes is computed: by oneDNN's int8 product, cuBLAS's, torch's one of float32 rows and
-#: int8 codes, its int4 one for this kind of device, or with the weight made dense at every call.
-Kernel = Literal["onednn", "int_mm", "int8", "int4", "dense"]
+#: How a product with integer codes is computed: by the int8 product of FBGEMM, oneDNN or cuBLAS, torch's one of float32
+#: rows and int8 codes, its int4 one for this kind of device, or with the weight made dense at every call.
+Kernel = Literal["fbgemm", "onednn", "int_mm", "int8", "int4", "dense"]
 #: Inputs that share a scale in a weight of four bits: the first that divides them.
 _GROUPS = (64, 32)
 #: Rows that cuBLAS's int8 product wants at least.
 _ROWS = 32
+#: Digits that rows are taken apart into for eight-bit codes of a checkpoint: 21 bits, and more with VNNI.
+_DIGITS = 3
 
 
 def kernel(
@@ -45,7 +48,7 @@ def kernel(
     """
     out, inner = shape
     if bits == 8 and device == "cpu":
-        return "onednn" if _onednn() else "dense"
+        return _cpu_kernel()
     if bits == 8:
         return "int_mm" if device == "cuda" and capability >= (7, 5) and out % 8 == inner % 8 == 0 else "dense"
     grouped = group in (32, 64, 128, 256) and inner % group == 0 and out % 16 == 0
@@ -59,26 +62,52 @@ def _kernel_on(bits: Literal[8, 4], codes: torch.Tensor, group: int = 0) -> Kern
     return kernel(bits, (codes.shape[0], codes.shape[1]), place.type, capability, group)
 
 
-def _onednn() -> bool:
-    return platform.machine().lower() in X86 and hasattr(torch.ops.onednn, "qlinear_prepack")
+@cache
+def _cpu_kernel() -> Kernel:
+    """Of eight bits: oneDNN's where the CPU has VNNI, else FBGEMM's, which is about three times as fast there."""
+    if platform.machine().lower() not in X86:
+        return "dense"
+    onednn = hasattr(torch.ops.onednn, "qlinear_prepack")
+    if onednn and _zero_point() == 128:
+        return "onednn"
+    known = hasattr(torch.ops.quantized, "linear_with_input_q_dq_qweight_dq_output_fp32")
+    if known and "fbgemm" in torch.backends.quantized.supported_engines:
+        return "fbgemm"
+    return "onednn" if onednn else "dense"
 
 
-def sums_eight_bits() -> bool:
-    """Whether a CPU's int8 product is exact, and so fast with rows of eight bits: one with VNNI."""
-    return _onednn() and _zero_point() == 128
+def fast_eight_bits() -> bool:
+    """Whether a CPU's product with codes of eight bits is much faster than one in float32."""
+    return _cpu_kernel() == "fbgemm" or (_cpu_kernel() == "onednn" and _zero_point() == 128)
 
 
 @cache
 def _zero_point() -> int:
-    """Of rows in oneDNN's int8 product, which takes them as unsigned numbers.
+    """Of rows in a CPU's int8 product, which takes them as unsigned numbers.
 
     128, for eight bits, where 255 * 127 + 255 * 127 is summed exactly; CPUs without VNNI saturate there, and take 64,
     for seven bits.
     """
+    if not hasattr(torch.ops.onednn, "qlinear_prepack"):
+        return 64
     weight = torch.ops.onednn.qlinear_prepack(torch.full((64, 64), 127, dtype=torch.int8), None)
     rows, ones = torch.full((2, 64), 255, dtype=torch.uint8), torch.ones(64)
     out = _qlinear(rows, 128, weight, ones, torch.zeros(64, dtype=torch.long))
     return 128 if float(out[0, 0]) == 127 * 127 * 64 else 64
+
+
+def _packed_int8(codes: torch.Tensor, scales: torch.Tensor) -> torch.ScriptObject:
+    """For FBGEMM's product. Of torch's quantised tensors, which are to go, it needs the one that is packed."""
+    engine = torch.backends.quantized.engine
+    torch.backends.quantized.engine = "fbgemm"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            zeros = torch.zeros(len(codes), dtype=torch.long)
+            tensor = torch._make_per_channel_quantized_tensor(codes, scales.double(), zeros, 0)
+            return torch.ops.quantized.linear_prepack(tensor, None)  # type: ignore[no-any-return]
+    finally:
+        torch.backends.quantized.engine = engine
 
 
 def _qlinear(
@@ -98,23 +127,31 @@ class Int8(Matrix):
         codes: (out, in) int8, from -127 to 127.
         scales: (out,).
         bias: (out,), or None.
-        rounded: whether rows are quantised; else the codes may be -128, too.
+        rounded: whether rows are rounded to one digit of seven or eight bits; else they are taken apart into
+            ``_DIGITS`` of them, or kept, and codes may be -128, too.
     """
 
     def __init__(
         self, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None, *, rounded: bool = True
     ) -> None:
         self.shape, self.bias, self._scales = (codes.shape[0], codes.shape[1]), bias, scales.float().contiguous()
-        whole: Kernel = "int8" if codes.device.type == "cpu" else "dense"
-        self.kernel, self._codes, self._zero = _kernel_on(8, codes) if rounded else whole, codes.contiguous(), 0
+        self.kernel, self._codes, self._zero = _kernel_on(8, codes), codes.contiguous(), 0
+        self._digits = 1 if rounded else _DIGITS
+        if not rounded and codes.device.type != "cpu":
+            self.kernel = "dense"
+        elif not rounded and self.kernel == "dense":
+            self.kernel = "int8"
         self.nbytes = codes.nbytes + self._scales.nbytes
         if self.kernel == "onednn":
             self._codes = torch.ops.onednn.qlinear_prepack(self._codes, None)
             self._zeros, self._zero = torch.zeros(codes.shape[0], dtype=torch.long), _zero_point()
+        elif self.kernel == "fbgemm":
+            self._packed, self._zero = _packed_int8(self._codes, self._scales), _zero_point()
+            del self._codes
 
     @classmethod
     def from_codes(cls, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None) -> Int8:
-        """As a checkpoint holds them, see the class; rows are not quantised."""
+        """As a checkpoint holds them, see the class; rows are not rounded to one digit."""
         return cls(codes, scales, bias, rounded=False)
 
     @classmethod
@@ -136,13 +173,28 @@ class Int8(Matrix):
 
     def _product(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(R, out) float32 of float32 rows, and (R, 1) what each row of it is to be multiplied with."""
-        scales = rows.abs().amax(1, keepdim=True).clamp_min_(1e-12).div_(63 if self._zero == 64 else 127)
-        codes = (rows / scales).round_()
+        bound = 63 if self._zero == 64 else 127
+        scales = rows.abs().amax(1, keepdim=True).clamp_min_(1e-12).div_(bound)
+        left, digits = rows / scales, []
+        for _ in range(self._digits):
+            digits.append(left.round().clamp_(-bound, bound))
+            left = (left - digits[-1]).mul_(2 * bound + 1)
+        parts = self._exact(torch.cat(digits)).unflatten(0, (self._digits, len(rows)))
+        product = parts[-1]
+        for part in reversed(parts[:-1].unbind()):
+            product = torch.add(part, product, alpha=1 / (2 * bound + 1))
+        return product, scales
+
+    def _exact(self, numbers: torch.Tensor) -> torch.Tensor:
+        """(R, out) float32 of whole numbers (R, in) in float32, whose products are summed exactly."""
+        if self.kernel == "fbgemm":
+            of_rows = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+            return of_rows(numbers, 1.0, self._zero, self._packed)  # type: ignore[no-any-return]
         if self.kernel == "onednn":
-            unsigned = codes.add_(self._zero).to(torch.uint8)
-            return _qlinear(unsigned, self._zero, self._codes, self._scales, self._zeros), scales
-        filled = F.pad(codes.to(torch.int8), (0, 0, 0, max(0, _ROWS - len(rows))))
-        return torch._int_mm(filled, self._codes.t())[: len(rows)] * self._scales, scales
+            unsigned = numbers.add_(self._zero).to(torch.uint8)
+            return _qlinear(unsigned, self._zero, self._codes, self._scales, self._zeros)
+        filled = F.pad(numbers.to(torch.int8), (0, 0, 0, max(0, _ROWS - len(numbers))))
+        return torch._int_mm(filled, self._codes.t())[: len(numbers)] * self._scales
 
 
 class Int4(Matrix):
@@ -154,7 +206,6 @@ class Int4(Matrix):
         zeros: (out, in / group), the code of 0, which may lie between two.
         group: inputs that share a scale.
         bias: (out,), or None.
-        dtype: that rows, scales and zeros are rounded to; a GPU's product takes bfloat16 alone.
     """
 
     def __init__(
@@ -164,7 +215,6 @@ class Int4(Matrix):
         zeros: torch.Tensor,
         group: int,
         bias: torch.Tensor | None = None,
-        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         self.shape, self.bias, self._group = (codes.shape[0], codes.shape[1]), bias, group
         self.kernel = _kernel_on(4, codes, group)
@@ -174,22 +224,9 @@ class Int4(Matrix):
         if self.kernel == "dense":
             self._codes, self._pairs = codes.contiguous(), pairs
         else:
-            self._pairs = pairs.transpose(0, 1).contiguous().to(dtype)
+            self._pairs = pairs.transpose(0, 1).contiguous().to(torch.bfloat16)
             self._codes = _packed_int4(codes)
         self.nbytes = self._codes.nbytes + self._pairs.nbytes
-
-    @classmethod
-    def from_codes(
-        cls,
-        codes: torch.Tensor,
-        scales: torch.Tensor,
-        zeros: torch.Tensor,
-        group: int,
-        bias: torch.Tensor | None = None,
-    ) -> Int4:
-        """As a checkpoint holds them, see the class; on a CPU nothing is rounded."""
-        dtype = torch.float32 if codes.device.type == "cpu" else torch.bfloat16
-        return cls(codes, scales, zeros, group, bias, dtype)
 
     @classmethod
     def of(cls, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Int4:
@@ -285,14 +322,14 @@ class Codes(NamedTuple):
         codes, scales = whole.numbers, whole.scales
         if whole.bits == 8:
             return Int8.from_codes(codes, scales[:, 0], bias)
-        return Int4.from_codes(codes, scales, whole.zeros, codes.shape[1] // scales.shape[1], bias)
+        return Int4(codes, scales, whole.zeros, codes.shape[1] // scales.shape[1], bias)
 
     @staticmethod
     def nbytes(bits: int, shape: tuple[int, int], group: int, device: torch.device, dtype: torch.dtype) -> int:
         """Bytes that a checkpoint's codes take as they are, with their scales; 0 where they cannot stay.
 
-        They stay where a product of their own is as precise as the model's dtype: int8 and int4 on a CPU, int4 of a
-        bfloat16 model on a GPU.
+        They stay where a product of their own is as precise as the model's dtype, or as the 16 bits of a library's:
+        int8 and int4 on a CPU, int4 of a bfloat16 model on a GPU.
 
         Args:
             bits: of a code.
@@ -309,4 +346,4 @@ class Codes(NamedTuple):
         capability = (0, 0) if on_cpu else torch.cuda.get_device_capability(device)
         if kernel(4, shape, device.type, capability, group) != "int4":
             return 0
-        return out * (inner // 2 + inner // group * (8 if on_cpu else 4))
+        return out * (inner // 2 + inner // group * 4)

@@ -107,13 +107,13 @@ def measured(name: str, layouts: Sequence[str], entries: int, repeats: int) -> l
 def main(args: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sizes", nargs="*", default=["0.5B", "3B"], help="of " + ", ".join(SIZES))
-    parser.add_argument("--layouts", default=",".join(LAYOUTS), help="of " + "; ".join(LAYOUTS))
+    parser.add_argument("--layouts", default=";".join(LAYOUTS), help="of " + "; ".join(LAYOUTS))
     parser.add_argument("--entries", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=7)
     asked = parser.parse_args(args)
     torch.set_num_threads(1)
     heads = ["size", "layout", *(f"{rows} rows, ms" for rows in ROWS), "read", "of read bandwidth", "of the first"]
-    layouts, lines = asked.layouts.split(","), list[tuple[str, ...]]()
+    layouts, lines = asked.layouts.split(";"), list[tuple[str, ...]]()
     for name in asked.sizes:
         lines += measured(name, layouts, asked.entries, asked.repeats)
         gc.collect()

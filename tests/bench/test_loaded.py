@@ -7,6 +7,7 @@ from models import checkpoints_eagle3, checkpoints_mtp, checkpoints_qwen
 
 from vidspec.bench.loaded import Loaded, Source, names_of
 from vidspec.config import profiles
+from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
 
 
@@ -29,6 +30,18 @@ def test_a_draft_needs_a_target():
     with pytest.raises(UsageError, match="--draft needs --target"):
         Source(draft="x").names  # noqa: B018
     assert Source(target="x").names == ("x", None)
+
+
+def test_a_target_of_codes_is_measured_as_one_and_never_silently_otherwise():
+    eight, plain = Loaded(Source(weights="int8")), Loaded(Source())
+    ours, theirs = (one.captioner("ar", {"video.frames": 4, "generate.max_new_tokens": 4}) for one in (eight, plain))
+    assert eight.target.decoder.only_bytes > 0 == plain.target.decoder.only_bytes
+    assert [one.caption(shipped()[0]).models["weights"] for one in (ours, theirs)] == ["int8", None]
+    with pytest.raises(UsageError, match="profile ar wants another target") as caught:
+        plain.captioner("ar+models.weights=int4")
+    assert caught.value.hint == "--weights int4 for all"
+    with pytest.raises(UsageError, match="transformers has no target with --weights"):
+        eight.peers(ours.profile)
 
 
 def test_a_head_stands_where_a_draft_is_named(tmp_path):

@@ -106,6 +106,15 @@ def test_a_peer_drafts_with_our_draft_or_not_at_all(peer, monkeypatch, name, dra
     assert told[0][2]["model"] == "big" and told[0][2]["draft"] == draft
 
 
+def test_weights_of_the_target_are_told_to_the_one_peer_that_can_round_them(peer, monkeypatch):
+    told, start, label = [], outside.foreign, f"ar{SMALL}+models.weights=int8"
+    monkeypatch.setattr(outside, "foreign", lambda *about: told.append(about) or start(*about))
+    assert peer(name="openvino", label=label).caption(CLIP).profile == "openvino"
+    assert told[0][2]["weights"] == "int8"
+    with pytest.raises(PeerFailed, match="vllm: has no models.weights: int8"):
+        peer(label=label).caption(CLIP)
+
+
 def test_a_peer_that_drafts_needs_a_draft(peer):
     with pytest.raises(PeerFailed, match="vllm-draft: needs a draft"):
         peer(name="vllm-draft", models=("big", None)).caption(CLIP)

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -178,6 +178,10 @@ def test_peers_are_asked_what_the_first_profile_is():
     assert (Path(told["model"]) / "config.json").is_file() and told["prompt"] == loaded["ar"].generate.prompt
     command, _ = throughput.command(wanted, "generate-batched", loaded)
     assert json.loads(command[-1])["label"] == "vanilla-sd+video.frames=4" and command[2].endswith("generate_worker")
+    rounded = replace(wanted, source=replace(wanted.source, weights="int8"))
+    assert rounded.profile("ar").models.weights == "int8"
+    with pytest.raises(UsageError, match="vllm has no target with --weights"):
+        throughput.command(rounded, "vllm", loaded)
 
 
 def test_a_peer_that_cannot_start_is_left_out(monkeypatch):

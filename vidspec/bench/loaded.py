@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -14,6 +14,7 @@ from vidspec.captioner import Captioner
 from vidspec.config import labels, profiles
 from vidspec.config.profiles import Profile
 from vidspec.decoding.workers.slot import DraftSlot
+from vidspec.engine.quantised import Precision
 from vidspec.errors import UsageError
 from vidspec.models import eagle3, loading, mtp
 from vidspec.models.base import VideoLanguageModel
@@ -25,13 +26,17 @@ __all__ = ["Loaded", "Source", "lossless_profiles", "names_of"]
 
 @dataclass(frozen=True)
 class Source:
-    """Which models, and where: a built-in ``pair``, or ``target`` and ``draft`` as hub ids or folders."""
+    """Which models, and where: a built-in ``pair``, or ``target`` and ``draft`` as hub ids or folders.
+
+    ``weights`` are what the target's are rounded to.
+    """
 
     pair: str = "embedded"
     target: str | None = None
     draft: str | None = None
     device: str = "auto"
     dtype: str = "auto"
+    weights: Precision | None = None
 
     @property
     def names(self) -> tuple[str, str | None]:
@@ -60,7 +65,7 @@ class Loaded:
     def __init__(self, source: Source) -> None:
         self.source, self.where = source, source.placement()
         first, second = source.names
-        self.target = loading.load(first, self.where)
+        self.target = loading.load(first, replace(self.where, weights=source.weights))
         self.draft: VideoLanguageModel | None = None
         self.named_head = second is not None and loading.is_head(second)
         if second is not None and not self.named_head:
@@ -84,9 +89,12 @@ class Loaded:
 
         Raises:
             ProfileError: there is no such profile, or it cannot be set so.
-            UsageError: it is no label, or it drafts with a model and none was named.
+            UsageError: it is no label, wants the target's weights otherwise, or drafts with a model and none was named.
         """
-        profile = labels.load(label, overrides)
+        profile = labels.load(label, {"models.weights": self.source.weights, **(overrides or {})})
+        if profile.models.weights != self.source.weights:
+            wanted = f"--weights {profile.models.weights} for all" if profile.models.weights else "without --weights"
+            raise UsageError(f"profile {profile.name} wants another target than is loaded", hint=wanted)
         draft, precision = self.draft if profile.drafts_with_a_model else None, profile.draft.precision
         if profile.drafts_with_a_model and draft is None:
             raise UsageError(f"profile {profile.name} drafts with a model", hint="name one with --draft")
@@ -113,6 +121,8 @@ class Loaded:
         They get the frames and the prompt of ``profile``.
         """
         first, second = self.source.names
+        if self.source.weights is not None:
+            raise UsageError("transformers has no target with --weights", hint="--no-peers")
         if second is None or self.named_head:
             raise UsageError("the peers from transformers need a draft", hint="--draft, or --no-peers")
         stock = Placement(self.where.device, self.where.dtype, "stock")

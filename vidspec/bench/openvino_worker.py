@@ -1,6 +1,7 @@
 """OpenVINO GenAI as a peer of ``vidspec bench``, under an interpreter that has it and ``optimum-intel``, not vidspec.
 
-The model is exported when the process starts, in the dtype of the request. It decodes plainly and greedily, on a CPU.
+The model is exported when the process starts, in the dtype of the request, or with weights of eight or four bits by
+NNCF. It decodes plainly and greedily, on a CPU.
 ``VLMPipeline`` takes the rendered template as text and the frames as they are; it resizes them by its own rule and does
 not use their times, so its captions may differ from ours, which read the same frames.
 """
@@ -37,10 +38,13 @@ class Pipeline:
             raise ModelError(f"its export has no {about['dtype']}", hint=f"--dtype {' or '.join(_DTYPES)}")
         weights, precision = _DTYPES[about["dtype"]]
         folder = Path(about["place"]) / "exported"
-        _export(about["model"], folder, weights)
+        _export(about["model"], folder, weights, about["weights"])
         self.about, self.genai = about, openvino_genai
         options = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": about["threads"]}
-        self.pipe = openvino_genai.VLMPipeline(folder, "CPU", **options)
+        scheduling = openvino_genai.SchedulerConfig()
+        scheduling.enable_prefix_caching = False  # a clip's second run would find its prompt read
+        scheduling.max_num_batched_tokens = 2**31 - 1  # the prompt in one pass, as without this config
+        self.pipe = openvino_genai.VLMPipeline(folder, "CPU", scheduler_config=scheduling, **options)
 
     def facts(self) -> dict[str, object]:
         names = ("openvino-genai", "openvino", "optimum-intel", "transformers", "torch")
@@ -92,8 +96,8 @@ class Pipeline:
         return {"facts": self.facts, "caption": self.caption}
 
 
-def _export(model: str, folder: Path, weights: str) -> None:
-    """Export a model of the hub or of a folder."""
+def _export(model: str, folder: Path, dtype: str, weights: str | None) -> None:
+    """Export a model of the hub or of a folder; ``weights``: ``int8`` or ``int4``, of a model of ``dtype``."""
     from optimum.exporters.openvino import main_export  # type: ignore[import-not-found]
     from optimum.intel import OVConfig  # type: ignore[import-not-found]
     from transformers import AutoConfig
@@ -108,9 +112,28 @@ def _export(model: str, folder: Path, weights: str) -> None:
         side = 15 * config.vision_config.patch_size * config.vision_config.spatial_merge_size
         known = Picture.__init__.__defaults__
         Picture.__init__.__defaults__ = tuple(side if one == 420 else one for one in known)
-    main_export(model, folder, task="image-text-to-text", ov_config=OVConfig(dtype=weights), convert_tokenizer=True)
+    main_export(model, folder, task="image-text-to-text", ov_config=OVConfig(dtype=dtype), convert_tokenizer=True)
+    if weights is not None:
+        _round(folder, weights)
+
+
+def _round(folder: Path, weights: str) -> None:
+    """Keep the language model's weights as codes, as ``--weights`` does, by NNCF."""
+    import nncf  # type: ignore[import-not-found]
+    import openvino
+
+    mode = nncf.CompressWeightsMode
+    given = (
+        {"mode": mode.INT8_SYM} if weights == "int8" else {"mode": mode.INT4_ASYM, "group_size": 64, "all_layers": True}
+    )
+    name = "openvino_language_model"
+    rounded = nncf.compress_weights(openvino.Core().read_model(folder / f"{name}.xml"), **given)
+    openvino.save_model(rounded, folder / "rounded.xml", compress_to_fp16=False)
+    del rounded
+    for kind in ("xml", "bin"):
+        (folder / f"rounded.{kind}").replace(folder / f"{name}.{kind}")
 
 
 def main(about: str) -> None:
-    """Answer requests. ``about`` is JSON: ``model, dtype, threads, max_new_tokens`` and a ``place`` to write to."""
+    """Answer requests; ``about``, JSON: ``model, dtype, weights, threads, max_new_tokens``, a ``place`` to write to."""
     answer(lambda: Pipeline(json.loads(about)).functions)

@@ -124,12 +124,15 @@ class Outside(Contender):
             adapter: Any = self.target
             target, draft = self.models
             drafts = self.name == "vllm-draft"
+            if self.profile.models.weights is not None and self.name != "openvino":
+                raise UsageError(f"{self.name}: has no models.weights: {self.profile.models.weights}")
             if drafts and draft is None:
                 raise UsageError(f"{self.name}: needs a draft", hint="--draft")
             about = {
                 "model": target,
                 "draft": {"model": draft, "num_speculative_tokens": window(self.profile)} if drafts else None,
                 "dtype": str(self.target.dtype).removeprefix("torch."),
+                "weights": self.profile.models.weights,
                 "max_batch": 1,
                 "prompt": self.profile.generate.prompt,
                 "system": self.profile.generate.system,

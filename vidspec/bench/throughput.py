@@ -24,6 +24,7 @@ from vidspec.bench.turns import TakingPart, rotated
 from vidspec.bench.vllm_worker import environment
 from vidspec.config import labels, profiles
 from vidspec.config.profiles import Profile
+from vidspec.errors import UsageError
 from vidspec.events.answering import Answer, Worker, foreign
 
 __all__ = [
@@ -89,7 +90,7 @@ class Throughput:
         target, draft = source.names
         models = {"pair": source.pair} if source.target is None else {"target": target, "draft": draft}
         fixed: dict[str, object] = {f"models.{key}": value for key, value in models.items()}
-        fixed |= {"models.device": source.device, "models.dtype": source.dtype}
+        fixed |= {"models.device": source.device, "models.dtype": source.dtype, "models.weights": source.weights}
         if self.threads is not None:
             fixed["models.threads"] = self.threads
         if self.frames is not None:
@@ -221,6 +222,8 @@ def command(wanted: Throughput, name: str, loaded: Mapping[str, Profile]) -> tup
         name: of the contender.
         loaded: the profiles by label; peers are shown what the first shows.
     """
+    if wanted.source.weights is not None and name not in loaded:
+        raise UsageError(f"{name} has no target with --weights", hint="leave out the peers")
     threads = {} if wanted.threads is None else {"OMP_NUM_THREADS": str(wanted.threads)}
     if name not in wanted.pythons:
         label = name if name in loaded else next(iter(loaded))

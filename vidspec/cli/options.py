@@ -387,6 +387,9 @@ class ModelOptions:
     draft: Annotated[str | None, typer.Option(help="Hub id or folder.")] = None
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N, xpu or mps.")] = "auto"
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto"
+    weights: Annotated[Literal["int8", "int4"] | None, typer.Option(help="Of the target as codes: int8 or int4.")] = (
+        None
+    )
     threads: Annotated[int | None, typer.Option(min=1, max=THREADS, help="CPU threads (default: torch's choice).")] = (
         None
     )
@@ -396,4 +399,4 @@ class ModelOptions:
         """The models as ``vidspec.bench`` takes them."""
         from vidspec.bench.loaded import Source
 
-        return Source(self.pair, self.target, self.draft, self.device, self.dtype)
+        return Source(self.pair, self.target, self.draft, self.device, self.dtype, self.weights)

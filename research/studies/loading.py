@@ -1,11 +1,12 @@
 """What a model takes of main memory, loaded and while it captions, beside what ``vidspec models`` says before.
 
-``python -m research.studies.loading [SHAPE...] [--dtype DTYPE] [--frames N] [--new-tokens N]``
+``python -m research.studies.loading [SHAPE...] [--dtype DTYPE] [--weights int8|int4] [--frames N] [--new-tokens N]``
 
 A checkpoint of a published shape with random weights is written in bfloat16, as such are published (``-gptq``: blocks
 of int4 in groups of 128), then loaded by a process of its own; one after the other, so that the disk holds one. Printed
 are GiB: weights and all as estimated from the config alone, resident after loading, and at most while a clip was
-captioned, with the last as a share of the estimate. Linux only.
+captioned, with the last as a share of the estimate, and the seconds of that caption. With ``--weights`` the language
+model is rounded when it is loaded, of which the estimate does not know. Linux only.
 """
 
 from __future__ import annotations
@@ -145,6 +146,21 @@ SHAPES |= {
     },
 }
 SHAPES["qwen2.5-vl-3b-gptq"] = SHAPES["qwen2.5-vl-3b"]
+SHAPES["qwen2.5-vl-7b"] = {
+    **SHAPES["qwen2.5-vl-3b"],
+    "tie_word_embeddings": False,
+    "text_config": {
+        **SHAPES["qwen2.5-vl-3b"]["text_config"],
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+        "tie_word_embeddings": False,
+    },
+    "vision_config": {**SHAPES["qwen2.5-vl-3b"]["vision_config"], "out_hidden_size": 3584},
+}
 IDS = {
     "image_token_id": ("<image>", "<|image_pad|>"),
     "video_token_id": ("<video>", "<|video_pad|>"),
@@ -209,7 +225,7 @@ def save_codes(model: Any, folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
-def measure(folder: str, dtype: str, frames: int, new_tokens: int) -> None:
+def measure(folder: str, dtype: str, weights: str | None, frames: int, new_tokens: int) -> None:
     """Print one JSON object; for a process that has done nothing else."""
     from vidspec import memory
     from vidspec.captioner import Captioner
@@ -220,6 +236,7 @@ def measure(folder: str, dtype: str, frames: int, new_tokens: int) -> None:
     overrides = {
         "models.target": folder,
         "models.dtype": dtype,
+        "models.weights": weights,
         "models.device": "cpu",
         "video.frames": frames,
         "generate.max_new_tokens": new_tokens,
@@ -227,10 +244,10 @@ def measure(folder: str, dtype: str, frames: int, new_tokens: int) -> None:
     captioner = Captioner.from_profile("ar", overrides=overrides)
     loaded = memory.resident()
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the largest size from here on
-    captioner.caption(CLIP)
+    seconds = captioner.caption(CLIP).timings["end_to_end"]
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     peak = int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
-    used = {"loaded": loaded, "captioned": memory.resident(), "peak": peak}
+    used = {"seconds": seconds, "loaded": loaded, "captioned": memory.resident(), "peak": peak}
     print(json.dumps({**estimate, **used}))
 
 
@@ -238,14 +255,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="*", choices=[*SHAPES, []])
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--weights", choices=("int8", "int4"))
     parser.add_argument("--frames", type=int, default=4)
     parser.add_argument("--new-tokens", type=int, default=4)
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
-        measure(args.measure, args.dtype, args.frames, args.new_tokens)
+        measure(args.measure, args.dtype, args.weights, args.frames, args.new_tokens)
         return
-    names = ("checkpoint", "dtype", "weights", "estimated", "loaded", "at most", "of the estimate")
+    names = ("checkpoint", "dtype", "weights", "estimated", "loaded", "at most", "of the estimate", "caption, s")
     print(f"| {' | '.join(names)} |\n{'|---' * len(names)}|", flush=True)
     for shape in args.shapes or SHAPES:
         with tempfile.TemporaryDirectory() as folder:
@@ -254,11 +272,13 @@ def main() -> None:
             writing.join()  # so that its memory is free
             command = [sys.executable, "-m", "research.studies.loading", "--measure", folder]
             command += ["--dtype", args.dtype, "--frames", str(args.frames), "--new-tokens", str(args.new_tokens)]
+            command += ["--weights", args.weights] if args.weights else []
             ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found = json.loads(ran.stdout.splitlines()[-1])
         sizes = [f"{found[key] / 2**30:.2f}" for key in ("weights", "needed", "loaded", "peak")]
         share = f"{found['peak'] / found['needed']:.2f}"
-        print("|", " | ".join([shape, found["dtype"], *sizes, share]), "|", flush=True)
+        line = [shape, args.weights or found["dtype"], *sizes, share, f"{found['seconds']:.0f}"]
+        print("|", " | ".join(line), "|", flush=True)
 
 
 if __name__ == "__main__":

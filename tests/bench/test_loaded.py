@@ -44,6 +44,15 @@ def test_a_target_of_codes_is_measured_as_one_and_never_silently_otherwise():
         eight.peers(ours.profile)
 
 
+def test_a_draft_is_kept_as_the_profile_has_it():
+    loaded = Loaded(Source())
+    made = {one: loaded.captioner(f"vanilla-sd+draft.precision={one}") for one in ("auto", "int8", "as-target")}
+    drafts = {one: captioner.draft.model for one, captioner in made.items()}
+    assert drafts["auto"] is loaded.draft and len({id(one) for one in drafts.values()}) == 3
+    assert drafts["int8"].decoder.only_bytes > 0 == drafts["as-target"].decoder.only_bytes
+    assert loaded.captioner("specvlm+draft.precision=int8").draft.model is drafts["int8"]
+
+
 def test_a_head_stands_where_a_draft_is_named(tmp_path):
     kind = checkpoints_qwen.Kind()
     target = str(checkpoints_qwen.save(kind, tmp_path / "target"))

@@ -111,7 +111,7 @@ def test_weights_of_the_target_are_told_to_the_one_peer_that_can_round_them(peer
     monkeypatch.setattr(outside, "foreign", lambda *about: told.append(about) or start(*about))
     assert peer(name="openvino", label=label).caption(CLIP).profile == "openvino"
     assert told[0][2]["weights"] == "int8"
-    with pytest.raises(PeerFailed, match="vllm: has no models.weights: int8"):
+    with pytest.raises(PeerFailed, match=r"vllm: has no models\.weights: int8"):
         peer(label=label).caption(CLIP)
 
 

@@ -14,6 +14,7 @@ from vidspec.captioner import Captioner
 from vidspec.config import labels, profiles
 from vidspec.config.profiles import Profile
 from vidspec.decoding.workers.slot import DraftSlot
+from vidspec.engine.layouts import Wanted
 from vidspec.engine.quantised import Precision
 from vidspec.errors import UsageError
 from vidspec.models import eagle3, loading, mtp
@@ -57,20 +58,29 @@ class Source:
 
 
 class Loaded:
-    """The models of a :class:`Source`; the draft is None where none was named.
+    """The models of a :class:`Source`.
 
-    Parallel profiles share one draft process for each kind of draft.
+    ``draft`` is None where none was named, and else as ``draft.precision: auto`` keeps it. Parallel
+    profiles share one draft process for each kind of draft.
     """
 
     def __init__(self, source: Source) -> None:
         self.source, self.where = source, source.placement()
         first, second = source.names
         self.target = loading.load(first, replace(self.where, weights=source.weights))
-        self.draft: VideoLanguageModel | None = None
         self.named_head = second is not None and loading.is_head(second)
-        if second is not None and not self.named_head:
-            self.draft = loading.load(second, self.where, text=True)
+        self._drafts: dict[Wanted, VideoLanguageModel] = {}
+        self.draft = self._drafting("auto")
         self._slots: dict[tuple[str, str], DraftSlot] = {}
+
+    def _drafting(self, weights: Wanted) -> VideoLanguageModel | None:
+        """The draft with weights kept so."""
+        _, name = self.source.names
+        if name is None or self.named_head:
+            return None
+        if weights not in self._drafts:
+            self._drafts[weights] = loading.load(name, replace(self.where, weights=weights), text=True)
+        return self._drafts[weights]
 
     @cached_property
     def head(self) -> Head | None:
@@ -95,11 +105,11 @@ class Loaded:
         if profile.models.weights != self.source.weights:
             wanted = f"--weights {profile.models.weights} for all" if profile.models.weights else "without --weights"
             raise UsageError(f"profile {profile.name} wants another target than is loaded", hint=wanted)
-        draft, precision = self.draft if profile.drafts_with_a_model else None, profile.draft.precision
+        precision = profile.draft.precision
+        weights: Wanted = None if precision == "as-target" else precision
+        draft = self._drafting(weights) if profile.drafts_with_a_model else None
         if profile.drafts_with_a_model and draft is None:
             raise UsageError(f"profile {profile.name} drafts with a model", hint="name one with --draft")
-        if draft is not None and precision in ("int8", "int4"):
-            draft = draft.quantised(precision)
         if profile.names_a_head and self.head is None:
             raise UsageError(
                 f"profile {profile.name} drafts with a head of the target", hint="name both with --target and --draft"

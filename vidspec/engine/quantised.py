@@ -134,7 +134,7 @@ class Int8(Matrix):
     def __init__(
         self, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None, *, rounded: bool = True
     ) -> None:
-        self.shape, self.bias, self._scales = (codes.shape[0], codes.shape[1]), bias, scales.float().contiguous()
+        self.shape, self.bias, self._scales = (codes.shape[0], codes.shape[1]), bias, scales.float().clone()
         self.kernel, self._codes, self._zero = _kernel_on(8, codes), codes.contiguous(), 0
         self._digits = 1 if rounded else _DIGITS
         if not rounded and codes.device.type != "cpu":
@@ -142,11 +142,16 @@ class Int8(Matrix):
         elif not rounded and self.kernel == "dense":
             self.kernel = "int8"
         self.nbytes = codes.nbytes + self._scales.nbytes
+        if self.kernel in ("onednn", "fbgemm"):
+            self._zero = _zero_point()
+        self._bound = 63 if self._zero == 64 else 127
+        if self.kernel in ("onednn", "fbgemm", "int_mm"):  # a row's largest number stands for the bound
+            self._scales /= self._bound
         if self.kernel == "onednn":
             self._codes = torch.ops.onednn.qlinear_prepack(self._codes, None)
-            self._zeros, self._zero = torch.zeros(codes.shape[0], dtype=torch.long), _zero_point()
+            self._zeros = torch.zeros(codes.shape[0], dtype=torch.long)
         elif self.kernel == "fbgemm":
-            self._packed, self._zero = _packed_int8(self._codes, self._scales), _zero_point()
+            self._packed = _packed_int8(self._codes, self._scales)
             del self._codes
 
     @classmethod
@@ -166,30 +171,32 @@ class Int8(Matrix):
         if self.kernel == "int8":
             out = torch.ops.aten._weight_int8pack_mm(rows.float().contiguous(), self._codes, self._scales)
             return (out if self.bias is None else out.add_(self.bias)).to(rows.dtype)  # type: ignore[no-any-return]
-        product, scales = self._product(rows.float())
+        given = rows.float()
+        largest = torch.linalg.vector_norm(given, torch.inf, 1, keepdim=True).clamp_min_(1e-12)
+        numbers = given * (self._bound / largest)
+        product = self._exact(numbers) if self._digits == 1 else self._by_digits(numbers)
         if self.bias is None:
-            return product.mul_(scales).to(rows.dtype)
-        return torch.addcmul(self.bias.float(), product, scales).to(rows.dtype)
+            return product.mul_(largest).to(rows.dtype)
+        return torch.addcmul(self.bias.float(), product, largest).to(rows.dtype)
 
-    def _product(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(R, out) float32 of float32 rows, and (R, 1) what each row of it is to be multiplied with."""
-        bound = 63 if self._zero == 64 else 127
-        scales = rows.abs().amax(1, keepdim=True).clamp_min_(1e-12).div_(bound)
-        left, digits = rows / scales, []
+    def _by_digits(self, numbers: torch.Tensor) -> torch.Tensor:
+        """(R, out) float32 of numbers (R, in) within the bound, each taken apart into whole ones of falling weight."""
+        digits, base = list[torch.Tensor](), 2 * self._bound + 1
         for _ in range(self._digits):
-            digits.append(left.round().clamp_(-bound, bound))
-            left = (left - digits[-1]).mul_(2 * bound + 1)
-        parts = self._exact(torch.cat(digits)).unflatten(0, (self._digits, len(rows)))
+            digits.append(numbers.round().clamp_(-self._bound, self._bound))
+            numbers = (numbers - digits[-1]).mul_(base)
+        parts = self._exact(torch.cat(digits)).unflatten(0, (self._digits, len(numbers)))
         product = parts[-1]
         for part in reversed(parts[:-1].unbind()):
-            product = torch.add(part, product, alpha=1 / (2 * bound + 1))
-        return product, scales
+            product = torch.add(part, product, alpha=1 / base)
+        return product
 
     def _exact(self, numbers: torch.Tensor) -> torch.Tensor:
-        """(R, out) float32 of whole numbers (R, in) in float32, whose products are summed exactly."""
-        if self.kernel == "fbgemm":
+        """(R, out) float32 of numbers (R, in) within the bound, rounded, whose products are summed exactly."""
+        if self.kernel == "fbgemm":  # it rounds by itself
             of_rows = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
             return of_rows(numbers, 1.0, self._zero, self._packed)  # type: ignore[no-any-return]
+        numbers = numbers.round()
         if self.kernel == "onednn":
             unsigned = numbers.add_(self._zero).to(torch.uint8)
             return _qlinear(unsigned, self._zero, self._codes, self._scales, self._zeros)

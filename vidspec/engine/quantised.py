@@ -185,7 +185,7 @@ class Int8(Matrix):
         for _ in range(self._digits):
             digits.append(numbers.round().clamp_(-self._bound, self._bound))
             numbers = (numbers - digits[-1]).mul_(base)
-        parts = self._exact(torch.cat(digits)).unflatten(0, (self._digits, len(numbers)))
+        parts: torch.Tensor = self._exact(torch.cat(digits)).unflatten(0, (self._digits, len(numbers)))
         product = parts[-1]
         for part in reversed(parts[:-1].unbind()):
             product = torch.add(part, product, alpha=1 / base)

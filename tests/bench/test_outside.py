@@ -96,14 +96,22 @@ def test_a_bad_peer_fails_with_a_reason_and_leaves_nothing(peer, wrong, reason, 
 
 
 @pytest.mark.parametrize(
-    "name, draft", [("vllm", None), ("vllm-draft", {"model": "small", "num_speculative_tokens": 5})]
+    ("name", "speculation"),
+    [
+        ("vllm", None),
+        ("vllm-draft", {"method": "draft_model", "model": "small", "num_speculative_tokens": 5}),
+        (
+            "vllm-ngram",
+            {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4, "num_speculative_tokens": 5},
+        ),
+    ],
 )
-def test_a_peer_drafts_with_our_draft_or_not_at_all(peer, monkeypatch, name, draft):
+def test_a_peer_drafts_in_its_own_way_or_not_at_all(peer, monkeypatch, name, speculation):
     told = []
     start = outside.foreign
     monkeypatch.setattr(outside, "foreign", lambda *about: told.append(about) or start(*about))
     assert peer(name=name).caption(CLIP).profile == name
-    assert told[0][2]["model"] == "big" and told[0][2]["draft"] == draft
+    assert told[0][2]["model"] == "big" and told[0][2]["speculation"] == speculation
 
 
 def test_weights_of_the_target_are_told_to_the_one_peer_that_can_round_them(peer, monkeypatch):

@@ -34,6 +34,7 @@ OUTSIDE = {
     "openvino": "vidspec.bench.openvino_worker",
     "vllm": "vidspec.bench.vllm_worker",
     "vllm-draft": "vidspec.bench.vllm_worker",
+    "vllm-ngram": "vidspec.bench.vllm_worker",
 }
 #: Seconds that loading, or a caption, may take.
 PATIENCE = 900.0
@@ -67,7 +68,8 @@ class Outside(Contender):
         python: the interpreter.
         profile: says which frames and which prompt; the peer decodes greedily.
         target: our model, which knows the prompt of the frames.
-        models: what target and draft were loaded from; ``vllm-draft`` alone drafts.
+        models: what target and draft were loaded from; ``vllm-draft`` alone takes the
+            draft, and ``vllm-ngram`` looks drafts up in prompt and text.
         threads: on a CPU.
 
     Attributes:
@@ -123,14 +125,20 @@ class Outside(Contender):
         if self._worker is None:
             adapter: Any = self.target
             target, draft = self.models
-            drafts = self.name == "vllm-draft"
             if self.profile.models.weights is not None and self.name != "openvino":
                 raise UsageError(f"{self.name}: has no models.weights: {self.profile.models.weights}")
-            if drafts and draft is None:
-                raise UsageError(f"{self.name}: needs a draft", hint="--draft")
+            speculation: dict[str, object] | None = None
+            if self.name == "vllm-draft":
+                if draft is None:
+                    raise UsageError(f"{self.name}: needs a draft", hint="--draft")
+                speculation = {"method": "draft_model", "model": draft}
+            elif self.name == "vllm-ngram":
+                speculation = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+            if speculation is not None:
+                speculation["num_speculative_tokens"] = window(self.profile)
             about = {
                 "model": target,
-                "draft": {"model": draft, "num_speculative_tokens": window(self.profile)} if drafts else None,
+                "speculation": speculation,
                 "dtype": str(self.target.dtype).removeprefix("torch."),
                 "weights": self.profile.models.weights,
                 "max_batch": 1,

@@ -56,7 +56,7 @@ class Engine:
             limit_mm_per_prompt={"video": 1, "image": 0},
             enable_prefix_caching=False,
             mm_processor_cache_gb=0,
-            speculative_config={"method": "draft_model", **about["draft"]} if about.get("draft") else None,
+            speculative_config=about.get("speculation"),
         )
         self.sampling = vllm.SamplingParams(temperature=0.0, max_tokens=about["max_new_tokens"])
         self.family = self.llm.llm_engine.model_config.hf_config.model_type
@@ -226,7 +226,6 @@ def main(about: str) -> None:
 
     Args:
         about: JSON: ``model, dtype, max_batch`` (clips at once), ``prompt``, ``system``, ``max_new_tokens``; to
-            read files ``video`` (as ``video.read`` takes it); to draft ``draft`` (``model`` and
-            ``num_speculative_tokens``).
+            read files ``video`` (as ``video.read`` takes it); to draft ``speculation``, as the engine takes it.
     """
     answer(lambda: Engine(json.loads(about)).functions)

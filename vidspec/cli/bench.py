@@ -48,7 +48,7 @@ class BenchOptions:
         list[str] | None,
         typer.Option(
             metavar="NAME=PYTHON",
-            help="openvino, vllm or vllm-draft, and a Python interpreter that has it; may be repeated.",
+            help="openvino, vllm, vllm-draft or vllm-ngram, and a Python interpreter that has it; may be repeated.",
         ),
     ] = None
     json: Annotated[

@@ -1,9 +1,9 @@
-"""Measures folders of clips beside 0.1.0 and the peers: ``python -m research.studies.throughput CLIP.mp4 ...``.
+"""Measures folders of clips beside an earlier version and the peers: ``python -m research.studies.throughput CLIP...``.
 
 All contenders take turns over the same clips, each in a process of its own with one thread, float32 and 8 frames:
-profiles of this checkout at batch 1, 4, 8 and 16, ``generate`` of ``transformers`` on padded batches, with
-``--earlier DIR`` the profiles of an earlier checkout, one clip after the other, and with ``--vllm PYTHON`` (``make
-peers``) vLLM. Prints Markdown for ``docs/measured.md``; ``--json`` keeps all that was measured.
+profiles of this checkout, ``generate`` of ``transformers`` on padded batches, with ``--earlier DIR`` profiles of an
+earlier checkout, which is given the same weights, and with ``--vllm PYTHON`` (``make peers``) vLLM; all at every size
+of ``--batch``. Prints Markdown; ``--json`` keeps all that was measured.
 
 ``--equality`` instead: token ids of five profiles at batch 1, 4 and 16, the clips in three orders.
 ``--memory`` instead: resident memory over a run of 300 clips at batch 8, of the process and its children.
@@ -30,68 +30,16 @@ from vidspec.bench.memory import Watch
 from vidspec.bench.tables import table
 from vidspec.bench.throughput import Contender, Outcome, Throughput, contenders, markdown, measure
 from vidspec.events.answering import Worker
+from vidspec.models.loading import embedded_folder
 
-ROOT = Path(__file__).resolve().parents[2]
 FRAMES = 8
-PROFILES = "ar,vanilla-sd,auto,specvlm-chain"
+PROFILES = "ar,vanilla-sd-auto,auto,sd-adaptive-tree,hybrid"
 EQUAL = "ar,vanilla-sd,sd-tree,specvlm-chain,parallelvlm"
-#: Peers at fewer sizes: what is between can be told from these.
-SIZES = {"generate-batched": (1, 16), "vllm": (1, 16)}
-
-#: Runs under 0.1.0, one clip after the other by its own ``vidspec.dataset``; readers are warm before the clock as ours.
-EARLIER = r"""
-import importlib.util, json, sys, tempfile, time
-from pathlib import Path
-spec = importlib.util.spec_from_file_location("answering", sys.argv[1])
-answering = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(answering)
-from vidspec import Captioner
-from vidspec.dataset import bulk, local
-from vidspec.dataset.outputs import OneFile
-from vidspec.dataset.plan import plan
-from vidspec.dataset.records import Settings
-from vidspec.dataset.work import Entry, How
-Reader = local.Reader
-def prepare():
-    captioner = Captioner.from_profile(sys.argv[2], overrides=json.loads(sys.argv[3]))
-    profile = captioner.profile
-    video = {key: getattr(profile.video, key) for key in ("frames", "fps", "max_pixels", "decoder")}
-    class Heard(bulk.Listener):
-        def __init__(self):
-            self.ids, self.errors = {}, {}
-        def outcome(self, outcome, tally):
-            if outcome.error is None:
-                self.ids[outcome.caption.path] = outcome.caption.token_ids
-            else:
-                self.errors[outcome.caption.path] = str(outcome.error)
-    def run(clips, batch):
-        captioner.forget()
-        how = How(video=video, prompt=profile.generate.prompt, total=len(clips))
-        warm = Reader(None)
-        warm.read(clips[0], None, None, video)
-        local.Reader = lambda timeout: warm
-        heard, entries, settings = Heard(), [Entry(clip) for clip in clips], Settings(profile.model_dump(), how)
-        with tempfile.TemporaryDirectory() as folder:
-            output = OneFile(Path(folder) / "captions.jsonl", "jsonl", several=True)
-            began = time.perf_counter()
-            engine = lambda tasks: local.outcomes(captioner, tasks, how)
-            tally = bulk.Tally(total=len(entries))
-            bulk.execute(plan(entries, output, settings), engine, output, settings, tally, [heard])
-            output.close(entries, complete=True)
-            seconds = time.perf_counter() - began
-        return {"seconds": seconds, "ids": heard.ids, "errors": heard.errors, "rows": None, "device_bytes": None}
-    def decode(clips, batch):
-        made = [captioner.caption(clip) for clip in clips]
-        seconds = sum(one.timings["decode"] for one in made)
-        return {"tokens": sum(len(one.token_ids) - 1 for one in made), "seconds": seconds}
-    return {"run": run, "decode": decode}
-answering.answer(prepare)
-"""
+#: What captions a folder in a checkout, by the name it has or had.
+TIMED = ("vidspec/dataset/timed.py", "vidspec/batch/timed.py")
 
 ABOUT = """\
-`python -m research.studies.throughput CLIPS --pair PAIR --earlier CHECKOUT_OF_0.1.0`, for the Qwen pair with vLLM too
-(`--vllm`): drawn clips (`python -m research.draw --count 32 --seed 20000000`), float32, 8 frames, one thread for each
-process, {repeats} turns, medians with the least and greatest.
+{clips} clips of 8 frames, float32, one thread for each process, {repeats} turns, medians with the least and greatest.
 Models are warm; a run is timed from the first file opened to the last record written. *Decoding alone* are tokens a
 second from the moment in which the last of so many clips has its first token to the one in which a first of them ends.
 Memory is resident, a process and its children, sampled in a warm-up over twice as many clips as the batch has."""
@@ -123,7 +71,6 @@ def throughput(args: argparse.Namespace) -> None:
         batches=[int(size) for size in args.batch.split(",")],
         repeats=args.repeats,
         pythons=pythons,
-        sizes={**SIZES, **dict.fromkeys(earlier, (1,))},
     )
 
     def keep(outcome: Outcome) -> None:
@@ -135,17 +82,30 @@ def throughput(args: argparse.Namespace) -> None:
         workers: dict[str, Contender] = dict(own)
         for name in earlier:
             say(f"loading {name}")
-            about = [name.removeprefix("earlier "), json.dumps(asked.overrides)]
-            answering = str(ROOT / "vidspec" / "telling" / "answering.py")
-            env = {"PYTHONPATH": str(args.earlier.resolve()), "OMP_NUM_THREADS": "1"}
-            worker = Worker(name, [sys.executable, "-c", EARLIER, answering, *about], env, cwd="/")
+            worker = Worker(name, *earlier_command(args.earlier, name.removeprefix("earlier "), asked), cwd="/")
             stack.callback(worker.close)
             worker.ready()
             workers[name] = worker
         outcome = measure(asked, workers, say, keep, left)
     keep(outcome)
-    table = markdown(outcome.rows, outcome.left)
-    print(f"{ABOUT.format(repeats=args.repeats)}\n\n### {args.pair}\n\n{table}\n\n{aims(outcome)}")
+    about = ABOUT.format(clips=len(args.clips), repeats=args.repeats)
+    print(f"{about}\n\n### {args.pair}\n\n{markdown(outcome.rows, outcome.left)}\n\n{aims(outcome)}")
+
+
+def earlier_command(checkout: Path, label: str, wanted: Throughput) -> tuple[list[str], dict[str, str]]:
+    """The command line of a profile in an earlier checkout with the weights of this one, and variables for it."""
+    name = next((name for name in TIMED if (checkout / name).is_file()), None)
+    if name is None:
+        raise SystemExit(f"{checkout}: has none of {', '.join(TIMED)}")
+    folder = embedded_folder(wanted.source.pair, "target").parent
+    overrides = {key: value for key, value in wanted.overrides.items() if value is not None}
+    overrides |= {"models.target": str(folder / "target"), "models.draft": str(folder / "draft")}
+    del overrides["models.pair"]
+    about = json.dumps({"label": label, "overrides": overrides})
+    command = [sys.executable, "-m", name.removesuffix(".py").replace("/", "."), about]
+    if name == TIMED[1]:  # it called the function of a request "what"
+        command = ["sh", "-c", 'sed -u \'s/^{"function"/{"what"/\' | "$@"', "sh", *command]
+    return command, {"PYTHONPATH": str(checkout.resolve()), "OMP_NUM_THREADS": str(wanted.threads)}
 
 
 def aims(outcome: Outcome) -> str:
@@ -172,7 +132,7 @@ def aims(outcome: Outcome) -> str:
     gains = {name: alone(name, 8) / alone(name, 1) if alone(name, 1) else 0.0 for name in ("ar", fast)}
     ahead = ", ".join(f"{alone(fast, size) / alone('ar', size):.2f}x" for size in sizes if alone("ar", size))
     aimed = [
-        ("2.5x the clips/s of 0.1.0's best lossless profile", over("earlier ")),
+        ("2.5x the clips/s of the earlier version's best profile", over("earlier ")),
         ("3x the clips/s of `generate` in batches", over("generate-batched")),
         ("2x the clips/s of vLLM's CPU build", over("vllm")),
         ("decoding alone at batch 8: `ar` 3.5x its batch 1", f"{gains['ar']:.2f}x"),
@@ -242,10 +202,10 @@ def main() -> None:
     parser.add_argument("clips", nargs="+", type=Path)
     parser.add_argument("--pair", default="embedded-qwen")
     parser.add_argument("--profiles", default=PROFILES)
-    parser.add_argument("--batch", default="1,4,8,16")
+    parser.add_argument("--batch", default="1,8,16")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--earlier", type=Path, help="a checkout of an earlier version")
-    parser.add_argument("--earlier-profiles", default="auto,vanilla-sd")
+    parser.add_argument("--earlier-profiles", default="ar,vanilla-sd")
     parser.add_argument("--vllm", metavar="PYTHON", help="the interpreter of an environment with vLLM")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--equality", action="store_true")

@@ -195,7 +195,11 @@ def _notes(before: Stored, after: Stored, level: float, tests: int) -> tuple[str
         "the times of that run alike, and hardly these.",
     ]
     old, new = before.get("machine", {}), after.get("machine", {})
-    steady = [key for key in old if key not in ("copy_GB_per_s", "target_pass_MB") and old[key] != new.get(key)]
+    steady = [
+        key
+        for key in old
+        if key not in ("copy_GB_per_s", "target_pass_MB", "target_entry_bytes") and old[key] != new.get(key)
+    ]
     if steady:
         notes.append("The machines differ: " + "; ".join(f"{key} {old[key]} and {new.get(key)}" for key in steady))
     return tuple(notes)

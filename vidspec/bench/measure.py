@@ -115,6 +115,7 @@ def measure(bench: Bench, say: Callable[[str], None] = lambda _: None) -> Outcom
         speed = bandwidth.copy_bandwidth(loaded.where.device)
         weights = bandwidth.pass_bytes(loaded.target)
         facts |= {"copy_GB_per_s": round(speed / 1e9, 2), "target_pass_MB": round(weights / 1e6, 2)}
+        facts["target_entry_bytes"] = bandwidth.kv_bytes(loaded.target)
 
         def limit(context: float) -> float:
             return speed / bandwidth.pass_bytes(loaded.target, context)

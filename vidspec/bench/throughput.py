@@ -278,7 +278,7 @@ def measure(
             say(f"warm-up {name} at batch {batch}")
             with Watch(worker.pid) as watch:
                 run = ask(name, "run", clips=clips[: 2 * batch], batch=batch)
-            on_device = run and run["device_bytes"]
+            on_device = run and run.get("device_bytes")  # an earlier version's answers have none
             found[name, batch] = Measured(peak=watch.peak if on_device is None else on_device)
         if 1 not in batches:
             say(f"{name} at batch 1, to compare with")

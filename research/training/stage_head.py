@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from research.training.stage_language import Learner, learning_rate
@@ -230,7 +230,15 @@ def loss_of(head: TrainedHead, text: Text, depth: int) -> tuple[torch.Tensor, fl
 
 
 def train_head(
-    target: Any, texts: Sequence[Text], out: Path, *, steps: int, ids: int = 384, depth: int = 5, peak: float = 1e-3
+    target: Any,
+    texts: Sequence[Text],
+    out: Path,
+    *,
+    steps: int,
+    ids: int = 384,
+    depth: int = 5,
+    peak: float = 1e-3,
+    begin: Path | None = None,
 ) -> TrainedHead:
     """Train a head on what was harvested, a text a step; writes it to ``out`` every 200 steps and at the end.
 
@@ -241,9 +249,17 @@ def train_head(
         steps, peak: of the training; ``peak`` is the highest learning rate.
         ids: that it can propose at most, the most frequent of the texts.
         depth: how far it drafts from its own states.
+        begin: folder of a head to go on from, with what it can propose; a random one if None.
     """
-    counts = Counter(token for text in texts for token in text.tokens)
-    head = TrainedHead(target, sorted(token for token, _ in counts.most_common(ids)))
+    if begin is None:
+        counts = Counter(token for text in texts for token in text.tokens)
+        head = TrainedHead(target, sorted(token for token, _ in counts.most_common(ids)))
+    else:
+        known = load_file(begin / "model.safetensors")
+        head = TrainedHead(target, known["t2d"].nonzero().flatten().tolist())
+        with torch.no_grad():
+            for name, tensor in head.tensors.items():
+                tensor.copy_(known[name])
     learner, rng, begun = Learner("head", head, peak), random.Random(1), time.monotonic()
     for step in range(steps):
         loss, right = loss_of(head, rng.choice(texts), depth)
@@ -263,13 +279,17 @@ def main() -> None:
     parser.add_argument("--clips", type=int, default=400)
     parser.add_argument("--frames", type=int, default=32)
     parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--peak", type=float, default=1e-3, help="highest learning rate")
+    parser.add_argument(
+        "--from", dest="begin", type=Path, help="folder of a head to go on from (default: a random one)"
+    )
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(1)
     target = loading.load(str(loading.embedded_folder(args.pair, "target")), placement("cpu", "float32"))
     texts = [harvest(target, *told) for told in clips(args.clips, args.frames)]
-    train_head(target, texts, args.out, steps=args.steps)
+    train_head(target, texts, args.out, steps=args.steps, peak=args.peak, begin=args.begin)
 
 
 if __name__ == "__main__":

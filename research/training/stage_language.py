@@ -25,6 +25,8 @@ from research.training.codes import Codes, pool_shares, shares
 from research.training.hints import NAMED, Hints, colour_ids, named_truth, seen_truth
 from research.world.questions import draw_dialogue
 from research.world.scene import BACKGROUNDS, COLOURS, PATTERNS, PLACES, SHAPES, SIZES, Scene, draw_scene
+from vidspec.embedded.prompts import PROMPTS
+from vidspec.models.placement import slow_half
 
 __all__ = [
     "Batch",
@@ -47,6 +49,8 @@ NOISE = 0.03
 FRAMES, FRAMES_WEIGHT = (16, 24, 32, 48, 64), (1, 1, 5, 1, 2)
 #: Blocks of a model from which on it is given hints, and what these weigh beside the loss on its words.
 HINTED, HINTS = 6, 1.0
+#: What tokens of an answer weigh beside those of a caption, which has ten times as many.
+ANSWERS = 3.0
 _FACTS = (
     *COLOURS, *SHAPES, *SIZES, *BACKGROUNDS, *PATTERNS, *" ".join(PLACES.values()).split(),
     "one", "two", "three", "first", "second", "third", "right", "left", "gone", "stays", "does", "moves", "travels",
@@ -74,11 +78,14 @@ AttentionInterface.register(ATTENTION, _in_parts)
 
 @dataclass
 class Text:
-    """Token ids of one sample around its visual tokens: ``before``, the video, ``after``; of that some is learned."""
+    """Token ids of one sample around its visual tokens: ``before``, the video, ``after``.
+
+    ``weights`` of the tokens of ``after`` in the loss: 0 of what is not learned.
+    """
 
     before: list[int]
     after: list[int]
-    learned: list[bool]
+    weights: list[float]
 
 
 @dataclass
@@ -89,12 +96,14 @@ class Batch:
         ids: (B, L) token ids; visual positions hold 0.
         positions: (axes, B, L) rotary positions.
         targets: (B, L) next-token labels, -100 where nothing is learned.
+        weights: (B, L) of these in the loss.
         visual: (B, K) indices into L of the visual tokens.
     """
 
     ids: torch.Tensor
     positions: torch.Tensor
     targets: torch.Tensor
+    weights: torch.Tensor
     visual: torch.Tensor
 
 
@@ -132,12 +141,12 @@ class Reader(torch.nn.Module):
     def forward(self, batch: Batch, visual: torch.Tensor) -> torch.Tensor:
         """Hidden states (B, L, hidden) for visual embeddings (B, K, hidden), newline included.
 
-        Linear layers compute in bfloat16, twice as fast here; weights, norms and sums stay in float32.
+        Linear layers compute in bfloat16 where that is twice as fast; weights, norms and sums stay in float32.
         """
         embeds = self.model.embed_tokens(batch.ids)
         index = batch.visual[..., None].expand(-1, -1, embeds.shape[-1])
         embeds = embeds.scatter(1, index, visual)
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.training):
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.training and not slow_half()):
             # A dictionary of masks goes through untouched: plain causal attention, no search for packed sequences.
             states = self.model(
                 inputs_embeds=embeds,
@@ -162,9 +171,12 @@ def fact_ids(tokenizer: Any) -> torch.Tensor:
 def encode(family: Architecture, tokenizer: Any, *turns: tuple[str, str]) -> Text:
     """Token ids of a training sample of prompts and answers, as the chat template renders them; answers are learned."""
     before, pieces = family.dialogue(turns)
-    parts = [(tokenizer.encode(piece), number % 2 == 1) for number, piece in enumerate(pieces)]
-    after = [token for ids, _ in parts for token in ids]
-    return Text(tokenizer.encode(before), after, [answer for ids, answer in parts for _ in ids])
+    parts = [tokenizer.encode(piece) for piece in pieces]
+    # Pieces are questions and answers in turns.
+    worth = [0.0] * len(parts)
+    worth[1::2] = [1.0 if prompt in PROMPTS else ANSWERS for prompt, _ in turns]
+    weights = [weight for ids, weight in zip(parts, worth, strict=True) for _ in ids]
+    return Text(tokenizer.encode(before), [token for ids in parts for token in ids], weights)
 
 
 def text_batch(family: Architecture, texts: list[Text], shown: list[Shown]) -> Batch:
@@ -172,7 +184,7 @@ def text_batch(family: Architecture, texts: list[Text], shown: list[Shown]) -> B
     length = max(len(t.before) + len(s.kept) + len(t.after) for t, s in zip(texts, shown, strict=True))
     size = (len(texts), length)
     ids, positions = torch.zeros(size, dtype=torch.long), []
-    targets = torch.full(size, -100, dtype=torch.long)
+    targets, weights = torch.full(size, -100, dtype=torch.long), torch.zeros(size)
     visual = torch.zeros(len(texts), len(shown[0].kept), dtype=torch.long)
     for i, (text, video) in enumerate(zip(texts, shown, strict=True)):
         b, k, a = len(text.before), len(video.kept), len(text.after)
@@ -180,9 +192,10 @@ def text_batch(family: Architecture, texts: list[Text], shown: list[Shown]) -> B
         ids[i, b + k : b + k + a] = torch.tensor(text.after)
         places = family.positions(b, video.kept, video.steps, video.grid, video.interval, length - b - k)
         positions.append(torch.from_numpy(places))
-        targets[i, b + k - 1 : b + k + a - 1] = torch.tensor(text.after).where(torch.tensor(text.learned), -100)
+        weights[i, b + k - 1 : b + k + a - 1] = torch.tensor(text.weights)
+        targets[i, b + k - 1 : b + k + a - 1] = torch.tensor(text.after).where(torch.tensor(text.weights) > 0, -100)
         visual[i] = torch.arange(b, b + k)
-    return Batch(ids, torch.stack(positions, dim=1), targets, visual)
+    return Batch(ids, torch.stack(positions, dim=1), targets, weights, visual)
 
 
 def read_loss(
@@ -201,7 +214,7 @@ def read_loss(
     labels = batch.targets[wanted]
     logits = states[wanted] @ reader.model.embed_tokens.weight.T
     losses = F.cross_entropy(logits, labels, reduction="none")
-    weight = 1.0 + 3.0 * facts[labels]
+    weight = (1.0 + 3.0 * facts[labels]) * batch.weights[wanted]
     loss = (losses * weight).sum() / weight.sum()
     if hints is not None and truth is not None:
         loss = loss + HINTS * hints.loss(middle, batch.visual, truth.seen, truth.named)

@@ -38,15 +38,15 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         family: {
             "seed": 1,
             "processes": 1,
-            "language": [{"steps": 3000, "batch": 4, "peak": 4e-4, "draft_every": 3}],
+            "language": [{"steps": 1100, "batch": 4, "peak": 3e-4, "draft_every": 2}],
             "bank": {"clips": 240},
             "joint": [
                 {
-                    "steps": 250,
+                    "steps": 300,
                     "batch": 4,
                     "peak": 1.5e-4,
                     "floor": 0.02,
-                    "draft_every": 3,
+                    "draft_every": 2,
                     "part": 0.4,
                     "keep": (128, 192, 256),
                     "keep_late": (256, 512, 1024),

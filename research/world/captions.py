@@ -1,4 +1,8 @@
-"""Word a scene as a paragraph: every statement is decided by the scene, only its wording is drawn at random."""
+"""Word a scene as a paragraph: every statement is decided by the scene, only its wording is drawn at random.
+
+The first sentence has one wording. A model that has not read the clip yet can draft it up to what the clip decides, so
+that tokens drafted while the target reads its prompt are as likely to be right as later ones.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +36,8 @@ _MOTIONS = {
 
 
 def _pick(rng: random.Random, *choices: str) -> str:
-    """One of the wordings; earlier ones are likelier (weights 3, 2, 1 of three; 3, 2 of two)."""
-    weights = (3, 2, 1)[: len(choices)]
-    return rng.choices(choices, weights=weights)[0]
+    """One of two wordings; the first is likelier (weights 3 and 2)."""
+    return rng.choices(choices, weights=(3, 2))[0]
 
 
 def listed(items: list[str]) -> str:
@@ -74,14 +77,7 @@ def caption(scene: Scene, rng: random.Random) -> str:
     count = len(things)
     number = counted(count)
     backdrop = article(f"{scene.pattern} {scene.background} background")
-    sentences = [
-        _pick(
-            rng,
-            f"The video shows {number} on {backdrop}.",
-            f"In this clip, {number} can be seen against {backdrop}.",
-            f"Against {backdrop}, the video shows {number}.",
-        )
-    ]
+    sentences = [f"The video shows {number} on {backdrop}."]
     sentences += [_introduction(rng, thing, i, count) for i, thing in enumerate(things)]
     for one, two in itertools.pairwise(things):
         side = "left" if one.start[0] < two.start[0] else "right"

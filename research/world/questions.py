@@ -15,6 +15,8 @@ from vidspec.embedded.prompts import QUESTIONS
 
 __all__ = ["Question", "about_the_caption", "draw_dialogue", "is_right", "questions"]
 
+#: Questions that take more practice than others.
+_HARD = ("moves", "end")
 _MOVING = ("right", "left", "up", "down", "circles")
 
 
@@ -36,10 +38,15 @@ def _those(things: list[Thing], one: str, many: str) -> str:
     return f"{names[0].upper()}{names[1:]} {one if len(things) == 1 else many}."
 
 
+def _each(things: tuple[Thing, ...]) -> str:
+    """Of every thing whether it moves, in the order in which a caption names them."""
+    said = {True: "moves", False: "does not move"}
+    return " ".join(f"The {_name(thing)} {said[thing.motion in _MOVING]}." for thing in things)
+
+
 def questions(scene: Scene) -> list[Question]:
     """All that a scene itself answers: one question of each kind, and where each of its things ends."""
     things = scene.things
-    moving = [thing for thing in things if thing.motion in _MOVING]
     events = [
         _those([thing for thing in things if thing.motion == motion], one, many)
         for motion, one, many in (("appears", "appears", "appear"), ("vanishes", "vanishes", "vanish"))
@@ -48,7 +55,7 @@ def questions(scene: Scene) -> list[Question]:
     looks = [article(f"{thing.size} {_name(thing)}") for thing in things]
     answers = {
         "count": f"There {'is' if len(things) == 1 else 'are'} {counted(len(things))}.",
-        "moves": _those(moving, "moves", "move") if moving else "None of them moves.",
+        "moves": _each(things),
         "appears": " ".join(events) or "Nothing appears or vanishes.",
         "short": f"The video shows {listed(looks)} on {article(f'{scene.pattern} {scene.background} background')}.",
     }
@@ -76,15 +83,17 @@ def about_the_caption(text: str) -> list[Question]:
 
 
 def draw_dialogue(scene: Scene, rng: random.Random) -> list[tuple[str, str]]:
-    """Prompts and right answers: a caption, one with up to three questions behind it, or four to seven questions only.
+    """Prompts and right answers: a caption with up to six questions behind it, or four to seven questions only.
 
-    Every second dialogue begins with the caption, and only these ask what was said in it.
+    Two of three dialogues begin with the caption, and only these ask what was said in it. Questions in :data:`_HARD`
+    come four times as soon as others.
     """
-    begins = rng.random() < 0.5
-    turns = rng.randint(1, 4) if begins else rng.randint(4, 7)
+    begins = rng.random() < 2 / 3
     said = [(draw_prompt(rng), caption(scene, rng))] if begins else []
     known = questions(scene) + [one for _, answer in said for one in about_the_caption(answer)]
-    return said + [(one.text, one.answer) for one in rng.sample(known, min(len(known), turns - len(said)))]
+    count = min(len(known), rng.randint(0, 6) if begins else rng.randint(4, 7))
+    order = sorted(known, key=lambda one: rng.expovariate(4.0 if one.kind in _HARD else 1.0))
+    return said + [(one.text, one.answer) for one in order[:count]]
 
 
 def is_right(said: str, question: Question) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from research.training.stage_head import TrainedHead, clips, harvest, train_head
 from vidspec.captioner import Captioner
@@ -70,3 +71,7 @@ def test_what_was_learned_is_drafted(target, text, tmp_path):
     assert tuple(record.token_ids) == text.tokens
     lengths = record.counters["accepted_lengths"]
     assert sum(lengths) / len(lengths) > 0.8 * DEPTH * (TOKENS - 1) / (TOKENS + DEPTH)
+    # A head to go on from keeps what it knows and what it can propose.
+    train_head(target, [text], tmp_path / "again", steps=1, depth=DEPTH, peak=0.0, begin=tmp_path)
+    before, after = (load_file(folder / "model.safetensors") for folder in (tmp_path, tmp_path / "again"))
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)

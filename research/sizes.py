@@ -157,4 +157,8 @@ class Device:
     memory: float
 
 
-DEVICES = {"h100": Device("H100", 3.35e12, 989e12, 80e9), "h200": Device("H200", 4.8e12, 989e12, 141e9)}
+DEVICES = {
+    "4090": Device("RTX 4090", 1.008e12, 165e12, 24e9),
+    "h100": Device("H100", 3.35e12, 989e12, 80e9),
+    "h200": Device("H200", 4.8e12, 989e12, 141e9),
+}

@@ -5,6 +5,7 @@
 #   make test-all [ARGS=...]                             the same and the tests marked "full": all that has to pass
 #   make sweep [ARGS="-k internvl ..."]                  every lossless profile of every family over 20 random models: hours
 #   make bench [ARGS=...]                                measure
+#   make evidence [ARGS="--again"]                       measure all that the pages say, and write them: hours
 #   make peers                                           environments with OpenVINO and vLLM for vidspec bench --peer
 #   make gpu [ARGS=...] [SMOKE=1] [OUT=DIR]              test and measure on an NVIDIA GPU; without one, say so, or with
 #                                                        SMOKE=1 run small versions on the CPU
@@ -26,7 +27,7 @@ HAS_GPU = nvidia-smi -L >/dev/null 2>&1
 PIP_INSTALL = if $(HAS_GPU); then set --; else set -- -c constraints/cpu.txt; fi; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"
 
-.PHONY: caption test test-all sweep lint bench peers gpu gpu-tests gpu-sizes gpu-folder gpu-carry clean
+.PHONY: caption test test-all sweep lint bench evidence peers gpu gpu-tests gpu-sizes gpu-folder gpu-carry clean
 
 caption: $(VENV)/installed
 	@$(BIN)/vidspec caption "$(CLIP)" $(ARGS)
@@ -52,6 +53,9 @@ lint: $(VENV)/installed-test
 
 bench: $(VENV)/installed
 	@$(BIN)/vidspec bench $(ARGS)
+
+evidence: $(VENV)/installed-test
+	@$(BIN)/python -m research.evidence $(ARGS)
 
 peers: $(foreach name,$(PEERS),$(VENV)/peers/$(name)/installed)
 	@echo "vidspec bench$(foreach name,$(PEERS), --peer $(name)=$(VENV)/peers/$(name)/bin/python)"

@@ -33,7 +33,7 @@ speed-up that the paper claims. No model is run, and nothing here was measured b
   listed below the table.
 - If the output length is not given, texts of 1200 tokens are simulated; the random error is then about 1%.
 - Start-up tokens of a parallel prefill are simulated with the same acceptance as any other token. If a text's first
-  word is open, as with the built-in pairs, fewer are accepted ([measured.md](measured.md#start-up-tokens)).
+  word is open, fewer are accepted.
 
 Tables of more than {longest} rows are summarised, with one line for each method and pair of models, averaged over the
 benchmarks; the command above each prints all rows.

@@ -35,17 +35,19 @@ PORT = 29_571
 FAMILIES = ("llava_onevision", "qwen2_5_vl")
 #: The shipped pairs.
 PAIRS = {"llava_onevision": "embedded", "qwen2_5_vl": "embedded-qwen"}
+#: Of the last training from shipped weights: seed, and steps of the stages ``language`` and ``joint``.
+LAST = {"llava_onevision": (1, 1100, 300), "qwen2_5_vl": (2, 400, 250)}
 #: What the pairs are trained with, by what they start from; recorded beside the weights.
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "shipped": {
         family: {
-            "seed": 1,
+            "seed": seed,
             "processes": 1,
-            "language": [{"steps": 1100, "batch": 4, "peak": 3e-4, "draft_every": 2}],
+            "language": [{"steps": language, "batch": 4, "peak": 3e-4, "draft_every": 2}],
             "bank": {"clips": 240},
             "joint": [
                 {
-                    "steps": 300,
+                    "steps": joint,
                     "batch": 4,
                     "peak": 1.5e-4,
                     "floor": 0.02,
@@ -56,7 +58,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
                 },
             ],
         }
-        for family in FAMILIES
+        for family, (seed, language, joint) in LAST.items()
     },
     "nothing": {
         "llava_onevision": {

@@ -1,0 +1,179 @@
+"""Measures all that the pages say and writes them: ``python -m research.evidence`` (``make evidence``), unattended.
+
+Each part (``research/evidence/parts.py``) leaves ``docs/measured/NAME.md`` with its commands, commit, machine and what
+they printed, and ``NAME.json`` with the rows of its tables; then docs/measured.md, the README's table and the pictures
+are written from these. A part whose files are there is not run again: ``--again`` begins all anew. For a
+machine that does nothing else; peers come from ``make peers``, the version before from this repository's history.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from research.commands import run
+from research.evidence import pages
+from research.evidence.parts import PARTS, Part, words
+from research.world.samples import HELD_OUT_SEED, draw
+from vidspec.cli.printed import note
+from vidspec.errors import UsageError, VidspecError
+
+__all__ = ["kept", "main", "measure"]
+
+ROOT = Path(__file__).resolve().parents[2]
+#: The version before, as a commit of this repository.
+EARLIER = "134832b"
+#: Clips that training has not seen; every part takes the first of them.
+CLIPS = 200
+PEERS = ("openvino", "vllm")
+
+
+def measure(part: Part, places: Mapping[str, str], clips: Sequence[str], out: Path, *, smoke: bool) -> None:
+    """Run the commands of a part and write its page, and its results if a command writes some.
+
+    A run that was stopped goes on with the records it has, at the same commit.
+
+    Raises:
+        VidspecError: a command failed; what it printed is above.
+    """
+    commit = _git("describe", "--always", "--dirty", "--exclude", "*")
+    results = Path(places["work"]) / f"{part.name}-{commit}.json"
+    begun, texts, shown = time.monotonic(), list[str](), list[str]()
+    with tempfile.TemporaryDirectory() as folder:
+        for command in part.commands:
+            filled = words(command, smoke=smoke, clips=clips, places={**places, "json": str(results), "folder": folder})
+            shown.append(_shown(command, smoke=smoke))
+            done = subprocess.run([sys.executable, "-m", *filled], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+            if done.returncode:
+                print(done.stdout)
+                raise VidspecError(f"{part.name}: exit code {done.returncode} of {shown[-1]}")
+            texts.append(done.stdout.strip())
+    about = {
+        "commands": shown,
+        "commit": commit,
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "machine": machine(),
+        "minutes": round((time.monotonic() - begun) / 60, 1),
+    }
+    if results.exists():
+        text = json.dumps({**about, **kept(json.loads(results.read_text(encoding="utf-8")))}, indent=1)
+        (out / f"{part.name}.json").write_text(text + "\n", encoding="utf-8")
+        results.unlink()
+    (out / f"{part.name}.md").write_text(pages.page(part, about, texts), encoding="utf-8")
+
+
+def kept(results: Mapping[str, Any]) -> dict[str, Any]:
+    """What a page needs of a file of results: rows and facts, no records, no token ids."""
+    rows = [{key: value for key, value in row.items() if key != "runs"} for row in results.get("rows", [])]
+    return {"rows": rows, "facts": results.get("machine", {}), "left_out": results.get("left_out", {})}
+
+
+def machine() -> str:
+    """Processor, cores and memory."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), name)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{os.cpu_count()} cores of {name}, {memory:.0f} GiB"
+
+
+def _shown(command: str, *, smoke: bool) -> str:
+    """A command as a page shows it."""
+    places = {name: f"{name.upper()}" for name in ("openvino", "vllm", "earlier", "folder", "docs", "json")}
+    filled = words(command, smoke=smoke, clips=["CLIPS"], places=places)
+    module = filled[0]
+    return f"{'vidspec' if module == 'vidspec' else f'python -m {module}'} {shlex.join(filled[1:])}"
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
+@contextlib.contextmanager
+def _places(work: Path, *, smoke: bool) -> Iterator[tuple[dict[str, str], list[str]]]:
+    """Interpreters of the peers, a checkout of the version before, and the clips; what cannot be had is left out."""
+    work.mkdir(parents=True, exist_ok=True)
+    count = 2 if smoke else CLIPS
+    folder = work / f"clips-{count}"
+    clips = sorted(folder.glob("*.mp4")) or draw(folder, count, HELD_OUT_SEED)
+    places = {"work": str(work), "docs": str(work if smoke else ROOT / "docs")}
+    for name in () if smoke else PEERS:
+        python = ROOT / ".venv" / "peers" / name / "bin" / "python"
+        if not (python.parents[1] / "installed").exists():
+            subprocess.run(["make", "--no-print-directory", "peers", f"PEERS={name}"], cwd=ROOT, stdout=sys.stderr)
+        if (python.parents[1] / "installed").exists():
+            places[name] = str(python)
+        else:
+            note(f"{name}: could not be installed, and is left out")
+    checkout = work / "earlier"
+    if (checkout / "vidspec").is_dir() or not subprocess.run(
+        ["git", "worktree", "add", "--quiet", "--force", "--detach", str(checkout), EARLIER], cwd=ROOT
+    ).returncode:
+        places["earlier"] = str(checkout)
+    else:
+        note(f"the version before, {EARLIER}, is not in this repository, and is left out")
+    try:
+        yield places, [str(clip) for clip in clips]
+    finally:
+        subprocess.run(["git", "worktree", "remove", "--force", str(checkout)], cwd=ROOT, capture_output=True)
+
+
+def command(
+    only: Annotated[
+        list[str] | None, typer.Argument(metavar="PART...", help="These parts, and no pages.", show_default="all")
+    ] = None,
+    *,
+    out: Annotated[Path, typer.Option("--out", help="Where pages and results go.")] = ROOT / "docs" / "measured",
+    work: Annotated[Path, typer.Option("--work", help="Clips, records and checkouts.")] = ROOT / "runs" / "evidence",
+    again: Annotated[bool, typer.Option("--again", help="Also what has been measured.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Two clips and few methods, to see that all runs.")] = False,
+    write: Annotated[bool, typer.Option("--pages", help="Measure nothing; write the pages.")] = False,
+) -> int:
+    """Measure everything that the pages say, unattended, and write them."""
+    known = {part.name: part for part in PARTS}
+    if missing := [name for name in only or () if name not in known]:
+        raise UsageError(f"{missing[0]}: no such part", hint=", ".join(known))
+    chosen = [known[name] for name in only] if only else list(PARTS)
+    out.mkdir(parents=True, exist_ok=True)
+    failed = []
+    if not write:
+        with _places(work, smoke=smoke) as (places, clips):
+            for part in chosen:
+                if (smoke and not part.tried) or ((out / f"{part.name}.md").exists() and not again):
+                    continue
+                note(f"{time.strftime('%H:%M:%S')} {part.name}")
+                try:
+                    measure(part, places, clips, out, smoke=smoke)
+                except VidspecError as error:
+                    failed.append(part.name)
+                    note(str(error))
+    if not only and not smoke:
+        pages.write(out)
+        pages.draw(work / f"clips-{CLIPS}")
+    if failed:
+        raise VidspecError(f"{len(failed)} of {len(chosen)} parts failed: {', '.join(failed)}", hint="run it again")
+    return 0
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    return run(command, "evidence", args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

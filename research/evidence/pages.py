@@ -1,0 +1,317 @@
+"""Writes the pages from what was measured: a page for each part, docs/measured.md and the README's table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from textwrap import fill
+from typing import Any, TypeAlias
+
+from research.evidence.parts import PAIRS, PARTS, Part
+from vidspec.bench.tables import table
+from vidspec.embedded.prompts import QUESTIONS
+from vidspec.errors import VidspecError
+from vidspec.models.loading import embedded_folder
+
+__all__ = ["README_ROWS", "measured", "page", "readme", "write"]
+
+ROOT = Path(__file__).resolve().parents[2]
+#: What stands around a table that is written here.
+BEGIN, END = "<!-- {}, written by make evidence -->", "<!-- end of {} -->"
+#: Names of the peers as the tables have them, and as a reader knows them.
+PEERS = {
+    "openvino": "OpenVINO GenAI, plain",
+    "vllm": "vLLM, CPU build, plain",
+    "vllm-draft": "vLLM with the draft model",
+    "vllm-ngram": "vLLM, prompt lookup",
+    "generate": "`transformers` `generate`",
+    "generate-assisted": "`generate`, assisted by the draft",
+    "generate-prompt-lookup": "`generate`, prompt lookup",
+    "generate-batched": "`transformers` `generate` in batches",
+}
+#: What the README shows of the Qwen pair, and what each is.
+README_ROWS = {
+    "ar": "plain decoding",
+    "vanilla-sd-auto": "the default: the draft sees everything",
+    "specvlm-chain": "SpecVLM: the draft sees a tenth",
+    "parallelvlm": "ParallelVLM: both models at the same time",
+    "hippo": "HIPPO: both models at the same time",
+    "tabed-mt-star": "TABED: with and without the video",
+    "hybrid": "the draft, or what earlier captions said",
+    "openvino": "",
+    "vllm": "",
+    "generate": "",
+}
+#: Profiles that are compared for being the default.
+RACED = ("vanilla-sd-auto", "auto", "sd-adaptive-tree", "hybrid")
+
+Results: TypeAlias = Mapping[str, Any]
+
+
+def page(part: Part, about: Results, texts: Sequence[str]) -> str:
+    """The page of a part: what was run, where, and what it printed."""
+    lines = [f"# {part.title}", "", _filled(part.about), "", _filled(_where(about)), ""]
+    for command, text in zip(about["commands"], texts, strict=True):
+        lines += ["```console", f"$ {command}", "```", "", text, ""]
+    return "\n".join(lines)
+
+
+def _filled(text: str) -> str:
+    return fill(text, 120, break_on_hyphens=False, break_long_words=False)
+
+
+def _where(about: Results) -> str:
+    return (
+        f"Commit {about['commit']}, {about['date']}, {about['machine']}, {about['minutes']} minutes. CLIPS are the "
+        "first of `python -m research.draw --out clips --count 200 --seed 20000000`, which training has not seen; "
+        "`make peers` makes the environments of peers."
+    )
+
+
+def named(row: Results) -> str:
+    """A contender under all its names."""
+    if row["name"] in PEERS:
+        return PEERS[row["name"]]
+    return " = ".join(f"`{name}`" for name in (row["name"], *row.get("also", ())))
+
+
+def times(value: Sequence[float] | None) -> str:
+    return "-" if not value else f"{value[0]:.2f}x"
+
+
+def share(row: Results, results: Results) -> str:
+    """Passes a second over those that the memory bandwidth allows at the baseline's context."""
+    facts, plain = results["facts"], results["rows"][0]
+    context = row.get("context") or plain["context"]
+    bytes_read = facts["target_pass_MB"] * 1e6 + context * facts["target_entry_bytes"]
+    passes = row["tokens_per_s"] / (row.get("tokens_per_target_pass") or 1.0)
+    return f"{passes * bytes_read / (facts['copy_GB_per_s'] * 1e9):.0%}"
+
+
+def figure(value: float | None, form: str = ".2f") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def readme(results: Results) -> str:
+    """The README's table, of one run."""
+    rows = {name: row for row in results["rows"] for name in (row["name"], *row.get("also", ()))}
+    lines = []
+    for name, what in README_ROWS.items():
+        if (row := rows.get(name)) is None:
+            reason = results["left_out"].get(name, "not measured")
+            lines.append((PEERS.get(name, f"`{name}`"), f"left out: {reason}", *["-"] * 5))
+            continue
+        lines.append(
+            (
+                f"`{name}`: {what}" if what else PEERS[name],
+                times(row["decode"]),
+                f"{row['tokens_per_s']:.0f}",
+                figure(row["tokens_per_target_pass"]),
+                times(row["first"]),
+                times(row["end_to_end"]),
+                share(row, results),
+            )
+        )
+    heads = ("method", "decoding", "tokens/s", "tokens / pass", "first token", "end to end", "share of bandwidth limit")
+    clips = results["rows"][0]["clips"]
+    return (
+        f"{table(heads, lines)}\n\n`python -m research.evidence profiles-embedded-qwen`, commit {results['commit']}, "
+        f"{results['date']}, {results['machine']}: the Qwen2.5-VL pair in float32, medians over {clips} drawn clips, "
+        "all in turns in one run; ratios are to `ar`."
+    )
+
+
+def profiles(both: Mapping[str, Results]) -> str:
+    """All contenders on both pairs in one table."""
+    order: dict[str, dict[str, Results]] = {}
+    for pair, results in both.items():
+        for row in results["rows"]:
+            order.setdefault(named(row), {})[pair] = row
+    heads = ["method"]
+    for pair in both:
+        heads += [f"{pair}: same tokens", "tau", "tokens/s", "first token", "decoding", "end to end", "of limit"]
+    lines = []
+    for name, by in order.items():
+        cells = [name]
+        for pair, results in both.items():
+            if (row := by.get(pair)) is None:
+                cells += ["-"] * 7
+                continue
+            same = "-" if row["equal"] is None else f"{row['equal']}/{row['clips']}"
+            cells += [same, figure(row["tau"]), f"{row['tokens_per_s']:.0f}", times(row["first"])]
+            cells += [times(row["decode"]), times(row["end_to_end"]), share(row, results)]
+        lines.append(cells)
+    left = [
+        f"- {pair}: {name} was left out: {why}" for pair, one in both.items() for name, why in one["left_out"].items()
+    ]
+    return "\n".join([table(heads, lines), "", *left]).rstrip()
+
+
+def folders(results: Mapping[str, Results]) -> str:
+    """Clips a second by the number of clips at once."""
+    sizes = sorted({row["batch"] for one in results.values() for row in one["rows"]})
+    lines = []
+    for title, one in results.items():
+        rates = {(row["name"], row["batch"]): row for row in one["rows"]}
+        plain = rates["ar", 1]["clips_per_s"]
+        for name in dict.fromkeys(row["name"] for row in one["rows"]):
+            cells = [f"{rates[name, size]['clips_per_s']:.2f}" if (name, size) in rates else "-" for size in sizes]
+            best = max(row["clips_per_s"] for (known, _), row in rates.items() if known == name)
+            equal = [row for (known, _), row in rates.items() if known == name and row["plain"] is not None]
+            same = f"{min(row['plain'] for row in equal)}/{equal[0]['clips']}" if equal else "-"
+            label = PEERS.get(name, f"`{name}`" if not name.startswith("earlier") else name)
+            lines.append((title, label, *cells, f"{best / plain:.2f}x", same))
+    heads = (
+        "folder",
+        "method",
+        *(f"clips/s, {size} at once" for size in sizes),
+        "best over `ar` one by one",
+        "same tokens",
+    )
+    return table(heads, lines)
+
+
+def race(results: Mapping[str, Results]) -> str:
+    """How far each candidate for the default is behind the fastest, on single clips and folders."""
+    rates: dict[tuple[str, str], float] = {}
+    for title, one in results.items():
+        for row in one["rows"]:
+            if "batch" in row:
+                rates[f"{title}, {row['batch']} at once", row["name"]] = row["clips_per_s"]
+            else:
+                rates[f"{title}, single clips", row["name"]] = row["end_to_end"][0]
+    lines, where = [], list(dict.fromkeys(place for place, _ in rates))
+    behind: dict[str, list[float]] = {name: [] for name in RACED}
+    for place in where:
+        known = {name: rates[place, name] for name in RACED if (place, name) in rates}
+        best = max(known.values())
+        for name, rate in known.items():
+            behind[name].append(best / rate - 1)
+        lines.append((place, *(f"{best / known[name] - 1:.1%}" if name in known else "-" for name in RACED)))
+    lines.append(("median", *(f"{median(some):.1%}" if some else "-" for some in behind.values())))
+    return table(("longer than the fastest of these", *(f"`{name}`" for name in RACED)), lines)
+
+
+INTRO = """\
+# Measured
+
+`make evidence` measures everything here on a machine that does nothing else and writes this page, the pages in
+[measured/](measured/), the README's table and the pictures. Every page in that folder has its commands, the commit, the
+machine and all that was printed; the `.json` beside it has the rows of its tables. Ratios within a table are of one
+run in which all took turns; figures of two tables are not to be compared. The models are the built-in pairs of 4.4
+million parameters unless a part says otherwise, in float32; nothing was run on a GPU. How it is measured:
+[metrics.md](metrics.md).
+"""
+SECTIONS = {
+    "Profiles and peers": (
+        "Single clips of 32 frames with both cores. *Same tokens* as `ar`; *tau* are drafted tokens accepted by a "
+        "verification, *of limit* the passes a second over those that the memory bandwidth allows; ratios are medians "
+        "of clips over `ar`. Spreads, run lengths, kept tokens and the speed model: "
+        "[embedded](measured/profiles-embedded.md), [embedded-qwen](measured/profiles-embedded-qwen.md)."
+    ),
+    "Folders": (
+        "Clips a second from the first file opened to the last record written, 8 frames, one thread for each process: "
+        "one core decodes texts and the other reads and looks at the clips to come. *Earlier* is the version before "
+        "with the same weights. Decoding alone, memory and rows of a pass: [embedded](measured/folder-embedded.md), "
+        "[embedded-qwen](measured/folder-embedded-qwen.md), [200 clips](measured/folder-200.md)."
+    ),
+    "The default profile": (
+        "By how much each candidate takes longer than the fastest of them, in the runs above. `vanilla-sd-auto` is the "
+        "default."
+    ),
+}
+
+
+def measured(data: Mapping[str, Results], known: Sequence[str]) -> str:
+    """docs/measured.md from the results of the parts, and links to the pages of those that have one."""
+    single = {pair: data[f"profiles-{pair}"] for pair in PAIRS if f"profiles-{pair}" in data}
+    titles = {
+        "folder-embedded": "embedded, 32",
+        "folder-embedded-qwen": "embedded-qwen, 32",
+        "folder-200": "embedded-qwen, 200",
+    }
+    many = {title: data[name] for name, title in titles.items() if name in data}
+    tables = {
+        "Profiles and peers": profiles(single) if single else "",
+        "Folders": folders(many) if many else "",
+        "The default profile": race({**single, **many}) if single or many else "",
+    }
+    parts = [INTRO]
+    for title, text in tables.items():
+        if text:
+            parts += [f"## {title}\n", _filled(SECTIONS[title]) + "\n", text + "\n"]
+    parts += ["## All parts\n"]
+    rows = [(f"[{part.title}](measured/{part.name}.md)", part.about) for part in PARTS if part.name in known]
+    parts.append(table(("part", "what it shows"), rows) + "\n")
+    return "\n".join(parts)
+
+
+def filled(text: str, name: str, inside: str) -> str:
+    """``text`` with ``inside`` between the two marks of this name, in place of what is there."""
+    begin, end = BEGIN.format(name), END.format(name)
+    before, _, rest = text.partition(begin)
+    _, mark, after = rest.partition(end)
+    if not mark:
+        raise ValueError(f"no {begin} and {end}")
+    return f"{before}{begin}\n\n{inside}\n\n{end}{after}"
+
+
+def scores(both: Mapping[str, Results]) -> tuple[str, str]:
+    """Tables of the built-in pairs' scores and of the questions that they answer, from the files beside the weights."""
+    lines = []
+    for pair, found in both.items():
+        for model, label in (("target", "target"), ("draft", "draft alone")):
+            measures = [f"{found[f'{model}_{key}']:.3f}" for key in ("precision", "recall", "f1")]
+            answers, target = f"{found[f'{model}_answers']['all']:.2f}", model == "target"
+            more = (f"{found['tau']:.2f}", str(found["visual_tokens"])) if target else ("", "")
+            lines.append((f"`{pair}`" if target else "", label, *measures, answers, *more))
+    heads = ("pair", "model", "precision", "recall", "F1", "right answers", "tau at gamma 5", "visual tokens")
+    asked = [
+        (
+            kind,
+            f"`{text.format(thing='red circle')}`",
+            "the caption, right or wrong" if kind in ("first", "backdrop") else "the clip",
+            *(f"{one['target_answers'][kind]:.2f} ({one['draft_answers'][kind]:.2f})" for one in both.values()),
+        )
+        for kind, text in QUESTIONS.items()
+    ]
+    return table(heads, lines), table(("kind", "question", "answered by", *(f"`{pair}`" for pair in both)), asked)
+
+
+def write(out: Path) -> None:
+    """Write docs/measured.md and the README's table from the results in a folder."""
+    data = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.glob("*.json"))}
+    known = [path.stem for path in out.glob("*.md")]
+    (ROOT / "docs" / "measured.md").write_text(measured(data, known), encoding="utf-8")
+    front = ROOT / "README.md"
+    if (results := data.get("profiles-embedded-qwen")) is not None:
+        front.write_text(filled(front.read_text(encoding="utf-8"), "profiles", readme(results)), encoding="utf-8")
+    folders = {pair: embedded_folder(pair, "target").parent for pair in PAIRS}
+    known_scores = {
+        pair: json.loads((one / "scores.json").read_text(encoding="utf-8")) for pair, one in folders.items()
+    }
+    about, (of_models, of_questions) = ROOT / "docs" / "embedded.md", scores(known_scores)
+    text = filled(about.read_text(encoding="utf-8"), "scores", of_models)
+    about.write_text(filled(text, "questions", of_questions), encoding="utf-8")
+
+
+def draw(clips: Path) -> None:
+    """Draw the pictures of the panel over a sample clip, a folder of clips and real video, and of pages.
+
+    Raises:
+        VidspecError: what is drawn with failed.
+    """
+    docs = ROOT / "docs"
+    clip = ROOT / "vidspec" / "embedded" / "clips" / "three-objects.mp4"
+    panels = {"panel.svg": clip, "panel-folder.svg": clips, "panel-real.svg": docs / "clips" / "grand-prix-1906.ogv"}
+    commands = [["panel", str(source), str(docs / file)] for file, source in panels.items()]
+    for name, *arguments in [*commands, ["how"]]:
+        command = [sys.executable, "-m", f"research.pages.{name}", *arguments]
+        if subprocess.run(command, cwd=ROOT, stdout=sys.stderr).returncode:
+            raise VidspecError(
+                f"research.pages.{name}: failed", hint="the pages need Chromium, apt-get install chromium"
+            )

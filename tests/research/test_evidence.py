@@ -1,0 +1,134 @@
+"""What the pages say is measured by commands that exist, and written from their results."""
+
+import importlib.util
+import json
+import re
+
+import pytest
+
+from research.evidence import __main__ as evidence
+from research.evidence import pages
+from research.evidence.__main__ import kept, main, measure
+from research.evidence.parts import PAIRS, PARTS, Part, words
+from vidspec.errors import VidspecError
+from vidspec.models.loading import embedded_folder
+
+PLACES = {"json": "x.json", "openvino": "ov/python", "vllm": "v/python", "earlier": "old", "folder": "f", "docs": "d"}
+COMMANDS = [(part.name, command) for part in PARTS for command in part.commands]
+
+
+@pytest.mark.parametrize(("name", "command"), COMMANDS)
+@pytest.mark.parametrize("smoke", [False, True])
+def test_commands_are_filled_in_and_their_modules_exist(name, command, smoke):
+    filled = words(command, smoke=smoke, clips=["a.mp4", "b.mp4", "c.mp4"], places=PLACES)
+    assert importlib.util.find_spec(filled[0]) is not None
+    assert not any("{" in word for word in filled)
+    assert ("c.mp4" in filled) == (not smoke and "{clips:" in command and "{clips:1}" not in command)
+
+
+def test_an_option_whose_place_is_missing_is_left_out():
+    command = "m {clips:2} --peer openvino={openvino} --earlier {earlier} --json {json}"
+    found = words(command, smoke=False, clips=list("abc"), places={"json": "x", "earlier": "old"})
+    assert found == ["m", "a", "b", "--earlier", "old", "--json", "x"]
+
+
+@pytest.fixture
+def part():
+    return Part("one", "One", "What it shows.", ("json.tool {json}",))
+
+
+def test_a_part_leaves_its_page_and_rows(part, tmp_path, monkeypatch):
+    results = {
+        "rows": [{"name": "ar", "runs": [1]}],
+        "machine": {"cores": 2},
+        "records": [3],
+        "left_out": {"vllm": "no"},
+    }
+    monkeypatch.setattr(evidence, "_git", lambda *arguments: "c0ffee")
+    (tmp_path / "one-c0ffee.json").write_text(json.dumps(results))
+    out = tmp_path / "out"
+    out.mkdir()
+    measure(part, {"work": str(tmp_path)}, [], out, smoke=False)
+    found = json.loads((out / "one.json").read_text())
+    assert found["rows"] == [{"name": "ar"}] and found["facts"] == {"cores": 2} and "records" not in found
+    page = (out / "one.md").read_text()
+    assert "$ python -m json.tool JSON" in page and '"cores": 2' in page and found["commit"] in page
+    assert found["commit"] == "c0ffee" and not (tmp_path / "one-c0ffee.json").exists()
+    assert kept({})["rows"] == []
+
+
+def test_a_part_that_fails_leaves_nothing_and_says_which_command(part, tmp_path, capsys):
+    with pytest.raises(VidspecError, match=r"one: exit code 2 of python -m json.tool JSON"):
+        measure(part, {"work": str(tmp_path)}, [], tmp_path, smoke=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_part_is_an_error(capsys):
+    assert main(["nothing"]) == 2
+    assert "nothing: no such part" in capsys.readouterr().err
+
+
+def row(name, rate, **more):
+    speed = [rate / 100] * 3
+    known = {"tau": None, "tokens_per_target_pass": None, "context": 500.0, "equal": 16, "clips": 16}
+    return {"name": name, "tokens_per_s": rate, "first": speed, "decode": speed, "end_to_end": speed, **known, **more}
+
+
+@pytest.fixture
+def data():
+    rows = [row("ar", 100), row("auto", 180, tau=4.5), row("vanilla-sd-auto", 200, also=["same"]), row("vllm", 50)]
+    facts = {"target_pass_MB": 20.0, "target_entry_bytes": 10_000, "copy_GB_per_s": 25.0}
+    single = {"rows": rows, "facts": facts, "left_out": {"openvino": "no"}, "commit": "c0ffee", "date": "today"}
+    single |= {"machine": "two cores"}
+    rates = {"ar": 1.0, "vanilla-sd-auto": 2.0, "auto": 1.6, "vllm": 1.5}
+    folder = [
+        {"name": name, "batch": size, "clips_per_s": rate * size, "plain": 32 if name != "vllm" else None, "clips": 32}
+        for name, rate in rates.items()
+        for size in (1, 8)
+    ]
+    many = {**single, "rows": folder}
+    return {f"profiles-{pair}": single for pair in PAIRS} | {"folder-200": many}
+
+
+def test_the_page_has_every_contender_and_says_who_was_left_out(data):
+    page = pages.measured(data, ["lookup"])
+    assert "| `vanilla-sd-auto` = `same` | 16/16 | - | 200 | 2.00x |" in page
+    assert "- embedded: openvino was left out: no" in page
+    assert (
+        "[Texts replayed: drafts that are looked up](measured/lookup.md)" in page and "(measured/damage.md)" not in page
+    )
+    # 100 passes a second of 25 MB of 25 GB/s.
+    assert "| `ar` | 16/16 | - | 100 | 1.00x | 1.00x | 1.00x | 10% |" in page
+
+
+def test_folders_and_the_race_are_ratios_of_one_run(data):
+    page = pages.measured(data, [])
+    assert "| embedded-qwen, 200 | `vanilla-sd-auto` | 2.00 | 16.00 | 16.00x | 32/32 |" in page
+    assert "| embedded-qwen, 200 | vLLM, CPU build, plain | 1.50 | 12.00 | 12.00x | - |" in page
+    assert "| embedded-qwen, 200, 8 at once | 0.0% | 25.0% | - | - |" in page
+    assert "| embedded, single clips | 0.0% | 11.1% | - | - |" in page
+
+
+def test_the_front_page_shows_one_run_and_what_is_missing(data):
+    text = pages.readme(data["profiles-embedded-qwen"])
+    assert "| `vanilla-sd-auto`: the default: the draft sees everything | 2.00x | 200 |" in text
+    assert "| OpenVINO GenAI, plain | left out: no |" in text and "commit c0ffee, today, two cores" in text
+    assert len(re.findall(r"^\| ", text, re.MULTILINE)) == 1 + len(pages.README_ROWS)
+    begin, end = pages.BEGIN.format("x"), pages.END.format("x")
+    assert pages.filled(f"before\n{begin}\nold\n{end}\nafter", "x", "new") == (
+        f"before\n{begin}\n\nnew\n\n{end}\nafter"
+    )
+    with pytest.raises(ValueError, match=r"no .*x, written by make evidence"):
+        pages.filled("no marks", "x", "new")
+
+
+def test_scores_of_the_pairs_are_those_beside_the_weights():
+    text = (pages.ROOT / "docs" / "embedded.md").read_text(encoding="utf-8")
+    folders = {pair: embedded_folder(pair, "target").parent for pair in PAIRS}
+    for part in pages.scores({pair: json.loads((one / "scores.json").read_text()) for pair, one in folders.items()}):
+        assert part in text
+
+
+def test_the_committed_page_is_short_and_every_part_has_a_name_of_its_own():
+    assert len((pages.ROOT / "docs" / "measured.md").read_text(encoding="utf-8").splitlines()) < 300
+    assert len({part.name for part in PARTS}) == len(PARTS)

@@ -141,7 +141,7 @@ def test_what_is_assumed_for_many_clips_can_be_said(command):
         (("--batch", "1,,8"), "--batch 1,,8: must be numbers"),
         (("--batch", "9" * 5000), "must be numbers from 1 to 4096"),
         (("--batch", "4", "--visual", "many"), "--visual many: must be numbers from 1 to"),
-        (("--batch", "4", "--device", "a100"), "--device does not know 'a100' (one of h100, h200)"),
+        (("--batch", "4", "--device", "a100"), "--device does not know 'a100' (one of 4090, h100, h200)"),
         (("--batch", "4", "--pair", "7b+3b,72b"), "--pair does not know '72b' (one of 7b+0.5b, 7b+3b, 32b+7b)"),
         (("--batch", "4", "--weights", "int4,float8"), "--weights does not know int4,float8 (one of bfloat16"),
         (("--batch", "4", "--kept", "0"), "--kept must be more than 0 and at most 1, not 0"),

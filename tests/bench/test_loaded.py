@@ -18,6 +18,7 @@ def test_all_means_every_lossless_profile_with_plain_decoding_first():
     assert {"parallelvlm", "specvlm", "self-sd"} <= set(names)
     assert not {"eagle3", "mtp"} & set(names)  # a head is no model that other profiles could draft with
     assert not any(name.startswith(("lvspec", "fly", "random-loose")) for name in names)
+    assert names_of("all,eagle3") == [*names, "eagle3"]
 
 
 @pytest.mark.parametrize("text, complaint", [(" , ", "names none"), ("ar,sd-rand,ar", "names ar twice")])

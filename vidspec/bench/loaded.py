@@ -159,14 +159,12 @@ def lossless_profiles() -> list[str]:
 
 
 def names_of(text: str) -> list[str]:
-    """Labels as a command line names them: parted by commas, or ``all`` for :func:`lossless_profiles`.
+    """Labels as a command line names them: parted by commas, ``all`` among them for :func:`lossless_profiles`.
 
     Raises:
         UsageError: none, one of them twice, or one that is no label.
     """
-    if text == "all":
-        return lossless_profiles()
-    names = labels.split(text)
+    names = [name for one in labels.split(text) for name in (lossless_profiles() if one == "all" else [one])]
     if not names:
         raise UsageError("--profiles names none", hint="such as --profiles ar,vanilla-sd")
     if twice := [name for name in names if names.count(name) > 1]:

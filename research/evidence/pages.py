@@ -33,6 +33,14 @@ PEERS = {
     "generate-prompt-lookup": "`generate`, prompt lookup",
     "generate-batched": "`transformers` `generate` in batches",
 }
+#: What stands for something in the commands of a page, and for what.
+PLACES = {
+    "CLIPS": "CLIPS are the first of `python -m research.draw --out clips --count 200 --seed 20000000`, which training "
+    "has not seen.",
+    "EARLIER": "EARLIER is a checkout of the version before.",
+    "--peer": "OPENVINO and VLLM are the Pythons of environments that `make peers` makes.",
+    "--vllm": "VLLM is the Python of an environment that `make peers` makes.",
+}
 #: What the README shows of the Qwen pair, and what each is.
 README_ROWS = {
     "ar": "plain decoding",
@@ -56,7 +64,8 @@ def page(part: Part, about: Results, texts: Sequence[str]) -> str:
     """The page of a part: what was run, where, and what it printed."""
     lines = [f"# {part.title}", "", _filled(part.about), "", _filled(_where(about)), ""]
     for command, text in zip(about["commands"], texts, strict=True):
-        lines += ["```console", f"$ {command}", "```", "", text, ""]
+        markdown = text.startswith(("|", "#")) or "\n|" in text or "\n#" in text
+        lines += ["```console", f"$ {command}", *(["```", "", text] if markdown else [text, "```"]), ""]
     return "\n".join(lines)
 
 
@@ -65,10 +74,12 @@ def _filled(text: str) -> str:
 
 
 def _where(about: Results) -> str:
-    return (
-        f"Commit {about['commit']}, {about['date']}, {about['machine']}, {about['minutes']} minutes. CLIPS are the "
-        "first of `python -m research.draw --out clips --count 200 --seed 20000000`, which training has not seen; "
-        "`make peers` makes the environments of peers."
+    words = {word for command in about["commands"] for word in command.split()}
+    return " ".join(
+        (
+            f"Commit {about['commit']}, {about['date']}, {about['machine']}, {about['minutes']} minutes.",
+            *(text for word, text in PLACES.items() if word in words),
+        )
     )
 
 

@@ -233,7 +233,7 @@ def sound_survey(folder: Path, sizes: Sequence[tuple[int, int]]) -> tuple[int, l
             except VidspecError as error:
                 wrong = error.message
             if wrong:
-                refused.append(f"{name}, {size[0]}x{size[1]}: {wrong}")
+                refused.append(f"{name}, {size[0]}x{size[1]}: {str(wrong).replace(str(folder), '').lstrip('/')}")
     return count, refused
 
 

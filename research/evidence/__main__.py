@@ -60,7 +60,7 @@ def measure(part: Part, places: Mapping[str, str], clips: Sequence[str], out: Pa
             if done.returncode:
                 print(done.stdout)
                 raise VidspecError(f"{part.name}: exit code {done.returncode} of {shown[-1]}")
-            texts.append(done.stdout.strip())
+            texts.append(_without_places(done.stdout.strip()))
     about = {
         "commands": shown,
         "commit": commit,
@@ -69,10 +69,16 @@ def measure(part: Part, places: Mapping[str, str], clips: Sequence[str], out: Pa
         "minutes": round((time.monotonic() - begun) / 60, 1),
     }
     if results.exists():
-        text = json.dumps({**about, **kept(json.loads(results.read_text(encoding="utf-8")))}, indent=1)
+        known = json.loads(_without_places(results.read_text(encoding="utf-8")))
+        text = json.dumps({**about, **kept(known)}, indent=1)
         (out / f"{part.name}.json").write_text(text + "\n", encoding="utf-8")
         results.unlink()
     (out / f"{part.name}.md").write_text(pages.page(part, about, texts), encoding="utf-8")
+
+
+def _without_places(text: str) -> str:
+    """What was printed without the folder of this checkout."""
+    return text.replace(f"{ROOT}{os.sep}", "")
 
 
 def kept(results: Mapping[str, Any]) -> dict[str, Any]:

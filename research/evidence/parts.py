@@ -104,7 +104,7 @@ PARTS: tuple[Part, ...] = (
         "As for 32 clips.",
         (
             "research.studies.throughput {clips:200} --pair embedded-qwen --batch {batch} --repeats 1 "
-            "--profiles ar,vanilla-sd-auto,auto --vllm {vllm} --json {json}",
+            "--profiles ar,vanilla-sd-auto --vllm {vllm} --json {json}",
         ),
     ),
     *_of_both(

@@ -72,12 +72,11 @@ class Pair:
         settings = {"generate.max_new_tokens": self.tokens, "models.threads": 2, **self.settings, **(overrides or {})}
         profile = profiles.load(name, settings, env={})
         draft = self.draft if profile.drafts_with_a_model else None
-        if not (profile.concurrent or profile.races):
+        if not profile.concurrent:
             return Captioner(profile, self.target, draft)
         kind = profile.draft.kind
         captioner = Captioner(profile, self.target, draft, slot=self.slots.get(kind))
-        if captioner.slot is not None:  # a race may need none
-            self.slots[kind] = captioner.slot
+        self.slots[kind] = captioner.slot
         return captioner
 
     def close(self):

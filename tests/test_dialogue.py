@@ -193,15 +193,14 @@ def test_prompts_at_once(pair_of, family):
 
 @pytest.mark.parametrize(
     "name",
-    full_but([], ["specvlm-chain", "tabed-mtcp-star", "self-sd", "std", "hybrid", "ar", "auto"]),
+    full_but([], ["specvlm-chain", "tabed-mtcp-star", "self-sd", "std", "hybrid", "ar"]),
 )
 def test_prompts_at_once_by(pair_of, name):
     fast = captioner(pair_of("llava_onevision"), name)
     alone, together = asked_at_once(fast)
     assert [one.token_ids for one in together] == alone
     whole = name == "std"  # which looks at the target's prefill
-    if name != "auto":  # which looks at that of a clip that it measures
-        assert [one.question["reused"] == 0 for one in together] == [True, whole, whole]
+    assert [one.question["reused"] == 0 for one in together] == [True, whole, whole]
 
 
 @pytest.mark.full

@@ -84,7 +84,7 @@ def served(captioner, paths, batch, count):
 def exact(profile):
     """Whether what is drafted depends on nothing measured and on no earlier caption."""
     draft = profile.draft
-    return not (profile.concurrent or profile.races or profile.chooses or draft.gamma == "auto") and (
+    return not (profile.concurrent or draft.gamma == "auto") and (
         draft.topology != "adaptive" and draft.kind not in ("suffix", "hybrid")
     )
 
@@ -123,11 +123,7 @@ def alone(pair, name, paths):
     return found
 
 
-#: All but the one that may find plain decoding the fastest.
-SPECULATIVE = [name for name in LOSSLESS if not packaged()[name].races]
-
-
-@pytest.mark.parametrize("name", full_but(["hippo", "sd-adaptive-tree", "specvlm"], SPECULATIVE))
+@pytest.mark.parametrize("name", full_but(["hippo", "sd-adaptive-tree", "specvlm"], LOSSLESS))
 def test_every_method_drafts_in_company_and_from_chunks(pair, clips, name, monkeypatch):
     expected = alone(pair, name, clips)
     check(pair, name, clips, 4, 4, expected)
@@ -138,7 +134,7 @@ def test_every_method_drafts_in_company_and_from_chunks(pair, clips, name, monke
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", SPECULATIVE)
+@pytest.mark.parametrize("name", LOSSLESS)
 def test_sixteen_clips_at_once(pair, clips, name, small):
     check(pair, name, clips, 16, 16, alone(pair, name, clips))
 

@@ -63,7 +63,6 @@ PRODUCT = [
 SHAPES = ("vanilla-sd", "specvlm", "parallelvlm")
 #: One for each way of drafting: of one family and of the built-in pairs.
 MECHANISMS = (
-    "auto",
     "hippo",
     "hybrid",
     "parallelvlm",
@@ -273,7 +272,7 @@ GREEDY_DRAFTS = [
 
 @pytest.mark.parametrize(("profile", "overrides"), full_but([GREEDY_DRAFTS[0], GREEDY_DRAFTS[3]], GREEDY_DRAFTS))
 def test_drawn_texts_are_those_of_plain_decoding_where_drafts_are_greedy(random_pair, profile, overrides):
-    """Beside the target and of a race: ``tests/{decoding/workers/test_side_by_side,test_autotune}.py``."""
+    """Beside the target: ``tests/decoding/workers/test_side_by_side.py``."""
     drawn = {"generate.temperature": 0.7, "generate.top_p": 0.95, "generate.seed": 5}
     drawn |= {"generate.top_k": 40, "generate.min_p": 0.01}
     plain = random_pair.captioner("ar", drawn)
@@ -328,9 +327,7 @@ def test_the_gate_can_fail(random_pair, rule):
         check(random_pair, captioner, CLIPS["one-object"])
 
 
-@pytest.mark.parametrize(
-    "profile", full_but(["specvlm", "parallelvlm"], ["vanilla-sd", "specvlm", "parallelvlm", "auto"])
-)
+@pytest.mark.parametrize("profile", full_but(["specvlm", "parallelvlm"], ["vanilla-sd", "specvlm", "parallelvlm"]))
 def test_loops_are_stopped_at_the_same_token(random_pair, profile):
     """Random models fall into loops; with ``stop_loops`` every method must leave them where plain decoding does."""
     stop = {"generate.stop_loops": True, "generate.max_new_tokens": 200}

@@ -216,31 +216,10 @@ def test_its_passes_are_the_targets_alone(capsys):
     assert "lookup" in capsys.readouterr().out
 
 
-@pytest.mark.full
-def test_a_race_has_it_beside_the_others(looked_up, monkeypatch):
-    monkeypatch.setattr("vidspec.autotune.SHARE", 1e9)
-    captioner, plain = looked_up
-    given = {"schedule.kind": "race", "draft.gamma": "auto", "models.threads": 1, "models.pair": None}
-    given |= {"models.target": "t"}
-    raced = Captioner(profiles.override(captioner.profile, given), captioner.target.model, None)
-    assert [raced.caption(CLIP).token_ids for _ in range(2)] == 2 * [plain.token_ids]
-    assert list(raced.autotune.result.rates) == [
-        "lookup",
-        "suffix",
-        "ngram",
-        "self-sd+draft.gamma=auto",
-        "self-int8+draft.gamma=auto",
-        "ar",
-    ]
-    own = raced.autotune.candidates[0].setup.profile
-    assert own.draft.kind == "lookup" and own.draft.options == {"longest": 3}
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"schedule.kind": "parallel"}, "draft.kind: lookup needs more of the target than token ids"),
-        ({"schedule.kind": "auto"}, "draft.kind: lookup needs more of the target than token ids"),
         ({"draft.topology": "tree"}, "draft.topology: a lookup drafts a chain"),
         ({"prune.method": "uniform"}, "prune.method: uniform chooses what a draft sees, and draft.kind lookup chooses"),
         ({"draft.options.longest": "0"}, "draft.options.longest: must be greater than or equal to 1, not '0'"),

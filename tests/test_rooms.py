@@ -23,7 +23,6 @@ ORDER = (
     ("drafting",),
     ("acceptance",),
     ("decoding",),
-    ("autotune",),
     ("captioner",),
     ("display", "dataset", "bench"),
     ("cli",),

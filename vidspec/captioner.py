@@ -18,7 +18,6 @@ import torch
 from typing_extensions import Unpack
 
 from vidspec import video
-from vidspec.autotune import Autotune
 from vidspec.config import profiles
 from vidspec.config.profiles import Profile
 from vidspec.decoding.admission import Claim
@@ -33,7 +32,6 @@ from vidspec.decoding.setup import Setup
 from vidspec.decoding.workers import places
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.draft_length.pace import Pace
-from vidspec.drafting.base import DrafterKind
 from vidspec.embedded import ships
 from vidspec.engine.device import synchroniser, take_one_core
 from vidspec.engine.forward import Engine
@@ -120,20 +118,14 @@ class Captioner:
         self.has_feed = False
         self._vision_worker: VisionWorker | None = None
         self._ahead: WeakKeyDictionary[video.Clip, dict[VideoLanguageModel, Pixels | Seen]] = WeakKeyDictionary()
-        beside = places.two_workers(profile)
-        self.slot = slot if beside else None
-        if beside and slot is None:
+        self.slot = slot if profile.concurrent else None
+        if profile.concurrent and slot is None:
             drafting = target if draft is None else draft
             self.slot = DraftSlot(drafting.source, places.of_draft(profile), profile)
         if self.slot is not None:
             self.slot.target = target
-        self.autotune: Autotune | None = None
-        if profile.races or profile.chooses:
-            self.autotune = Autotune(profile, target, draft, self.slot, describe, head)
-            self.setup = self.autotune.starting
-        else:
-            self.setup = Setup.of(profile, target, None if profile.concurrent else draft, describe, head, self.slot)
-            _ = self.setup.self_draft  # copies of weights are made now, not with the first clip
+        self.setup = Setup.of(profile, target, None if profile.concurrent else draft, describe, head, self.slot)
+        _ = self.setup.self_draft  # copies of weights are made now, not with the first clip
 
     @property
     def target(self) -> Engine[VideoLanguageModel]:
@@ -182,7 +174,7 @@ class Captioner:
             whole = replace(beside, weights=None)
             describe = image_captioner.load(wanted.captioner, whole) if wanted.captioner else None
             draft = slot = None
-            if places.two_workers(profile):
+            if profile.concurrent:
                 slot = DraftSlot(names[1] if profile.drafts_with_a_model else names[0], beside, profile)
                 undo.callback(slot.drop)
             if profile.drafts_with_a_model and not profile.concurrent:
@@ -199,7 +191,7 @@ class Captioner:
             elif profile.drafts_with_a_head:
                 head = mtp.load(target)
             captioner = cls(profile, target, draft, embedded=embedded, describe=describe, slot=slot, head=head)
-            if slot is not None and not profile.races:
+            if slot is not None:
                 slot.ready()  # it was loading meanwhile; what is wrong with it is said now
             undo.pop_all()
         return captioner
@@ -218,11 +210,11 @@ class Captioner:
             self._vision_worker.close()
         if self.slot is not None:
             self.slot.drop()
-        devices, drafters = self.devices, self._drafters
-        del self.setup, self.slot, self.autotune
+        devices, drafter = self.devices, self.setup.drafter
+        del self.setup, self.slot
         if any(device.type == "cuda" for device in devices):
             torch.cuda.empty_cache()
-        for drafter in drafters:
+        if drafter is not None:
             drafter.close()
 
     @property
@@ -245,7 +237,7 @@ class Captioner:
     @property
     def pace(self) -> Pace | None:
         """What chooses windows, and so wants to hear of passes."""
-        return self.autotune.pace if self.autotune else self.setup.pace
+        return self.setup.pace
 
     def needs(self, request: Request) -> list[Claim]:
         """What a clip takes of each model and of its device.
@@ -290,23 +282,17 @@ class Captioner:
     def notes(self) -> tuple[str, ...]:
         """What a user should know of the loaded models, a line each."""
         told = [engine.model for engine in (self.target, self.draft) if engine is not None]
-        found = [getattr(one, "note", None) for one in (*told, *self._drafters)]
+        found = [getattr(one, "note", None) for one in (*told, self.setup.drafter)]
         found += [
             f"{model.name}: passes are not captured as graphs: {model.decoder.eager}"
             for model in told
             if model.device.type == "cuda" and model.decoder.eager is not None
         ]
-        place = self.slot.device if self.profile.concurrent and self.slot is not None else None
+        place = self.slot.device if self.slot is not None else None
         if place == self.devices[0] and place.type == "cuda":
             apiece = "that they work at the same time gains nothing there: it takes a GPU for each"
             found.append(f"{self.profile.name}: target and draft are both on {place}; {apiece}")
         return tuple(dict.fromkeys(line for line in found if line))
-
-    @property
-    def _drafters(self) -> list[DrafterKind]:
-        """All that may draft a clip."""
-        setups = [one.setup for one in self.autotune.candidates] if self.autotune else [self.setup]
-        return list(dict.fromkeys(one.drafter for one in setups if one.drafter is not None))
 
     def _draft_name(self) -> str | None:
         if self.draft is not None:
@@ -330,12 +316,10 @@ class Captioner:
         alone = Captioner(plain, self.target.model, None, embedded=self.embedded)
         return alone.caption(path, **asked)
 
-    def forget(self, *, plan: bool = True) -> None:
-        """Drop what earlier clips said, for drafters that look it up, and with ``plan`` how they were decoded best."""
-        if self.autotune is not None and plan:
-            self.autotune.forget()
-        for drafter in self._drafters:
-            drafter.forget()
+    def forget(self) -> None:
+        """Drop what earlier clips said, for drafters that look it up."""
+        if self.setup.drafter is not None:
+            self.setup.drafter.forget()
 
     def warm_up(self) -> None:
         """Run everything once on a few grey frames, so that a clip that is timed next pays for no first use."""
@@ -573,11 +557,8 @@ class Captioner:
             try:
                 if sequence.job.reread is not None and not sequence.job.shown.frames.size:
                     sequence.job = replace(sequence.job, clip=sequence.job.reread())
-                if self.autotune is not None:
-                    yield from self.autotune.decode(sequence)
-                else:
-                    sequence.attempt(self.setup)
-                    yield from decode(sequence)
+                sequence.attempt(self.setup)
+                yield from decode(sequence)
                 break
             except WorkerLost as error:
                 if attempt == 2:

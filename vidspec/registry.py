@@ -357,7 +357,7 @@ rules: Registry[type[RuleFacts]] = Registry(
     RuleFacts,
 )
 schedules: Registry[ScheduleFacts] = Registry(
-    "schedules", "vidspec.decoding", "schedule", "schedule.kind", ("auto", "race"), (), ScheduleFacts
+    "schedules", "vidspec.decoding", "schedule", "schedule.kind", (), (), ScheduleFacts
 )
 families: Registry[Callable[..., Family]] = Registry("families", "vidspec.models", "model family", "models.family")
 lossy: Registry[type[TargetPrunerFacts]] = Registry(

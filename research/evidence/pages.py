@@ -55,7 +55,7 @@ README_ROWS = {
     "generate": "",
 }
 #: Profiles that are compared for being the default.
-RACED = ("vanilla-sd-auto", "auto", "sd-adaptive-tree", "hybrid")
+RACED = ("vanilla-sd-auto", "vanilla-sd", "sd-adaptive-tree", "hybrid")
 
 Results: TypeAlias = Mapping[str, Any]
 

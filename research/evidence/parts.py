@@ -22,7 +22,7 @@ SIZES: Mapping[str, tuple[str, str]] = {
     "prompts": ("12", "1"),
     "captions": ("200", "20"),
     "memory": ("300", "4"),
-    "shards": ("5,100", "1"),
+    "shards": ("5,20", "1"),
     "in_shard": ("100", "2"),
     "seconds": ("180", "2"),
     "damaged": ("400", "4"),
@@ -104,7 +104,7 @@ PARTS: tuple[Part, ...] = (
         "As for 32 clips.",
         (
             "research.studies.throughput {clips:200} --pair embedded-qwen --batch {batch} --repeats 1 "
-            "--profiles ar,vanilla-sd-auto,auto --vllm {vllm} --json {json}",
+            "--profiles ar,vanilla-sd-auto --vllm {vllm} --json {json}",
         ),
     ),
     *_of_both(
@@ -202,6 +202,7 @@ PARTS: tuple[Part, ...] = (
             "research.simulate --batch 1,8 --device 4090 --pair 7b+0.5b,7b+3b --weights int4 --format markdown",
             "research.simulate --batch 1,8 --device 4090 --pair 7b+0.5b --format markdown",
             "research.simulate --batch 1,8 --device h100 --format markdown",
+            "research.simulate --batch 1,8 --device h100 --pair 32b+7b --weights int4 --format markdown",
         ),
     ),
     Part(

@@ -80,8 +80,8 @@ class Named(Contender):
     def caption(self, path: str | Path) -> Caption:
         return replace(self.captioner.caption(self.clips[str(path)].path), path=str(path))
 
-    def forget(self, *, plan: bool = True) -> None:
-        self.captioner.forget(plan=plan)
+    def forget(self) -> None:
+        self.captioner.forget()
 
 
 def measure(asked: Pareto, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:

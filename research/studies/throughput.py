@@ -33,7 +33,7 @@ from vidspec.events.answering import Worker
 from vidspec.models.loading import embedded_folder
 
 FRAMES = 8
-PROFILES = "ar,vanilla-sd-auto,auto,sd-adaptive-tree,hybrid"
+PROFILES = "ar,vanilla-sd-auto,vanilla-sd,sd-adaptive-tree,hybrid"
 EQUAL = "ar,vanilla-sd,sd-tree,specvlm-chain,parallelvlm"
 #: What captions a folder in a checkout, by the name it has or had.
 TIMED = ("vidspec/dataset/timed.py", "vidspec/batch/timed.py")

@@ -12,7 +12,7 @@ NAMES = {
     "pruning": ("attention", "none", "random", "uniform"),
     "drafting": ("model", "none"),
     "acceptance": ("exact",),
-    "schedules": ("autoregressive", "parallel", "race", "sequential"),
+    "schedules": ("autoregressive", "parallel", "sequential"),
 }
 
 

@@ -108,7 +108,7 @@ def test_profiles_lists_names_and_abouts(vidspec):
     groups = [line[2] for line in lines]
     assert list(dict.fromkeys(groups)) == ["recommended", "exact", "parallel", "loose", "lossy", "ablations"]
     assert groups == sorted(groups, key=list(dict.fromkeys(groups)).index) and lines[0][0] == "vanilla-sd-auto"
-    assert {"auto", "vanilla-sd"} <= {name for name, _, group in lines if group == "recommended"}
+    assert {"hybrid", "vanilla-sd"} <= {name for name, _, group in lines if group == "recommended"}
     found = json.loads(vidspec("profiles", "--all", "--format", "json").out)
     assert all(set(one) == {"name", "about", "path", "source", "group", "chosen"} and one["about"] for one in found)
 
@@ -119,7 +119,7 @@ def test_profiles_on_a_terminal_have_headings(vidspec, monkeypatch):
     out = vidspec("profiles", "--all").out
     assert (
         out.index("recommended")
-        < out.index("auto")
+        < out.index("hybrid")
         < out.index("exact")
         < out.index("sd-tree")
         < out.index("ablations")
@@ -133,7 +133,6 @@ def test_profiles_shows_those_to_choose_from(vidspec, tmp_path):
     lines = [line.split("\t") for line in vidspec("profiles").out.splitlines()]
     assert [line[0] for line in lines if line[2] == "recommended"] == [
         "vanilla-sd-auto",
-        "auto",
         "sd-adaptive-tree",
         "hybrid",
         "vanilla-sd",
@@ -153,7 +152,7 @@ def test_groups_of_the_packaged_profiles():
 
     groups = {info.name: info.group for info in profiles.available()}
     recommended = [name for name, group in groups.items() if group == "recommended"]
-    assert recommended == ["vanilla-sd-auto", "auto", "sd-adaptive-tree", "hybrid", "vanilla-sd"]
+    assert recommended == ["vanilla-sd-auto", "sd-adaptive-tree", "hybrid", "vanilla-sd"]
     assert {groups[name] for name in ("sd-rand", "sd-uniform", "lvspec-0.2", "hippo-frame")} == {"ablations"}
     assert (groups["lvspec"], groups["fastv"], groups["hippo"], groups["sd-tree"]) == (
         "loose",
@@ -174,10 +173,10 @@ def test_profiles_that_work_at_the_same_time_say_what_that_wants():
 def test_a_profile_of_ones_own_is_grouped_by_what_it_does(vidspec, tmp_path):
     folder = tmp_path / "config" / "vidspec" / "profiles"
     folder.mkdir(parents=True)
-    (folder / "auto.yaml").write_text("accept: {rule: fly}")  # hides the packaged one, and its recommendation
+    (folder / "hybrid.yaml").write_text("accept: {rule: fly}")  # hides the packaged one, and its recommendation
     (folder / "bad.yaml").write_text("[")
     groups = {one["name"]: one["group"] for one in json.loads(vidspec("profiles", "--format", "json").out)}
-    assert (groups["auto"], groups["bad"]) == ("loose", "exact")
+    assert (groups["hybrid"], groups["bad"]) == ("loose", "exact")
 
 
 def test_sample_copies_and_prints_the_paths(vidspec):

@@ -51,7 +51,7 @@ LOOSE = {**TENTH, "draft.gamma": 10, "prune.method": "uniform"}
     ("name", "keys"),
     [
         ("vanilla-sd", IN_TURNS),
-        ("auto", {**IN_TURNS, "draft.gamma": "auto", "schedule.kind": "race"}),
+        ("vanilla-sd-auto", {**IN_TURNS, "draft.gamma": "auto"}),
         ("sd-window-end-chain", {**TENTH, "prune.method": "window", "prune.place": "end"}),
         ("self-specvlm", {**TENTH, "draft.kind": "self", "draft.topology": "tree", "prune.method": "specvlm"}),
         (

@@ -25,7 +25,7 @@ NAMES = {
     ),
     "drafting": registry.drafters.names(),
     "acceptance": ("exact", "fly", "fly_minus", "lvspec", "random_loose"),
-    "schedules": ("auto", "autoregressive", "parallel", "race", "sequential"),
+    "schedules": ("autoregressive", "parallel", "sequential"),
     "lossy": ("dycoke", "fastv", "none", "pdrop", "sparsevlm"),
 }
 #: Those whose names appear nowhere else in this file are checked by what they say of themselves.
@@ -193,11 +193,6 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
             "draft.gamma: auto measures chains, and draft.topology is tree; "
             "nearest valid choice: draft.gamma: 5, or draft.topology: chain",
         ),
-        (
-            {"schedule.kind": "plan", "draft.kind": "self"},
-            "draft.kind: the schedule race chooses drafter and topology itself; "
-            "nearest valid choice: draft.kind: model with draft.topology: chain, or schedule.kind: sequential",
-        ),
         ({"draft.topology": "star"}, "draft.topology: must be 'chain', 'tree' or 'adaptive', not 'star'"),
         (
             {"draft.topology": "tree", "draft.tree": "0 11"},
@@ -257,7 +252,7 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
         ),
         (
             {"schedule.kind": "x"},
-            "schedule.kind: unknown schedule 'x'; valid: auto, autoregressive, parallel, race, sequential",
+            "schedule.kind: unknown schedule 'x'; valid: autoregressive, parallel, sequential",
         ),
         (
             {"draft.kind": "none"},
@@ -450,11 +445,9 @@ HOT = {"generate.temperature": 0.7}
         ("vanilla-sd", {}, True),
         ("vanilla-sd", HOT, False),
         ("vanilla-sd", {**HOT, "draft.gamma": "auto"}, True),
-        ("vanilla-sd", {**HOT, "schedule.kind": "auto"}, False),
         ("parallelvlm", {**HOT, "draft.gamma": 4}, True),
         ("sd-tree", HOT, True),
         ("sd-adaptive-tree", {**HOT, "draft.gamma": 4}, True),
-        ("auto", {**HOT, "draft.gamma": 5}, True),
         ("ar", HOT, True),
     ],
 )

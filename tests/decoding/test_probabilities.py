@@ -40,7 +40,7 @@ def expected(pair):
 
 
 @pytest.mark.parametrize(
-    "profile", ["ar", "vanilla-sd", "sd-tree", "sd-adaptive-tree", "suffix", "parallelvlm", "hippo", "auto"]
+    "profile", ["ar", "vanilla-sd", "sd-tree", "sd-adaptive-tree", "suffix", "parallelvlm", "hippo"]
 )
 def test_probabilities_are_the_targets(pair, profile):
     said = rounds(pair, profile)

@@ -86,12 +86,6 @@ def test_panel_of_taking_turns_has_no_lanes():
     assert "waiting" not in text and "gamma" not in text and "wasted" not in text
 
 
-def test_panel_says_which_schedule_was_chosen_and_why():
-    why = "sequential: 30 tokens/s in turns, 20 at the same time, over 32 tokens of the first clip"
-    assert "schedule sequential: 30 tokens/s in turns" in panel(state(FIRST, schedule="sequential", why=why), width=120)
-    assert "schedule" not in panel(state(FIRST, schedule="sequential"))
-
-
 @pytest.mark.parametrize(("height", "shown"), [(13, False), (14, True), (None, True)])
 def test_a_small_panel_leaves_the_lanes_out(height, shown):
     assert ("waiting" in panel(state(FIRST, passed(1.0)), height=height)) == shown
@@ -99,5 +93,5 @@ def test_a_small_panel_leaves_the_lanes_out(height, shown):
 
 @pytest.mark.parametrize("width", [10, 20, 31, 80])
 def test_every_line_fits_the_terminal(width):
-    text = panel(state(FIRST, passed(1.0), passed(2.0, accepted=1), why="parallel: " + "because " * 30), width=width)
+    text = panel(state(FIRST, passed(1.0), passed(2.0, accepted=1)), width=width)
     assert {len(line) for line in text.splitlines()} == {width}

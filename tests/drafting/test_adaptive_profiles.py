@@ -79,7 +79,6 @@ def test_it_chooses_for_itself(pairs):
     ("settings", "message"),
     [
         ({"schedule.kind": "parallel"}, "draft.topology: the parallel schedule drafts a chain"),
-        ({"schedule.kind": "plan"}, "draft.kind: the schedule race chooses drafter and topology itself"),
         ({"draft.kind": "ensemble"}, "draft.topology: an ensemble drafts a chain"),
         ({"draft.kind": "suffix"}, "draft.topology: adaptive trees grow by the probabilities of a model"),
     ],

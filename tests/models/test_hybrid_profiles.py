@@ -53,7 +53,7 @@ def test_chains(pair):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", full_but(["specvlm-chain"], ["ar", "specvlm-chain", "auto"]))
+@pytest.mark.parametrize("name", full_but(["specvlm-chain"], ["ar", "specvlm-chain", "vanilla-sd-auto"]))
 def test_four_clips_at_once(pair, name):
     plain, fast = captioner(pair, "ar"), captioner(pair, name)
     arrivals = Given([Request(path, fast.read(path), key=path) for path in CLIPS.values()])

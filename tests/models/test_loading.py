@@ -26,8 +26,6 @@ from models.checkpoints import (
     tokenizer,
 )
 from models.checkpoints_llava import Kind
-from vidspec.config import profiles
-from vidspec.decoding.workers.places import two_workers
 from vidspec.engine.forward import Engine
 from vidspec.errors import DeviceError, ModelError
 from vidspec.models.loading import check_pair, embedded_folder, load, prepare
@@ -234,16 +232,6 @@ def test_placement_prefers_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     assert placement("cuda") == placement("cuda:1")
-
-
-def test_two_names_of_one_device_are_one_place(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    for workers, two in (({"draft": "cuda"}, False), ({"target": "cuda"}, False), ({"draft": "cuda:1"}, True)):
-        given = {"schedule.kind": "plan", "models.device": "cuda:0"}
-        profile = profiles.load("vanilla-sd", given | {f"workers.{key}": name for key, name in workers.items()})
-        assert profile.races and two_workers(profile) is two
 
 
 def test_cudnns_attention_is_off_on_cuda(monkeypatch):

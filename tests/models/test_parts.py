@@ -230,8 +230,8 @@ def test_models_that_work_at_the_same_time_on_one_gpu_are_noted_once(monkeypatch
 
     def notes(name, device):
         one = object.__new__(Captioner)
-        one.profile, one.autotune = profiles.load(name, env={}), None
-        one.slot = SimpleNamespace(device=torch.device(device))
+        one.profile = profiles.load(name, env={})
+        one.slot = SimpleNamespace(device=torch.device(device)) if one.profile.concurrent else None
         one.setup = SimpleNamespace(target=SimpleNamespace(model=model), draft=None, head=None, drafter=None)
         return one.notes
 

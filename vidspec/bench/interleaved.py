@@ -45,8 +45,8 @@ class ProfileContender(Contender):
         dialogue = self.captioner.dialogue(path)
         return [dialogue.ask(question) for question in self.questions][-1]
 
-    def forget(self, *, plan: bool = True) -> None:
-        self.captioner.forget(plan=plan)
+    def forget(self) -> None:
+        self.captioner.forget()
 
 
 def run(
@@ -80,13 +80,13 @@ def run(
             continue
         progress(f"warm-up {name}")
         taking.ask(name, partial(contender.caption, clips[0]))
-        contender.forget()  # a plan, or this very clip's caption, from the warm-up would cost nothing
+        contender.forget()  # this very clip's caption, of the warm-up, would be its draft
     records: dict[str, dict[str, list[Caption]]] = {name: {str(clip): [] for clip in clips} for name in contenders}
     for turn, (repeat, clip) in enumerate(product(range(repeats), clips)):
         progress(f"{repeat + 1}/{repeats} {clip.name}")
         if turn and clip == clips[0]:
             for contender in contenders.values():
-                contender.forget(plan=False)  # its own caption would be a clip's draft
+                contender.forget()  # its own caption would be a clip's draft
         for name in rotated(taking.names, turn):
             key = name, str(clip), repeat
             if key not in done:

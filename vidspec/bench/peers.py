@@ -45,8 +45,8 @@ class Contender(ABC):
             PeerFailed: a peer cannot caption it.
         """
 
-    def forget(self, *, plan: bool = True) -> None:  # noqa: B027  most have nothing to forget
-        """Forget what was learned from clips, and what was planned for the machine if ``plan``."""
+    def forget(self) -> None:  # noqa: B027  most have nothing to forget
+        """Forget what was learned from clips."""
 
 
 class PeerFailed(GenerationError):

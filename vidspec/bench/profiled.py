@@ -166,7 +166,7 @@ def _draft_memory(captioner: Captioner) -> int:
 
 
 def _once(captioner: Captioner, clip: str | Path) -> _Once:
-    captioner.forget(plan=False)  # its own caption of the time before
+    captioner.forget()  # its own caption of the time before
     process = captioner.slot.process if captioner.slot else None
     device = captioner.target.model.device
     peaks = [Peak(device)]

@@ -43,7 +43,7 @@ ClickError: type[Exception] = next(
 GONE = {
     "vidspec: No such command 'pairs'": "vidspec models",
     "vidspec: No such command 'checkpoint'": "vidspec models NAME",
-    "vidspec: No such command 'plan'": "vidspec caption --profile auto",
+    "vidspec: No such command 'plan'": "vidspec caption",
     "vidspec: No such command 'simulate'": "python -m research.simulate",
     "vidspec doctor: No such option: --model": "vidspec models NAME",
 }

@@ -52,8 +52,6 @@ class OutcomeLines(Listener):
             note(place + summary(outcome.caption, verbose=self.verbose))
             if self.verbose:
                 note(where_time_went(outcome.caption))
-                if why := outcome.caption.schedule.get("why"):
-                    note(f"schedule: {why}")
 
 
 class Restarts(Watching):

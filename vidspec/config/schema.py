@@ -106,11 +106,8 @@ class Profile(Section):
 
     @property
     def drafts_with_a_model(self) -> bool:
-        """Whether a draft model is needed beside the target; a race has it too where a drafter without one is named."""
-        if self.races and self.models.target is not None and self.models.draft is None:
-            return False
-        wanted = (None, "draft") if self.races else ("draft",)
-        return self.drafter is not None and self.drafter.model in wanted
+        """Whether a draft model is needed beside the target."""
+        return self.drafter is not None and self.drafter.model == "draft"
 
     @property
     def drafts_with_a_head(self) -> bool:
@@ -160,19 +157,9 @@ class Profile(Section):
         return self.lossy.method != "none"
 
     @property
-    def chooses(self) -> bool:
-        """Whether the schedule is chosen by measurement."""
-        return self.schedule.kind == "auto"
-
-    @property
-    def races(self) -> bool:
-        """Whether drafter, pruning, window and schedule are those of the fastest of a few lossless profiles."""
-        return self.schedule.kind == "race"
-
-    @property
     def concurrent(self) -> bool:
         """Whether target and draft work at the same time, in workers of their own."""
-        return not (self.races or self.chooses) and schedules.get(self.schedule.kind).beside
+        return schedules.get(self.schedule.kind).beside
 
     @property
     def takes_second_gpu(self) -> bool:
@@ -182,11 +169,6 @@ class Profile(Section):
         """
         named = (self.workers.target, self.workers.draft, self.models.draft_device, self.models.device_map)
         return self.drafts_with_a_model and self.models.device == "auto" and not any(named)
-
-    @property
-    def beside(self) -> bool:
-        """Whether target and draft work at the same time, or may come to by measurement."""
-        return self.concurrent or self.chooses
 
     @property
     def token_for_token(self) -> bool:
@@ -199,7 +181,7 @@ class Profile(Section):
         """
         if self.generate.temperature == 0 or self.drafter is None:
             return True
-        greedy = self.draft.topology != "chain" or self.draft.gamma == "auto" or self.concurrent or self.races
+        greedy = self.draft.topology != "chain" or self.draft.gamma == "auto" or self.concurrent
         return (greedy or not self.drafter.draws) and self.rule.lossless
 
     @model_validator(mode="after")
@@ -225,8 +207,7 @@ class Profile(Section):
         for section in (self.lossy, self.video, self.models, self.schedule, self.prune, self.accept, self.generate):
             yield from section.check(self)
         yield from problems(self.rule, self)
-        if not (self.races or self.chooses):
-            yield from problems(schedules.get(self.schedule.kind), self)
+        yield from problems(schedules.get(self.schedule.kind), self)
         if self.prune.method != "none":
             yield from problems(configured(pruners.get(self.prune.method), self.prune), self)
         if self.prunes_the_target:

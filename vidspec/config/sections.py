@@ -258,7 +258,7 @@ class DraftSection(PartSection):
     precision: Literal["auto", "as-target", "int8", "int4"] = "auto"
 
     def check(self, profile: Profile) -> Iterator[Problem]:
-        drafter, kind, beside = profile.drafter, self.kind, profile.beside
+        drafter, kind, beside = profile.drafter, self.kind, profile.concurrent
         if drafter is not None and self.topology != "chain" and not drafter.trees:
             reason = f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} drafts a chain"
             yield Problem("draft.topology", reason, "draft.topology: chain")
@@ -280,10 +280,6 @@ class DraftSection(PartSection):
             yield Problem("draft.precision", reason, "draft.precision: auto, or draft.kind: self")
         if self.gamma == "auto" and drafter is None:
             yield Problem("draft.gamma", "auto needs a draft", "draft.gamma: 5, or draft.kind: model")
-        own = profile.drafts_for_free or profile.drafts_with_a_head
-        if profile.races and (self.topology != "chain" or not (kind == "model" or own)):
-            instead = "draft.kind: model with draft.topology: chain, or schedule.kind: sequential"
-            yield Problem("draft.kind", "the schedule race chooses drafter and topology itself", instead)
 
 
 @with_parts(pruners)
@@ -327,32 +323,23 @@ class PruneSection(PartSection):
             yield Problem("prune.alpha", reason, f"prune.alpha: 0, or prune.method: {instead}")
 
 
-def _renamed(kind: object) -> object:
-    """Profiles of earlier versions left drafter and schedule to a ``plan``."""
-    return "race" if kind == "plan" else kind
-
-
 class ScheduleSection(Section):
-    """In which order draft and target work: a schedule, ``auto`` to race both orders on the first clip, or ``race`` to
-    race a few lossless profiles (``plan`` in profiles of earlier versions).
+    """In which order draft and target work.
 
     The rest is read by parallel: ``prefill``, whether the draft reads its prompt beside the target's prefill or behind
     it; ``startup``, how many tokens it may draft until the target is done, a window (ParallelVLM) or as many as fit
     (HIPPO).
     """
 
-    kind: Annotated[str, BeforeValidator(_renamed), AfterValidator(_named(schedules))] = "autoregressive"
+    kind: Annotated[str, AfterValidator(_named(schedules))] = "autoregressive"
     prefill: Literal["sequential", "parallel"] = "sequential"
     startup: Literal["window", "fit"] = "window"
 
     def check(self, profile: Profile) -> Iterator[Problem]:
-        if profile.races and profile.prune.method != "none":
-            instead = "prune.method: none, or schedule.kind: sequential"
-            yield Problem("prune.method", "the schedule race chooses the pruning itself", instead)
-        if self.prefill == "parallel" and not profile.beside:
+        if self.prefill == "parallel" and not profile.concurrent:
             reason = f"parallel needs two workers, and schedule.kind is {self.kind}"
             yield Problem("schedule.prefill", reason, "schedule.prefill: sequential, or schedule.kind: parallel")
-        drafts = self.kind in schedules.always or schedules.get(self.kind).drafts
+        drafts = schedules.get(self.kind).drafts
         if drafts and profile.drafter is None:
             reason = f"{self.kind} needs a draft, and draft.kind is none"
             yield Problem("schedule.kind", reason, "schedule.kind: autoregressive, or draft.kind: model")

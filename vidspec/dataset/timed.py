@@ -95,7 +95,7 @@ class Ours:
 
     def run(self, clips: Sequence[str], batch: int) -> dict[str, object]:
         """Caption a folder of clips; see :func:`folder`."""
-        self.captioner.forget()  # a plan that was made before would cost nothing
+        self.captioner.forget()  # what the run before said would be a draft
         config = how_of(self.captioner.profile, len(clips), batch)
         loads, readers = Loads(), [Reader(config.timeout) for _ in range(reader_count(config, len(clips)))]
         for reader in readers:

@@ -110,7 +110,6 @@ def _schedule(sequence: Sequence) -> Schedule:
     gammas = [step.gamma for step in sequence.rounds if step.gamma]
     return {
         "kind": sequence.kind,
-        "why": sequence.choice.why if sequence.choice else None,
         "gamma": gammas[-1] if gammas else None,
         "wasted": sum(step.wasted for step in sequence.rounds) if sequence.kind == "parallel" else None,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -26,18 +26,10 @@ if TYPE_CHECKING:
     from vidspec.models.detokenizer import Detokenizer
     from vidspec.models.request import Request
 
-__all__ = ["Choice", "Schedule", "Sequence"]
+__all__ = ["Schedule", "Sequence"]
 
 #: What is timed before a text begins.
 READING = ("decode_video", "preprocess", "vision", "caption", "target_prefill", "prune", "draft_prefill")
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The chosen schedule, and the measurement that decided."""
-
-    kind: str
-    why: str
 
 
 class Sequence(Client):
@@ -50,7 +42,6 @@ class Sequence(Client):
     Attributes:
         events: emitted by :meth:`emit` and not taken yet.
         setup: models and parts, from :meth:`attempt` on.
-        choice: how its schedule was chosen; None if the profile names it.
         target, limits, rng: the target's side, where the text ends, and a CPU generator; from its prefill on.
         drafter, acceptance: None if the profile has none.
         gamma: the draft window, or the most that ``window`` may choose.
@@ -73,7 +64,6 @@ class Sequence(Client):
         self.job = job
         self.events: deque[Event] = deque()
         self.text: Detokenizer | None = None
-        self.choice: Choice | None = None
         self.drafter: Drafter | None = None
         self.acceptance: Acceptance | None = None
         self.gamma = 0
@@ -86,11 +76,11 @@ class Sequence(Client):
         self.deadline: float | None = None
         self.shared = False
 
-    def attempt(self, setup: Setup, choice: Choice | None = None) -> None:
+    def attempt(self, setup: Setup) -> None:
         """Begin the text, or begin it anew with nothing emitted."""
         from vidspec.models.detokenizer import Detokenizer
 
-        self.setup, self.choice = setup, choice
+        self.setup = setup
         self.text = Detokenizer(setup.target.model.tokenizer, setup.profile.generate.stop)
         self.drafter, self.window, self.prefilled = None, None, None
         self.rounds, self.token_ids, self.draft_forwards = [], [], 0
@@ -103,7 +93,7 @@ class Sequence(Client):
     @property
     def kind(self) -> str:
         """The schedule."""
-        return self.choice.kind if self.choice else self.setup.profile.schedule.kind
+        return self.setup.profile.schedule.kind
 
     @property
     def reading_s(self) -> float:
@@ -136,7 +126,7 @@ class Sequence(Client):
         elif isinstance(event, Prefilled):
             if (cache := self.job.cache) is not None and cache.reading_s is None:
                 cache.reading_s = self.reading_s
-            event = replace(event, schedule=self.kind, why=self.choice.why if self.choice else None)
+            event = replace(event, schedule=self.kind)
             self.prefilled = event
             if self.job.reread is not None:
                 _ = self.seed  # which follows from the frames

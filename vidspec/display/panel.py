@@ -129,8 +129,6 @@ def _facts(state: PanelState, verbose: bool) -> list[str]:
             facts.append(f"{value:.2f}x")
         else:
             facts.append(f"{value:.2f}x est." if verbose else f"estimated {value:.1f}x")
-    if state.prefilled is not None and state.prefilled.why:
-        facts.append(f"schedule {state.prefilled.why}")
     return [fact for fact in facts if fact]
 
 

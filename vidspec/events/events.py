@@ -99,7 +99,7 @@ class Prefilled:
     ``views`` are rows and columns of each of several rasters, one below the other, that show the whole frame each.
     ``contexts`` names what an ensemble shows the draft, and ``caption`` is the text that
     stands for the video in its context of that name. ``lossless`` is False if the acceptance rule may change the text.
-    ``schedule`` is how draft and target work, and ``why`` it was chosen, where the profile left that to measurement.
+    ``schedule`` is how draft and target work.
     ``kept_per_layer`` counts, of a target that is pruned itself, the visual tokens that each of its blocks reads.
     ``signals`` are the target's attention to the visual tokens where it was observed for a pruner: by its name there a
     byte for each token, its rank among all from 0, the least, to 255. ``audio_tokens`` counts those that stand for what
@@ -119,7 +119,6 @@ class Prefilled:
     caption: str | None = None
     lossless: bool = True
     schedule: str = ""
-    why: str | None = None
     kept_per_layer: tuple[int, ...] = ()
     signals: tuple[tuple[str, bytes], ...] = ()
     audio_tokens: int = 0

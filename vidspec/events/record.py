@@ -125,11 +125,10 @@ class Speed(TypedDict, total=False):
 
 
 class Schedule(TypedDict, total=False):
-    """``why`` it was chosen, where the profile left that to measurement; the last window ``gamma`` where windows
-    change, and of the parallel one how many drafted tokens were ``wasted``."""
+    """The last window ``gamma`` where windows change, and of the parallel one how many drafted tokens were
+    ``wasted``."""
 
     kind: str
-    why: str | None
     gamma: int | None
     wasted: int | None
 

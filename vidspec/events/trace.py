@@ -26,7 +26,6 @@ Kind: TypeAlias = Literal[
     "accept",
     "rollback",
     "wait",
-    "plan",
 ]
 KINDS: tuple[str, ...] = Kind.__args__  # type: ignore[attr-defined]
 

@@ -170,7 +170,7 @@ def test_what_was_learned_from_a_clip_is_forgotten_before_its_next_repeat(held_o
             self.learned += 1
             return Caption(str(path), "x", token_ids=[self.learned])
 
-        def forget(self, *, plan=True):
+        def forget(self):
             self.learned = 0
 
     shown = {"clip": pareto_run.Shown(held_out / "clip-0000.mp4", None)}

@@ -1,4 +1,4 @@
-"""Where the draft works, and whether it gets a process of its own."""
+"""Where target and draft work."""
 
 from __future__ import annotations
 
@@ -10,14 +10,7 @@ from vidspec.config.profiles import Profile
 from vidspec.engine.layouts import Wanted
 from vidspec.models.placement import Placement, placement
 
-__all__ = ["of_draft", "of_target", "room_for_two", "two_workers"]
-
-
-def two_workers(profile: Profile) -> bool:
-    """Whether the draft gets a process: where the schedule wants it, or a race and the draft has another device."""
-    if not profile.races:
-        return profile.concurrent or profile.chooses
-    return profile.drafts_with_a_model and of_target(profile).device != of_draft(profile).device
+__all__ = ["of_draft", "of_target", "room_for_two"]
 
 
 def room_for_two(target: torch.device, draft: torch.device, threads: int | None = None) -> bool:

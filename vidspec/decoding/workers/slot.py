@@ -63,8 +63,7 @@ class DraftSlot:
             self.target_threads, threads = split_threads(total, wanted.draft_threads)
         self._start, self._timeout = Start(model, where, threads), wanted.timeout
         self._processes: list[DraftProcess] = []
-        if not profile.races:  # which may never want it
-            self.start()
+        self.start()
         weakref.finalize(self, _end, self._processes)  # its reader would keep a forgotten process for ever
 
     @property

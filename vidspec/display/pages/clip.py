@@ -135,7 +135,7 @@ class Clip:
             ("family", models.get("family")),
             ("ran on", ", ".join(filter(None, (models.get("device"), models.get("dtype"))))),
             ("blocks", models.get("decoder")),
-            ("schedule", ": ".join(filter(None, (schedule.get("kind"), schedule.get("why"))))),
+            ("schedule", schedule.get("kind")),
             ("contexts", self._contexts),
             ("video", ", ".join(filter(None, (size, length, video.get("codec"), video.get("container"))))),
             ("frames shown", video.get("frames")),

@@ -73,7 +73,6 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "accept": ("other", "comparing proposals with the target's choice"),
     "rollback": ("other", "forgetting what was rejected"),
     "wait": ("wait", "waiting for the other"),
-    "plan": ("other", "choosing settings"),
 }
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from textwrap import fill
+from textwrap import fill, shorten
 from typing import Any, TypeAlias
 
 from research.evidence.parts import PAIRS, PARTS, Part
@@ -157,7 +157,9 @@ def profiles(both: Mapping[str, Results]) -> str:
             cells += [times(row["decode"]), times(row["end_to_end"]), share(row, results)]
         lines.append(cells)
     left = [
-        f"- {pair}: {name} was left out: {why}" for pair, one in both.items() for name, why in one["left_out"].items()
+        f"- {pair}: {name} was left out: {shorten(why.removeprefix(f'{name}: '), 160, placeholder=' ...')}"
+        for pair, one in both.items()
+        for name, why in one["left_out"].items()
     ]
     return "\n".join([table(heads, lines), "", *left]).rstrip()
 
@@ -221,19 +223,22 @@ SECTIONS = {
     "Profiles and peers": (
         "Single clips of 32 frames with both cores. *Same tokens* as `ar`; *tau* are drafted tokens accepted by a "
         "verification, *of limit* the passes a second over those that the memory bandwidth allows; ratios are medians "
-        "of clips over `ar`. Spreads, run lengths, kept tokens and the speed model: "
-        "[embedded](measured/profiles-embedded.md), [embedded-qwen](measured/profiles-embedded-qwen.md)."
+        "of clips over `ar`. Spreads, run lengths, kept tokens and the speed model: {links}."
     ),
     "Folders": (
         "Clips a second from the first file opened to the last record written, 8 frames, one thread for each process: "
         "one core decodes texts and the other reads and looks at the clips to come. *Earlier* is the version before "
-        "with the same weights. Decoding alone, memory and rows of a pass: [embedded](measured/folder-embedded.md), "
-        "[embedded-qwen](measured/folder-embedded-qwen.md), [200 clips](measured/folder-200.md)."
+        "with the same weights. Decoding alone, memory and rows of a pass: {links}."
     ),
     "The default profile": (
         "By how much each candidate takes longer than the fastest of them, in the runs above. `vanilla-sd-auto` is the "
-        "default."
+        "default; `auto`, which raced the others on one clip and kept the fastest, has been dropped since."
     ),
+}
+#: The pages that a section links to.
+LINKS = {
+    "Profiles and peers": {"embedded": "profiles-embedded", "embedded-qwen": "profiles-embedded-qwen"},
+    "Folders": {"embedded": "folder-embedded", "embedded-qwen": "folder-embedded-qwen", "200 clips": "folder-200"},
 }
 
 
@@ -254,7 +259,8 @@ def measured(data: Mapping[str, Results], known: Sequence[str]) -> str:
     parts = [INTRO]
     for title, text in tables.items():
         if text:
-            parts += [f"## {title}\n", _filled(SECTIONS[title]) + "\n", text + "\n"]
+            links = (f"[{label}](measured/{name}.md)" for label, name in LINKS.get(title, {}).items() if name in known)
+            parts += [f"## {title}\n", _filled(SECTIONS[title].format(links=", ".join(links))) + "\n", text + "\n"]
     parts += ["## All parts\n"]
     rows = [(f"[{part.title}](measured/{part.name}.md)", part.about) for part in PARTS if part.name in known]
     parts.append(table(("part", "what it shows"), rows) + "\n")

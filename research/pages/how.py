@@ -32,6 +32,7 @@ ALONE = """<script>addEventListener("load", () => {
 def captioned(clip: Path, folder: Path, heatmap: Path) -> Path:
     """The page about a clip."""
     page = folder / f"{clip.stem}.html"
+    heatmap.unlink(missing_ok=True)  # made smaller below, and so no picture that vidspec would replace
     command = [sys.executable, "-m", "vidspec", "caption", clip.relative_to(ROOT), "--pair", "embedded-qwen"]
     command += ["--frames", "16", "--profile", "sd-attention-chain", "--baseline"]
     command += ["--heatmap", heatmap, "--report", page]

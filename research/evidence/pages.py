@@ -189,7 +189,7 @@ def folders(results: Mapping[str, Results]) -> str:
 
 
 def race(results: Mapping[str, Results]) -> str:
-    """How far each candidate for the default is behind the fastest, on single clips and folders."""
+    """How far each candidate for the default is behind the fastest, on single clips and folders; "" without a race."""
     rates: dict[tuple[str, str], float] = {}
     for title, one in results.items():
         for row in one["rows"]:
@@ -201,10 +201,14 @@ def race(results: Mapping[str, Results]) -> str:
     behind: dict[str, list[float]] = {name: [] for name in RACED}
     for place in where:
         known = {name: rates[place, name] for name in RACED if (place, name) in rates}
+        if len(known) < 2:  # no race
+            continue
         best = max(known.values())
         for name, rate in known.items():
             behind[name].append(best / rate - 1)
         lines.append((place, *(f"{best / known[name] - 1:.1%}" if name in known else "-" for name in RACED)))
+    if not lines:
+        return ""
     lines.append(("median", *(f"{median(some):.1%}" if some else "-" for some in behind.values())))
     return table(("longer than the fastest of these", *(f"`{name}`" for name in RACED)), lines)
 
@@ -227,8 +231,9 @@ SECTIONS = {
     ),
     "Folders": (
         "Clips a second from the first file opened to the last record written, 8 frames, one thread for each process: "
-        "one core decodes texts and the other reads and looks at the clips to come. *Earlier* is the version before "
-        "with the same weights. Decoding alone, memory and rows of a pass: {links}."
+        "one core decodes texts, the other reads files and looks at the clips to come, and is idle most of the time. "
+        "*Earlier* is the version before with the same weights. Decoding alone, memory and rows of a pass, what the "
+        "cores do: {links}."
     ),
     "The default profile": (
         "By how much each candidate takes longer than the fastest of them, in the runs above. `vanilla-sd-auto` is the "
@@ -238,7 +243,8 @@ SECTIONS = {
 #: The pages that a section links to.
 LINKS = {
     "Profiles and peers": {"embedded": "profiles-embedded", "embedded-qwen": "profiles-embedded-qwen"},
-    "Folders": {"embedded": "folder-embedded", "embedded-qwen": "folder-embedded-qwen", "200 clips": "folder-200"},
+    "Folders": {"embedded": "folder-embedded", "embedded-qwen": "folder-embedded-qwen", "200 clips": "folder-200"}
+    | {f"cores, {pair}": f"cores-{pair}" for pair in PAIRS},
 }
 
 

@@ -109,6 +109,14 @@ def test_folders_and_the_race_are_ratios_of_one_run(data):
     assert "| embedded, single clips | 0.0% | - | - | 11.1% |" in page
 
 
+def test_one_candidate_runs_no_race(data):
+    data["folder-200"]["rows"] = [one for one in data["folder-200"]["rows"] if one["name"] != "hybrid"]
+    page = pages.measured(data, [])
+    assert "| embedded, single clips | 0.0% | - | - | 11.1% |" in page
+    assert "| embedded-qwen, 200, 8 at once |" not in page
+    assert "The default profile" not in pages.measured({"folder-200": data["folder-200"]}, [])
+
+
 def test_the_front_page_shows_one_run_and_what_is_missing(data):
     text = pages.readme(data["profiles-embedded-qwen"])
     assert "| `vanilla-sd-auto`: the default: the draft sees everything | 2.00x | 200 |" in text

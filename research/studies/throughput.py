@@ -115,25 +115,25 @@ def aims(outcome: Outcome) -> str:
     own = [row for row in outcome.rows if not row.name.startswith(others) and row.plain is not None]
     best = max(own, key=lambda row: row.clips_per_s)
 
+    def speedup(one: float | None, base: float | None) -> str:
+        return f"{one / base:.2f}x" if one and base else "not measured"
+
     def over(prefix: str) -> str:
         theirs = max((r for r in outcome.rows if r.name.startswith(prefix)), key=lambda r: r.clips_per_s, default=None)
         if theirs is None:
             return "not measured"
-        ratio = best.clips_per_s / theirs.clips_per_s
-        return f"{ratio:.2f}x ({best.name} at {best.batch} over {theirs.name} at {theirs.batch})"
+        names = f"{best.name} at {best.batch} over {theirs.name} at {theirs.batch}"
+        return f"{speedup(best.clips_per_s, theirs.clips_per_s)} ({names})"
 
     def alone(name: str, size: int) -> float | None:
         row = rows.get((name, size))
         return row.decode_tokens_per_s if row else None
 
-    def times(one: float | None, base: float | None) -> str:
-        return f"{one / base:.2f}x" if one and base else "not measured"
-
     sizes = sorted({row.batch for row in own})
     drafting = {row.name for row in own if row.name != "ar"}
     fast = max(drafting, key=lambda name: alone(name, 8) or 0.0, default="ar")
-    gains = {name: times(alone(name, 8), alone(name, 1)) for name in ("ar", fast)}
-    ahead = ", ".join(times(alone(fast, size), alone("ar", size)) for size in sizes)
+    gains = {name: speedup(alone(name, 8), alone(name, 1)) for name in ("ar", fast)}
+    ahead = ", ".join(speedup(alone(fast, size), alone("ar", size)) for size in sizes)
     aimed = [
         ("2.5x the clips/s of the earlier version's best profile", over("earlier ")),
         ("3x the clips/s of `generate` in batches", over("generate-batched")),

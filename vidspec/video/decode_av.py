@@ -23,6 +23,7 @@ from av.stream import Stream
 from vidspec.video.base import Index, NotDelivered, Put
 from vidspec.video.opening import accelerated, codec_name, opened, packets_of, video_streams
 from vidspec.video.payload import has_layers, without_stuffing
+from vidspec.video.progress import advance
 from vidspec.video.resize import upright
 
 __all__ = ["AvDecoder", "Reading", "decode_all"]
@@ -344,6 +345,7 @@ def decode_all(
             if picture.is_corrupt:  # what follows may depend on it
                 broken = True
                 break
+            advance()
             if _from(picture, floor):
                 yield picture
         if broken:

@@ -12,6 +12,7 @@ import av
 from av.stream import Disposition
 
 from vidspec.errors import VideoError
+from vidspec.video.progress import advance
 
 if TYPE_CHECKING:
     from av.codec.hwaccel import HWAccel
@@ -58,7 +59,7 @@ def checked_path(path: str | os.PathLike[str]) -> str:
 def accelerator(device: str) -> HWAccel:
     """FFmpeg's hardware decoder of that name, asked to fail rather than to leave its work to software.
 
-    ``cuda:1`` is that of the second GPU. Raises ImportError before PyAV 14.
+    ``cuda:1`` is that of the second GPU.
     """
     from av.codec.hwaccel import HWAccel
 
@@ -130,7 +131,9 @@ def packets_of(container: av.container.InputContainer, stream: Stream) -> Iterat
     Raises av.error.FFmpegError or OSError where reading fails.
     """
     try:
-        yield from container.demux(stream)
+        for packet in container.demux(stream):
+            advance()
+            yield packet
     except IndexError:  # PyAV, on damaged files: FFmpeg counts a stream that PyAV does not
         raise OSError("its streams are damaged") from None
 

@@ -18,14 +18,21 @@ if TYPE_CHECKING:
     from av.codec.hwaccel import HWAccel
     from av.stream import Stream
 
-__all__ = ["accelerated", "accelerator", "checked_path", "codec_name", "opened", "packets_of", "video_streams"]
+__all__ = ["FORMATS", "accelerated", "accelerator", "checked_path", "codec_name", "opened", "packets_of", "video_streams"]
 
-# FFmpeg has demuxers that draw text as video, and others that follow a playlist to files (or hosts) nobody named.
-_NOT_VIDEO = {"tty", "bin", "xbin", "adf", "idf", "lavfi"}
-_PLAYLISTS = {"hls", "concat", "dash", "sdp", "rtsp", "imf", "image2"}
+#: FFmpeg's names of the containers that are opened. None of them leads to another file; of what FFmpeg knows beside
+#: them, playlists (hls, concat, dash, imf, image2) do, and indexes (vobsub), and some (mlv) look for further parts. The
+#: last ones hold sound, so that the error can say so.
+FORMATS = (
+    "mov,matroska,webm,avi,asf,asf_o,flv,live_flv,kux,mpegts,mpeg,mpegvideo,mxf,gxf,nut,nuv,ogg,rm,ivr,ivf,dv,wtv,pva,"
+    "obu,av1,h261,h263,h264,hevc,vvc,m4v,vc1,vc1test,cavsvideo,avs2,avs3,dirac,mjpeg,mjpeg_2000,yuv4mpegpipe,"
+    "gif,apng,webp_anim,png_pipe,jpeg_pipe,webp_pipe,bmp_pipe,tiff_pipe,mp3,wav,flac,aac"
+)
 
 # An MP4 begins with one of these boxes; without "moov" FFmpeg cannot tell it from any other data.
 _MP4_BOXES = {b"ftyp", b"mdat", b"moov", b"free", b"skip", b"wide"}
+# How lists of other files begin.
+_LISTS = (b"#EXTM3U", b"ffconcat", b"# VobSub", b"[playlist]")
 _OTHER_HEADS = (b"\x1aE\xdf\xa3", b"RIFF", b"FLV\x01", b"GIF8", b"\x89PNG", b"\xff\xd8\xff", b"OggS")
 
 
@@ -90,23 +97,13 @@ def opened(path: str, hardware: str | None = None) -> Iterator[av.container.Inpu
     except (av.error.FFmpegError, OSError, ValueError) as error:
         raise _open_error(path, error) from None
     try:
-        demuxer = container.format.name
-        if demuxer in _NOT_VIDEO:
-            raise VideoError(f"{path}: is not a video", kind="not_video")
-        if demuxer in _PLAYLISTS:
-            raise VideoError(
-                f"{path}: is a list of other files ({demuxer}), not a video",
-                kind="unsupported",
-                hint="name the video files",
-            )
         yield container
     finally:
         container.close()
 
 
 def _container(path: str, hardware: str | None) -> av.container.InputContainer:
-    # The whitelist keeps a file that names other files from reaching the network.
-    options = {"protocol_whitelist": "file"}
+    options = {"format_whitelist": FORMATS, "protocol_whitelist": "file"}
     file = os.path.abspath(path)  # which cannot be mistaken for a protocol ("concat:", "http:")
     if hardware is None:
         return av.open(file, mode="r", options=options, metadata_errors="replace")
@@ -152,6 +149,12 @@ def _open_error(path: str, error: Exception) -> VideoError:
         )
     if head.startswith(_OTHER_HEADS):
         return VideoError(f"{path}: is incomplete or damaged: {_reason(error)}", kind="truncated")
+    if head.lstrip(b"\xef\xbb\xbf").startswith(_LISTS):
+        return VideoError(
+            f"{path}: is a list of other files, not a video", kind="unsupported", hint="name the video files"
+        )
+    if isinstance(error, av.error.ArgumentError):  # another format than those of FORMATS
+        return VideoError(f"{path}: is of no kind of video that is read here", kind="not_video")
     if isinstance(error, ValueError | av.error.EOFError):  # "invalid data", "invalid argument", nothing found
         return VideoError(f"{path}: is not a video", kind="not_video")
     return VideoError(f"{path}: cannot be opened as a video: {_reason(error)}", kind="unreadable")

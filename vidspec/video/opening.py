@@ -116,10 +116,17 @@ def _container(path: str, hardware: str | None) -> av.container.InputContainer:
 
 
 def video_streams(container: av.container.InputContainer) -> list[av.VideoStream]:
-    """The container's video streams, the default one first, without cover pictures; may be empty."""
+    """The container's video streams in the order of the ffmpeg command: those marked as default first, of these the
+    largest; without cover pictures; may be empty.
+    """
     streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
-    best = container.streams.best("video")
-    return sorted(streams, key=lambda s: (best is None or s.index != best.index, s.index))
+
+    def rank(stream: av.VideoStream) -> tuple[bool, int, int]:
+        codec = stream.codec_context
+        pixels = 0 if codec is None else codec.width * codec.height
+        return not stream.disposition & Disposition.default, -pixels, stream.index
+
+    return sorted(streams, key=rank)
 
 
 def packets_of(container: av.container.InputContainer, stream: Stream) -> Iterator[av.Packet[Stream]]:

@@ -90,6 +90,7 @@ class _Packets:
     last_pts: int | None = None
     last_duration: int = 0
     tail_damaged: bool = False
+    open_start: bool = False
     no_timestamps: int = 0
     leading: int = 0
     discarded: int = 0
@@ -156,6 +157,7 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         doubts=_doubts(packets, order, int(pts[0]), alone, duration * float(rate or 0)),
         damage=wrong,
         origin=origin,
+        open_start=packets.open_start,
         suspects=_suspects(pts) if order == "pts" and container_format in _GAPS_MAY_BE_LOSS else (),
     )
 
@@ -219,6 +221,8 @@ def _read_packets(container: av.container.InputContainer, stream: av.VideoStream
                 key, damaged = None, True
             elif packet.is_keyframe:
                 key = packet.pts
+                if pictures is not None and not found.key_pts:
+                    found.open_start = pictures.starts_open(bytes(packet))
                 found.key_pts.append(packet.pts)
                 found.key_dts.append(packet.pts if packet.dts is None else packet.dts)
             if found.last_pts is None or packet.pts >= found.last_pts:

@@ -221,6 +221,5 @@ def test_shards_that_are_pipes_or_sockets_are_left_out_unopened():
         found = collect(Sources(("good.tar", "pipe.tar", "link.parquet", "socket.parquet", "clip.mp4")))
         leave_out_missing(found, ("pipe.tar", "socket.parquet"))
     assert [job.path for job in found.entries] == ["good.tar", "clip.mp4"]
-    assert found.unreadable == [
-        f"{name}: is a pipe, a socket or a device, not a file" for name in ("pipe.tar", "link.parquet", "socket.parquet")
-    ]
+    names = ("pipe.tar", "link.parquet", "socket.parquet")
+    assert found.unreadable == [f"{name}: is a pipe, a socket or a device, not a file" for name in names]

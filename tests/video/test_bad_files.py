@@ -108,7 +108,7 @@ for path in sys.argv[1:]:
 
 
 def traced(code: str, paths: list[Path], log: Path) -> tuple[list[str], Counter[str]]:
-    """What Python code prints about files of one folder, and how often it opens which files there."""
+    """Return the words that Python code prints about files of one folder, and how often it opens files there."""
     strace = ["strace", "-f", "-qq", "-e", "trace=open,openat,openat2,connect", "-o", str(log)]
     command = [*strace, sys.executable, "-c", code, *map(str, paths)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -131,7 +131,8 @@ def test_a_file_opens_nothing_but_itself(tmp_path):
         if not (folder / led).exists():
             os.mkfifo(folder / led)  # which to open would wait for ever
     decoders = ["auto", "decord"] if decode_decord.available() else ["auto"]
-    said, opened = traced(READ.replace("DECODERS", repr(decoders)), [good, *map(folder.joinpath, LEADING)], tmp_path / "log")
+    paths = [good, *map(folder.joinpath, LEADING)]
+    said, opened = traced(READ.replace("DECODERS", repr(decoders)), paths, tmp_path / "log")
     assert said[: len(decoders)] == ["5"] * len(decoders) and not any(word.isdigit() for word in said[len(decoders) :])
     assert opened.keys() == {"good.mp4", *LEADING}, "and each of them was looked at"
 

@@ -106,8 +106,8 @@ def collect(sources: Sources) -> Found:
 
 
 def leave_out_missing(found: Found, named: Sequence[str]) -> None:
-    """Leave out clips of lists and manifests that do not exist, and shards that are pipes, sockets or devices, and say so
-    in ``found.unreadable``. What is behind URLs of shards is found out when these are opened.
+    """Leave out clips of lists and manifests that do not exist, and shards that are pipes, sockets or devices, and say
+    so in ``found.unreadable``. What is behind URLs of shards is found out when these are opened.
 
     Raises:
         UsageError: one of ``named`` does not exist, which the user wrote himself.
@@ -126,7 +126,7 @@ def leave_out_missing(found: Found, named: Sequence[str]) -> None:
 
 
 def _is_special(path: str) -> bool:
-    """Whether a path is there and neither a file nor a folder, so that opening it may wait for ever."""
+    """Return whether a path is there and neither a file nor a folder, so that opening it may wait for ever."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):

@@ -67,7 +67,7 @@ def main() -> None:
 
 
 class _Answers:
-    """What the other process reads: answers, and meanwhile reports of progress, which a thread writes."""
+    """Answers to the other process, and reports of progress meanwhile, which a thread writes."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

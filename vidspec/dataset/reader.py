@@ -188,11 +188,11 @@ class Reader:
         return header
 
     def _fill(self, buffer: memoryview, limit: _Limit) -> None:
-        process = self._process
+        source: Any = self._process and self._process.stdout
         at = 0
         with limit.listening() as heard:
             while at < len(buffer):
-                got = process.stdout.readinto(buffer[at:]) if process and process.stdout else 0  # type: ignore[attr-defined]
+                got = source.readinto(buffer[at:]) if source else 0
                 if not got:
                     raise limit.failure()
                 heard()

@@ -97,7 +97,8 @@ class Ours:
         """Caption a folder of clips; see :func:`folder`."""
         self.captioner.forget()  # what the run before said would be a draft
         config = how_of(self.captioner.profile, len(clips), batch)
-        loads, readers = Loads(), [Reader(config.timeout, config.stall) for _ in range(reader_count(config, len(clips)))]
+        loads, count = Loads(), reader_count(config, len(clips))
+        readers = [Reader(config.timeout, config.stall) for _ in range(count)]
         for reader in readers:
             reader.start()
         for reader in readers:

@@ -56,9 +56,9 @@ class Reading(NamedTuple):
 
 _PLAIN = Reading()
 
-#: How H.264 is read that was cut where later pictures refer to some before the cut. Commands to forget those fail, which
-#: a decoder told to fail does not tell from damage, though all pictures are whole. Where none is concealed, two that
-#: conceal in different ways agree.
+#: How H.264 is read that was cut where later pictures refer to some before the cut. Commands to forget those fail,
+#: which a decoder told to fail does not tell from damage, though all pictures are whole. Where none is concealed, two
+#: that conceal in different ways agree.
 _CUT_OPEN = (Reading(conceal="0"), Reading(conceal="guess_mvs+deblock"))
 
 #: How streams are read of which FFmpeg's own decoder takes nearly any bits for a picture. libvpx notices where VP9's

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from av.codec.hwaccel import HWAccel
     from av.stream import Stream
 
-__all__ = ["FORMATS", "accelerated", "accelerator", "checked_path", "codec_name", "opened", "packets_of", "video_streams"]
+__all__ = [
+    "FORMATS",
+    "accelerated",
+    "accelerator",
+    "checked_path",
+    "codec_name",
+    "opened",
+    "packets_of",
+    "video_streams",
+]
 
 #: FFmpeg's names of the containers that are opened. None of them leads to another file; of what FFmpeg knows beside
 #: them, playlists (hls, concat, dash, imf, image2) do, and indexes (vobsub), and some (mlv) look for further parts. The

@@ -47,7 +47,7 @@ class Pictures:
         return _ONES in body or _ZEROS in body
 
     def starts_open(self, packet: bytes) -> bool:
-        """Whether a keyframe is no IDR picture of H.264: what follows it may refer to pictures before it."""
+        """Return whether a keyframe is no IDR picture of H.264: what follows it may refer to pictures before it."""
         return self.codec == "h264" and all(unit and unit[0] & 31 != 5 for unit in self._units(packet))
 
     def _units(self, packet: bytes) -> Iterable[bytes]:

@@ -223,8 +223,8 @@ class Refusing(FakeCaptioner):
 class FakeReader:
     """Leaves the frames to the fake captioner, whose clips are no files; every clip has two segments."""
 
-    def __init__(self, timeout: float | None = None) -> None:
-        self.timeout = timeout
+    def __init__(self, timeout: float | None = None, stall: float = 60.0) -> None:
+        self.timeout, self.stall = timeout, stall
 
     def start(self) -> None:
         pass

@@ -78,8 +78,8 @@ class VideoError(VidspecError):
     """A file that gives no frames: missing, a folder, empty, not a video, damaged.
 
     Kinds: ``missing``, ``folder``, ``unreadable``, ``empty``, ``not_video``, ``no_video_stream``, ``truncated``,
-    ``damaged``, ``unsupported``, ``no_frames``, ``range``, ``memory``; of a reader's process also ``timeout`` and
-    ``crashed``.
+    ``damaged``, ``unsupported``, ``no_frames``, ``range``, ``memory``; of a reader's process also ``timeout``,
+    ``stalled`` and ``crashed``.
     """
 
     stage = "decode_video"

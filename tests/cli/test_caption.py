@@ -246,6 +246,7 @@ def test_options_reach_the_profile(vidspec):
         "seek": "keyframes",
         "allow_damaged": True,
         "audio": False,
+        "stall": 60.0,
     }
     generate = {
         "max_new_tokens": 7,
@@ -624,6 +625,14 @@ def test_what_is_missing_is_an_error_before_models_are_loaded(vidspec, monkeypat
     ran = vidspec("caption", "good.mp4", "--decoder", "nvdec", "-o", "out.jsonl")
     assert ran.code == 2 and ran.err.startswith("error: no NVIDIA decoder can be used here: no driver (use the decoder")
     assert not FakeCaptioner.made and not Path("out.jsonl").exists()
+
+
+@pytest.mark.parametrize("found", ["13.1.0", "14.2.0"])
+def test_versions_of_pyav_that_hang_are_refused(vidspec, monkeypatch, found):
+    monkeypatch.setattr("vidspec.cli.request.version", lambda name: found)
+    ran = vidspec("caption", "good.mp4")
+    assert ran.code == 2 and not FakeCaptioner.made
+    assert ran.err.splitlines() == [f"error: PyAV {found} is too old to read videos with (pip install 'av>=15')"]
 
 
 def test_lists_go_on_without_what_is_missing(vidspec, monkeypatch):

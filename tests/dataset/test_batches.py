@@ -35,8 +35,8 @@ def captioner():
 class Files(FakeReader):
     """``broken.mp4`` cannot be read, ``hang.mp4`` not before the end; counts what was asked."""
 
-    def __init__(self, timeout=None):
-        super().__init__(timeout)
+    def __init__(self, timeout=None, stall=60.0):
+        super().__init__(timeout, stall)
         self.asked, self.ended = [], threading.Event()
 
     def read(self, path, start, end, video, check=None):

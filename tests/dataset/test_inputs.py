@@ -1,11 +1,12 @@
 import io
 import os
+import socket
 import sys
 from types import SimpleNamespace
 
 import pytest
 
-from vidspec.dataset.inputs import Sources, collect, matches
+from vidspec.dataset.inputs import Sources, collect, leave_out_missing, matches
 from vidspec.dataset.job import Job
 from vidspec.dataset.manifests import parse_manifest, seconds
 from vidspec.dataset.records import clip_id
@@ -206,3 +207,19 @@ def test_an_absent_list_is_a_usage_error():
     for sources in (Sources((), lists=("no",)), Sources((), manifests=("no.csv",))):
         with pytest.raises(UsageError, match="cannot be read: No such file"):
             collect(sources)
+
+
+def test_shards_that_are_pipes_or_sockets_are_left_out_unopened():
+    """To open a pipe that nobody writes to would wait for ever."""
+    make("good.tar", "list.txt")
+    os.mkfifo("pipe.tar")
+    os.mkfifo("clip.mp4")  # which the process that reads clips refuses
+    os.mkfifo("other")
+    os.symlink("other", "link.parquet")
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind("socket.parquet")
+        found = collect(Sources(("good.tar", "pipe.tar", "link.parquet", "socket.parquet", "clip.mp4")))
+        leave_out_missing(found, ("pipe.tar", "socket.parquet"))
+    assert [job.path for job in found.entries] == ["good.tar", "clip.mp4"]
+    names = ("pipe.tar", "link.parquet", "socket.parquet")
+    assert found.unreadable == [f"{name}: is a pipe, a socket or a device, not a file" for name in names]

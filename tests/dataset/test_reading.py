@@ -91,7 +91,7 @@ def test_the_reader_loads_no_torch(reader):
 
 def test_single_clips_are_read_by_it_too(monkeypatch):
     slow = Slow()
-    monkeypatch.setattr("vidspec.dataset.local.Reader", lambda timeout: slow)
+    monkeypatch.setattr("vidspec.dataset.local.Reader", lambda timeout, stall: slow)
     (outcome,) = outcomes(FakeCaptioner(SimpleNamespace(name="x")), tasks("good.mp4"), JobConfig())
     assert slow.asked == ["good.mp4"] and slow.closed and outcome.error is None
 
@@ -193,6 +193,63 @@ def test_a_group_of_frames_that_hangs_is_one_error_of_its_clip(monkeypatch, tmp_
         assert caught.value.kind == "timeout" and "\n" not in str(caught.value)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         assert len(reader.read(str(path), None, None, {"frames": 6})) == 6
+
+
+SLOW = """
+import time
+import vidspec.video.probing as probing
+
+packets_of = probing.packets_of
+
+def slowly(container, stream):
+    for number, packet in enumerate(packets_of(container, stream)):
+        time.sleep(SECONDS if number == AT else 0.1)
+        yield packet
+
+probing.packets_of = slowly
+"""
+
+
+@pytest.fixture
+def slow_storage(monkeypatch, tmp_path):
+    """Readers that are started now wait before each packet, and before number ``at`` for so many seconds."""
+
+    def begin(at, seconds):
+        code = f"AT, SECONDS = {at}, {seconds}\n{SLOW}"
+        (tmp_path / "sitecustomize.py").write_text(code, encoding="utf-8")
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+
+    yield begin
+    (tmp_path / "sitecustomize.py").unlink(missing_ok=True)
+
+
+def test_a_reader_that_makes_no_progress_is_killed_and_replaced(slow_storage, tmp_path):
+    """Without any --timeout."""
+    path = str(clips.make(tmp_path / "a.mp4", pts=12))
+    slow_storage(at=5, seconds=600)
+    with closing(Reader(stall=1.0)) as reader:
+        with pytest.raises(VideoError, match=r"a\.mp4: no packet and no frame came for 1 s") as caught:
+            reader.read(path, None, None, VIDEO)
+        assert caught.value.kind == "stalled" and "--stall" in str(caught.value.hint)
+        slow_storage(at=5, seconds=0)
+        assert len(reader.read(path, None, None, VIDEO)) == 3
+
+
+def test_a_slow_reader_is_not_killed_while_it_makes_progress(slow_storage, tmp_path):
+    path = str(clips.make(tmp_path / "a.mp4", pts=20))
+    slow_storage(at=5, seconds=0)
+    with closing(Reader(stall=1.0)) as reader:
+        reader.start()
+        began = time.monotonic()
+        assert len(reader.read(path, None, None, VIDEO)) == 3
+    assert time.monotonic() - began > 2.0
+
+
+def test_time_in_which_nothing_is_asked_of_a_reader_does_not_count(reader):
+    """A captioner may take its time to say whether it takes a clip."""
+    reader.read(CLIP, None, None, VIDEO)
+    reader.stall = 0.5
+    assert len(reader.read(CLIP, None, None, VIDEO, lambda *shape: time.sleep(1.0))) == 3
 
 
 def test_readers_take_turns_with_pictures_that_are_too_large_for_several(monkeypatch):
@@ -426,7 +483,7 @@ def test_preprocessing_is_done_ahead_and_counts(monkeypatch):
             found.append(work)
     assert [work.clip is not None for work in found] == [True, True, False, True] and len(prepared) == 3
     assert sizes == [1500, 1000, 0, 1500]
-    monkeypatch.setattr("vidspec.dataset.local.Reader", lambda timeout: Slow())
+    monkeypatch.setattr("vidspec.dataset.local.Reader", lambda timeout, stall: Slow())
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     captioner.prepare = prepare
     list(outcomes(captioner, tasks("good.mp4", "2/good.mp4"), JobConfig(batch=1)))
@@ -537,7 +594,7 @@ def test_context_quotes_a_segment_of_an_earlier_run(monkeypatch):
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_context_quotes_the_segment_before(monkeypatch, batch):
-    monkeypatch.setattr("vidspec.dataset.local.Reader", lambda timeout: Slow())
+    monkeypatch.setattr("vidspec.dataset.local.Reader", lambda timeout, stall: Slow())
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     how = JobConfig(prompt="Describe.", segment=2.0, context=True, batch=batch)
     done = list(outcomes(captioner, tasks("good.mp4", "other/good.mp4", "bug.mp4"), how))
@@ -555,7 +612,7 @@ def test_context_quotes_the_segment_before(monkeypatch, batch):
 
 
 def test_a_caption_that_takes_too_long_fails_and_its_neighbours_do_not(monkeypatch):
-    monkeypatch.setattr("vidspec.dataset.local.Reader", lambda timeout: Slow())
+    monkeypatch.setattr("vidspec.dataset.local.Reader", lambda timeout, stall: Slow())
 
     class Stuck(FakeCaptioner):
         def stream(self, path, **asked):

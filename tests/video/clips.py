@@ -144,6 +144,23 @@ def patch_box(path: Path, kind: bytes, offset: int, values: Sequence[int]) -> No
     path.write_bytes(bytes(data))
 
 
+def copy_from_keyframe(path: Path, source: Path, number: int) -> Path:
+    """The packets of ``source`` from its keyframe ``number`` (from 0) on, as ``ffmpeg -ss ... -c copy`` leaves them."""
+    with av.open(str(source)) as container, av.open(str(path), "w") as out:
+        stream = container.streams.video[0]
+        copied = out.add_stream_from_template(stream)
+        seen, origin = -1, None
+        for packet in container.demux(stream):
+            if packet.dts is None or packet.pts is None:
+                continue
+            seen += packet.is_keyframe
+            if seen >= number:
+                origin = packet.dts if origin is None else origin
+                packet.dts, packet.pts, packet.stream = packet.dts - origin, packet.pts - origin, copied
+                out.mux(packet)
+    return path
+
+
 def cut(path: Path, source: Path, share: float) -> Path:
     """The first ``share`` of ``source``'s bytes."""
     data = source.read_bytes()

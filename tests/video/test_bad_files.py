@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import socket
+import subprocess
+import sys
 import time
+from collections import Counter
+from pathlib import Path
 
+import av
 import pytest
 
 from vidspec import video
 from vidspec.errors import VideoError
 from vidspec.video import decode_decord
+from vidspec.video.opening import FORMATS
 
 from . import clips
 
@@ -79,9 +87,69 @@ def test_playlists_are_refused(tmp_path, decoder):
         assert error_of(tmp_path / name, decoder=decoder).kind == "unsupported"
 
 
+#: Files that lead to another one, which FFmpeg would open: by their names, with where they lead.
+LEADING = {
+    "concat.mp4": ("ffconcat version 1.0\nfile other.ts\n", "other.ts"),
+    "list.m3u8": ("#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\nother.ts\n#EXT-X-ENDLIST\n", "other.ts"),
+    "vob.mp4": ("# VobSub index file, v7 (do not modify this line!)\nsize: 720x480\n", "vob.sub"),
+    "raw.mp4": ("MLVI\x34\0\0\0v2.0\0" + "\0" * 100, "raw.m00"),
+}
+READ = """
+import sys
+from vidspec import video
+from vidspec.errors import VideoError
+for path in sys.argv[1:]:
+    for decoder in DECODERS:
+        try:
+            print(len(video.read(path, decoder=decoder, sound=1.0)))
+        except VideoError as error:
+            print(error.kind)
+"""
+
+
+def traced(code: str, paths: list[Path], log: Path) -> tuple[list[str], Counter[str]]:
+    """Return the words that Python code prints about files of one folder, and how often it opens files there."""
+    strace = ["strace", "-f", "-qq", "-e", "trace=open,openat,openat2,connect", "-o", str(log)]
+    command = [*strace, sys.executable, "-c", code, *map(str, paths)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    names = re.findall(r'open\w*\([^"]*"([^"]*)"', log.read_text(errors="replace"))
+    assert "connect(" not in log.read_text(errors="replace")
+    return ran.stdout.split(), Counter(Path(name).name for name in names if Path(name).parent == paths[0].parent)
+
+
+@pytest.mark.skipif(
+    shutil.which("strace") is None or subprocess.run(["strace", "true"], capture_output=True).returncode != 0,
+    reason="system calls cannot be traced here",
+)
+def test_a_file_opens_nothing_but_itself(tmp_path):
+    folder = tmp_path / "clips"
+    folder.mkdir()
+    good = clips.make(folder / "good.mp4", pts=5, audio=True)
+    for name, (text, led) in LEADING.items():
+        (folder / name).write_text(text)
+        if not (folder / led).exists():
+            os.mkfifo(folder / led)  # which to open would wait for ever
+    decoders = ["auto", "decord"] if decode_decord.available() else ["auto"]
+    paths = [good, *map(folder.joinpath, LEADING)]
+    said, opened = traced(READ.replace("DECODERS", repr(decoders)), paths, tmp_path / "log")
+    assert said[: len(decoders)] == ["5"] * len(decoders) and not any(word.isdigit() for word in said[len(decoders) :])
+    assert opened.keys() == {"good.mp4", *LEADING}, "and each of them was looked at"
+
+
+def test_containers_of_other_files_are_not_among_those_that_are_opened():
+    names = set(FORMATS.split(","))
+    assert names.isdisjoint("concat hls dash sdp rtsp rtp imf image2 lavfi vobsub mlv tty webm_dash_manifest".split())
+    known = {name for form in av.formats_available for name in form.split(",")}
+    assert {"mov", "matroska", "avi", "mpegts"} <= names & known
+
+
 def test_pipes_and_devices_are_refused_without_opening_them(tmp_path, decoder):
     os.mkfifo(tmp_path / "pipe.mp4")
     assert error_of(tmp_path / "pipe.mp4", decoder=decoder).kind == "unsupported"
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(tmp_path / "socket.mp4"))
+        assert error_of(tmp_path / "socket.mp4", decoder=decoder).kind == "unsupported"
     assert error_of("/dev/zero", decoder=decoder).kind == "unsupported"
 
 

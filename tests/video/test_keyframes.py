@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from vidspec.errors import UsageError
 from vidspec.video import decode_av, sample
 
 from . import clips
+from . import damage_survey as survey
 
 KINDS = {
     "a.mp4": {"b_frames": 3, "options": {"x264-params": "keyint=25:min-keyint=25:scenecut=0"}},
@@ -93,3 +95,38 @@ def test_the_record_says_which_times_were_seen(tmp_path):
     command = [sys.executable, "-m", "vidspec", "caption", str(path), "--seek", "keyframes", "--max-new-tokens", "2"]
     ran = subprocess.run([*command, "--profile", "ar", "--format", "json"], capture_output=True, text=True, check=True)
     assert json.loads(ran.stdout)["video"]["timestamps"] == pytest.approx([0.0, 0.8, 1.6])
+
+
+#: H.264 with open groups of pictures: B-pictures before a keyframe refer to what was before it, and later ones say
+#: what is to be forgotten.
+OPEN = {
+    "references": "open-gop=1:bframes=3:ref=6:keyint=12:min-keyint=12:scenecut=0",
+    "pyramid": "open-gop=1:bframes=5:b-pyramid=normal:ref=4:keyint=12:min-keyint=12:scenecut=0",
+}
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "ts", "mkv"])
+@pytest.mark.parametrize("params", OPEN.values(), ids=OPEN)
+def test_open_groups_of_pictures_that_were_cut_by_copying_are_read(tmp_path, params, suffix):
+    source = clips.make(tmp_path / "whole.mp4", pts=60, b_frames=3, options={"x264-params": params})
+    path = clips.copy_from_keyframe(tmp_path / f"cut.{suffix}", source, 1)
+    for choice in ({"frames": 1000}, {"frames": 5}, {"frames": 1000, "allow_damaged": True}):
+        got = video.read(path, **choice)
+        numbers = clips.numbers(got.frames)
+        assert numbers[-1] == 59 and numbers[0] <= 12 and numbers == sorted(numbers)
+    assert len(video.read(path, frames=1000)) == 60 - numbers[0]
+
+
+def test_damage_to_a_cut_of_open_groups_is_an_error(tmp_path):
+    """Nowhere are other pictures delivered: what is concealed in two ways differs."""
+    source = survey.encode(tmp_path / "whole.mp4", "libx264", {"crf": "26", "x264-params": OPEN["pyramid"]})
+    path = clips.copy_from_keyframe(tmp_path / "cut.mp4", source, 1)
+    whole, data = video.read(path), path.read_bytes()
+    verdicts = Counter()
+    for number in range(40):
+        damaged = bytearray(data)
+        way = (survey.noise, survey.zeros, survey.some_bytes, survey.few_ones)[number % 4]
+        way(damaged, np.random.default_rng(number))
+        (tmp_path / "damaged.mp4").write_bytes(damaged)
+        verdicts[survey.judge(tmp_path / "damaged.mp4", whole, "auto")[0]] += 1
+    assert not verdicts["different"] and verdicts["error"] >= 20, verdicts

@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+import time
 from fractions import Fraction
 
 import av
@@ -179,3 +180,20 @@ def test_a_containers_memory_counts(tmp_path, monkeypatch):
             (tmp_path / f"memory.{name}").write_text(text)
         assert free is None or memory.available() == free
     assert machine is None or machine > 1 << 20
+
+
+def gif_of(path, size: int, count: int):
+    """A GIF of ``count`` pictures, each of which changes one pixel of ``size`` x ``size``: 23 bytes a picture."""
+    head = b"GIF89a" + size.to_bytes(2, "little") * 2 + b"\x80\0\0" + b"\0\0\0\xff\xff\xff"
+    control = b"\x21\xf9\x04\0\x04\0\0\0"
+    picture = b"\x2c\0\0\0\0\x01\0\x01\0\0" + b"\x02\x02\x44\x01\0"
+    path.write_bytes(head + (control + picture) * count + b"\x3b")
+    return path
+
+
+def test_an_animation_that_would_take_minutes_is_refused_at_once(tmp_path):
+    assert len(video.read(gif_of(tmp_path / "small.gif", 100, 20), frames=3)) == 3
+    began = time.monotonic()
+    with pytest.raises(VideoError, match=r"20,000 pictures of 8000x8000, more than 8\.6 billion pixels") as caught:
+        video.read(gif_of(tmp_path / "large.gif", 8000, 20_000), frames=3)
+    assert caught.value.kind == "unsupported" and time.monotonic() - began < 5

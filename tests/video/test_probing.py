@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from fractions import Fraction
 
+import av
 import numpy as np
 import pytest
 
@@ -89,3 +90,33 @@ def test_turns_make_pictures_upright(degrees, mirrored):
     turn = Turn(degrees, mirrored)
     assert clips.number_of(turn.apply(coded)) == 77
     assert turn.size(coded.shape[1], coded.shape[0]) == (96, 64)
+
+
+def two_streams(path, sizes, **options):
+    """A file whose video streams have these sizes; each begins with the picture of its number."""
+    with av.open(str(path), "w", options=options) as out:
+        streams = []
+        for width, height in sizes:
+            stream = out.add_stream("mpeg4", rate=25)
+            stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+            streams.append(stream)
+        for number, stream in enumerate(streams):
+            for time in range(3):
+                picture = av.VideoFrame.from_ndarray(clips.draw(number, stream.width, stream.height), "rgb24")
+                picture.pts, picture.time_base = time, Fraction(1, 25)
+                out.mux(stream.encode(picture))
+            out.mux(stream.encode(None))
+    return path
+
+
+SIZES = [(96, 64), (192, 128), (144, 96)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "number"), [("infer", 0), ("passthrough", 1)], ids=["the default one", "without one, the largest"]
+)
+def test_of_several_video_streams_the_one_that_ffmpeg_takes(tmp_path, mode, number):
+    path = two_streams(tmp_path / "a.mkv", SIZES, default_mode=mode)
+    index = video.probe(path)
+    assert (index.stream, index.width, index.height) == (number, *SIZES[number])
+    assert clips.numbers(video.read(path).frames) == [number] * 3

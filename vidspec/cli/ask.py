@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from contextlib import ExitStack, redirect_stdout
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -67,7 +68,6 @@ def _opened(stack: ExitStack, clip: str, request: Request, out: TextIO, form: An
     from vidspec.cli.request import how_of, overrides_of, part_of
     from vidspec.cli.session import Session, page_of
     from vidspec.config.user_config import read_config, resolve
-    from vidspec.dataset.job import JobConfig
     from vidspec.dataset.local import readers_for
 
     if request.report is not None:
@@ -77,11 +77,11 @@ def _opened(stack: ExitStack, clip: str, request: Request, out: TextIO, form: An
     part = part_of(request)
     resolved = resolve(request.profile, overrides_of(request), read_config())
     profile = resolved.profile
-    video = how_of(request, profile, 1).video
+    how = replace(how_of(request, profile, 1), batch=1)
     for line in start.demo_notes(profile, (), f"ask {shlex.quote(clip)}"):
         note(line)
     fetches = not request.quiet and start.announce(profile)
-    (reader,) = readers_for(JobConfig(batch=1), 1)
+    (reader,) = readers_for(how, 1)
     stack.callback(reader.close)
     reader.start()
     with start.uncollected(), start.status("loading weights", on=not (request.quiet or fetches)):
@@ -90,7 +90,7 @@ def _opened(stack: ExitStack, clip: str, request: Request, out: TextIO, form: An
         captioner = stack.enter_context(Captioner.from_profile(profile))
     with start.status("reading frames", on=not request.quiet):
         refuse = getattr(captioner, "refuse", None)
-        frames = reader.read(clip, *part, video, partial(refuse, clip, None) if refuse is not None else None)
+        frames = reader.read(clip, *part, how.video, partial(refuse, clip, None) if refuse is not None else None)
     reader.close()
     page = stack.enter_context(page_of(request.report, profile))
     captioner.return_probs = page is not None

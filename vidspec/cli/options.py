@@ -232,6 +232,10 @@ class Request:
         bool | None,
         _video("--allow-damaged", help="Caption the readable part of damaged files; the record says so."),
     ] = None
+    stall: Annotated[
+        float | None,
+        _video(metavar="SECONDS", help="Give up reading a clip after this long without a packet or a frame (60)."),
+    ] = None
     audio: Annotated[
         bool | None, _video("--audio/--no-audio", help="Whether models with audio input get the sound.")
     ] = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
 
@@ -24,7 +25,7 @@ __all__ = ["check", "forms_of", "how_of", "overrides_of", "parsed_settings", "pa
 #: Options that are keys of the profile, by section.
 KEYS = {
     "models": ("pair", "target", "draft", "adapter", "captioner", "device", "dtype"),
-    "video": ("frames", "fps", "max_pixels", "decoder", "seek", "allow_damaged", "audio"),
+    "video": ("frames", "fps", "max_pixels", "decoder", "seek", "allow_damaged", "audio", "stall"),
     "generate": ("system", "max_new_tokens", "stop_loops", "stop", "temperature", "top_p", "top_k", "min_p", "seed"),
 }
 KEYS["generate"] += ("repetition_penalty", "presence_penalty", "no_repeat_ngram")
@@ -202,6 +203,15 @@ def _installed(option: str, package: str, modules: Sequence[str], hint: str) -> 
             raise UsageError(f"{option} needs {package}, and module {module} is not installed", hint=hint)
 
 
+def _check_av() -> None:
+    """Refuse versions of PyAV that cannot be imported here, or that hang: those before 15 bring FFmpeg 7.1.0 or older,
+    whose HEVC decoder deadlocks with several threads.
+    """
+    found = version("av")
+    if int(found.partition(".")[0]) < 15:
+        raise UsageError(f"PyAV {found} is too old to read videos with", hint="pip install 'av>=15'")
+
+
 def how_of(request: Request, profile: Profile, total: int) -> JobConfig:
     """How every clip is done.
 
@@ -218,6 +228,7 @@ def how_of(request: Request, profile: Profile, total: int) -> JobConfig:
             f"{profile.generate.temperature:g} are plain decoding's in distribution only",
             hint="temperature 0, or --set draft.gamma=auto, which drafts greedily",
         )
+    _check_av()
     video = profile.video.arguments
     if request.segment == "scenes":
         _installed("--segment scenes", "PySceneDetect", ("scenedetect", "cv2"), "pip install 'vidspec[scenes]'")
@@ -239,6 +250,7 @@ def how_of(request: Request, profile: Profile, total: int) -> JobConfig:
         baseline=request.baseline,
         verify=request.verify,
         timeout=request.timeout,
+        stall=profile.video.stall,
         batch=1 if request.baseline else _batch(request.batch),
         ahead=request.ahead,
         total=total,

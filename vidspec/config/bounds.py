@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-__all__ = ["COLDEST", "FASTEST", "HOTTEST", "LAYERS", "LONGEST_PROMPT", "MANY", "SEED", "THREADS", "WIDEST"]
+__all__ = ["COLDEST", "FASTEST", "HOTTEST", "LAYERS", "LONGEST_PROMPT", "MANY", "SEED", "STALL", "THREADS", "WIDEST"]
 
 #: The largest seed of torch's generators.
 SEED: Final = 2**63 - 1
@@ -22,5 +22,7 @@ HOTTEST: Final = 1e3
 FASTEST: Final = 240
 #: Bytes of a file with a prompt, characters of a question in a pipe; the model's context bounds them further.
 LONGEST_PROMPT: Final = 1 << 20
+#: Seconds without a packet or a frame after which a process that reads a clip is taken to hang.
+STALL: Final = 60.0
 #: What else is counted of a text, a cache or a wait in seconds.
 MANY: Final = 1_000_000

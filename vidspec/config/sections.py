@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from vidspec.config import values
-from vidspec.config.bounds import FASTEST, MANY, SEED, THREADS
+from vidspec.config.bounds import FASTEST, MANY, SEED, STALL, THREADS
 from vidspec.models.unsupported import doubt_of
 from vidspec.registry import (
     Options,
@@ -203,7 +203,8 @@ class VideoSection(Section):
     """Which frames are shown to the models: a number of ``frames`` or a rate ``fps``; and whether they hear the sound.
 
     ``seek``: exactly these, or the keyframes nearest to them. ``allow_damaged``: of a file with damage, those that are
-    whole; otherwise it is an error. ``audio``: with the sound of the same time, by models that hear.
+    whole; otherwise it is an error. ``audio``: with the sound of the same time, by models that hear. ``stall``: seconds
+    without a packet or a frame after which reading a clip is given up.
     """
 
     frames: int | None = Field(default=None, ge=1, le=100_000)
@@ -213,6 +214,7 @@ class VideoSection(Section):
     seek: Literal["exact", "keyframes"] = "exact"
     allow_damaged: bool = False
     audio: bool = True
+    stall: float = Field(default=STALL, gt=0, le=MANY, allow_inf_nan=False)
 
     @property
     def arguments(self) -> VideoArguments:

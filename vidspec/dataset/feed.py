@@ -263,7 +263,7 @@ class Feed:
             return replace(job, error=error, spent=time.monotonic() - began), 0
         read = replace(job, clip=clip, spent=time.monotonic() - began)
         if not (self.config.baseline or self.config.verify or self.config.questions_of(job)):  # which need frames later
-            again = partial(_read_again, job, self._video, self.config.timeout)
+            again = partial(_read_again, job, self._video, self.config)
             read = replace(read, reread=again)
         if clip is None:
             return read, 0
@@ -274,8 +274,9 @@ class Feed:
         return read, size
 
 
-def _read_again(job: Job, video: Mapping[str, object], timeout: float | None) -> Clip:
+def _read_again(job: Job, video: Mapping[str, object], config: JobConfig) -> Clip:
     from vidspec.dataset.reader import Reader
 
-    with closing(Files()) as files, files.local(job.path, job.source) as file, closing(Reader(timeout)) as reader:
+    reader = Reader(config.timeout, config.stall)
+    with closing(Files()) as files, files.local(job.path, job.source) as file, closing(reader):
         return reader.read(file, job.start, job.end, video)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -105,8 +106,8 @@ def collect(sources: Sources) -> Found:
 
 
 def leave_out_missing(found: Found, named: Sequence[str]) -> None:
-    """Leave out clips of lists and manifests that do not exist, and say so in ``found.unreadable``. What is behind URLs
-    of shards is found out when these are opened.
+    """Leave out clips of lists and manifests that do not exist, and shards that are pipes, sockets or devices, and say
+    so in ``found.unreadable``. What is behind URLs of shards is found out when these are opened.
 
     Raises:
         UsageError: one of ``named`` does not exist, which the user wrote himself.
@@ -118,8 +119,19 @@ def leave_out_missing(found: Found, named: Sequence[str]) -> None:
             hint = "of URLs it reads .tar and .parquet; download it first" if is_url(job.path) else "check the path"
             raise UsageError(f"{job.path}: there is no such file", hint=hint)
         found.unreadable.append(f"{job.path}: there is no such file")
-    gone = set(missing)
+    special = [job for job in local if is_shard(job.path) and _is_special(job.path)]
+    found.unreadable += [f"{job.path}: is a pipe, a socket or a device, not a file" for job in special]
+    gone = {*missing, *special}
     found.entries = [job for job in found.entries if job not in gone]
+
+
+def _is_special(path: str) -> bool:
+    """Return whether a path is there and neither a file nor a folder, so that opening it may wait for ever."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def _jobs(sources: Sources, found: Found) -> Iterator[Job]:

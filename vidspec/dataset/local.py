@@ -20,7 +20,7 @@ __all__ = ["outcomes", "readers_for"]
 
 def readers_for(config: JobConfig, clips: int | None) -> list[Reader]:
     """As many readers as so many clips (None where that is not known) are worth, none of them started."""
-    return [Reader(config.timeout) for _ in range(reader_count(config, clips))]
+    return [Reader(config.timeout, config.stall) for _ in range(reader_count(config, clips))]
 
 
 def outcomes(

@@ -177,7 +177,7 @@ def serve(
 
     try:
         captioner = factory.make(group)
-        readers = [Reader(config.timeout) for _ in range(reader_count(config))]
+        readers = [Reader(config.timeout, config.stall) for _ in range(reader_count(config))]
         with closing(Feed(jobs(), config, readers, *support_of(captioner, config))) as feed:
             for outcome in run(captioner, feed, config, on_begin=lambda job: send(job.without_frames())):
                 send(_portable(outcome))

@@ -5,6 +5,8 @@ header (8 bytes, big endian), the header as JSON, and for frames the bytes of th
 frames themselves are decoded into memory that both processes see, the file descriptor ``memory`` of this one, until
 ``go`` says that the other has it too; where the system has no such memory, their bytes come before the others.
 
+While a request is worked on, headers ``alive`` say that packets or frames were read since the one before.
+
 Where a request says ``check``, a header ``planned`` comes first, how many frames of what height and width there will
 be, and ``go`` or ``stop`` is waited for; so it is behind a header ``pixels``, which comes before pictures of more than
 :data:`LARGE` pixels are decoded. The process ends when its standard input does, whatever it is doing then, so that it
@@ -27,6 +29,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from vidspec import memory
+from vidspec.video.progress import steps
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,23 +43,73 @@ LARGE = 1 << 22
 #: Bytes: what decoding takes, an 8K picture of 10 bits in eight copies, and frames that no other process sees.
 MOST_MEMORY = 5 << 28
 
+#: Seconds between reports of progress.
+REPORT_S = 0.2
+
 
 def main() -> None:
     """Serve requests until standard input ends."""
     # Libraries that print must not write into the answers: they get standard error.
-    answers = os.fdopen(os.dup(1), "wb")
+    answers = _Answers(os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)
     import vidspec.dataset.segments
     import vidspec.video.reading  # noqa: F401  what every request needs
 
     memory.limit(MOST_MEMORY)
-    answers.write(b"!")
-    answers.flush()
+    answers.ready()
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(sys.stdin.buffer, requests), daemon=True).start()
     while True:
         with suppress(_Stopped):
-            _answer(json.loads(requests.get()), requests, answers)
+            request = json.loads(requests.get())
+            answers.begin()
+            _answer(request, requests, answers)
+
+
+class _Answers:
+    """Answers to the other process, and reports of progress meanwhile, which a thread writes."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._lock = threading.Condition()
+        self._reports = False
+
+    def ready(self) -> None:
+        """Say that requests can come."""
+        self._file.write(b"!")
+        self._file.flush()
+        threading.Thread(target=self._tell, daemon=True).start()
+
+    def begin(self) -> None:
+        """Report progress until the last answer to this request."""
+        with self._lock:
+            self._reports = True
+            self._lock.notify_all()
+
+    def write(self, header: dict[str, Any], payload: tuple[Any, ...] = (), *, last: bool = False) -> None:
+        """Write an answer; no report comes after the ``last`` one."""
+        with self._lock:
+            self._reports = self._reports and not last
+            self._put(header)
+            for array in payload:
+                self._file.write(memoryview(array).cast("B"))
+            self._file.flush()
+
+    def _put(self, header: dict[str, Any]) -> None:
+        text = json.dumps(header).encode()
+        self._file.write(len(text).to_bytes(8, "big") + text)
+
+    def _tell(self) -> None:
+        told = 0
+        with self._lock, suppress(BrokenPipeError):  # nobody reads any more, and this process is about to end
+            while True:
+                self._lock.wait_for(lambda: self._reports)
+                now = steps()
+                if now != told:
+                    told = now
+                    self._put({"alive": True})
+                    self._file.flush()
+                self._lock.wait(REPORT_S)
 
 
 class _Stopped(Exception):
@@ -69,7 +122,7 @@ def _listen(source: BinaryIO, requests: queue.SimpleQueue[bytes]) -> None:
     os._exit(0)
 
 
-def _answer(request: dict[str, Any], requests: queue.SimpleQueue[bytes], answers: BinaryIO) -> None:
+def _answer(request: dict[str, Any], requests: queue.SimpleQueue[bytes], answers: _Answers) -> None:
     from dataclasses import asdict
 
     import numpy as np
@@ -80,7 +133,7 @@ def _answer(request: dict[str, Any], requests: queue.SimpleQueue[bytes], answers
     from vidspec.video.reading import MOST_BYTES
 
     def confirm(**header: Any) -> None:
-        _write(header, answers)
+        answers.write(header)
         if json.loads(requests.get())["op"] != "go":
             raise _Stopped
 
@@ -117,7 +170,7 @@ def _answer(request: dict[str, Any], requests: queue.SimpleQueue[bytes], answers
         raise
     except Exception as error:  # the parent tells it apart from the errors above, and goes on
         header = {"error": {"message": f"{type(error).__name__}: {error}"}, "class": None}
-    _write(header, answers, payload)
+    answers.write(header, payload, last=True)
     if header.get("memory") is not None:
         requests.get()
 
@@ -131,14 +184,6 @@ class _Shared:
         self.file = os.fdopen(os.memfd_create("vidspec frames"), "r+b")
         self.file.truncate(math.prod(shape))
         self.array = np.frombuffer(mmap.mmap(self.file.fileno(), math.prod(shape)), np.uint8).reshape(shape)
-
-
-def _write(header: dict[str, Any], answers: BinaryIO, payload: tuple[Any, ...] = ()) -> None:
-    text = json.dumps(header).encode()
-    answers.write(len(text).to_bytes(8, "big") + text)
-    for array in payload:
-        answers.write(memoryview(array).cast("B"))
-    answers.flush()
 
 
 if __name__ == "__main__":

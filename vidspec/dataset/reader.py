@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from vidspec import errors
+from vidspec.config.bounds import STALL
 from vidspec.dataset.read_worker import MOST_MEMORY
 from vidspec.errors import VideoError
 
@@ -74,10 +75,11 @@ class Reader:
 
     Args:
         timeout: seconds a request may take, or None. A process that takes longer is killed.
+        stall: seconds in which it must have read a packet or decoded a frame; it is killed otherwise.
     """
 
-    def __init__(self, timeout: float | None = None) -> None:
-        self.timeout = timeout
+    def __init__(self, timeout: float | None = None, stall: float = STALL) -> None:
+        self.timeout, self.stall = timeout, stall
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
         self._ready = False
@@ -169,25 +171,32 @@ class Reader:
 
     def _request(self, request: Mapping[str, Any], limit: _Limit) -> dict[str, Any]:
         self._send(request, limit)
-        length = bytearray(8)
-        self._fill(memoryview(length), limit)
-        text = bytearray(int.from_bytes(length, "big"))
-        self._fill(memoryview(text), limit)
-        header: dict[str, Any] = json.loads(text)
+        while (header := self._header(limit)).get("alive"):
+            pass
         if "error" in header:
             if header["class"] is None:
                 raise RuntimeError(header["error"]["message"])
             raise getattr(errors, header["class"])(**header["error"])
         return header
 
+    def _header(self, limit: _Limit) -> dict[str, Any]:
+        length = bytearray(8)
+        self._fill(memoryview(length), limit)
+        text = bytearray(int.from_bytes(length, "big"))
+        self._fill(memoryview(text), limit)
+        header: dict[str, Any] = json.loads(text)
+        return header
+
     def _fill(self, buffer: memoryview, limit: _Limit) -> None:
-        process = self._process
+        source: Any = self._process and self._process.stdout
         at = 0
-        while at < len(buffer):
-            got = process.stdout.readinto(buffer[at:]) if process and process.stdout else 0  # type: ignore[attr-defined]
-            if not got:
-                raise limit.failure()
-            at += got
+        with limit.listening() as heard:
+            while at < len(buffer):
+                got = source.readinto(buffer[at:]) if source else 0
+                if not got:
+                    raise limit.failure()
+                heard()
+                at += got
 
     def _started(self, path: str) -> subprocess.Popen[bytes]:
         """The process, ready: no clip pays for its start."""
@@ -238,52 +247,70 @@ class Reader:
 
 
 class _Limit:
-    """The time one request may take, and what to say when the process gave no answer."""
+    """Watches one request: ends the process when it takes too long or hangs, and tells why no answer came."""
 
     def __init__(self, reader: Reader, path: str) -> None:
         self.reader, self.path = reader, path
-        self.expired = False
-        self._left = reader.timeout
+        self._left = math.inf if reader.timeout is None else reader.timeout
         self._began = 0.0
-        self._timer: threading.Timer | None = None
+        self._heard = math.inf  # when the process was last heard of; not while nobody listens
+        self._broken: VideoError | None = None
+        self._done = threading.Event()
 
     def __enter__(self) -> _Limit:
         self._run()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._done.set()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Time that does not count."""
-        self.__exit__()
-        if self._left is not None:
-            self._left = max(0.0, self._left - (time.monotonic() - self._began))
+        self._done.set()
+        self._left = max(0.0, self._left - (time.monotonic() - self._began))
         yield
         self._run()
 
+    @contextmanager
+    def listening(self) -> Iterator[Callable[[], None]]:
+        """Time in which the process must be heard of; the function that is given notes that it was."""
+
+        def heard() -> None:
+            self._heard = time.monotonic()
+
+        heard()
+        try:
+            yield heard
+        finally:
+            self._heard = math.inf
+
     def _run(self) -> None:
         process = self.reader._started(self.path)
-        if self._left is not None:
-            self._began = time.monotonic()
-            self._timer = threading.Timer(self._left, self._expire, (process,))
-            self._timer.daemon = True
-            self._timer.start()
+        self._began, self._done = time.monotonic(), threading.Event()
+        threading.Thread(target=self._watch, args=(process, self._done), name="watch", daemon=True).start()
 
-    def _expire(self, process: subprocess.Popen[bytes]) -> None:
-        self.expired = True
-        process.kill()
+    def _watch(self, process: subprocess.Popen[bytes], done: threading.Event) -> None:
+        timeout, stall = self.reader.timeout, self.reader.stall
+        late = self._began + self._left
+        while not done.is_set():
+            now = time.monotonic()
+            silent = self._heard + stall
+            if now >= min(late, silent):
+                if late <= silent:
+                    what = f"not read within {timeout:g} s", "timeout", "raise --timeout"
+                else:
+                    what = f"no packet and no frame came for {stall:g} s", "stalled", "of slow storage raise --stall"
+                message, kind, hint = what
+                self._broken = VideoError(f"{self.path}: {message}", kind=kind, hint=hint)
+                process.kill()
+                return
+            done.wait(min(late - now, silent - now, stall))
 
     def failure(self) -> VideoError:
         """The process is gone: let go of it, so that the next clip gets a new one, and say why."""
         code = self.reader._kill(DYING)
-        if self.expired:
-            return VideoError(
-                f"{self.path}: not read within {self.reader.timeout:g} s", kind="timeout", hint="raise --timeout"
-            )
-        return VideoError(
+        return self._broken or VideoError(
             f"{self.path}: the process that read it ended {_ended(code)}",
             kind="crashed",
             hint="the file may be damaged; ffmpeg -i IN OUT writes it anew",

@@ -57,7 +57,7 @@ _OF_THE_RUN = ("reused", "reused_by_draft", "saved_s")
 LIFTED = ("id", "start", "end", "prompt", "columns")
 #: Keys of a profile that say where and how fast a model runs or what the profile is called, not what it answers.
 #: Threads and packed weights may change the last bits of a sum, which is not meant to change a caption.
-NOT_ANSWERS = ("name", "about", "models.device", "models.threads", "models.packed", "workers")
+NOT_ANSWERS = ("name", "about", "models.device", "models.threads", "models.packed", "workers", "video.stall")
 CHUNK = 1 << 20
 
 

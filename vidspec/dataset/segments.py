@@ -64,8 +64,20 @@ def scenes(path: str, start: float, end: float) -> Segments:
         raise UsageError(
             f"--segment scenes needs PySceneDetect ({error})", hint="pip install 'vidspec[scenes]'"
         ) from None
+    from vidspec.video.opening import FORMATS
+    from vidspec.video.progress import advance
+
+    # OpenCV opens the file with an FFmpeg of its own, which must follow it nowhere either.
+    os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"] = f"protocol_whitelist;file|format_whitelist;{FORMATS}"
     try:
         video = found.open_video(os.path.abspath(path))
+        read_frame = video.read
+
+        def read_on(*args: object, **options: object) -> object:
+            advance()
+            return read_frame(*args, **options)
+
+        video.read = read_on
         manager = found.SceneManager()
         manager.add_detector(found.ContentDetector())
         manager.detect_scenes(video)

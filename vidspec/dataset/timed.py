@@ -97,7 +97,8 @@ class Ours:
         """Caption a folder of clips; see :func:`folder`."""
         self.captioner.forget()  # what the run before said would be a draft
         config = how_of(self.captioner.profile, len(clips), batch)
-        loads, readers = Loads(), [Reader(config.timeout) for _ in range(reader_count(config, len(clips)))]
+        loads, count = Loads(), reader_count(config, len(clips))
+        readers = [Reader(config.timeout, config.stall) for _ in range(count)]
         for reader in readers:
             reader.start()
         for reader in readers:
@@ -136,7 +137,8 @@ class Ours:
 
 def how_of(profile: Profile, total: int, batch: int) -> JobConfig:
     """How ``vidspec caption --batch`` does a folder by this profile."""
-    return JobConfig(video=profile.video.arguments, prompt=profile.generate.prompt, batch=batch, total=total)
+    video, prompt = profile.video, profile.generate.prompt
+    return JobConfig(video.arguments, prompt, stall=video.stall, batch=batch, total=total)
 
 
 def folder(engine: Executor, clips: Sequence[str], profile: Profile, config: JobConfig) -> Measured:

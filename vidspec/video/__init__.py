@@ -7,6 +7,7 @@ payload    what no encoder writes, in the bytes of compressed pictures
 probing    the index of a file's frames
 sample     which frames to take: pure arithmetic
 image      image files as videos of one frame
+progress   signs of life while a file is read
 resize     upright RGB of decoded pictures, smaller where wanted
 sound      what is heard while the frames are seen
 decode_av, decode_decord, decode_hardware   the decoders behind ``base.Decoder``

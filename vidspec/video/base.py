@@ -120,6 +120,7 @@ class Index:
     ``key_dts`` (K,) are the keyframes one can seek to. ``width`` and ``height`` are upright. ``truncated``: the file
     ends before the stream does. ``doubts`` are the reasons not to trust the timestamps' simplest reading. ``damage`` is
     what is known to be missing or changed; ``origin`` the time of the first frame, also where that one is lost.
+    ``open_start``: an H.264 stream begins with a keyframe whose followers may refer to what was before it.
     ``suspects`` are positions next to gaps in time that may be a loss: whether they decode tells.
     """
 
@@ -142,6 +143,7 @@ class Index:
     damage: tuple[Damage, ...] = ()
     origin: int | None = None
     suspects: tuple[int, ...] = ()
+    open_start: bool = False
 
     NO_PTS = -(1 << 63)
 

@@ -23,6 +23,7 @@ from av.stream import Stream
 from vidspec.video.base import Index, NotDelivered, Put
 from vidspec.video.opening import accelerated, codec_name, opened, packets_of, video_streams
 from vidspec.video.payload import has_layers, without_stuffing
+from vidspec.video.progress import advance
 from vidspec.video.resize import upright
 
 __all__ = ["AvDecoder", "Reading", "decode_all"]
@@ -43,15 +44,22 @@ _SKIPPING = {"h264", "hevc", "mpeg2video", "mpeg4"}
 
 class Reading(NamedTuple):
     """A way to decode: by which decoder (None: the one FFmpeg prefers), with threads for frames or for slices; or by
-    hardware, of FFmpeg's name for it.
+    hardware, of FFmpeg's name for it. ``conceal``: go on after errors, and fill so what could not be decoded (FFmpeg's
+    ``ec``); otherwise an error fails.
     """
 
     decoder: str | None = None
     threads: Literal["FRAME", "SLICE"] = "FRAME"
     hardware: str | None = None
+    conceal: str | None = None
 
 
 _PLAIN = Reading()
+
+#: How H.264 is read that was cut where later pictures refer to some before the cut. Commands to forget those fail,
+#: which a decoder told to fail does not tell from damage, though all pictures are whole. Where none is concealed, two
+#: that conceal in different ways agree.
+_CUT_OPEN = (Reading(conceal="0"), Reading(conceal="guess_mvs+deblock"))
 
 #: How streams are read of which FFmpeg's own decoder takes nearly any bits for a picture. libvpx notices where VP9's
 #: data end too early or too late. Where x265 coded rows apart, threads for slices begin each where it must begin, and
@@ -83,7 +91,21 @@ class AvDecoder:
         """See ``base.Decoder``. Raises NotDelivered at the first frame that cannot be decoded exactly, unless damage is
         allowed; VideoError if the file is gone.
         """
-        _Work(index, wanted, self.readings(index), size, put).run(self.allow_damaged)
+        readings = self.readings(index)
+        if not index.open_start or readings[0].hardware:
+            _Work(index, wanted, readings, size, put).run(self.allow_damaged)
+            return
+        left = list(wanted)
+        for ways in (readings, _CUT_OPEN):
+            work = _Work(index, left, ways, size, put)
+            try:
+                work.run(allow_damaged=False)
+                return
+            except NotDelivered as error:
+                left, failure = sorted(work.left), error
+        if not self.allow_damaged:
+            raise failure
+        _Work(index, left, readings, size, put).run(allow_damaged=True)
 
 
 class _Work:
@@ -344,6 +366,7 @@ def decode_all(
             if picture.is_corrupt:  # what follows may depend on it
                 broken = True
                 break
+            advance()
             if _from(picture, floor):
                 yield picture
         if broken:
@@ -365,7 +388,10 @@ def _decoder(stream: av.VideoStream, reading: Reading, threads: int | None) -> a
     if reading.decoder is not None and codec.pix_fmt == "yuv420p":
         codec = cast("av.VideoCodecContext", av.CodecContext.create(reading.decoder, "r"))
     if not codec.is_open:
-        codec.options = {**codec.options, "err_detect": "crccheck+bitstream+buffer+explode"}
+        if reading.conceal is None:
+            codec.options = {**codec.options, "err_detect": "crccheck+bitstream+buffer+explode"}
+        else:
+            codec.options = {**codec.options, "ec": reading.conceal}
         codec.thread_type = reading.threads
         threads = min(threads or max(2, os.cpu_count() or 1), _MAX_THREADS)
         if reading.hardware or reading.decoder == "libvpx-vp9":  # with several it does not look where each tile ends

@@ -17,6 +17,7 @@ import numpy as np
 from vidspec.errors import UsageError, VideoError
 from vidspec.video.base import Frame, Index, NotDelivered, Put
 from vidspec.video.decode_av import AvDecoder
+from vidspec.video.progress import advance
 from vidspec.video.resize import resized
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class DecordDecoder:
                     if apart.mean() > _TOLERANCE:
                         raise NotDelivered("decord's frame is not PyAV's", position=position)
                     put(position, resized(frame, *size))
+                    advance()
         except (NotDelivered, MemoryError):
             raise
         except Exception as error:  # decord raises DECORDError, RuntimeError, AssertionError and StopIteration

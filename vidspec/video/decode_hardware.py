@@ -36,8 +36,6 @@ def refusal(name: str, gpu: int | None = None) -> str | None:
         accelerator(_device(name, gpu)).create(av.Codec("h264", "r"))
         if name == "nvdec":
             ctypes.CDLL("nvcuvid.dll" if os.name == "nt" else "libnvcuvid.so.1")
-    except ImportError:
-        return "PyAV before 14 does not know any"
     except (av.error.FFmpegError, NotImplementedError, OSError, ValueError) as error:
         return str(getattr(error, "strerror", None) or error)
     return None

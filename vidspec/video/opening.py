@@ -12,19 +12,36 @@ import av
 from av.stream import Disposition
 
 from vidspec.errors import VideoError
+from vidspec.video.progress import advance
 
 if TYPE_CHECKING:
     from av.codec.hwaccel import HWAccel
     from av.stream import Stream
 
-__all__ = ["accelerated", "accelerator", "checked_path", "codec_name", "opened", "packets_of", "video_streams"]
+__all__ = [
+    "FORMATS",
+    "accelerated",
+    "accelerator",
+    "checked_path",
+    "codec_name",
+    "opened",
+    "packets_of",
+    "video_streams",
+]
 
-# FFmpeg has demuxers that draw text as video, and others that follow a playlist to files (or hosts) nobody named.
-_NOT_VIDEO = {"tty", "bin", "xbin", "adf", "idf", "lavfi"}
-_PLAYLISTS = {"hls", "concat", "dash", "sdp", "rtsp", "imf", "image2"}
+#: FFmpeg's names of the containers that are opened. None of them leads to another file; of what FFmpeg knows beside
+#: them, playlists (hls, concat, dash, imf, image2) do, and indexes (vobsub), and some (mlv) look for further parts. The
+#: last ones hold sound, so that the error can say so.
+FORMATS = (
+    "mov,matroska,webm,avi,asf,asf_o,flv,live_flv,kux,mpegts,mpeg,mpegvideo,mxf,gxf,nut,nuv,ogg,rm,ivr,ivf,dv,wtv,pva,"
+    "obu,av1,h261,h263,h264,hevc,vvc,m4v,vc1,vc1test,cavsvideo,avs2,avs3,dirac,mjpeg,mjpeg_2000,yuv4mpegpipe,"
+    "gif,apng,webp_anim,png_pipe,jpeg_pipe,webp_pipe,bmp_pipe,tiff_pipe,mp3,wav,flac,aac"
+)
 
 # An MP4 begins with one of these boxes; without "moov" FFmpeg cannot tell it from any other data.
 _MP4_BOXES = {b"ftyp", b"mdat", b"moov", b"free", b"skip", b"wide"}
+# How lists of other files begin.
+_LISTS = (b"#EXTM3U", b"ffconcat", b"# VobSub", b"[playlist]")
 _OTHER_HEADS = (b"\x1aE\xdf\xa3", b"RIFF", b"FLV\x01", b"GIF8", b"\x89PNG", b"\xff\xd8\xff", b"OggS")
 
 
@@ -58,7 +75,7 @@ def checked_path(path: str | os.PathLike[str]) -> str:
 def accelerator(device: str) -> HWAccel:
     """FFmpeg's hardware decoder of that name, asked to fail rather than to leave its work to software.
 
-    ``cuda:1`` is that of the second GPU. Raises ImportError before PyAV 14.
+    ``cuda:1`` is that of the second GPU.
     """
     from av.codec.hwaccel import HWAccel
 
@@ -89,23 +106,13 @@ def opened(path: str, hardware: str | None = None) -> Iterator[av.container.Inpu
     except (av.error.FFmpegError, OSError, ValueError) as error:
         raise _open_error(path, error) from None
     try:
-        demuxer = container.format.name
-        if demuxer in _NOT_VIDEO:
-            raise VideoError(f"{path}: is not a video", kind="not_video")
-        if demuxer in _PLAYLISTS:
-            raise VideoError(
-                f"{path}: is a list of other files ({demuxer}), not a video",
-                kind="unsupported",
-                hint="name the video files",
-            )
         yield container
     finally:
         container.close()
 
 
 def _container(path: str, hardware: str | None) -> av.container.InputContainer:
-    # The whitelist keeps a file that names other files from reaching the network.
-    options = {"protocol_whitelist": "file"}
+    options = {"format_whitelist": FORMATS, "protocol_whitelist": "file"}
     file = os.path.abspath(path)  # which cannot be mistaken for a protocol ("concat:", "http:")
     if hardware is None:
         return av.open(file, mode="r", options=options, metadata_errors="replace")
@@ -118,10 +125,17 @@ def _container(path: str, hardware: str | None) -> av.container.InputContainer:
 
 
 def video_streams(container: av.container.InputContainer) -> list[av.VideoStream]:
-    """The container's video streams, the default one first, without cover pictures; may be empty."""
+    """The container's video streams in the order of the ffmpeg command: those marked as default first, of these the
+    largest; without cover pictures; may be empty.
+    """
     streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
-    best = container.streams.best("video")
-    return sorted(streams, key=lambda s: (best is None or s.index != best.index, s.index))
+
+    def rank(stream: av.VideoStream) -> tuple[bool, int, int]:
+        codec = stream.codec_context
+        pixels = 0 if codec is None else codec.width * codec.height
+        return not stream.disposition & Disposition.default, -pixels, stream.index
+
+    return sorted(streams, key=rank)
 
 
 def packets_of(container: av.container.InputContainer, stream: Stream) -> Iterator[av.Packet[Stream]]:
@@ -130,7 +144,9 @@ def packets_of(container: av.container.InputContainer, stream: Stream) -> Iterat
     Raises av.error.FFmpegError or OSError where reading fails.
     """
     try:
-        yield from container.demux(stream)
+        for packet in container.demux(stream):
+            advance()
+            yield packet
     except IndexError:  # PyAV, on damaged files: FFmpeg counts a stream that PyAV does not
         raise OSError("its streams are damaged") from None
 
@@ -149,6 +165,12 @@ def _open_error(path: str, error: Exception) -> VideoError:
         )
     if head.startswith(_OTHER_HEADS):
         return VideoError(f"{path}: is incomplete or damaged: {_reason(error)}", kind="truncated")
+    if head.lstrip(b"\xef\xbb\xbf").startswith(_LISTS):
+        return VideoError(
+            f"{path}: is a list of other files, not a video", kind="unsupported", hint="name the video files"
+        )
+    if isinstance(error, av.error.ArgumentError):  # another format than those of FORMATS
+        return VideoError(f"{path}: is of no kind of video that is read here", kind="not_video")
     if isinstance(error, ValueError | av.error.EOFError):  # "invalid data", "invalid argument", nothing found
         return VideoError(f"{path}: is not a video", kind="not_video")
     return VideoError(f"{path}: cannot be opened as a video: {_reason(error)}", kind="unreadable")

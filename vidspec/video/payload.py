@@ -9,7 +9,7 @@ makes files in which such runs are longest.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 __all__ = ["CODECS", "Pictures", "has_layers", "length_size", "without_stuffing"]
@@ -46,9 +46,16 @@ class Pictures:
         body = (packet[_modes_end(packet) :] if self.codec == "vp8" else packet).rstrip(b"\0")
         return _ONES in body or _ZEROS in body
 
+    def starts_open(self, packet: bytes) -> bool:
+        """Return whether a keyframe is no IDR picture of H.264: what follows it may refer to pictures before it."""
+        return self.codec == "h264" and all(unit and unit[0] & 31 != 5 for unit in self._units(packet))
+
+    def _units(self, packet: bytes) -> Iterable[bytes]:
+        return _units(packet, self.length_size) if self.length_size else packet.split(b"\0\0\1")[1:]
+
     def _units_broken(self, packet: bytes) -> bool:
         """Whether units do not fill the packet, or those of pictures hold what none may hold."""
-        for unit in _units(packet, self.length_size) if self.length_size else packet.split(b"\0\0\1")[1:]:
+        for unit in self._units(packet):
             if not unit or unit[0] & 0x80:
                 return True
             of_picture = unit[0] >> 1 < 32 if self.codec == "hevc" else unit[0] & 31 in (1, 5)

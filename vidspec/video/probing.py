@@ -45,6 +45,10 @@ _PIXEL_BYTES = 12
 # decord makes room for as many frames as fit into the duration, and ends the process where memory is short.
 _DECORD_FRAMES = 1_000_000
 _FIRST_PICTURE_PACKETS = 1000
+# Of animations, whose pictures are all made on the way to a later one however few bytes they have, so many pixels in
+# all: 4,000 pictures of 1080p, or some seconds of a core.
+_ANIMATIONS = {"gif", "apng", "webp", "webp_anim"}
+_MOST_ANIMATED_PIXELS = 1 << 33
 _JOINED_HINT = "ffmpeg -i IN -c copy OUT.mp4 gives it one clock; --allow-damaged captions the first stream"
 
 
@@ -86,6 +90,7 @@ class _Packets:
     last_pts: int | None = None
     last_duration: int = 0
     tail_damaged: bool = False
+    open_start: bool = False
     no_timestamps: int = 0
     leading: int = 0
     discarded: int = 0
@@ -101,6 +106,7 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         packets = _read_packets(container, stream, found.joined)
         reorders = bool(codec.has_b_frames)
         container_format, name = container.format.name, codec_name(codec)
+        coded = codec.width, codec.height
         base = Fraction(stream.time_base or 1)
         rate = stream.average_rate or stream.guessed_rate
         truncated = packets.tail_damaged or _ends_early(container, stream, packets, base, found)
@@ -108,6 +114,7 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         kind = "truncated" if truncated else "no_frames"
         raise VideoError(f"{path}: its video stream holds no frames", kind=kind)
 
+    _check_animation(path, name, packets.seen, coded)
     width, height, turn = _first_picture(path, truncated)
     pts = raw = np.unique(np.frombuffer(packets.pts, np.int64))
     key_pts, key_dts = np.frombuffer(packets.key_pts, np.int64), np.frombuffer(packets.key_dts, np.int64)
@@ -150,6 +157,7 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         doubts=_doubts(packets, order, int(pts[0]), alone, duration * float(rate or 0)),
         damage=wrong,
         origin=origin,
+        open_start=packets.open_start,
         suspects=_suspects(pts) if order == "pts" and container_format in _GAPS_MAY_BE_LOSS else (),
     )
 
@@ -169,6 +177,18 @@ def _video_stream(path: str, container: av.container.InputContainer) -> tuple[av
     if free is not None and codec.width * codec.height * _PIXEL_BYTES > free:
         raise too_large(path, f"frames of {codec.width}x{codec.height}")
     return streams[0], len(streams) == 1
+
+
+def _check_animation(path: str, codec: str, count: int, size: tuple[int, int]) -> None:
+    """Refuse an animation that takes a process minutes, before a picture of it is decoded."""
+    width, height = size
+    if codec in _ANIMATIONS and count * width * height > _MOST_ANIMATED_PIXELS:
+        raise VideoError(
+            f"{path}: is an animation of {count:,} pictures of {width}x{height}, "
+            f"more than {_MOST_ANIMATED_PIXELS / 1e9:.1f} billion pixels in all",
+            kind="unsupported",
+            hint="ffmpeg -i IN OUT.mp4 makes a video of it",
+        )
 
 
 def _read_packets(container: av.container.InputContainer, stream: av.VideoStream, joined: int | None) -> _Packets:
@@ -201,6 +221,8 @@ def _read_packets(container: av.container.InputContainer, stream: av.VideoStream
                 key, damaged = None, True
             elif packet.is_keyframe:
                 key = packet.pts
+                if pictures is not None and not found.key_pts:
+                    found.open_start = pictures.starts_open(bytes(packet))
                 found.key_pts.append(packet.pts)
                 found.key_dts.append(packet.pts if packet.dts is None else packet.dts)
             if found.last_pts is None or packet.pts >= found.last_pts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 
 from vidspec.video.damage.found import Found, Spot
+from vidspec.video.progress import advance
 
 __all__ = ["avi", "flv"]
 
@@ -26,6 +27,7 @@ def avi(data: mmap.mmap, stream: int) -> Found:
     def walk(at: int, end: int, in_movie: bool) -> None:
         nonlocal seen, ends_early, streamed, promised, streams
         while at + 8 <= end:
+            advance()
             kind, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
             stop = at + 8 + size
             if kind in (b"RIFF", b"LIST"):
@@ -71,6 +73,7 @@ def flv(data: mmap.mmap, _: int) -> Found:
     """Tags whose size is not repeated behind them."""
     at = int.from_bytes(data[5:9], "big") + 4
     while at + 11 <= len(data):
+        advance()
         size = 11 + int.from_bytes(data[at + 1 : at + 4], "big")
         if at + size + 4 > len(data):
             return Found((), (), True)

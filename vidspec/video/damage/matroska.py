@@ -6,6 +6,7 @@ import mmap
 import zlib
 
 from vidspec.video.damage.found import Found, Spot
+from vidspec.video.progress import advance
 
 __all__ = ["matroska"]
 
@@ -45,6 +46,7 @@ def matroska(data: mmap.mmap, _: int) -> Found:
     ends_early = stop > end
     stop = min(stop, end)
     while at < stop:
+        advance()
         found = _element(data, at, stop)
         if found is None or found[0] not in _TOP:
             if found is not None and found[0] in (_EBML, _SEGMENT):
@@ -84,6 +86,7 @@ def matroska(data: mmap.mmap, _: int) -> Found:
 def _blocks(data: mmap.mmap, at: int, end: int, *, open_ended: bool) -> tuple[int, bool]:
     """(where the children of a cluster end, whether all are whole); open ended: up to the next element of its level."""
     while at < end:
+        advance()
         found = _element(data, at, end)
         if found is None:
             return at, False

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from vidspec.video.damage.found import Found, Spot
+from vidspec.video.progress import advance
 
 __all__ = ["transport_stream"]
 
@@ -117,6 +118,7 @@ def _aligned(data: mmap.mmap, size: int, first: int) -> Iterator[tuple[int, int]
         lost = np.flatnonzero(rows != 0x47)
         count = int(lost[0]) if len(lost) else len(rows)
         del rows
+        advance()
         if count:
             yield at, count
         at += count * size

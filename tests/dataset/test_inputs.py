@@ -206,3 +206,16 @@ def test_an_absent_list_is_a_usage_error():
     for sources in (Sources((), lists=("no",)), Sources((), manifests=("no.csv",))):
         with pytest.raises(UsageError, match="cannot be read: No such file"):
             collect(sources)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"path": "a.mp4"}\n{"path": "b.mp4", "path": "c.mp4"}', "m, line 2: path: is set twice"),
+        ('{"path": "a.mp4", "more": {"x": 1, "x": 2}}', "m, line 1: x: is set twice"),
+        ("path,prompt,PATH\na.mp4,What?,b.mp4\n", "m, line 1: path: is set twice"),
+    ],
+)
+def test_a_key_of_a_manifest_is_not_set_twice(text, message):
+    with pytest.raises(UsageError, match=f"^{message}"):
+        list(parse_manifest(text, "m", ""))

@@ -25,6 +25,7 @@ from vidspec.files import check_output
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
+    from vidspec.dataset.allowance import FetchLimits
     from vidspec.dataset.bulk import Executor, Listener, Remaining
     from vidspec.dataset.formats import Format
     from vidspec.dataset.inputs import Found
@@ -92,7 +93,7 @@ def caption_all(request: Request) -> int:
     profile = resolved.profile
     if resolved.sources.get("models.draft") == PAIRED and not request.quiet:
         note(f"note: the draft is {profile.models.draft}, as `vidspec models` lists it (--draft names another)")
-    how_of(request, profile, 0)  # refuses impossible options before folders are searched
+    fetch_limits = how_of(request, profile, 0).fetch  # refuses impossible options before folders are searched
     shard = shard_of(request.shard, os.environ)
     found = inputs.collect(sources)
     inputs.leave_out_missing(found, sources.paths)
@@ -110,10 +111,12 @@ def caption_all(request: Request) -> int:
         note(f"shard {shard.number} of {shard.count}: {len(entries)} of {len(found.entries)} clips{source}")
     if any(inputs.is_shard(entry.path) for entry in entries):
         _check_shards(request)
+        access = fetch_limits.access.with_typed(*(entry.path for entry in entries))
+        fetch_limits = fetch_limits._replace(access=access)
         if not parts_wanted(request, forms, entries):
-            found.entries = entries = list(_opened(entries, found, request.column))
+            found.entries = entries = list(_opened(entries, found, request.column, fetch_limits))
     _check_files(request, profile, [entry.path for entry in entries])
-    how = replace(how_of(request, profile, len(entries)), models_named=resolved.models_named)
+    how = replace(how_of(request, profile, len(entries)), models_named=resolved.models_named, fetch=fetch_limits)
     _check_questions(how, forms, entries)
     destinations = destinations_of(request, forms, found, entries, profile.name, shard)
     settings = Settings(profile.model_dump(), how)
@@ -135,14 +138,14 @@ def _check_shards(request: Request) -> None:
             raise UsageError(f"--{name} needs clips that are files, not shards", hint=f"leave out --{name}")
 
 
-def _opened(entries: Sequence[Job], found: Found, column: str | None) -> Iterator[Job]:
+def _opened(entries: Sequence[Job], found: Found, column: str | None, limits: FetchLimits) -> Iterator[Job]:
     """The clips, those of shards instead of these; a shard that cannot be read is left out and said."""
     from vidspec.dataset.containers import members
     from vidspec.dataset.inputs import is_shard
 
     for entry in entries:
         try:
-            yield from members(entry, column) if is_shard(entry.path) else (entry,)
+            yield from members(entry, column, limits) if is_shard(entry.path) else (entry,)
         except VideoError as error:
             found.unreadable.append(str(error))
             note(f"error: {error}")

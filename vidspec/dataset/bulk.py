@@ -128,7 +128,7 @@ def plan_shards(
         number = 1
         for shard in (shard for shard in shards if shard.path not in output.finished):
             try:
-                jobs = members(shard, column)
+                jobs = members(shard, column, settings.config.fetch)
                 output.begin(shard.path)
                 one = plan(jobs, output, settings, retry=retry, at=number)
                 output.expect(shard.path, jobs, one.jobs, settings.of(shard))

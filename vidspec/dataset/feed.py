@@ -93,7 +93,7 @@ class Feed:
         self.config, self.wake = config, WakeEvent()
         self._video = {**config.video, "sound": max_audio_s, "gpu": gpu}
         self._jobs, self._prepare, self._refuse, self._max_bytes = iter(jobs), prepare, refuse, max_bytes
-        self._readers, self._in_order, self._files = readers, len(readers) == 1, Files()
+        self._readers, self._in_order, self._files = readers, len(readers) == 1, Files(config.fetch)
         self._changed = threading.Condition()
         self._drawing = self._drawn = self._closed = False
         self._busy = 0  # threads that read or cut
@@ -263,7 +263,7 @@ class Feed:
             return replace(job, error=error, spent=time.monotonic() - began), 0
         read = replace(job, clip=clip, spent=time.monotonic() - began)
         if not (self.config.baseline or self.config.verify or self.config.questions_of(job)):  # which need frames later
-            again = partial(_read_again, job, self._video, self.config.timeout)
+            again = partial(_read_again, job, self._video, self.config)
             read = replace(read, reread=again)
         if clip is None:
             return read, 0
@@ -274,8 +274,9 @@ class Feed:
         return read, size
 
 
-def _read_again(job: Job, video: Mapping[str, object], timeout: float | None) -> Clip:
+def _read_again(job: Job, video: Mapping[str, object], config: JobConfig) -> Clip:
     from vidspec.dataset.reader import Reader
 
-    with closing(Files()) as files, files.local(job.path, job.source) as file, closing(Reader(timeout)) as reader:
+    files, reader = Files(config.fetch), Reader(config.timeout)
+    with closing(files), closing(reader), files.local(job.path, job.source) as file:
         return reader.read(file, job.start, job.end, video)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from vidspec.dataset.allowance import FetchLimits
 from vidspec.events.record import Caption
 from vidspec.models.request import Request
 
@@ -120,6 +121,7 @@ class JobConfig:
         context: whether a segment's prompt quotes the caption of the one before.
         baseline, verify: also decode plainly, to report the true speed-up or to fail on a difference.
         timeout: seconds a clip (or segment) may take; None for no limit.
+        fetch: limits of clips that are no local files.
         batch: how many clips are captioned at once at most; None to leave it to the captioner.
         ahead: how many clips may be read while they wait for their turn.
         total: how many clips the run has.
@@ -136,6 +138,7 @@ class JobConfig:
     baseline: bool = False
     verify: bool = False
     timeout: float | None = None
+    fetch: FetchLimits = field(default_factory=FetchLimits)
     batch: int | None = None
     ahead: int = 8
     total: int = 1

@@ -210,7 +210,7 @@ def _run(run: Run) -> int:
                 run.page.interrupted = True
             stack.close()
             ending = ending_of(stop)
-            note(f"{ending.word}: {tally.done} of {tally.total} clips were done, and are kept")
+            note(f"{ending.word}: {tally.done - tally.unkept} of {tally.total} clips were done, and are kept")
             return ending.code
         complete = tally.stopped is None
     if run.several and not request.quiet:

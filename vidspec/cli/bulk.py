@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vidspec.cli import start
-from vidspec.cli.destinations import destinations_of, output_of, parts_wanted
+from vidspec.cli.destinations import check_files_distinct, destinations_of, output_of, parts_wanted
 from vidspec.cli.interrupts import ending_of
 from vidspec.cli.options import Request
 from vidspec.cli.printed import note
@@ -93,6 +93,8 @@ def caption_all(request: Request) -> int:
     profile = resolved.profile
     if resolved.sources.get("models.draft") == PAIRED and not request.quiet:
         note(f"note: the draft is {profile.models.draft}, as `vidspec models` lists it (--draft names another)")
+    if request.engine == "local":
+        start.require_devices(profile)
     fetch_limits = how_of(request, profile, 0).fetch  # refuses impossible options before folders are searched
     shard = shard_of(request.shard, os.environ)
     found = inputs.collect(sources)
@@ -119,6 +121,7 @@ def caption_all(request: Request) -> int:
     how = replace(how_of(request, profile, len(entries)), models_named=resolved.models_named, fetch=fetch_limits)
     _check_questions(how, forms, entries)
     destinations = destinations_of(request, forms, found, entries, profile.name, shard)
+    check_files_distinct(request, destinations, entries, defaults.path)
     settings = Settings(profile.model_dump(), how)
     if request.dry_run:
         from vidspec.cli.dry_run import dry_run
@@ -225,7 +228,7 @@ def _run(run: Run) -> int:
     undrawn = run.page.errors if run.page else []
     for error in undrawn:
         note(f"error: --report: {error}")
-    if request.report is not None and run.page is None:
+    if request.report is not None and run.page is None and not request.quiet:
         note(f"note: --report: nothing was left to caption; `vidspec report` draws the records, -o {request.report}")
     return max(code, exit_code([*unseen, *undrawn])) or int(bool(tally.earlier_failed or run.found.unreadable))
 
@@ -264,7 +267,8 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
         listeners.append(log)
     elsewhere = request.engine == "ray" or request.replicas is not None
     if planned.left:
-        for line in start.demo_notes(run.profile, run.prompts, f"caption {shlex.quote(run.entries[0].path)}"):
+        command = f"caption {shlex.quote(run.entries[0].path)}"
+        for line in () if request.quiet else start.demo_notes(run.profile, run.prompts, command):
             note(line)
         if request.baseline and run.several and not request.quiet:
             note("note: --baseline times each clip alone: --batch 1")
@@ -297,7 +301,7 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
             captioner.return_probs = request.report is not None
         for line in loaded(captioner, time.monotonic() - began) if request.verbose else ():
             note(line)
-        for line in captioner.notes:
+        for line in () if request.quiet else captioner.notes:
             note(f"note: {line}")
         drawing = list(_drawing(stack, run))  # before the panel, which is gone when a page is written
         observer, drawn = _observer(stack, run, tally)

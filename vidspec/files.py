@@ -10,12 +10,24 @@ import stat
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from vidspec.errors import OutputError, UsageError
 
-__all__ = ["PICTURE", "Kind", "Lock", "check_output", "encoded", "read_whole", "write_whole"]
+__all__ = [
+    "PICTURE",
+    "Kind",
+    "Lock",
+    "NamedPath",
+    "check_distinct",
+    "check_output",
+    "encoded",
+    "read_whole",
+    "write_whole",
+]
 
+#: An option and the file that it names, None or ``-`` for none.
+NamedPath: TypeAlias = "tuple[str, str | Path | None]"
 #: Bytes from the beginning of a file within which its mark stands.
 _HEAD = 1 << 20
 
@@ -148,6 +160,34 @@ def check_output(path: Path, inputs: Iterable[str], option: str, kind: Kind | No
         raise UsageError(
             f"{option} {path}: is there already, and is no {kind.name}", hint="name another file, or move this one away"
         )
+
+
+def check_distinct(written: Iterable[NamedPath], read: Iterable[NamedPath] = ()) -> None:
+    """Refuse a file that is written twice, or both read and written. Devices and pipes may be named several times.
+
+    Args:
+        written, read: options with their files.
+
+    Raises:
+        UsageError: naming both options.
+    """
+    inputs = {_identity(path): f"{option} {path}" for option, path in read if path not in (None, "-")}
+    outputs: dict[object, str] = {}
+    for option, path in written:
+        if path in (None, "-") or (file := _identity(path)) is None:
+            continue
+        if other := inputs.get(file) or outputs.get(file):
+            raise UsageError(f"{option} {path}: is the same file as {other}", hint="name another file")
+        outputs[file] = f"{option} {path}"
+
+
+def _identity(path: str | Path | None) -> object:
+    """Something equal for all names of one regular file, there or not; None for a folder, a device or a pipe."""
+    try:
+        found = os.stat(path or "")
+    except (OSError, ValueError):
+        return os.path.realpath(str(path).replace("\0", ""))
+    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
 
 
 def _is(path: Path, kind: Kind) -> bool:

@@ -121,11 +121,61 @@ def test_a_failed_clip_is_one_line_without_traceback(vidspec):
     ran = vidspec("caption", "missing.mp4", "--quiet")
     assert (ran.code, ran.out) == (1, "")
     told = [line for line in ran.err.splitlines() if line != "a library prints this"]
-    assert told == [
-        NOTICE,
-        f"  vidspec caption missing.mp4 {REAL}",
-        "error: missing.mp4: there is no such file (check the path)",
-    ]
+    assert told == ["error: missing.mp4: there is no such file (check the path)"]
+
+
+def test_quiet_prints_failures_only(vidspec, monkeypatch):
+    monkeypatch.setattr(FakeCaptioner, "notes", ["the draft is slow here"], raising=False)
+    args = ("good.mp4", "b/good.mp4", "--prompt", "Who wins?", "--overwrite")
+    ran = vidspec("caption", *args, "-o", "o.jsonl", "--quiet")
+    assert [line for line in ran.err.splitlines() if line != "a library prints this"] == [] and ran.code == 0
+    assert vidspec("caption", *args, "-o", "o.jsonl").err.count("note: ") >= 3
+
+
+@pytest.mark.parametrize("options", [("--device", "cuda"), ("--set", "models.draft_device=cuda:7")])
+def test_a_device_that_is_not_there_is_refused_before_anything_slow(vidspec, monkeypatch, options):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("vidspec.dataset.inputs.collect", lambda sources: pytest.fail("clips were looked for"))
+    ran = vidspec("caption", "good.mp4", *options)
+    assert (ran.code, ran.out) == (3, "") and not FakeCaptioner.made
+    assert ran.err.startswith("error: device cuda") and "this machine has 0 CUDA devices" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("options", "both"),
+    [
+        (("-o", "t.json", "--log-file", "t.json"), ("--log-file t.json", "--output t.json")),
+        (("-o", "t.json", "--log-file", "./d/../t.json"), ("--log-file d/../t.json", "--output t.json")),
+        (("-o", "t.html", "--format", "txt", "--report", "t.html"), ("--report t.html", "--output t.html")),
+        (("--trace", "t.json", "--log-file", "t.json"), ("--log-file t.json", "--trace t.json")),
+        (("--format", "txt", "--log-file", "good.txt"), ("--log-file good.txt", "the file of a clip good.txt")),
+        (
+            ("-o", "t.csv", "--log-file", ".t.csv.vidspec.jsonl"),
+            ("--log-file .t.csv.vidspec.jsonl", "the journal of the output"),
+        ),
+        (("--manifest", "m.csv", "-o", "m.csv"), ("--output m.csv", "--manifest m.csv")),
+        (("--prompt-file", "p.txt", "-o", "p.txt"), ("--output p.txt", "--prompt-file p.txt")),
+        (("-p", "p.yaml", "-o", "p.yaml", "--format", "csv"), ("--output p.yaml", "--profile p.yaml")),
+        (("--from-file", "l.txt", "-o", "link.txt"), ("--output link.txt", "--from-file l.txt")),
+    ],
+)
+def test_options_that_name_one_file_are_refused(vidspec, options, both):
+    files = {"m.csv": "path\ngood.mp4\n", "p.txt": "What?", "p.yaml": "base: ar\n", "l.txt": "good.mp4\n"}
+    for name, content in files.items():
+        Path(name).write_text(content)
+    os.mkdir("d")
+    os.symlink("l.txt", "link.txt")
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    ran = vidspec("caption", "good.mp4", *options)
+    assert (ran.code, ran.out) == (2, "") and len(ran.err.splitlines()) == 1, ran.err
+    first, second = both
+    assert ran.err.startswith(f"error: {first}") and f"is the same file as {second}" in ran.err
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+
+
+def test_a_device_may_be_named_several_times(vidspec):
+    assert vidspec("caption", "good.mp4", "-o", os.devnull, "--log-file", os.devnull, "--format", "jsonl").code == 0
 
 
 def test_debug_shows_tracebacks(vidspec, monkeypatch):
@@ -266,9 +316,7 @@ def test_the_default_profile_and_its_variable(vidspec, monkeypatch):
     assert [made.profile.name for made in FakeCaptioner.made] == ["vanilla-sd-auto", "ar", "sd-rand"]
 
 
-@pytest.mark.parametrize(
-    "options", [(), ("--pair", "embedded-qwen"), ("--target", SHIPPED, "--draft", "b"), ("--quiet",)]
-)
+@pytest.mark.parametrize("options", [(), ("--pair", "embedded-qwen"), ("--target", SHIPPED, "--draft", "b")])
 def test_the_built_in_models_are_told_before_they_caption(vidspec, options):
     told = vidspec("caption", "good.mp4", "b/good.mp4", *options).err.splitlines()
     assert told.count(NOTICE) == 1 and told.index(NOTICE) < told.index("a library prints this")

@@ -143,6 +143,8 @@ def test_profiles_shows_those_to_choose_from(vidspec, tmp_path):
     assert len(json.loads(vidspec("profiles", "--format", "json").out)) == len(lines)
     named = vidspec("profiles", "hippo-frame", "ar").out.splitlines()
     assert [line.split("\t")[0] for line in named] == ["ar", "hippo-frame"]
+    ran = vidspec("profiles", "vanila-sd")
+    assert ran.err.startswith("error: there is no profile vanila-sd; did you mean vanilla-sd? (")
     ran = vidspec("profiles", "nope")
     assert (ran.code, ran.err) == (2, "error: there is no profile nope (vidspec profiles --all lists them)\n")
 

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from dataset.hostile import HOSTILE
 from dataset.shards import rows, tar_of, write_shards
 from fake_captioner import TEXT, FakeCaptioner
 
@@ -122,6 +123,63 @@ def test_a_shard_that_cannot_be_read_costs_itself_alone(vidspec):
     write_shards(Path("shards"), 3, 2)
     assert vidspec(*args).code == 0, "a shard without a part is tried again"
     assert len(os.listdir("out")) == 3
+
+
+@pytest.mark.parametrize("options", [(), ("--format", "txt"), ("--format", "jsonl,vtt")])
+def test_hostile_shards_never_end_the_run(vidspec, options):
+    """Each costs itself, or its member; the clips before it, and those of other shards, are captioned."""
+    write_shards(Path("shards"), 1, 2)
+    for number, content in enumerate(HOSTILE.values(), start=1):
+        Path(f"shards/{number:05d}.tar").write_bytes(content)
+    last = len(HOSTILE) + 1
+    Path(f"shards/{last:05d}.tar").write_bytes(tar_of({"last/good.mp4": b"x"}))
+    ran = vidspec("caption", *sorted(map(str, Path("shards").iterdir())), "--output-dir", "out", *options)
+    assert ran.code == 1 and "Traceback" not in ran.err, ran.err
+    captioned = streamed()
+    for number in range(1, last):
+        assert captioned.count(f"shards/{number:05d}.tar/first.mp4") == 1
+    assert f"shards/{last:05d}.tar/last/good.mp4" in captioned
+    errors = [line for line in ran.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) >= 8 and all(line.startswith("error: shards/0") for line in errors if "inputs" not in line)
+    if not options:
+        assert len(os.listdir("out")) == last + 1
+        for number in range(1, last):
+            assert rows(f"out/{number:05d}.parquet")[0]["caption"] == TEXT
+
+
+def test_rows_that_name_what_they_may_not(vidspec):
+    import pyarrow
+    from pyarrow import parquet
+
+    names = ["good.mp4", "../good.mp4", "https://example.org/good.mp4", "file:///etc/passwd"]
+    os.mkdir("d")
+    parquet.write_table(pyarrow.table({"path": names}), "d/v.parquet")
+    ran = vidspec("caption", "d/v.parquet", "-o", "out.jsonl")
+    records = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    assert ran.code == 1 and [one["error"] and one["error"]["kind"] for one in records] == [None, *["refused"] * 3]
+    assert streamed() == ["d/good.mp4"] and "--allow-urls https://example.org if it may be read" in ran.err
+    ran = vidspec("caption", "d/v.parquet", "-o", "out.jsonl", "--retry-failed", "--allow-paths", ".")
+    assert streamed() == ["d/good.mp4", "d/../good.mp4"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--allow-paths", "nowhere"), "--allow-paths nowhere: there is no such folder"),
+        (("--allow-urls", "file://x"), "--allow-urls file://x: must be SCHEME://HOST"),
+        (("--max-fetch", "0"), "--max-fetch 0: must be a size, such as 500MB or 2GiB"),
+        (("--max-fetch", "many"), "--max-fetch many: must be a size"),
+    ],
+)
+def test_limits_of_fetching_that_cannot_be(vidspec, options, message):
+    ran = vidspec("caption", "00000.tar", *options)
+    assert ran.code == 2 and ran.err.startswith(f"error: {message}")
+
+
+def test_a_clip_of_a_shard_that_is_too_large(vidspec):
+    Path("00000.tar").write_bytes(tar_of({"a/good.mp4": bytes(2000), "b/good.mp4": bytes(900)}))
+    ran = vidspec("caption", "00000.tar", "--max-fetch", "1kB", "--format", "jsonl")
+    assert [one["error"] and one["error"]["kind"] for one in ran.records] == ["too_large", None] and ran.code == 1
 
 
 def test_of_a_shard_that_is_cut_short_what_is_there(vidspec):

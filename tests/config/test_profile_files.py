@@ -243,3 +243,29 @@ def test_a_base_is_named_as_the_source_of_its_values(folder):
         "generate.seed": "low.yaml:top",
         "generate.top_p": "flag",
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key"),
+    [
+        ("base: ar\nabout: a\nabout: b\n", 3, "about"),
+        ("base: ar\nvideo:\n  frames: 4\n  fps: null\n  frames: 8\n", 5, "frames"),
+        ("base: ar\nvideo: {frames: 4, frames: 4}\n", 2, "frames"),
+        ("base: ar\n'base': sd\n", 2, "base"),
+    ],
+)
+def test_a_key_is_not_set_twice(tmp_path, text, line, key):
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    said = problem(str(file))
+    assert said.startswith(f"{file}: line {line}, column ") and f": {key}: is set twice (" in said
+
+
+def test_a_key_of_the_config_is_not_set_twice(tmp_path):
+    from vidspec.config.user_config import read_config
+    from vidspec.errors import UsageError
+
+    file = tmp_path / "config.yaml"
+    file.write_text("format: json\nmodels: {pair: embedded}\nmodels: {device: cpu}\n")
+    with pytest.raises(UsageError, match=r"config.yaml: line 3, column 1: models: is set twice"):
+        read_config(file)

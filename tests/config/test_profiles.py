@@ -180,6 +180,7 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
     ("overrides", "message"),
     [
         ({"prune.alfa": 1}, "prune.alfa: unknown key; did you mean prune.alpha?"),
+        ({"prnue.method": "uniform"}, "prnue.method: unknown key; did you mean prune.method?"),
         ({"alpha": 1}, "alpha: unknown key; did you mean prune.alpha?"),
         ({"pruning.alpha": 1}, "pruning.alpha: unknown key; did you mean prune.alpha?"),
         (

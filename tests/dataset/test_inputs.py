@@ -223,3 +223,16 @@ def test_shards_that_are_pipes_or_sockets_are_left_out_unopened():
     assert [job.path for job in found.entries] == ["good.tar", "clip.mp4"]
     names = ("pipe.tar", "link.parquet", "socket.parquet")
     assert found.unreadable == [f"{name}: is a pipe, a socket or a device, not a file" for name in names]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"path": "a.mp4"}\n{"path": "b.mp4", "path": "c.mp4"}', "m, line 2: path: is set twice"),
+        ('{"path": "a.mp4", "more": {"x": 1, "x": 2}}', "m, line 1: x: is set twice"),
+        ("path,prompt,PATH\na.mp4,What?,b.mp4\n", "m, line 1: path: is set twice"),
+    ],
+)
+def test_a_key_of_a_manifest_is_not_set_twice(text, message):
+    with pytest.raises(UsageError, match=f"^{message}"):
+        list(parse_manifest(text, "m", ""))

@@ -225,7 +225,7 @@ def test_paths_in_a_table_may_be_urls(store, tmp_path):
     client().pipe_file("bucket/clips/one.mp4", CLIP)
     urls = ["s3://bucket/clips/one.mp4", "s3://bucket/clips/none.mp4"]
     parquet.write_table(pyarrow.table({"url": urls}), "urls.parquet")
-    ran = caption("urls.parquet", "--format", "jsonl", "-o", "out.jsonl")
+    ran = caption("urls.parquet", "--allow-urls", "s3://bucket", "--format", "jsonl", "-o", "out.jsonl")
     assert ran.returncode == 1
     records = {one["path"]: one["error"] for one in map(json.loads, Path("out.jsonl").read_text().splitlines())}
     assert records[urls[0]] is None and records[urls[1]]["kind"] == "missing"

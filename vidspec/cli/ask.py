@@ -78,7 +78,8 @@ def _opened(stack: ExitStack, clip: str, request: Request, out: TextIO, form: An
     resolved = resolve(request.profile, overrides_of(request), read_config())
     profile = resolved.profile
     how = replace(how_of(request, profile, 1), batch=1)
-    for line in start.demo_notes(profile, (), f"ask {shlex.quote(clip)}"):
+    start.require_devices(profile)
+    for line in () if request.quiet else start.demo_notes(profile, (), f"ask {shlex.quote(clip)}"):
         note(line)
     fetches = not request.quiet and start.announce(profile)
     (reader,) = readers_for(how, 1)
@@ -94,7 +95,7 @@ def _opened(stack: ExitStack, clip: str, request: Request, out: TextIO, form: An
     reader.close()
     page = stack.enter_context(page_of(request.report, profile))
     captioner.return_probs = page is not None
-    for line in captioner.notes:
+    for line in () if request.quiet else captioner.notes:
         note(f"note: {line}")
     dialogue = captioner.dialogue(clip, clip=frames)
     return Session(clip, dialogue, out, form, profile.name, page, models_named=resolved.models_named)

@@ -112,12 +112,14 @@ def run_bench(
     from vidspec.bench.results import check_results
     from vidspec.display.pages.bench import write_bench
     from vidspec.display.pages.page import check_page
+    from vidspec.files import check_distinct
 
     named, turns, json, report = list(map(str, clips)), tuple(options.turn or ()), options.json, options.report
     if json is not None:
         check_results(json, named, overwrite=options.overwrite)
     if report is not None:
         check_page(report, named)
+    check_distinct([("--json", json), ("--report", report)])
     if turns and options.peer:
         raise UsageError("--turn and --peer exclude each other")
     if not all(one.strip() for one in turns):

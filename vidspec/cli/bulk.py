@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vidspec.cli import start
-from vidspec.cli.destinations import destinations_of, output_of, parts_wanted
+from vidspec.cli.destinations import check_files_distinct, destinations_of, output_of, parts_wanted
 from vidspec.cli.interrupts import ending_of
 from vidspec.cli.options import Request
 from vidspec.cli.printed import note
@@ -25,6 +25,7 @@ from vidspec.files import check_output
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
+    from vidspec.dataset.allowance import FetchLimits
     from vidspec.dataset.bulk import Executor, Listener, Remaining
     from vidspec.dataset.formats import Format
     from vidspec.dataset.inputs import Found
@@ -92,7 +93,9 @@ def caption_all(request: Request) -> int:
     profile = resolved.profile
     if resolved.sources.get("models.draft") == PAIRED and not request.quiet:
         note(f"note: the draft is {profile.models.draft}, as `vidspec models` lists it (--draft names another)")
-    how_of(request, profile, 0)  # refuses impossible options before folders are searched
+    if request.engine == "local":
+        start.require_devices(profile)
+    fetch_limits = how_of(request, profile, 0).fetch  # refuses impossible options before folders are searched
     shard = shard_of(request.shard, os.environ)
     found = inputs.collect(sources)
     inputs.leave_out_missing(found, sources.paths)
@@ -110,12 +113,15 @@ def caption_all(request: Request) -> int:
         note(f"shard {shard.number} of {shard.count}: {len(entries)} of {len(found.entries)} clips{source}")
     if any(inputs.is_shard(entry.path) for entry in entries):
         _check_shards(request)
+        access = fetch_limits.access.with_typed(*(entry.path for entry in entries))
+        fetch_limits = fetch_limits._replace(access=access)
         if not parts_wanted(request, forms, entries):
-            found.entries = entries = list(_opened(entries, found, request.column))
+            found.entries = entries = list(_opened(entries, found, request.column, fetch_limits))
     _check_files(request, profile, [entry.path for entry in entries])
-    how = replace(how_of(request, profile, len(entries)), models_named=resolved.models_named)
+    how = replace(how_of(request, profile, len(entries)), models_named=resolved.models_named, fetch=fetch_limits)
     _check_questions(how, forms, entries)
     destinations = destinations_of(request, forms, found, entries, profile.name, shard)
+    check_files_distinct(request, destinations, entries, defaults.path)
     settings = Settings(profile.model_dump(), how)
     if request.dry_run:
         from vidspec.cli.dry_run import dry_run
@@ -135,14 +141,14 @@ def _check_shards(request: Request) -> None:
             raise UsageError(f"--{name} needs clips that are files, not shards", hint=f"leave out --{name}")
 
 
-def _opened(entries: Sequence[Job], found: Found, column: str | None) -> Iterator[Job]:
+def _opened(entries: Sequence[Job], found: Found, column: str | None, limits: FetchLimits) -> Iterator[Job]:
     """The clips, those of shards instead of these; a shard that cannot be read is left out and said."""
     from vidspec.dataset.containers import members
     from vidspec.dataset.inputs import is_shard
 
     for entry in entries:
         try:
-            yield from members(entry, column) if is_shard(entry.path) else (entry,)
+            yield from members(entry, column, limits) if is_shard(entry.path) else (entry,)
         except VideoError as error:
             found.unreadable.append(str(error))
             note(f"error: {error}")
@@ -207,7 +213,7 @@ def _run(run: Run) -> int:
                 run.page.interrupted = True
             stack.close()
             ending = ending_of(stop)
-            note(f"{ending.word}: {tally.done} of {tally.total} clips were done, and are kept")
+            note(f"{ending.word}: {tally.done - tally.unkept} of {tally.total} clips were done, and are kept")
             return ending.code
         complete = tally.stopped is None
     if run.several and not request.quiet:
@@ -222,7 +228,7 @@ def _run(run: Run) -> int:
     undrawn = run.page.errors if run.page else []
     for error in undrawn:
         note(f"error: --report: {error}")
-    if request.report is not None and run.page is None:
+    if request.report is not None and run.page is None and not request.quiet:
         note(f"note: --report: nothing was left to caption; `vidspec report` draws the records, -o {request.report}")
     return max(code, exit_code([*unseen, *undrawn])) or int(bool(tally.earlier_failed or run.found.unreadable))
 
@@ -261,7 +267,8 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
         listeners.append(log)
     elsewhere = request.engine == "ray" or request.replicas is not None
     if planned.left:
-        for line in start.demo_notes(run.profile, run.prompts, f"caption {shlex.quote(run.entries[0].path)}"):
+        command = f"caption {shlex.quote(run.entries[0].path)}"
+        for line in () if request.quiet else start.demo_notes(run.profile, run.prompts, command):
             note(line)
         if request.baseline and run.several and not request.quiet:
             note("note: --baseline times each clip alone: --batch 1")
@@ -294,7 +301,7 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
             captioner.return_probs = request.report is not None
         for line in loaded(captioner, time.monotonic() - began) if request.verbose else ():
             note(line)
-        for line in captioner.notes:
+        for line in () if request.quiet else captioner.notes:
             note(f"note: {line}")
         drawing = list(_drawing(stack, run))  # before the panel, which is gone when a page is written
         observer, drawn = _observer(stack, run, tally)

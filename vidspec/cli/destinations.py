@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vidspec.errors import UsageError
-from vidspec.files import check_output
+from vidspec.files import NamedPath, check_distinct, check_output
 
 if TYPE_CHECKING:
     from vidspec.cli.options import Request
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vidspec.dataset.shards import Shard
     from vidspec.dataset.sidecars import Names
 
-__all__ = ["Destination", "destinations_of", "output_of", "parts_wanted"]
+__all__ = ["Destination", "check_files_distinct", "destinations_of", "output_of", "parts_wanted"]
 
 #: Formats that go into a file for each clip by default.
 PER_CLIP = ("txt", "srt", "vtt", "webdataset-txt")
@@ -127,6 +127,51 @@ def destinations_of(
     if request.output_dir is not None and os.path.exists(request.output_dir) and not os.path.isdir(request.output_dir):
         raise UsageError(f"--output-dir {request.output_dir}: is not a folder")
     return destinations
+
+
+def check_files_distinct(
+    request: Request, destinations: Sequence[Destination], entries: Sequence[Job], config: Path
+) -> None:
+    """Refuse options that name one file, before anything is written.
+
+    Raises:
+        UsageError: naming both options.
+    """
+    from vidspec.config.files import named_file
+    from vidspec.dataset.stores import is_url
+
+    profile = named_file(request.profile) if request.profile else None
+    parts = any(place.parts is not None for place in destinations)  # which are compared with their shards themselves
+    inputs = () if parts else (path for path in request.paths or () if not is_url(path))
+    read: list[NamedPath] = [("input", path) for path in inputs]
+    read += [("--from-file", path) for path in request.from_file or ()]
+    read += [("--manifest", path) for path in request.manifest or ()]
+    read += [
+        ("--prompt-file", request.prompt_file),
+        ("--profile", profile[0] if profile else None),
+        ("the config", config),
+    ]
+    others: list[NamedPath] = [
+        (f"--{name.replace('_', '-')}", path)
+        for name in ("trace", "log_file", "heatmap", "report")
+        if (path := getattr(request, name)) is not None
+    ]
+    output = "--output" if request.output is not None else "--output-dir"
+    written: list[NamedPath] = [(output, place.path) for place in destinations]
+    for place in destinations:
+        if place.path is not None and entries and (journal := place.journal(entries[0], "")) != place.path:
+            written.append(("the journal of the output", journal))
+        elif place.parts is not None and not is_url(place.parts):
+            names = (f"{Path(entry.path).stem}.parquet" for entry in entries)
+            written += [(output, Path(place.parts, name)) for name in names]
+    if others:
+        written += [
+            ("the file of a clip", one.path(entry))
+            for place in destinations
+            for one in place.names
+            for entry in entries
+        ]
+    check_distinct([*written, *others], read)
 
 
 def output_of(

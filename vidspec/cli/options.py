@@ -201,6 +201,17 @@ class Request:
     column: Annotated[
         str | None, _input(metavar="NAME", help="Of Parquet files, the column with the clips or their paths.")
     ] = None
+    allow_paths: Annotated[
+        list[str] | None,
+        _input(metavar="DIR", help="Rows of Parquet files may name files in DIR too; may be repeated."),
+    ] = None
+    allow_urls: Annotated[
+        list[str] | None,
+        _input(
+            metavar="SCHEME://HOST",
+            help="Rows may name URLs of this host too, and servers may have its private address; may be repeated.",
+        ),
+    ] = None
 
     pair: Annotated[
         str | None, _model(help="A built-in target and draft: embedded or embedded-qwen.", autocompletion=pair_names)
@@ -345,6 +356,9 @@ class Request:
     fail_fast: Annotated[bool, _resume("--fail-fast", help="Stop at the first failure.")] = False
     max_failures: Annotated[int | None, _resume(min=1, metavar="N", help="Stop after N failures.")] = None
     timeout: Annotated[float | None, _resume(metavar="SECONDS", help="Give up on a clip after this long.")] = None
+    max_fetch: Annotated[
+        str, _resume(metavar="SIZE", help="Give up on a clip of a shard or URL with more bytes: 500MB, 2GiB.")
+    ] = "4GiB"
 
     batch: Annotated[str, _scale(metavar="auto|N", help="Clips captioned at once; 1 keeps the order of the clips.")] = (
         "auto"

@@ -9,6 +9,7 @@ import typer
 from vidspec.cli.options import TextOrJson, profile_names
 from vidspec.cli.printed import print_json, print_rows
 from vidspec.errors import UsageError
+from vidspec.registry import nearest
 
 __all__ = ["profiles"]
 
@@ -35,7 +36,10 @@ def profiles(
     known = available()
     wanted = set(names or ())
     if missing := wanted - {info.name for info in known}:
-        raise UsageError(f"there is no profile {sorted(missing)[0]}", hint="vidspec profiles --all lists them")
+        name = sorted(missing)[0]
+        close = nearest(name, [info.name for info in known])
+        meant = f"; did you mean {close}?" if close else ""
+        raise UsageError(f"there is no profile {name}{meant}", hint="vidspec profiles --all lists them")
     found = [info for info in known if (info.name in wanted if wanted else every or info.chosen)]
     if form == "json":
         print_json([{**info._asdict(), "path": str(info.path)} for info in found])

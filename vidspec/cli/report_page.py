@@ -38,8 +38,10 @@ def report(
     """
     from vidspec.display.pages.page import check_page
     from vidspec.display.pages.report import read_trace, write_compared, write_finished
+    from vidspec.files import check_distinct
 
     check_page(output, [str(source) for source in sources], "--output")
+    check_distinct([("--output", output)], [("--trace", trace)])
     traces = read_trace(trace) if trace is not None else {}
     if len(sources) == 2 and trace is None:
         left, right = (_records([source]) for source in sources)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -16,6 +18,7 @@ from vidspec.files import read_whole
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
     from vidspec.config.user_config import Defaults
+    from vidspec.dataset.allowance import FetchLimits
     from vidspec.dataset.formats import Format
     from vidspec.dataset.inputs import Sources
     from vidspec.dataset.job import JobConfig
@@ -74,6 +77,32 @@ def check(request: Request) -> None:
         for option in ("trace", "heatmap", "report"):
             if getattr(request, option) is not None:
                 raise UsageError(f"--{option} needs a single captioner", hint="leave out --replicas and --engine")
+
+
+def fetch_limits_of(request: Request) -> FetchLimits:
+    """The limits of clips that are no local files, and what rows of shards may name.
+
+    Raises:
+        UsageError: naming the option.
+    """
+    from vidspec.dataset.access import Access, check_allowed_url
+    from vidspec.dataset.allowance import FetchLimits
+
+    for folder in request.allow_paths or ():
+        if not os.path.isdir(folder):
+            raise UsageError(f"--allow-paths {folder}: there is no such folder")
+    urls = tuple(map(check_allowed_url, request.allow_urls or ()))
+    access = Access(tuple(request.allow_paths or ()), urls).with_typed(*(request.paths or ()))
+    return FetchLimits(request.timeout, _bytes_of(request.max_fetch, "--max-fetch"), access)
+
+
+def _bytes_of(text: str, option: str) -> int:
+    """A size with or without a unit, in bytes."""
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,3})?)\s*([kmgt]?)(i?)b?", text.strip().lower())
+    size = int(float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2] or " ")) if found else 0
+    if not 0 < size < 2**63:
+        raise UsageError(f"{option} {text}: must be a size, such as 500MB or 2GiB")
+    return size
 
 
 def part_of(request: Request) -> tuple[float | None, float | None]:
@@ -251,6 +280,7 @@ def how_of(request: Request, profile: Profile, total: int) -> JobConfig:
         verify=request.verify,
         timeout=request.timeout,
         stall=profile.video.stall,
+        fetch=fetch_limits_of(request),
         batch=1 if request.baseline else _batch(request.batch),
         ahead=request.ahead,
         total=total,

@@ -16,7 +16,7 @@ from vidspec.events.tally import duration
 if TYPE_CHECKING:
     from vidspec.config.profiles import Profile
 
-__all__ = ["announce", "demo_notes", "status", "telling", "uncollected"]
+__all__ = ["announce", "demo_notes", "require_devices", "status", "telling", "uncollected"]
 
 #: Seconds between lines on a stage that lasts, where no terminal shows it.
 EVERY = 10.0
@@ -49,6 +49,21 @@ def announce(profile: Profile, *, here: bool = True) -> bool:
     for name in wanted:
         note(f"fetching {name} from the hub")
     return bool(wanted)
+
+
+def require_devices(profile: Profile) -> None:
+    """Find out before anything slow that a device is not there that the profile names; imports torch only if it does.
+
+    Raises:
+        DeviceError: it is not there.
+    """
+    models, workers = profile.models, profile.workers
+    named = (models.device, models.draft_device, workers.target, workers.draft)
+    if any(device not in (None, "auto", "cpu") for device in named):
+        from vidspec.decoding.workers import places
+
+        places.of_target(profile)
+        places.of_draft(profile)
 
 
 def demo_notes(profile: Profile, prompts: Iterable[str], command: str) -> list[str]:

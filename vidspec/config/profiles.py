@@ -323,7 +323,9 @@ def unknown(key: str) -> str:
         return _GONE[key]
     if key in _SECTIONS:
         return f"is a section of keys, such as {key}.{next(iter(_SECTIONS[key].model_fields))}"
-    last = key.rpartition(".")[2]
+    section, _, last = key.rpartition(".")
     same = sorted(known for known in KEYS if known.rpartition(".")[2] == last)
-    close = same[0] if same else nearest(key, (*KEYS, *_SECTIONS))
+    if section and section not in _SECTIONS and (meant := nearest(section, _SECTIONS)):
+        key = f"{meant}.{last}"
+    close = key if key in KEYS else same[0] if same else nearest(key, (*KEYS, *_SECTIONS))
     return f"unknown key; did you mean {close}?" if close else f"unknown key; sections: {', '.join(_SECTIONS)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from pathlib import Path
 
 import yaml
@@ -17,8 +18,13 @@ LONGEST, DEEPEST = 256 << 10, 32
 REPEATED = 80
 
 
+class _Repeated(yaml.MarkedYAMLError):
+    """A key that is set twice in one mapping, of which YAML would keep the last."""
+
+
 class _Loader(yaml.SafeLoader):
-    """Values alone: no aliases, of which a few lines make a text of gigabytes, and nothing nested without end."""
+    """Values alone: no aliases, of which a few lines make a text of gigabytes, nothing nested without end, and no key
+    twice."""
 
     depth = 0
 
@@ -32,6 +38,15 @@ class _Loader(yaml.SafeLoader):
         self.depth -= 1
         return node
 
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = (key_node.tag, key_node.value) if isinstance(key_node, yaml.ScalarNode) else None
+            if key is not None and key in seen:
+                raise _Repeated(problem=f"{key_node.value}: is set twice", problem_mark=key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
     def _refused(self, problem: str) -> yaml.MarkedYAMLError:
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
@@ -41,8 +56,8 @@ def read_yaml(path: Path, error: type[UsageError] = UsageError) -> object:
     """The one document in a file.
 
     Raises:
-        UsageError: of the type ``error``; it cannot be read, is not UTF-8 or not YAML, or is longer, deeper or of more
-            than values that people write.
+        UsageError: of the type ``error``; it cannot be read, is not UTF-8 or not YAML, sets a key twice, or is longer,
+            deeper or of more than values that people write.
     """
     try:
         with path.open("rb") as file:
@@ -57,6 +72,8 @@ def read_yaml(path: Path, error: type[UsageError] = UsageError) -> object:
     except yaml.YAMLError as why:
         mark = getattr(why, "problem_mark", None)
         where = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
+        if isinstance(why, _Repeated):
+            raise error(f"{path}:{where} {why.problem}", hint="YAML keeps the last; leave one out") from None
         raise error(f"{path}:{where} not YAML: {getattr(why, 'problem', None) or why}") from None
     except ValueError as why:  # a date with a 13th month, a number of thousands of digits
         raise error(f"{path}: holds a value that cannot be read: {why}") from None

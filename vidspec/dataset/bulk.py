@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from vidspec.dataset.containers import members
+from vidspec.dataset.interruption import uninterrupted
 from vidspec.dataset.job import Job, Outcome
 from vidspec.dataset.journal import Stored
 from vidspec.dataset.outputs import ONE_CLIP, Output
@@ -128,7 +129,7 @@ def plan_shards(
         number = 1
         for shard in (shard for shard in shards if shard.path not in output.finished):
             try:
-                jobs = members(shard, column)
+                jobs = members(shard, column, settings.config.fetch)
                 output.begin(shard.path)
                 one = plan(jobs, output, settings, retry=retry, at=number)
                 output.expect(shard.path, jobs, one.jobs, settings.of(shard))
@@ -226,12 +227,14 @@ def execute(
     try:
         for outcome in chain(plan.unkept, outcomes):
             try:
-                outcome = _kept(outcome, plan, output, settings)
+                with uninterrupted():  # what is kept is counted
+                    outcome = _kept(outcome, plan, output, settings)
+                    tally.add(outcome.job.number, outcome.caption, last=outcome.job.last)
+                    tally.unkept += not _is_kept(outcome, output)
             except OutputError as error:
                 tally.stopped = str(error)
                 codes.add(error.exit_code)
                 break
-            tally.add(outcome.job.number, outcome.caption, last=outcome.job.last)
             codes.add(exit_code([outcome.error]))
             for listener in listeners:
                 listener.outcome(outcome, tally)
@@ -245,6 +248,11 @@ def execute(
         for listener in listeners:
             listener.ended(tally)
     return max(codes, default=0)
+
+
+def _is_kept(outcome: Outcome, output: Output) -> bool:
+    """Whether there is a record of an outcome: not where it could not be written, nor of a shard without a part."""
+    return not (isinstance(outcome.error, OutputError) or (isinstance(output, Parts) and outcome.job.shard is None))
 
 
 def _kept(outcome: Outcome, plan: Remaining, output: Output, settings: Settings) -> Outcome:

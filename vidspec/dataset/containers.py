@@ -5,6 +5,7 @@ Of a tar only the headers are read to find its clips, of a Parquet file only the
 
 from __future__ import annotations
 
+import math
 import os
 import posixpath
 import re
@@ -15,20 +16,20 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO, cast
 
+from vidspec.dataset.allowance import Allowance, FetchLimits
 from vidspec.dataset.inputs import EXTENSIONS
 from vidspec.dataset.job import Job, Source
 from vidspec.dataset.manifests import PATH_KEYS
-from vidspec.dataset.stores import attempt, copy, is_url, joined, opened
+from vidspec.dataset.stores import attempt, copy, is_bug, is_url, opened
 from vidspec.errors import UsageError, VideoError, VidspecError
 from vidspec.video.image import IMAGES
 
 if TYPE_CHECKING:
-    from pyarrow import Schema
+    from pyarrow import DataType, Scalar, Schema
     from pyarrow.parquet import ParquetFile
 
 __all__ = ["Files", "members"]
@@ -39,98 +40,210 @@ ID_KEYS = ("__key__", "key", "id")
 _PICTURE = re.compile(rb"\xff\xd8\xff|\x89PNG|RIFF....WEBP|II\*\0|MM\0\*", re.DOTALL)
 #: Bytes that are read at once of a column.
 _BUFFER = 1 << 20
+#: Bytes of the headers of one member of a tar, and members of a tar, at most.
+MAX_HEADER, MAX_MEMBERS = 1 << 20, 1 << 23
+#: Rows of paths that are decoded at once.
+ROWS = 4096
+#: How the types of columns begin that may hold paths.
+TEXTS = ("string", "large_string", "dictionary<values=string", "dictionary<values=large_string")
 #: Rows that were passed over on the way to a later one, which another thread asks for next.
 _PASSED = 8
 
 
-def members(shard: Job, column: str | None = None) -> list[Job]:
+def members(shard: Job, column: str | None = None, limits: FetchLimits | None = None) -> list[Job]:
     """The clips in a shard, as the shard itself is asked for, in its order.
 
-    Of a tar that is cut short the last one is the shard itself, with the error.
+    A clip that cannot be is one with an error. Of a shard that cannot be read to its end, the last one is the shard
+    itself, with the error.
 
     Args:
         shard: path of a .tar or .parquet file, or its URL.
         column: of a Parquet file; None for the only one that can be meant.
+        limits: of what is read, and what its rows may name; None for the usual ones.
 
     Raises:
         VideoError: it cannot be read, is no such file, or holds no clip.
         UsageError: the column is not there or not clear, or a package is missing.
     """
-    tar = shard.path.lower().endswith(".tar")
-    found = attempt(shard.path, lambda: list(_of_tar(shard) if tar else _of_parquet(shard, column)))
+    limits = limits or FetchLimits()
+    limits = limits._replace(access=limits.access.with_typed(shard.path))
+    found: list[Job] = []
+
+    def read() -> None:
+        found.clear()
+        if shard.path.lower().endswith(".tar"):
+            _list_tar(shard, limits, found)
+        else:
+            _list_parquet(shard, column, limits, found)
+
+    try:
+        attempt(shard.path, read)
+    except VideoError as error:
+        if not found:
+            raise
+        return [*found, replace(shard, shard=shard.path, error=error)]
     if not found:
         raise VideoError(f"{shard.path}: holds no clip", kind="no_frames", hint="a tar of .mp4, .webm, .jpg and such")
-    if found[0].error is not None:
-        raise found[0].error
     return found
 
 
-def _of_tar(shard: Job) -> Iterator[Job]:
-    """Of each key the video, or without one the picture."""
-    name, broken = shard.path, False
+class _Headers:
+    """The file of a tar as its headers are read: a few bytes of each member, and never beyond its end."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.size = file, file.seek(0, os.SEEK_END)
+        file.seek(0)
+        self.begin()
+
+    def begin(self) -> None:
+        """The next member has all of :data:`MAX_HEADER` again."""
+        self._left = MAX_HEADER
+
+    def read(self, size: int) -> bytes:
+        self._left -= size
+        if size < 0 or self._left < 0:
+            raise tarfile.ReadError("a header is too long")
+        return self._file.read(size)
+
+    def seek(self, offset: int) -> int:
+        if not 0 <= offset <= self.size:
+            raise tarfile.ReadError("a member ends behind the file")
+        return self._file.seek(offset)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
+def _list_tar(shard: Job, limits: FetchLimits, found: list[Job]) -> None:
+    """Add the clips of a tar: of each key the video, or without one the picture.
+
+    Raises:
+        VideoError: it is no tar, or damaged; the clips before are added.
+    """
     chosen: dict[str, tarfile.TarInfo] = {}
-    with opened(name) as file:
+    allowance = Allowance(shard.path, limits, whole=False)
+    with opened(shard.path, limits, allowance) as file:
+        headers = _Headers(file)
         try:
-            tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115  which has nothing to close
-        except tarfile.TarError:
+            _choose(shard.path, headers, chosen, allowance)
+        finally:
+            found += [_member(shard, one, headers.size) for one in chosen.values()]
+
+
+def _choose(name: str, headers: _Headers, chosen: dict[str, tarfile.TarInfo], allowance: Allowance) -> None:
+    at = 0
+    try:
+        tar = tarfile.open(fileobj=cast(BinaryIO, headers), mode="r:")  # noqa: SIM115  which has nothing to close
+        while (one := tar.next()) is not None:
+            one.name = posixpath.normpath(f"/{one.name}")
+            key, _, suffix = one.name.partition(".")
+            suffix = suffix.rpartition(".")[2].lower()
+            if one.isreg() and not key.endswith("/") and (suffix in EXTENSIONS or suffix in IMAGES):
+                chosen[key] = one if suffix in EXTENSIONS else chosen.get(key, one)
+            if tar.offset <= at or len(tar.members) > MAX_MEMBERS:
+                raise tarfile.ReadError("members without end")
+            at = tar.offset
+            headers.begin()
+            allowance.renew()
+        headers.seek(tar.offset)
+        if any(headers.read(tarfile.BLOCKSIZE)):
+            raise tarfile.ReadError("no member, and no end")
+    except (VidspecError, OSError):
+        raise
+    except Exception as error:
+        if is_bug(error):
+            raise
+        if not at:
             hint = "of a compressed tar, gunzip makes one"
-            raise VideoError(f"{name}: is not a tar file", kind="not_video", hint=hint) from None
-        try:
-            while (one := tar.next()) is not None:
-                one.name = posixpath.normpath(f"/{one.name}")
-                key, _, suffix = one.name.partition(".")
-                suffix = suffix.rpartition(".")[2].lower()
-                if one.isreg() and not key.endswith("/") and (suffix in EXTENSIONS or suffix in IMAGES):
-                    chosen[key] = one if suffix in EXTENSIONS else chosen.get(key, one)
-            file.seek(tar.offset)
-            broken = any(file.read(tarfile.BLOCKSIZE))
-        except tarfile.TarError:
-            broken = True
-    for one in chosen.values():
-        source = Source(name, one.offset_data, one.size, int(one.mtime * 1e9))
-        yield replace(shard, path=f"{name}{one.name}", source=source, shard=name)
-    if broken:
-        error = VideoError(f"{name}: is cut short or damaged behind {len(chosen)} clips", kind="truncated")
-        yield replace(shard, shard=name, error=error)
+            raise VideoError(f"{name}: is not a tar file", kind="not_video", hint=hint) from error
+        message = f"{name}: is cut short or damaged behind {len(chosen)} clips"
+        raise VideoError(message, kind="truncated") from error
 
 
-def _of_parquet(shard: Job, column: str | None) -> Iterator[Job]:
-    """A job for each row: with its bytes as the source, or with the path that the row names."""
+def _member(shard: Job, one: tarfile.TarInfo, size: int) -> Job:
+    """The job of a member of a tar of ``size`` bytes; with an error where it cannot be."""
+    path = shard.path + one.name.replace("\0", "\\0")
+    error: VideoError | None = None
+    if "\0" in one.name:
+        error = VideoError(f"{path}: its name holds a NUL", kind="unsupported")
+    elif one.issparse():
+        error = VideoError(f"{path}: is stored with holes", kind="unsupported", hint="tar without --sparse")
+    elif one.size < 0 or one.offset_data + one.size > size:
+        error = VideoError(f"{path}: ends behind the tar", kind="truncated", hint="copy or download it again")
+    if error is not None:
+        return replace(shard, path=path, source=Source(shard.path), shard=shard.path, error=error)
+    at = one.mtime * 1e9  # which may be anything, in PAX headers
+    mtime_ns = int(at) if math.isfinite(at) and abs(at) < 2**63 else None
+    return replace(shard, path=path, source=Source(shard.path, one.offset_data, one.size, mtime_ns), shard=shard.path)
+
+
+def _list_parquet(shard: Job, column: str | None, limits: FetchLimits, found: list[Job]) -> None:
+    """Add a job for each row: with its bytes as the source, or with the path that the row names.
+
+    Raises:
+        VideoError: it is no Parquet file, or damaged; the rows before are added.
+        UsageError: the column is not clear.
+    """
     name = shard.path
-    with opened(name) as file:
+    with opened(name, limits) as file:
         size = file.seek(0, os.SEEK_END)
         table = _table(name, file)
         schema = table.schema_arrow
+        if not 0 <= table.metadata.num_rows <= size:
+            raise VideoError(f"{name}: cannot have {table.metadata.num_rows} rows", kind="damaged")
         column = _column(name, schema, column)
-        ids = next((key for key in ID_KEYS if key in schema.names and key != column), None)
-        texts = [*filter(None, (ids, None if _is_bytes(schema, column) else column))]
-        rows = table.read(texts).to_pylist() if texts else [{}] * table.metadata.num_rows
-    folder, seen = name.rpartition("/")[0] or ".", set[tuple[str, str | None]]()
-    for row, values in enumerate(rows):
-        own = None if values.get(ids) is None else str(values[ids])
-        if column not in texts:
-            source = Source(name, row, size, None, column)
-            yield replace(shard, path=f"{name}/{row:05d}", id=own, source=source, shard=name)
-        elif values[column] is not None and (values[column], own) not in seen:
-            seen.add((values[column], own))
-            path = joined(folder, values[column])
-            yield replace(shard, path=path, id=own, source=Source(path) if is_url(path) else None, shard=name)
+        ids = next((key for key in ID_KEYS if schema.names.count(key) == 1 and key != column), None)
+        paths = None if _is_bytes(schema, column) else column
+        seen = set[tuple[str, str | None]]()
+        for row, values in enumerate(_rows(table, [*filter(None, (ids, paths))])):
+            try:
+                known = {key: value.as_py() for key, value in values.items()}
+                own = None if known.get(ids) is None else str(known[ids])
+                if paths is None:
+                    source = Source(name, row, size, None, column)
+                    found.append(replace(shard, path=f"{name}/{row:05d}", id=own, source=source, shard=name))
+                elif (path := known[paths]) is not None and (path, own) not in seen:
+                    seen.add((path, own))
+                    path = limits.access.locate(name, path)
+                    source = Source(path) if is_url(path) else None
+                    found.append(replace(shard, path=path, id=own, source=source, shard=name))
+            except (ValueError, ArithmeticError, VideoError) as error:  # a value that cannot be read, or not be meant
+                path = f"{name}/{row:05d}"
+                if not isinstance(error, VideoError):
+                    error = VideoError(f"{path}: cannot be read: {error}", kind="damaged")
+                found.append(replace(shard, path=path, source=Source(name), shard=name, error=error))
 
 
-def _table(name: str, file: object) -> ParquetFile:
+def _rows(table: ParquetFile, columns: list[str]) -> Iterator[dict[str, Scalar]]:
+    """The values of each row in these columns."""
+    if not columns:
+        yield from ({} for _ in range(table.metadata.num_rows))
+        return
+    for batch in table.iter_batches(ROWS, columns=columns, use_threads=False):
+        values = {key: batch.column(batch.schema.get_field_index(key)) for key in columns}
+        for row in range(batch.num_rows):
+            yield {key: value[row] for key, value in values.items()}
+
+
+def _table(name: str, file: BinaryIO) -> ParquetFile:
     import pyarrow
     from pyarrow import parquet
 
     try:
         return parquet.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER)
-    except pyarrow.ArrowInvalid:
-        raise VideoError(f"{name}: is not a Parquet file", kind="not_video", hint="copy or download it again") from None
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        hint = "copy or download it again"
+        raise VideoError(f"{name}: is not a Parquet file", kind="not_video", hint=hint) from error
 
 
 def _is_bytes(schema: Schema, column: str) -> bool:
     """Whether a column is of bytes, or of such that stand beside a path (as in data sets of Hugging Face)."""
-    kind = str(schema.field(column).type)
+    kind = str(_type(schema, column))
     return kind in ("binary", "large_binary") or kind.startswith("struct<bytes: binary")
+
+
+def _type(schema: Schema, column: str) -> DataType:
+    return schema.field(schema.names.index(column)).type
 
 
 def _column(name: str, schema: Schema, wanted: str | None) -> str:
@@ -138,21 +251,34 @@ def _column(name: str, schema: Schema, wanted: str | None) -> str:
 
     Raises:
         UsageError: it is not there; or none is named, and it is not clear which one it is.
+        VideoError: it is there twice, or holds neither bytes nor text.
     """
-    found = [one for one in schema.names if _is_bytes(schema, one)]
-    found = found or [one for one in (*PATH_KEYS, "url") if one in schema.names][:1]
-    found = found if wanted is None else [one for one in schema.names if one == wanted]
+    names = list(dict.fromkeys(schema.names))
+    found = [one for one in names if _is_bytes(schema, one)]
+    found = found or [one for one in (*PATH_KEYS, "url") if one in names][:1]
+    found = found if wanted is None else [one for one in names if one == wanted]
     if len(found) != 1:
         what = "which column has the clips?" if wanted is None else f"has no column {wanted}"
         columns = ", ".join(f"{one.name} ({one.type})" for one in schema)
         raise UsageError(f"{name}: {what}", hint=f"--column NAME, of {columns}")
-    return found[0]
+    (column,) = found
+    if schema.names.count(column) > 1:
+        raise VideoError(f"{name}: has the column {column} {schema.names.count(column)} times", kind="unsupported")
+    if not _is_bytes(schema, column) and not str(_type(schema, column)).startswith(TEXTS):
+        message = f"{name}: column {column} holds neither bytes nor text, but {_type(schema, column)}"
+        raise VideoError(message, kind="unsupported", hint="--column NAME")
+    return column
 
 
 class Files:
-    """Gives clips out of shards as local files, one at a time; may be used by several threads."""
+    """Gives clips out of shards as local files, one at a time; may be used by several threads.
 
-    def __init__(self) -> None:
+    Args:
+        limits: of what is fetched; None for the usual ones.
+    """
+
+    def __init__(self, limits: FetchLimits | None = None) -> None:
+        self._limits = limits or FetchLimits()
         self._lock = threading.Lock()
         self._column = "", ""  # the Parquet file that is being read, and its column
         self._values: Generator[bytes | None, None, None] | None = None
@@ -170,25 +296,33 @@ class Files:
             yield path
             return
         with TemporaryDirectory(prefix="vidspec-", ignore_cleanup_errors=True) as folder:
-            file = Path(folder, os.path.basename(path))
+            suffix = posixpath.splitext(path)[1].lower()  # of the name no more: it may be any text
+            file = Path(folder, f"clip{suffix if suffix[1:] in EXTENSIONS or suffix[1:] in IMAGES else ''}")
             try:
                 if source.column is None:
-                    copy(source.url, file, source.start, source.size)
+                    copy(source.url, file, source.start, source.size, self._limits)
                 else:
-                    with self._lock:
-                        content = attempt(source.url, partial(self._value, source.url, source.column, source.start))
+                    content = self._content(source)
                     file = file.with_suffix(".png" if _PICTURE.match(content) else ".mp4")
                     file.write_bytes(content)
                 yield str(file)
             except VidspecError as error:
                 message = error.message.replace(str(file), path)
                 message = message if path in message else f"{path}: {message}"
-                raise type(error)(message, hint=error.hint, kind=error.kind, stage=error.stage) from None
+                raise type(error)(message, hint=error.hint, kind=error.kind, stage=error.stage) from error.__cause__
 
     def close(self) -> None:
         """Let go of the file that was read last."""
         with self._lock:
             self._end()
+
+    def _content(self, source: Source) -> bytes:
+        """The bytes of a row."""
+        with self._lock:
+            content = attempt(source.url, partial(self._value, source.url, source.column or "", source.start))
+        if len(content) > self._limits.most:
+            raise Allowance(source.url, self._limits).exceeded()
+        return content
 
     def _end(self) -> None:
         if self._values is not None:
@@ -199,7 +333,7 @@ class Files:
         """A value of a column that is read forward, page by page; begun anew for one that lies behind."""
         if self._values is None or (url, column) != self._column or (row < self._next and row not in self._passed):
             self._end()
-            self._column, self._values, self._next = (url, column), _values(url, column, row), row
+            self._column, self._values, self._next = (url, column), _values(url, column, row, self._limits), row
             self._passed.clear()
         try:
             while self._next <= row:
@@ -207,6 +341,9 @@ class Files:
                 self._next += 1
                 if len(self._passed) > _PASSED:
                     self._passed.popitem(last=False)
+        except StopIteration:
+            self._end()
+            raise VideoError(f"row {row} is missing", kind="truncated") from None
         except Exception:
             self._end()  # the next attempt begins anew
             raise
@@ -216,15 +353,17 @@ class Files:
         return content
 
 
-def _values(url: str, column: str, row: int) -> Generator[bytes | None, None, None]:
+def _values(url: str, column: str, row: int, limits: FetchLimits) -> Generator[bytes | None, None, None]:
     """The bytes of a column from a row on; of the row groups before it nothing is read."""
-    with opened(url) as file:
+    allowance = Allowance(url, limits)
+    with opened(url, limits, allowance) as file:
         table = _table(url, file)
         groups = list(range(table.num_row_groups))
-        while row >= (rows := table.metadata.row_group(groups[0]).num_rows):
+        while groups and row >= (rows := table.metadata.row_group(groups[0]).num_rows):
             row -= rows
             del groups[0]
-        batches = table.iter_batches(1, groups, [column], use_threads=False)
-        for batch in islice(batches, row, None):
-            value = batch.column(0)[0].as_py()
-            yield value.get("bytes") if isinstance(value, Mapping) else value
+        for number, batch in enumerate(table.iter_batches(1, groups, [column], use_threads=False)):
+            if number >= row:
+                value = batch.column(0)[0].as_py()
+                yield value.get("bytes") if isinstance(value, Mapping) else value
+            allowance.renew()  # for each row

@@ -93,7 +93,7 @@ class Feed:
         self.config, self.wake = config, WakeEvent()
         self._video = {**config.video, "sound": max_audio_s, "gpu": gpu}
         self._jobs, self._prepare, self._refuse, self._max_bytes = iter(jobs), prepare, refuse, max_bytes
-        self._readers, self._in_order, self._files = readers, len(readers) == 1, Files()
+        self._readers, self._in_order, self._files = readers, len(readers) == 1, Files(config.fetch)
         self._changed = threading.Condition()
         self._drawing = self._drawn = self._closed = False
         self._busy = 0  # threads that read or cut
@@ -277,6 +277,6 @@ class Feed:
 def _read_again(job: Job, video: Mapping[str, object], config: JobConfig) -> Clip:
     from vidspec.dataset.reader import Reader
 
-    reader = Reader(config.timeout, config.stall)
-    with closing(Files()) as files, files.local(job.path, job.source) as file, closing(reader):
+    files, reader = Files(config.fetch), Reader(config.timeout, config.stall)
+    with closing(files), closing(reader), files.local(job.path, job.source) as file:
         return reader.read(file, job.start, job.end, video)

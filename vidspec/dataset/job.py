@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from vidspec.config.bounds import STALL
+from vidspec.dataset.allowance import FetchLimits
 from vidspec.events.record import Caption
 from vidspec.models.request import Request
 
@@ -122,6 +123,7 @@ class JobConfig:
         baseline, verify: also decode plainly, to report the true speed-up or to fail on a difference.
         timeout: seconds a clip (or segment) may take; None for no limit.
         stall: seconds that reading it may go on without a packet or a frame.
+        fetch: limits of clips that are no local files.
         batch: how many clips are captioned at once at most; None to leave it to the captioner.
         ahead: how many clips may be read while they wait for their turn.
         total: how many clips the run has.
@@ -139,6 +141,7 @@ class JobConfig:
     verify: bool = False
     timeout: float | None = None
     stall: float = STALL
+    fetch: FetchLimits = field(default_factory=FetchLimits)
     batch: int | None = None
     ahead: int = 8
     total: int = 1

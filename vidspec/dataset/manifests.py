@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from vidspec.dataset.job import Job, Questions
 from vidspec.dataset.stores import joined
@@ -138,7 +139,9 @@ def _json_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, object]
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(line, object_pairs_hook=partial(_once, where=f"{name}, line {number}"))
+        except UsageError:
+            raise
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{name}, line {number}: not JSON: {error}") from None
         if not isinstance(row, dict):
@@ -146,11 +149,24 @@ def _json_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, object]
         yield number, row
 
 
+def _once(pairs: list[tuple[str, object]], where: str) -> dict[str, object]:
+    """An object of JSON, whose keys may not be repeated."""
+    row: dict[str, object] = {}
+    for key, value in pairs:
+        if key in row:
+            raise UsageError(f"{where}: {key}: is set twice")
+        row[key] = value
+    return row
+
+
 def _csv_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, object]]]:
     header = text.split("\n", 1)[0]
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if "\t" in header else ",", strict=True)
     names = {str(column): str(column).strip() for column in reader.fieldnames or ()}
     names |= {column: name.lower() for column, name in names.items() if name.lower() in (*PATH_KEYS, *OWN_KEYS)}
+    given = [names[column] for column in map(str, reader.fieldnames or ())]
+    if twice := next((column for column in given if column and given.count(column) > 1), None):
+        raise UsageError(f"{name}, line 1: {twice}: is set twice")
     if set(names.values()).isdisjoint(PATH_KEYS):
         raise UsageError(f"{name}: its first line must name the columns, path among them")
     try:

@@ -325,7 +325,7 @@ class Sidecars(Journaled):
         self.journal(job)
         for path in (names.path(job) for names in self.names):
             folder = path.parent
-            while not folder.exists():  # it is made with its first file
+            while not os.path.exists(folder):  # it is made with its first file
                 folder = folder.parent
             if not (folder.is_dir() and os.access(folder, os.W_OK)):
                 raise OutputError(
@@ -344,7 +344,7 @@ class Sidecars(Journaled):
         self._write(job, record["job"]["settings"])
 
     def earlier(self, job: Job, settings: str) -> None:
-        if not all(names.path(job).exists() for names in self.names):
+        if not all(os.path.exists(names.path(job)) for names in self.names):
             self._write(job, settings)
 
     def _scoped(self, error: OutputError) -> OutputError:

@@ -1,40 +1,43 @@
 """Files by their names, local or behind a URL, through fsspec: opened, copied, listed and written; knows no format.
 
-What fails on the way to a store is tried again a few times; then it is one error that names the file.
+What fails on the way to a store is tried again a few times; then it is one error that names the file. What a store
+gives is bounded in time and bytes.
 """
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import posixpath
+import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
+from vidspec.dataset.access import Access, GuardedClient, PrivateAddressError, is_url
+from vidspec.dataset.allowance import Allowance, FetchLimits
 from vidspec.errors import OutputError, UsageError, VideoError, VidspecError
 from vidspec.files import write_whole
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["attempt", "copy", "is_url", "joined", "names_in", "opened", "put"]
+__all__ = ["attempt", "copy", "is_bug", "is_url", "joined", "names_in", "opened", "put"]
 
 T = TypeVar("T")
 
 #: Seconds between the attempts at what a store does not give.
 PAUSES = (0.2, 0.8, 3.2)
 #: Bytes that are asked for at once: of a clip, and around a header in a tar, most of which lie far apart.
-CHUNK, HEADERS = 8 << 20, 1 << 16
+CHUNK, HEADERS = 2 << 20, 1 << 16
+#: Seconds that closing a connection may take.
+CLOSING = 2.0
 #: Stores whose objects lie in a bucket, and appear under their name when they are complete.
 BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs")
-
-
-def is_url(name: str) -> bool:
-    """Whether a name is a URL."""
-    return "://" in name
 
 
 def joined(folder: str, name: str) -> str:
@@ -45,32 +48,146 @@ def joined(folder: str, name: str) -> str:
 
 
 @contextmanager
-def opened(name: str) -> Iterator[BinaryIO]:
-    """A file that can be read from any place, closed on leaving. Raises what the store raises: for :func:`attempt`."""
-    store, path = _store(name)
-    how = {"block_size": HEADERS, "cache_type": "readahead"} if is_url(name) else {}
-    with store.open(path, "rb", **how) as file:
+def opened(name: str, limits: FetchLimits | None = None, allowance: Allowance | None = None) -> Iterator[BinaryIO]:
+    """A file that can be read from any place, closed on leaving. Raises what the store raises: for :func:`attempt`.
+
+    Args:
+        name: the file.
+        limits: of what is read; None for the usual ones.
+        allowance: is taken instead of one for the whole time that the file is open.
+    """
+    limits = limits or FetchLimits()
+    if not is_url(name):
+        mode = os.stat(name).st_mode  # before it is opened: to open a pipe may wait for ever
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise VideoError(f"{name}: is no regular file", kind="not_video", hint="write it into a file")
+        with open(name, "rb") as file:
+            yield file
+        return
+    with io.BufferedReader(_Pieces(name, limits, allowance or Allowance(name, limits, whole=False)), HEADERS) as file:
         yield file
 
 
-def copy(name: str, to: Path, start: int = 0, size: int | None = None) -> None:
+class _Pieces(io.RawIOBase):
+    """A file behind a URL, of which pieces are fetched as they are read."""
+
+    def __init__(self, name: str, limits: FetchLimits, allowance: Allowance) -> None:
+        self._store, self._path = _store(name, limits.access)
+        self._name, self._allowance, self._at = name, allowance, 0
+        size = allowance.call(partial(self._store.info, self._path)).get("size")
+        if size is None:
+            raise VideoError(f"{name}: its size is not known, so it cannot be read in pieces", hint="download it first")
+        self._size = int(size)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        if self._at < 0:
+            raise OSError(errno.EINVAL, "before the beginning of the file")
+        return self._at
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        end = min(self._at + min(len(buffer), CHUNK), self._size)
+        if end <= self._at:
+            return 0
+        self._allowance.take(end - self._at)
+        piece = partial(_piece, self._store, self._path, self._at, end)
+        content = attempt(self._name, partial(self._allowance.call, piece))
+        buffer[: len(content)] = content
+        self._at += len(content)
+        return len(content)
+
+
+def _piece(store: AbstractFileSystem, path: str, start: int, end: int) -> bytes:
+    """The bytes of a file from ``start`` to ``end``, fewer only where it ends before.
+
+    Of a web server no more are read than were asked for, whatever it sends.
+    """
+    if not path.startswith(("http://", "https://")):
+        return bytes(store.cat_file(path, start=start, end=end))[: end - start]
+    headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
+    file = store.open(path, "rb", block_size=0, size=end, headers=headers)
+    try:
+        if file.r.status != 206 and start > 0:  # a web server that gives whole files only
+            raise VideoError(f"{path}: cannot be read in pieces", hint="download it first")
+        return _filled(file, end - start)
+    finally:
+        file.close()
+
+
+def _filled(file: BinaryIO, size: int) -> bytes:
+    """The next bytes of a stream, fewer than ``size`` only at its end."""
+    content = bytearray()
+    while len(content) < size and (read := file.read(size - len(content))):
+        content += read
+    return bytes(content)
+
+
+def copy(name: str, to: Path, start: int = 0, size: int | None = None, limits: FetchLimits | None = None) -> None:
     """Copy a file, or ``size`` bytes of it from ``start`` on, into a local one.
 
     Raises:
-        VideoError: missing or unreadable; truncated where it ends before.
+        VideoError: missing, unreadable, too large or not there in time; truncated where it ends before.
     """
-    store, path = _store(name)
+    limits = limits or FetchLimits()
+    allowance = Allowance(name, limits)
     if size is None:
-        attempt(name, partial(store.get_file, path, str(to)))
+        attempt(name, partial(_copy_whole, name, to, limits, allowance))
         return
+    allowance.take(size)
+    if not is_url(name):
+        attempt(name, partial(_copy_local, name, to, start, size, allowance))
+        return
+    store, path = _store(name, limits.access)
     with to.open("wb") as file:
         for first in range(start, start + size, CHUNK):
             end = min(first + CHUNK, start + size)
-            got = file.write(attempt(name, partial(store.cat_file, path, start=first, end=end)))
-            if got > end - first:  # a web server that gives whole files only
-                raise VideoError(f"{name}: cannot be read in pieces", hint="download it first")
-            if got < end - first:
-                raise VideoError(f"{name}: ends within the clip", kind="truncated", hint="copy or download it again")
+            got = attempt(name, partial(allowance.call, partial(_piece, store, path, first, end)))
+            if file.write(got) < end - first:
+                raise _ends_within(name)
+
+
+def _copy_local(name: str, to: Path, start: int, size: int, allowance: Allowance) -> None:
+    with opened(name) as source, to.open("wb") as file:
+        source.seek(start)
+        while size and allowance.seconds:
+            content = source.read(min(size, CHUNK))
+            if not content:
+                raise _ends_within(name)
+            size -= file.write(content)
+
+
+def _ends_within(name: str) -> VideoError:
+    return VideoError(f"{name}: ends within the clip", kind="truncated", hint="copy or download it again")
+
+
+def _copy_whole(name: str, to: Path, limits: FetchLimits, allowance: Allowance) -> None:
+    """Copy a file behind a URL, whose size need not be known."""
+    store, path = _store(name, limits.access)
+    whole = {"block_size": 0, "size": 1} if name.startswith(("http://", "https://")) else {"block_size": CHUNK}
+    source = allowance.call(partial(store.open, path, "rb", **whole))
+    try:
+        answer = getattr(source, "r", None)  # of a web server
+        total = int((source.size if answer is None else answer.headers.get("Content-Length")) or 0)
+        if total > limits.most:
+            raise allowance.exceeded()
+        counted = 0
+        with to.open("wb") as file:
+            while content := allowance.call(partial(_filled, source, CHUNK)):
+                counted += file.write(content)
+                if counted > limits.most:
+                    raise allowance.exceeded()
+    finally:
+        with suppress(Exception):
+            allowance.call(source.close, CLOSING)
 
 
 def names_in(folder: str) -> set[str]:
@@ -109,7 +226,7 @@ def attempt(name: str, call: Callable[[], T]) -> T:
     """What ``call`` gives; where ``name`` is a URL it is called again after a failure, up to four times.
 
     Raises:
-        VideoError: missing, or unreadable.
+        VideoError: missing or unreadable, whatever was raised; not so of a bug (:func:`is_bug`).
         UsageError: a package is missing.
         VidspecError: whatever ``call`` says of the file itself.
     """
@@ -118,21 +235,66 @@ def attempt(name: str, call: Callable[[], T]) -> T:
             return call()
         except VidspecError:
             raise
-        except ImportError as error:
-            raise _lacking(name, error) from None
-        except FileNotFoundError:
-            if pause is None or not name.startswith("http"):  # whose client says so of any failure
-                what = "file, or no such bucket" if is_url(name) else "file"
-                raise VideoError(f"{name}: there is no such {what}", kind="missing", hint="check its name") from None
         except Exception as error:  # each store's client has exceptions of its own
-            if not is_url(name) and not isinstance(error, OSError):
+            if is_bug(error):
                 raise
-            if pause is None or not is_url(name):
-                times = f" ({len(PAUSES) + 1} attempts)" if is_url(name) else ""
-                reason = str(getattr(error, "strerror", None) or error).split("\n")[0] or type(error).__name__
-                raise VideoError(f"{name}: cannot be read{times}: {reason}") from None
+            explained, final = _explained(name, error)
+            if pause is None or final:
+                raise explained from error
         time.sleep(pause or 0.0)
     raise AssertionError
+
+
+def _explained(name: str, error: Exception) -> tuple[VidspecError, bool]:
+    """What a store raised, as an error of one line; and whether another attempt would give the same."""
+    causes = _causes(error)
+    for one in causes:
+        if isinstance(one, VidspecError):
+            return type(one)(f"{name}: {one.message}", hint=one.hint, kind=one.kind), True
+        if isinstance(one, PrivateAddressError):
+            message = f"{name}: leads to {one.address}, which is no public address"
+            hint = f"--allow-urls {name.partition('://')[0]}://{one.address}, or its name, if it may be read"
+            return VideoError(message, kind="refused", hint=hint), True
+    if isinstance(error, ImportError):
+        return _lacking(name, error), True
+    status = next((one.status for one in causes if isinstance(getattr(one, "status", None), int)), None)
+    named = not name.startswith("http") or status in (404, 410) or len(causes) == 1  # or it is any failure
+    if isinstance(error, FileNotFoundError) and named:
+        what = "file, or no such bucket" if is_url(name) else "file"
+        return VideoError(f"{name}: there is no such {what}", kind="missing", hint="check its name"), True
+    final = not is_url(name) or (status is not None and 400 <= status < 500 and status not in (408, 425, 429))
+    attempts = "" if final else f" ({len(PAUSES) + 1} attempts)"
+    return VideoError(f"{name}: cannot be read{attempts}: {_reason(causes)}"), final
+
+
+def is_bug(error: BaseException) -> bool:
+    """Whether an error was raised by a line of vidspec, and is none that bad data give."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    own = frame is not None and str(frame.tb_frame.f_globals.get("__name__")).partition(".")[0] == "vidspec"
+    return own and isinstance(error, AssertionError | AttributeError | LookupError | NameError | TypeError)
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """An error and those that it followed from."""
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
+        causes.append(cause)
+    return causes
+
+
+def _reason(causes: list[BaseException]) -> str:
+    """The cause of a failure, in a few words."""
+    for one in causes:
+        if isinstance(status := getattr(one, "status", None), int):
+            return f"the server answered {status} {getattr(one, 'message', '')}".rstrip()
+        if getattr(one, "errno", None) == errno.ECONNREFUSED:
+            return "the connection was refused"
+    for one in causes[::-1] if isinstance(causes[0], FileNotFoundError) else causes:
+        if text := str(getattr(one, "strerror", None) or one).split("\n")[0]:
+            return text
+    return type(causes[0]).__name__
 
 
 def _lacking(name: str, error: ImportError) -> UsageError:
@@ -141,16 +303,20 @@ def _lacking(name: str, error: ImportError) -> UsageError:
     return UsageError(f"{name}: needs {module}, which is not installed", hint=f"pip install {hint}")
 
 
-def _store(name: str) -> tuple[AbstractFileSystem, str]:
-    """The file system of a file, and its path there.
+def _store(name: str, access: Access | None = None) -> tuple[AbstractFileSystem, str]:
+    """The file system of a file, and its path there. Web servers are reached through a :class:`GuardedClient`.
 
     Raises:
         UsageError: the protocol is not known, or needs a package that is not installed.
     """
     from fsspec.core import url_to_fs
 
+    options: dict[str, object] = {}
+    if name.startswith(("http://", "https://")):
+        access = access or Access().with_typed(name)
+        options["get_client"] = GuardedClient((*access.typed, *access.urls))
     try:
-        store, path = url_to_fs(name if is_url(name) else Path(os.path.abspath(name)).as_uri())
+        store, path = url_to_fs(name if is_url(name) else Path(os.path.abspath(name)).as_uri(), **options)
     except ValueError:
         known = "s3://, gs://, hf://, https://, memory:// or a file"
         raise UsageError(f"{name}: is of no protocol that fsspec knows", hint=known) from None

@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from vidspec.dataset.records import LEAN_KEYS, LIFTED, lean
 from vidspec.dataset.schema import record_schema
@@ -43,10 +43,21 @@ def table(records: Iterable[Record]) -> bytes:
     for row in rows:  # these two are of any form
         row["id"] = None if row["id"] is None else str(row["id"])
         row["columns"] = json.dumps(row["columns"]) if row["columns"] else None
-    made = pyarrow.Table.from_pylist(rows, _schema().with_metadata({_KEY: json.dumps(about)}))
+    made = pyarrow.Table.from_pylist(
+        [_encodable(row) for row in rows], _schema().with_metadata({_KEY: json.dumps(about)})
+    )
     file = io.BytesIO()
     parquet.write_table(made, file, compression="zstd")
     return file.getvalue()
+
+
+def _encodable(value: Any) -> Any:
+    """A value of JSON whose texts are UTF-8: foreign bytes of a path become ``\\udcXX``, as in other formats."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {key: _encodable(one) for key, one in value.items()}
+    return [_encodable(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def part_at(name: str) -> Part:

@@ -19,6 +19,7 @@ class Tally:
         total: clips of the run, finished earlier or not.
         earlier, earlier_failed, reused: clips that needed no captioning.
         captioned, failed: clips of this run.
+        unkept: those among the failed of which there is no record.
         tokens: emitted by this run.
         kinds: failures by ``stage/kind``.
         stopped: why the run ended early, or None.
@@ -31,6 +32,7 @@ class Tally:
     reused: int = 0
     captioned: int = 0
     failed: int = 0
+    unkept: int = 0
     tokens: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     stopped: str | None = None

@@ -1,0 +1,44 @@
+"""Signals that would end a run between two things that belong together."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+__all__ = ["uninterrupted"]
+
+#: Signals that are raised as exceptions: Ctrl-C, and those of ``vidspec.cli.interrupts``.
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """In here the first signal waits for the end; a second one is handled at once, as where a disk hangs.
+
+    Outside the main thread, which gets no signals, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: handler for number, handler in before.items() if callable(handler)}
+    came: list[int] = []
+
+    def wait(number: int, frame: FrameType | None) -> None:
+        handler = before[number]
+        if came and callable(handler):
+            handler(number, frame)
+        came.append(number)
+
+    for number in before:
+        signal.signal(number, wait)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])

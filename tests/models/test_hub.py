@@ -2,11 +2,13 @@ import socket
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import huggingface_hub.constants as hub_constants
 import pytest
 import torch
 import transformers
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from huggingface_hub.utils import are_progress_bars_disabled
 
 from models.checkpoints import TIED, save
@@ -16,6 +18,7 @@ from vidspec.errors import ModelError, ProfileError
 from vidspec.models import hub, loading
 from vidspec.models.loading import load
 from vidspec.models.placement import Placement
+from vidspec.models.weight_files import optional_file
 
 CPU = Placement(torch.device("cpu"), torch.float32)
 
@@ -128,6 +131,36 @@ def test_without_a_hub_the_cache_will_do(endpoint, tmp_path):
         assert not hub.reach("org/model")
         assert load("org/model", CPU).layers == 4
     assert hub_constants.HF_HUB_OFFLINE is False
+
+
+def server_error():
+    response = SimpleNamespace(status_code=503, headers={}, request=None)
+    return HfHubHTTPError("503 Service Unavailable", response=response)
+
+
+def unreachable():
+    error = LocalEntryNotFoundError("An error happened while trying to locate the file on the Hub")
+    error.__cause__ = ConnectionError("connection refused")
+    return error
+
+
+@pytest.mark.parametrize("failure, why", [(server_error, "503 Service"), (unreachable, "connection refused")])
+def test_a_file_that_cannot_be_fetched_is_not_taken_for_absent(monkeypatch, failure, why):
+    """A config that is not known to be missing must not give way to defaults."""
+
+    def fail(*_args, **_kwargs):
+        raise failure()
+
+    monkeypatch.setattr("transformers.utils.hub.hf_hub_download", fail)
+    with pytest.raises(ModelError, match=f"org/model: processor_config.json could not be fetched: {why}") as caught:
+        optional_file("org/model", "processor_config.json")
+    assert caught.value.kind == "connection" and "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there(endpoint, monkeypatch, tmp_path):
+    assert optional_file(str(tmp_path), "processor_config.json") is None
+    monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
+    assert optional_file("org/model", "processor_config.json") is None
 
 
 def test_folders_and_offline_mode_ask_nobody(endpoint, tmp_path, monkeypatch):

@@ -157,7 +157,40 @@ def test_weights_of_another_shape(copy):
     config = json.loads((copy / "config.json").read_text())
     config["text_config"]["intermediate_size"] = 80
     (copy / "config.json").write_text(json.dumps(config))
-    assert str(copy) in refused(copy, "unreadable").message
+    message = refused(copy, "unreadable").message
+    assert str(copy) in message and "12 weights have another shape" in message
+    assert "layers.0.mlp.down_proj.weight first: 64 x 96 in the files, 64 x 80 by the config" in message
+
+
+def test_another_vocabulary(copy):
+    config = json.loads((copy / "config.json").read_text())
+    config["text_config"]["vocab_size"] += 8
+    (copy / "config.json").write_text(json.dumps(config))
+    message = refused(copy, "unreadable").message
+    assert "embed_tokens.weight first: " in message and "in the files" in message
+
+
+@pytest.mark.parametrize("key", ["model.language_model.layers.9.mlp.up_proj.weight", "model.extra.weight"])
+def test_tensors_that_the_model_does_not_have(copy, key):
+    file = copy / "model.safetensors"
+    save_file({**load_file(file), key: torch.ones(2, 2)}, file, metadata={"format": "pt"})
+    assert f"1 tensors of its files are not part of the model, {key} first" in refused(copy, "unreadable").message
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "model.language_model.layers.0.self_attn.rotary_emb.inv_freq",
+        "model.vision_tower.vision_model.embeddings.position_ids",
+        "mtp.layers.0.mlp.up_proj.weight",
+        "model.language_model.layers.0.self_attn.k_proj.k_scale",
+        "model.language_model.layers.0.mlp.up_proj.input_scale",
+    ],
+)
+def test_tensors_that_no_model_needs(copy, key):
+    file = copy / "model.safetensors"
+    save_file({**load_file(file), key: torch.ones(2)}, file, metadata={"format": "pt"})
+    assert load(str(copy), CPU).layers == 4
 
 
 def test_no_tokenizer(copy):
@@ -208,8 +241,8 @@ def test_dtypes_decode(checkpoints, dtype):
 
 
 def test_half_precision_file_in_float32(tmp_path):
+    save(TIED, tmp_path)
     stock(TIED).half().save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
     assert load(str(tmp_path), CPU).dtype == torch.float32
 
 
@@ -293,8 +326,11 @@ def test_processor_of_the_images(copy):
 
 
 def test_no_processor(copy):
+    """Defaults would give other pixels, and other captions, without a word."""
     (copy / "video_preprocessor_config.json").unlink()
-    assert load(str(copy), CPU).rules.height == IMAGE_SIZE
+    assert "neither preprocessor_config.json nor video_preprocessor_config.json" in refused(copy, "unreadable").message
+    (copy / "processor_config.json").write_text(json.dumps({"processor_class": "LlavaOnevisionProcessor"}))
+    assert "neither preprocessor_config.json nor" in refused(copy, "unreadable").message
 
 
 def test_templates(copy):

@@ -208,11 +208,11 @@ def test_missing_hub_model_offline(offline):
     error = refused("vidspec-tests/not-there", "missing")
     assert "vidspec-tests/not-there" in error.message and str(hub.HF_HUB_CACHE) in error.message
     assert "offline" in error.message
-    assert error.hint.endswith("hf download vidspec-tests/not-there")
+    assert "hf download" not in error.hint and "if the name is right" in error.hint
 
 
 def test_name_that_the_hub_cannot_have(offline):
-    assert "hf download a/b/c" in refused("a/b/c", "missing").hint
+    assert "hf download" not in refused("a/b/c", "missing").hint
 
 
 def test_sharded(checkpoints, tmp_path):

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from vidspec.engine.matrix import X86, Matrix
 
-__all__ = ["Codes", "Int4", "Int8", "Kernel", "Precision", "fast_eight_bits", "kernel", "quantised"]
+__all__ = ["Codes", "Int4", "Int8", "Kernel", "Precision", "fast_eight_bits", "kernel", "quantised", "quantised_bytes"]
 
 #: Of weights.
 Precision = Literal["int8", "int4"]
@@ -277,6 +277,17 @@ def _packed_int4(codes: torch.Tensor) -> torch.Tensor:
 
 def _group(inner: int) -> int:
     return next((group for group in _GROUPS if inner % group == 0), 0)
+
+
+def quantised_bytes(shape: tuple[int, int], precision: Precision, device: torch.device) -> int:
+    """Bytes that a weight (out, in) takes as :func:`quantised` makes it, with its scales."""
+    (out, inner), group = shape, _group(shape[1])
+    if precision == "int8" or not group:
+        return out * (inner + 4)
+    capability = (0, 0) if device.type != "cuda" else torch.cuda.get_device_capability(device)
+    if kernel(4, shape, device.type, capability, group) == "dense":
+        return out * (inner + inner // group * 8)
+    return out * (inner // 2 + inner // group * 4)
 
 
 def quantised(weight: torch.Tensor, bias: torch.Tensor | None, precision: Precision) -> Matrix:

@@ -406,6 +406,8 @@ def source_of(name: str, holding: str = "a saved model, or a hub id") -> str:
     if not is_local(name):
         return name
     folder = Path(name).expanduser()
+    if not folder.exists():
+        raise ModelError(f"{name}: no such folder", hint=f"name a folder with {holding}")
     if not any((folder / f"{kind}config.json").is_file() for kind in ("", "adapter_")):
         raise ModelError(f"{name}: no config.json in this folder", hint=f"name a folder with {holding}")
     return str(folder)

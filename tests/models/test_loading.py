@@ -304,11 +304,39 @@ def test_a_model_that_cannot_be_fused(checkpoints, copy):
 
 
 def test_out_of_memory(checkpoints, monkeypatch):
-    def full(*_args, **_kwargs):
-        raise torch.OutOfMemoryError("no room")
-
     monkeypatch.setattr(torch.nn.Module, "to", full)
     assert refused(checkpoints["tied"], "memory", DeviceError).hint
+
+
+def full(*_args, **_kwargs):
+    raise torch.OutOfMemoryError("no room")
+
+
+@pytest.mark.parametrize("weights", [None, "int8"])
+def test_out_of_memory_while_weights_are_laid_out(checkpoints, monkeypatch, weights):
+    monkeypatch.setattr("vidspec.engine.fused._Block.__init__", full)
+    with pytest.raises(DeviceError, match="laying out its weights on cpu: memory does not suffice") as caught:
+        load(str(checkpoints["tied"]), Placement(torch.device("cpu"), torch.float32, weights=weights))
+    assert caught.value.kind == "memory" and "models.decoder: stock" in caught.value.hint
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("DefaultCPUAllocator: no memory")])
+@pytest.mark.parametrize("decoder", ["fused", "stock"])
+def test_out_of_memory_while_copies_are_rounded(checkpoints, monkeypatch, decoder, error):
+    """The copy is made again when memory is free."""
+
+    def lacking(*_):
+        raise error
+
+    model = load(str(checkpoints["tied"]), placement("cpu", decoder=decoder))
+    with monkeypatch.context() as patched:
+        for precision in ("int8", "int4"):
+            patched.setattr("vidspec.engine.quantised.Int8.of", lacking)
+            patched.setattr("vidspec.engine.quantised.Int4.of", lacking)
+            with pytest.raises(DeviceError, match=f"a copy of its weights in {precision}: memory") as caught:
+                model.quantised(precision)
+            assert ("draft.precision: int4" in caught.value.hint) == (precision == "int8")
+    assert model.quantised("int8").decoder is not model.decoder
 
 
 def test_processor_inside_the_processors_config(copy):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from vidspec import memory
+from vidspec.engine.device import memory_for
 from vidspec.engine.quantised import Precision
 from vidspec.errors import DeviceError, ModelError, VidspecError
 from vidspec.models.adapter import Adapter
@@ -205,8 +206,11 @@ def prepare(adapter: Adapter, where: Placement) -> None:
         torch.backends.cuda.enable_cudnn_sdp(False)
         if where.dtype is torch.float32:  # convolutions of vision towers round to TF32 otherwise
             torch.backends.cudnn.allow_tf32 = False
+    left = "models.packed: false, --dtype bfloat16, " if where.device.type == "cpu" else "models.device_map: auto, "
+    left += "models.decoder: stock, " if where.decoder != "stock" else ""
     try:
-        adapter.prepare(where.decoder, packed=where.packed, wanted=where.weights)
+        with memory_for(f"{adapter.name}: laying out its weights on {where.device}", f"{left}or a smaller model"):
+            adapter.prepare(where.decoder, packed=where.packed, wanted=where.weights)
     except ValueError as error:
         asked, instead = (
             ("models.decoder fused", "models.decoder: auto")
@@ -316,20 +320,15 @@ def weights(
         ModelError: weights are missing, of another shape, or left over.
         DeviceError: memory does not suffice.
     """
-    try:
+    place = "on all devices together" if where.device_map is not None else f"on {where.device}"
+    left = "--dtype bfloat16, models.device_map: auto, models.quantization: 4bit, or a smaller model"
+    with memory_for(f"{name} does not fit {place}", left):
         model, found = automatic.from_pretrained(source, dtype=where.dtype, **SAFE, **options, **known)
         if source is not None:
             check_plain(name, stored(source))
         check_report(name, found, hint)
         finish(model)
         return model if options else model.to(where.device)
-    except torch.OutOfMemoryError as error:
-        place = "on all devices together" if where.device_map is not None else f"on {where.device}"
-        raise DeviceError(
-            f"{name} does not fit {place}",
-            hint="--dtype bfloat16, models.device_map: auto, models.quantization: 4bit, or a smaller model",
-            kind="memory",
-        ) from error
 
 
 def _require(package: str, key: str) -> None:

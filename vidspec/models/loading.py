@@ -99,10 +99,10 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
             where = fit(where, *weight_sizes(empty, kind.language_of(empty), settings_of(config), where)[:2])
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         tokenizer.encode("?")  # some settings of a tokenizer are read with its first text only
+        processor, template = ({}, None) if blind else (read_processor(name, source), read_template(source))
         model, codes = _weights(name, source, where, kind, config, text=blind)
         if where.adapter is not None:
             merge(where.adapter, name, model)
-        processor, template = ({}, None) if blind else (read_processor(name, source), read_template(source))
     except VidspecError:
         raise
     except Exception as error:

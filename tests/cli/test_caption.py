@@ -374,7 +374,7 @@ def test_a_hub_that_does_not_answer_ends_the_run_before_models_are_loaded(vidspe
 
     monkeypatch.setattr("vidspec.models.hub.reach", silent)
     ran = vidspec("caption", "good.mp4", "--target", "a", "--draft", "b")
-    hint = "fetch them where there is a network: hf download a && hf download b"
+    hint = "if the names are right, `vidspec models get` fetches them where there is a network"
     assert ran.code == 3 and ran.err == f"loading a and b\nerror: a and b: the hub does not answer ({hint})\n"
     assert FakeCaptioner.made == []
 

@@ -307,8 +307,7 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
         ),
         (
             {"models.target": "./nowhere"},
-            "models.target: ./nowhere: no config.json in this folder; "
-            "nearest valid choice: a folder with a saved model, or a hub id",
+            "models.target: ./nowhere: no such folder; nearest valid choice: a folder with a saved model, or a hub id",
         ),
     ],
 )

@@ -23,6 +23,7 @@ from vidspec.engine.attention import splits_of
 from vidspec.engine.forward import Engine
 from vidspec.engine.graphs import Graphs, Step, eager_because, graphs_of
 from vidspec.engine.rows import Rows
+from vidspec.errors import DeviceError
 from vidspec.pruning.target.span import PrunedSpan
 
 FUSED = ["llava_onevision", "qwen2_5_vl", "qwen3_vl"]
@@ -387,8 +388,10 @@ def test_memory_for_the_largest_passes_may_be_lacking(engine, monkeypatch):
     span = engine.prefill(prompts(engine)[0], ROOM).span
     check(engine, [Rows(span, TOKENS[:3])])
     assert sorted(graphs.captured) == [8, 16, 32] and engine.preparing > 0
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(DeviceError, match="passes of 64 rows: no memory is left to capture them") as caught:
         engine.run([Rows(span, (TOKENS * 8)[:40])])
+    assert "models.decoder: stock" in caught.value.hint and caught.value.kind == "memory"
+    assert engine.model.decoder.graphs is graphs  # smaller passes are replayed still
     check(engine, [Rows(span, TOKENS[:3])])
 
 

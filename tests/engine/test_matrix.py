@@ -5,12 +5,13 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vidspec.engine import layouts, matrix
 from vidspec.engine import quantised as quantised_module
 from vidspec.engine.layouts import QuantisedLinear, laid
 from vidspec.engine.matrix import LARGE, Packed, packing
-from vidspec.engine.quantised import Int4, Int8, kernel, quantised
+from vidspec.engine.quantised import Int4, Int8, kernel, quantised, quantised_bytes
 
 needs_packing = pytest.mark.skipif(not packing(0, True), reason="this build of torch has no oneDNN to pack with")
 
@@ -233,3 +234,36 @@ def test_layers_of_codes_let_go_of_their_weights_unless_shared(wanted):
         made = laid(some, wanted, shared=shared)
         assert (made(given) - expected).norm() < 0.15 * expected.norm()
         assert all((layer.weight.numel() > 0) is shared for layer in some)
+
+
+class Largest(TorchDispatchMode):
+    """The bytes of the largest tensor that an operation makes."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for one in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(one, torch.Tensor) and "view" not in str(func):
+                self.nbytes = max(self.nbytes, one.numel() * one.element_size())
+        return made
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_codes_are_made_in_blocks_of_rows(monkeypatch, precision):
+    """Nothing of more than a byte a weight is made of all rows at once, and blocks change no number."""
+    weight, rows = torch.randn(1088, 512), torch.randn(3, 512)
+    whole = quantised(weight, None, precision)
+    monkeypatch.setattr(quantised_module, "_BLOCK", 64 * 512)
+    with Largest() as largest:
+        parts = quantised(weight, None, precision)
+    assert torch.equal(parts(rows), whole(rows)) and parts.nbytes == whole.nbytes
+    assert largest.nbytes <= weight.numel()
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+@pytest.mark.parametrize("shape", [(96, 64), (100, 64), (48, 33)])
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_bytes_are_foreseen(precision, shape, device):
+    made = quantised(torch.randn(shape), None, precision)
+    assert made.nbytes == quantised_bytes(shape, precision, torch.device(device))

@@ -167,7 +167,61 @@ def test_one_line_where_there_is_none(vidspec, tmp_path, config, line):
 
 def test_a_hub_id_that_is_not_here(vidspec):
     ran = vidspec("models", "nobody/nothing")
-    assert ran.code == 3 and "not in the cache" in ran.err and "hf download nobody/nothing" in ran.err
+    assert ran.code == 3 and "not in the cache" in ran.err and "hf download" not in ran.err
+
+
+def test_a_published_model_whose_config_cannot_be_had(vidspec, monkeypatch):
+    """Its pairs and their memory are known without it."""
+    name = "Qwen/Qwen2.5-VL-7B-Instruct"
+    ran = vidspec("models", name)
+    first, *pairs = ran.out.splitlines()
+    assert ran.err == "" and first.startswith(f"{name}: supported; published figures")
+    assert pairs and all(name in line.split("\t")[:2] for line in pairs)
+    found = json.loads(vidspec("models", name, "--format", "json").out)
+    assert found["name"] == name and len(found["pairs"]) == len(pairs)
+    monkeypatch.setattr("vidspec.cli.doctor.device_memory", lambda: 1)
+    assert vidspec("models", name).code == 3
+    assert vidspec("models", "Qwen/Qwen2.5-VL-7B").err.count("did you mean Qwen/Qwen2.5-VL-7B-Instruct?") == 1
+
+
+def test_no_such_folder(vidspec):
+    ran = vidspec("models", "./nonexist")
+    assert ran.code == 3 and ran.err.startswith("error: ./nonexist: no such folder (")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("rounded", ["int8", "int4"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
+def test_a_target_that_is_rounded_when_it_is_loaded(vidspec, written, monkeypatch, family, rounded, tied):
+    """It then takes what loading makes of it, and before that what it takes unrounded, and a block's largest weight."""
+    monkeypatch.setattr("vidspec.models.placement", lambda dtype: Placement(torch.device("cpu"), torch.float32))
+    kind = Kind(family, tied=tied)
+    folder = written(checkpoints_qwen.config(kind))
+    _, plain = said(vidspec, folder)
+    ran = vidspec("models", str(folder), "--weights", rounded, "--format", "json")
+    found, model = json.loads(ran.out), checkpoints_qwen.adapter(kind)
+    model.prepare(packed=False, wanted=rounded)
+    parameters = {
+        id(one): one.nbytes
+        for part in (model.model, model.decoder.head)
+        if hasattr(part, "parameters")
+        for one in part.parameters()
+    }
+    if isinstance(model.decoder.head, torch.nn.Module):
+        parameters |= {id(one): one.nbytes for one in model.decoder.head.parameters()}
+    assert ran.code == 0 and found["codes"] == model.decoder.packed_bytes
+    assert found["weights"] == found["codes"] + sum(parameters.values())
+    assert found["while_loading"] > plain["weights"] + PROCESS > found["weights"] + PROCESS
+    assert found["command"].endswith(f"--set models.weights={rounded}")
+    monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: found["while_loading"] - 1)
+    short = vidspec("models", str(folder), "--weights", rounded)
+    assert short.code == (3 if found["while_loading"] > found["needed"] else short.code)
+    assert "while it is loaded" in short.out and f"rounded to {rounded} when it is loaded" in short.out
+
+
+def test_the_list_takes_no_weights(vidspec):
+    ran = vidspec("models", "--weights", "int8")
+    assert ran.code == 2 and ran.err.startswith("error: --weights needs the name of a target")
 
 
 @pytest.mark.parametrize(

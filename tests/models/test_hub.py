@@ -2,11 +2,13 @@ import socket
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import huggingface_hub.constants as hub_constants
 import pytest
 import torch
 import transformers
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from huggingface_hub.utils import are_progress_bars_disabled
 
 from models.checkpoints import TIED, save
@@ -16,6 +18,7 @@ from vidspec.errors import ModelError, ProfileError
 from vidspec.models import hub, loading
 from vidspec.models.loading import load
 from vidspec.models.placement import Placement
+from vidspec.models.weight_files import optional_file
 
 CPU = Placement(torch.device("cpu"), torch.float32)
 
@@ -88,7 +91,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(endpoint, monkeypatch, kind):
             with pytest.raises(ModelError, match=f"{name}: .*the hub does not answer: ") as caught:
                 load(name, CPU)
             assert caught.value.kind == "missing" and caught.value.exit_code == 3
-            assert "\n" not in str(caught.value) and caught.value.hint.endswith(f"hf download {name}")
+            assert "\n" not in str(caught.value) and "hf download" not in caught.value.hint
     assert len(asked) == 1
 
 
@@ -130,6 +133,36 @@ def test_without_a_hub_the_cache_will_do(endpoint, tmp_path):
     assert hub_constants.HF_HUB_OFFLINE is False
 
 
+def server_error():
+    response = SimpleNamespace(status_code=503, headers={}, request=None)
+    return HfHubHTTPError("503 Service Unavailable", response=response)
+
+
+def unreachable():
+    error = LocalEntryNotFoundError("An error happened while trying to locate the file on the Hub")
+    error.__cause__ = ConnectionError("connection refused")
+    return error
+
+
+@pytest.mark.parametrize("failure, why", [(server_error, "503 Service"), (unreachable, "connection refused")])
+def test_a_file_that_cannot_be_fetched_is_not_taken_for_absent(monkeypatch, failure, why):
+    """A config that is not known to be missing must not give way to defaults."""
+
+    def fail(*_args, **_kwargs):
+        raise failure()
+
+    monkeypatch.setattr("transformers.utils.hub.hf_hub_download", fail)
+    with pytest.raises(ModelError, match=f"org/model: processor_config.json could not be fetched: {why}") as caught:
+        optional_file("org/model", "processor_config.json")
+    assert caught.value.kind == "connection" and "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there(endpoint, monkeypatch, tmp_path):
+    assert optional_file(str(tmp_path), "processor_config.json") is None
+    monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
+    assert optional_file("org/model", "processor_config.json") is None
+
+
 def test_folders_and_offline_mode_ask_nobody(endpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(hub, "failure_of", lambda address: pytest.fail("was asked"))
     assert not hub.reach(str(tmp_path)) and not hub.reach("./nowhere")
@@ -146,12 +179,19 @@ def test_all_missing_models_are_named_at_once(monkeypatch):
         Captioner.from_profile("tabed-mtcp", overrides=models)
     assert str(caught.value).startswith("org/target and org/draft and org/captioner: no such folder, not in the cache ")
     assert "offline mode is on" in caught.value.message and caught.value.kind == "missing"
-    download = "hf download org/target && hf download org/draft && hf download org/captioner"
-    assert caught.value.hint == f"fetch them where there is a network: {download}"
+    assert caught.value.hint.startswith("if the names are right, ")
+
+
+def test_only_downloads_that_exist_are_proposed():
+    target, draft = "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-3B-Instruct"
+    download = f"hf download {target} && hf download {draft}"
+    assert hub.fetching(target, draft) == f"fetch them where there is a network: {download}"
+    assert hub.fetching("Qwen/Qwen2.5-VL-7B") == f"did you mean {target}?"
+    assert "hf download" not in hub.fetching("org/model") + hub.fetching("embedded")
 
 
 def test_a_mistyped_name_is_answered_with_the_published_one():
-    assert hub.fetching("Qwen/Qwen2.5-VL-7B-Instuct").startswith("did you mean Qwen/Qwen2.5-VL-7B-Instruct? ")
+    assert hub.fetching("Qwen/Qwen2.5-VL-7B-Instuct") == "did you mean Qwen/Qwen2.5-VL-7B-Instruct?"
     assert "did you mean" not in hub.fetching("Qwen/Qwen2.5-VL-7B-Instruct") + hub.fetching("org/model")
 
 

@@ -9,6 +9,8 @@ import shlex
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from torch import nn
+
 from vidspec.config import profiles
 from vidspec.decoding.setup import STATES
 from vidspec.engine.decoders import decoder_of
@@ -16,12 +18,15 @@ from vidspec.engine.device import free_memory
 from vidspec.engine.forward import chunk_of
 from vidspec.engine.fused import second_copies, uncovered
 from vidspec.engine.graphs import eager_by_shape
+from vidspec.engine.layouts import fixed
 from vidspec.engine.matrix import packing
+from vidspec.engine.quantised import Precision, quantised_bytes
+from vidspec.errors import DeviceError
 from vidspec.models import loading
 from vidspec.models.adapter import Adapter
 from vidspec.models.identity import related
 from vidspec.models.known_pairs import PROCESS, PROMPT, KnownModel, Load, known
-from vidspec.models.placement import fit, placement
+from vidspec.models.placement import Placement, fit, placement
 from vidspec.models.quantised import method_of, settings_of, weight_sizes
 from vidspec.models.text_only import TextModel
 from vidspec.models.vision import working_bytes
@@ -69,10 +74,12 @@ class Checkpoint:
         kv_bytes: of keys and values, for each token.
         visual_tokens: of the clip that memory is counted for; None if the family's processor is not known.
         quantization: how the weights are stored; None if as numbers. They are loaded in ``dtype``.
-        codes: bytes of the codes that layers keep as they are stored.
+        rounded: codes that the language model's weights are rounded to; None if they are not.
+        codes: bytes of the codes that layers keep as they are stored, or are rounded to.
         weights, packed_bytes: bytes of the weights, and of packed copies of the large ones.
         working: bytes that reading such a clip takes for a while, in the tower or in the passes over the prompt.
         needed, free: bytes of all of these, of keys and values and of the process, and those free on ``device``.
+        while_loading: bytes at most before all weights are rounded; 0 if none are.
         text: whether it is a language model without vision, which can only be a draft.
         hears: whether it has audio input.
     """
@@ -94,11 +101,13 @@ class Checkpoint:
     kv_bytes: int
     visual_tokens: int | None
     quantization: str | None
+    rounded: Precision | None
     codes: int
     weights: int
     packed_bytes: int
     working: int
     needed: int
+    while_loading: int
     free: int | None
     text: bool
     hears: bool
@@ -108,8 +117,8 @@ class Checkpoint:
 
     @property
     def fits(self) -> bool:
-        """Whether weights and a clip fit into the memory that is free."""
-        return self.free is None or self.needed <= self.free
+        """Whether weights and a clip fit into the memory that is free, and the model while it is loaded."""
+        return self.free is None or max(self.needed, self.while_loading) <= self.free
 
     def to_dict(self) -> dict[str, object]:
         """For ``--format json``."""
@@ -131,7 +140,10 @@ class Checkpoint:
             clip = f"{new_tokens} tokens"
         room = "free memory unknown" if self.free is None else f"{_gib(self.free)} free"
         room += "" if self.fits else ", too little"
+        peak = f"; {_gib(self.while_loading)} while it is loaded" if self.while_loading else ""
         stored = f"its codes are kept, {_gib(self.codes)}" if self.codes else f"loaded as {self.dtype}"
+        if self.rounded:
+            stored = f"rounded to {self.rounded} when it is loaded"
         packed = f" and {_gib(self.packed_bytes)} packed" if self.packed_bytes else ""
         rows = [
             ("model", self.name),
@@ -142,27 +154,34 @@ class Checkpoint:
             ("rollback", kept),
             ("positions", f"{self.axes} axes (M-RoPE)" if self.axes > 1 else "1 axis"),
             ("vocabulary", f"{self.vocabulary} rows of the head"),
-            ("quantization", f"{self.quantization}; {stored}" if self.quantization else ""),
+            (
+                "quantization",
+                "; ".join(filter(None, [self.quantization, stored])) if self.quantization or self.rounded else "",
+            ),
             ("size", f"{self.parameters / 1e9:.2f}e9 parameters, {_gib(self.weights)} in {self.dtype}" + packed),
-            ("memory", f"{_gib(self.needed)} with {clip}; {self.device}: {room}"),
+            ("memory", f"{_gib(self.needed)} with {clip}{peak}; {self.device}: {room}"),
             *(("draft", f"{fit.draft}: {fit.refused or _together(fit.bytes)}") for fit in self.drafts),
         ]
         return [(label, value) for label, value in rows if value]
 
 
-def inspect(name: str, draft: str | None = None, load: Load | None = None) -> Checkpoint:
+def inspect(
+    name: str, draft: str | None = None, load: Load | None = None, rounded: Precision | None = None
+) -> Checkpoint:
     """Inspect a checkpoint.
 
     Args:
         name: hub id, or a folder as ``save_pretrained`` writes it.
         draft: the only draft to inspect; by default those that are listed.
         load: the clip that memory is counted for.
+        rounded: codes that the checkpoint's language model is rounded to when it is loaded.
 
     Raises:
         ModelError: not found, unreadable, or of a family that is not supported.
+        DeviceError: its weights cannot be rounded.
     """
     load, blind = load or Load(), False
-    alone = _inspected(name, load)
+    alone = _inspected(name, load, rounded)
     if draft is None:
         drafts = [] if alone.text else _listed(name, alone.family, alone.parameters)
         unlike = {
@@ -174,13 +193,15 @@ def inspect(name: str, draft: str | None = None, load: Load | None = None) -> Ch
         fits = (_named(alone, named),)
         blind = named.text
     command = _command(name, fits, text=alone.text, states=bool(alone.refused), blind=blind)
+    if rounded is not None:
+        command += f" --set models.weights={rounded}"
     return replace(alone, drafts=fits, command=command)
 
 
-def _inspected(name: str, load: Load) -> Checkpoint:
+def _inspected(name: str, load: Load, rounded: Precision | None = None) -> Checkpoint:
     """A checkpoint by itself."""
     config = loading.read_config(name, text=True)
-    where, family = placement(dtype=load.dtype), str(config.model_type)
+    where, family = replace(placement(dtype=load.dtype), weights=rounded), str(config.model_type)
     text = family not in families.names()
     kind: Any = TextModel if text else families.get(family)
     try:
@@ -194,16 +215,19 @@ def _inspected(name: str, load: Load) -> Checkpoint:
     reason = uncovered(language, model.lm_head)
     decoder = decoder_of(language, model.lm_head, "stock")
     tokens, kv = load.visual_tokens(family), decoder.slab.entry_bytes
-    weights, packed_bytes = plain * where.dtype.itemsize + codes, 0
+    weights, packed_bytes, while_loading = plain * where.dtype.itemsize + codes, 0, 0
     if where.vision is not None:
         weights += seeing * (where.vision.itemsize - where.dtype.itemsize)
-    if reason is None and where.device.type == "cpu":
+    if rounded is not None:
+        codes, freed, working_copy = _rounding(name, model, language, where, rounded)
+        while_loading, weights = weights + working_copy, weights - freed + codes
+    elif reason is None and where.device.type == "cpu":
         copies = second_copies(language, model.lm_head)
         # As it is decided when the weights are there: twice the copies must be free.
         packed_bytes = copies if packing(copies + weights // 2, where.packed, where.dtype) else 0
     chunk = chunk_of(where.device, decoder.numbers)
     working = 0 if text or tokens is None else _working(model, language, load.frames, tokens, chunk)
-    settings = settings_of(config)
+    settings, process = settings_of(config), PROCESS if where.device.type == "cpu" else 0
     return Checkpoint(
         name=name,
         family=family,
@@ -222,16 +246,13 @@ def _inspected(name: str, load: Load) -> Checkpoint:
         kv_bytes=kv,
         visual_tokens=tokens,
         quantization=None if settings is None else method_of(settings),
+        rounded=rounded,
         codes=codes,
         weights=weights,
         packed_bytes=packed_bytes,
         working=working,
-        needed=weights
-        + packed_bytes
-        + working
-        + kv * load.tokens(tokens)
-        + decoder.state_bytes
-        + (PROCESS if where.device.type == "cpu" else 0),
+        needed=weights + packed_bytes + working + kv * load.tokens(tokens) + decoder.state_bytes + process,
+        while_loading=while_loading and while_loading + process,
         free=free_memory(where.device),
         text=text,
         hears=not text and kind.audio_tokens is not Adapter.audio_tokens,
@@ -239,6 +260,25 @@ def _inspected(name: str, load: Load) -> Checkpoint:
         command="",
         load=load,
     )
+
+
+def _rounding(name: str, model: Any, language: Any, where: Placement, rounded: Precision) -> tuple[int, int, int]:
+    """Bytes of codes that the language model is rounded to, of weights that they replace, and of what rounding the
+    largest weight of a block takes for a while.
+
+    Raises:
+        DeviceError: they cannot be rounded.
+    """
+    if (why := fixed(language.layers)) is not None:
+        raise DeviceError(f"--weights {rounded}: {name}: {why}", hint="leave it out")
+    head, size = model.lm_head, where.dtype.itemsize
+    inner = [layer for layer in language.modules() if type(layer) is nn.Linear]
+    shapes = [(layer.out_features, layer.in_features) for layer in [*inner, head]]
+    codes = sum(quantised_bytes(shape, rounded, where.device) for shape in shapes)
+    tied = head.weight is language.embed_tokens.weight
+    freed = sum(layer.weight.numel() for layer in (inner if tied else [*inner, head])) * size
+    # Gate and up are one matrix; its weights are there twice, then as codes and packed.
+    return codes, freed, max((2 * layer.weight.numel() for layer in inner), default=0) * (size + 2)
 
 
 def _working(model: Any, language: Any, frames: int, tokens: int, chunk: int) -> int:

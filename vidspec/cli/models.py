@@ -12,7 +12,7 @@ import typer
 
 from vidspec.cli.options import TextOrJson, target_names
 from vidspec.cli.printed import facts_table, print_json, print_rows
-from vidspec.errors import UsageError
+from vidspec.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from vidspec.models.known_pairs import KnownModel, Load, Memory, Pair
@@ -41,6 +41,12 @@ def models(
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(
             help="Of weights and KV cache.", show_default="bfloat16; for a checkpoint, the default of this device"
+        ),
+    ] = None,
+    weights: Annotated[
+        Literal["int8", "int4"] | None,
+        typer.Option(
+            help="Of NAME, a target that is rounded when it is loaded (models.weights).", show_default="as they are"
         ),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a caption.")] = 512,
@@ -79,9 +85,11 @@ def models(
         what = "--none" if none else names[0]
         raise UsageError(f"models: {what}: is not known here", hint="vidspec models [use|get] NAME")
     if verb:
-        return _checkpoint(verb, draft, load, form)
+        return _checkpoint(verb, draft, load, weights, form)
     if draft is not None:
         raise UsageError("--draft needs the name of a target", hint="vidspec models TARGET --draft DRAFT")
+    if weights is not None:
+        raise UsageError("--weights needs the name of a target", hint=f"vidspec models TARGET --weights {weights}")
     load = load._replace(dtype=dtype or "bfloat16")
     if form == "json":
         print_json([row.to_dict() for row in _rows(load)])
@@ -91,11 +99,21 @@ def models(
     return 0
 
 
-def _checkpoint(name: str, draft: str | None, load: Load, form: TextOrJson) -> int:
+def _checkpoint(
+    name: str, draft: str | None, load: Load, weights: Literal["int8", "int4"] | None, form: TextOrJson
+) -> int:
     """Print what is known of one checkpoint; returns the exit code."""
     from vidspec.cli.checkpoint import inspect
 
-    found = inspect(name, draft, load)
+    try:
+        found = inspect(name, draft, load, weights)
+    except ModelError as error:
+        load = load._replace(dtype="bfloat16" if load.dtype == "auto" else load.dtype)
+        named = (row for row in _rows(load) if name in (row.pair.target.name, row.pair.draft and row.pair.draft.name))
+        published = list(named)
+        if error.kind not in ("missing", "connection") or not published or weights is not None:
+            raise
+        return _published(name, published, form)
     if form == "json":
         print_json(found.to_dict())
     else:
@@ -103,6 +121,17 @@ def _checkpoint(name: str, draft: str | None, load: Load, form: TextOrJson) -> i
         print(found.command)
     refused = draft is not None and found.drafts[0].refused is not None
     return 3 if refused or not found.fits else 0
+
+
+def _published(name: str, rows: list[Row], form: TextOrJson) -> int:
+    """Print the published pairs of a model whose config cannot be had now; returns the exit code."""
+    fits = [row.fits for row in rows]
+    if form == "json":
+        print_json({"name": name, "supported": True, "cached": False, "pairs": [row.to_dict() for row in rows]})
+    else:
+        print(f"{name}: supported; published figures, as its config is not in the cache and cannot be fetched now")
+        print_rows([row.cells for row in rows])
+    return 3 if all(one is False for one in fits) else 0
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from vidspec.decoding.sequence import Sequence
 from vidspec.draft_length.batch import SIZES, BatchSize
 from vidspec.engine.device import half_the_cores, synchroniser
 from vidspec.engine.requests import PrefillPrompt
-from vidspec.errors import GenerationError, VidspecError
+from vidspec.errors import DeviceError, GenerationError, VidspecError
 from vidspec.events.events import Again, Event, Load, Prefilled, Reading, Round
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
@@ -246,7 +246,7 @@ class Serving:
             del self._sequences[sequence.key]
             self._claims.pop(sequence.key, None)
             error = sequence.error
-            if sequence.shared and isinstance(error, GenerationError) and error.kind == "memory":
+            if sequence.shared and isinstance(error, GenerationError | DeviceError) and error.kind == "memory":
                 self._again.append(sequence.job)
                 news.append((sequence.key, Again(error.message)))
             elif error is not None:

@@ -13,6 +13,7 @@ from functools import cache
 import torch
 
 from vidspec import memory
+from vidspec.errors import DeviceError
 
 __all__ = [
     "Sharing",
@@ -20,6 +21,7 @@ __all__ = [
     "driver_problem",
     "free_memory",
     "half_the_cores",
+    "memory_for",
     "peak_bytes",
     "replay_problem",
     "spare",
@@ -176,3 +178,23 @@ def spare(layers: Mapping[torch.device, int]) -> int | None:
     on_gpus = {device: count for device, count in layers.items() if device.type in ("cuda", "xpu")}
     found = [(free_memory(device) or 0) * whole // count for device, count in on_gpus.items()]
     return int(_SHARE * min(found)) if found else None
+
+
+@contextmanager
+def memory_for(what: str, hint: str) -> Iterator[None]:
+    """Turn running out of memory into an error of one line.
+
+    Args:
+        what: needs the memory, such as ``NAME: its fused blocks``.
+        hint: what is left to do about it.
+
+    Raises:
+        DeviceError: memory does not suffice.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        # Torch's allocator of main memory has no exception of its own.
+        if type(error) is RuntimeError and "DefaultCPUAllocator" not in str(error):
+            raise
+        raise DeviceError(f"{what}: memory does not suffice", hint=hint, kind="memory") from error

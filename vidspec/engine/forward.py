@@ -14,7 +14,7 @@ from vidspec.engine.choices import read_back
 from vidspec.engine.rows import Passed, Prefill, Prompt, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.engine.taps import Taps
-from vidspec.errors import ModelError
+from vidspec.errors import ModelError, VidspecError
 
 if TYPE_CHECKING:
     from vidspec.engine.decoder import LanguageModel
@@ -104,7 +104,7 @@ class Engine(Generic[M]):
         except Exception as error:
             for rows, length in zip(batch, lengths, strict=True):
                 rows.span.rollback(min(length, rows.span.length))
-            if isinstance(error, (torch.OutOfMemoryError, IndexError)) or others:
+            if isinstance(error, (torch.OutOfMemoryError, IndexError, VidspecError)) or others:
                 raise
             self._give_up_replaying(error)
         else:
@@ -170,7 +170,7 @@ class Engine(Generic[M]):
             except Exception as error:
                 for (span, _, _), length in zip(batch, lengths, strict=True):
                     span.rollback(length)
-                if isinstance(error, (torch.OutOfMemoryError, IndexError)):
+                if isinstance(error, (torch.OutOfMemoryError, IndexError, VidspecError)):
                     raise
                 self._give_up_replaying(error)
         made: list[list[int]] = [[] for _ in batch]

@@ -20,6 +20,7 @@ import torch
 from vidspec.engine.device import replay_problem
 from vidspec.engine.rows import Passed, Rows
 from vidspec.engine.slab import KVSpan, Slab
+from vidspec.errors import DeviceError
 
 if TYPE_CHECKING:
     from vidspec.engine.fused import FusedDecoder
@@ -323,9 +324,13 @@ class Graphs:
             try:
                 if (wanted, chained) not in self._steps:
                     self._steps[wanted, chained] = self._captured(wanted, vocabulary, chained)
-            except torch.OutOfMemoryError:
+            except torch.OutOfMemoryError as error:
                 if wanted == count:
-                    raise
+                    raise DeviceError(
+                        f"passes of {count} rows: no memory is left to capture them",
+                        hint="fewer --frames, a smaller --batch, or models.decoder: stock, which captures none",
+                        kind="memory",
+                    ) from error
                 return  # tried again when it is needed
 
     def _captured(self, count: int, vocabulary: int, chained: bool) -> tuple[Step, Callable[[], None]]:

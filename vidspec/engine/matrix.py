@@ -66,13 +66,13 @@ class Matrix(ABC):
 
     def dense(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """(out, in) the weight as numbers: the products with unit vectors, some at a time."""
-        parts = []
+        whole = torch.empty(self.shape, dtype=dtype, device=device)
         for start in range(0, self.shape[1], 1024):
             end = min(start + 1024, self.shape[1])
             units = torch.zeros(end - start, self.shape[1], dtype=dtype, device=device)
             units[:, start:end].fill_diagonal_(1)
-            parts.append(self(units) if self.bias is None else self(units) - self.bias)
-        return torch.cat(parts).t()
+            whole[:, start:end] = (self(units) if self.bias is None else self(units) - self.bias).t()
+        return whole
 
 
 class Plain(Matrix):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import platform
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from vidspec.engine.matrix import X86, Matrix
 
-__all__ = ["Codes", "Int4", "Int8", "Kernel", "Precision", "fast_eight_bits", "kernel", "quantised"]
+__all__ = ["Codes", "Int4", "Int8", "Kernel", "Precision", "fast_eight_bits", "kernel", "quantised", "quantised_bytes"]
 
 #: Of weights.
 Precision = Literal["int8", "int4"]
@@ -28,6 +28,8 @@ Precision = Literal["int8", "int4"]
 Kernel = Literal["fbgemm", "onednn", "int_mm", "int8", "int4", "dense"]
 #: Inputs that share a scale in a weight of four bits: the first that divides them.
 _GROUPS = (64, 32)
+#: Numbers of a weight that are rounded or packed at once: what is made of them meanwhile takes 12 bytes each.
+_BLOCK = 2**22
 #: Rows that cuBLAS's int8 product wants at least.
 _ROWS = 32
 #: Digits that rows are taken apart into for eight-bit codes of a checkpoint: 21 bits, and more with VNNI.
@@ -162,8 +164,13 @@ class Int8(Matrix):
     @classmethod
     def of(cls, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Int8:
         """A weight (out, in), rounded to the nearest codes."""
-        scales = weight.float().abs().amax(1).clamp_min(1e-12) / 127
-        return cls((weight.float() / scales[:, None]).round_().to(torch.int8), scales, bias)
+        codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+        scales = torch.empty(len(weight), device=weight.device)
+        for rows in _row_blocks(weight.shape):
+            part = weight[rows].float()
+            scales[rows] = torch.linalg.vector_norm(part, torch.inf, 1).clamp_min_(1e-12) / 127
+            codes[rows] = part.div(scales[rows, None]).round_().to(torch.int8)
+        return cls(codes, scales, bias)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         if self.kernel == "dense":
@@ -245,12 +252,17 @@ class Int4(Matrix):
         group = _group(weight.shape[1])
         if not group:
             raise ValueError(f"{weight.shape[1]} inputs are no groups of {_GROUPS[-1]}")
-        parts = weight.float().view(len(weight), -1, group)
-        least, largest = parts.amin(-1), parts.amax(-1)
-        scales = ((largest - least) / 15).clamp_min(1e-12)
-        zeros = -least / scales
-        codes = (parts / scales[..., None] + zeros[..., None]).round_().clamp_(0, 15).to(torch.uint8)
-        return cls(codes.view(weight.shape), scales, zeros, group, bias)
+        codes = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
+        scales = torch.empty(len(weight), weight.shape[1] // group, device=weight.device)
+        zeros = torch.empty_like(scales)
+        for rows in _row_blocks(weight.shape):
+            parts = weight[rows].float().unflatten(1, (-1, group))
+            least, largest = parts.amin(-1), parts.amax(-1)
+            scales[rows] = ((largest - least) / 15).clamp_min_(1e-12)
+            zeros[rows] = -least / scales[rows]
+            numbers = parts.div(scales[rows, :, None]).add_(zeros[rows, :, None])
+            codes[rows] = numbers.round_().clamp_(0, 15).to(torch.uint8).flatten(1)
+        return cls(codes, scales, zeros, group, bias)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         if self.kernel == "dense":
@@ -266,8 +278,18 @@ class Int4(Matrix):
         return out if self.bias is None else out.add_(self.bias)  # type: ignore[no-any-return]
 
 
+def _row_blocks(shape: Sequence[int]) -> Iterator[slice]:
+    """Blocks of rows of a weight (out, in), of multiples of 64, in which layouts of four bits keep them together."""
+    rows = max(_BLOCK // shape[1] // 64, 1) * 64
+    return (slice(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows))
+
+
 def _packed_int4(codes: torch.Tensor) -> torch.Tensor:
     """In the layout of torch's int4 product for the device."""
+    return torch.cat([_packed_block(codes[rows]) for rows in _row_blocks(codes.shape)])
+
+
+def _packed_block(codes: torch.Tensor) -> torch.Tensor:
     if codes.device.type == "cpu":
         return torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), 2)  # type: ignore[no-any-return]
     tiles = next(count for count in (8, 4, 2) if codes.shape[1] % (16 * count) == 0)
@@ -277,6 +299,17 @@ def _packed_int4(codes: torch.Tensor) -> torch.Tensor:
 
 def _group(inner: int) -> int:
     return next((group for group in _GROUPS if inner % group == 0), 0)
+
+
+def quantised_bytes(shape: tuple[int, int], precision: Precision, device: torch.device) -> int:
+    """Bytes that a weight (out, in) takes as :func:`quantised` makes it, with its scales."""
+    (out, inner), group = shape, _group(shape[1])
+    if precision == "int8" or not group:
+        return out * (inner + 4)
+    capability = (0, 0) if device.type != "cuda" else torch.cuda.get_device_capability(device)
+    if kernel(4, shape, device.type, capability, group) == "dense":
+        return out * (inner + inner // group * 8)
+    return out * (inner // 2 + inner // group * 4)
 
 
 def quantised(weight: torch.Tensor, bias: torch.Tensor | None, precision: Precision) -> Matrix:

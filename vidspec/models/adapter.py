@@ -13,6 +13,7 @@ from typing_extensions import Self
 
 from vidspec.engine.decoder import separate
 from vidspec.engine.decoders import decoder_of
+from vidspec.engine.device import memory_for
 from vidspec.engine.fused import FusedDecoder, uncovered
 from vidspec.engine.layouts import Wanted
 from vidspec.engine.quantised import Precision
@@ -247,8 +248,12 @@ class Adapter:
     def quantised(self, precision: Precision) -> Self:
         """The same model with copies of its language model's weights as codes, over the same slab; made once."""
         if precision not in self._quantised:
-            other = self._quantised[precision] = copy.copy(self)
-            other._decoder = self.decoder.quantised(precision)
+            other = copy.copy(self)
+            what, left = f"{self.name}: a copy of its weights in {precision}", "a profile with draft.kind: model, or ar"
+            left = f"draft.precision: int4, {left}" if precision == "int8" else left
+            with memory_for(what, left):
+                other._decoder = self.decoder.quantised(precision)
+            self._quantised[precision] = other
         return self._quantised[precision]
 
     def apart(self) -> Self:

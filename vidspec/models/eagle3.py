@@ -26,11 +26,12 @@ from vidspec.engine.decoder import Attending, Rotation, windows_of
 from vidspec.engine.slab import Slab
 from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig, VideoLanguageModel
+from vidspec.models.checkpoint_tensors import read_tensors
 from vidspec.models.head import Head, HeadDecoder
 from vidspec.models.hub import patient
 from vidspec.models.loading import check_kernels, source_of, unloadable
 from vidspec.models.placement import Placement
-from vidspec.models.weight_files import file, tensors
+from vidspec.models.weight_files import file
 
 __all__ = ["PROJECTIONS", "Eagle3Decoder", "Eagle3Head", "head_config", "load", "usual_blocks"]
 
@@ -197,7 +198,7 @@ def load(name: str, target: VideoLanguageModel, where: Placement) -> Eagle3Head:
     try:
         check_kernels(name, source)
         config = head_config(json.loads(file(source, "config.json").read_text(encoding="utf-8")))
-        weights = {_plain(key): tensor for key, tensor in tensors(source).items()}
+        weights = {_plain(key): tensor for key, tensor in read_tensors(name, source).items()}
     except ModelError:
         raise
     except Exception as error:  # of the hub, of files that are no JSON or no safetensors, of what a config holds

@@ -112,12 +112,21 @@ def meant(name: str, published: Iterable[str]) -> str | None:
 
 
 def fetching(*names: str) -> str:
-    """The hint for models that are not there: the published model that a mistyped name means, and what fetches them."""
+    """The hint for models that are not there: the published model that a mistyped name means, and what fetches them.
+
+    Only published models are proposed for download: the hub may have no other.
+    """
     published = {model.name for pair in known() for model in (pair.target, pair.draft) if model is not None}
-    likely = (meant(name, published) for name in names if name not in published)
-    guesses = "".join(f"did you mean {one}? otherwise " for one in likely if one)
-    them = "it" if len(names) == 1 else "them"
-    return f"{guesses}fetch {them} where there is a network: {' && '.join(f'hf download {name}' for name in names)}"
+    strange = [name for name in names if name not in published]
+    hints = [f"did you mean {one}?" for name in strange if (one := meant(name, published))]
+    if there := [name for name in names if name in published]:
+        them = "it" if len(there) == 1 else "them"
+        downloads = " && ".join(f"hf download {name}" for name in there)
+        hints.append(f"fetch {them} where there is a network: {downloads}")
+    elif not hints:
+        called, them = ("names are", "them") if len(strange) > 1 else ("name is", "it")
+        hints.append(f"if the {called} right, `vidspec models get` fetches {them} where there is a network")
+    return " ".join(hints)
 
 
 def patient(load: Callable[Concatenate[str, P], T]) -> Callable[Concatenate[str, P], T]:

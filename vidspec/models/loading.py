@@ -7,7 +7,6 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,29 @@ from typing import Any
 import torch
 
 from vidspec import memory
+from vidspec.engine.device import memory_for
 from vidspec.engine.quantised import Precision
 from vidspec.errors import DeviceError, ModelError, VidspecError
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import StockConfig, StockModel, VideoLanguageModel
+from vidspec.models.checkpoint_tensors import check_plain, check_report
 from vidspec.models.hub import fetching, is_local, patient, show_downloads
 from vidspec.models.identity import related
 from vidspec.models.lora import merge
 from vidspec.models.placement import Placement, fit
-from vidspec.models.quantised import KeptCodes, check_method, plain, settings_of, unquantised, weight_sizes
+from vidspec.models.processor_files import read_processor, read_template, read_text
+from vidspec.models.quantised import (
+    MODELOPT_FILE,
+    KeptCodes,
+    check_method,
+    modelopt_settings,
+    plain,
+    settings_of,
+    unquantised,
+    weight_sizes,
+)
 from vidspec.models.unsupported import KIN, unsupported
-from vidspec.models.weight_files import stored
+from vidspec.models.weight_files import optional_file, stored
 from vidspec.registry import families
 
 __all__ = [
@@ -49,6 +60,7 @@ SAFE: Mapping[str, bool] = {
     "trust_remote_code": False,
     "use_safetensors": True,
     "weights_only": True,
+    "ignore_mismatched_sizes": True,  # they are in the loading info then, by which they are refused
     "output_loading_info": True,
 }
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -87,10 +99,10 @@ def load(name: str, where: Placement, *, text: bool = False) -> VideoLanguageMod
             where = fit(where, *weight_sizes(empty, kind.language_of(empty), settings_of(config), where)[:2])
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         tokenizer.encode("?")  # some settings of a tokenizer are read with its first text only
+        processor, template = ({}, None) if blind else (read_processor(name, source), read_template(source))
         model, codes = _weights(name, source, where, kind, config, text=blind)
         if where.adapter is not None:
             merge(where.adapter, name, model)
-        processor, template = ({}, None) if blind else (_processor(source), _template(source))
     except VidspecError:
         raise
     except Exception as error:
@@ -129,6 +141,8 @@ def any_config(name: str) -> StockConfig:
     source = source_of(name)
     try:
         config = _config(source)
+    except VidspecError:
+        raise
     except Exception as error:  # any exception that a config makes the library raise is the config's fault
         raise unloadable(name, error) from error
     check_kernels(name, source)
@@ -157,8 +171,10 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
         )
     try:
         config = _config(source)
+    except VidspecError:
+        raise
     except Exception as error:  # any exception that a config makes the library raise is the config's fault
-        if _file(source, "adapter_config.json"):
+        if _is_there(source, "adapter_config.json"):
             raise ModelError(
                 f"{name}: is an adapter (LoRA), not a model",
                 hint=f"--target BASE --adapter {name}, with the model it was trained on as BASE",
@@ -190,8 +206,11 @@ def prepare(adapter: Adapter, where: Placement) -> None:
         torch.backends.cuda.enable_cudnn_sdp(False)
         if where.dtype is torch.float32:  # convolutions of vision towers round to TF32 otherwise
             torch.backends.cudnn.allow_tf32 = False
+    left = "models.packed: false, --dtype bfloat16, " if where.device.type == "cpu" else "models.device_map: auto, "
+    left += "models.decoder: stock, " if where.decoder != "stock" else ""
     try:
-        adapter.prepare(where.decoder, packed=where.packed, wanted=where.weights)
+        with memory_for(f"{adapter.name}: laying out its weights on {where.device}", f"{left}or a smaller model"):
+            adapter.prepare(where.decoder, packed=where.packed, wanted=where.weights)
     except ValueError as error:
         asked, instead = (
             ("models.decoder fused", "models.decoder: auto")
@@ -213,7 +232,9 @@ def check_kernels(name: str, source: str) -> None:
         ModelError: it names one.
     """
     file = Path(source)
-    config = json.loads((file.read_text(encoding="utf-8") if file.is_file() else _file(source, "config.json")) or "{}")
+    config = json.loads(
+        (file.read_text(encoding="utf-8") if file.is_file() else read_text(source, "config.json")) or "{}"
+    )
     parts = [config]
     while parts:
         part = parts.pop()
@@ -256,17 +277,20 @@ def _weights(
     config = unquantised(config)
     with torch.device("meta"):  # of the automatic classes only the model's own loads from no files
         own = type(automatic.from_config(config, trust_remote_code=False))
+    # Asked for before the weights: a hub that does not answer must not change where texts end.
+    generation = optional_file(source, "generation_config.json")
     load = partial(weights, name, None, own, where, None, options, config=config)
     kept = KeptCodes(where)
     attach = partial(kept.attach, language=kind.language_of)
     try:
         tensors = plain(stored(source), settings, kept if where.keeps_codes else None)
+        check_plain(name, tensors)
         model = load(attach, state_dict=tensors)
     except LookupError:  # a family whose weights are joined as they are loaded
         kept = KeptCodes(where)
         model = load(state_dict=plain(stored(source), settings))
-    with suppress(OSError):  # without the file its numbers are the config's
-        model.generation_config = transformers.GenerationConfig.from_pretrained(source)
+    if generation is not None:  # else its numbers are the config's
+        model.generation_config = transformers.GenerationConfig.from_pretrained(generation.parent)
     return model, kept.precision
 
 
@@ -293,25 +317,18 @@ def weights(
         known: what else the class takes.
 
     Raises:
-        ModelError: weights are missing.
+        ModelError: weights are missing, of another shape, or left over.
         DeviceError: memory does not suffice.
     """
-    try:
+    place = "on all devices together" if where.device_map is not None else f"on {where.device}"
+    left = "--dtype bfloat16, models.device_map: auto, models.quantization: 4bit, or a smaller model"
+    with memory_for(f"{name} does not fit {place}", left):
         model, found = automatic.from_pretrained(source, dtype=where.dtype, **SAFE, **options, **known)
-        if absent := sorted(found["missing_keys"]):
-            # transformers fills them with random numbers and only logs it
-            raise ModelError(
-                f"{name}: {len(absent)} weights are not in the files, {absent[0]} first", hint=hint, kind="unreadable"
-            )
+        if source is not None:
+            check_plain(name, stored(source))
+        check_report(name, found, hint)
         finish(model)
         return model if options else model.to(where.device)
-    except torch.OutOfMemoryError as error:
-        place = "on all devices together" if where.device_map is not None else f"on {where.device}"
-        raise DeviceError(
-            f"{name} does not fit {place}",
-            hint="--dtype bfloat16, models.device_map: auto, models.quantization: 4bit, or a smaller model",
-            kind="memory",
-        ) from error
 
 
 def _require(package: str, key: str) -> None:
@@ -388,6 +405,8 @@ def source_of(name: str, holding: str = "a saved model, or a hub id") -> str:
     if not is_local(name):
         return name
     folder = Path(name).expanduser()
+    if not folder.exists():
+        raise ModelError(f"{name}: no such folder", hint=f"name a folder with {holding}")
     if not any((folder / f"{kind}config.json").is_file() for kind in ("", "adapter_")):
         raise ModelError(f"{name}: no config.json in this folder", hint=f"name a folder with {holding}")
     return str(folder)
@@ -396,8 +415,8 @@ def source_of(name: str, holding: str = "a saved model, or a hub id") -> str:
 def claimed(source: str) -> dict[str, Any]:
     """A config as it stands in its file; empty if there is none that can be read."""
     try:
-        found = json.loads(_file(source, "config.json") or "{}")
-    except (ValueError, RecursionError):
+        found = json.loads(read_text(source, "config.json") or "{}")
+    except (OSError, VidspecError, ValueError, RecursionError):  # whoever loads the model says what is wrong
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -414,7 +433,11 @@ def _config(source: str) -> StockConfig:
     transformers.utils.logging.set_verbosity_error()
     for chatty in ("huggingface_hub", "accelerate"):  # each retry, each offloaded weight would be a line on stderr
         logging.getLogger(chatty).setLevel(logging.ERROR)
-    return transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    known = settings_of(config) is not None
+    if not known and (settings := modelopt_settings(json.loads(read_text(source, MODELOPT_FILE) or "{}"))):
+        config.quantization_config = settings
+    return config
 
 
 def _first_line(error: Exception) -> str:
@@ -422,36 +445,9 @@ def _first_line(error: Exception) -> str:
     return text.splitlines()[0].rstrip(".:") if text else type(error).__name__
 
 
-def _file(source: str, name: str) -> str | None:
-    from transformers.utils.hub import cached_file
-
+def _is_there(source: str, name: str) -> bool:
+    """Whether a hub id or folder has a file, as far as can be told."""
     try:
-        found = cached_file(
-            source,
-            name,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-            _raise_exceptions_for_gated_repo=False,
-        )
-    except OSError:
-        return None
-    return Path(found).read_text(encoding="utf-8") if found else None
-
-
-def _processor(source: str) -> dict[str, Any]:
-    """The config of the video processor, else the image processor's, searched in transformers 5's order: its part of
-    the processor's, else its own file. With it, as ``feature_extractor``, what sound is made into, if there is one."""
-    whole, shared = (json.loads(_file(source, f"{name}_config.json") or "{}") for name in ("processor", "preprocessor"))
-    found = whole.get("video_processor") or whole.get("image_processor")
-    if not found:
-        found = json.loads(_file(source, "video_preprocessor_config.json") or "{}") or shared
-    sound = whole.get("feature_extractor") or (shared if "feature_extractor_type" in shared else None)
-    return {**found, "feature_extractor": sound} if sound else dict(found)
-
-
-def _template(source: str) -> str | None:
-    if text := _file(source, "chat_template.jinja"):
-        return text
-    if text := _file(source, "chat_template.json"):
-        return str(json.loads(text)["chat_template"])
-    return None
+        return optional_file(source, name) is not None
+    except (OSError, VidspecError):
+        return False

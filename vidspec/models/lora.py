@@ -12,6 +12,7 @@ from torch import nn
 
 from vidspec.errors import ModelError
 from vidspec.models.base import StockModel
+from vidspec.models.checkpoint_tensors import check_plain
 from vidspec.models.hub import is_local, patient
 from vidspec.models.weight_files import Stored, file, stored
 
@@ -66,6 +67,9 @@ def _read(adapter: str) -> tuple[dict[str, object], Mapping[str, Stored]]:
     try:
         config = json.loads(file(source, "adapter_config.json").read_text(encoding="utf-8"))
         tensors = stored(source, whole="adapter_model.safetensors")
+        check_plain(adapter, tensors)
+    except ModelError:
+        raise
     except Exception as error:  # of the hub, of files that are no JSON or no safetensors
         why = " ".join(str(error).split())
         raise ModelError(

@@ -22,10 +22,10 @@ from vidspec.engine.stock import NAME
 from vidspec.errors import ModelError
 from vidspec.models.adapter import Adapter
 from vidspec.models.base import StockConfig, VideoLanguageModel
+from vidspec.models.checkpoint_tensors import read_tensors
 from vidspec.models.head import Head, HeadDecoder
 from vidspec.models.hub import patient
 from vidspec.models.loading import unloadable
-from vidspec.models.weight_files import tensors
 
 __all__ = ["MtpHead", "load"]
 
@@ -151,7 +151,9 @@ def load(target: VideoLanguageModel) -> MtpHead:
 def _weights(source: str) -> dict[str, torch.Tensor]:
     """By their names without ``mtp.``; those of the experts joined."""
     try:
-        found = tensors(source, "mtp.")
+        found = read_tensors(source, source, "mtp.")
+    except ModelError:
+        raise
     except Exception as error:  # of the hub, or of files that are no safetensors
         raise unloadable(source, error) from error
     count = sum(key.startswith(_EXPERTS) and key.endswith(".gate_proj.weight") for key in found)

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TypedDict, cast
+from typing import Any, TypedDict, cast
 
 import torch
 from torch import nn
@@ -24,7 +24,21 @@ from vidspec.models.base import StockConfig, StockModel
 from vidspec.models.placement import Placement
 from vidspec.models.weight_files import Stored
 
-__all__ = ["KeptCodes", "Settings", "check_method", "method_of", "plain", "settings_of", "unquantised", "weight_sizes"]
+__all__ = [
+    "MODELOPT_FILE",
+    "KeptCodes",
+    "Settings",
+    "check_method",
+    "method_of",
+    "modelopt_settings",
+    "plain",
+    "settings_of",
+    "unquantised",
+    "weight_sizes",
+]
+
+#: The settings of checkpoints by NVIDIA's ModelOpt, which have no ``quantization_config`` in older versions.
+MODELOPT_FILE = "hf_quant_config.json"
 
 
 class _Args(TypedDict, total=False):
@@ -56,10 +70,16 @@ class Settings(TypedDict, total=False):
     load_in_4bit: bool
     desc_act: bool
     sym: bool
+    packing_format: str
+    quant_algo: str
 
 
 #: Formats of compressed-tensors whose tensors are read.
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense")
+#: Packings of auto-round that are read, and the method whose tensors they are.
+_PACKINGS = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}
+#: Algorithms of ModelOpt whose tensors are read: a scale in all, one for each output, or blocks of 128 x 128.
+_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO")
 #: AWQ's order of the eight codes in a word.
 _AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
 #: What belongs to a quantised weight, behind the name of its layer.
@@ -142,6 +162,14 @@ def settings_of(config: StockConfig) -> Settings | None:
     return None
 
 
+def modelopt_settings(file: Mapping[str, Any]) -> Settings | None:
+    """The settings in ModelOpt's own file; None where it quantised nothing but the KV cache."""
+    found = file.get("quantization")
+    if not isinstance(found, dict) or not found.get("quant_algo"):
+        return None
+    return cast(Settings, {**found, "quant_method": "modelopt"})
+
+
 def unquantised(config: StockConfig) -> StockConfig:
     """A copy that says nothing of quantisation."""
     config = copy.deepcopy(config)
@@ -156,6 +184,8 @@ def method_of(settings: Settings) -> str:
     method, args = str(settings.get("quant_method")), _args(settings)
     bits = args.get("num_bits") or (4 if settings.get("load_in_4bit") else 8)
     words = [method] if method == "fp8" else [method, "FP8" if args.get("type") == "float" else f"{bits} bits"]
+    if method == "modelopt":
+        words = [method, _algorithm(settings)]
     group, block = args.get("group_size"), _block(settings)
     if block:
         words.append(f"blocks of {' x '.join(map(str, block))}")
@@ -172,10 +202,15 @@ def check_method(name: str, settings: Settings) -> None:
     """
     method = what = str(settings.get("quant_method"))
     version, form = settings.get("version", "gemm"), settings.get("format", "dense")
+    packing = settings.get("packing_format") or "of its own"
     if method == "awq" and version != "gemm":
         what = f"awq in version {version}"
     elif method == "compressed-tensors" and form not in _FORMATS:
         what = f"compressed-tensors in format {form}"
+    elif method == "modelopt" and _algorithm(settings) not in _ALGORITHMS:
+        what = f"modelopt in {_algorithm(settings)}"
+    elif method == "auto-round" and packing not in _PACKINGS:
+        what = f"auto-round in packing {packing}"
     elif method in _READERS:
         return
     raise ModelError(
@@ -208,6 +243,8 @@ def weight_sizes(
 def _code(settings: Settings) -> tuple[int, int] | None:
     """Bits, and inputs that share a scale (0 for all); None of codes that are no integers or in another order."""
     method, args = settings.get("quant_method"), _args(settings)
+    if method == "modelopt":
+        return None
     bits, group = args.get("num_bits", 0), max(args.get("group_size") or 0, 0)
     if method == "bitsandbytes":
         return None if settings.get("load_in_4bit") else (8, 0)
@@ -250,7 +287,14 @@ def _args(settings: Settings) -> _Args:
     return {"num_bits": settings.get("bits", 0), "group_size": settings.get("group_size")}
 
 
+def _algorithm(settings: Settings) -> str:
+    """ModelOpt's, which some versions write in lower case."""
+    return str(settings.get("quant_algo")).upper()
+
+
 def _block(settings: Settings) -> list[int] | None:
+    if _algorithm(settings) == "FP8_PB_WO":
+        return [128, 128]
     return settings.get("weight_block_size") or _args(settings).get("block_structure")
 
 
@@ -288,10 +332,16 @@ def _grouped(
 
 
 def _gptq(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor | Codes:
-    """``qweight`` packs (in, out) along in, ``qzeros`` (groups, out) along out; version 1 stores zero points less 1."""
-    bits, words, scales = settings["bits"], parts["qweight"][...].t(), parts["scales"][...].t()
-    less = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
-    zeros = _unpacked(parts["qzeros"][...], bits, len(scales)).t().float() + less
+    """``qweight`` packs (in, out) along in, ``qzeros`` (groups, out) along out; version 1 stores zero points less 1.
+
+    Bits are those of the layer's shapes: ``dynamic`` and ``extra_config`` give layers others than the settings name.
+    """
+    words, scales, points = parts["qweight"][...].t(), parts["scales"][...].t(), parts["qzeros"][...]
+    bits, less = points.shape[1] * 32 // len(scales), settings.get("checkpoint_format") != "gptq_v2"
+    if less and 32 % bits == 0:  # subtracted from whole words: a zero point of 0 borrowed from the one above it
+        points = points + sum(1 << place for place in range(0, 32, bits))
+        less = False
+    zeros = _unpacked(points, bits, len(scales)).t().float() + less
     codes = _unpacked(words, bits, words.shape[1] * 32 // bits)
     return _grouped(bits, codes, scales, zeros, parts["g_idx"][...] if "g_idx" in parts else None)
 
@@ -308,8 +358,16 @@ def _awq(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor | Code
     return _grouped(4, codes(parts["qweight"][...]), scales.t(), zeros, None)
 
 
+def _auto_round(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor | Codes:
+    """Tensors of GPTQ, version 1, or of AWQ."""
+    return (_gptq if _PACKINGS[settings["packing_format"]] == "gptq" else _awq)(parts, settings)
+
+
 def _compressed(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor | Codes:
-    """Packed along in, with zero points packed along out; or one number each, see :func:`_scaled`."""
+    """Packed along in, with zero points packed along out; or one number each, see :func:`_scaled`.
+
+    Before version 0.9.4 zero points were not packed: int8 (out, groups), less half the codes' range.
+    """
     if "weight_packed" not in parts:
         return _scaled(parts, settings)
     words, scales = parts["weight_packed"][...], parts["scale"][...]
@@ -317,7 +375,9 @@ def _compressed(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor
     bits = 32 * words.shape[-1] // width
     zeros: torch.Tensor | int = 1 << bits - 1
     if "weight_zero_point" in parts:
-        zeros = _unpacked(parts["weight_zero_point"][...].t(), bits, out).t().float()
+        points = parts["weight_zero_point"][...]
+        packed = points.dtype is torch.int32
+        zeros = _unpacked(points.t(), bits, out).t().float() if packed else points.float() + (1 << bits - 1)
     order = parts["weight_g_idx"][...] if "weight_g_idx" in parts else None
     return _grouped(bits, _unpacked(words, bits, width), scales.expand(out, -1), zeros, order)
 
@@ -326,6 +386,8 @@ def _scaled(parts: Mapping[str, Stored], settings: Settings) -> torch.Tensor | C
     """Numbers (..., out, in) of 8 bits, less the zero points, times the scales: one in all, or one for each row, for
     each block, or for each group of a row."""
     codes, scales = parts["weight"][...], parts["scale"][...].float()
+    if scales.dim() == codes.dim() + 2:  # ModelOpt's blocks: (out, 1, in, 1)
+        scales = scales[..., 0, :, 0]
     zeros = parts["weight_zero_point"][...].float() if "weight_zero_point" in parts else None
     by_row = codes.dtype is torch.int8 and codes.dim() == 2 and scales.numel() in (1, len(codes))
     if by_row and (zeros is None or not zeros.any()):
@@ -371,7 +433,9 @@ def _bitsandbytes(parts: Mapping[str, Stored], settings: Settings) -> torch.Tens
 _READERS: Mapping[str, Callable[[Mapping[str, Stored], Settings], torch.Tensor | Codes]] = {
     "gptq": _gptq,
     "awq": _awq,
+    "auto-round": _auto_round,
     "compressed-tensors": _compressed,
     "fp8": _scaled,
+    "modelopt": _scaled,
     "bitsandbytes": _bitsandbytes,
 }

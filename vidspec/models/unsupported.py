@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import NamedTuple
 
 from vidspec.errors import ModelError
@@ -73,7 +74,9 @@ def doubt_of(target: str) -> Doubt | None:
             f"{target}: models of type {called} are not supported", near or f"one of {', '.join(families.names())}"
         )
     if is_local(target):
-        return Doubt(f"{target}: no config.json in this folder", "a folder with a saved model, or a hub id")
+        there = Path(target).expanduser().exists()
+        what = "no config.json in this folder" if there else "no such folder"
+        return Doubt(f"{target}: {what}", "a folder with a saved model, or a hub id")
     published = meant(target, {pair.target.name for pair in known()})
     return Doubt(
         f"{target} is not among the targets that `vidspec models` lists",

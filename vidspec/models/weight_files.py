@@ -9,7 +9,9 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = ["Stored", "file", "stored", "tensors"]
+from vidspec.errors import ModelError
+
+__all__ = ["Stored", "file", "optional_file", "stored"]
 
 
 class Stored(Protocol):
@@ -25,9 +27,35 @@ def file(source: str, name: str) -> Path:
     return Path(str(cached_file(source, name)))
 
 
-def tensors(source: str, prefix: str = "") -> dict[str, torch.Tensor]:
-    """Those whose names begin so, by the rest of the name; no others are read."""
-    return {key: tensor[...] for key, tensor in stored(source, prefix).items()}
+def optional_file(source: str, name: str) -> Path | None:
+    """A file of a hub id or folder, fetched if it has to be; None if there is no such file.
+
+    In offline mode a file of a hub id that is not in the cache counts as absent.
+
+    Raises:
+        ModelError: it could not be fetched, so nobody knows whether it is there.
+        OSError: there is no such repository, or it is not for everyone.
+    """
+    import huggingface_hub.constants as hub
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from transformers.utils.hub import cached_file
+
+    try:
+        found = cached_file(source, name)
+    except OSError as error:
+        cause = error.__cause__
+        if cause is None or (hub.HF_HUB_OFFLINE and isinstance(cause, LocalEntryNotFoundError)):
+            return None
+        answered = isinstance(cause, HfHubHTTPError) and cause.response.status_code < 500
+        if answered or not isinstance(cause, HfHubHTTPError | LocalEntryNotFoundError):
+            raise
+        why = str(cause.__cause__ or cause).strip() or type(cause).__name__
+        raise ModelError(
+            f"{source}: {name} could not be fetched: {why.splitlines()[0]}",
+            hint="run the command again when the hub answers",
+            kind="connection",
+        ) from error
+    return None if found is None else Path(found)
 
 
 def stored(source: str, prefix: str = "", whole: str = "model.safetensors") -> Mapping[str, Stored]:
@@ -39,17 +67,10 @@ def stored(source: str, prefix: str = "", whole: str = "model.safetensors") -> M
         whole: the file that holds all tensors where no index names several.
     """
     from safetensors import safe_open
-    from transformers.utils.hub import cached_file
 
-    index = cached_file(
-        source,
-        f"{whole}.index.json",
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
     names = [whole]
-    if index is not None:
-        places = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
+    if (index := optional_file(source, f"{whole}.index.json")) is not None:
+        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = sorted({place for key, place in places.items() if key.startswith(prefix)})
     found: dict[str, Stored] = {}
     for name in names:

@@ -1,0 +1,108 @@
+"""Checks that a model took every tensor of its checkpoint, each as what it is stored as."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, TypedDict, cast
+
+import torch
+
+from vidspec.errors import ModelError
+from vidspec.models.weight_files import Stored, stored
+
+__all__ = ["LoadReport", "check_plain", "check_report", "read_tensors"]
+
+#: Tensors that a checkpoint may have and a model may leave out, with the reason.
+HARMLESS: Mapping[str, str] = {
+    r"rotary_(pos_)?emb\.inv_freq$": "computed from the config",
+    r"(^|\.)position_ids$": "a range of numbers",
+    r"\.h\.\d+\.(attn|crossattention)\.(masked_)?bias$": "GPT-2's causal mask",
+    r"(^|\.)pooler\.": "the sentence embedding of an encoder, which no caption needs",
+    r"(^|\.)mtp\.": "a layer for multi-token prediction, which `mtp.py` reads",
+    r"^audio\.": "the audio branch of video-SALMONN, which users are told is left out",
+    r"^(talker|token2wav)\.": "Qwen2.5-Omni's speech output",
+    r"\.(input|activation|input_global)_(scale|zero_point)$": "for activations in 8 bits, which stay numbers here",
+    r"\.(k|v|q|k_proj\.output|v_proj\.output|q_proj\.output|k_cache|v_cache)_(scale|zero_point)$": (
+        "for a KV cache in 8 bits, which stays numbers here"
+    ),
+}
+_HARMLESS = re.compile("|".join(HARMLESS))
+#: Stored types that are codes: they mean nothing without scales.
+_CODES = re.compile(r"F8_|F6_|F4|E8M0|[UI][48]$")
+
+
+class LoadReport(TypedDict, total=False):
+    """``output_loading_info`` of ``transformers``."""
+
+    missing_keys: Collection[str]
+    unexpected_keys: Collection[str]
+    mismatched_keys: Collection[tuple[str, Collection[int], Collection[int]]]
+
+
+def check_plain(name: str, tensors: Mapping[str, Stored]) -> None:
+    """Refuse tensors that are stored as codes where nothing says what they stand for.
+
+    Args:
+        name: what the user called the model.
+        tensors: those of its files that no reader of a quantised checkpoint takes.
+
+    Raises:
+        ModelError: names the first.
+    """
+    for key, tensor in sorted(tensors.items()):
+        get_dtype = getattr(tensor, "get_dtype", None)  # of a slice of a file; not of weights that were made
+        if get_dtype is not None and _CODES.match(str(get_dtype())) and not _HARMLESS.search(key):
+            raise ModelError(
+                f"{name}: {key} is stored as {get_dtype()}, and neither its scale nor a quantization_config "
+                "says what its numbers stand for",
+                hint="config.json or hf_quant_config.json must come with the weights; else take the original model",
+                kind="unreadable",
+            )
+
+
+def read_tensors(name: str, source: str, prefix: str = "") -> dict[str, torch.Tensor]:
+    """Read the tensors whose names begin with ``prefix``, by the rest of the name; no others.
+
+    Raises:
+        ModelError: one is stored as codes.
+    """
+    found = stored(source, prefix)
+    check_plain(name, found)
+    return {key: tensor[...] for key, tensor in found.items()}
+
+
+def check_report(name: str, report: Mapping[str, Any], hint: str | None = None) -> None:
+    """Refuse a model whose weights are not those of its checkpoint.
+
+    Args:
+        name: what the user called it.
+        report: what ``transformers`` says of loading it, which fills what is missing with random numbers.
+        hint: for weights that are missing.
+
+    Raises:
+        ModelError: weights are missing, of another shape, or of no use to the model; names the first.
+    """
+    found = cast(LoadReport, report)
+    if absent := sorted(found.get("missing_keys", ())):
+        raise ModelError(
+            f"{name}: {len(absent)} weights are not in the files, {absent[0]} first", hint=hint, kind="unreadable"
+        )
+    if other := sorted(found.get("mismatched_keys", ())):
+        key, stored, wanted = other[0]
+        raise ModelError(
+            f"{name}: {len(other)} weights have another shape than its config says, {key} first: "
+            f"{_size(stored)} in the files, {_size(wanted)} by the config",
+            hint="config.json and the weights must be of one model",
+            kind="unreadable",
+        )
+    if left := sorted(key for key in found.get("unexpected_keys", ()) if not _HARMLESS.search(key)):
+        raise ModelError(
+            f"{name}: {len(left)} tensors of its files are not part of the model, {left[0]} first",
+            hint="a checkpoint of another architecture, or one whose quantization_config is missing",
+            kind="unreadable",
+        )
+
+
+def _size(shape: Collection[int]) -> str:
+    return " x ".join(map(str, shape)) or "one number"

@@ -1,0 +1,56 @@
+"""Settings of a checkpoint's processor and its chat template, from whichever of its files holds them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from vidspec.errors import ModelError
+from vidspec.models.weight_files import optional_file
+
+__all__ = ["read_processor", "read_template", "read_text"]
+
+
+def read_text(source: str, name: str) -> str | None:
+    """The text of a file of a hub id or folder; None if there is no such file."""
+    found = optional_file(source, name)
+    return None if found is None else found.read_text(encoding="utf-8")
+
+
+def read_processor(name: str, source: str) -> dict[str, Any]:
+    """The config of the video processor, else the image processor's.
+
+    They are searched in transformers 5's order: its part of the processor's, else its own file. With it, as
+    ``feature_extractor``, what sound is made into, if there is one.
+
+    Args:
+        name: what the user called the model.
+        source: its hub id or folder.
+
+    Raises:
+        ModelError: there is none: frames would be resized and normalised otherwise than the model was trained with.
+    """
+    whole, shared = (
+        json.loads(read_text(source, f"{one}_config.json") or "{}") for one in ("processor", "preprocessor")
+    )
+    found = whole.get("video_processor") or whole.get("image_processor")
+    if not found:
+        found = json.loads(read_text(source, "video_preprocessor_config.json") or "{}") or shared
+    if not found:
+        raise ModelError(
+            f"{name}: has neither preprocessor_config.json nor video_preprocessor_config.json, which say how frames "
+            "are resized and normalised",
+            hint="copy them from the model that it was made from",
+            kind="unreadable",
+        )
+    sound = whole.get("feature_extractor") or (shared if "feature_extractor_type" in shared else None)
+    return {**found, "feature_extractor": sound} if sound else dict(found)
+
+
+def read_template(source: str) -> str | None:
+    """The chat template; None if the checkpoint has none of its own."""
+    if text := read_text(source, "chat_template.jinja"):
+        return text
+    if text := read_text(source, "chat_template.json"):
+        return str(json.loads(text)["chat_template"])
+    return None

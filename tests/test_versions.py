@@ -17,7 +17,10 @@ def promised():
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = [*project["dependencies"], *(line for extra in EXTRAS for line in project["optional-dependencies"][extra])]
-    return {(name.replace("_", "-"), bound) for name, bound in (re.match(r"([\w-]+)>=([\d.]+)", one).groups() for one in lines)}
+    return {
+        (name.replace("_", "-"), bound)
+        for name, bound in (re.match(r"([\w-]+)>=([\d.]+)", one).groups() for one in lines)
+    }
 
 
 def pinned():

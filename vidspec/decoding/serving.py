@@ -101,7 +101,7 @@ class Serving:
         self._size = BatchSize()
         self._threads = ExitStack()
         self._collections = ExitStack()
-        self._collections.enter_context(garbage.deferred(self._collected))
+        self._collections.enter_context(garbage.deferred(self._add_collection))
         self._halved = False
         self._begun, self._reading_s = time.monotonic(), 0.0
 
@@ -229,8 +229,8 @@ class Serving:
         except VidspecError:  # decoding it gives the same, as its own error
             return ()
 
-    def _collected(self, start: float, end: float) -> None:
-        """Add a collection to the traces of all clips in flight: it stops every thread."""
+    def _add_collection(self, start: float, end: float) -> None:
+        """Add a garbage collection to the traces of all clips in flight: it stops every thread."""
         for sequence in list(self._sequences.values()):
             origin = sequence.trace.origin
             sequence.trace.add("collect", "target", start - origin, end - origin)

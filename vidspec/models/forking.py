@@ -13,8 +13,8 @@ _PARALLELISM = "TOKENIZERS_PARALLELISM"
 
 @contextmanager
 def silent_tokenizers() -> Iterator[None]:
-    """Fork without a warning of ``tokenizers`` on the terminal; it prints one in every child unless told beforehand
-    whether to work in parallel. A setting of the user stays."""
+    """Fork without a warning of ``tokenizers`` on the terminal: at the fork it prints one in the child unless this
+    variable is set. A setting of the user stays."""
     if _PARALLELISM in os.environ:
         yield
         return
@@ -22,4 +22,4 @@ def silent_tokenizers() -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.pop(_PARALLELISM, None)  # of this process; a child keeps it
+        os.environ.pop(_PARALLELISM, None)

@@ -191,6 +191,11 @@ class DraftWorker:
         """Whether clips are open, which may wait for it."""
         return len(self._clips) > 0
 
+    def add_collection(self, start: float, end: float) -> None:
+        """Add a garbage collection to the traces of the open clips."""
+        for clip in self._clips.values():
+            clip.trace.add("collect", "draft", start - clip.trace.origin, end - clip.trace.origin)
+
     def take(self, order: OpenClip | CloseClip | Order) -> None:
         """Take a message of the other process; called between two passes."""
         number = order.clip
@@ -253,7 +258,7 @@ def serve(connection: Connection, start: Start) -> None:
             return
         connection.send(Loaded(identity(engine.model)))
         worker = DraftWorker(engine, connection.send)
-        with garbage.deferred():
+        with garbage.deferred(worker.add_collection):
             while True:
                 while not worker.busy or connection.poll():
                     if not worker.busy:

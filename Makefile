@@ -57,7 +57,7 @@ $(LOWEST)/installed: pyproject.toml vidspec/_version.py constraints/lowest.txt
 	@echo "installing the lowest versions that pyproject.toml allows into $(LOWEST); this takes minutes, once" >&2
 	@$(PYTHON) -m venv --clear $(LOWEST)
 	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/lowest.txt \
-		-e '.[data,plots,scenes,split]' hypothesis jsonschema pysubs2 pytest pytest-xdist scipy triton
+		-e '.[data,plots,scenes,split]' hypothesis jsonschema pysubs2 pytest pytest-xdist scipy
 	@touch $@
 
 sweep: $(VENV)/installed-test

@@ -3,6 +3,7 @@
 #   make caption [CLIP=path] [ARGS="--profile ar ..."]   caption a shipped clip, or another
 #   make test [ARGS="-k caption ..."]                    ruff, mypy, and what any change may break: minutes
 #   make test-all [ARGS=...]                             the same and the tests marked "full": all that has to pass
+#   make test-lowest [ARGS=...]                          quick tests with the lowest versions of all requirements
 #   make sweep [ARGS="-k internvl ..."]                  every lossless profile of every family over 20 random models: hours
 #   make bench [ARGS=...]                                measure
 #   make evidence [ARGS="--again"]                       measure all that the pages say, and write them: hours
@@ -27,7 +28,7 @@ HAS_GPU = nvidia-smi -L >/dev/null 2>&1
 PIP_INSTALL = if $(HAS_GPU); then set --; else set -- -c constraints/cpu.txt; fi; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"
 
-.PHONY: caption test test-all sweep lint bench evidence peers gpu gpu-tests gpu-sizes gpu-folder gpu-carry clean
+.PHONY: caption test test-all test-lowest sweep lint bench evidence peers gpu gpu-tests gpu-sizes gpu-folder gpu-carry clean
 
 caption: $(VENV)/installed
 	@$(BIN)/vidspec caption "$(CLIP)" $(ARGS)
@@ -42,6 +43,22 @@ test: lint
 
 test-all: lint
 	@$(PYTEST) $(ARGS)
+
+# What depends on the versions of other packages: loading, families, the engine, video, commands, lossless profiles.
+LOWEST := $(VENV)/lowest
+LOWEST_TESTS := tests/models tests/engine tests/video tests/cli tests/test_captioner.py tests/test_garbage.py \
+	tests/test_lossless.py tests/test_versions.py
+
+test-lowest: $(LOWEST)/installed
+	@$(LOWEST)/bin/python -m pytest -q --numprocesses=auto --maxprocesses=8 --dist=worksteal -m "not full and not gpu" \
+		$(LOWEST_TESTS) $(ARGS)
+
+$(LOWEST)/installed: pyproject.toml vidspec/_version.py constraints/lowest.txt
+	@echo "installing the lowest versions that pyproject.toml allows into $(LOWEST); this takes minutes, once" >&2
+	@$(PYTHON) -m venv --clear $(LOWEST)
+	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/lowest.txt \
+		-e '.[data,plots,scenes,split]' hypothesis jsonschema pysubs2 pytest pytest-xdist scipy
+	@touch $@
 
 sweep: $(VENV)/installed-test
 	@$(PYTEST) tests/sweep_lossless.py $(ARGS)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from typing_extensions import Unpack
 
-from vidspec import video
+from vidspec import garbage, video
 from vidspec.config import profiles
 from vidspec.config.profiles import Profile
 from vidspec.decoding.admission import Claim
@@ -138,6 +138,7 @@ class Captioner:
         return self.setup.draft
 
     @classmethod
+    @garbage.loading()
     def from_profile(cls, profile: str | Profile, *, overrides: Mapping[str, object] | None = None) -> Captioner:
         """Load what a profile names.
 

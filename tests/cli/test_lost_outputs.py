@@ -54,6 +54,14 @@ def options():
     return ("--batch", "1")
 
 
+@pytest.fixture
+def heeds_hangups():
+    """SIGHUP has its usual effect, here and in processes that are started, when `nohup` runs the tests too."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def streamed():
     return [path for made in FakeCaptioner.made for kind, path, *_ in made.calls if kind == "stream"]
 
@@ -259,7 +267,7 @@ WORDS = [(signal.SIGTERM, b"terminated"), (signal.SIGHUP, b"hung up")]
 
 
 @pytest.mark.parametrize(("number", "word"), full_but(WORDS[:1], WORDS))
-def test_a_signal_restores_the_terminal_and_keeps_what_is_done(number, word):
+def test_a_signal_restores_the_terminal_and_keeps_what_is_done(number, word, heeds_hangups):
     import pty
 
     ours, theirs = pty.openpty()
@@ -284,7 +292,7 @@ def test_a_signal_restores_the_terminal_and_keeps_what_is_done(number, word):
 
 
 @pytest.mark.full
-def test_a_terminal_that_is_closed_ends_the_run_in_order():
+def test_a_terminal_that_is_closed_ends_the_run_in_order(heeds_hangups):
     """Nothing more can be shown there, and nothing fails for that."""
     import pty
 
@@ -304,7 +312,7 @@ def test_a_terminal_that_is_closed_ends_the_run_in_order():
 @pytest.mark.parametrize(
     ("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), *((one, Terminated) for one in SIGNALS)]
 )
-def test_a_signal_that_comes_while_something_is_freed_is_not_lost(number, kind):
+def test_a_signal_that_comes_while_something_is_freed_is_not_lost(number, kind, heeds_hangups):
     class Freed:
         def __del__(self):
             signal.raise_signal(number)

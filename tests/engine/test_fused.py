@@ -11,6 +11,7 @@ from models import checkpoints_qwen
 from pruning.target.families import FAMILIES, case
 
 from engine.passing import forward
+from vidspec.engine.decoder import mrope_axes
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.forward import Engine
 from vidspec.engine.fused import uncovered
@@ -99,6 +100,24 @@ def test_stock_blocks_behind_the_same_door(name):
     for ours, theirs in zip(*passed, strict=True):
         torch.testing.assert_close(ours.logits, theirs.logits, rtol=0, atol=1e-4)
         torch.testing.assert_close(ours.hidden, theirs.hidden, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sections", "interleaved", "first"),
+    [([16, 24, 24], False, "0" * 16 + "1" * 24 + "2" * 24), ([24, 20, 20], True, "012" * 20 + "0000")],
+)
+def test_axes_of_rotary_frequencies_follow_the_sections(sections, interleaved, first):
+    """Those of Qwen2.5-VL and Qwen3-VL; no version of the library needs to say them."""
+    axes = mrope_axes(64, sections, interleaved=interleaved)
+    assert "".join(map(str, axes.tolist())) == first
+
+
+def test_sections_that_leave_frequencies_over_run_the_stock_blocks(monkeypatch):
+    model, _ = case("qwen2_5_vl")
+    language, head = model.model.model.language_model, model.model.lm_head
+    assert uncovered(language, head) is None
+    monkeypatch.setitem(language.config.rope_parameters, "mrope_section", [1, 1, 1])
+    assert "do not divide" in uncovered(language, head)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

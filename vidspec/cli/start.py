@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from vidspec import garbage
 from vidspec.cli.printed import note
 from vidspec.events.tally import duration
 
@@ -131,10 +132,5 @@ def uncollected() -> Iterator[None]:
     takes a seventh of the time until the first token. At the end of the process they are not looked for either, which
     would take Ctrl-C longer than everything else."""
     atexit.register(gc.freeze)
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with garbage.loading(fresh=True):
         yield
-    finally:
-        if enabled:
-            gc.enable()

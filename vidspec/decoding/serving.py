@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from vidspec import garbage
 from vidspec.decoding.admission import Claim, fits, reserve
 from vidspec.decoding.loop import Loop, Passing
 from vidspec.decoding.sequence import Sequence
@@ -99,6 +100,8 @@ class Serving:
         self._reported = 0.0
         self._size = BatchSize()
         self._threads = ExitStack()
+        self._collections = ExitStack()
+        self._collections.enter_context(garbage.deferred(self._add_collection))
         self._halved = False
         self._begun, self._reading_s = time.monotonic(), 0.0
 
@@ -116,6 +119,7 @@ class Serving:
                 return
             else:
                 waits = time.monotonic()
+                garbage.collect_if_due()
                 self.wake.wait(1.0)
                 self._reading_s += time.monotonic() - waits
                 yield None, self.load()
@@ -188,6 +192,8 @@ class Serving:
         self._threads.close()
         self.loop.close()
         self._sequences.clear()
+        garbage.collect_if_due()
+        self._collections.close()
 
     @property
     def _limit(self) -> int:
@@ -207,6 +213,7 @@ class Serving:
                 request = taken
             else:
                 return
+            garbage.collect_if_due(busy=len(self.loop) > 0)
             claims = self._needs(request)
             if not len(self.loop):
                 reserve(claims, self.batch or SIZES[-1])
@@ -221,6 +228,12 @@ class Serving:
             return self.captioner.needs(request) if request.clip is not None else ()
         except VidspecError:  # decoding it gives the same, as its own error
             return ()
+
+    def _add_collection(self, start: float, end: float) -> None:
+        """Add a garbage collection to the traces of all clips in flight: it stops every thread."""
+        for sequence in list(self._sequences.values()):
+            origin = sequence.trace.origin
+            sequence.trace.add("collect", "target", start - origin, end - origin)
 
     def _passed(self, passing: Passing) -> None:
         if not passing.prompts:

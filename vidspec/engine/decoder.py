@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from vidspec.engine.graphs import Graphs
 from vidspec.engine.slab import Slab
 
-__all__ = ["Attending", "Decoder", "LanguageModel", "Rotation", "separate", "windows_of"]
+__all__ = ["Attending", "Decoder", "LanguageModel", "Rotation", "mrope_axes", "separate", "windows_of"]
 
 #: Cosines and sines of a pass, as the decoder that made them takes them; a pair for each kind of block.
 Rotation = tuple[torch.Tensor, ...]
@@ -116,6 +116,25 @@ def separate(decoder: D) -> D:
     vars(other).pop("slab", None)
     other.graphs, other.eager = None, "it works in a thread of its own"
     return other
+
+
+def mrope_axes(count: int, sections: Sequence[int], *, interleaved: bool) -> torch.Tensor:
+    """(count,) the axis whose position each rotary frequency takes under M-RoPE.
+
+    Args:
+        count: of frequencies, half as many as a head is wide.
+        sections: frequencies of each axis (time, height, width), as a config's ``mrope_section`` has them.
+        interleaved: in turns (Qwen3-VL), or in blocks (Qwen2-VL, Qwen2.5-VL).
+    """
+    axis = torch.zeros(count, dtype=torch.long)
+    start = sections[0]
+    for which in (1, 2):
+        if interleaved:
+            axis[which : sections[which] * 3 : 3] = which
+        else:
+            axis[start : start + sections[which]] = which
+            start += sections[which]
+    return axis
 
 
 def windows_of(config: Any) -> tuple[int | None, ...] | None:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vidspec.engine.decoder import Attending, Rotation, windows_of
+from vidspec.engine.decoder import Attending, Rotation, mrope_axes, windows_of
 from vidspec.engine.graphs import eager_because, graphs_of
 from vidspec.engine.layouts import Wanted, laid
 from vidspec.engine.matrix import LARGE, Matrix, packing
@@ -45,8 +45,8 @@ def uncovered(language: Any, head: Any) -> str | None:
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if rotary.inv_freq.numel() * 2 != width:
         return "rotary positions turn a part of each head only"
-    if sections is not None and not hasattr(rotary, "recomposition_frequencies"):
-        return "this version of transformers does not say which frequencies belong to which axis"
+    if sections is not None and (len(sections) != 3 or sum(sections) != width // 2):
+        return f"its rotary sections {list(sections)} do not divide {width // 2} frequencies among three axes"
     linears = [head, *(layer for block in language.layers for part in _linears(block) for layer in part)]
     if any(type(layer) is not nn.Linear or "forward" in vars(layer) for layer in linears):
         return "its linear layers are quantised, adapted or moved"
@@ -245,7 +245,6 @@ def _frequencies(rotary: Any, config: Any, width: int) -> tuple[torch.Tensor, to
     sections = (getattr(config, "rope_parameters", None) or {}).get("mrope_section")
     if sections is None:
         return signed, torch.zeros(width, dtype=torch.long, device=signed.device), 1
-    # The stock module says which frequency belongs to which axis: let it sort the axes' numbers.
-    numbers = torch.arange(3.0).view(3, 1, 1, 1).expand(3, 1, 1, width // 2).clone()
-    axis = rotary.recomposition_frequencies(numbers)[0, 0].long()
-    return signed, axis.to(signed.device), 3
+    # Qwen3-VL's stock blocks interleave whatever the config says, those before it never do.
+    axis = mrope_axes(width // 2, sections, interleaved=str(config.model_type).startswith("qwen3"))
+    return signed, torch.cat([axis, axis]).to(signed.device), 3

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, cast
 
 import torch
-from transformers.cache_utils import KVSharingDict
 
 from vidspec.engine.attention import Attention
 from vidspec.engine.decoder import Attending, Rotation
@@ -18,6 +18,18 @@ from vidspec.engine.stock import StockDecoder, device_of
 __all__ = ["Gemma4Decoder"]
 
 KINDS = ("full_attention", "sliding_attention")
+
+
+class _PassKeysValues(UserDict[str, tuple[torch.Tensor, ...]]):
+    """Keys and values of a pass that later blocks attend to, by kind of block.
+
+    The blocks of a model that is split over devices move it in place; a plain dict would be copied for each block.
+    """
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> _PassKeysValues:
+        for kind, pair in self.items():
+            self[kind] = tuple(tensor.to(device, non_blocking=non_blocking) for tensor in pair)
+        return self
 
 
 class Gemma4Decoder(StockDecoder):
@@ -41,7 +53,7 @@ class Gemma4Decoder(StockDecoder):
             block if block < self.kept else max(i for i in range(self.kept) if self.kinds[i] == self.kinds[block])
             for block in range(self.depth)
         ]
-        self._shared = KVSharingDict()  # keys and values of the pass, by kind
+        self._shared = _PassKeysValues()  # keys and values of the pass, by kind
         self._inputs: torch.Tensor | None = None  # (1, R, depth, d) of the pass
 
     @property
@@ -50,10 +62,9 @@ class Gemma4Decoder(StockDecoder):
 
     @cached_property
     def slab(self) -> Slab:
-        layers, each = self.language.layers[: self.kept], self.language.config.per_layer_config
-        heads, widths = zip(
-            *((int(each[i].num_key_value_heads), int(each[i].head_dim)) for i in range(self.kept)), strict=True
-        )
+        layers = self.language.layers[: self.kept]
+        widths = [int(layer.self_attn.head_dim) for layer in layers]
+        heads = [layer.self_attn.k_proj.out_features // width for layer, width in zip(layers, widths, strict=True)]
         dtype = self.language.embed_tokens.weight.dtype
         return Slab(heads, widths, dtype, [device_of(layer) for layer in layers], self._budget)
 
@@ -63,7 +74,7 @@ class Gemma4Decoder(StockDecoder):
 
     def block(self, index: int, rows: torch.Tensor, rotation: Rotation, attention: Attending) -> torch.Tensor:
         if index == 0:
-            self._shared, self._inputs = KVSharingDict(), self._per_layer(rows, cast(Attention, attention).batch)
+            self._shared, self._inputs = _PassKeysValues(), self._per_layer(rows, cast(Attention, attention).batch)
         source, pair = self.sources[index], 2 * KINDS.index(self.kinds[index])
         out = self.language.layers[index](
             rows[None],

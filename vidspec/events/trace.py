@@ -25,6 +25,7 @@ Kind: TypeAlias = Literal[
     "verify",
     "accept",
     "rollback",
+    "collect",
     "wait",
 ]
 KINDS: tuple[str, ...] = Kind.__args__  # type: ignore[attr-defined]

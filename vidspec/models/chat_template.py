@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vidspec.errors import ModelError
+from vidspec.models.forking import silent_tokenizers
 
 __all__ = ["rendered"]
 
@@ -62,7 +63,7 @@ def _said(render: Callable[[], str]) -> bytes:
 def _answer(render: Callable[[], str]) -> bytes:
     """:func:`_said` of a forked process; ``-`` alone if it was ended."""
     reading, writing = os.pipe()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), silent_tokenizers():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: nothing of theirs is used
         child = os.fork()
     if child == 0:

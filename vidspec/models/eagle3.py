@@ -15,14 +15,14 @@ The states are those that enter blocks 2, n // 2 and n - 3 of the target's n, un
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from vidspec.engine.decoder import Attending, Rotation, windows_of
+from vidspec.engine.decoder import Attending, Rotation, mrope_axes, windows_of
 from vidspec.engine.slab import Slab
 from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig, VideoLanguageModel
@@ -81,7 +81,8 @@ class Eagle3Decoder(HeadDecoder):
         self._frequencies = rotary.inv_freq.float().to(self._weight.device)
         sections = rope.get("mrope_section")
         self.axes = 1 if sections is None else 3
-        axis = _axis_of_each(self.width // 2, sections, bool(rope.get("mrope_interleaved")))
+        interleaved = bool(rope.get("mrope_interleaved"))
+        axis = mrope_axes(self.width // 2, sections or (self.width // 2, 0, 0), interleaved=interleaved)
         self._axis = axis.to(self._weight.device)
 
     @property
@@ -332,21 +333,6 @@ def _check_shapes(name: str, config: StockConfig, tensors: Mapping[str, torch.Te
             raise ModelError(f"{name}: its d2t maps outside the vocabulary or to one id twice", kind="unreadable")
     elif drafted != known:
         raise ModelError(f"{name}: proposes {drafted} of {known} ids, and no d2t says which", kind="unreadable")
-
-
-def _axis_of_each(count: int, sections: Sequence[int] | None, interleaved: bool) -> torch.Tensor:
-    """(count,) the axis whose position each frequency takes: blocks of them (Qwen2.5-VL), or in turns (Qwen3-VL)."""
-    axis = torch.zeros(count, dtype=torch.long)
-    if sections is None:
-        return axis
-    start = sections[0]
-    for which in (1, 2):
-        if interleaved:
-            axis[which : sections[which] * 3 : 3] = which
-        else:
-            axis[start : start + sections[which]] = which
-            start += sections[which]
-    return axis
 
 
 def _turned(states: torch.Tensor, rotation: Rotation) -> torch.Tensor:

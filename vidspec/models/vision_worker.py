@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vidspec.models.base import Seen, VideoLanguageModel
+from vidspec.models.forking import silent_tokenizers
 
 if TYPE_CHECKING:
     from vidspec.video import Clip
@@ -59,7 +60,8 @@ class VisionWorker:
         self.process: Any = context.Process(
             target=_serve, args=(theirs, tuple(models)), name="vidspec-vision", daemon=True
         )
-        self.process.start()
+        with silent_tokenizers():
+            self.process.start()
         theirs.close()
 
     @property

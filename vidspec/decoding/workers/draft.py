@@ -13,7 +13,7 @@ from typing import cast
 
 import torch
 
-from vidspec import video
+from vidspec import garbage, video
 from vidspec.decoding.loop import Client, Loop
 from vidspec.decoding.protocol import (
     Abort,
@@ -186,6 +186,16 @@ class DraftWorker:
         """Whether there is work that needs no further message."""
         return len(self._loop) > 0
 
+    @property
+    def has_clips(self) -> bool:
+        """Whether clips are open, which may wait for it."""
+        return len(self._clips) > 0
+
+    def add_collection(self, start: float, end: float) -> None:
+        """Add a garbage collection to the traces of the open clips."""
+        for clip in self._clips.values():
+            clip.trace.add("collect", "draft", start - clip.trace.origin, end - clip.trace.origin)
+
     def take(self, order: OpenClip | CloseClip | Order) -> None:
         """Take a message of the other process; called between two passes."""
         number = order.clip
@@ -241,16 +251,20 @@ def serve(connection: Connection, start: Start) -> None:
         if start.threads is not None:
             torch.set_num_threads(start.threads)
         try:
-            engine = Engine(loading.load(start.model, start.where, text=True))
+            with garbage.loading(fresh=True):
+                engine = Engine(loading.load(start.model, start.where, text=True))
         except VidspecError as error:
             connection.send(Unloadable(error.message, error.hint, error.kind, traceback.format_exc()))
             return
         connection.send(Loaded(identity(engine.model)))
         worker = DraftWorker(engine, connection.send)
-        while True:
-            while not worker.busy or connection.poll():
-                worker.take(connection.recv())
-            worker.turn()
+        with garbage.deferred(worker.add_collection):
+            while True:
+                while not worker.busy or connection.poll():
+                    if not worker.busy:
+                        garbage.collect_if_due(busy=worker.has_clips)
+                    worker.take(connection.recv())
+                worker.turn()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # nobody is there any more
     except Exception as error:

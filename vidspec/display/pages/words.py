@@ -72,6 +72,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "verify": ("verify", "a pass of the target"),
     "accept": ("other", "comparing proposals with the target's choice"),
     "rollback": ("other", "forgetting what was rejected"),
+    "collect": ("other", "Python's garbage collection"),
     "wait": ("wait", "waiting for the other"),
 }
 

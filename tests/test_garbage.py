@@ -1,0 +1,156 @@
+"""Collections of cyclic garbage: none while models load, no full one while a text is decoded, none forgotten."""
+
+import gc
+import time
+import weakref
+from contextlib import contextmanager
+
+import pytest
+
+from vidspec import garbage
+from vidspec.captioner import Captioner
+from vidspec.embedded.samples import shipped
+from vidspec.events.events import Finished, Opened
+from vidspec.models.request import Request
+
+
+class Knot:
+    """Refers to itself: only a collection frees it."""
+
+    def __init__(self):
+        self.itself = self
+
+
+@contextmanager
+def full_collections():
+    """The full collections that begin meanwhile."""
+    found = []
+
+    def watch(phase, info):
+        if phase == "start" and info["generation"] == 2:
+            found.append(time.perf_counter())
+
+    gc.callbacks.append(watch)
+    try:
+        yield found
+    finally:
+        gc.callbacks.remove(watch)
+
+
+@pytest.fixture
+def eager():
+    """Thresholds under which Python collects in full after a few hundred objects."""
+    before = gc.get_threshold()
+    gc.set_threshold(20, 1, 1)
+    yield
+    gc.set_threshold(*before)
+
+
+@pytest.fixture(scope="module")
+def captioner():
+    overrides = {"models.device": "cpu", "video.frames": 4, "generate.max_new_tokens": 24}
+    with Captioner.from_profile("vanilla-sd", overrides=overrides) as made:
+        yield made
+
+
+class Waiting:
+    """Clips that are all there from the start."""
+
+    def __init__(self, requests):
+        self.requests = list(requests)
+
+    @property
+    def over(self):
+        return not self.requests
+
+    def take(self):
+        return self.requests.pop(0) if self.requests else None
+
+
+def test_what_was_loaded_is_frozen(captioner):
+    tracked = {id(one) for one in gc.get_objects()}
+    assert not {id(layer) for layer in captioner.target.model.model.modules()} & tracked
+
+
+def test_garbage_of_before_and_of_the_loading_is_not_kept():
+    def knot():
+        return weakref.ref(Knot())
+
+    before = knot()
+    with garbage.loading():
+        during = knot()
+        assert before() is None and not gc.isenabled()
+    assert during() is None and gc.isenabled()
+
+
+def test_a_loading_that_fails_freezes_nothing_more():
+    with pytest.raises(ValueError), garbage.loading(fresh=True):
+        count = gc.get_freeze_count()
+        raise ValueError
+    assert gc.isenabled() and gc.get_freeze_count() <= count
+
+
+def test_a_user_who_turned_collection_off_is_left_alone():
+    gc.disable()
+    try:
+        with full_collections() as found, garbage.loading():
+            pass
+        garbage.collect_if_due()
+        assert not gc.isenabled() and not found
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_no_full_collection_while_texts_are_decoded(captioner, eager, batch, monkeypatch):
+    monkeypatch.setattr(garbage, "DUE", 10_000)
+    clips = [captioner.read(path) for path in shipped()]
+    with full_collections() as found:
+        list(map(str, range(2000))), [[] for _ in range(3000)]
+        assert found  # without it there are
+        source = Waiting(Request(str(number), clip, key=number) for number, clip in enumerate(clips))
+        texts = []
+        for _, event in captioner.serve(source, batch=batch):
+            if isinstance(event, Opened):
+                found.clear()
+            elif isinstance(event, Finished):
+                texts.append(event.caption.caption)
+        assert len(texts) == len(clips) and not found
+    assert gc.get_threshold() == (20, 1, 1)
+
+
+def test_two_runs_at_a_time_restore_the_thresholds_once(eager):
+    with garbage.deferred():
+        with garbage.deferred():
+            assert gc.get_threshold()[2] > 1_000_000
+        assert gc.get_threshold()[2] > 1_000_000
+    assert gc.get_threshold() == (20, 1, 1)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_long_run_frees_cyclic_garbage(captioner, eager, batch, monkeypatch):
+    """Between clips, and where clips are always in flight, as one is admitted."""
+    monkeypatch.setattr(garbage, "PATIENCE", 2)
+    clip = captioner.read(shipped()[0])
+    source, knots = Waiting(Request(str(number), clip, key=number) for number in range(8)), []
+    with full_collections() as found:
+        for _, event in captioner.serve(source, batch=batch):
+            if isinstance(event, Finished):
+                knots.append(weakref.ref(Knot()))
+    assert found and knots[0]() is None and len(knots) == 8
+
+
+def test_the_trace_names_collections(captioner, monkeypatch):
+    monkeypatch.setattr(garbage, "REPORTED", 0.0)
+    found, collected = None, 0.0
+    for event in captioner.stream(shipped()[0]):
+        if not isinstance(event, Finished):
+            begun = time.perf_counter()
+            gc.collect()
+            collected += time.perf_counter() - begun
+        else:
+            found = event.caption.trace
+    spans = [span for span in found.spans if span.kind == "collect"]
+    assert spans and 0 < sum(span.end - span.start for span in spans) <= collected * 1.1 + 0.01
+    assert all(0 <= span.start <= span.end <= found.now() for span in spans)
+    assert found.totals()["collect"] > 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,22 +42,26 @@ def dry_run(
     """
     from vidspec.dataset.bulk import plan
     from vidspec.dataset.dry_run import estimate, past, wanted
-    from vidspec.dataset.outputs import Journaled, Several
+    from vidspec.dataset.outputs import Several
     from vidspec.dataset.writers import StdoutLines
 
-    kept = [one for one in destinations if one.journal(entries[0], label) and not request.overwrite]
-    journals = [Journaled(partial(_journal, one, label), look=True) for one in kept]
+    journals = [one for place in destinations if (one := place.looked_at(request, label)) is not None]
     looked = Several(journals)
     planned = plan(entries, looked, settings, checksum=request.checksum, retry=request.retry_failed)
     todo = {job.number: wanted(job, settings.config) for job in planned.jobs}
     out = StdoutLines()
+    changes: dict[Path, str] = {}
     for number, entry in enumerate(entries, start=1):
         one = todo.get(number)
         state = "done"
         if one is not None:
             state = "unreadable" if one.error else "caption"
-        elif any(stored.failed for stored in looked.parts(entry, settings.of(entry)).values()):
-            state = "failed"
+        elif parts := looked.parts(entry, settings.of(entry)):
+            state = "failed" if any(stored.failed for stored in parts.values()) else "done"
+        elif looked.leaves(entry):
+            state = "kept"
+        for journal in journals:
+            changes |= journal.file_changes(entry, settings.of(entry), captioned=state in ("caption", "kept"))
         part = "" if (entry.start, entry.end) == (None, None) else f"{entry.start or 0:g}-{_end(entry)}"
         length = "" if one is None or one.error else f"{one.seconds:.1f}"
         out.write(f"{state}\t{length}\t{part}\t{one_line(entry.path)}")
@@ -70,11 +73,14 @@ def dry_run(
     named = models["pair"] or " + ".join(filter(None, (models["target"], models["draft"])))
     about = f"{named}, profile {profile['name']}; {_where(destinations)}"
     note(f"dry run: nothing is loaded or written; {about}")
+    for path, change in changes.items():
+        note(f"{path}: {change}")
     left = [one for one in todo.values() if one.error is None]
     counts = [f"{len(left)} to caption ({duration(sum(one.seconds for one in left))} of video{_parts(left)})"]
     rest = {
         "done before": planned.captioned,
         "failed before (--retry-failed tries them again)": planned.failed,
+        "not to be captioned, whose files are kept (--overwrite replaces them, keeping FILE~)": planned.kept,
         "reused from identical files": planned.reused,
         "unreadable": len(errors),
     }
@@ -88,12 +94,6 @@ def dry_run(
     time = "unknown" if guess.seconds is None else f"{duration(guess.seconds)} for one captioner, without loading"
     note(f"estimated time: {time} ({guess.why})")
     return int(bool(errors or found.unreadable))
-
-
-def _journal(destination: Destination, label: str, entry: Job) -> Path:
-    path = destination.journal(entry, label)
-    assert path is not None
-    return path
 
 
 def _end(entry: Job) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vidspec.dataset.formats import CSV_COLUMNS, Format, document, listing
-from vidspec.dataset.journal import parsed
+from vidspec.dataset.journal import is_mark, parsed
 from vidspec.dataset.records import lean
 from vidspec.errors import UsageError
 from vidspec.events.record import Record
@@ -92,6 +92,8 @@ def _records(path: Path, made: Merged) -> Iterable[Record]:
                 record = parsed(text)
                 if record is not None:
                     yield record
+                elif is_mark(text):
+                    continue
                 elif not text.endswith(b"\n") and not _whole(text):
                     made.torn += 1
                 else:

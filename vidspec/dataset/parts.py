@@ -13,13 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from vidspec.dataset.job import Job
-from vidspec.dataset.journal import Journal, Stored, set_aside
+from vidspec.dataset.journal import Journal, Stored
 from vidspec.dataset.outputs import ONE_CLIP, Output, hidden_journal, make_folder
 from vidspec.dataset.records import clip_id, lean
 from vidspec.dataset.stores import is_url, joined, names_in, put
 from vidspec.dataset.tables import Part, part_at, records_of, table
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import Record
+from vidspec.files import set_aside
 
 __all__ = ["Parts"]
 

@@ -264,10 +264,31 @@ def test_the_journal_stays_small(vidspec):
     assert {one["file"] for one in marks} == {f"{name}/good.txt" for name in "abc"}
 
 
-def test_a_mark_that_is_torn_makes_the_file_one_that_is_left_alone(vidspec):
-    vidspec("caption", "k/a", "--format", "txt")
-    journal = Path("k/a/.vidspec.jsonl")
-    journal.write_bytes(journal.read_bytes()[:-9])
-    before = file("a").read_text()
-    assert vidspec("caption", "k/a", "--format", "txt", *V2).code == 0 and file("a").read_text() == before
+@pytest.mark.parametrize("edited", [False, True])
+def test_without_a_mark_a_file_is_known_by_its_records(vidspec, edited):
+    """As a run of version 0.2.0 left it, or one whose last line was lost with the power."""
+    vidspec("caption", "k", "--format", "txt,srt")
+    journal = Path("k/.vidspec.jsonl")
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(line for line in lines if not line.startswith(b'{"file": ')) + lines[-1][:-9])
+    if edited:
+        file("a").write_text(MINE)
+    assert " kept: " not in vidspec("caption", "k", "--format", "txt,srt").err
+    ran = vidspec("caption", "k", "--format", "txt,srt", *V2)
+    assert ran.code == 0 and ("1 file that no run wrote was kept: k/a/good.txt" in ran.err) == edited
+    assert file("a").read_text() == MINE if edited else "v2" in file("a").read_text()
+    assert "v2" in file("a", "srt").read_text() and "v2" in file("b").read_text()
     assert not Journal(journal, look=True).damaged
+
+
+@pytest.mark.parametrize("form", ONE_FILE)
+def test_without_a_mark_one_file_is_known_by_its_records(vidspec, form):
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+    args = ("caption", "k", "--format", form, "-o", "out")
+    vidspec(*args)
+    journal = Path(".out.vidspec.jsonl")
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(line for line in lines if not line.startswith('{"file": ')))
+    Path("k/a/new.mp4").write_bytes(b"x")
+    assert vidspec(*args).code == 0 and b"new.mp4" in Path("out").read_bytes() and not Path("out~").exists()

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from vidspec.dataset.formats import document
+from vidspec.dataset.formats import Format, document
 from vidspec.dataset.job import Job
 from vidspec.dataset.journal import marked_folders, unwritable
 from vidspec.dataset.outputs import ONE_CLIP, Journaled, in_order, make_folder
+from vidspec.dataset.records import clip_id
 from vidspec.dataset.sidecars import Names, check_names
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import Record
@@ -74,8 +75,9 @@ class ClipFiles(Journaled):
         self.names = tuple(names)
         self._left: dict[Path, FileState] = {}  # files that were not replaced
 
-    def state(self, job: Job, path: Path) -> FileState:
-        """The state of one of a clip's files."""
+    def state(self, job: Job, names: Names) -> FileState:
+        """The state of one of a clip's files; without a mark, as version 0.2.0 left it, it must show records."""
+        path = names.path(job)
         if not path.is_file():
             return "foreign" if path.is_symlink() else "free"
         try:
@@ -88,11 +90,21 @@ class ClipFiles(Journaled):
         mark = journal.mark_of(path, content)
         if mark is not None and mark.size == len(content):
             return "written"
-        return "foreign" if journal.latest_mark(path) is None else "edited"
+        if journal.latest_mark(path) is not None:
+            return "edited"
+        return "written" if content in self._documents(job, names.form) else "foreign"
+
+    def _documents(self, job: Job, form: Format) -> Iterator[bytes]:
+        """What a clip's file may hold, by the records of each settings."""
+        clip, journal = clip_id(job), self.journal(job)
+        for settings in journal.settings_of(clip):
+            text = document([one.record() for one in in_order(journal.parts(clip, settings))], form)
+            if text is not None:
+                yield encoded(text)
 
     def states(self, job: Job) -> dict[Path, FileState]:
         """The state of each of a clip's files."""
-        return {path: self.state(job, path) for path in (names.path(job) for names in self.names)}
+        return {names.path(job): self.state(job, names) for names in self.names}
 
     def leaves(self, job: Job) -> bool:
         states = self.states(job)
@@ -103,7 +115,7 @@ class ClipFiles(Journaled):
 
     def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
         several = self.names if captioned else self.outdated(job, settings)
-        states = {path: self.state(job, path) for path in (names.path(job) for names in several)}
+        states = {names.path(job): self.state(job, names) for names in several}
         changes = {path: f"{state}, kept" for path, state in states.items() if state in ("edited", "foreign")}
         if self._fresh:
             changes = {path: f"replaced, kept as {backup_of(path)}" for path in changes}
@@ -114,7 +126,8 @@ class ClipFiles(Journaled):
         for names in self.names:
             path = names.path(job)
             mark = self.journal(job).latest_mark(path)
-            if mark is None or not path.exists() or (mark.settings, mark.format) != (settings, names.form):
+            of_others = mark is not None and (mark.settings, mark.format) != (settings, names.form)
+            if of_others or not path.exists():
                 yield names
 
 
@@ -152,14 +165,14 @@ class Sidecars(ClipFiles):
         if record["caption"] is not None or record["job"].get("segment") is not None:
             # The earlier file goes before the record comes: a file beside a record is that record's, or nobody's here.
             for names in self.names:
-                self._clear(job, names.path(job))
+                self._clear(job, names)
         super().add(job, record)
         self._write(job, record["job"]["settings"], self.names)
 
     def earlier(self, job: Job, settings: str) -> None:
         outdated = tuple(self.outdated(job, settings))
         for names in outdated:
-            self._clear(job, names.path(job))
+            self._clear(job, names)
         self._write(job, settings, outdated)
 
     def _scoped(self, error: OutputError) -> OutputError:
@@ -168,9 +181,9 @@ class Sidecars(ClipFiles):
             return error
         return OutputError(error.message, hint=error.hint, kind=ONE_CLIP)
 
-    def _clear(self, job: Job, path: Path) -> None:
+    def _clear(self, job: Job, names: Names) -> None:
         """Remove a file as a run wrote it. One that is not stays; if the run begins anew, under another name."""
-        state = self.state(job, path)
+        state, path = self.state(job, names), names.path(job)
         try:
             if state == "written":
                 path.unlink(missing_ok=True)

@@ -122,6 +122,10 @@ class Journal:
         """The records of a clip under these settings, by segment (None for the whole clip)."""
         return self._index.get(clip, {}).get(settings, {})
 
+    def settings_of(self, clip: str) -> Collection[str]:
+        """The settings under which there are records of a clip."""
+        return self._index.get(clip, {}).keys()
+
     def by_hash(self, sha256: str, settings: str) -> Stored | None:
         """A caption of the same content under the same settings, whatever its file was called."""
         return self._hashes.get((sha256, settings))

@@ -288,6 +288,8 @@ class OneFile(Journaled):
         if not self.path.is_file():
             return True
         content = self.path.read_bytes()
+        if journal.latest_mark(self.path) is None:  # none, or one of version 0.2.0, which made no marks
+            return self._content().startswith(content)
         mark = journal.mark_of(self.path, content)
         if mark is None:
             return not content
@@ -349,16 +351,19 @@ class OneFile(Journaled):
     def _whole(self) -> None:
         """Write the file anew from its journal."""
         self._check()
-        if self.form == "parquet":
-            from vidspec.dataset.tables import table
-
-            content = table(self.records())
-        else:
-            content = encoded(listing(self.records(), self.form, several=self.several, raw_csv=self.raw_csv))
+        content = self._content()
         self._digest, self._size = hashlib.sha256(content), len(content)
         self._mark()
         write_whole(self.path, content)
         self._begun = self.path.stat()
+
+    def _content(self) -> bytes:
+        """What the file is to hold by its journal."""
+        if self.form == "parquet":
+            from vidspec.dataset.tables import table
+
+            return table(self.records())
+        return encoded(listing(self.records(), self.form, several=self.several, raw_csv=self.raw_csv))
 
     def _mark(self) -> None:
         self.journal(Job("")).mark(self.path, self._size, self._digest.hexdigest())

@@ -292,3 +292,11 @@ def test_without_a_mark_one_file_is_known_by_its_records(vidspec, form):
     journal.write_text("".join(line for line in lines if not line.startswith('{"file": ')))
     Path("k/a/new.mp4").write_bytes(b"x")
     assert vidspec(*args).code == 0 and b"new.mp4" in Path("out").read_bytes() and not Path("out~").exists()
+
+
+def test_a_run_without_work_leaves_files_and_journals_as_they_are(vidspec):
+    for args in (("--format", "txt"), ("-o", "out.csv")):
+        vidspec("caption", "k", *args)
+        vidspec("caption", "k", *args)
+        before = everything()
+        assert vidspec("caption", "k", *args).code == 0 and everything() == before

@@ -302,3 +302,24 @@ def test_a_caption_taken_over_has_the_new_rows_id_and_prompt(clips, recorded, se
 def test_two_rows_of_one_clip_need_names_that_tell_them_apart():
     with pytest.raises(UsageError, match=r"--name '\{stem}-\{clip}"):
         check_names([Names("txt", None, None, "p")], [Job("a.mp4", id=1), Job("a.mp4", id=2)])
+
+
+@pytest.mark.parametrize("torn", [0, 5])
+def test_rows_of_a_run_that_was_killed_are_known_by_their_records(clips, recorded, torn):
+    """Also those of a clip that was tried again, and a last one that is torn."""
+    path = Path("out.csv")
+
+    def run():
+        output = OneFile(path, "csv", several=True)
+        note(output, recorded, clips[0], error="broken")
+        note(output, recorded, clips[1])
+        note(output, recorded, clips[0])
+        path.write_bytes(path.read_bytes()[: -torn or None])
+
+    killed(run)
+    output = OneFile(path, "csv", several=True)
+    output.close(clips, complete=True)
+    assert path.read_text().count(".mp4") == 2 and "broken" not in path.read_text()
+    path.write_text(path.read_text().replace("b.mp4", "mine"))
+    with pytest.raises(UsageError, match="was edited"):
+        OneFile(path, "csv", several=True)

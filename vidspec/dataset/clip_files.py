@@ -87,8 +87,7 @@ class ClipFiles(Journaled):
         if not content:
             return "free"
         journal = self.journal(job)
-        mark = journal.mark_of(path, content)
-        if mark is not None and mark.size == len(content):
+        if any(mark.size == len(content) for mark in journal.marks_of(path, content)):
             return "written"
         if journal.latest_mark(path) is not None:
             return "edited"

@@ -1,7 +1,7 @@
 """The append-only file of records that a run can be resumed from: one JSON object a line, whole or not there at all.
 
 Between the records stand marks of the files that were written from them, each with the file's hash: a file whose bytes
-are others was changed by somebody else (``Journal.mark_of``).
+are others was changed by somebody else (``Journal.marks_of``).
 
 A line is appended in one write and flushed to the disk before the run goes on. A line that a crash tore is repaired
 when the file is opened again. A lock keeps a second run out; a file that is moved or deleted while it is written is
@@ -179,7 +179,10 @@ class Journal:
         Raises:
             OutputError: as :meth:`append` does.
         """
-        line = _mark_line(FileMark(0, 0, self._name(path), size, sha256, settings, form))
+        latest, new = self.latest_mark(path), FileMark(0, 0, self._name(path), size, sha256, settings, form)
+        if latest is not None and latest[2:] == new[2:]:
+            return
+        line = _mark_line(new)
         self._write(line, sync=False)
         self._add_mark(self._size, line)
         self._check()
@@ -188,15 +191,13 @@ class Journal:
         """The last mark of a file, whatever the file holds now."""
         return next(reversed(self._marks.get(self._name(path), ())), None)
 
-    def mark_of(self, path: Path, content: bytes) -> FileMark | None:
-        """The mark that the beginning of a file's content agrees with; None for a file that a run did not write so.
+    def marks_of(self, path: Path, content: bytes) -> list[FileMark]:
+        """The marks that the beginning of a file's content agrees with; none for a file that a run did not write so.
 
         Beside the last mark the one before it counts: a run may have been killed before it wrote what it marked.
         """
-        for mark in reversed(self._marks.get(self._name(path), ())):
-            if mark.size <= len(content) and hashlib.sha256(content[: mark.size]).hexdigest() == mark.sha256:
-                return mark
-        return None
+        marks = [mark for mark in self._marks.get(self._name(path), ()) if mark.size <= len(content)]
+        return [mark for mark in marks if hashlib.sha256(content[: mark.size]).hexdigest() == mark.sha256]
 
     def _name(self, path: Path) -> str:
         return os.path.relpath(os.path.join(os.path.realpath(path.parent), path.name), self.path.parent)

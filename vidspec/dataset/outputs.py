@@ -290,11 +290,11 @@ class OneFile(Journaled):
         content = self.path.read_bytes()
         if journal.latest_mark(self.path) is None:  # none, or one of version 0.2.0, which made no marks
             return self._content().startswith(content)
-        mark = journal.mark_of(self.path, content)
-        if mark is None:
-            return not content
         # Behind what was marked are the lines of later records, of which the last may be torn.
-        return b"".join(map(self._line, journal.records_after(mark))).startswith(content[mark.size :])
+        return not content or any(
+            b"".join(map(self._line, journal.records_after(mark))).startswith(content[mark.size :])
+            for mark in journal.marks_of(self.path, content)
+        )
 
     def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
         if not (captioned and self._fresh and self.path.is_file() and self.path.stat().st_size):

@@ -300,3 +300,15 @@ def test_a_run_without_work_leaves_files_and_journals_as_they_are(vidspec):
         vidspec("caption", "k", *args)
         before = everything()
         assert vidspec("caption", "k", *args).code == 0 and everything() == before
+
+
+def test_files_of_other_shards_are_known(vidspec):
+    for shard in ("1/2", "2/2"):
+        vidspec("caption", "k", "--format", "txt", "--shard", shard)
+    file("a").write_text(MINE)
+    ran = vidspec("caption", "k", "--format", "txt", *V2)
+    assert "1 edited file was kept: k/a/good.txt" in ran.err and file("a").read_text() == MINE
+    assert "v2" in file("b").read_text() and "v2" in file("c").read_text()
+    for shard in ("1/2", "2/2"):
+        vidspec("caption", "k", "--format", "txt", "--shard", shard, "--template", "v3 {caption}")
+    assert file("b").read_text()[:2] == file("c").read_text()[:2] == "v3" and file("a").read_text() == MINE

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from vidspec.dataset.formats import Format, document
 from vidspec.dataset.job import Job
-from vidspec.dataset.journal import marked_folders, unwritable
+from vidspec.dataset.journal import Journal, marked_folders, unwritable
 from vidspec.dataset.outputs import ONE_CLIP, Journaled, in_order, make_folder
 from vidspec.dataset.records import clip_id
 from vidspec.dataset.sidecars import Names, check_names
@@ -73,6 +73,7 @@ class ClipFiles(Journaled):
     def __init__(self, names: Sequence[Names], *, fresh: bool = False, label: str = "", look: bool = False) -> None:
         super().__init__(JournalFinder(names[0], label), fresh=fresh, look=look)
         self.names = tuple(names)
+        self._others: dict[Path, list[Journal]] = {}  # of other shards, by journal
         self._left: dict[Path, FileState] = {}  # files that were not replaced
 
     def state(self, job: Job, names: Names) -> FileState:
@@ -86,12 +87,23 @@ class ClipFiles(Journaled):
             return "foreign"
         if not content:
             return "free"
-        journal = self.journal(job)
-        if any(mark.size == len(content) for mark in journal.marks_of(path, content)):
-            return "written"
-        if journal.latest_mark(path) is not None:
+        marked = False
+        for journal in self._with_other_shards(job):
+            if any(mark.size == len(content) for mark in journal.marks_of(path, content)):
+                return "written"
+            marked |= journal.latest_mark(path) is not None
+        if marked:
             return "edited"
         return "written" if content in self._documents(job, names.form) else "foreign"
+
+    def _with_other_shards(self, job: Job) -> Iterator[Journal]:
+        """The journal of a clip, and those in its folder of runs that had other shards, or none."""
+        yield self.journal(job)
+        own = self._journal_for(job)
+        if own not in self._others:
+            paths = sorted(own.parent.glob(".vidspec*.jsonl"))
+            self._others[own] = [Journal(path, look=True) for path in paths if path.name != own.name]
+        yield from self._others[own]
 
     def _documents(self, job: Job, form: Format) -> Iterator[bytes]:
         """What a clip's file may hold, by the records of each settings."""

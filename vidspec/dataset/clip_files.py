@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from vidspec.dataset.file_marks import marked_folders
 from vidspec.dataset.formats import Format, document
 from vidspec.dataset.job import Job
-from vidspec.dataset.journal import Journal, marked_folders, unwritable
+from vidspec.dataset.journal import Journal, unwritable
 from vidspec.dataset.outputs import ONE_CLIP, Journaled, in_order, make_folder
 from vidspec.dataset.records import clip_id
 from vidspec.dataset.sidecars import Names, check_names

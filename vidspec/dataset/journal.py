@@ -20,32 +20,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from vidspec.dataset.file_marks import FileMark, mark_line, parsed_mark
 from vidspec.dataset.records import Content
 from vidspec.errors import OutputError, UsageError
 from vidspec.escaping import json_text
 from vidspec.events.record import Record
 from vidspec.files import Lock, backup_of, encoded, set_aside, write_whole
 
-__all__ = ["FileMark", "Journal", "Stored", "gone", "is_at", "is_mark", "marked_folders", "parsed", "unwritable"]
-
-#: How the line of a mark begins; no record begins so.
-_MARK = b'{"file": '
-
-
-class FileMark(NamedTuple):
-    """A file as the run wrote it: its first ``size`` bytes have this ``sha256``.
-
-    ``offset`` and ``length`` are those of the line in the journal, ``file`` is relative to the journal's folder, and
-    ``settings`` and ``format`` are those of the records that the file shows.
-    """
-
-    offset: int
-    length: int
-    file: str
-    size: int
-    sha256: str
-    settings: str | None = None
-    format: str | None = None
+__all__ = ["Journal", "Stored", "gone", "is_at", "parsed", "unwritable"]
 
 
 class Stored(NamedTuple):
@@ -182,7 +164,7 @@ class Journal:
         latest, new = self.latest_mark(path), FileMark(0, 0, self._name(path), size, sha256, settings, form)
         if latest is not None and latest[2:] == new[2:]:
             return
-        line = _mark_line(new)
+        line = mark_line(new)
         self._write(line, sync=False)
         self._add_mark(self._size, line)
         self._check()
@@ -349,7 +331,7 @@ class Journal:
 
     def _add_mark(self, offset: int, line: bytes) -> bool:
         """Enter a line, if it is the mark of a file."""
-        found = _parsed_mark(line)
+        found = parsed_mark(line)
         if found is None:
             return False
         mark = found._replace(offset=offset, length=len(line))
@@ -367,7 +349,7 @@ class Journal:
                 self._set_aside = False
                 if any(self._marks.values()):  # a run that is ended and gone on with still knows them
                     marks, self._marks = self._marks, {}
-                    write_whole(self.path, b"".join(_mark_line(one) for several in marks.values() for one in several))
+                    write_whole(self.path, b"".join(mark_line(one) for several in marks.values() for one in several))
                     self._load()
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         return self._file
@@ -427,36 +409,6 @@ def parsed(line: bytes) -> Record | None:
     job = value.get("job")
     known = isinstance(job, dict) and isinstance(job.get("clip"), str) and isinstance(job.get("settings"), str)
     return value if known else None
-
-
-def is_mark(line: bytes) -> bool:
-    """Whether a line of a journal is the mark of a file and no record."""
-    return line.startswith(_MARK)
-
-
-def marked_folders(path: Path) -> set[str]:
-    """The folders of the files that the journal at ``path`` marks; none where it cannot be read or written."""
-    if not (path.is_file() and os.access(path, os.R_OK | os.W_OK) and os.access(path.parent, os.W_OK)):
-        return set()
-    with path.open("rb") as file:
-        marks = filter(None, map(_parsed_mark, file))
-        return {os.path.realpath(path.parent / os.path.dirname(mark.file)) for mark in marks}
-
-
-def _parsed_mark(line: bytes) -> FileMark | None:
-    """The mark in a line, whose place is not known yet; None if it is none."""
-    if not is_mark(line):
-        return None
-    try:
-        found = json.loads(line)
-        return FileMark(0, 0, str(found["file"]), int(found["size"]), *(found.get(key) for key in FileMark._fields[4:]))
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _mark_line(mark: FileMark) -> bytes:
-    known = {key: value for key, value in mark._asdict().items() if key not in ("offset", "length")}
-    return encoded(json_text(known) + "\n")
 
 
 def _belong(old: Stored, new: Stored) -> bool:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vidspec.dataset.file_marks import is_mark
 from vidspec.dataset.formats import CSV_COLUMNS, Format, document, listing
-from vidspec.dataset.journal import is_mark, parsed
+from vidspec.dataset.journal import parsed
 from vidspec.dataset.records import lean
 from vidspec.errors import UsageError
 from vidspec.events.record import Record

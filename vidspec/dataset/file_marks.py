@@ -53,7 +53,7 @@ def parsed_mark(line: bytes) -> FileMark | None:
     try:
         found = json.loads(line)
         return FileMark(0, 0, str(found["file"]), int(found["size"]), *(found.get(key) for key in FileMark._fields[4:]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

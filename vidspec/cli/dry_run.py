@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vidspec.dataset.dry_run import Wanted
     from vidspec.dataset.inputs import Found
     from vidspec.dataset.job import Job
+    from vidspec.dataset.outputs import Output
     from vidspec.dataset.records import Settings
 
 __all__ = ["dry_run"]
@@ -45,23 +46,17 @@ def dry_run(
     from vidspec.dataset.outputs import Several
     from vidspec.dataset.writers import StdoutLines
 
-    journals = [one for place in destinations if (one := place.looked_at(request, label)) is not None]
+    journals = [output for place in destinations if (output := place.looked_at(request, label)) is not None]
     looked = Several(journals)
     planned = plan(entries, looked, settings, checksum=request.checksum, retry=request.retry_failed)
     todo = {job.number: wanted(job, settings.config) for job in planned.jobs}
     out = StdoutLines()
     changes: dict[Path, str] = {}
     for number, entry in enumerate(entries, start=1):
-        one = todo.get(number)
-        state = "done"
-        if one is not None:
-            state = "unreadable" if one.error else "caption"
-        elif parts := looked.parts(entry, settings.of(entry)):
-            state = "failed" if any(stored.failed for stored in parts.values()) else "done"
-        elif looked.leaves(entry):
-            state = "kept"
-        for journal in journals:
-            changes |= journal.file_changes(entry, settings.of(entry), captioned=state in ("caption", "kept"))
+        one, name = todo.get(number), settings.of(entry)
+        state = _state(one, entry, looked, name)
+        for output in journals:
+            changes |= output.file_changes(entry, name, captioned=state in ("caption", "kept"))
         part = "" if (entry.start, entry.end) == (None, None) else f"{entry.start or 0:g}-{_end(entry)}"
         length = "" if one is None or one.error else f"{one.seconds:.1f}"
         out.write(f"{state}\t{length}\t{part}\t{one_line(entry.path)}")
@@ -94,6 +89,16 @@ def dry_run(
     time = "unknown" if guess.seconds is None else f"{duration(guess.seconds)} for one captioner, without loading"
     note(f"estimated time: {time} ({guess.why})")
     return int(bool(errors or found.unreadable))
+
+
+def _state(left: Wanted | None, entry: Job, looked: Output, settings: str) -> str:
+    """What is to become of a clip, or became of it before."""
+    if left is not None:
+        return "unreadable" if left.error else "caption"
+    parts = looked.parts(entry, settings)
+    if any(stored.failed for stored in parts.values()):
+        return "failed"
+    return "kept" if not parts and looked.leaves(entry) else "done"
 
 
 def _end(entry: Job) -> str:

@@ -96,9 +96,7 @@ class Journal:
             raise self._failure(error) from None
         self._set_aside = self.foreign or fresh
         if self._set_aside:
-            marks = self._marks
-            self._forget()
-            self._marks = marks
+            self._forget(self._marks)
 
     def parts(self, clip: str, settings: str) -> Mapping[int | None, Stored]:
         """The records of a clip under these settings, by segment (None for the whole clip)."""
@@ -347,9 +345,10 @@ class Journal:
             if self._set_aside:
                 self.replaced = self._shown(set_aside(self.path))
                 self._set_aside = False
-                if any(self._marks.values()):  # a run that is ended and gone on with still knows them
-                    marks, self._marks = self._marks, {}
-                    write_whole(self.path, b"".join(mark_line(one) for several in marks.values() for one in several))
+                if self._marks:  # a run that is ended and gone on with still knows them
+                    marks = [mark for several in self._marks.values() for mark in several]
+                    write_whole(self.path, b"".join(map(mark_line, marks)))
+                    self._forget()
                     self._load()
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         return self._file
@@ -363,11 +362,12 @@ class Journal:
         if self._lock is not None:
             self._lock.release()
 
-    def _forget(self) -> None:
+    def _forget(self, marks: dict[str, list[FileMark]] | None = None) -> None:
+        """Begin with no records, and with these marks."""
         self._index: dict[str, dict[str, dict[int | None, Stored]]] = {}  # by clip, settings, segment
         self._hashes: dict[tuple[str, str], Stored] = {}
         self._order: list[Stored] = []
-        self._marks: dict[str, list[FileMark]] = {}  # the last two by file
+        self._marks = marks or {}  # the last two by file
         self._size = 0
 
     def _failure(self, error: OSError) -> OutputError:

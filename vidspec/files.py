@@ -9,6 +9,7 @@ import re
 import stat
 import sys
 from collections.abc import Iterable
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -19,10 +20,12 @@ __all__ = [
     "Kind",
     "Lock",
     "NamedPath",
+    "backup_of",
     "check_distinct",
     "check_output",
     "encoded",
     "read_whole",
+    "set_aside",
     "write_whole",
 ]
 
@@ -98,6 +101,19 @@ def write_whole(path: Path, content: str | bytes) -> None:
         part.replace(path)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def backup_of(path: Path) -> Path:
+    """The name that a file is kept under: ``NAME~``, or ``NAME~1~`` and so on, whichever is free."""
+    names = (path.with_name(f"{path.name}~{f'{number}~' if number else ''}") for number in count())
+    return next(name for name in names if not os.path.lexists(name))
+
+
+def set_aside(path: Path) -> Path | None:
+    """Keep a file that is there as :func:`backup_of` it; returns that, or None where there was nothing to keep."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return None
+    return path.replace(backup_of(path))
 
 
 class Lock:

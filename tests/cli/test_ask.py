@@ -190,6 +190,8 @@ def test_commands_of_a_terminal(session, capsys, tmp_path):
     assert text.read_text() == f"? Hm?\n{TEXT}\n\n"
     assert json.loads(records.read_text())["question"]["prompt"] == "Hm?"
     errors = capsys.readouterr().err
+    assert f"saved 1 question with answers to {text}, as text\n" in errors
+    assert f"saved 1 question with answers to {records}, as records\n" in errors
     for why in (
         "nothing was asked",
         "needs the name",
@@ -199,6 +201,12 @@ def test_commands_of_a_terminal(session, capsys, tmp_path):
         "no folder",
     ):
         assert why in errors
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("/agian", "/again"), ("/sav x", "/save"), ("/qiut", "/quit")])
+def test_a_mistyped_command_is_suggested(session, capsys, typed, meant):
+    session.terminal(said(typed, "/quit"), quiet=True)
+    assert capsys.readouterr().err == f"there is no {typed.split()[0]}; did you mean {meant}?\n"
 
 
 def test_ctrl_c_at_the_prompt_only_ends_the_line(session):

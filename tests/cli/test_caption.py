@@ -244,10 +244,10 @@ def test_interrupted_while_loading(vidspec, monkeypatch):
         (("x", "--set", "video.frames=4", "--frames", "5"), "--set video.frames=4: video.frames is set twice"),
         (("x", "--set", "prune.alfa=1"), "prune.alfa: unknown key; did you mean prune.alpha?"),
         (("x", "-p", "vanila-sd"), "no profile is called 'vanila-sd'; did you mean vanilla-sd?"),
-        (("x", "--frames", "4", "--fps", "1"), "video.fps: excludes video.frames"),
-        (("x", "--pair", "embedded", "--target", "y"), "models.pair: excludes models.target and models.draft"),
-        (("x", "--target", "y"), "models.target: y is not among the targets that `vidspec models` lists"),
-        (("x", "--device", "gpu"), "models.device: must be auto, cpu, cuda, cuda:N, xpu, xpu:N or mps, not 'gpu'"),
+        (("x", "--frames", "4", "--fps", "1"), "--fps: excludes --frames"),
+        (("x", "--pair", "embedded", "--target", "y"), "--pair: excludes --target and models.draft"),
+        (("x", "--target", "y"), "--target: y is not among the targets that `vidspec models` lists"),
+        (("x", "--device", "gpu"), "--device: must be auto, cpu, cuda, cuda:N, xpu, xpu:N or mps, not 'gpu'"),
         (("x", "--start", "-1"), "--start '-1': must be seconds or [hh:]mm:ss, from 0"),
         (("x", "--end", "nan"), "--end 'nan': must be seconds or [hh:]mm:ss, from 0"),
         (("x", "--start", "3", "--end", "2"), "--end 2: must be after --start 3"),
@@ -624,7 +624,7 @@ def test_a_target_without_a_listed_draft_needs_one(vidspec, target):
     ran = vidspec("caption", "good.mp4", "--target", target)
     assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1 and not FakeCaptioner.made
     listed = target.startswith("llava-hf/")  # with itself alone
-    wrong = "models.draft: is needed" if listed else f"models.target: {target} is not among the targets"
+    wrong = "models.draft: is needed" if listed else f"--target: {target} is not among the targets"
     assert ran.err.startswith(f"error: {wrong}") and "`vidspec models` lists" in ran.err
 
 

@@ -270,3 +270,33 @@ def test_doctor_names_what_is_missing(vidspec, monkeypatch):
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     ran = vidspec("doctor")
     assert ran.code == 3 and "missing: av; pip install av" in ran.out and "optional: decord" in ran.out
+
+
+@pytest.mark.parametrize("word", ["clip.mp4", "a b.mov", "clips", "/no/such"])
+def test_a_clip_in_the_place_of_a_command(vidspec, word):
+    Path("clips").mkdir()
+    ran = vidspec(word)
+    shown = f"'{word}'" if " " in word else word
+    assert (ran.code, ran.err) == (2, f"error: {word}: is no command; did you mean `vidspec caption {shown}`?\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "env", "message"),
+    [
+        (("--frames", "0"), {}, "--frames: must be"),
+        (("--frames=0",), {}, "--frames: must be"),
+        (("--max-new-tokens", "0"), {}, "--max-new-tokens: must be"),
+        (("--set", "video.frames=0"), {}, "video.frames: must be"),
+        ((), {"VIDSPEC_VIDEO__FRAMES": "0"}, "VIDSPEC_VIDEO__FRAMES: must be"),
+        (("--frames", "0"), {"VIDSPEC_VIDEO__FRAMES": "4"}, "--frames: must be"),
+        (("--set", "video.frames=0"), {"VIDSPEC_VIDEO__FRAMES": "4"}, "video.frames: must be"),
+        (("--profile", "own.yaml"), {}, "video.frames: must be"),
+    ],
+)
+def test_an_error_names_what_was_typed(vidspec, monkeypatch, args, env, message):
+    Path("own.yaml").write_text("video: {frames: 0}\n")
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    ran = vidspec("caption", "x.mp4", *args)
+    assert ran.code == 2 and ran.err.startswith(f"error: {message}"), ran.err
+    assert ("set by" in ran.err) == ("own.yaml" in args)

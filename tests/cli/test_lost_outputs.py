@@ -228,7 +228,7 @@ def test_a_run_in_another_format_leaves_a_live_output_alone(vidspec, first, seco
     ran = vidspec("caption", *CLIPS, "--format", second, "-o", str(path))
     assert ran.code == 2 and "out/out: another run is writing it" in ran.err and not FakeCaptioner.made
     live.close([], complete=True)
-    assert vidspec("caption", *CLIPS, "--format", second, "-o", str(path)).code == 0
+    assert vidspec("caption", *CLIPS, "--format", second, "-o", str(path), "--overwrite").code == 0
 
 
 TERMINATED = """

@@ -329,3 +329,46 @@ def test_urls(vidspec):
 def rows_of(store, path):
     with store.open(path) as file:
         return rows(file)
+
+
+def edited_part(path, old="A red circle", new="A blue one"):
+    """A part whose captions somebody changed and wrote back."""
+    from pyarrow import array, parquet
+
+    table = parquet.read_table(path)
+    captions = [None if one is None else one.replace(old, new) for one in table["caption"].to_pylist()]
+    place = table.schema.get_field_index("caption")
+    parquet.write_table(table.set_column(place, table.schema.field("caption"), array(captions)), path)
+    return Path(path).read_bytes()
+
+
+@pytest.mark.parametrize("more", [(), ("--segment", "2s")])
+def test_an_edited_part_is_kept(vidspec, more):
+    write_shards(Path("shards"), 1, 2, failing={1})
+    args = ("caption", "shards/00000.tar", "--output-dir", "out", *more)
+    vidspec(*args)
+    edited = edited_part("out/00000.parquet")
+    vidspec(*args)
+    assert Path("out/00000.parquet").read_bytes() == edited
+    vidspec(*args, "--retry-failed")
+    blue = [row["caption"] for row in rows("out/00000.parquet") if row["error"] is None]
+    assert blue and all(caption.startswith("A blue one") for caption in blue), "they count as they are"
+
+
+def test_a_part_that_was_edited_behind_a_killed_run_is_kept(vidspec):
+    """Killed between its part and the end of its journal."""
+    from vidspec.dataset.journal import Journal
+    from vidspec.dataset.outputs import hidden_journal
+    from vidspec.dataset.tables import records_of
+
+    write_shards(Path("shards"), 1, 2)
+    args = ("caption", "shards/00000.tar", "--output-dir", "out")
+    vidspec(*args)
+    journal = Journal(hidden_journal(Path("out/00000.parquet")))
+    for record in records_of("out/00000.parquet"):
+        journal.append(record)
+    journal.close()
+    edited = edited_part("out/00000.parquet")
+    ran = vidspec(*args, "--quiet")
+    assert Path("out/00000.parquet~").read_bytes() == edited and rows("out/00000.parquet")[0]["caption"] == TEXT
+    assert "out/00000.parquet: was edited, and is now out/00000.parquet~" in ran.err

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from vidspec.dataset.bulk import left, plan
+from vidspec.dataset.clip_files import Sidecars
 from vidspec.dataset.job import Job, JobConfig
-from vidspec.dataset.outputs import OneFile, Sidecars, hidden_journal
+from vidspec.dataset.outputs import OneFile, hidden_journal
 from vidspec.dataset.records import Content, Settings, content_of
 from vidspec.dataset.sidecars import Names, check_names
 from vidspec.errors import UsageError
@@ -143,8 +144,11 @@ def test_csv_is_rendered_from_its_hidden_journal(clips, recorded, tmp_path):
     path = tmp_path / "out.csv"
     path.write_text("precious\n")
 
+    with pytest.raises(UsageError, match=r"out.csv: is there already, and no such run wrote it \(--overwrite replaces"):
+        OneFile(path, "csv", several=True)
+
     def run():
-        output = OneFile(path, "csv", several=True)
+        output = OneFile(path, "csv", several=True, fresh=True)
         note(output, recorded, clips[0])
         (tmp_path / "seen.csv").write_bytes(path.read_bytes())
         note(output, recorded, clips[1])
@@ -172,7 +176,7 @@ def test_a_file_of_others_is_kept_even_by_a_run_that_is_killed_at_once(clips, re
     path.write_text("precious\n")
     with monkeypatch.context() as patch:  # killed when the record was written, before the file is
         patch.setattr("vidspec.dataset.outputs.write_whole", lambda *_: os._exit(9))
-        killed(lambda: note(OneFile(path, "csv", several=True), recorded, clips[0]))
+        killed(lambda: note(OneFile(path, "csv", several=True, fresh=True), recorded, clips[0]))
     assert hidden_journal(path).read_text().count("a.mp4") and not path.exists()
     output = OneFile(path, "csv", several=True)
     note(output, recorded, clips[1])
@@ -207,14 +211,20 @@ def test_a_sidecar_waits_for_its_last_segment(clips, recorded):
 
 
 def test_a_sidecar_of_others_is_kept(clips, recorded, settings):
-    with open("a.srt", "w") as file:
-        file.write("made by hand")
+    Path("a.srt").write_text("made by hand")
+    other = Settings(settings.profile, JobConfig(prompt="Why?"))
     output = sidecars("srt", clips)
     note(output, recorded, clips[0])
-    note(output, recorded, clips[0], settings=Settings(settings.profile, JobConfig(prompt="Why?")))
-    notes = output.close(clips, complete=True)
-    assert Path("a.srt~").read_text() == "made by hand" and "a.srt~" in notes[0]
-    assert "-->" in Path("a.srt").read_text()
+    note(output, recorded, clips[0], settings=other)
+    assert output.close(clips, complete=True) == [
+        "1 file that no run wrote was kept: a.srt; --overwrite replaces them, keeping FILE~"
+    ]
+    assert Path("a.srt").read_text() == "made by hand"
+    output = sidecars("srt", clips, fresh=True)
+    note(output, recorded, clips[0])
+    note(output, recorded, clips[0], settings=other)
+    assert output.close(clips, complete=True)[0] == "files that were there before are kept as a.srt~"
+    assert Path("a.srt~").read_text() == "made by hand" and "-->" in Path("a.srt").read_text()
 
 
 def test_a_sidecar_that_is_gone_comes_back_without_captioning(clips, recorded, settings):
@@ -292,3 +302,24 @@ def test_a_caption_taken_over_has_the_new_rows_id_and_prompt(clips, recorded, se
 def test_two_rows_of_one_clip_need_names_that_tell_them_apart():
     with pytest.raises(UsageError, match=r"--name '\{stem}-\{clip}"):
         check_names([Names("txt", None, None, "p")], [Job("a.mp4", id=1), Job("a.mp4", id=2)])
+
+
+@pytest.mark.parametrize("torn", [0, 5])
+def test_rows_of_a_run_that_was_killed_are_known_by_their_records(clips, recorded, torn):
+    """Also those of a clip that was tried again, and a last one that is torn."""
+    path = Path("out.csv")
+
+    def run():
+        output = OneFile(path, "csv", several=True)
+        note(output, recorded, clips[0], error="broken")
+        note(output, recorded, clips[1])
+        note(output, recorded, clips[0])
+        path.write_bytes(path.read_bytes()[: -torn or None])
+
+    killed(run)
+    output = OneFile(path, "csv", several=True)
+    output.close(clips, complete=True)
+    assert path.read_text().count(".mp4") == 2 and "broken" not in path.read_text()
+    path.write_text(path.read_text().replace("b.mp4", "mine"))
+    with pytest.raises(UsageError, match="was edited"):
+        OneFile(path, "csv", several=True)

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RECORD_KEYS, Caption
 from vidspec.events.trace import Span, Trace
-from vidspec.files import Kind, check_output, write_whole
+from vidspec.files import Kind, check_output, set_aside, write_whole
 
 __all__ = [
     "ACCEPTED",
@@ -82,7 +82,7 @@ class Results:
     def _continue(self, path: Path, overwrite: bool) -> None:
         content = read_results(path) if not overwrite and path.stat().st_size else {}
         if "settings" not in content:  # an older layout cannot be continued; nor is anything to be lost
-            path.replace(path.with_name(path.name + "~"))
+            set_aside(path)
             return
         if content["settings"] != self.settings:
             other = [key for key in self.settings if content["settings"].get(key) != self.settings[key]]

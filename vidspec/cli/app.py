@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -115,7 +117,9 @@ def run_app(application: typer.Typer, name: str, args: Sequence[str] | None = No
     except VidspecError as error:
         if debug:
             print(shown(traceback.format_exc()), end="", file=sys.stderr)
-        complain(str(error))
+        from vidspec.cli.typed_names import as_typed  # reads the keys of profiles, which no help page waits for
+
+        complain(as_typed(error, args, os.environ))
         return error.exit_code
     except ClickError as error:
         return _usage(error)
@@ -131,6 +135,11 @@ def run_app(application: typer.Typer, name: str, args: Sequence[str] | None = No
         return 1
 
 
+def _is_input(word: str) -> bool:
+    """Whether a word that is no command names something to caption."""
+    return os.path.exists(word) or "/" in word or os.path.splitext(word)[1] != ""
+
+
 def _usage(error: Exception) -> int:
     """One line for an unknown option, a missing argument and the like; the help page for no arguments at all."""
     message = error.format_message() if hasattr(error, "format_message") else str(error)
@@ -139,6 +148,10 @@ def _usage(error: Exception) -> int:
         print(message)
         return 2
     path = context.command_path if context else "vidspec"
+    unknown = re.search("^No such command '(.*)'", message, re.DOTALL)
+    if unknown and path == "vidspec" and _is_input(unknown[1]):
+        complain(f"{unknown[1]}: is no command; did you mean `vidspec caption {shlex.quote(unknown[1])}`?")
+        return 2
     page = next((new for old, new in GONE.items() if f"{path}: {message}".startswith(old)), f"{path} --help")
     complain(f"{' '.join(message.split())} (see `{page}`)")
     return 2

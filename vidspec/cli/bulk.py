@@ -203,6 +203,7 @@ def _run(run: Run) -> int:
             else:
                 planned = plan(run.entries, run.output, run.settings, checksum=request.checksum, retry=again)
                 tally.earlier, tally.earlier_failed, tally.reused = planned.captioned, planned.failed, planned.reused
+                tally.kept = planned.kept
             _tell_earlier(run, planned, tally)
             if planned.left or planned.unkept:
                 engine, listeners = _equipped(stack, run, planned, tally)
@@ -235,8 +236,7 @@ def _run(run: Run) -> int:
 
 def _close(run: Run, tally: Tally, *, complete: bool) -> None:
     for line in run.output.close(run.entries, complete=complete):
-        if not run.request.quiet:
-            note(line)
+        note(line)  # with --quiet too: files were kept, moved or repaired
 
 
 def _tell_earlier(run: Run, planned: Remaining, tally: Tally) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vidspec.dataset.formats import Format
     from vidspec.dataset.inputs import Found
     from vidspec.dataset.job import Job
-    from vidspec.dataset.outputs import Output
+    from vidspec.dataset.outputs import Journaled, Output
     from vidspec.dataset.shards import Shard
     from vidspec.dataset.sidecars import Names
 
@@ -38,13 +38,21 @@ class Destination:
     parts: str | None = None
     several: bool = False
 
-    def journal(self, entry: Job, label: str) -> Path | None:
-        """The file that remembers what was done of an entry, if one does."""
-        from vidspec.dataset.outputs import journal_beside, journal_of
+    def looked_at(self, request: Request, label: str) -> Journaled | None:
+        """The output that remembers what was done, only to be looked at; None where nothing is remembered.
 
+        Raises:
+            UsageError: as a run does.
+        """
+        from vidspec.dataset.clip_files import ClipFiles
+        from vidspec.dataset.outputs import OneFile
+
+        fresh, path = request.overwrite, self.path
         if self.names:
-            return journal_beside(self.names[0], entry, label)
-        return journal_of(self.path, self.forms[0]) if self.path is not None else None
+            return ClipFiles(self.names, label=label, fresh=fresh, look=True)
+        if path is None or (path.exists() and not path.is_file()):
+            return None
+        return OneFile(path, self.forms[0], several=self.several, fresh=fresh, raw_csv=request.csv_raw, look=True)
 
 
 def parts_wanted(request: Request, forms: Sequence[Format], entries: Sequence[Job]) -> bool:
@@ -182,7 +190,8 @@ def output_of(
     Raises:
         UsageError: one cannot be written, or another run writes it.
     """
-    from vidspec.dataset.outputs import OneFile, Several, Sidecars, Stream
+    from vidspec.dataset.clip_files import Sidecars
+    from vidspec.dataset.outputs import OneFile, Several, Stream
     from vidspec.dataset.parts import Parts
     from vidspec.dataset.writers import FileLines, StdoutLines
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from vidspec.dataset.dry_run import Wanted
     from vidspec.dataset.inputs import Found
     from vidspec.dataset.job import Job
+    from vidspec.dataset.outputs import Output
     from vidspec.dataset.records import Settings
 
 __all__ = ["dry_run"]
@@ -43,22 +43,20 @@ def dry_run(
     """
     from vidspec.dataset.bulk import plan
     from vidspec.dataset.dry_run import estimate, past, wanted
-    from vidspec.dataset.outputs import Journaled, Several
+    from vidspec.dataset.outputs import Several
     from vidspec.dataset.writers import StdoutLines
 
-    kept = [one for one in destinations if one.journal(entries[0], label) and not request.overwrite]
-    journals = [Journaled(partial(_journal, one, label), look=True) for one in kept]
+    journals = [output for place in destinations if (output := place.looked_at(request, label)) is not None]
     looked = Several(journals)
     planned = plan(entries, looked, settings, checksum=request.checksum, retry=request.retry_failed)
     todo = {job.number: wanted(job, settings.config) for job in planned.jobs}
     out = StdoutLines()
+    changes: dict[Path, str] = {}
     for number, entry in enumerate(entries, start=1):
-        one = todo.get(number)
-        state = "done"
-        if one is not None:
-            state = "unreadable" if one.error else "caption"
-        elif any(stored.failed for stored in looked.parts(entry, settings.of(entry)).values()):
-            state = "failed"
+        one, name = todo.get(number), settings.of(entry)
+        state = _state(one, entry, looked, name)
+        for output in journals:
+            changes |= output.file_changes(entry, name, captioned=state in ("caption", "kept"))
         part = "" if (entry.start, entry.end) == (None, None) else f"{entry.start or 0:g}-{_end(entry)}"
         length = "" if one is None or one.error else f"{one.seconds:.1f}"
         out.write(f"{state}\t{length}\t{part}\t{one_line(entry.path)}")
@@ -70,11 +68,14 @@ def dry_run(
     named = models["pair"] or " + ".join(filter(None, (models["target"], models["draft"])))
     about = f"{named}, profile {profile['name']}; {_where(destinations)}"
     note(f"dry run: nothing is loaded or written; {about}")
+    for path, change in changes.items():
+        note(f"{path}: {change}")
     left = [one for one in todo.values() if one.error is None]
     counts = [f"{len(left)} to caption ({duration(sum(one.seconds for one in left))} of video{_parts(left)})"]
     rest = {
         "done before": planned.captioned,
         "failed before (--retry-failed tries them again)": planned.failed,
+        "not to be captioned, whose files are kept (--overwrite replaces them, keeping FILE~)": planned.kept,
         "reused from identical files": planned.reused,
         "unreadable": len(errors),
     }
@@ -90,10 +91,14 @@ def dry_run(
     return int(bool(errors or found.unreadable))
 
 
-def _journal(destination: Destination, label: str, entry: Job) -> Path:
-    path = destination.journal(entry, label)
-    assert path is not None
-    return path
+def _state(left: Wanted | None, entry: Job, looked: Output, settings: str) -> str:
+    """What is to become of a clip, or became of it before."""
+    if left is not None:
+        return "unreadable" if left.error else "caption"
+    parts = looked.parts(entry, settings)
+    if any(stored.failed for stored in parts.values()):
+        return "failed"
+    return "kept" if not parts and looked.leaves(entry) else "done"
 
 
 def _end(entry: Job) -> str:

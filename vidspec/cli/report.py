@@ -105,6 +105,8 @@ def totals(tally: Tally, found: Found) -> str:
         parts.append(f"{earlier} done before{failed}")
     if tally.reused:
         parts.append(f"{tally.reused} reused from identical files")
+    if tally.kept:
+        parts.append(f"{tally.kept} not captioned, whose files are kept")
     if tally.done < tally.total:
         parts.append(f"{tally.total - tally.done} not done")
     if others := left_out(found):

@@ -21,6 +21,7 @@ from vidspec.events.events import Event, Finished, Opened, Round
 from vidspec.events.record import Caption, failed
 from vidspec.events.wrapping import WordWrap, columns
 from vidspec.files import check_output, write_whole
+from vidspec.registry import nearest
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 __all__ = ["HELP", "Session", "page_of", "prompted"]
 
+#: What a line may begin with that is no question.
+COMMANDS = ("/again", "/save", "/quit", "/exit")
+#: Suffixes of files that records are saved in; in others it is text.
+RECORDS = (".json", ".jsonl")
 HELP = "/again repeats the last question, /save FILE saves the dialogue, /quit ends it; Ctrl-C stops an answer"
 
 
@@ -139,7 +144,8 @@ class Session:
                 elif word == "/again":
                     self._show(self.dialogue.again(), quiet=quiet)
                 elif word.startswith("/"):
-                    note(HELP)
+                    meant = nearest(word, COMMANDS)
+                    note(f"there is no {word}; did you mean {meant}?" if meant else HELP)
                 elif text:
                     self._show(self.dialogue.stream(text), quiet=quiet)
             except VidspecError as error:
@@ -209,8 +215,10 @@ class Session:
         check_output(path, [self.path], "/save")
         if path.exists():
             raise OutputError(f"{path}: exists already")
-        if path.suffix in (".json", ".jsonl"):
+        if path.suffix in RECORDS:
             lines = [json_text(self._records[turn].to_dict()) for turn in range(len(exchanges))]
         else:
             lines = [text for one in exchanges for text in (f"? {one.question}", one.answer, "")]
         write_whole(path, "".join(f"{text}\n" for text in lines))
+        turns = f"{len(exchanges)} questions" if len(exchanges) > 1 else "1 question"
+        note(f"saved {turns} with answers to {path}, as {'records' if path.suffix in RECORDS else 'text'}")

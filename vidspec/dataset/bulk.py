@@ -36,6 +36,7 @@ class Remaining:
         undrawn: those of shards instead, which are found while they are drawn; None for none.
         contents: the content of each clip before it is read, by the number of its job; none of those in shards.
         captioned, failed: clips that an earlier run finished.
+        kept: clips whose files were edited or no run wrote: they are not captioned.
         reused: clips whose caption was taken over from the same content under another name.
         unkept: clips whose caption cannot be kept, and so is not made.
     """
@@ -45,6 +46,7 @@ class Remaining:
     contents: dict[int, Content] = field(default_factory=dict)
     captioned: int = 0
     failed: int = 0
+    kept: int = 0
     reused: int = 0
     unkept: list[Outcome] = field(default_factory=list)
 
@@ -163,6 +165,9 @@ def _planned(made: Remaining, job: Job, output: Output, settings: Settings, *, c
         made.captioned += not of_these
         return
     output.check(job)
+    if output.leaves(job):
+        made.kept += 1
+        return
     if not done and content.sha256 is not None and _taken_over(job, output, name, content):
         made.reused += 1
         return

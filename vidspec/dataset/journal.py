@@ -1,5 +1,8 @@
 """The append-only file of records that a run can be resumed from: one JSON object a line, whole or not there at all.
 
+Between the records stand marks of the files that were written from them, each with the file's hash: a file whose bytes
+are others was changed by somebody else (``Journal.marks_of``).
+
 A line is appended in one write and flushed to the disk before the run goes on. A line that a crash tore is repaired
 when the file is opened again. A lock keeps a second run out; a file that is moved or deleted while it is written is
 noticed with the next record. Knows nothing of captioning or of formats. Not SQLite, whose locks do not hold on network
@@ -8,20 +11,23 @@ file systems and whose file is no list of records for other tools.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from vidspec.dataset.file_marks import FileMark, mark_line, parsed_mark
 from vidspec.dataset.records import Content
 from vidspec.errors import OutputError, UsageError
 from vidspec.escaping import json_text
 from vidspec.events.record import Record
-from vidspec.files import Lock, encoded
+from vidspec.files import Lock, backup_of, encoded, set_aside, write_whole
 
-__all__ = ["Journal", "Stored", "gone", "is_at", "parsed", "set_aside", "unwritable"]
+__all__ = ["Journal", "Stored", "gone", "is_at", "parsed", "unwritable"]
 
 
 class Stored(NamedTuple):
@@ -54,11 +60,13 @@ class Journal:
 
     Args:
         path: the file; made with the first record, so that a run that fails early leaves nothing.
-        fresh: whether to begin anew. An earlier file, one that is no file of records too, is kept as ``NAME~``.
+        fresh: whether to begin anew. An earlier file, one that is no file of records too, is kept as ``NAME~``; what
+            it marks is still known.
         visible: the file that users know it by, whose lock is the run's whatever it is written as; ``path`` if None.
         look: only to read it, also while another run writes it: it is neither locked nor repaired, and takes no record.
 
     Attributes:
+        foreign: whether there is a file that holds something else than records.
         replaced: where an earlier file was moved to, or None.
         repaired: bytes of a torn last line that were cut off when the file was opened.
         damaged: lines that are no records; they are kept in ``NAME.damaged``.
@@ -79,22 +87,24 @@ class Journal:
         self._file: int | None = None
         self._forget()
         shown = visible or path
+        self._own = visible == path
         self._lock = None if look else _locked(Path(os.path.realpath(shown)), shown)
         try:
-            self._set_aside = not self._load() or fresh
+            self.foreign = not self._load()
         except OSError as error:
             self._unlock()
             raise self._failure(error) from None
+        self._set_aside = self.foreign or fresh
         if self._set_aside:
-            self._forget()
+            self._forget(self._marks)
 
     def parts(self, clip: str, settings: str) -> Mapping[int | None, Stored]:
         """The records of a clip under these settings, by segment (None for the whole clip)."""
         return self._index.get(clip, {}).get(settings, {})
 
-    def knows(self, clip: str) -> bool:
-        """Whether there is a record of the clip under any settings."""
-        return clip in self._index
+    def settings_of(self, clip: str) -> Collection[str]:
+        """The settings under which there are records of a clip."""
+        return self._index.get(clip, {}).keys()
 
     def by_hash(self, sha256: str, settings: str) -> Stored | None:
         """A caption of the same content under the same settings, whatever its file was called."""
@@ -125,6 +135,10 @@ class Journal:
         except OSError as error:
             raise self._failure(error) from None
 
+    def records_after(self, mark: FileMark) -> Iterator[Record]:
+        """Records that were added after a mark, also those that do not count any more."""
+        return self.read([stored for stored in self._order if stored.offset > mark.offset and stored.clip])
+
     def append(self, record: Record) -> None:
         """Add a record with its ``job``; when this returns it is on the disk.
 
@@ -134,27 +148,63 @@ class Journal:
         """
         if self.look:
             return
+        line = encoded(json_text(record) + "\n")
+        self._write(line, sync=True)
+        self._add(self._size, line, record)
+        self._check()
+
+    def mark(self, path: Path, size: int, sha256: str, settings: str | None = None, form: str | None = None) -> None:
+        """Note what a file is about to hold. A mark that is lost with the power makes a file one that is left alone.
+
+        Raises:
+            OutputError: as :meth:`append` does.
+        """
+        latest, new = self.latest_mark(path), FileMark(0, 0, self._name(path), size, sha256, settings, form)
+        if latest is not None and latest[2:] == new[2:]:
+            return
+        line = mark_line(new)
+        self._write(line, sync=False)
+        self._add_mark(self._size, line)
+        self._check()
+
+    def latest_mark(self, path: Path) -> FileMark | None:
+        """The last mark of a file, whatever the file holds now."""
+        return next(reversed(self._marks.get(self._name(path), ())), None)
+
+    def marks_of(self, path: Path, content: bytes) -> list[FileMark]:
+        """The marks that the beginning of a file's content agrees with; none for a file that a run did not write so.
+
+        Beside the last mark the one before it counts: a run may have been killed before it wrote what it marked.
+        """
+        marks = [mark for mark in self._marks.get(self._name(path), ()) if mark.size <= len(content)]
+        return [mark for mark in marks if hashlib.sha256(content[: mark.size]).hexdigest() == mark.sha256]
+
+    def _name(self, path: Path) -> str:
+        return os.path.relpath(os.path.join(os.path.realpath(path.parent), path.name), self.path.parent)
+
+    def _write(self, line: bytes, *, sync: bool) -> None:
         if self.gone is not None:
             raise self.gone
-        line = encoded(json_text(record) + "\n")
         try:
             file = self._opened()
             try:
                 written = os.write(file, line)
                 while written < len(line):  # a full disk writes less, and then raises
                     written += os.write(file, line[written:])
-                os.fsync(file)
+                if sync:
+                    os.fsync(file)
             except OSError:
                 os.ftruncate(file, self._size)
                 raise
         except OSError as error:
             raise self._failure(error) from None
-        self._add(self._size, line, record)
-        self._check()
 
     def _check(self) -> None:
         """Find out whether what was written is where it was to be."""
-        if self._file is not None and not is_at(self.path, os.fstat(self._file)):
+        if self._file is None:
+            return
+        status = os.fstat(self._file)
+        if not is_at(self.path, status) or status.st_size != self._size:
             self._release_file()
             self.gone = gone(self.shown)
             raise self.gone
@@ -162,8 +212,10 @@ class Journal:
     def tidy(self, clips: Sequence[str]) -> None:
         """Leave one record for each clip, those of ``clips`` last and in this order; replaces the file whole.
 
-        Records that a later one made void go; what is about other clips or other settings stays where it is. A file
-        that is in order already is not touched, nor is one that is gone.
+        Records that a later one made void go, and marks of what no file holds any more; the other marks are last. What
+        is about other clips or other settings stays where it is. A file that is in order already is not touched, nor is
+        one that is gone. Where a caption goes from a file that users know (a hand may have changed it), the file is
+        kept as ``NAME~``.
 
         Raises:
             OutputError: it cannot be written, or is gone since the last record.
@@ -173,24 +225,43 @@ class Journal:
         self._check()
         rank = {clip: place for place, clip in enumerate(clips)}
         kept = [stored for stored in self._order if self._counts(stored)]
-        tidy = sorted(kept, key=lambda one: (rank.get(one.clip, -1), -1 if one.clip not in rank else one.segment or 0))
-        if tidy == self._order:
+        lines: list[Stored | FileMark] = [
+            *sorted(kept, key=lambda one: (rank.get(one.clip, -1), -1 if one.clip not in rank else one.segment or 0)),
+            *sorted(mark for marks in self._marks.values() for mark in marks),
+        ]
+        in_place = all(one.offset < following.offset for one, following in pairwise(lines))
+        if in_place and sum(one.length for one in lines) == self._size:
             return
         part = self.path.with_name(self.path.name + ".part")
         try:
             with self.path.open("rb") as old, part.open("wb") as new:
-                for stored in tidy:
-                    old.seek(stored.offset)
-                    new.write(old.read(stored.length))
+                for one in lines:
+                    old.seek(one.offset)
+                    new.write(old.read(one.length))
                 new.flush()
                 os.fsync(new.fileno())
             shutil.copymode(self.path, part)
             self._release_file()
+            if self._loses_captions():
+                backup = backup_of(self.path)
+                shutil.copy2(self.path, backup)
+                self.replaced = self._shown(backup)
             part.replace(self.path)
             self._forget()
             self._load()
         except OSError as error:
             raise self._failure(error) from None
+
+    def _shown(self, backup: Path | None) -> Path | None:
+        """A backup as the user would name it."""
+        return backup if backup is None or self.shown.is_symlink() else self.shown.with_name(backup.name)
+
+    def _loses_captions(self) -> bool:
+        """Whether a caption does not count any more in a file that users know by its name."""
+        if not self._own:
+            return False
+        void = [stored for stored in self._order if stored.clip and not self._counts(stored)]
+        return any(record.get("caption") is not None for record in self.read(void))
 
     def close(self, *, complete: bool = False) -> None:
         """Let go of file and lock. A ``complete`` run without records leaves an empty file."""
@@ -211,8 +282,12 @@ class Journal:
         offset = 0
         with self.path.open("rb") as file:
             for line in file:
-                record, ended = parsed(line), line.endswith(b"\n")
-                if record is None and not self._order and (ended or not line.startswith(b"{")):
+                ended = line.endswith(b"\n")
+                if ended and self._add_mark(offset, line):
+                    offset += len(line)
+                    continue
+                record = parsed(line)
+                if record is None and not offset and (ended or not line.startswith(b"{")):
                     return False
                 if record is None and not ended:  # a crash tore it
                     self.repaired = len(line)
@@ -252,14 +327,29 @@ class Journal:
         self._order.append(stored)
         self._size = offset + len(line)
 
+    def _add_mark(self, offset: int, line: bytes) -> bool:
+        """Enter a line, if it is the mark of a file."""
+        found = parsed_mark(line)
+        if found is None:
+            return False
+        mark = found._replace(offset=offset, length=len(line))
+        self._marks[mark.file] = [*self._marks.get(mark.file, ())[-1:], mark]
+        self._size = offset + len(line)
+        return True
+
     def _counts(self, stored: Stored) -> bool:
         return self.parts(stored.clip, stored.settings).get(stored.segment) is stored
 
     def _opened(self) -> int:
         if self._file is None:
             if self._set_aside:
-                self.replaced = set_aside(self.path)
+                self.replaced = self._shown(set_aside(self.path))
                 self._set_aside = False
+                if self._marks:  # a run that is ended and gone on with still knows them
+                    marks = [mark for several in self._marks.values() for mark in several]
+                    write_whole(self.path, b"".join(map(mark_line, marks)))
+                    self._forget()
+                    self._load()
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         return self._file
 
@@ -272,23 +362,18 @@ class Journal:
         if self._lock is not None:
             self._lock.release()
 
-    def _forget(self) -> None:
+    def _forget(self, marks: dict[str, list[FileMark]] | None = None) -> None:
+        """Begin with no records, and with these marks."""
         self._index: dict[str, dict[str, dict[int | None, Stored]]] = {}  # by clip, settings, segment
         self._hashes: dict[tuple[str, str], Stored] = {}
         self._order: list[Stored] = []
+        self._marks = marks or {}  # the last two by file
         self._size = 0
 
     def _failure(self, error: OSError) -> OutputError:
         if self.look:
             return OutputError(f"{self.shown}: cannot be read: {error.strerror or error}")
         return unwritable(self.shown, error)
-
-
-def set_aside(path: Path) -> Path | None:
-    """Keep a file that is there as ``NAME~``; returns that, or None where there was nothing to keep."""
-    if not path.is_file() or path.stat().st_size == 0:
-        return None
-    return path.replace(path.with_name(path.name + "~"))
 
 
 def unwritable(path: Path, error: OSError, kind: str | None = None) -> OutputError:

@@ -92,7 +92,7 @@ class LogFile(Listener):
 def _counts(tally: Tally) -> dict[str, object]:
     return {
         "total": tally.total,
-        "earlier": tally.earlier + tally.earlier_failed + tally.reused,
+        "earlier": tally.earlier + tally.earlier_failed + tally.reused + tally.kept,
         "captioned": tally.captioned,
         "failed": tally.failed,
         "seconds": round(tally.seconds, 3),

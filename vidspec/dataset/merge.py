@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vidspec.dataset.file_marks import is_mark
 from vidspec.dataset.formats import CSV_COLUMNS, Format, document, listing
 from vidspec.dataset.journal import parsed
 from vidspec.dataset.records import lean
@@ -92,6 +93,8 @@ def _records(path: Path, made: Merged) -> Iterable[Record]:
                 record = parsed(text)
                 if record is not None:
                     yield record
+                elif is_mark(text):
+                    continue
                 elif not text.endswith(b"\n") and not _whole(text):
                     made.torn += 1
                 else:

@@ -7,6 +7,7 @@ file is its own journal; every other file is a rendering of one that lies hidden
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -14,13 +15,12 @@ from pathlib import Path
 
 from vidspec.dataset.formats import SUBTITLES, Format, document, header, line, listing
 from vidspec.dataset.job import Job
-from vidspec.dataset.journal import Journal, Stored, gone, is_at, set_aside, unwritable
+from vidspec.dataset.journal import Journal, Stored, gone, is_at, unwritable
 from vidspec.dataset.records import clip_id, lean
-from vidspec.dataset.sidecars import Names, check_names
 from vidspec.dataset.writers import Lines
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import Record
-from vidspec.files import encoded, write_whole
+from vidspec.files import backup_of, encoded, set_aside, write_whole
 
 __all__ = [
     "ONE_CLIP",
@@ -28,10 +28,9 @@ __all__ = [
     "OneFile",
     "Output",
     "Several",
-    "Sidecars",
     "Stream",
     "hidden_journal",
-    "journal_beside",
+    "in_order",
     "journal_of",
     "make_folder",
 ]
@@ -64,6 +63,10 @@ class Output:
         Raises:
             OutputError: kind :data:`ONE_CLIP`.
         """
+
+    def leaves(self, job: Job) -> bool:
+        """Whether nothing would come of captioning a clip: all its files are there, and are not to be replaced."""
+        return False
 
     def add(self, job: Job, record: Record) -> None:
         """Keep a record; when this returns it cannot be lost.
@@ -199,6 +202,10 @@ class Journaled(Output):
     def same_content(self, job: Job, sha256: str, settings: str) -> Stored | None:
         return self.journal(job).by_hash(sha256, settings)
 
+    def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
+        """What a run would do to files that are there, for a clip that it has ``captioned``, or finds done."""
+        return {}
+
     def others(self, settings: Collection[str]) -> int:
         return sum(journal.others(settings) for journal in self._journals.values())
 
@@ -229,25 +236,74 @@ class Journaled(Output):
 
 
 class OneFile(Journaled):
-    """One file for all clips."""
+    """One file for all clips.
 
-    def __init__(self, path: Path, form: Format, *, several: bool, fresh: bool = False, raw_csv: bool = False) -> None:
+    Raises:
+        UsageError: the file is one that no run wrote so, and ``fresh`` is not set; or another run writes it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        form: Format,
+        *,
+        several: bool,
+        fresh: bool = False,
+        raw_csv: bool = False,
+        look: bool = False,
+    ) -> None:
         own = form in ("json", "jsonl")
-        super().__init__(lambda _: journal_of(path, form), fresh=fresh, visible=path)
+        super().__init__(lambda _: journal_of(path, form), fresh=fresh, visible=path, look=look)
         self.path, self.form, self.several, self.raw_csv, self._own = path, form, several, raw_csv, own
         self._begun: os.stat_result | None = None  # the file as this run last left it
+        self._digest, self._size = hashlib.sha256(), 0  # of what this run wrote
         if not own and form in ("srt", "vtt", "webdataset-txt") and several:
             raise UsageError(f"--format {form}: several clips need a file each", hint="leave --output out")
         journal = self.journal(Job(""))  # the lock is taken and the file repaired before a model is loaded
-        first = next(journal.records(), None)
-        if own and first is not None and ("timings" in first) != (form == "json"):
-            journal.close()
-            other = "jsonl" if form == "json" else "json"
-            raise UsageError(f"{path}: holds records of --format {other}", hint="go on with that, or --overwrite")
-        self._foreign = not own and first is None  # a file that is there is none of ours
+        self._ours = own or (not fresh and self._is_ours(journal))
         self._moved: Path | None = None
+        try:
+            if not fresh:
+                self._refuse_others(journal)
+        except UsageError:
+            journal.close()
+            raise
+
+    def _refuse_others(self, journal: Journal) -> None:
+        """Refuse a file that this run may neither go on with nor replace."""
+        keeping = f"--overwrite replaces it, keeping {backup_of(self.path)}"
+        if not self._ours and journal.latest_mark(self.path) is not None:
+            hint = f"{keeping}, and begins anew; or move it away: it is written again without captioning"
+            raise UsageError(f"{self.path}: was edited since a run wrote it, and is left alone", hint=hint)
+        if not self._ours or (self._own and journal.foreign):
+            hint = f"{keeping}; or name another file"
+            raise UsageError(f"{self.path}: is there already, and no such run wrote it", hint=hint)
+        first = next(journal.records(), None)
+        if self._own and first is not None and ("timings" in first) != (self.form == "json"):
+            other = "jsonl" if self.form == "json" else "json"
+            raise UsageError(f"{self.path}: holds records of --format {other}", hint="go on with that, or --overwrite")
+
+    def _is_ours(self, journal: Journal) -> bool:
+        """Whether the file is as an earlier run left it, one that was killed too; or not there, or empty."""
+        if not self.path.is_file():
+            return True
+        content = self.path.read_bytes()
+        if journal.latest_mark(self.path) is None:  # none, or one of version 0.2.0, which made no marks
+            return self._content().startswith(content)
+        # Behind what was marked are the lines of later records, of which the last may be torn.
+        return not content or any(
+            b"".join(map(self._line, journal.records_after(mark))).startswith(content[mark.size :])
+            for mark in journal.marks_of(self.path, content)
+        )
+
+    def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
+        if not (captioned and self._fresh and self.path.is_file() and self.path.stat().st_size):
+            return {}
+        return {self.path: f"replaced, kept as {backup_of(self.path)}"}
 
     def add(self, job: Job, record: Record) -> None:
+        if self._look:
+            return
         with self._keeping(job):
             if not self._own:
                 self._set_aside()  # before the record: a file beside a journal is always that journal's
@@ -261,14 +317,22 @@ class OneFile(Journaled):
         if self._begun is None or self.form in SUBTITLES:
             self._whole()
             return
-        text = line(record, self.form, several=self.several, raw_csv=self.raw_csv)
-        if text is not None:
+        if text := self._line(record):
             self._check()
             try:
                 with open(self.path, "ab") as file:
-                    file.write(encoded(text + "\n"))
+                    file.write(text)
             except OSError as error:
                 raise unwritable(self.path, error) from None
+            self._digest.update(text)
+            self._size += len(text)
+
+    def _line(self, record: Record) -> bytes:
+        """A record as it is added to the file; nothing where its format is written whole."""
+        if self.form == "parquet" or self.form in SUBTITLES:
+            return b""
+        text = line(record, self.form, several=self.several, raw_csv=self.raw_csv)
+        return b"" if text is None else encoded(text + "\n")
 
     def _check(self) -> None:
         """Find out whether the file is still the one that this run began."""
@@ -276,112 +340,50 @@ class OneFile(Journaled):
             raise gone(self.path)
 
     def _set_aside(self) -> None:
-        """Keep a file that no journal of ours tells of."""
-        if self._foreign:
+        """Keep a file that is to be replaced and is not ours."""
+        if not self._ours:
             try:
                 self._moved = set_aside(self.path)
             except OSError as error:
                 raise unwritable(self.path, error) from None
-        self._foreign = False
+        self._ours = True
 
     def _whole(self) -> None:
         """Write the file anew from its journal."""
         self._check()
+        content = self._content()
+        self._digest, self._size = hashlib.sha256(content), len(content)
+        self._mark()
+        write_whole(self.path, content)
+        self._begun = self.path.stat()
+
+    def _content(self) -> bytes:
+        """What the file is to hold by its journal."""
         if self.form == "parquet":
             from vidspec.dataset.tables import table
 
-            write_whole(self.path, table(self.records()))
-        else:
-            write_whole(self.path, listing(self.records(), self.form, several=self.several, raw_csv=self.raw_csv))
-        self._begun = self.path.stat()
+            return table(self.records())
+        return encoded(listing(self.records(), self.form, several=self.several, raw_csv=self.raw_csv))
+
+    def _mark(self) -> None:
+        self.journal(Job("")).mark(self.path, self._size, self._digest.hexdigest())
+
+    def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:
+        if self._begun is not None and not self._lost:
+            with contextlib.suppress(OutputError):  # of a journal that is gone, which is said below
+                self._mark()  # the lines that were added: the order of their records changes now
+        return super().close(jobs, complete=complete)
 
     def _render(self, *, complete: bool) -> list[str]:
         if self._own or self._lost or not (complete or self._begun):
             return []
+        if self._begun is not None:
+            self._check()
+            if hashlib.sha256(self.path.read_bytes()).digest() != self._digest.digest():  # edited under this run
+                self._ours, self._begun = False, None
         self._set_aside()
         self._whole()
         return [f"{self.path}: the earlier file is now {self._moved}"] if self._moved else []
-
-
-class Sidecars(Journaled):
-    """A file for each clip and format, written when all of the clip is captioned; ``names`` share a folder."""
-
-    def __init__(self, names: Sequence[Names], jobs: Sequence[Job], *, fresh: bool = False, label: str = "") -> None:
-        super().__init__(lambda job: journal_beside(names[0], job, label), fresh=fresh)
-        self.names = tuple(names)
-        check_names(names, jobs)
-        journals = {self._journal_for(job): job for job in jobs}
-        self._folders = len(journals)
-        for journal, job in sorted(journals.items()):
-            with contextlib.suppress(OutputError), self._keeping(job):  # it costs its own clips alone
-                make_folder(journal.parent)
-                self.journal(job)
-        if len(self._lost) == self._folders > 0:
-            first = next(iter(self._lost.values()))
-            raise UsageError(first.message, hint=first.hint)
-        self._moved: list[Path] = []
-
-    def check(self, job: Job) -> None:
-        self.journal(job)
-        for path in (names.path(job) for names in self.names):
-            folder = path.parent
-            while not os.path.exists(folder):  # it is made with its first file
-                folder = folder.parent
-            if not (folder.is_dir() and os.access(folder, os.W_OK)):
-                raise OutputError(
-                    f"{path}: cannot be written: {folder} takes no files",
-                    hint="give the same command again when it does",
-                    kind=ONE_CLIP,
-                )
-
-    def add(self, job: Job, record: Record) -> None:
-        if record["caption"] is not None or record["job"].get("segment") is not None:
-            # The earlier file goes before the record comes: a file beside a record is always that record's.
-            known = self.journal(job).knows(clip_id(job))
-            for names in self.names:
-                self._clear(names.path(job), known=known)
-        super().add(job, record)
-        self._write(job, record["job"]["settings"])
-
-    def earlier(self, job: Job, settings: str) -> None:
-        if not all(os.path.exists(names.path(job)) for names in self.names):
-            self._write(job, settings)
-
-    def _scoped(self, error: OutputError) -> OutputError:
-        """An error of a journal is that of one clip as long as there are others."""
-        if len(self._lost) == self._folders:
-            return error
-        return OutputError(error.message, hint=error.hint, kind=ONE_CLIP)
-
-    def _clear(self, path: Path, *, known: bool) -> None:
-        """Remove a file that is ours, keep one that is not."""
-        try:
-            if known:
-                path.unlink(missing_ok=True)
-            elif moved := set_aside(path):
-                self._moved.append(moved)
-        except OSError as error:
-            raise unwritable(path, error, ONE_CLIP) from None
-
-    def _write(self, job: Job, settings: str) -> None:
-        stored = _in_order(self.parts(job, settings))
-        if len(stored) < (stored[0].segments or 1):
-            return
-        records = [one.record() for one in stored]
-        for names in self.names:
-            content = document(records, names.form)
-            if content is None:
-                continue
-            try:
-                make_folder(names.path(job).parent)
-                write_whole(names.path(job), content)
-            except OutputError as error:  # its record is kept
-                hint = "give the same command again when it can be: nothing is captioned twice"
-                raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
-
-    def _render(self, *, complete: bool) -> list[str]:
-        more = f" and {len(self._moved) - 1} more" if len(self._moved) > 1 else ""
-        return [f"files that were there before are kept as {self._moved[0]}{more}"] if self._moved else []
 
 
 class Several(Output):
@@ -416,12 +418,15 @@ class Several(Output):
         for one in self.outputs:
             one.check(job)
 
+    def leaves(self, job: Job) -> bool:
+        return bool(self.outputs) and all([one.leaves(job) for one in self.outputs])
+
     def add(self, job: Job, record: Record) -> None:
         for one in self.outputs:
             one.add(job, record)
 
     def earlier(self, job: Job, settings: str) -> None:
-        stored = _in_order(self.parts(job, settings))
+        stored = in_order(self.parts(job, settings))
         for one in self._kept:
             one.earlier(job, settings)
         for stream in self._streams:
@@ -451,12 +456,7 @@ def journal_of(path: Path, form: Format) -> Path:
     return path if form in ("json", "jsonl") else hidden_journal(path)
 
 
-def journal_beside(names: Names, job: Job, label: str) -> Path:
-    """The journal of the clips' own files; ``label`` is the shard's."""
-    return Path(names.folder or job.root) / f".vidspec{label}.jsonl"
-
-
-def _in_order(parts: Mapping[int | None, Stored]) -> list[Stored]:
+def in_order(parts: Mapping[int | None, Stored]) -> list[Stored]:
     return sorted(parts.values(), key=lambda one: one.segment or 0)
 
 

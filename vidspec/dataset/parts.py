@@ -13,13 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from vidspec.dataset.job import Job
-from vidspec.dataset.journal import Journal, Stored, set_aside
+from vidspec.dataset.journal import Journal, Stored
 from vidspec.dataset.outputs import ONE_CLIP, Output, hidden_journal, make_folder
 from vidspec.dataset.records import clip_id, lean
 from vidspec.dataset.stores import is_url, joined, names_in, put
 from vidspec.dataset.tables import Part, part_at, records_of, table
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import Record
+from vidspec.files import set_aside
 
 __all__ = ["Parts"]
 
@@ -45,6 +46,7 @@ class Parts(Output):
         self._open: dict[str, Journal] = {}  # by shard
         self._clips: dict[str, list[str]] = {}  # by shard, in its order
         self._left: dict[str, set[str]] = {}  # by shard, clips that are not done
+        self._notes: list[str] = []
         names = {shard.path: self.name(shard.path) for shard in shards}
         if len(set(names.values())) < len(names):
             raise UsageError("two shards of one name would share a part", hint="caption them into folders of their own")
@@ -74,16 +76,25 @@ class Parts(Output):
     def begin(self, shard: str) -> None:
         """Open the journal of a shard, with what is to be kept of an earlier part.
 
+        A part whose captions are not those of its journal was edited after a run was killed; a copy of it is kept.
+
         Raises:
             UsageError: another run has it open.
             OutputError: it cannot be written.
         """
         make_folder(self._journal(shard).parent)
         journal = self._open[shard] = Journal(self._journal(shard))
-        for record in records_of(self.name(shard)) if shard in self._earlier else ():
-            job = record["job"]
-            if record["error"] is None and not journal.parts(job["clip"], job["settings"]):
+        name, edited = self.name(shard), False
+        made = [one for one in (records_of(name) if shard in self._earlier else ()) if one["error"] is None]
+        jobs = [(one["job"]["clip"], one["job"]["settings"]) for one in made]
+        known = {job: dict(journal.parts(*job)) for job in jobs}  # of all parts of a clip, before any is added
+        for record, job in zip(made, jobs, strict=True):
+            if not known[job]:
                 journal.append(record)
+            elif (stored := known[job].get(record["job"].get("segment"))) is not None:
+                edited |= stored.record()["caption"] != record["caption"]
+        if edited and not is_url(name) and (moved := set_aside(Path(name))) is not None:
+            self._notes.append(f"{name}: was edited, and is now {moved}")
 
     def expect(self, shard: str, jobs: Iterable[Job], left: Iterable[Job], settings: str) -> None:
         """The clips of a shard that was begun, and those of them that are not done; where none is, its part is written.
@@ -115,7 +126,7 @@ class Parts(Output):
         with self._lock:
             for journal in self._open.values():
                 journal.close()
-        return []
+        return self._notes
 
     def _finish(self, shard: str, settings: str) -> None:
         """Write the part of a shard whose clips are all done, and let go of its journal."""

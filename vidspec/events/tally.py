@@ -17,7 +17,7 @@ class Tally:
 
     Attributes:
         total: clips of the run, finished earlier or not.
-        earlier, earlier_failed, reused: clips that needed no captioning.
+        earlier, earlier_failed, reused, kept: clips that needed no captioning.
         captioned, failed: clips of this run.
         unkept: those among the failed of which there is no record.
         tokens: emitted by this run.
@@ -30,6 +30,7 @@ class Tally:
     earlier: int = 0
     earlier_failed: int = 0
     reused: int = 0
+    kept: int = 0
     captioned: int = 0
     failed: int = 0
     unkept: int = 0
@@ -42,7 +43,7 @@ class Tally:
     @property
     def done(self) -> int:
         """Clips finished by this run or before."""
-        return self.earlier + self.earlier_failed + self.reused + self.captioned + self.failed
+        return self.earlier + self.earlier_failed + self.reused + self.kept + self.captioned + self.failed
 
     @property
     def seconds(self) -> float:

@@ -1,0 +1,244 @@
+"""A file for each clip and format. Files that somebody else wrote or changed are neither replaced nor removed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from vidspec.dataset.file_marks import marked_folders
+from vidspec.dataset.formats import Format, document
+from vidspec.dataset.job import Job
+from vidspec.dataset.journal import Journal, unwritable
+from vidspec.dataset.outputs import ONE_CLIP, Journaled, in_order, make_folder
+from vidspec.dataset.records import clip_id
+from vidspec.dataset.sidecars import Names, check_names
+from vidspec.errors import OutputError, UsageError
+from vidspec.events.record import Record
+from vidspec.files import backup_of, encoded, set_aside, write_whole
+
+__all__ = ["ClipFiles", "FileState", "JournalFinder", "Sidecars"]
+
+#: A file that is not there (or is empty), one as a run wrote it, one that was edited since, and one that no run wrote.
+FileState: TypeAlias = Literal["free", "written", "edited", "foreign"]
+
+
+class JournalFinder:
+    """Finds the journal of a file beside a clip: however clips are named, the files of a folder have one journal.
+
+    It is the nearest one in the file's folder or above that marks files of that folder; where there is none, the one in
+    the folder that the user named. Below an output folder it is always the one in that folder.
+
+    Args:
+        names: of the files.
+        label: of the shard.
+    """
+
+    def __init__(self, names: Names, label: str = "") -> None:
+        self.names, self._file = names, f".vidspec{label}.jsonl"
+        self._marked: dict[Path, set[str]] = {}  # folders by journal
+        self._found: dict[tuple[str, str], Path] = {}  # by the folders of the file and of the user
+
+    def __call__(self, job: Job) -> Path:
+        if self.names.folder is not None:
+            return Path(self.names.folder, self._file)
+        here = self.names.path(job).parent
+        key = str(here), job.root
+        if key not in self._found:
+            real = Path(os.path.realpath(here))
+            named = Path(job.root, self._file)
+            above = (folder / self._file for folder in (real, *real.parents))
+            found = next((one for one in above if str(real) in self._folders(one)), named)
+            self._found[key] = named if os.path.realpath(named) == str(found) else found
+        return self._found[key]
+
+    def _folders(self, journal: Path) -> set[str]:
+        if journal not in self._marked:
+            self._marked[journal] = marked_folders(journal)
+        return self._marked[journal]
+
+
+class ClipFiles(Journaled):
+    """What the files of clips hold, and which of them may be replaced; writes nothing.
+
+    Args:
+        names: of the files of each clip, which share a folder.
+        label: of the shard.
+        fresh: begin anew: files that are not as a run wrote them are replaced too, and kept as ``NAME~``.
+        look: only read what is there.
+    """
+
+    def __init__(self, names: Sequence[Names], *, fresh: bool = False, label: str = "", look: bool = False) -> None:
+        super().__init__(JournalFinder(names[0], label), fresh=fresh, look=look)
+        self.names = tuple(names)
+        self._others: dict[Path, list[Journal]] = {}  # of other shards, by journal
+        self._left: dict[Path, FileState] = {}  # files that were not replaced
+
+    def state(self, job: Job, names: Names) -> FileState:
+        """The state of one of a clip's files; without a mark, as version 0.2.0 left it, it must show records."""
+        path = names.path(job)
+        if not os.path.isfile(path):
+            return "foreign" if os.path.islink(path) else "free"
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return "foreign"
+        if not content:
+            return "free"
+        marked = False
+        for journal in self._with_other_shards(job):
+            if any(mark.size == len(content) for mark in journal.marks_of(path, content)):
+                return "written"
+            marked |= journal.latest_mark(path) is not None
+        if marked:
+            return "edited"
+        return "written" if content in self._documents(job, names.form) else "foreign"
+
+    def _with_other_shards(self, job: Job) -> Iterator[Journal]:
+        """The journal of a clip, and those in its folder of runs that had other shards, or none."""
+        yield self.journal(job)
+        own = self._journal_for(job)
+        if own not in self._others:
+            paths = sorted(own.parent.glob(".vidspec*.jsonl"))
+            self._others[own] = [Journal(path, look=True) for path in paths if path.name != own.name]
+        yield from self._others[own]
+
+    def _documents(self, job: Job, form: Format) -> Iterator[bytes]:
+        """What a clip's file may hold, by the records of each settings."""
+        clip, journal = clip_id(job), self.journal(job)
+        for settings in journal.settings_of(clip):
+            text = document([one.record() for one in in_order(journal.parts(clip, settings))], form)
+            if text is not None:
+                yield encoded(text)
+
+    def states(self, job: Job) -> dict[Path, FileState]:
+        """The state of each of a clip's files."""
+        return {names.path(job): self.state(job, names) for names in self.names}
+
+    def leaves(self, job: Job) -> bool:
+        states = self.states(job)
+        leaves = not self._fresh and all(state in ("edited", "foreign") for state in states.values())
+        if leaves:
+            self._left |= states
+        return leaves
+
+    def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
+        several = self.names if captioned else self.outdated(job, settings)
+        states = {names.path(job): self.state(job, names) for names in several}
+        changes = {path: f"{state}, kept" for path, state in states.items() if state in ("edited", "foreign")}
+        if self._fresh:
+            changes = {path: f"replaced, kept as {backup_of(path)}" for path in changes}
+        return changes | {path: "replaced" for path, state in states.items() if state == "written"}
+
+    def outdated(self, job: Job, settings: str) -> Iterator[Names]:
+        """Files of a clip with records under these settings that do not show these: gone, or of other settings."""
+        for names in self.names:
+            path = names.path(job)
+            mark = self.journal(job).latest_mark(path)
+            of_others = mark is not None and (mark.settings, mark.format) != (settings, names.form)
+            if of_others or not os.path.exists(path):
+                yield names
+
+
+class Sidecars(ClipFiles):
+    """A file for each clip and format, written when all of the clip is captioned."""
+
+    def __init__(self, names: Sequence[Names], jobs: Sequence[Job], *, fresh: bool = False, label: str = "") -> None:
+        super().__init__(names, fresh=fresh, label=label)
+        check_names(names, jobs)
+        journals = {self._journal_for(job): job for job in jobs}
+        self._folders = len(journals)
+        for journal, job in sorted(journals.items()):
+            with contextlib.suppress(OutputError), self._keeping(job):  # it costs its own clips alone
+                make_folder(journal.parent)
+                self.journal(job)
+        if len(self._lost) == self._folders > 0:
+            first = next(iter(self._lost.values()))
+            raise UsageError(first.message, hint=first.hint)
+        self._moved: list[Path] = []
+
+    def check(self, job: Job) -> None:
+        self.journal(job)
+        for path in (names.path(job) for names in self.names):
+            folder = path.parent
+            while not os.path.exists(folder):  # it is made with its first file
+                folder = folder.parent
+            if not (folder.is_dir() and os.access(folder, os.W_OK)):
+                raise OutputError(
+                    f"{path}: cannot be written: {folder} takes no files",
+                    hint="give the same command again when it does",
+                    kind=ONE_CLIP,
+                )
+
+    def add(self, job: Job, record: Record) -> None:
+        if record["caption"] is not None or record["job"].get("segment") is not None:
+            # The earlier file goes before the record comes: a file beside a record is that record's, or nobody's here.
+            for names in self.names:
+                self._clear(job, names)
+        super().add(job, record)
+        self._write(job, record["job"]["settings"], self.names)
+
+    def earlier(self, job: Job, settings: str) -> None:
+        outdated = tuple(self.outdated(job, settings))
+        for names in outdated:
+            self._clear(job, names)
+        self._write(job, settings, outdated)
+
+    def _scoped(self, error: OutputError) -> OutputError:
+        """An error of a journal is that of one clip as long as there are others."""
+        if len(self._lost) == self._folders:
+            return error
+        return OutputError(error.message, hint=error.hint, kind=ONE_CLIP)
+
+    def _clear(self, job: Job, names: Names) -> None:
+        """Remove a file as a run wrote it. One that is not stays; if the run begins anew, under another name."""
+        state, path = self.state(job, names), names.path(job)
+        try:
+            if state == "written":
+                path.unlink(missing_ok=True)
+            elif state != "free" and not self._fresh:
+                self._left[path] = state
+            elif state != "free" and (moved := set_aside(path)):
+                self._moved.append(moved)
+        except OSError as error:
+            raise unwritable(path, error, ONE_CLIP) from None
+
+    def _write(self, job: Job, settings: str, several: Sequence[Names]) -> None:
+        """Write files that are not there once all parts of the clip are."""
+        wanted = [names for names in several if names.path(job) not in self._left]
+        stored = in_order(self.parts(job, settings)) if wanted else []
+        if not stored or len(stored) < (stored[0].segments or 1):
+            return
+        records = [one.record() for one in stored]
+        for names in wanted:
+            content, path = document(records, names.form), names.path(job)
+            if content is None:
+                continue
+            data = encoded(content)
+            with self._keeping(job):
+                self.journal(job).mark(path, len(data), hashlib.sha256(data).hexdigest(), settings, names.form)
+            try:
+                make_folder(path.parent)
+                write_whole(path, data)
+            except OutputError as error:  # its record is kept
+                hint = "give the same command again when it can be: nothing is captioned twice"
+                raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
+
+    def _render(self, *, complete: bool) -> list[str]:
+        notes = []
+        for state, about in (("edited", "edited files were"), ("foreign", "files that no run wrote were")):
+            if left := [path for path, found in self._left.items() if found == state]:
+                one = about.replace("files", "file").replace("were", "was")
+                notes.append(f"{len(left)} {one if len(left) == 1 else about} kept: {_first(left)}")
+        if notes:
+            notes[-1] += "; --overwrite replaces them, keeping FILE~"
+        if self._moved:
+            notes.append(f"files that were there before are kept as {_first(self._moved)}")
+        return notes
+
+
+def _first(paths: Sequence[Path]) -> str:
+    return f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}"

@@ -96,12 +96,11 @@ def test_texts_are_those_of_one_call_at_a_time(loaded, clips, name, threads, cal
         (method, path): call(captioner, path, clip) for method, call in METHODS.items() for path, clip in clips.items()
     }
     draws, paths = random.Random(11), list(clips)
-    work = [
-        (method, draws.choice(paths)) for pair in itertools.islice(itertools.cycle(PAIRS), calls) for method in pair
-    ]
+    order = itertools.islice(itertools.chain.from_iterable(itertools.cycle(PAIRS)), calls)
+    work = [(method, draws.choice(paths)) for method in order]
     with ThreadPoolExecutor(threads) as pool:
-        found = list(pool.map(lambda one: METHODS[one[0]](captioner, one[1], clips[one[1]]), work[:calls]))
-    wrong = [one for one, ids in zip(work, found, strict=False) if ids != expected[one]]
+        found = list(pool.map(lambda one: METHODS[one[0]](captioner, one[1], clips[one[1]]), work))
+    wrong = [one for one, ids in zip(work, found, strict=True) if ids != expected[one]]
     assert not wrong
     assert loaded.target.model.decoder.slab.used == loaded.draft.model.decoder.slab.used == 0
 
@@ -172,18 +171,23 @@ def test_an_abandoned_stream_frees_its_place_when_it_is_collected(loaded, clips)
     assert loaded.target.model.decoder.slab.used == 0
 
 
-def test_an_interrupted_call_costs_the_others_time_alone(loaded, clips, monkeypatch):
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_interrupted_call_costs_the_others_time_alone(loaded, clips, monkeypatch, error):
     """Ctrl-C in a pass that other clips share, or a bug of the loop: they are read again."""
     first, second, *_ = clips
     expected = loaded.caption(first, clip=clips[first]).token_ids
-    for error in (KeyboardInterrupt, MemoryError):
-        held = loaded.stream(first, clip=clips[first])
-        assert isinstance(next(held), Opened) and isinstance(next(held), Prefilled)
-        with monkeypatch.context() as patch, pytest.raises(error):
-            patch.setattr(loaded._serving.loop, "turn", lambda patience: (_ for _ in ()).throw(error))
-            loaded.caption(second, clip=clips[second])
-        events = list(held)
-        assert [type(event) for event in events[:3]] == [Again, Opened, Prefilled] and finished(events) == expected
+
+    def interrupted(patience):
+        raise error
+
+    held = loaded.stream(first, clip=clips[first])
+    assert isinstance(next(held), Opened) and isinstance(next(held), Prefilled)
+    with monkeypatch.context() as patch, pytest.raises(error):
+        patch.setattr(loaded._serving.loop, "turn", interrupted)
+        loaded.caption(second, clip=clips[second])
+    events = list(held)
+    again = [event for event in events if isinstance(event, (Again, Opened, Prefilled))]
+    assert [type(event) for event in again] == [Again, Opened, Prefilled] and finished(events) == expected
     assert loaded.target.model.decoder.slab.used == 0
 
 
@@ -268,15 +272,15 @@ def test_a_fork_while_another_thread_computes():
     if not child:
         code = 1
         try:
-            exclusive.acquire(used, unless=lambda: False)
+            exclusive.acquire(None, used)
         except GenerationError as error:
-            code = 2 if error.kind == "forked" and exclusive.acquire(free, unless=lambda: False) else 3
+            code = 2 if error.kind == "forked" and exclusive.acquire(None, free) else 3
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
     over.set()
     thread.join()
-    assert exclusive.acquire(used, unless=lambda: False)
+    assert exclusive.acquire(None, used)
     exclusive.release(used)
 
 
@@ -284,13 +288,34 @@ def test_models_are_for_one_thread_at_a_time():
     """And a thread that holds them does not wait for itself."""
     one, two = Model(), Model()
     assert exclusive.try_acquire([one, two]) and not exclusive.try_acquire([two])
-    assert exclusive.acquire([one, two], unless=lambda: False)
+    assert exclusive.acquire(None, [one, two])
     with ThreadPoolExecutor(1) as pool:
-        assert not pool.submit(exclusive.acquire, [two], lambda: True).result(BLOCKED)
-        later = pool.submit(exclusive.acquire, [two], lambda: False)
+        assert not pool.submit(exclusive.acquire, None, [two], lambda: True).result(BLOCKED)
+        later = pool.submit(exclusive.acquire, None, [two])
         exclusive.release([one, two])
         assert later.result(BLOCKED)
     exclusive.release([two])
+
+
+def test_another_group_gets_its_turn():
+    """A thread that takes the models again at once comes after those that have waited."""
+    models, waits, taken = [Model()], threading.Event(), []
+    assert exclusive.acquire("one", models)
+
+    def wait_for_turn():
+        exclusive.acquire("other", models, unless=waits.set)  # which is called when it waits, and returns None
+        taken.append("other")
+        exclusive.release(models)
+
+    thread = threading.Thread(target=wait_for_turn)
+    thread.start()
+    assert waits.wait(BLOCKED)
+    exclusive.release(models)
+    exclusive.acquire("one", models)
+    taken.append("one")
+    exclusive.release(models)
+    thread.join(BLOCKED)
+    assert taken == ["other", "one"]
 
 
 def test_threads_that_share_a_dialogue_take_turns(loaded, clips):
@@ -321,9 +346,8 @@ def test_a_turn_that_is_held_open_blocks_no_thread_for_ever(loaded, clips):
 @pytest.mark.parametrize("method", ["caption", "stream", "baseline", "dialogue", "captions"])
 def test_an_unknown_argument_names_the_nearest(loaded, method):
     more = [QUESTIONS] if method == "captions" else []
-    with pytest.raises(
-        ArgumentError, match=rf"{method}\(\) has no argument 'promt' \(did you mean prompt\?\)"
-    ) as caught:
+    message = rf"{method}\(\) has no argument 'promt' \(did you mean prompt\?\)"
+    with pytest.raises(ArgumentError, match=message) as caught:
         getattr(loaded, method)("clip.mp4", *more, promt="What moves?")
     assert isinstance(caught.value, TypeError) and isinstance(caught.value, VidspecError)
     with pytest.raises(ArgumentError, match="there are start, end, prompt"):

@@ -20,22 +20,23 @@ from vidspec import video
 from vidspec.config import profiles
 from vidspec.config.profiles import Profile
 from vidspec.decoding.admission import Claim
+from vidspec.decoding.calls import Arrivals, News, SingleArrival
 from vidspec.decoding.decode import decode
 from vidspec.decoding.dialogue import Dialogue
 from vidspec.decoding.parallel import WorkerLost
 from vidspec.decoding.prompts import Prompts
 from vidspec.decoding.report import report
 from vidspec.decoding.sequence import Sequence
-from vidspec.decoding.serving import Arrivals, News, Serving, SingleArrival
+from vidspec.decoding.serving import Serving
 from vidspec.decoding.setup import Setup
 from vidspec.decoding.workers import places
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.draft_length.pace import Pace
 from vidspec.embedded import ships
+from vidspec.engine.decoder import LanguageModel
 from vidspec.engine.device import synchroniser, take_one_core
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import Steps
-from vidspec.engine.decoder import LanguageModel
 from vidspec.errors import ArgumentError, ClosedError, GenerationError, ModelError
 from vidspec.events.events import Again, Event, Finished, Load, Opened, Prefilled
 from vidspec.events.record import Caption, Models

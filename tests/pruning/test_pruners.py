@@ -131,7 +131,7 @@ def test_uniform_takes_every_frame_alike(visual, alpha):
 def test_uniform_counts_by_frame():
     """Eight frames of 25 tokens and a newline, of which 40 stay."""
     kept = pruner("uniform")(signals(tokens(8, 5)), 0.8)
-    assert torch.bincount(tokens(8, 5).frame[kept[:-1]]).tolist() == [5, 5, 5, 5, 4, 5, 5, 5]
+    assert torch.bincount(tokens(8, 5).frame[kept[:-1]]).tolist() == [5, 5, 5, 4, 5, 5, 5, 5]
 
 
 def test_random_differs_by_seed_and_is_spread():

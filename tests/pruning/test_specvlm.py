@@ -2,10 +2,10 @@ from fractions import Fraction
 
 import pytest
 import torch
+from decoding import checkpoints
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoding import checkpoints
 from pruning.given import visual_tokens
 from vidspec.captioner import Captioner
 from vidspec.config import profiles

@@ -11,156 +11,32 @@ from __future__ import annotations
 import gc
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Items
-from contextlib import ExitStack
 from itertools import chain, count
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING
 
 from vidspec.decoding.admission import Claim, fits, reserve
+from vidspec.decoding.calls import Arrivals, Call, News, Serves
 from vidspec.decoding.loop import Loop, Passing
 from vidspec.decoding.sequence import Sequence
-from vidspec.draft_length.batch import SIZES, BatchSize
+from vidspec.draft_length.batch import SIZES
 from vidspec.engine import exclusive
-from vidspec.engine.device import half_the_cores, synchroniser
+from vidspec.engine.device import synchroniser
 from vidspec.engine.requests import PrefillPrompt
-from vidspec.errors import ClosedError, GenerationError, VidspecError
-from vidspec.events.events import Again, Event, Load, Prefilled, Reading, Round
+from vidspec.errors import ClosedError, GenerationError
+from vidspec.events.events import Again, Load, Prefilled, Reading, Round
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 
 if TYPE_CHECKING:
-    import torch
-
-    from vidspec.draft_length.pace import Pace
     from vidspec.engine.decoder import LanguageModel
-    from vidspec.engine.forward import Engine
-    from vidspec.models.base import VideoLanguageModel
     from vidspec.models.request import Request
 
-__all__ = ["Arrivals", "News", "Serves", "Serving", "SingleArrival"]
+__all__ = ["Serving"]
 
 #: Seconds between two reports of the load.
 EVERY = 0.1
-
-#: Events with the key of their clip, or the exception that ended it; the load, with None.
-News: TypeAlias = Generator[tuple[Hashable, Event | Load | Exception], None, None]
-
-
-class Arrivals(Protocol):
-    """The source of clips whose frames are in memory. Only the thread of its call uses it."""
-
-    @property
-    def over(self) -> bool:
-        """Whether no more will come."""
-        ...
-
-    def take(self) -> Request | None:
-        """The next clip, None if there is none now; never waits. The wake event is set when one is added."""
-        ...
-
-
-class SingleArrival:
-    """One clip; it is let go of when it is taken."""
-
-    def __init__(self, request: Request) -> None:
-        self._left = [request]
-
-    @property
-    def over(self) -> bool:
-        """Whether it was taken."""
-        return not self._left
-
-    def take(self) -> Request | None:
-        """The clip, once."""
-        return self._left.pop() if self._left else None
-
-
-class Serves(Protocol):
-    """The part of a captioner that serving uses; its methods are described there.
-
-    Attributes:
-        has_feed: whether another thread encodes clips during the passes.
-    """
-
-    has_feed: bool
-
-    @property
-    def target(self) -> Engine[VideoLanguageModel]: ...
-    @property
-    def devices(self) -> tuple[torch.device, ...]: ...
-    @property
-    def pace(self) -> Pace | None: ...
-    @property
-    def language_models(self) -> tuple[LanguageModel, ...]: ...
-    def needs(self, request: Request) -> Items[Claim]: ...
-    def start(self, request: Request, trace: Trace) -> Sequence: ...
-
-
-class Call:
-    """One call of a captioner: its source of clips, those in flight, and events that it has not taken.
-
-    Args:
-        captioner: has the models.
-        arrivals: the clips.
-        batch: the most clips at once; None to choose by measurement. Memory may allow fewer.
-        wake: set when ``arrivals`` has something new.
-        trace: of its first clip; a new one if None.
-
-    Attributes:
-        models, slab: that its turns use; of the target.
-        sequences: clips in flight, by their keys in the loop.
-        waiting: taken and not admitted yet.
-        again: to be done without others.
-        news: events that were not taken yet.
-        closed: whether its caller wants no more.
-    """
-
-    def __init__(
-        self, captioner: Serves, arrivals: Arrivals, batch: int | None, wake: WakeEvent, trace: Trace | None
-    ) -> None:
-        self.captioner, self.arrivals, self.batch, self.wake, self.trace = captioner, arrivals, batch, wake, trace
-        self.models, self.slab = captioner.language_models, captioner.target.model.decoder.slab
-        self.sequences: dict[Hashable, Sequence] = {}
-        self.waiting: deque[Request] = deque()
-        self.again: deque[Request] = deque()
-        self.news: deque[tuple[Hashable, Event | Load | Exception]] = deque()
-        self.closed = False
-        self.size = BatchSize()
-        self.last = Passing("target", 0, 0, 0, 0.0)
-        self.passes = self.accepted = 0
-        self.reported, self.begun, self.reading_s = 0.0, time.monotonic(), 0.0
-        self.threads, self.halved = ExitStack(), False
-
-    @property
-    def limit(self) -> int:
-        """The most clips at once."""
-        return self.batch or self.size.most
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether clips that it took have not ended."""
-        return bool(self.sequences or self.waiting or self.again)
-
-    def take(self) -> None:
-        """Take the next clip if it could be admitted now, as far as this call is concerned."""
-        if not self.waiting and not self.again and len(self.sequences) < self.limit:
-            request = self.arrivals.take()
-            if request is not None:
-                self.waiting.append(request)
-
-    def wait(self) -> None:
-        """Wait for a clip to take, at most a second."""
-        begun = time.monotonic()
-        self.wake.wait(1.0)
-        self.reading_s += time.monotonic() - begun
-
-    def halve_threads(self) -> None:
-        """Leave half of the cores to a feed, where there is one."""
-        if self.captioner.has_feed and not self.halved:
-            self.halved = True
-            if self.captioner.target.model.device.type == "cpu":
-                self.threads.enter_context(half_the_cores())
 
 
 class Serving:
@@ -199,12 +75,14 @@ class Serving:
         del captioner, trace
         try:
             while True:
+                while call.news:
+                    yield call.news.popleft()
                 over = arrivals.over
                 call.take()
-                unfinished = call.unfinished  # before its news, which come first
-                if call.news:
-                    yield call.news.popleft()
-                elif unfinished:
+                unfinished = call.unfinished
+                if call.news:  # another thread's turn has brought it meanwhile, perhaps the last
+                    continue
+                if unfinished:
                     self._advance(call)
                 elif self._ended:
                     raise ClosedError
@@ -223,7 +101,7 @@ class Serving:
     def close(self, models: Items[LanguageModel]) -> None:
         """End all calls, those of other threads with an error, as soon as the pass that is running has ended."""
         self.loop.wake.set()
-        exclusive.acquire(models, unless=lambda: False)
+        exclusive.acquire(None, models)
         try:
             self._ended = True
             for call in list(self._calls):
@@ -233,9 +111,9 @@ class Serving:
 
     def _advance(self, call: Call) -> None:
         """Run a turn, or wait until another thread's turn has brought news of this call."""
-        if not exclusive.try_acquire(call.models):
+        if not exclusive.acquire(self, call.models, unless=lambda: True):
             self.loop.wake.set()  # where it waits for messages
-            if not exclusive.acquire(call.models, unless=lambda: bool(call.news)):
+            if not exclusive.acquire(self, call.models, unless=lambda: bool(call.news)):
                 return
         try:
             if not call.news:
@@ -290,14 +168,14 @@ class Serving:
     def _has_room(self, call: Call, request: Request) -> bool:
         if not self._flights:
             if call.batch != 1:
-                reserve(_needs(call, request), call.batch or SIZES[-1])
+                reserve(call.needs(request), call.batch or SIZES[-1])
             return True
         if len(self._flights) >= max(SIZES[-1], call.limit):
             return False
         for key, (other, sequence) in self._flights.items():
             if sequence.prefilled is None and key not in self._claims:
-                self._claims[key] = _needs(other, sequence.job)
-        return fits([*chain(*self._claims.values()), *_needs(call, request)])
+                self._claims[key] = other.needs(sequence.job)
+        return fits([*chain(*self._claims.values()), *call.needs(request)])
 
     def _start(self, call: Call, requests: deque[Request]) -> None:
         """Begin the first of a call's requests; it is in flight before it is taken away from them."""
@@ -364,13 +242,10 @@ class Serving:
                 call.reported = now
                 for sequence in call.sequences.values():
                     prompt = sequence.request
-                    if (
-                        isinstance(prompt, PrefillPrompt)
-                        and prompt.lane == "target"
-                        and prompt.reading.span is not None
-                    ):
-                        read = Reading(prompt.reading.span.length, prompt.reading.prompt.length)
-                        call.news.append((sequence.job.key, read))
+                    if not isinstance(prompt, PrefillPrompt) or prompt.lane != "target":
+                        continue
+                    if (span := prompt.reading.span) is not None:
+                        call.news.append((sequence.job.key, Reading(span.length, prompt.reading.prompt.length)))
                 call.news.append((None, self._load(call)))
 
     def _load(self, call: Call) -> Load:
@@ -432,10 +307,3 @@ class Serving:
                 other.again.append(sequence.job)
                 other.news.append((sequence.job.key, Again(why)))
                 self._forget(sequence)
-
-
-def _needs(call: Call, request: Request) -> Items[Claim]:
-    try:
-        return call.captioner.needs(request) if request.clip is not None else ()
-    except VidspecError:  # decoding it gives the same, as its own error
-        return ()

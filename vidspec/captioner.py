@@ -227,7 +227,7 @@ class Captioner:
         """
         if self._setup is None:
             return
-        self._serving.close(self.language_models)
+        self._serving.close()
         if self._vision_worker is not None:
             self._vision_worker.close()
         if self.slot is not None:

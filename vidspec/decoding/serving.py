@@ -30,7 +30,6 @@ from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 
 if TYPE_CHECKING:
-    from vidspec.engine.decoder import LanguageModel
     from vidspec.models.request import Request
 
 __all__ = ["Serving"]
@@ -42,7 +41,8 @@ EVERY = 0.1
 class Serving:
     """Clips of all calls of one captioner. Calls may come from any thread; one at a time runs a turn.
 
-    It does not refer to the captioner, whose models end with their last reference.
+    During a turn a thread holds this object, whose state it changes, and the models, which it computes with. The object
+    does not refer to the captioner, whose models end with their last reference.
 
     Args:
         synchronise: waits for queued work of the devices.
@@ -96,24 +96,25 @@ class Serving:
             call.wake.relay = None
             call.threads.close()
             call.closed = True
-            self._drop_unless_running(call.models)
+            self._drop_unless_running()
 
-    def close(self, models: Items[LanguageModel]) -> None:
-        """End all calls, those of other threads with an error, as soon as the pass that is running has ended."""
+    def close(self) -> None:
+        """End all calls, those of other threads with an error, as soon as the turn that is running has ended."""
         self.loop.wake.set()
-        exclusive.acquire(None, models)
+        exclusive.acquire(None, (self,))
         try:
             self._ended = True
             for call in list(self._calls):
                 self._give_up(call, ClosedError())
         finally:
-            exclusive.release(models)
+            exclusive.release((self,))
 
     def _advance(self, call: Call) -> None:
         """Run a turn, or wait until another thread's turn has brought news of this call."""
-        if not exclusive.acquire(self, call.models, unless=lambda: True):
+        needed = self, *call.models
+        if not exclusive.acquire(self, needed, unless=lambda: True):
             self.loop.wake.set()  # where it waits for messages
-            if not exclusive.acquire(self, call.models, unless=lambda: bool(call.news)):
+            if not exclusive.acquire(self, needed, unless=lambda: bool(call.news)):
                 return
         try:
             if not call.news:
@@ -123,9 +124,9 @@ class Serving:
             raise
         finally:
             self._drop_closed()
-            exclusive.release(call.models)
+            exclusive.release(needed)
         if any(one.closed for one in self._calls):  # since then
-            self._drop_unless_running(call.models)
+            self._drop_unless_running()
 
     def _turn(self, call: Call) -> None:
         """Admit a clip, or run a pass for the clips of all calls."""
@@ -276,13 +277,13 @@ class Serving:
             for call in calls:
                 call.passes, call.last = call.passes + 1, passing
 
-    def _drop_unless_running(self, models: Items[LanguageModel]) -> None:
+    def _drop_unless_running(self) -> None:
         """Abandon the clips of closed calls now, or leave it to the thread that runs a turn; never waits."""
-        if exclusive.try_acquire(models):
+        if exclusive.try_acquire((self,)):
             try:
                 self._drop_closed()
             finally:
-                exclusive.release(models)
+                exclusive.release((self,))
 
     def _drop_closed(self) -> None:
         for call in [call for call in self._calls if call.closed]:

@@ -86,7 +86,7 @@ def other(loaded, name="vanilla-sd", **overrides):
         [("vanilla-sd", 4, 42)],
         [
             ("vanilla-sd", 4, 42),
-            *((name, 8, 200) for name in ("vanilla-sd-auto", "sd-tree", "specvlm", "suffix", "self-sd", "fastv")),
+            *((name, 8, 200) for name in ("vanilla-sd-auto", "specvlm", "suffix", "fastv")),
         ],
     ),
 )

@@ -333,7 +333,7 @@ class Captioner:
     def caption(self, path: str | Path, **asked: Unpack[Asked]) -> Caption:
         """Caption one clip; see :meth:`stream`."""
         _check_arguments("caption", asked)
-        for event in self.stream(path, **asked):
+        for event in self._alone(Request(str(path), **asked), result_only=True):
             if isinstance(event, Finished):
                 return event.caption
         raise AssertionError("a stream ends with Finished")
@@ -442,8 +442,8 @@ class Captioner:
             return request
         return replace(request, clip=self.read(request.path, start=request.start, end=request.end))
 
-    def _alone(self, request: Request) -> Generator[Event, None, None]:
-        """One clip, without others."""
+    def _alone(self, request: Request, *, result_only: bool = False) -> Generator[Event, None, None]:
+        """The events of one clip, or its ``Finished`` alone."""
         trace = Trace(synchroniser(*self.devices))
         if request.clip is None:
             with trace.span("decode_video"):
@@ -453,7 +453,7 @@ class Captioner:
             del clip
         arrivals = SingleArrival(request)
         del request  # its frames are let go of once the models have seen them
-        with closing(self._serving.run(self, arrivals, batch=1, trace=trace)) as events:
+        with closing(self._serving.run(self, arrivals, batch=1, trace=trace, result_only=result_only)) as events:
             for _, news in events:
                 if isinstance(news, Exception):
                     raise news

@@ -93,6 +93,7 @@ class Call:
         batch: the most clips at once; None to choose by measurement. Memory may allow fewer.
         wake: set when ``arrivals`` has something new.
         trace: of its first clip; a new one if None.
+        result_only: whether ``Finished`` and errors are all the news it wants, of one clip.
 
     Attributes:
         models, slab: that its turns use; of the target.
@@ -104,9 +105,16 @@ class Call:
     """
 
     def __init__(
-        self, captioner: Serves, arrivals: Arrivals, batch: int | None, wake: WakeEvent, trace: Trace | None
+        self,
+        captioner: Serves,
+        arrivals: Arrivals,
+        batch: int | None,
+        wake: WakeEvent,
+        trace: Trace | None = None,
+        result_only: bool = False,
     ) -> None:
         self.captioner, self.arrivals, self.batch, self.wake, self.trace = captioner, arrivals, batch, wake, trace
+        self.result_only = result_only
         self.models, self.slab = captioner.language_models, captioner.target.model.decoder.slab
         self.sequences: dict[Hashable, Sequence] = {}
         self.waiting: deque[Request] = deque()

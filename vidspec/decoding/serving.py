@@ -25,7 +25,7 @@ from vidspec.engine import exclusive
 from vidspec.engine.device import synchroniser
 from vidspec.engine.requests import PrefillPrompt
 from vidspec.errors import ClosedError, GenerationError
-from vidspec.events.events import Again, Load, Prefilled, Reading, Round
+from vidspec.events.events import Again, Finished, Load, Prefilled, Reading, Round
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 
@@ -65,11 +65,12 @@ class Serving:
         batch: int | None = None,
         wake: WakeEvent | None = None,
         trace: Trace | None = None,
+        result_only: bool = False,
     ) -> News:
         """One call; see :meth:`~vidspec.captioner.Captioner.serve` and :class:`Call`."""
         if batch is not None and batch < 1:
             raise ValueError(f"a batch must have at least one clip, not {batch}")
-        call = Call(captioner, arrivals, batch, wake or WakeEvent(), trace)
+        call = Call(captioner, arrivals, batch, wake or WakeEvent(), trace, result_only)
         call.wake.relay = self.loop.wake
         self._calls.append(call)
         del captioner, trace
@@ -110,15 +111,22 @@ class Serving:
             exclusive.release((self,))
 
     def _advance(self, call: Call) -> None:
-        """Run a turn, or wait until another thread's turn has brought news of this call."""
+        """Run a turn, or wait until another thread's turn has brought news of this call.
+
+        A call that wants its result alone runs turns until it has it: others are woken by news of theirs alone.
+        """
         needed = self, *call.models
         if not exclusive.acquire(self, needed, unless=lambda: True):
             self.loop.wake.set()  # where it waits for messages
             if not exclusive.acquire(self, needed, unless=lambda: bool(call.news)):
                 return
         try:
-            if not call.news:
+            while not call.news:
                 self._turn(call)
+                if not call.result_only or exclusive.has_other_group(self, needed):
+                    break
+                if any(other.news for other in self._calls):
+                    exclusive.notify()
         except BaseException as error:  # Ctrl-C, or a bug: how far the clips of other calls have come is unknown
             self._repeat_others(call, error)
             raise
@@ -208,13 +216,15 @@ class Serving:
                 call.accepted += event.accepted
             elif isinstance(event, Prefilled):
                 self._claims.pop(sequence.key, None)  # what it takes now is allocated
-            call.news.append((key, event))
+            if not call.result_only or isinstance(event, Finished):
+                call.news.append((key, event))
         if not sequence.over:
             return
         error = sequence.error
         if sequence.shared and isinstance(error, GenerationError) and error.kind == "memory":
             call.again.append(sequence.job)
-            call.news.append((key, Again(error.message)))
+            if not call.result_only:
+                call.news.append((key, Again(error.message)))
         elif error is not None:
             call.news.append((key, error))
         self._forget(sequence)
@@ -239,7 +249,7 @@ class Serving:
     def _report(self) -> None:
         now = time.monotonic()
         for call in list(self._calls):
-            if call.sequences and now - call.reported > EVERY:
+            if call.sequences and not call.result_only and now - call.reported > EVERY:
                 call.reported = now
                 for sequence in call.sequences.values():
                     prompt = sequence.request
@@ -306,5 +316,6 @@ class Serving:
         for other, sequence in list(self._flights.values()):
             if other is not call:
                 other.again.append(sequence.job)
-                other.news.append((sequence.job.key, Again(why)))
+                if not other.result_only:
+                    other.news.append((sequence.job.key, Again(why)))
                 self._forget(sequence)

@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 from vidspec.errors import GenerationError
 
-__all__ = ["acquire", "release", "try_acquire"]
+__all__ = ["acquire", "has_other_group", "notify", "release", "try_acquire"]
 
 
 class Waiter(NamedTuple):
@@ -83,6 +83,18 @@ def release(models: Sequence[object]) -> None:
         for model in models:
             _owners.pop(model, None)
         _changed.notify_all()
+
+
+def notify() -> None:
+    """Have all threads that wait ask again whether they still want models."""
+    with _changed:
+        _changed.notify_all()
+
+
+def has_other_group(group: object, models: Sequence[object]) -> bool:
+    """Whether a thread of another group waits for any of these models."""
+    with _changed:
+        return any(one.group is not group and not set(one.models).isdisjoint(models) for one in _waiters)
 
 
 def _is_free(mine: Waiter) -> bool:

@@ -83,15 +83,17 @@ def other(loaded, name="vanilla-sd", **overrides):
 @pytest.mark.parametrize(
     ("name", "threads", "calls"),
     full_but(
-        [("vanilla-sd", 4, 42)],
+        [("vanilla-sd", 4, 24)],
         [
-            ("vanilla-sd", 4, 42),
+            ("vanilla-sd", 4, 24),
             *((name, 8, 200) for name in ("vanilla-sd-auto", "specvlm", "suffix", "fastv")),
         ],
     ),
 )
 def test_texts_are_those_of_one_call_at_a_time(loaded, clips, name, threads, calls):
-    captioner = other(loaded, name, **({"lossy.retention": 0.5} if name == "fastv" else {}))
+    few = {"generate.max_new_tokens": 12} if calls < 100 else {}
+    captioner = other(loaded, name, **few, **({"lossy.retention": 0.5} if name == "fastv" else {}))
+    clips = dict(itertools.islice(clips.items(), 2 if few else None))
     expected = {
         (method, path): call(captioner, path, clip) for method, call in METHODS.items() for path, clip in clips.items()
     }

@@ -8,7 +8,6 @@ from collections.abc import Sequence as Items
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TypedDict
 from weakref import WeakKeyDictionary
@@ -21,22 +20,24 @@ from vidspec import garbage, video
 from vidspec.config import profiles
 from vidspec.config.profiles import Profile
 from vidspec.decoding.admission import Claim
+from vidspec.decoding.calls import Arrivals, News, SingleArrival
 from vidspec.decoding.decode import decode
 from vidspec.decoding.dialogue import Dialogue
 from vidspec.decoding.parallel import WorkerLost
 from vidspec.decoding.prompts import Prompts
 from vidspec.decoding.report import report
 from vidspec.decoding.sequence import Sequence
-from vidspec.decoding.serving import Arrivals, News, Serving
+from vidspec.decoding.serving import Serving
 from vidspec.decoding.setup import Setup
 from vidspec.decoding.workers import places
 from vidspec.decoding.workers.slot import DraftSlot
 from vidspec.draft_length.pace import Pace
 from vidspec.embedded import ships
+from vidspec.engine.decoder import LanguageModel
 from vidspec.engine.device import synchroniser, take_one_core
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import Steps
-from vidspec.errors import GenerationError, ModelError
+from vidspec.errors import ArgumentError, ClosedError, GenerationError, ModelError
 from vidspec.events.events import Again, Event, Finished, Load, Opened, Prefilled
 from vidspec.events.record import Caption, Models
 from vidspec.events.trace import Trace
@@ -48,6 +49,7 @@ from vidspec.models.identity import check_sight
 from vidspec.models.image_captioner import DraftCaptioner, ImageCaptioner
 from vidspec.models.request import Exchange, Question, Request
 from vidspec.models.vision_worker import VisionWorker, possible
+from vidspec.registry import nearest
 
 __all__ = ["Asked", "Captioner"]
 
@@ -80,6 +82,8 @@ class Asked(TypedDict, total=False):
 
 class Captioner:
     """A profile with its models loaded; captions any number of clips, several at a time.
+
+    Threads may share it: calls at the same time share passes, and a text never depends on other calls.
 
     Args:
         profile: complete and consistent.
@@ -124,8 +128,22 @@ class Captioner:
             self.slot = DraftSlot(drafting.source, places.of_draft(profile), profile)
         if self.slot is not None:
             self.slot.target = target
-        self.setup = Setup.of(profile, target, None if profile.concurrent else draft, describe, head, self.slot)
+        self._setup: Setup | None = Setup.of(
+            profile, target, None if profile.concurrent else draft, describe, head, self.slot
+        )
+        self._serving = Serving(synchroniser(*self.devices))
         _ = self.setup.self_draft  # copies of weights are made now, not with the first clip
+
+    @property
+    def setup(self) -> Setup:
+        """The parts of the profile.
+
+        Raises:
+            ClosedError: they were let go of.
+        """
+        if self._setup is None:
+            raise ClosedError
+        return self._setup
 
     @property
     def target(self) -> Engine[VideoLanguageModel]:
@@ -204,15 +222,19 @@ class Captioner:
         self.close()
 
     def close(self) -> None:
-        """End the draft's process and let go of the device memory the models hold; a second time does nothing."""
-        if not hasattr(self, "setup"):
+        """End the draft's process and let go of the device memory the models hold; a second time does nothing.
+
+        Calls that other threads have not ended raise ``ClosedError``.
+        """
+        if self._setup is None:
             return
+        self._serving.close()
         if self._vision_worker is not None:
             self._vision_worker.close()
         if self.slot is not None:
             self.slot.drop()
         devices, drafter = self.devices, self.setup.drafter
-        del self.setup, self.slot
+        self._setup = self.slot = None
         if any(device.type == "cuda" for device in devices):
             torch.cuda.empty_cache()
         if drafter is not None:
@@ -270,9 +292,14 @@ class Captioner:
         return self.target.model.max_sound_s if self.profile.video.audio else None
 
     @property
+    def language_models(self) -> tuple[LanguageModel, ...]:
+        """The models in this process that passes are run of, the target first."""
+        return tuple(engine.model for engine in (self.target, self.draft, self.setup.head) if engine is not None)
+
+    @property
     def devices(self) -> tuple[torch.device, ...]:
         """Of the models in this process, the target's first."""
-        return tuple(engine.model.device for engine in (self.target, self.draft, self.setup.head) if engine is not None)
+        return tuple(model.device for model in self.language_models)
 
     @property
     def gpu(self) -> int | None:
@@ -306,13 +333,15 @@ class Captioner:
 
     def caption(self, path: str | Path, **asked: Unpack[Asked]) -> Caption:
         """Caption one clip; see :meth:`stream`."""
-        for event in self.stream(path, **asked):
+        _check_arguments("caption", asked)
+        for event in self._alone(Request(str(path), **asked), result_only=True):
             if isinstance(event, Finished):
                 return event.caption
         raise AssertionError("a stream ends with Finished")
 
     def baseline(self, path: str | Path, **asked: Unpack[Asked]) -> Caption:
         """Plain decoding of the same target on the same clip, with the same engine, cache and kernels."""
+        _check_arguments("baseline", asked)
         plain = profiles.override(self.profile, _PLAIN)
         alone = Captioner(plain, self.target.model, None, embedded=self.embedded)
         return alone.caption(path, **asked)
@@ -358,8 +387,11 @@ class Captioner:
         Raises:
             VideoError: the file gives no frames.
             GenerationError: the prompt is too long for the model, or memory does not suffice.
+            ClosedError: the captioner is closed before the clip has ended.
+            ArgumentError: an argument is unknown; raised by the call itself.
         """
-        yield from self._alone(Request(str(path), **asked))
+        _check_arguments("stream", asked)
+        return self._alone(Request(str(path), **asked))
 
     def dialogue(self, path: str | Path, **asked: Unpack[Asked]) -> Dialogue:
         """Read a clip, to ask about it again and again: each turn is read behind the caches of those before.
@@ -371,6 +403,7 @@ class Captioner:
         Raises:
             VideoError: the file gives no frames.
         """
+        _check_arguments("dialogue", asked)
         return Dialogue(self._alone, self._opened(path, asked))
 
     def captions(self, path: str | Path, prompts: Items[str], **asked: Unpack[Asked]) -> list[Caption]:
@@ -384,6 +417,7 @@ class Captioner:
         Raises:
             VideoError, GenerationError: as :meth:`stream`, of the first prompt that fails.
         """
+        _check_arguments("captions", asked)
         request = self._opened(path, asked)
         waiting = Prompts(
             [
@@ -409,8 +443,8 @@ class Captioner:
             return request
         return replace(request, clip=self.read(request.path, start=request.start, end=request.end))
 
-    def _alone(self, request: Request) -> Generator[Event, None, None]:
-        """One clip, without others."""
+    def _alone(self, request: Request, *, result_only: bool = False) -> Generator[Event, None, None]:
+        """The events of one clip, or its ``Finished`` alone."""
         trace = Trace(synchroniser(*self.devices))
         if request.clip is None:
             with trace.span("decode_video"):
@@ -418,25 +452,23 @@ class Captioner:
             again = partial(self.read, request.path, start=request.start, end=request.end)
             request = replace(request, clip=clip, reread=again)
             del clip
-        serving = Serving(self, batch=1)
-        events = chain(serving.begin(request, trace), serving.rest())
+        arrivals = SingleArrival(request)
         del request  # its frames are let go of once the models have seen them
-        try:
+        with closing(self._serving.run(self, arrivals, batch=1, trace=trace, result_only=result_only)) as events:
             for _, news in events:
                 if isinstance(news, Exception):
                     raise news
                 if not isinstance(news, Load):
                     yield news
-        finally:
-            serving.close()
 
     def serve(self, arrivals: Arrivals, *, batch: int | None = None, wake: WakeEvent | None = None) -> News:
         """Caption clips as they come, several at a time: each pass of a model serves all that wait for it.
 
-        What a clip is answered does not depend on the others.
+        What a clip is answered does not depend on the others. Calls of other threads share the passes, as clips of one
+        call do.
 
         Args:
-            arrivals: the clips.
+            arrivals: the clips; used by the thread that iterates.
             batch: how many at a time at most; None to choose by memory and by what is measured.
             wake: set when ``arrivals`` has something new.
 
@@ -445,11 +477,7 @@ class Captioner:
             exception that ended it. Between them, with None, how the whole stands. Clips that were begun and are not
             finished when the iterator is closed are given up.
         """
-        serving = Serving(self, batch=batch, wake=wake)
-        try:
-            yield from serving.all(arrivals)
-        finally:
-            serving.close()
+        return self._serving.run(self, arrivals, batch=batch, wake=wake)
 
     def read(
         self, path: str | Path, *, start: float | None = None, end: float | None = None, prompt: str | None = None
@@ -575,6 +603,14 @@ class Captioner:
         if sequence.drafter is not None:
             sequence.drafter.finish(sequence.token_ids)
         sequence.emit(Finished(report(sequence, self.models)))
+
+
+def _check_arguments(method: str, asked: Asked) -> None:
+    """Refuse keyword arguments that :class:`Asked` does not have."""
+    for name in asked.keys() - Asked.__annotations__.keys():
+        closest = nearest(name, Asked.__annotations__)
+        hint = f"did you mean {closest}?" if closest else f"there are {', '.join(Asked.__annotations__)}"
+        raise ArgumentError(f"{method}() has no argument {name!r}", hint=hint)
 
 
 def _bytes_of(made: Pixels | Seen) -> int:

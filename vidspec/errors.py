@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "ArgumentError",
+    "ClosedError",
     "DeviceError",
     "GenerationError",
     "ModelError",
@@ -49,6 +51,19 @@ class UsageError(VidspecError):
     exit_code = 2
     stage = "usage"
     kind = "usage"
+
+
+class ArgumentError(UsageError, TypeError):
+    """A keyword argument that a method of the library does not have."""
+
+
+class ClosedError(UsageError, AttributeError):
+    """A use of a captioner after, or during, its :meth:`~vidspec.captioner.Captioner.close`."""
+
+    kind = "closed"
+
+    def __init__(self) -> None:
+        super().__init__("this captioner is closed", hint="make another with Captioner.from_profile")
 
 
 class ProfileError(UsageError):

@@ -232,7 +232,7 @@ def test_models_that_work_at_the_same_time_on_one_gpu_are_noted_once(monkeypatch
         one = object.__new__(Captioner)
         one.profile = profiles.load(name, env={})
         one.slot = SimpleNamespace(device=torch.device(device)) if one.profile.concurrent else None
-        one.setup = SimpleNamespace(target=SimpleNamespace(model=model), draft=None, head=None, drafter=None)
+        one._setup = SimpleNamespace(target=SimpleNamespace(model=model), draft=None, head=None, drafter=None)
         return one.notes
 
     (line,) = notes("parallelvlm", "cuda:0")

@@ -102,23 +102,36 @@ def test_budgets(n, alpha, kept):
     assert budget(n, alpha) == kept
 
 
-@given(st.integers(1, 40), st.integers(1, 4), st.booleans(), ALPHA)
-def test_uniform_spacing_is_even(frames, cells, newline, alpha):
+@given(LAYOUTS, ALPHA)
+def test_uniform_spacing_is_even_within_each_frame(visual, alpha):
     """Gaps between neighbours differ by at most one, and half a gap lies before the first and behind the last."""
-    visual = tokens(frames, cells, newline)
-    kept = [i for i in pruner("uniform")(signals(visual), alpha).tolist() if not visual.required[i]]
-    free = frames * cells**2
-    gaps = {b - a for a, b in pairwise(kept)}
-    assert not gaps or max(gaps) - min(gaps) <= 1
-    if kept:
-        half = free / len(kept) / 2
-        assert abs(kept[0] - half) <= 1 and abs(free - kept[-1] - half) <= 1
+    chosen = set(pruner("uniform")(signals(visual), alpha).tolist())
+    for frame in range(visual.frames):
+        free = ((visual.frame == frame) & ~visual.required).nonzero()[:, 0].tolist()
+        kept = [at for at, token in enumerate(free) if token in chosen]
+        gaps = {b - a for a, b in pairwise(kept)}
+        assert not gaps or max(gaps) - min(gaps) <= 1
+        if kept:
+            half = len(free) / len(kept) / 2
+            assert abs(kept[0] - half) <= 1 and abs(len(free) - kept[-1] - half) <= 1
 
 
-def test_uniform_takes_every_frame_alike():
-    visual = tokens(8, 5)
-    kept = pruner("uniform")(signals(visual), 0.8)
-    assert set(torch.bincount(visual.frame[kept[:-1]]).tolist()) <= {4, 5, 6}
+@given(LAYOUTS, ALPHA)
+def test_uniform_takes_every_frame_alike(visual, alpha):
+    """Numbers differ by at most one, unless a frame has no more; those with one more are spread over the video."""
+    kept = pruner("uniform")(signals(visual), alpha)
+    numbers = torch.bincount(visual.frame[kept[~visual.required[kept]]], minlength=visual.frames).tolist()
+    sizes = torch.bincount(visual.frame[~visual.required], minlength=visual.frames).tolist()
+    assert all(number >= max(numbers) - 1 or number == size for number, size in zip(numbers, sizes, strict=True))
+    more = [at for at, number in enumerate(numbers) if number == max(numbers)]
+    gaps = {b - a for a, b in pairwise(more)}
+    assert len(set(sizes)) > 1 or not gaps or max(gaps) - min(gaps) <= 1
+
+
+def test_uniform_counts_by_frame():
+    """Eight frames of 25 tokens and a newline, of which 40 stay."""
+    kept = pruner("uniform")(signals(tokens(8, 5)), 0.8)
+    assert torch.bincount(tokens(8, 5).frame[kept[:-1]]).tolist() == [5, 5, 5, 4, 5, 5, 5, 5]
 
 
 def test_random_differs_by_seed_and_is_spread():

@@ -2,10 +2,17 @@ from fractions import Fraction
 
 import pytest
 import torch
+from decoding import checkpoints
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pruning.given import visual_tokens
+from vidspec.captioner import Captioner
+from vidspec.config import profiles
+from vidspec.embedded.samples import shipped
+from vidspec.events.events import Prefilled
+from vidspec.models import loading
+from vidspec.models.placement import placement
 from vidspec.pruning.base import Signals, budget
 from vidspec.pruning.scores import head_count
 from vidspec.pruning.specvlm import SpecVLM
@@ -58,6 +65,22 @@ def test_equals_it_on_a_real_prefill(prefill, alpha):
         assert top_p(attention, Fraction(lam_r)) > 0
         expected = literal(attention, prefill.prefix.visual, alpha, Fraction(lam_r))
         assert SpecVLM(lam_r)(prefill.signals, alpha).tolist() == expected
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.4])
+def test_the_second_stage_fills_the_budget_of_a_clip(tmp_path, monkeypatch, alpha):
+    """Attention of a small model that reads a clip: a share of 0.4 lies on fewer tokens than the budget has."""
+    place, given = placement("cpu", "float32"), []
+    pair = [loading.load(str(checkpoints.save(tmp_path / name)), place) for name in ("target", "draft")]
+    settings_ = {"video.frames": 4, "generate.max_new_tokens": 2, "prune.lam_r": 0.4, "prune.alpha": alpha}
+    captioner = Captioner(profiles.load("specvlm-chain", settings_, env={}), *pair)
+    call = SpecVLM.__call__
+    monkeypatch.setattr(SpecVLM, "__call__", lambda self, *its: given.append(its[0]) or call(self, *its))
+    kept = next(event.kept for event in captioner.stream(shipped()[0]) if isinstance(event, Prefilled))
+    attention, visual = [Fraction(float(share)) for share in given[0].attention], given[0].visual
+    head = top_p(attention, Fraction(0.4))
+    assert 0 < head < budget(len(visual), alpha) - 3 and len(set(attention)) > head
+    assert list(kept) == literal(attention, visual, alpha, Fraction(0.4))
 
 
 def test_the_two_stages():

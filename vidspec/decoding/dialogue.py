@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ __all__ = ["Dialogue"]
 class Dialogue:
     """Questions about a clip, one after the other; each is answered as if all before it were read anew.
 
+    Threads may share it: a question waits until the one before is answered or abandoned.
+
     Args:
         stream: captions a request, event by event.
         request: the clip; its prompt is not used.
@@ -37,6 +40,8 @@ class Dialogue:
         self._cache = PrefixCache()
         self._last: tuple[str, tuple[Exchange, ...]] | None = None  # what was asked, behind what
         self._attempt = 0
+        self._lock = threading.Lock()  # during a turn
+        self._asker: int | None = None  # the thread whose turn it is
         self.exchanges: tuple[Exchange, ...] = request.earlier
 
     def ask(self, text: str) -> Caption:
@@ -53,9 +58,11 @@ class Dialogue:
 
         Raises:
             GenerationError: the dialogue has become too long for the model, or memory does not suffice.
+            UsageError: the same thread has a turn that is neither answered nor abandoned.
         """
-        self._last, self._attempt = (text, self.exchanges), 0
-        yield from self._asked(text, self.exchanges)
+        with self._turn():
+            self._last, self._attempt = (text, self.exchanges), 0
+            yield from self._asked(text, self.exchanges)
 
     def again(self) -> Iterator[Event]:
         """Ask the last question again, whether it was answered or abandoned; the new answer replaces the last one.
@@ -63,12 +70,29 @@ class Dialogue:
         Sampled tokens are drawn with the next seed.
 
         Raises:
-            UsageError: there was no question.
+            UsageError: there was no question, or the same thread has a turn that is neither answered nor abandoned.
         """
-        if self._last is None:
-            raise UsageError("nothing was asked yet")
-        self._attempt += 1
-        yield from self._asked(*self._last)
+        with self._turn():
+            if self._last is None:
+                raise UsageError("nothing was asked yet")
+            self._attempt += 1
+            yield from self._asked(*self._last)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One turn at a time; a thread does not wait for itself."""
+        me = threading.get_ident()
+        if not self._lock.acquire(blocking=self._asker != me):
+            raise UsageError(
+                "the last question of this dialogue is not answered yet",
+                hint="read its events to the end, or close() them",
+            )
+        try:
+            self._asker = me
+            yield
+        finally:
+            self._asker = None
+            self._lock.release()
 
     def _asked(self, text: str, earlier: tuple[Exchange, ...]) -> Iterator[Event]:
         question = Question("turn", len(earlier))

@@ -1,7 +1,9 @@
 """Many clips through one captioner's models: admission, repetition for lack of memory, timeouts, and the load.
 
-A clip is admitted while there are fewer than the limit and there is room for its keys and values. One that runs out of
-memory beside others is done again alone. Events are given with the key of their clip.
+All calls of a captioner share one loop. Whichever thread waits for its clips runs the next turn, for the clips of all
+threads: a call alone never changes threads, and calls at the same time share passes. A clip is admitted while its call
+has fewer than its limit and there is room for its keys and values. One that runs out of memory beside others is done
+again alone. Events are given to each call with the key of their clip.
 """
 
 from __future__ import annotations
@@ -9,259 +11,319 @@ from __future__ import annotations
 import gc
 import time
 from collections import deque
-from collections.abc import Generator, Hashable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Items
 from contextlib import ExitStack
-from itertools import chain
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from itertools import chain, count
+from typing import TYPE_CHECKING
 
 from vidspec import garbage
 from vidspec.decoding.admission import Claim, fits, reserve
+from vidspec.decoding.calls import Arrivals, Call, News, Serves
 from vidspec.decoding.loop import Loop, Passing
 from vidspec.decoding.sequence import Sequence
-from vidspec.draft_length.batch import SIZES, BatchSize
-from vidspec.engine.device import half_the_cores, synchroniser
+from vidspec.draft_length.batch import SIZES
+from vidspec.engine import exclusive
+from vidspec.engine.device import synchroniser
 from vidspec.engine.requests import PrefillPrompt
-from vidspec.errors import DeviceError, GenerationError, VidspecError
-from vidspec.events.events import Again, Event, Load, Prefilled, Reading, Round
+from vidspec.errors import ClosedError, DeviceError, GenerationError
+from vidspec.events.events import Again, Finished, Load, Prefilled, Reading, Round
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 
 if TYPE_CHECKING:
-    import torch
-
-    from vidspec.draft_length.pace import Pace
-    from vidspec.engine.forward import Engine
-    from vidspec.models.base import VideoLanguageModel
     from vidspec.models.request import Request
 
-__all__ = ["Arrivals", "News", "Serves", "Serving"]
+__all__ = ["Serving"]
 
 #: Seconds between two reports of the load.
 EVERY = 0.1
 
-#: Events with the key of their clip, or the exception that ended it; the load, with None.
-News: TypeAlias = Generator[tuple[Hashable, Event | Load | Exception], None, None]
-
-
-class Arrivals(Protocol):
-    """The source of clips whose frames are in memory."""
-
-    @property
-    def over(self) -> bool:
-        """Whether no more will come."""
-        ...
-
-    def take(self) -> Request | None:
-        """The next clip, None if there is none now; never waits. The wake event is set when one is added."""
-        ...
-
-
-class Serves(Protocol):
-    """The part of a captioner that serving uses; its methods are described there.
-
-    Attributes:
-        has_feed: whether another thread encodes clips during the passes.
-    """
-
-    has_feed: bool
-
-    @property
-    def target(self) -> Engine[VideoLanguageModel]: ...
-    @property
-    def devices(self) -> tuple[torch.device, ...]: ...
-    @property
-    def pace(self) -> Pace | None: ...
-    def needs(self, request: Request) -> Items[Claim]: ...
-    def start(self, request: Request, trace: Trace) -> Sequence: ...
-
 
 class Serving:
-    """One run over the clips of a source.
+    """Clips of all calls of one captioner. Calls may come from any thread; one at a time runs a turn.
+
+    During a turn a thread holds this object, whose state it changes, and the models, which it computes with. The object
+    does not refer to the captioner, whose models end with their last reference.
 
     Args:
-        captioner: has the models.
-        batch: the most clips at once; None to choose by measurement. Memory may allow fewer.
-        wake: set when there is new work.
+        synchronise: waits for queued work of the devices.
     """
 
-    def __init__(self, captioner: Serves, *, batch: int | None = None, wake: WakeEvent | None = None) -> None:
+    def __init__(self, synchronise: Callable[[], None]) -> None:
+        self.loop = Loop(passed=self._passed, synchronise=synchronise)
+        self._calls: list[Call] = []  # other threads only append
+        self._flights: dict[Hashable, tuple[Call, Sequence]] = {}
+        self._staged: deque[Sequence] = deque()  # admitted; their first steps are due
+        self._claims: dict[Hashable, Items[Claim]] = {}  # of clips whose prompts have not been read
+        self._keys = count()
+        self._ended = False
+
+    def run(
+        self,
+        captioner: Serves,
+        arrivals: Arrivals,
+        *,
+        batch: int | None = None,
+        wake: WakeEvent | None = None,
+        trace: Trace | None = None,
+        result_only: bool = False,
+    ) -> News:
+        """One call; see :meth:`~vidspec.captioner.Captioner.serve` and :class:`Call`."""
         if batch is not None and batch < 1:
             raise ValueError(f"a batch must have at least one clip, not {batch}")
-        self.captioner, self.batch = captioner, batch
-        self.wake = wake or WakeEvent()
-        self.loop = Loop(passed=self._passed, wake=self.wake, synchronise=synchroniser(*captioner.devices))
-        self._sequences: dict[Hashable, Sequence] = {}
-        self._claims: dict[Hashable, Items[Claim]] = {}  # of clips whose prompts have not been read
-        self._waiting: deque[Request] = deque()  # taken and not admitted yet
-        self._again: deque[Request] = deque()  # to be done without others
-        self._last = Passing("target", 0, 0, 0, 0.0)
-        self._passes = self._accepted = 0
-        self._reported = 0.0
-        self._size = BatchSize()
-        self._threads = ExitStack()
-        self._collections = ExitStack()
-        self._collections.enter_context(garbage.deferred(self._add_collection))
-        self._halved = False
-        self._begun, self._reading_s = time.monotonic(), 0.0
-
-    def all(self, arrivals: Arrivals) -> News:
-        """The iterator of :meth:`~vidspec.captioner.Captioner.serve`."""
-        while True:
-            over = arrivals.over
-            yield from self._admit(arrivals)
-            if len(self.loop):
-                yield from self.turn()
-            elif self._waiting or self._again:
-                continue  # there is room for them now
-            elif over:
-                yield None, self.load()
-                return
-            else:
-                waits = time.monotonic()
-                garbage.collect_if_due()
-                self.wake.wait(1.0)
-                self._reading_s += time.monotonic() - waits
-                yield None, self.load()
-
-    def rest(self) -> News:
-        """The events of the clips in flight until the last of them has ended."""
-        while len(self.loop):
-            yield from self.turn()
-
-    def begin(self, request: Request, trace: Trace | None = None) -> News:
-        """Admit a clip; its first events.
-
-        Args:
-            request: the clip.
-            trace: begun when the clip was opened; a new one if None.
-        """
-        sequence = self.captioner.start(request, trace or Trace(synchroniser(*self.captioner.devices)))
-        if request.timeout is not None:
-            sequence.deadline = time.monotonic() + request.timeout - request.spent
-        self._sequences[request.key] = sequence
-        for one in self._sequences.values():
-            one.shared |= len(self._sequences) > 1
-        yield from self._news(sequence)  # before anything is computed
-        self.loop.begin(sequence)
-        yield from self._news(sequence)
-
-    def turn(self) -> News:
-        """One pass, or a wait for other workers."""
-        if self.captioner.has_feed and not self._halved:
-            self._halved = True
-            if self.captioner.target.model.device.type == "cpu":
-                self._threads.enter_context(half_the_cores())
-        for client in self.loop.turn(1.0):
-            sequence = self._sequences[client.key]
-            if sequence.events or sequence.over:
-                yield from self._news(sequence)
-        now = time.monotonic()
-        for one in [one for one in self._sequences.values() if one.deadline is not None and now > one.deadline]:
-            self.loop.drop(one.key)
-            del self._sequences[one.key]
-            self._claims.pop(one.key, None)
-            late = f"{one.job.path}: not captioned within {one.job.timeout:g} s"
-            yield one.key, GenerationError(late, kind="timeout", hint="raise --timeout")
-        if now - self._reported > EVERY:
-            self._reported = now
-            for key, sequence in list(self._sequences.items()):
-                prompt = sequence.request
-                if isinstance(prompt, PrefillPrompt) and prompt.lane == "target" and prompt.reading.span is not None:
-                    yield key, Reading(prompt.reading.span.length, prompt.reading.prompt.length)
-            yield None, self.load()
-
-    def load(self) -> Load:
-        """The number of clips, and the size of the last pass."""
-        slab = self.captioner.target.model.decoder.slab
-        return Load(
-            clips=len(self.loop),
-            waiting=len(self._waiting) + len(self._again),
-            sequences=round(self._last.sequences),
-            rows=round(self._last.rows),
-            accepted=self._accepted,
-            passes=self._passes,
-            kv_used=slab.used * slab.entry_bytes,
-            kv_capacity=slab.nbytes,
-            batch=self._limit,
-            reading=self._reading_s / max(time.monotonic() - self._begun, 1e-9),
-        )
+        call = Call(captioner, arrivals, batch, wake or WakeEvent(), trace, result_only)
+        call.wake.relay = self.loop.wake
+        self._calls.append(call)
+        del captioner, trace
+        collections = ExitStack()
+        collections.enter_context(garbage.deferred(call.add_collection))
+        try:
+            while True:
+                while call.news:
+                    yield call.news.popleft()
+                over = arrivals.over
+                call.take()
+                unfinished = call.unfinished
+                if call.news:  # another thread's turn has brought it meanwhile, perhaps the last
+                    continue
+                if unfinished:
+                    self._advance(call)
+                elif self._ended:
+                    raise ClosedError
+                elif over:
+                    yield None, self._load(call)
+                    return
+                else:
+                    garbage.collect_if_due(busy=bool(self._flights))
+                    call.wait()
+                    yield None, self._load(call)
+        finally:
+            call.wake.relay = None
+            call.threads.close()
+            call.closed = True
+            self._drop_unless_running()
+            garbage.collect_if_due(busy=bool(self._flights))
+            collections.close()
 
     def close(self) -> None:
-        """Abandon the clips in flight."""
-        self._threads.close()
-        self.loop.close()
-        self._sequences.clear()
-        garbage.collect_if_due()
-        self._collections.close()
-
-    @property
-    def _limit(self) -> int:
-        return self.batch or self._size.most
-
-    def _admit(self, arrivals: Arrivals) -> News:
-        while len(self.loop) < self._limit:
-            if self._again:  # alone, and no other clip overtakes it
-                if len(self.loop):
-                    return
-                gc.collect()  # what the error of the first attempt still refers to, its keys and values among it
-                yield from self.begin(self._again.popleft())
-                return
-            if self._waiting:
-                request = self._waiting.popleft()
-            elif (taken := arrivals.take()) is not None:
-                request = taken
-            else:
-                return
-            garbage.collect_if_due(busy=len(self.loop) > 0)
-            claims = self._needs(request)
-            if not len(self.loop):
-                reserve(claims, self.batch or SIZES[-1])
-            elif not fits([*chain(*self._claims.values()), *claims]):
-                self._waiting.appendleft(request)
-                return
-            self._claims[request.key] = claims
-            yield from self.begin(request)
-
-    def _needs(self, request: Request) -> Items[Claim]:
+        """End all calls, those of other threads with an error, as soon as the turn that is running has ended."""
+        self.loop.wake.set()
+        exclusive.acquire(None, (self,))
         try:
-            return self.captioner.needs(request) if request.clip is not None else ()
-        except VidspecError:  # decoding it gives the same, as its own error
-            return ()
+            self._ended = True
+            for call in list(self._calls):
+                self._give_up(call, ClosedError())
+        finally:
+            exclusive.release((self,))
 
-    def _add_collection(self, start: float, end: float) -> None:
-        """Add a garbage collection to the traces of all clips in flight: it stops every thread."""
-        for sequence in list(self._sequences.values()):
-            origin = sequence.trace.origin
-            sequence.trace.add("collect", "target", start - origin, end - origin)
+    def _advance(self, call: Call) -> None:
+        """Run a turn, or wait until another thread's turn has brought news of this call.
 
-    def _passed(self, passing: Passing) -> None:
-        if not passing.prompts:
-            rows = passing.lane, round(passing.sequences), round(passing.rows), passing.seconds
-            self._size.passed(*rows, passing.passes)
-            if self.captioner.pace is not None:
-                self.captioner.pace.passed(*rows, passing.passes, passing.grows)
-        if passing.lane == "target":
-            self._passes += 1
-            self._last = passing
+        A call that wants its result alone runs turns until it has it: others are woken by news of theirs alone.
+        """
+        needed = self, *call.models
+        if not exclusive.acquire(self, needed, unless=lambda: True):
+            self.loop.wake.set()  # where it waits for messages
+            if not exclusive.acquire(self, needed, unless=lambda: bool(call.news)):
+                return
+        try:
+            while not call.news:
+                self._turn(call)
+                if not call.result_only or exclusive.has_other_group(self, needed):
+                    break
+                if any(other.news for other in self._calls):
+                    exclusive.notify()
+        except BaseException as error:  # Ctrl-C, or a bug: how far the clips of other calls have come is unknown
+            self._repeat_others(call, error)
+            raise
+        finally:
+            self._drop_closed()
+            exclusive.release(needed)
+        if any(one.closed for one in self._calls):  # since then
+            self._drop_unless_running()
 
-    def _news(self, sequence: Sequence) -> list[tuple[Hashable, Event | Exception]]:
-        """The events that a clip has emitted, and its error."""
-        news: list[tuple[Hashable, Event | Exception]] = []
+    def _turn(self, call: Call) -> None:
+        """Admit a clip, or run a pass for the clips of all calls."""
+        self._drop_closed()
+        if self._ended:
+            self._give_up(call, ClosedError())
+            return
+        if self._admit():
+            return  # its first event is given before anything is computed
+        while self._staged:
+            sequence = self._staged.popleft()
+            self.loop.begin(sequence)
+            self._deliver(sequence)
+        call.halve_threads()
+        for client in self.loop.turn(1.0):
+            self._deliver(self._flights[client.key][1])
+        self._end_late()
+        self._report()
+
+    def _admit(self) -> bool:
+        """Admit the next clip; False if there is none, or no room for it. Calls take turns."""
+        calls = [call for call in self._calls if call.again] or [call for call in self._calls if call.waiting]
+        for call in calls:
+            if call.again:
+                if self._flights:  # alone, and no other clip overtakes it
+                    return False
+                gc.collect()  # what the error of the first attempt still refers to, its keys and values among it
+                self._start(call, call.again)
+                return True
+            if len(call.sequences) >= call.limit:
+                continue
+            if not self._has_room(call, call.waiting[0]):
+                return False
+            self._start(call, call.waiting)
+            self._calls.remove(call)
+            self._calls.append(call)
+            return True
+        return False
+
+    def _has_room(self, call: Call, request: Request) -> bool:
+        if not self._flights:
+            if call.batch != 1:
+                reserve(call.needs(request), call.batch or SIZES[-1])
+            return True
+        if len(self._flights) >= max(SIZES[-1], call.limit):
+            return False
+        for key, (other, sequence) in self._flights.items():
+            if sequence.prefilled is None and key not in self._claims:
+                self._claims[key] = other.needs(sequence.job)
+        return fits([*chain(*self._claims.values()), *call.needs(request)])
+
+    def _start(self, call: Call, requests: deque[Request]) -> None:
+        """Begin the first of a call's requests; it is in flight before it is taken away from them."""
+        garbage.collect_if_due(busy=bool(self._flights))
+        request = requests[0]
+        trace, call.trace = call.trace or Trace(synchroniser(*call.captioner.devices)), None
+        try:
+            sequence = call.captioner.start(request, trace)
+        except Exception as error:
+            call.news.append((request.key, error))
+            requests.popleft()
+            return
+        if request.timeout is not None:
+            sequence.deadline = time.monotonic() + request.timeout - request.spent
+        sequence.key = next(self._keys)
+        self._flights[sequence.key] = call, sequence
+        call.sequences[sequence.key] = sequence
+        requests.popleft()
+        for _, one in self._flights.values():
+            one.shared |= len(self._flights) > 1
+        self._staged.append(sequence)
+        self._deliver(sequence)
+
+    def _deliver(self, sequence: Sequence) -> None:
+        """Give a call the events that its clip has emitted, and its error."""
+        call, key = self._flights[sequence.key][0], sequence.job.key
         while sequence.events:
             event = sequence.events.popleft()
             if isinstance(event, Round):
-                self._accepted += event.accepted
+                call.accepted += event.accepted
             elif isinstance(event, Prefilled):
                 self._claims.pop(sequence.key, None)  # what it takes now is allocated
-            news.append((sequence.key, event))
-        if sequence.over and self._sequences.get(sequence.key) is sequence:
-            del self._sequences[sequence.key]
-            self._claims.pop(sequence.key, None)
-            error = sequence.error
-            if sequence.shared and isinstance(error, GenerationError | DeviceError) and error.kind == "memory":
-                self._again.append(sequence.job)
-                news.append((sequence.key, Again(error.message)))
-            elif error is not None:
-                news.append((sequence.key, error))
-        return news
+            if not call.result_only or isinstance(event, Finished):
+                call.news.append((key, event))
+        if not sequence.over:
+            return
+        error = sequence.error
+        if sequence.shared and isinstance(error, GenerationError | DeviceError) and error.kind == "memory":
+            call.again.append(sequence.job)
+            if not call.result_only:
+                call.news.append((key, Again(error.message)))
+        elif error is not None:
+            call.news.append((key, error))
+        self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        """Abandon a clip if it has not ended."""
+        call, _ = self._flights.pop(sequence.key)
+        self._claims.pop(sequence.key, None)
+        if sequence in self._staged:
+            self._staged.remove(sequence)
+        self.loop.drop(sequence.key)
+        del call.sequences[sequence.key]  # last: its call may be told that nothing of it is in flight
+
+    def _end_late(self) -> None:
+        now = time.monotonic()
+        for call, one in list(self._flights.values()):
+            if one.deadline is not None and now > one.deadline:
+                late = f"{one.job.path}: not captioned within {one.job.timeout:g} s"
+                call.news.append((one.job.key, GenerationError(late, kind="timeout", hint="raise --timeout")))
+                self._forget(one)
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        for call in list(self._calls):
+            if call.sequences and not call.result_only and now - call.reported > EVERY:
+                call.reported = now
+                for sequence in call.sequences.values():
+                    prompt = sequence.request
+                    if not isinstance(prompt, PrefillPrompt) or prompt.lane != "target":
+                        continue
+                    if (span := prompt.reading.span) is not None:
+                        call.news.append((sequence.job.key, Reading(span.length, prompt.reading.prompt.length)))
+                call.news.append((None, self._load(call)))
+
+    def _load(self, call: Call) -> Load:
+        """The number of clips, and the size of the last pass."""
+        slab = call.slab
+        return Load(
+            clips=len(self.loop),
+            waiting=len(call.waiting) + len(call.again),
+            sequences=round(call.last.sequences),
+            rows=round(call.last.rows),
+            accepted=call.accepted,
+            passes=call.passes,
+            kv_used=slab.used * slab.entry_bytes,
+            kv_capacity=slab.nbytes,
+            batch=call.limit,
+            reading=call.reading_s / max(time.monotonic() - call.begun, 1e-9),
+        )
+
+    def _passed(self, passing: Passing) -> None:
+        calls = [call for call in self._calls if call.sequences]
+        if not passing.prompts:
+            rows = passing.lane, round(passing.sequences), round(passing.rows), passing.seconds
+            for call in calls:
+                call.size.passed(*rows, passing.passes)
+            if calls and (pace := calls[0].captioner.pace) is not None:
+                pace.passed(*rows, passing.passes, passing.grows)
+        if passing.lane == "target":
+            for call in calls:
+                call.passes, call.last = call.passes + 1, passing
+
+    def _drop_unless_running(self) -> None:
+        """Abandon the clips of closed calls now, or leave it to the thread that runs a turn; never waits."""
+        if exclusive.try_acquire((self,)):
+            try:
+                self._drop_closed()
+            finally:
+                exclusive.release((self,))
+
+    def _drop_closed(self) -> None:
+        for call in [call for call in self._calls if call.closed]:
+            self._calls.remove(call)
+            self._give_up(call)
+
+    def _give_up(self, call: Call, error: Exception | None = None) -> None:
+        """Abandon a call's clips; with an error, as what ends each."""
+        keys = [sequence.job.key for sequence in call.sequences.values()]
+        keys += [request.key for request in (*call.waiting, *call.again)]
+        if error is not None:
+            call.news.extend((key, error) for key in keys)
+        call.waiting.clear()
+        call.again.clear()
+        for sequence in list(call.sequences.values()):
+            self._forget(sequence)
+
+    def _repeat_others(self, call: Call, error: BaseException) -> None:
+        why = f"a pass was interrupted: {type(error).__name__}"
+        for other, sequence in list(self._flights.values()):
+            if other is not call:
+                other.again.append(sequence.job)
+                if not other.result_only:
+                    other.news.append((sequence.job.key, Again(why)))
+                self._forget(sequence)

@@ -91,7 +91,8 @@ class Slab:
     @property
     def used(self) -> int:
         """Entries that belong to sequences."""
-        return sum(end - start for start, end in self._used.items())
+        with self._lock:
+            return sum(end - start for start, end in self._used.items())
 
     def open(self, room: int, offset: int = 0) -> KVSpan:
         """An empty sequence.

@@ -1,7 +1,13 @@
-"""Every 1/(1-alpha)-th visual token in raster order (SD-Uniform in SpecVLM 4.3)."""
+"""Every 1/(1-alpha)-th visual token of each frame in raster order (SD-Uniform in SpecVLM 4.3).
+
+**D**: the budget is exact, so frames differ by at most one token; those with one more are evenly spaced over the video.
+Tokens that must stay, such as separators, count towards the budget and not towards their frame's share. A frame with
+fewer tokens than its share keeps them all, and the others share the rest.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vidspec.pruning.base import Pruner, Signals, evenly_spaced, split
@@ -15,4 +21,48 @@ if TYPE_CHECKING:
 class Uniform(Pruner):
     def __call__(self, signals: Signals, alpha: float) -> torch.Tensor:
         parts = split(signals.visual, alpha)
-        return parts.kept(parts.free[evenly_spaced(len(parts.free), parts.wanted, parts.free.device)])
+        frame = signals.visual.frame[parts.free]
+        sizes = frame.bincount(minlength=signals.visual.frames)
+        shares = sizes.new_tensor(_shares(sizes.tolist(), parts.wanted))
+        return parts.kept(parts.free[_chosen(frame, sizes, shares)])
+
+
+def _shares(sizes: Sequence[int], wanted: int) -> list[int]:
+    """Tokens to keep of each frame, ``wanted`` together: the same number, up to one, of each that holds so many."""
+    shares = [0] * len(sizes)
+    while wanted > 0:
+        open_frames = [at for at, size in enumerate(sizes) if shares[at] < size]
+        each = wanted // len(open_frames)
+        if not each:
+            for place in evenly_spaced(len(open_frames), wanted).tolist():
+                shares[open_frames[place]] += 1
+            break
+        for at in open_frames:
+            more = min(each, sizes[at] - shares[at])
+            shares[at] += more
+            wanted -= more
+    return shares
+
+
+def _chosen(frame: torch.Tensor, sizes: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    """(n,) mask of the tokens to keep: of each frame those of ``evenly_spaced``, for all frames at once.
+
+    Of a frame's N tokens the one of rank r is kept if one of the places ``(2 j + 1) N // (2 K)`` equals r. Below r lie
+    ``(2 K r + N - 1) // (2 N)`` of these places.
+
+    Args:
+        frame: (n,) each token's frame.
+        sizes, shares: N and K of each frame.
+    """
+    import torch
+
+    order = frame.argsort(stable=True)
+    first = sizes.cumsum(0) - sizes
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order), device=order.device) - first[frame[order]]
+    n, k = sizes[frame], shares[frame]
+
+    def below(rank: torch.Tensor) -> torch.Tensor:
+        return (2 * k * rank + n - 1) // (2 * n)
+
+    return below(rank + 1) > below(rank)

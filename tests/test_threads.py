@@ -1,0 +1,357 @@
+"""Threads that share a captioner: texts are those of one call at a time, and no call blocks or breaks another."""
+
+import gc
+import itertools
+import os
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from decoding import checkpoints
+from test_serving import Given
+from tiers import full_but
+
+from research.world.samples import draw
+from vidspec.captioner import Captioner
+from vidspec.config import profiles
+from vidspec.engine import exclusive
+from vidspec.errors import ArgumentError, ClosedError, GenerationError, UsageError, VidspecError
+from vidspec.events.events import Again, Finished, Opened, Prefilled, Round
+from vidspec.models.request import Exchange, Request
+
+QUESTIONS = ("Describe the video.", "What moves?")
+#: Seconds after which a thread counts as blocked.
+BLOCKED = 60.0
+
+METHODS = {
+    "caption": lambda one, path, clip: [one.caption(path, clip=clip).token_ids],
+    "stream": lambda one, path, clip: [
+        event.caption.token_ids for event in one.stream(path, clip=clip) if isinstance(event, Finished)
+    ],
+    "ask": lambda one, path, clip: list(map(ids_of(one.dialogue(path, clip=clip)), QUESTIONS)),
+    "captions": lambda one, path, clip: [said.token_ids for said in one.captions(path, QUESTIONS, clip=clip)],
+    "serve": lambda one, path, clip: served(one, path, clip),
+    "baseline": lambda one, path, clip: [one.baseline(path, clip=clip).token_ids],
+}
+PAIRS = list(itertools.combinations_with_replacement(METHODS, 2))
+
+
+def ids_of(dialogue):
+    return lambda question: dialogue.ask(question).token_ids
+
+
+def served(captioner, path, clip):
+    """The answers to both questions, from one call of ``serve``."""
+    source = Given([Request(path, clip, prompt=prompt, key=prompt) for prompt in QUESTIONS])
+    ended = {key: said.caption.token_ids for key, said in captioner.serve(source) if isinstance(said, Finished)}
+    return [ended[prompt] for prompt in QUESTIONS]
+
+
+def finished(events):
+    return next(event.caption.token_ids for event in events if isinstance(event, Finished))
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    settings = {
+        "models.target": str(checkpoints.save(folder / "target")),
+        "models.draft": str(checkpoints.save(folder / "draft", noise=0.05)),
+        "models.device": "cpu",
+        "models.dtype": "float32",
+        "video.frames": 4,
+        "generate.max_new_tokens": 24,
+    }
+    with Captioner.from_profile("vanilla-sd", overrides=settings) as captioner:
+        yield captioner
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory, loaded):
+    paths = [str(path) for path in draw(tmp_path_factory.mktemp("clips"), 4, seed=7)]
+    return {path: loaded.read(path) for path in paths}
+
+
+def other(loaded, name="vanilla-sd", **overrides):
+    """The same models under another profile."""
+    settings = {"video.frames": 4, "generate.max_new_tokens": 24, **overrides}
+    profile = profiles.load(name, settings, env={})
+    return Captioner(profile, loaded.target.model, loaded.draft.model if profile.drafts_with_a_model else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "threads", "calls"),
+    full_but(
+        [("vanilla-sd", 4, 24)],
+        [
+            ("vanilla-sd", 4, 24),
+            *((name, 8, 200) for name in ("vanilla-sd-auto", "specvlm", "suffix", "fastv")),
+        ],
+    ),
+)
+def test_texts_are_those_of_one_call_at_a_time(loaded, clips, name, threads, calls):
+    few = {"generate.max_new_tokens": 12} if calls < 100 else {}
+    captioner = other(loaded, name, **few, **({"lossy.retention": 0.5} if name == "fastv" else {}))
+    clips = dict(itertools.islice(clips.items(), 2 if few else None))
+    expected = {
+        (method, path): call(captioner, path, clip) for method, call in METHODS.items() for path, clip in clips.items()
+    }
+    draws, paths = random.Random(11), list(clips)
+    order = itertools.islice(itertools.chain.from_iterable(itertools.cycle(PAIRS)), calls)
+    work = [(method, draws.choice(paths)) for method in order]
+    with ThreadPoolExecutor(threads) as pool:
+        found = list(pool.map(lambda one: METHODS[one[0]](captioner, one[1], clips[one[1]]), work))
+    wrong = [one for one, ids in zip(work, found, strict=True) if ids != expected[one]]
+    assert not wrong
+    assert loaded.target.model.decoder.slab.used == loaded.draft.model.decoder.slab.used == 0
+
+
+def test_calls_at_the_same_time_share_passes(loaded, clips, monkeypatch):
+    captioner = other(loaded)
+    sizes, run = [], captioner.target.run
+    monkeypatch.setattr(captioner.target, "run", lambda batch: sizes.append(len(batch)) or run(batch))
+    ready = threading.Barrier(len(clips))
+
+    def call(path):
+        ready.wait(BLOCKED)
+        return captioner.caption(path, clip=clips[path]).token_ids
+
+    with ThreadPoolExecutor(len(clips)) as pool:
+        assert list(pool.map(call, clips)) == [loaded.caption(path, clip=clips[path]).token_ids for path in clips]
+    assert max(sizes) > 1
+
+
+def test_a_stream_that_is_held_open_blocks_no_other_call(loaded, clips):
+    """Of the same thread, and of another."""
+    first, second, third, _ = clips
+    expected = {path: loaded.caption(path, clip=clip).token_ids for path, clip in clips.items()}
+    held = loaded.stream(first, clip=clips[first])
+    assert isinstance(next(held), Opened) and isinstance(next(held), Prefilled)
+    assert loaded.caption(second, clip=clips[second]).token_ids == expected[second]
+    with ThreadPoolExecutor(1) as pool:
+        later = pool.submit(loaded.caption, third, clip=clips[third])
+        assert later.result(BLOCKED).token_ids == expected[third]
+    assert finished(held) == expected[first]
+
+
+def test_a_closed_stream_frees_its_place_within_a_pass(loaded, clips, monkeypatch):
+    first, second, *_ = clips
+    captioner = other(loaded, "ar", **{"generate.max_new_tokens": 400})
+    sizes, run, began, shared = [], captioner.target.run, threading.Event(), threading.Event()
+
+    def observed(batch):
+        sizes.append(len(batch))
+        (shared if len(batch) > 1 else began).set()
+        return run(batch)
+
+    monkeypatch.setattr(captioner.target, "run", observed)
+    with ThreadPoolExecutor(1) as pool:
+        later = pool.submit(captioner.caption, second, clip=clips[second])
+        assert began.wait(BLOCKED)
+        stream = captioner.stream(first, clip=clips[first])
+        while not isinstance(next(stream), Round):
+            pass
+        assert shared.wait(BLOCKED)
+        before = len(sizes)
+        stream.close()
+        ids = later.result(BLOCKED).token_ids
+    assert sum(size > 1 for size in sizes[before:]) <= 1 and len(sizes) > before + 10
+    monkeypatch.undo()
+    assert ids == captioner.caption(second, clip=clips[second]).token_ids
+    assert loaded.target.model.decoder.slab.used == 0
+
+
+def test_an_abandoned_stream_frees_its_place_when_it_is_collected(loaded, clips):
+    path, clip = next(iter(clips.items()))
+    circle = [loaded.stream(path, clip=clip)]
+    circle.append(circle)
+    assert isinstance(next(circle[0]), Opened) and isinstance(next(circle[0]), Prefilled)
+    assert loaded.target.model.decoder.slab.used > 0
+    del circle
+    gc.collect()
+    assert loaded.target.model.decoder.slab.used == 0
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_interrupted_call_costs_the_others_time_alone(loaded, clips, monkeypatch, error):
+    """Ctrl-C in a pass that other clips share, or a bug of the loop: they are read again."""
+    first, second, *_ = clips
+    expected = loaded.caption(first, clip=clips[first]).token_ids
+
+    def interrupted(patience):
+        raise error
+
+    held = loaded.stream(first, clip=clips[first])
+    assert isinstance(next(held), Opened) and isinstance(next(held), Prefilled)
+    with monkeypatch.context() as patch, pytest.raises(error):
+        patch.setattr(loaded._serving.loop, "turn", interrupted)
+        loaded.caption(second, clip=clips[second])
+    events = list(held)
+    again = [event for event in events if isinstance(event, (Again, Opened, Prefilled))]
+    assert [type(event) for event in again] == [Again, Opened, Prefilled] and finished(events) == expected
+    assert loaded.target.model.decoder.slab.used == 0
+
+
+def test_an_error_of_one_call_is_its_own(loaded, clips, monkeypatch):
+    first, second, *_ = clips
+    read = loaded.setup.read
+
+    def broken(request, trace):
+        if request.path == second:
+            raise RuntimeError("a bug")
+        return read(request, trace)
+
+    held = loaded.stream(first, clip=clips[first])
+    next(held)
+    monkeypatch.setattr(loaded.setup, "read", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        loaded.caption(second, clip=clips[second])
+    assert finished(held) == loaded.caption(first, clip=clips[first]).token_ids
+
+
+def test_a_call_without_memory_beside_others_is_repeated_alone(loaded, clips, monkeypatch):
+    first, second, *_ = clips
+    expected = {path: loaded.caption(path, clip=clips[path]).token_ids for path in (first, second)}
+    slab, prompts = loaded.target.model.decoder.slab, []
+    gc.collect()  # what errors of other tests refer to
+    for path in expected:
+        prompts += [one.prompt_tokens for one in loaded.stream(path, clip=clips[path]) if isinstance(one, Prefilled)]
+    monkeypatch.setattr(slab, "capacity", 0)
+    monkeypatch.setattr(slab, "_blocks", slab._allocated(0))
+    monkeypatch.setattr(slab, "budget", (max(prompts) + loaded.setup.room) * slab.entry_bytes)  # enough for one
+    held = loaded.stream(first, clip=clips[first])
+    assert isinstance(next(held), Opened) and isinstance(next(held), Prefilled)
+    events = list(loaded.stream(second, clip=clips[second]))
+    assert any(isinstance(event, Again) for event in events) and finished(events) == expected[second]
+    assert finished(held) == expected[first]
+
+
+def test_closing_ends_the_calls_of_others(loaded, clips):
+    first, second, *_ = clips
+    captioner = other(loaded, "ar", **{"generate.max_new_tokens": 2000})
+    began = threading.Event()
+
+    def long_call():
+        for event in captioner.stream(second, clip=clips[second]):
+            if isinstance(event, Round):
+                began.set()
+
+    held = captioner.stream(first, clip=clips[first])
+    next(held)
+    with ThreadPoolExecutor(1) as pool:
+        later = pool.submit(long_call)
+        assert began.wait(BLOCKED)
+        captioner.close()
+        with pytest.raises(ClosedError):
+            later.result(BLOCKED)
+    for use in (lambda: list(held), lambda: captioner.caption(first), lambda: next(captioner.serve(Given([])))):
+        with pytest.raises(ClosedError, match=r"closed \(make another") as caught:
+            use()
+        assert isinstance(caught.value, VidspecError)
+    assert loaded.target.model.decoder.slab.used == 0
+    captioner.close()  # once more does nothing
+
+
+class Model:
+    """Something that a thread computes with."""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_fork_while_another_thread_computes():
+    """The child has no such thread, which would never release the models."""
+    used, free, taken, over = [Model()], [Model()], threading.Event(), threading.Event()
+
+    def use():
+        exclusive.try_acquire(used)
+        taken.set()
+        over.wait(BLOCKED)
+        exclusive.release(used)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    assert taken.wait(BLOCKED)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            exclusive.acquire(None, used)
+        except GenerationError as error:
+            code = 2 if error.kind == "forked" and exclusive.acquire(None, free) else 3
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    over.set()
+    thread.join()
+    assert exclusive.acquire(None, used)
+    exclusive.release(used)
+
+
+def test_models_are_for_one_thread_at_a_time():
+    """And a thread that holds them does not wait for itself."""
+    one, two = Model(), Model()
+    assert exclusive.try_acquire([one, two]) and not exclusive.try_acquire([two])
+    assert exclusive.acquire(None, [one, two])
+    with ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(exclusive.acquire, None, [two], lambda: True).result(BLOCKED)
+        later = pool.submit(exclusive.acquire, None, [two])
+        exclusive.release([one, two])
+        assert later.result(BLOCKED)
+    exclusive.release([two])
+
+
+def test_another_group_gets_its_turn():
+    """A thread that takes the models again at once comes after those that have waited."""
+    models, waits, taken = [Model()], threading.Event(), []
+    assert exclusive.acquire("one", models)
+
+    def wait_for_turn():
+        exclusive.acquire("other", models, unless=waits.set)  # which is called when it waits, and returns None
+        taken.append("other")
+        exclusive.release(models)
+
+    thread = threading.Thread(target=wait_for_turn)
+    thread.start()
+    assert waits.wait(BLOCKED)
+    exclusive.release(models)
+    exclusive.acquire("one", models)
+    taken.append("one")
+    exclusive.release(models)
+    thread.join(BLOCKED)
+    assert taken == ["other", "one"]
+
+
+def test_threads_that_share_a_dialogue_take_turns(loaded, clips):
+    path, clip = next(iter(clips.items()))
+    dialogue, questions = loaded.dialogue(path, clip=clip), [f"Question {number}?" for number in range(6)]
+    with ThreadPoolExecutor(3) as pool:
+        answers = dict(zip(questions, pool.map(ids_of(dialogue), questions), strict=True))
+    assert sorted(question for question, _ in dialogue.exchanges) == questions
+    said = ()
+    for question, answer in dialogue.exchanges:
+        again = loaded.caption(path, clip=clip, prompt=question, earlier=said)
+        assert again.token_ids == answers[question]
+        said = (*said, Exchange(question, answer))
+
+
+def test_a_turn_that_is_held_open_blocks_no_thread_for_ever(loaded, clips):
+    path, clip = next(iter(clips.items()))
+    dialogue = loaded.dialogue(path, clip=clip)
+    held = dialogue.stream("What moves?")
+    next(held)
+    with pytest.raises(UsageError, match="not answered yet") as caught:
+        dialogue.ask("And then?")
+    assert "close()" in caught.value.hint
+    held.close()
+    assert dialogue.ask("And then?").token_ids and len(dialogue.exchanges) == 1
+
+
+@pytest.mark.parametrize("method", ["caption", "stream", "baseline", "dialogue", "captions"])
+def test_an_unknown_argument_names_the_nearest(loaded, method):
+    more = [QUESTIONS] if method == "captions" else []
+    message = rf"{method}\(\) has no argument 'promt' \(did you mean prompt\?\)"
+    with pytest.raises(ArgumentError, match=message) as caught:
+        getattr(loaded, method)("clip.mp4", *more, promt="What moves?")
+    assert isinstance(caught.value, TypeError) and isinstance(caught.value, VidspecError)
+    with pytest.raises(ArgumentError, match="there are start, end, prompt"):
+        getattr(loaded, method)("clip.mp4", *more, zzz=1)

@@ -1,0 +1,171 @@
+"""One call of a captioner: where its clips come from, which are in flight, and the events that it has not taken."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Generator, Hashable
+from collections.abc import Sequence as Items
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from vidspec.decoding.loop import Passing
+from vidspec.draft_length.batch import BatchSize
+from vidspec.engine.device import half_the_cores
+from vidspec.errors import VidspecError
+from vidspec.events.events import Event, Load
+
+if TYPE_CHECKING:
+    import torch
+
+    from vidspec.decoding.admission import Claim
+    from vidspec.decoding.sequence import Sequence
+    from vidspec.draft_length.pace import Pace
+    from vidspec.engine.decoder import LanguageModel
+    from vidspec.engine.forward import Engine
+    from vidspec.events.trace import Trace
+    from vidspec.events.wake import WakeEvent
+    from vidspec.models.base import VideoLanguageModel
+    from vidspec.models.request import Request
+
+__all__ = ["Arrivals", "Call", "News", "Serves", "SingleArrival"]
+
+#: Events with the key of their clip, or the exception that ended it; the load, with None.
+News: TypeAlias = Generator[tuple[Hashable, Event | Load | Exception], None, None]
+
+
+class Arrivals(Protocol):
+    """The source of clips whose frames are in memory. Only the thread of its call uses it."""
+
+    @property
+    def over(self) -> bool:
+        """Whether no more will come."""
+        ...
+
+    def take(self) -> Request | None:
+        """The next clip, None if there is none now; never waits. The wake event is set when one is added."""
+        ...
+
+
+class SingleArrival:
+    """One clip; it is let go of when it is taken."""
+
+    def __init__(self, request: Request) -> None:
+        self._left = [request]
+
+    @property
+    def over(self) -> bool:
+        """Whether it was taken."""
+        return not self._left
+
+    def take(self) -> Request | None:
+        """The clip, once."""
+        return self._left.pop() if self._left else None
+
+
+class Serves(Protocol):
+    """The part of a captioner that serving uses; its methods are described there.
+
+    Attributes:
+        has_feed: whether another thread encodes clips during the passes.
+    """
+
+    has_feed: bool
+
+    @property
+    def target(self) -> Engine[VideoLanguageModel]: ...
+    @property
+    def devices(self) -> tuple[torch.device, ...]: ...
+    @property
+    def pace(self) -> Pace | None: ...
+    @property
+    def language_models(self) -> tuple[LanguageModel, ...]: ...
+    def needs(self, request: Request) -> Items[Claim]: ...
+    def start(self, request: Request, trace: Trace) -> Sequence: ...
+
+
+class Call:
+    """One call of a captioner: its source of clips, those in flight, and events that it has not taken.
+
+    Args:
+        captioner: has the models.
+        arrivals: the clips.
+        batch: the most clips at once; None to choose by measurement. Memory may allow fewer.
+        wake: set when ``arrivals`` has something new.
+        trace: of its first clip; a new one if None.
+        result_only: whether ``Finished`` and errors are all the news it wants, of one clip.
+
+    Attributes:
+        models, slab: that its turns use; of the target.
+        sequences: clips in flight, by their keys in the loop.
+        waiting: taken and not admitted yet.
+        again: to be done without others.
+        news: events that were not taken yet.
+        closed: whether its caller wants no more.
+    """
+
+    def __init__(
+        self,
+        captioner: Serves,
+        arrivals: Arrivals,
+        batch: int | None,
+        wake: WakeEvent,
+        trace: Trace | None = None,
+        result_only: bool = False,
+    ) -> None:
+        self.captioner, self.arrivals, self.batch, self.wake, self.trace = captioner, arrivals, batch, wake, trace
+        self.result_only = result_only
+        self.models, self.slab = captioner.language_models, captioner.target.model.decoder.slab
+        self.sequences: dict[Hashable, Sequence] = {}
+        self.waiting: deque[Request] = deque()
+        self.again: deque[Request] = deque()
+        self.news: deque[tuple[Hashable, Event | Load | Exception]] = deque()
+        self.closed = False
+        self.size = BatchSize()
+        self.last = Passing("target", 0, 0, 0, 0.0)
+        self.passes = self.accepted = 0
+        self.reported, self.begun, self.reading_s = 0.0, time.monotonic(), 0.0
+        self.threads, self.halved = ExitStack(), False
+
+    @property
+    def limit(self) -> int:
+        """The most clips at once."""
+        return self.batch or self.size.most
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether clips that it took have not ended."""
+        return bool(self.sequences or self.waiting or self.again)
+
+    def needs(self, request: Request) -> Items[Claim]:
+        """The memory that a clip takes; nothing is known of one that cannot be decoded."""
+        try:
+            return self.captioner.needs(request) if request.clip is not None else ()
+        except VidspecError:  # decoding it gives the same, as its own error
+            return ()
+
+    def take(self) -> None:
+        """Take the next clip if it could be admitted now, as far as this call is concerned."""
+        if not self.waiting and not self.again and len(self.sequences) < self.limit:
+            request = self.arrivals.take()
+            if request is not None:
+                self.waiting.append(request)
+
+    def wait(self) -> None:
+        """Wait for a clip to take, at most a second."""
+        begun = time.monotonic()
+        self.wake.wait(1.0)
+        self.reading_s += time.monotonic() - begun
+
+    def add_collection(self, start: float, end: float) -> None:
+        """Add a garbage collection, which stops every thread, to the traces of the clips in flight."""
+        for sequence in list(self.sequences.values()):
+            origin = sequence.trace.origin
+            sequence.trace.add("collect", "target", start - origin, end - origin)
+
+    def halve_threads(self) -> None:
+        """Leave half of the cores to a feed, where there is one."""
+        if self.captioner.has_feed and not self.halved:
+            self.halved = True
+            if self.captioner.target.model.device.type == "cpu":
+                self.threads.enter_context(half_the_cores())

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence as Items
 from copy import copy
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 
 from vidspec.decoding.autoregressive import autoregressive
 from vidspec.decoding.limits import Limits
@@ -20,12 +20,13 @@ __all__ = ["time_plain_step"]
 UNTIMED, LEAST, MOST = 4, 8, 48
 #: Steps beyond the least end after so many seconds, and after this share of the time that the clip has taken.
 SECONDS, SHARE = 0.06, 0.05
-#: The medians of the earlier and of the later half may differ by this factor.
-APART = 1.1
+#: The medians of the earlier and of the later half may differ by this factor; slower steps than so many medians, which
+#: are not plain decoding's own, are left out.
+APART, SPIKE = 1.1, 2.0
 
 
 def time_plain_step(sequence: Sequence) -> Steps[float | None]:
-    """Return the median seconds from token to token of plain decoding, the work on the host included.
+    """Return the mean seconds from token to token of plain decoding, the work on the host included.
 
     :func:`autoregressive` itself goes on after the text, on the clip's cache, or over its last entries where there is
     no room after it; the clip's tokens, events and trace do not change.
@@ -55,4 +56,6 @@ def time_plain_step(sequence: Sequence) -> Steps[float | None]:
     yield from autoregressive(plain)
     times = [after.elapsed - before.elapsed for before, after in pairwise(plain.rounds[UNTIMED:])]
     early, late = median(times[: len(times) // 2]), median(times[len(times) // 2 :])
-    return median(times) if max(early, late) <= APART * min(early, late) else None
+    if max(early, late) > APART * min(early, late):
+        return None
+    return fmean(one for one in times if one < SPIKE * max(early, late))

@@ -57,12 +57,13 @@ def measure(captioner: Captioner, clip: Path, repeats: int) -> Measured | None:
     for _ in range(repeats):
         captioner.forget()  # or the clip's own text would be the draft
         before, method, after = captioner.baseline(clip), captioner.caption(clip), captioner.baseline(clip)
-        ratios = [speed_against(method, plain)["decode"] for plain in (after, before)]
-        found.append((method.speed.get("estimate"), *ratios))
-    estimates, *ratios = ([one for one in column if one is not None] for column in zip(*found, strict=True))
-    if not all((estimates, *ratios)):
+        estimated = method.speed.get("estimate")
+        measured, control = (speed_against(method, plain)["decode"] for plain in (after, before))
+        if estimated and measured and control:
+            found.append(Measured(estimated, measured, control))
+    if not found:
         return None
-    return Measured(median(estimates), *map(median, ratios))
+    return Measured(*(median(column) for column in zip(*found, strict=True)))
 
 
 def cold_estimate(profile: str, pair: str, clip: Path) -> float | None:

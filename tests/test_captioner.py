@@ -13,7 +13,7 @@ from decoding import checkpoints
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.dataset.schema import record_schema
-from vidspec.decoding import serving
+from vidspec.decoding import plain_step, serving
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.engine.slab import Slab
@@ -204,6 +204,39 @@ def test_a_text_of_one_token(captioner, record):
     assert one.token_ids == record.token_ids[:1]
     assert one.timings["decode"] == 0 and one.speed == {"tokens_per_s": None, "estimate": None}
     jsonschema.Draft202012Validator(record_schema()).validate(json.loads(one.to_json()))
+
+
+@pytest.mark.parametrize("changes", [{}, {"generate.max_new_tokens": 30 + 64}], ids=["no room", "room"])
+def test_estimate_times_plain_steps_and_changes_nothing_else(captioner, monkeypatch, changes):
+    one = other(captioner, changes)
+    before = one.caption(CLIP)
+    assert before.speed["estimate"] is None, "a verification does not tell what a plain pass costs"
+    timed = []
+    monkeypatch.setattr(plain_step, "fmean", lambda times: timed.extend(times) or 0.5)
+    monkeypatch.setattr(plain_step, "APART", 100.0)  # this machine may be busy
+    one.estimates_speedup = True
+    after = one.caption(CLIP)
+    assert (after.token_ids, after.counters, len(after.trace.spans)) == (
+        before.token_ids,
+        before.counters,
+        len(before.trace.spans),
+    )
+    assert plain_step.LEAST / 2 < len(timed) <= plain_step.MOST and min(timed) > 0
+    assert after.speed["estimate"] == pytest.approx(0.5 * (len(after.token_ids) - 1) / after.timings["decode"])
+
+
+def test_no_estimate_where_plain_steps_change_their_time(captioner, monkeypatch):
+    one = other(captioner, {})
+    one.estimates_speedup = True
+    medians = iter((1.0, 1.2))
+    monkeypatch.setattr(plain_step, "median", lambda times: next(medians))
+    assert one.caption(CLIP).speed["estimate"] is None
+
+
+def test_no_estimate_for_clips_that_share_the_models_or_a_cache(captioner):
+    one = other(captioner, {})
+    one.estimates_speedup = True
+    assert [each.speed["estimate"] for each in one.captions(CLIP, ["What?", "Where?"])] == [None, None]
 
 
 @pytest.mark.full

@@ -24,6 +24,7 @@ from vidspec.decoding.calls import Arrivals, News, SingleArrival
 from vidspec.decoding.decode import decode
 from vidspec.decoding.dialogue import Dialogue
 from vidspec.decoding.parallel import WorkerLost
+from vidspec.decoding.plain_step import time_plain_step
 from vidspec.decoding.prompts import Prompts
 from vidspec.decoding.report import report
 from vidspec.decoding.sequence import Sequence
@@ -96,9 +97,12 @@ class Captioner:
 
     Attributes:
         return_probs: whether rounds tell how probable the target thought each token; set it before a clip begins.
+        estimates_speedup: whether a record estimates the decode speed-up, for which some plain decoding steps are
+            timed after the text (:mod:`vidspec.decoding.plain_step`); only of a clip that has the models to itself.
     """
 
     return_probs = False
+    estimates_speedup = False
 
     def __init__(
         self,
@@ -600,9 +604,18 @@ class Captioner:
                     kind="memory",
                 ) from error
             sequence.emit(Again(why))
+        if self._can_estimate(sequence):
+            sequence.deadline = None  # its text is complete
+            sequence.plain_step_s = yield from time_plain_step(sequence)
         if sequence.drafter is not None:
             sequence.drafter.finish(sequence.token_ids)
         sequence.emit(Finished(report(sequence, self.models)))
+
+    def _can_estimate(self, sequence: Sequence) -> bool:
+        """Whether plain steps after the text take as long as plain decoding of this clip by itself."""
+        alone = not (sequence.shared or self.has_feed) and sequence.job.cache is None
+        drafts = sequence.setup.acceptance is not None
+        return self.estimates_speedup and alone and drafts and not self.profile.prunes_the_target
 
 
 def _check_arguments(method: str, asked: Asked) -> None:

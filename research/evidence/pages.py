@@ -12,7 +12,7 @@ from textwrap import fill, shorten
 from typing import Any, TypeAlias
 
 from research.evidence.parts import PAIRS, PARTS, Part
-from vidspec.bench.tables import table
+from vidspec.bench.tables import inverted, table
 from vidspec.embedded.prompts import QUESTIONS
 from vidspec.errors import VidspecError
 from vidspec.models.loading import embedded_folder
@@ -122,12 +122,20 @@ def readme(results: Results) -> str:
                 times(row["decode"]),
                 f"{row['tokens_per_s']:.0f}",
                 figure(row["tokens_per_target_pass"]),
-                times(row["first"]),
+                times(inverted(row["first"])),
                 times(row["end_to_end"]),
                 share(row, results),
             )
         )
-    heads = ("method", "decoding", "tokens/s", "tokens / pass", "first token", "end to end", "share of bandwidth limit")
+    heads = (
+        "method",
+        "decoding",
+        "tokens/s",
+        "tokens / pass",
+        "time to first token",
+        "end to end",
+        "share of bandwidth limit",
+    )
     clips = results["rows"][0]["clips"]
     return (
         f"{table(heads, lines)}\n\n`python -m research.evidence profiles-embedded-qwen`, commit {results['commit']}, "
@@ -144,7 +152,15 @@ def profiles(both: Mapping[str, Results]) -> str:
             order.setdefault(named(row), {})[pair] = row
     heads = ["method"]
     for pair in both:
-        heads += [f"{pair}: same tokens", "tau", "tokens/s", "first token", "decoding", "end to end", "of limit"]
+        heads += [
+            f"{pair}: same tokens",
+            "tau",
+            "tokens/s",
+            "time to first token",
+            "decoding",
+            "end to end",
+            "of limit",
+        ]
     lines = []
     for name, by in order.items():
         cells = [name]
@@ -153,7 +169,7 @@ def profiles(both: Mapping[str, Results]) -> str:
                 cells += ["-"] * 7
                 continue
             same = "-" if row["equal"] is None else f"{row['equal']}/{row['clips']}"
-            cells += [same, figure(row["tau"]), f"{row['tokens_per_s']:.0f}", times(row["first"])]
+            cells += [same, figure(row["tau"]), f"{row['tokens_per_s']:.0f}", times(inverted(row["first"]))]
             cells += [times(row["decode"]), times(row["end_to_end"]), share(row, results)]
         lines.append(cells)
     left = [

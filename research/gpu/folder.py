@@ -259,7 +259,7 @@ def markdown(rows: Sequence[dict[str, object]]) -> str:
             )
             for one in found
         ]
-        heads = ["pair", "dtype", "profile", "same tokens", "near-ties", "holds", "tokens/s", "first token"]
+        heads = ["pair", "dtype", "profile", "same tokens", "near-ties", "holds", "tokens/s", "time to first token"]
         parts.append(table([*heads, "end to end", "accepted"], lines))
     if of["disagreement"]:
         heads = ["pair", "dtype", "places", "one row and six differ", "of them near-ties", "logits apart"]

@@ -2,6 +2,7 @@
 
 The panel is the one ``vidspec caption`` shows on a terminal: of a clip in the moment its caption is complete, of a
 folder in the first moment after half of its clips in which as many as ever are in flight and all of them are decoding.
+Clips and folders are shown by their last name, so that no path of this machine is in a picture.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ BATCH = 8
 
 
 def one(captioner: Captioner, clip: str) -> RenderableType:
-    state = PanelState(path=clip, profile=captioner.profile.name)
+    state = PanelState(path=Path(clip).name, profile=captioner.profile.name)
+    captioner.estimates_speedup = True
     for event in captioner.stream(clip):
         state.apply(event)
     return render(state, width=WIDTH)
@@ -44,7 +46,7 @@ def many(captioner: Captioner, folder: str) -> RenderableType:
             raise said
         assert isinstance(key, int)  # as Read numbers them
         if isinstance(said, Opened):
-            states[key] = PanelState(path=said.path, profile=captioner.profile.name, began=time.monotonic())
+            states[key] = PanelState(path=Path(said.path).name, profile=captioner.profile.name, began=time.monotonic())
         states[key].apply(said)
         if isinstance(said, Finished):
             del states[key]
@@ -73,6 +75,12 @@ class Read:
         return Request(path, self.captioner.read(path), key=key)
 
 
+def shown_name(source: str) -> str:
+    """Return the last name of a clip or a folder, the folder's with a slash."""
+    path = Path(source).resolve()
+    return f"{path.name}/" if path.is_dir() else path.name
+
+
 def main(source: str, out: str) -> None:
     folder = Path(source).is_dir()
     with Captioner.from_profile("sd-attention-chain") as captioner:
@@ -80,7 +88,7 @@ def main(source: str, out: str) -> None:
         drawn = (many if folder else one)(captioner, source)
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     asked = " --format jsonl -o captions.jsonl" if folder else ""
-    console.print(f"$ vidspec caption {source}{asked} --profile sd-attention-chain", highlight=False)
+    console.print(f"$ vidspec caption {shown_name(source)}{asked} --profile sd-attention-chain", highlight=False)
     console.print(drawn)
     console.save_svg(out, title="vidspec")
 

@@ -38,7 +38,7 @@ def test_noise_is_no_change():
 
 def test_a_real_change_is_found_in_the_method_and_the_time_that_changed():
     found = compare(results(1), results(2, factor=1.1))
-    assert verdicts(found)["sd", "decode"] == "slower" and verdicts(found)["sd", "first token"] == "no change"
+    assert verdicts(found)["sd", "decode"] == "slower" and verdicts(found)["sd", "time to first token"] == "no change"
     assert verdicts(found)["ar", "decode"] == "no change"
     (one,) = [c for c in found.changes if (c.method, c.what, c.against) == ("sd", "decode", "time")]
     assert one.low < one.ratio < one.high and one.ratio == pytest.approx(1.1, abs=0.04)
@@ -49,7 +49,7 @@ def test_a_busy_machine_does_not_move_the_ratio_to_the_baseline():
     found = compare(results(1), results(2, busy=1.5))
     assert verdicts(found)["sd", "decode"] == "slower"
     assert verdicts(found, "baseline") == {
-        ("sd", what): "no change" for what in ("first token", "decode", "end to end")
+        ("sd", what): "no change" for what in ("time to first token", "decode", "end to end")
     }
 
 

@@ -34,4 +34,8 @@ def test_those_that_do_not_differ_from_the_first_share_its_place():
         "broken": clips(0.0, 0.0, 0.0),
     }
     assert places(rates) == {"fast": 1, "as fast": 1, "between": 3, "plain": 4, "broken": 4}
-    assert places({"alone": clips(1.0)}) == {"alone": 1}
+    assert places({"alone": clips(1.0, 1.0)}) == {"alone": 1}
+
+
+def test_one_clip_gives_no_places():
+    assert places({"plain": clips(1.0), "fast": clips(3.0)}) == places({}) == {}

@@ -61,7 +61,7 @@ def test_compare(vidspec, results):
     ran = vidspec("bench", "compare", before, after, "--format", "json")
     rows = {row["what"]: row for row in json.loads(ran.out)["rows"]}
     assert ran.code == 0 and rows["decode"]["ratio"] == pytest.approx(2) and rows["decode"]["verdict"] == "slower"
-    assert rows["first token"]["verdict"] == "no change"
+    assert rows["time to first token"]["verdict"] == "no change"
     assert "| ar | decode | time | 2.000 | 2.000-2.000 | 9 | slower |" in vidspec("bench", "compare", before, after).out
 
 

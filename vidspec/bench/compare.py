@@ -23,7 +23,7 @@ MIN_CLIPS = 8
 DRAWS, SEED = 10_000, 0
 #: Of the intervals that tell whether two methods share a place.
 PLACES_LEVEL = 0.95
-TIMES = ("first token", "decode", "end to end")
+TIMES = ("time to first token", "decode", "end to end")
 RAW = "end to end, raw"
 
 
@@ -33,9 +33,10 @@ class Change:
 
     Attributes:
         method: name of the contender.
-        what: ``first token``, ``decode`` (time per token), ``end to end`` of texts of one length (the baseline's in A,
-            or the method's own in A where there is none; :func:`~vidspec.events.compare.time_at_length`) or, where
-            texts have other lengths, ``end to end, raw`` of the texts as they are.
+        what: ``time to first token``, ``decode`` (time per token), ``end to end`` of texts of one length (the
+            baseline's in A, or the method's own in A where there is none;
+            :func:`~vidspec.events.compare.time_at_length`) or, where texts have other lengths, ``end to end, raw`` of
+            the texts as they are.
         against: ``time`` for seconds themselves, ``baseline`` for seconds over the baseline's of the same run, which a
             machine that was busier during one of the runs does not move.
         ratio, low, high: B / A, geometric mean over clips and its interval; below 1 is faster.
@@ -169,7 +170,7 @@ def _seconds(runs: Sequence[Caption], what: str, tokens: int) -> float:
         return median(1 / (decode_rate(run) or math.inf) or math.ulp(1.0) for run in runs)
     if what == "end to end":  # a text of one token has no rate and counts as it is
         return median(time_at_length(run, tokens) or run.timings["end_to_end"] for run in runs)
-    return median(run.timings["time_to_first_token" if what == "first token" else "end_to_end"] for run in runs)
+    return median(run.timings["time_to_first_token" if what == "time to first token" else "end_to_end"] for run in runs)
 
 
 def _length(runs: Sequence[Caption]) -> int:
@@ -248,8 +249,10 @@ def places(rates: Mapping[str, Mapping[str, float]]) -> dict[str, int]:
     """The place of each method, 1 the fastest, by its rate (higher is faster) on each clip.
 
     In the order of geometric means, a method shares the place of the one before unless it differs from the first that
-    has this place; the next place counts all before it.
+    has this place; the next place counts all before it. Empty with fewer than two clips, which show no difference.
     """
+    if max(map(len, rates.values()), default=0) < 2:
+        return {}
     order = sorted(rates, key=lambda name: (-_mean(rates[name]), name))
     found: dict[str, int] = {}
     first = ""

@@ -10,7 +10,7 @@ from statistics import fmean, mean, median
 from typing import TypeAlias
 
 from vidspec.bench.compare import places
-from vidspec.bench.tables import cell, heading, left_out, spread, table
+from vidspec.bench.tables import cell, heading, inverted, left_out, spread, table
 from vidspec.config.profiles import Profile
 from vidspec.draft_length import speed
 from vidspec.events.compare import decode_rate, time_at_length
@@ -39,7 +39,8 @@ class Row:
         also: other names of the same contender.
         retention: mean share of the visual tokens that a block of a pruned target reads; None of a whole one.
         accepted_by_target: metric A of ParallelVLM's Table 2; None where nothing was judged.
-        place: by decode, from 1 on; methods that do not differ share one (:func:`~vidspec.bench.compare.places`).
+        place: by decode, from 1 on; methods that do not differ share one (:func:`~vidspec.bench.compare.places`). None
+            of fewer than two clips.
         context: mean entries in the target's cache while decoding: visual tokens and half of the text; None of peers.
         first, decode, end_to_end: speed-ups over the baseline: (median, least, greatest); ``end_to_end`` for texts as
             long as the baseline's (:func:`~vidspec.events.compare.time_at_length`).
@@ -66,9 +67,14 @@ class Row:
     also: tuple[str, ...] = ()
     retention: float | None = None
     accepted_by_target: float | None = None
-    place: int = 1
+    place: int | None = None
     tokens: float | None = None
     end_to_end_raw: tuple[float, float, float] | None = None
+
+    @property
+    def first_time(self) -> tuple[float, float, float]:
+        """``first`` as tables show it: the time to the first token over the baseline's, below 1 where it is shorter."""
+        return inverted(self.first)
 
     @property
     def names(self) -> str:
@@ -104,7 +110,7 @@ def summary(
             _row(name, by_clip, records[baseline], name in drawn),
             also=tuple((also or {}).get(name, ())),
             accepted_by_target=(judged or {}).get(name),
-            place=ranked[name],
+            place=ranked.get(name),
         )
         for name, by_clip in records.items()
     ]
@@ -238,7 +244,7 @@ def markdown(
     header = (
         f"{heading(row.also for row in rows)} | "
         f"same tokens as {baseline} | tau | tokens / target pass | run length | acceptance | "
-        "visual tokens kept | tokens/s | share of limit | first token | decode | place | speed model"
+        "visual tokens kept | tokens/s | share of limit | time to first token | decode | place | speed model"
     ).split(" | ")
     differ = any(row.equal != row.clips for row in rows)
     header += ["mean tokens", "end to end at the baseline's length"] if differ else ["end to end"]
@@ -259,9 +265,9 @@ def markdown(
                 cell(row.kept, ".0%"),
                 spread((row.tokens_per_s, *row.rate_spread), ".0f", ""),
                 cell(None if row.context is None else passes / limit(row.context), ".0%"),
-                spread(row.first),
+                spread(row.first_time),
                 spread(row.decode),
-                str(row.place),
+                cell(row.place, "d"),
                 cell(row.model),
                 *([cell(row.tokens, ".1f")] if differ else ()),
                 spread(row.end_to_end),

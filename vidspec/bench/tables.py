@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import shorten
 
-__all__ = ["bullets", "cell", "heading", "left_out", "spread", "table"]
+__all__ = ["bullets", "cell", "heading", "inverted", "left_out", "spread", "table"]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -36,6 +36,12 @@ def bullets(notes: Iterable[str]) -> str:
 def cell(value: float | None, form: str = ".2f", unit: str = "") -> str:
     """A figure by its format; a dash where there is none."""
     return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def inverted(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return speed-ups (median, least, greatest) as ratios of times, in the same order."""
+    middle, least, greatest = values
+    return 1 / middle, 1 / greatest, 1 / least
 
 
 def spread(values: Sequence[float] | None, form: str = ".2f", unit: str = "x") -> str:

@@ -299,6 +299,7 @@ def _equipped(stack: ExitStack, run: Run, planned: Remaining, tally: Tally) -> t
 
             captioner = stack.enter_context(Captioner.from_profile(run.profile))
             captioner.return_probs = request.report is not None
+            captioner.estimates_speedup = not (run.several or run.how.baseline or request.quiet)
         for line in loaded(captioner, time.monotonic() - began) if request.verbose else ():
             note(line)
         for line in () if request.quiet else captioner.notes:

@@ -376,7 +376,10 @@ class Request:
     baseline: Annotated[
         bool, _check("--baseline", help="Also run plain decoding and report the measured speed-up.")
     ] = False
-    verify: Annotated[bool, _check("--verify", help="Also run plain decoding and fail on any difference.")] = False
+    verify: Annotated[
+        bool,
+        _check("--verify", help="Also run plain decoding and fail on any difference; of one clip, --baseline too."),
+    ] = False
     trace: Annotated[Path | None, _check("--trace", metavar="FILE", help="Write a Chrome/Perfetto trace.")] = None
     heatmap: Annotated[
         Path | None, _check("--heatmap", metavar="FILE.png", help="Draw which parts of the frames the draft sees.")

@@ -43,15 +43,18 @@ def summary(caption: Caption, *, verbose: bool = False) -> str:
         facts.append(f"not lossless, {caption.loose['share']:.0%} of the tokens changed")
     elif caption.lossless is False:
         facts.append("not lossless")
-    baseline = caption.speed.get("baseline")
-    if baseline:
+    if caption.verified:
+        tie = "" if caption.near_tie is None else f" but for a near-tie at token {caption.near_tie}"
+        facts.append(f"verified: plain decoding's tokens{tie}")
+    if baseline := caption.speed.get("baseline"):
         first, whole = baseline["time_to_first_token"], baseline["end_to_end"]
         length = baseline.get("tokens", len(caption.token_ids))  # which older records do not have
         at = "" if length == len(caption.token_ids) else f" (of {length} tokens)"
         decode = "too short to measure" if baseline["decode"] is None else f"{baseline['decode']:.2f}x"
-        kinds = {"first token": first, f"end to end{at}": whole}
-        ratios = [f"{label} {ratio:.2f}x" for label, ratio in kinds.items() if ratio is not None]
-        facts.append(f"against plain decoding: {', '.join([f'decode {decode}', *ratios])}")
+        ratios = [f"decode {decode}"]
+        ratios += [f"end to end{at} {whole:.2f}x"] if whole else []
+        ratios += [f"time to first token {1 / first:.2f}x"] if first else []
+        facts.append(f"against plain decoding: {', '.join(ratios)}")
     elif (estimate := caption.speed.get("estimate")) is not None:
         facts.append(f"decode {estimate:.2f}x est." if verbose else f"estimated {estimate:.1f}x plain decoding")
     return f"{caption.path}: " + "; ".join(facts)

@@ -269,6 +269,7 @@ def how_of(request: Request, profile: Profile, total: int) -> JobConfig:
         HardwareDecoder(video["decoder"])  # raises where there is none
     if request.engine == "ray":
         _installed("--engine ray", "Ray", ("ray",), "pip install 'vidspec[ray]'")
+    measured = request.baseline or (request.verify and total == 1)  # of a clip alone that takes no longer
     several = request.turn or (request.prompt if request.prompt and len(request.prompt) > 1 else None)
     return JobConfig(
         video=video,
@@ -276,12 +277,12 @@ def how_of(request: Request, profile: Profile, total: int) -> JobConfig:
         questions=Questions(tuple(several), bool(request.turn)) if several else None,
         segment=parse_segment(request.segment),
         context=request.context,
-        baseline=request.baseline,
+        baseline=measured,
         verify=request.verify,
         timeout=request.timeout,
         stall=profile.video.stall,
         fetch=fetch_limits_of(request),
-        batch=1 if request.baseline else _batch(request.batch),
+        batch=1 if measured else _batch(request.batch),
         ahead=request.ahead,
         total=total,
         template=request.template,

@@ -321,6 +321,7 @@ def _compared(captioner: Captioner, caption: Caption, job: Job, config: JobConfi
                 stage="verify",
                 kind="mismatch",
             )
+        caption = replace(caption, verified=True)
     if config.baseline:
         speed = caption.speed.copy()
         speed.pop("estimate", None)

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, cast
 
 from vidspec.embedded import ships
-from vidspec.events.counters import count, estimate_speedup, lengths, weights_by_context
+from vidspec.events.compare import estimate_speedup
+from vidspec.events.counters import count, lengths, weights_by_context
 from vidspec.events.events import Prefilled, Round
 from vidspec.events.record import (
     Caption,
@@ -80,7 +81,7 @@ def report(sequence: Sequence, models: Models) -> Caption:
         },
         speed={
             "tokens_per_s": (len(token_ids) - 1) / decode if decode > 0 else None,
-            "estimate": estimate_speedup(rounds),
+            "estimate": estimate_speedup(len(token_ids), decode, sequence.plain_step_s),
         },
         schedule=_schedule(sequence),
         kept_per_frame=list(read.kept_per_frame),

@@ -52,6 +52,7 @@ class Sequence(Client):
         finished: when the last event was emitted, in seconds of the trace.
         deadline: on ``time.monotonic``, when it is abandoned; None for never.
         shared: whether it ever shared the models with other clips.
+        plain_step_s: seconds of a plain decoding step after its text; None where they were not timed.
     """
 
     setup: Setup
@@ -75,6 +76,7 @@ class Sequence(Client):
         self.finished = 0.0
         self.deadline: float | None = None
         self.shared = False
+        self.plain_step_s: float | None = None
 
     def attempt(self, setup: Setup) -> None:
         """Begin the text, or begin it anew with nothing emitted."""

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from vidspec.display.heatmap import frame_map, heatmap, weight_lines
 from vidspec.display.lanes import lanes
-from vidspec.display.state import PanelState, Watching, estimate_speedup
+from vidspec.display.state import PanelState, Watching
 from vidspec.escaping import one_line, shown
 from vidspec.events.events import Event, Finished, Origin
 from vidspec.events.record import Caption
@@ -21,7 +21,7 @@ from vidspec.events.record import Caption
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["STYLES", "LivePanel", "PanelState", "estimate_speedup", "flowed", "render"]
+__all__ = ["STYLES", "LivePanel", "PanelState", "flowed", "render"]
 
 #: Colour and attribute of each origin; the attributes differ as well, so that the five stay apart under NO_COLOR.
 STYLES: dict[Origin, str] = {

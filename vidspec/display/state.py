@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from vidspec.events.counters import estimate_speedup, tau, weights_by_context
+from vidspec.events.counters import tau, weights_by_context
 from vidspec.events.events import Again, Event, Finished, Opened, Origin, Prefilled, Reading, Round
 from vidspec.events.observer import Observer
 from vidspec.events.record import Caption
 from vidspec.events.tally import duration
 
-__all__ = ["PanelState", "Watching", "estimate_speedup"]
+__all__ = ["PanelState", "Watching"]
 
 #: Seconds from which on it is shown how long a clip has been in flight without text.
 FEW = 3.0
@@ -126,10 +126,10 @@ class PanelState:
     @property
     def speedup(self) -> tuple[float | None, bool] | None:
         """The decode speed-up, None of a text too short to measure, and whether it was measured or is an estimate."""
-        baseline = self.caption.speed.get("baseline") if self.caption else None
-        if baseline:
+        speed = self.caption.speed if self.caption else {}
+        if baseline := speed.get("baseline"):
             return baseline["decode"], True
-        estimate = estimate_speedup(self.rounds)
+        estimate = speed.get("estimate")
         return (estimate, False) if estimate is not None else None
 
 

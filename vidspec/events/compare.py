@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 from vidspec.events.record import Baseline, Caption
 
-__all__ = ["MIN_TOKENS", "decode_rate", "first_difference", "speed_against", "time_at_length"]
+__all__ = ["MIN_TOKENS", "decode_rate", "estimate_speedup", "first_difference", "speed_against", "time_at_length"]
 
 #: Tokens after the first that a text needs for its decoding to be measured: fewer take a window or two.
 MIN_TOKENS = 16
@@ -23,6 +23,22 @@ def decode_rate(caption: Caption) -> float | None:
     """Tokens per second of decoding: tokens after the first over the time after the first (docs/metrics.md, Times)."""
     tokens, seconds = len(caption.token_ids) - 1, caption.timings.get("decode", 0.0)
     return tokens / seconds if tokens > 0 and seconds > 0 else None
+
+
+def estimate_speedup(tokens: int, decode_s: float, plain_step_s: float | None) -> float | None:
+    """The decode speed-up that :func:`speed_against` would measure, from the time of some plain steps.
+
+    Args:
+        tokens: of the method's text.
+        decode_s: seconds of the method from its first token to its last.
+        plain_step_s: seconds from token to token of plain decoding; None where it was not timed.
+
+    Returns:
+        None without ``plain_step_s``, and of a text with fewer than :data:`MIN_TOKENS` tokens after the first.
+    """
+    if plain_step_s is None or tokens <= MIN_TOKENS or decode_s <= 0:
+        return None
+    return plain_step_s * (tokens - 1) / decode_s
 
 
 def time_at_length(caption: Caption, tokens: int) -> float | None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from vidspec.events.events import Round
 from vidspec.events.record import Lengths
 
-__all__ = ["Counters", "count", "estimate_speedup", "lengths", "tau", "weights_by_context"]
+__all__ = ["Counters", "count", "lengths", "tau", "weights_by_context"]
 
 
 @dataclass(frozen=True)
@@ -79,20 +78,3 @@ def weights_by_context(contexts: Sequence[str], rounds: Iterable[Round]) -> dict
     """The weight of each context of an ensemble, window by window (TABED Fig. 3); empty without contexts."""
     windows = [one.weights for one in rounds if one.weights]
     return {context: tuple(weights[at] for weights in windows) for at, context in enumerate(contexts)}
-
-
-def estimate_speedup(rounds: Sequence[Round]) -> float | None:
-    """Decode speed-up guessed from a run's own rounds: emitted tokens x median verify time / total time.
-
-    It takes plain decoding to cost one verification per token. A plain pass has one row instead of gamma + 1 and may
-    be cheaper, so this is an upper bound more than a measurement, and is shown as "est.". None before the first
-    verification and where nothing was drafted.
-    """
-    verified = [one for one in rounds if one.verify_s > 0]
-    spent = sum(one.draft_s + one.verify_s for one in verified)
-    if any(one.mode for one in verified):  # both halves at the same time: their sum is more than the time it took
-        spent = rounds[-1].elapsed
-    if not any(one.drafted for one in verified) or spent <= 0:
-        return None
-    emitted = sum(len(one.token_ids) for one in verified)
-    return emitted * median(one.verify_s for one in verified) / spent

@@ -117,7 +117,7 @@ class Baseline(TypedDict):
 
 class Speed(TypedDict, total=False):
     """``tokens_per_s`` of decoding and, where plain decoding was measured on the same clip, ``baseline``; otherwise
-    ``estimate``, a decode speed-up computed from this run's own measured passes."""
+    ``estimate``, the decode speed-up over plain steps that were timed after the text; None where none were."""
 
     tokens_per_s: float | None
     estimate: float | None
@@ -207,6 +207,7 @@ class Caption:
         loose: None with a lossless method.
         lossy: None with a target that sees the whole video.
         question: None for a clip that is asked one thing.
+        verified: True where ``--verify`` found plain decoding's tokens, near-ties apart; None without it.
         near_tie: in half precision the first position at which ``--verify`` found another token than plain decoding's,
             where the target's logits of both are almost equal; otherwise None.
         text: what the model wrote, where ``caption`` is not just that; otherwise None.
@@ -234,6 +235,7 @@ class Caption:
     loose: Loose | None = None
     lossy: Lossy | None = None
     question: Question | None = None
+    verified: bool | None = None
     near_tie: int | None = None
     text: str | None = None
     error: dict[str, str] | None = None

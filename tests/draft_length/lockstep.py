@@ -48,11 +48,14 @@ class Machine:
         """Rounds of independent acceptance; returns the windows of each."""
         seen = []
         for _ in range(rounds):
-            gammas = [window.gamma for window in windows]
+            rests = [window.rest() for window in windows]
+            gammas = [0 if rest else window.gamma for rest, window in zip(rests, windows, strict=True)]
             seen.append(gammas)
             for lane, clips, rows, seconds in self.passes(gammas):
                 pace.passed(lane, clips, rows, self.measured(seconds))
-            for window, gamma, beta in zip(windows, gammas, betas, strict=True):
+            for window, gamma, beta, rest in zip(windows, gammas, betas, rests, strict=True):
+                if rest:
+                    continue
                 accepted = 0
                 while accepted < gamma and self.rng.random() < beta:
                     accepted += 1

@@ -19,16 +19,19 @@ from vidspec.draft_length.trees import Trees
 
 __all__ = ["REST", "TRIAL", "Pace", "Window", "allot"]
 
-#: Rounds of plain decoding before a draft without gain is tried again, and the window of that trial.
-REST, TRIAL = 16, 2
+#: Rounds of plain decoding before a draft without gain is tried again, and the window of that trial. The rounds double
+#: with every trial in vain, so many times at most.
+REST, TRIAL, DOUBLINGS = 16, 2, 5
 #: Trials may cost this share of the time; the more they cost, the more rounds lie between them.
-TRYING = 0.01
+TRYING = 0.005
+#: Passes of a rest whose times are taken, its last ones: the trial is compared with them.
+HEARD = 4
 #: Other windows than the chosen ones are measured if none of this many passes had about their width.
 UNSEEN = 128
 #: Prices of rows are computed again after this many rounds.
 PRICED = 8
 #: The acceptance before any token is verified, and its weight in tokens; the weight of other clips' acceptance.
-PRIOR, PRIOR_TOKENS, INHERITED = 0.8, 4.0, 8.0
+PRIOR, PRIOR_TOKENS, INHERITED = 0.8, 2.0, 8.0
 
 
 class _Acceptance:
@@ -78,6 +81,15 @@ class Window:
         """Acceptance rate so far."""
         return self._seen.beta
 
+    def rest(self) -> bool:
+        """Whether this clip's next round is plain decoding; the round is counted here, instead of by :meth:`judged`."""
+        self._pace._settle()
+        if self._next:
+            return False
+        self._idle += 1
+        self._pace._count()
+        return True
+
     def judged(self, drafted: int, accepted: int, beside: int = 0) -> None:
         """Add a verified window of this clip.
 
@@ -89,10 +101,11 @@ class Window:
         if drafted:
             # What was seen before a rest is old by the rounds of the rest.
             self._seen.judged(drafted, accepted, pace.fade ** min(1 + self._idle, REST // 2))
+            pace._seen.judged(drafted, accepted, pace.fade)
             self._idle = 0
         else:
             self._idle += 1
-        pace._judged(drafted, accepted, beside)
+        pace._count(accepted + beside)
 
     def close(self) -> None:
         """The clip has ended."""
@@ -105,9 +118,9 @@ class Pace:
     It is given every pass without prompts, and the outcome of every window. The first rounds try ``start`` and twice
     as many tokens, which shows the cost of a row, unless :meth:`learn` has set it. Windows are chosen after each pass
     of the target; they change for a gain of more than ``slack``, and at once when a clip joins or leaves. While plain
-    decoding is faster the draft rests, and at intervals all resting clips try it in one round. While it drafts, a round
-    of plain decoding, of half and of double windows measures those at intervals. The trials take a small share of the
-    time.
+    decoding is faster the draft rests: nothing is computed or measured, and at growing intervals all resting clips try
+    it in one round. While it drafts, a round of plain decoding, of half and of double windows measures those at
+    intervals. The trials take a small share of the time.
 
     Windows depend on times, so a token's random numbers must not depend on windows.
 
@@ -128,7 +141,9 @@ class Pace:
         self._told = False
         self._rounds = 0
         self._answers = 0
-        self._due: int | None = None
+        self._due: int | None = None  # the round of the next trial, if any clip rests
+        self._vain = 0  # trials in a row after which a clip rested still
+        self._asleep = False  # all rest until the next trial, or until a clip joins or leaves
         self._looks = 0
         self._rate = 0.0
         self._tokens = self._seconds = 0.0
@@ -166,6 +181,8 @@ class Pace:
         self._seconds += seconds * passes
         if lane == "target":
             self._tokens, self._seconds = self.fade * self._tokens, self.fade * self._seconds
+            if self._asleep and rows == sequences and not self._is_due(HEARD):
+                return
             self._verify.add(sequences, rows, seconds)
             self._news = self._heard = True
         else:
@@ -257,10 +274,8 @@ class Pace:
         """So far; one of each clip in flight is a round."""
         return self._rounds
 
-    def _judged(self, drafted: int, accepted: int, beside: int = 0) -> None:
-        self._tokens += accepted + beside + 1
-        if drafted:
-            self._seen.judged(drafted, accepted, self.fade)
+    def _count(self, accepted: int = 0) -> None:
+        self._tokens += accepted + 1
         self._answers += 1
         if self._answers >= len(self._windows):  # one of each clip, which is a round
             self._answers = 0
@@ -272,6 +287,8 @@ class Pace:
         if not self._news or not self._windows:
             return
         self._news = False
+        if self._asleep and not self._changed and not self._is_due():
+            return
         windows = self._windows
         if not self._verify:
             for window in windows:
@@ -294,38 +311,59 @@ class Pace:
         self._changed, self._rate = False, rate
         for window, gamma in zip(windows, chosen, strict=True):
             window._chosen = window._next = gamma
-        if self._rounds < 3 and not self._told:
+        if self._rounds < 3 and not self._told and any(chosen):
             for window in windows:
                 wide = window.start if self._rounds < 2 else 2 * window.start
                 window._next = min(wide, 2 * window._chosen, self.highest)
-            return
-        self._try(betas, chosen, draft, verify)
+        else:
+            self._try(betas, chosen, draft, verify)
+        self._asleep = not any(window._chosen or window._next for window in windows)
+
+    def _is_due(self, ahead: int = 0) -> bool:
+        """Whether the next trial is at most so many rounds ahead."""
+        return self._due is not None and self._rounds >= self._due - ahead
 
     def _try(self, betas: list[float], chosen: list[int], draft: list[float], verify: Curve) -> None:
         """For one round, windows that were not chosen: a rested draft's, or ones with few measurements."""
         clips = len(chosen)
         if 0 not in chosen:
-            self._due = None
+            self._due, self._vain = None, 0
         elif self._due is None:
             self._due = self._rounds + REST
         tried = None
-        if self._due is not None and self._rounds >= self._due:
+        if self._is_due():
+            self._vain += 1
             tried = [gamma or min(TRIAL, self.highest) for gamma in chosen]
-            self._due = self._rounds + 1 + self._rest(betas, tried, chosen, draft, verify)
+            loss = self._loss(betas, tried, draft, verify) + self._catching_up()
+            rest = max(REST << min(self._vain, DOUBLINGS), _rounds_for(loss, _seconds(chosen, draft, verify)))
+            self._due = self._rounds + 1 + rest
         elif any(chosen) and self._rounds >= self._looks:
             others = [[0] * clips, [gamma // 2 for gamma in chosen], [min(2 * g, self.highest) for g in chosen]]
             seen = [self._verify.since(clips, clips + sum(other)) for other in others]
             if max(seen) >= UNSEEN:
                 tried = others[seen.index(max(seen))]
-                self._looks = self._rounds + self._rest(betas, tried, chosen, draft, verify)
+                loss = self._loss(betas, tried, draft, verify)
+                self._looks = self._rounds + max(REST, _rounds_for(loss, _seconds(chosen, draft, verify)))
         if tried is not None:
             for window, gamma in zip(self._windows, tried, strict=True):
                 window._next = gamma
 
-    def _rest(self, betas: list[float], tried: list[int], chosen: list[int], draft: list[float], verify: Curve) -> int:
-        """Rounds until the next trial, by the loss of this one."""
-        loss = _seconds(tried, draft, verify) * (1 - _rate(betas, tried, draft, verify) / self._rate)
-        return max(REST, math.ceil(loss / (TRYING * _seconds(chosen, draft, verify))))
+    def _loss(self, betas: list[float], tried: list[int], draft: list[float], verify: Curve) -> float:
+        """Seconds that a round with these windows loses to the chosen ones."""
+        return _seconds(tried, draft, verify) * (1 - _rate(betas, tried, draft, verify) / self._rate)
+
+    def _catching_up(self) -> float:
+        """Seconds in which the draft reads what was emitted while it rested."""
+        idle = sum(window._idle for window in self._windows)
+        if not idle or not self._draft:
+            return 0.0
+        seconds = self._draft.by_rows(self.clips)
+        return seconds(self.clips + idle) - seconds(self.clips)
+
+
+def _rounds_for(loss: float, seconds: float) -> int:
+    """Rounds of so many seconds of which a loss is the share that trials may cost."""
+    return math.ceil(loss / (TRYING * seconds))
 
 
 def allot(

@@ -204,16 +204,26 @@ class Trees:
         """Add the host's time of a clip after each pass for its tree."""
         self._own = RECENT * self._own + (1 - RECENT) * seconds if self._own else seconds
 
+    @property
+    def _standing(self) -> _Standing:
+        return self._standings.setdefault(self.pace.clips.bit_length(), _Standing())
+
+    def rest(self) -> bool:
+        """Whether the next window is a chain, whatever rows cost."""
+        standing = self._standing
+        return not standing.trees and self.pace.rounds < standing.due
+
     def budget(self, window: Window, gamma: int) -> Budget:
         """The limits of a clip's next window, at most ``gamma`` deep.
 
         A width of 1 means a chain, whose length the pace chooses.
         """
+        now, standing = self.pace.rounds, self._standing
         wide = self.affordable(gamma)
         if wide.width == 1:
+            if now >= standing.due:
+                standing.due = now + REST
             return wide
-        now, clips = self.pace.rounds, self.pace.clips
-        standing = self._standings.setdefault(clips.bit_length(), _Standing())
         tried = now >= standing.due + TRIALS
         if tried and not standing.weight:
             standing.due = now
@@ -249,4 +259,4 @@ class Trees:
         """Add a finished tree: its gain over that of the clip's chain."""
         gamma = window.chosen
         chain = growth.as_chain(gamma) - growth.prices[gamma] - self.pace.price_of_drafting(gamma)
-        self._standings.setdefault(self.pace.clips.bit_length(), _Standing()).add(growth.gain - chain)
+        self._standing.add(growth.gain - chain)

@@ -12,9 +12,10 @@ from itertools import takewhile
 from vidspec.draft_length.pace import Pace, Window
 from vidspec.draft_length.trees import Budget, Growth
 from vidspec.drafting.base import Draft
+from vidspec.drafting.chain import greedy_chain
 from vidspec.drafting.tree import TreeDrafter
 from vidspec.engine.forward import Engine
-from vidspec.engine.requests import Chain, Steps
+from vidspec.engine.requests import Steps
 from vidspec.engine.slab import KVSpan
 
 __all__ = ["AdaptiveDrafter"]
@@ -40,12 +41,19 @@ class AdaptiveDrafter(TreeDrafter):
     def set_pace(self, pace: Pace, window: Window) -> None:
         self.trees, self.window = pace.trees, window
 
+    def rest(self) -> bool:
+        return self.trees.rest() and self.window.rest()
+
+    def catch_up(self, token_ids: Sequence[int]) -> None:
+        for token in token_ids:
+            super().commit((), token)
+
     def propose(self, gamma: int) -> Steps[Draft]:
         self._growth, self._draft = None, Draft((), ())
         if gamma > 0 and (budget := self.trees.budget(self.window, gamma)).width > 1:
             yield from self._grown(budget)
         elif (length := min(self.window.gamma, gamma)) > 0:
-            tokens = yield Chain(self.engine, self.span, self._unread, length, history=self.history)
+            tokens = yield from greedy_chain(self.engine, self.span, self._unread, length, self.history)
             self.forwards += length
             self._base = self.span.length - (length - 1)
             self._entry = {node: node for node in range(length - 1)}

@@ -115,6 +115,18 @@ class Drafter(ABC):
     def commit(self, path: Sequence[int], token: int) -> None:
         """Take the verdict: the tokens at ``path`` of the last window were emitted, then the target's own ``token``."""
 
+    def rest(self) -> bool:
+        """Whether to propose nothing in the next round, which is plain decoding's then; called before every round.
+
+        Of such rounds it hears by :meth:`catch_up` only, before it proposes again or not at all.
+        """
+        return False
+
+    def catch_up(self, token_ids: Sequence[int]) -> None:
+        """Take the tokens that the target emitted while it rested."""
+        for token in token_ids:
+            self.commit((), token)
+
     def set_pace(self, pace: Pace, window: Window) -> None:  # noqa: B027
         """Take the measured cost of passes, and the clip's window, to which every round is reported.
 

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 def sequential(sequence: Sequence) -> Steps[None]:
     """Emits one round per verification.
 
-    A round without a draft is plain decoding's; the drafter reads its token before it drafts again. The window shrinks at the end of the text so that ``max_new_tokens`` is reached exactly; EOS, or a loop that is to
-    be stopped, ends the text even in the middle of an accepted window.
+    A round without a draft is plain decoding's; the drafter reads its token before it drafts again. The window shrinks
+    at the end of the text so that ``max_new_tokens`` is reached exactly; EOS, or a loop that is to be stopped, ends the
+    text even in the middle of an accepted window.
     """
     target, drafter, acceptance = sequence.target, sequence.drafter, sequence.acceptance
     trace, limits, window = sequence.trace, sequence.limits, sequence.window
@@ -36,12 +37,14 @@ def sequential(sequence: Sequence) -> Steps[None]:
         if rests():
             over = yield from plain_round(sequence, begun)
             unread += 1
+            drafter.declined += 1
             continue
         if unread:
             drafter.catch_up(sequence.token_ids[-unread:])
             unread = 0
         left = limits.max_new_tokens - len(sequence.token_ids) - 1
         gamma = min(window.gamma if window else sequence.gamma, left)
+        drafter.declined += left > 0 and not gamma
         trace.begin()
         draft = yield from drafter.propose(gamma)
         draft_s = trace.lap("draft", "draft")

@@ -31,8 +31,9 @@ DEEPEST, MOST, WIDEST = 16, 64, 8
 EDGES, PRIOR_TOKENS, FADE = (0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97), 4.0, 0.998
 #: A first tree is grown after so many rounds, then so many in a row; what one showed counts that when the next did.
 FIRST, TRIALS, RECENT = 8, 4, 0.8
-#: The share of a round's tokens that trees have to gain, and that of all tokens that trials may cost.
-SLACK, TRYING = 0.02, 0.01
+#: The share of a round's tokens that trees have to gain, and that of all tokens that trials may cost; those of chains
+#: may cost as much.
+SLACK, TRYING = 0.02, 0.005
 #: A tree has at most this many times the widest measured number of rows.
 WIDER = 1.5
 #: The fewest rounds before the other kind is tried again.
@@ -203,6 +204,11 @@ class Trees:
     def took(self, seconds: float) -> None:
         """Add the host's time of a clip after each pass for its tree."""
         self._own = RECENT * self._own + (1 - RECENT) * seconds if self._own else seconds
+
+    @property
+    def tried(self) -> bool:
+        """Whether any clip's drafter grows trees."""
+        return bool(self._standings)
 
     @property
     def _standing(self) -> _Standing:

@@ -58,6 +58,8 @@ class AdaptiveDrafter(TreeDrafter):
             self._base = self.span.length - (length - 1)
             self._entry = {node: node for node in range(length - 1)}
             self._draft = Draft(tuple(tokens), tuple(range(-1, length - 1)))
+        else:
+            self.declined += gamma > 0
         return self._draft
 
     def _grown(self, budget: Budget) -> Steps[None]:

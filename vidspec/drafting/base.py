@@ -85,6 +85,7 @@ class Drafter(ABC):
     Attributes:
         forwards: passes of the draft model so far, prefill excluded.
         spans: sequences that hold the emitted text, or its beginning, after their prompts.
+        declined: rounds so far in which it would have cost more than it was expected to gain, and proposed nothing.
         paces: whether it chooses the length of its windows itself, up to the requested one; see :meth:`set_pace`.
         learns: whether it learns from the target's passes; see :meth:`observe`. A schedule that passes token ids only
             refuses it, as it does one with ``tapped``.
@@ -94,6 +95,7 @@ class Drafter(ABC):
     """
 
     forwards: int = 0
+    declined: int = 0
     spans: Sequence[KVSpan] = ()
     paces: bool = False
     learns: bool = False

@@ -164,9 +164,9 @@ PARTS: tuple[Part, ...] = (
     *_of_both(
         "draft-windows",
         "Adaptive draft windows: a useless draft, and fixed windows",
-        "8 frames, one thread, all contenders in turns on the shipped clips. First a draft whose weights have noise of 1.5 "
-        "times their standard deviation: `ar` again is the control, adaptive windows begin as in a new process, and ratios "
-        "are of plain decoding's seconds a token. Then the pair's own draft: fixed windows over the adaptive one.",
+        "8 frames, one thread, all contenders in turns on the shipped clips. First a draft whose weights have noise of "
+        "1.5 times their standard deviation: `ar` again is the control, adaptive windows begin as in a new process. "
+        "Then the pair's own draft: fixed windows over the adaptive one.",
         "research.studies.draft_windows --part useless --pair {pair} --repeats {turns}",
         "research.studies.draft_windows --part fixed --pair {pair} --repeats {turns}",
     ),

@@ -233,7 +233,7 @@ def test_a_hopeless_draft_rests_and_is_tried_again():
 def test_a_cheap_trial_comes_every_so_many_rounds():
     pace = Pace()
     machine = Machine(lambda n, rows: 10.0 + 6.0 * (rows > n), lambda n, rows: 0.01, noise=0.0, spikes=0.0)
-    seen = machine.decode(pace, [pace.window()], [0.3], 600)
+    seen = machine.decode(pace, [pace.window()], [0.1], 600)
     late = [at for at, gammas in enumerate(seen) if gammas[0] and at > 100]
     assert late and all(b - a > REST for a, b in pairwise(late))
 

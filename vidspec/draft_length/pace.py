@@ -118,11 +118,11 @@ class Pace:
     """Chooses the windows of all clips of one loop together.
 
     It is given every pass without prompts, and the outcome of every window. The first rounds try ``start`` and twice
-    as many tokens, which shows the cost of a row, unless :meth:`learn` has set it. Windows are chosen after each pass
-    of the target; they change for a gain of more than ``slack``, and at once when a clip joins or leaves. While plain
-    decoding is faster the draft rests: nothing is computed or measured, and at growing intervals all resting clips try
-    it in one round. While it drafts, a round of plain decoding, of half and of double windows measures those at
-    intervals. The trials take a small share of the time.
+    as many tokens, or four times while all are accepted, which shows the cost of a row, unless :meth:`learn` has set
+    it. Windows are chosen after each pass of the target; they change for a gain of more than ``slack``, and at once
+    when a clip joins or leaves. While plain decoding is faster the draft rests: nothing is computed or measured, and at
+    growing intervals all resting clips try it in one round. While it drafts, a round of plain decoding, of half and of
+    double windows measures those at intervals. The trials take a small share of the time.
 
     Windows depend on times, so a token's random numbers must not depend on windows.
 
@@ -318,7 +318,8 @@ class Pace:
             window._chosen = window._next = gamma
         if self._rounds < 3 and not self._told and any(chosen):
             for window in windows:
-                wide = window.start if self._rounds < 2 else 2 * window.start
+                doublings = self._rounds if window.beta > PRIOR else self._rounds // 2
+                wide = window.start << doublings
                 window._next = min(wide, 2 * window._chosen, self.highest)
         else:
             self._try(betas, chosen, draft, verify)

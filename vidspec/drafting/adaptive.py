@@ -37,6 +37,7 @@ class AdaptiveDrafter(TreeDrafter):
         self._growth: Growth | None = None
         self._tokens: list[int] = []  # of all nodes that were offered
         self._kept: list[int] = []  # of those, the window
+        self._chain = 0  # the length of the chain in its place
 
     def set_pace(self, pace: Pace, window: Window) -> None:
         self.trees, self.window = pace.trees, window
@@ -75,8 +76,7 @@ class AdaptiveDrafter(TreeDrafter):
                 self._tokens += tokens
             frontier = growth.following()
             self.trees.took(time.perf_counter() - begun)
-        self.trees.grown(self.window, growth)
-        self._kept = growth.kept()
+        self._kept, self._chain = growth.kept(), self.window.chosen
         number = {-1: -1, **{node: index for index, node in enumerate(self._kept)}}
         self._entry = {number[node]: entry for node, entry in self._entry.items() if node in number}
         self._draft = Draft(
@@ -93,6 +93,7 @@ class AdaptiveDrafter(TreeDrafter):
 
     def _judged(self, growth: Growth, path: Sequence[int], token: int) -> None:
         """The target accepted ``path``, nodes in the order of growth, and continued with ``token``."""
+        self.trees.grown(growth, self._chain, len(path))
         reached = (-1, *path)
         wanted = (*(self._tokens[node] for node in path), token)
         for node, right in zip(reached, wanted, strict=True):

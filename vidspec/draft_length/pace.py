@@ -33,7 +33,7 @@ HIGHEST = 32
 #: Prices of rows are computed again after this many rounds.
 PRICED = 8
 #: The acceptance before any token is verified, and its weight in tokens; the weight of other clips' acceptance.
-PRIOR, PRIOR_TOKENS, INHERITED = 0.8, 3.0, 8.0
+PRIOR, PRIOR_TOKENS, INHERITED = 0.8, 3.0, 16.0
 
 
 class _Acceptance:

@@ -16,6 +16,7 @@ SIZES: Mapping[str, tuple[str, str]] = {
     "pareto": ("", "--profiles ar,lvspec"),
     "batch": ("1,8,16", "1,2"),
     "repeats": ("2", "1"),
+    "turns": ("8", "1"),
     "clips": ("50", "2"),
     "relevance": ("40", "1"),
     "timed": ("16", "1"),
@@ -159,6 +160,15 @@ PARTS: tuple[Part, ...] = (
             f"research.training.evaluate --pair vidspec/embedded/{folder} --only times"
             for folder in ("pair", "pair_qwen")
         ),
+    ),
+    *_of_both(
+        "draft-windows",
+        "Adaptive draft windows: a useless draft, and fixed windows",
+        "8 frames, one thread, all contenders in turns on the shipped clips. First a draft whose weights have noise of "
+        "1.5 times their standard deviation: `ar` again is the control, adaptive windows begin as in a new process. "
+        "Then the pair's own draft: fixed windows over the adaptive one.",
+        "research.studies.draft_windows --part useless --pair {pair} --repeats {turns}",
+        "research.studies.draft_windows --part fixed --pair {pair} --repeats {turns}",
     ),
     Part(
         "lookup",

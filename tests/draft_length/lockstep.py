@@ -47,12 +47,22 @@ class Machine:
     def decode(self, pace: Pace, windows: Sequence[Window], betas: Sequence[float], rounds: int) -> list[list[int]]:
         """Rounds of independent acceptance; returns the windows of each."""
         seen = []
+        unread = dict.fromkeys(windows, 0)
         for _ in range(rounds):
-            gammas = [window.gamma for window in windows]
+            rests = [window.rest() for window in windows]
+            gammas = [0 if rest else window.gamma for rest, window in zip(rests, windows, strict=True)]
             seen.append(gammas)
+            late = sum(unread[window] for window, gamma in zip(windows, gammas, strict=True) if gamma)
             for lane, clips, rows, seconds in self.passes(gammas):
+                if late and lane == "draft":  # the first pass
+                    rows, late = rows + late, 0
+                    seconds = self.draft(clips, rows)
                 pace.passed(lane, clips, rows, self.measured(seconds))
-            for window, gamma, beta in zip(windows, gammas, betas, strict=True):
+            for window, gamma in zip(windows, gammas, strict=True):
+                unread[window] = 0 if gamma else unread[window] + 1
+            for window, gamma, beta, rest in zip(windows, gammas, betas, rests, strict=True):
+                if rest:
+                    continue
                 accepted = 0
                 while accepted < gamma and self.rng.random() < beta:
                     accepted += 1

@@ -8,7 +8,8 @@ import pytest
 from tiers import full_but
 
 from draft_length.lockstep import Machine, bandwidth, compute, processor
-from vidspec.draft_length.pace import REST, TRIAL, TRYING, Pace, allot
+from vidspec.draft_length.allot import allot
+from vidspec.draft_length.pace import DOUBLINGS, HEARD, REST, TRIAL, TRYING, Pace
 from vidspec.draft_length.passes import Curve
 from vidspec.draft_length.speed import best_window, chain_tokens
 
@@ -223,7 +224,7 @@ def test_a_hopeless_draft_rests_and_is_tried_again():
     seen = machine.decode(pace, [pace.window()], [0.1], 1000)
     settled = [gammas[0] for gammas in seen[60:]]
     trials = [at for at, gamma in enumerate(settled) if gamma]
-    assert {settled[at] for at in trials} == {TRIAL} and len(trials) >= 3
+    assert {settled[at] for at in trials} <= set(TRIAL) and len(trials) >= 3
     assert all(b - a > REST for a, b in pairwise(trials))
     # A trial takes two draft passes and two rows more, 16.8 besides a plain pass of 10; a tenth of a token is worth 1.
     assert 1.58 * len(trials) <= 2 * TRYING * len(settled)
@@ -232,9 +233,48 @@ def test_a_hopeless_draft_rests_and_is_tried_again():
 def test_a_cheap_trial_comes_every_so_many_rounds():
     pace = Pace()
     machine = Machine(lambda n, rows: 10.0 + 6.0 * (rows > n), lambda n, rows: 0.01, noise=0.0, spikes=0.0)
-    seen = machine.decode(pace, [pace.window()], [0.3], 600)
+    seen = machine.decode(pace, [pace.window()], [0.1], 600)
     late = [at for at, gammas in enumerate(seen) if gammas[0] and at > 100]
     assert late and all(b - a > REST for a, b in pairwise(late))
+
+
+def test_trials_in_vain_become_rare_up_to_a_bound():
+    pace = Pace()
+    machine = Machine(lambda n, rows: 10.0 + 6.0 * (rows > n), lambda n, rows: 0.01, noise=0.0, spikes=0.0)
+    seen = machine.decode(pace, [pace.window()], [0.0], 6000)
+    trials = [at for at, gammas in enumerate(seen) if gammas[0] and at > 30]
+    waits = [b - a for a, b in pairwise(trials)]
+    assert waits == sorted(waits) and waits[-1] == waits[-2] == (REST << DOUBLINGS) + 1
+
+
+def test_the_next_clip_of_a_hopeless_draft_begins_with_a_rest():
+    pace, machine = Pace(), one_clip(8.0)
+    first = pace.window()
+    machine.decode(pace, [first], [0.0], 40)
+    first.close()
+    (gammas, *_) = machine.decode(pace, [pace.window()], [0.0], 1)
+    assert gammas == [0]
+
+
+def test_the_first_rounds_of_a_hopeless_draft_are_few():
+    pace, machine = Pace(), one_clip(2.0)
+    seen = machine.decode(pace, [pace.window()], [0.0], 100)
+    assert machine.rate(seen, [0.0]) > 0.92 * machine.rate([[0]], [0.0])
+
+
+def test_a_draft_that_rests_computes_no_windows(monkeypatch):
+    from vidspec.draft_length import pace as module
+
+    pace, machine = Pace(), one_clip(8.0)
+    window = pace.window()
+    machine.decode(pace, [window], [0.0], 120)
+    calls = []
+    monkeypatch.setattr(module, "allot", lambda *given: calls.append(given) or allot(*given))
+    heard = pace._verify._heard
+    seen = machine.decode(pace, [window], [0.0], 200)
+    trials = sum(gammas[0] > 0 for gammas in seen)
+    assert trials <= 2 and len(calls) <= 2 * trials
+    assert pace._verify._heard - heard <= (HEARD + 3) * (trials + 1)
 
 
 def test_trials_of_many_clips_share_a_round():
@@ -266,7 +306,7 @@ def test_outcomes_count_where_no_pass_is_heard():
     for _ in range(40):
         easy.judged(easy.gamma, easy.gamma)
         hard.judged(hard.gamma, 0)
-    assert easy.gamma > 6 and hard.gamma == 0
+    assert easy.gamma > 6 and hard.gamma <= 1
 
 
 def test_windows_are_chosen_once_for_a_pass(monkeypatch):
@@ -295,7 +335,7 @@ def test_a_new_clip_starts_from_what_is_known_of_the_others():
     assert easy.beta > 0.9
     for _ in range(3):
         easy.judged(5, 0)
-    assert easy.beta < 0.8 < first.beta, "but its own text soon counts more"
+    assert easy.beta < 0.9 < 0.95 < first.beta, "but its own text soon counts more"
 
 
 def test_a_closed_window_does_not_count():

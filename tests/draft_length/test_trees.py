@@ -124,12 +124,30 @@ def test_trees_are_tried_and_stay_where_they_gain(lost, stay):
             growth = pace.trees.growth(window, budget)
             grow(growth, lambda node, depth: [0.5, 0.3])
             growth.spent += lost
-            pace.trees.grown(window, growth)
+            pace.trees.grown(growth, window.chosen, 2)
         pace.passed("target", 1, 5, 10.0)
         window.judged(4, 2)
     begun = FIRST - 1  # one round was told
     assert not any(shapes[:begun]) and all(shapes[begun : begun + TRIALS])
     assert (sum(shapes[20:]) > 90) if stay else (sum(shapes[20:]) < 10)
+
+
+def test_promises_of_a_draft_that_rests_count_for_nothing():
+    """It is sure of its tokens, and none is ever accepted: each tree shows that, and the next ones become rare."""
+    pace, window = told(lambda rows: 10 + 0.01 * rows, 1.0, beta=0.0)
+    grown = 0
+    for _ in range(400):
+        pace.passed("target", 1, 1, 10.0)
+        if pace.trees.rest() and window.rest():
+            continue
+        budget = pace.trees.budget(window, 16)
+        if budget.width > 1:
+            growth = pace.trees.growth(window, budget)
+            grow(growth, lambda node, depth: [0.9, 0.05])
+            pace.trees.grown(growth, window.chosen, 0)
+            grown += 1
+        window.judged(window.gamma, 0)
+    assert 2 <= grown <= 4
 
 
 def test_calibration_follows_the_target():

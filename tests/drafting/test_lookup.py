@@ -187,7 +187,7 @@ class Timed:
         pace = Pace()
         pace.learn(verify, draft, beta)
         pace.passed("target", 1, 1, verify(1))
-        pace._judged(0, 0)
+        pace._count()
         return pace
 
 

@@ -80,6 +80,7 @@ def destinations_of(
     """
     from vidspec.dataset.formats import SUFFIXES
     from vidspec.dataset.sidecars import Names, check_names
+    from vidspec.dataset.outputs import journal_of
     from vidspec.dataset.stores import is_url
 
     if parts_wanted(request, forms, entries):
@@ -146,6 +147,7 @@ def check_files_distinct(
         UsageError: naming both options.
     """
     from vidspec.config.files import named_file
+    from vidspec.dataset.outputs import journal_of
     from vidspec.dataset.stores import is_url
 
     profile = named_file(request.profile) if request.profile else None
@@ -167,7 +169,7 @@ def check_files_distinct(
     output = "--output" if request.output is not None else "--output-dir"
     written: list[NamedPath] = [(output, place.path) for place in destinations]
     for place in destinations:
-        if place.path is not None and entries and (journal := place.journal(entries[0], "")) != place.path:
+        if place.path is not None and (journal := journal_of(place.path, place.forms[0])) != place.path:
             written.append(("the journal of the output", journal))
         elif place.parts is not None and not is_url(place.parts):
             names = (f"{Path(entry.path).stem}.parquet" for entry in entries)

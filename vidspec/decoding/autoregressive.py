@@ -7,19 +7,29 @@ from vidspec.engine.requests import Steps
 from vidspec.events.events import Round
 from vidspec.registry import schedules
 
+__all__ = ["autoregressive", "plain_round"]
+
 
 @schedules.register("autoregressive", drafts=False)
 def autoregressive(sequence: Sequence) -> Steps[None]:
     """Emits one round per token."""
-    target, trace = sequence.target, sequence.trace
-    begun = trace.now()
+    begun = sequence.trace.now()
     over = sequence.emit_first()
     while not over:
-        trace.begin()
-        token = yield from target.step()
-        verify_s, elapsed = trace.lap("verify"), trace.elapsed() - begun
-        texts, _ = sequence.texts([token])
-        sequence.emit(
-            Round((token,), ("target",), 0, 0, elapsed, 0.0, verify_s, texts, probabilities=target.probabilities)
-        )
-        over = sequence.limits.over(sequence.token_ids)
+        over = yield from plain_round(sequence, begun)
+
+
+def plain_round(sequence: Sequence, begun: float) -> Steps[bool]:
+    """Emit the round of one token of the target; whether the text ends with it.
+
+    Args:
+        sequence: the clip.
+        begun: when its text began, in seconds of its trace.
+    """
+    target, trace = sequence.target, sequence.trace
+    trace.begin()
+    token = yield from target.step()
+    verify_s, elapsed = trace.lap("verify"), trace.elapsed() - begun
+    texts, _ = sequence.texts([token])
+    sequence.emit(Round((token,), ("target",), 0, 0, elapsed, 0.0, verify_s, texts, probabilities=target.probabilities))
+    return sequence.limits.over(sequence.token_ids)

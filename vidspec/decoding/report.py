@@ -19,6 +19,7 @@ from vidspec.events.record import (
     Lossy,
     Models,
     Question,
+    Resting,
     Schedule,
     Video,
 )
@@ -113,6 +114,17 @@ def _schedule(sequence: Sequence) -> Schedule:
         "kind": sequence.kind,
         "gamma": gammas[-1] if gammas else None,
         "wasted": sum(step.wasted for step in sequence.rounds) if sequence.kind == "parallel" else None,
+        "resting": _resting(sequence),
+    }
+
+
+def _resting(sequence: Sequence) -> Resting | None:
+    passes, drafter = sequence.rounds[1:], sequence.drafter
+    if drafter is None or not passes:
+        return None
+    return {
+        "share": round(sum(not step.drafted for step in passes) / len(passes), 6),
+        "by_cost": round(drafter.declined / len(passes), 6),
     }
 
 

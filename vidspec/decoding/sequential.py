@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vidspec.decoding.autoregressive import plain_round
 from vidspec.decoding.sequence import Sequence
 from vidspec.engine.requests import Steps
 from vidspec.events.events import Origin, Rejected, Round
@@ -18,19 +19,32 @@ if TYPE_CHECKING:
 def sequential(sequence: Sequence) -> Steps[None]:
     """Emits one round per verification.
 
-    The window shrinks at the end of the text so that ``max_new_tokens`` is reached exactly; EOS, or a loop that is to
-    be stopped, ends the text even in the middle of an accepted window.
+    A round without a draft is plain decoding's; the drafter reads its token before it drafts again. The window shrinks
+    at the end of the text so that ``max_new_tokens`` is reached exactly; EOS, or a loop that is to be stopped, ends the
+    text even in the middle of an accepted window.
     """
     target, drafter, acceptance = sequence.target, sequence.drafter, sequence.acceptance
     trace, limits, window = sequence.trace, sequence.limits, sequence.window
     if drafter is None or acceptance is None:
         raise ValueError("the sequential schedule needs a drafter and an acceptance rule")
+    observes = drafter.learns or bool(drafter.tapped)  # of every pass
+    rests = window.rest if window is not None and not observes else drafter.rest
     begun = trace.now()
     over = sequence.emit_first()
     drafter.begin(sequence.token_ids[0])
+    unread = 0  # tokens that the drafter does not know
     while not over:
+        if rests():
+            over = yield from plain_round(sequence, begun)
+            unread += 1
+            drafter.declined += 1
+            continue
+        if unread:
+            drafter.catch_up(sequence.token_ids[-unread:])
+            unread = 0
         left = limits.max_new_tokens - len(sequence.token_ids) - 1
         gamma = min(window.gamma if window else sequence.gamma, left)
+        drafter.declined += left > 0 and not gamma
         trace.begin()
         draft = yield from drafter.propose(gamma)
         draft_s = trace.lap("draft", "draft")

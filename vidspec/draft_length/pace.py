@@ -9,26 +9,31 @@ tokens per second; with many clips rows stop being free and windows shrink, down
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
-from operator import sub
+from collections.abc import Callable
 
+from vidspec.draft_length.allot import allot, round_seconds, tokens_per_second
 from vidspec.draft_length.passes import Curve, PassTimes
-from vidspec.draft_length.speed import chain_tokens
 from vidspec.draft_length.trees import Trees
 
-__all__ = ["REST", "TRIAL", "Pace", "Window", "allot"]
+__all__ = ["HIGHEST", "REST", "TRIAL", "Pace", "Window"]
 
-#: Rounds of plain decoding before a draft without gain is tried again, and the window of that trial.
-REST, TRIAL = 16, 2
-#: Trials may cost this share of the time; the more they cost, the more rounds lie between them.
+#: Rounds of plain decoding before a draft without gain is tried again, and the windows of these trials in turn. The
+#: rounds double with every trial in vain, so many times at most.
+REST, TRIAL, DOUBLINGS = 16, (2, 1), 5
+#: Trials, those of trees among them, may cost this share of the time; the more they cost, the more rounds lie between
+#: them.
 TRYING = 0.01
+#: Passes of a rest whose times are taken, its last ones: the trial is compared with them.
+HEARD = 4
 #: Other windows than the chosen ones are measured if none of this many passes had about their width.
 UNSEEN = 128
+#: The longest window. By the speed model 16 to 24 tokens gain most where 97 to 98 of 100 are accepted and a draft pass
+#: costs a seventh of the target's; sequences with recurrent layers cannot go back further.
+HIGHEST = 32
 #: Prices of rows are computed again after this many rounds.
 PRICED = 8
 #: The acceptance before any token is verified, and its weight in tokens; the weight of other clips' acceptance.
-PRIOR, PRIOR_TOKENS, INHERITED = 0.8, 4.0, 8.0
+PRIOR, PRIOR_TOKENS, INHERITED = 0.8, 3.0, 16.0
 
 
 class _Acceptance:
@@ -78,6 +83,15 @@ class Window:
         """Acceptance rate so far."""
         return self._seen.beta
 
+    def rest(self) -> bool:
+        """Whether this clip's next round is plain decoding; the round is counted here, instead of by :meth:`judged`."""
+        self._pace._settle()
+        if self._next:
+            return False
+        self._idle += 1
+        self._pace._count()
+        return True
+
     def judged(self, drafted: int, accepted: int, beside: int = 0) -> None:
         """Add a verified window of this clip.
 
@@ -89,10 +103,11 @@ class Window:
         if drafted:
             # What was seen before a rest is old by the rounds of the rest.
             self._seen.judged(drafted, accepted, pace.fade ** min(1 + self._idle, REST // 2))
+            pace._seen.judged(drafted, accepted, pace.fade)
             self._idle = 0
         else:
             self._idle += 1
-        pace._judged(drafted, accepted, beside)
+        pace._count(accepted + beside)
 
     def close(self) -> None:
         """The clip has ended."""
@@ -103,11 +118,11 @@ class Pace:
     """Chooses the windows of all clips of one loop together.
 
     It is given every pass without prompts, and the outcome of every window. The first rounds try ``start`` and twice
-    as many tokens, which shows the cost of a row, unless :meth:`learn` has set it. Windows are chosen after each pass
-    of the target; they change for a gain of more than ``slack``, and at once when a clip joins or leaves. While plain
-    decoding is faster the draft rests, and at intervals all resting clips try it in one round. While it drafts, a round
-    of plain decoding, of half and of double windows measures those at intervals. The trials take a small share of the
-    time.
+    as many tokens, or four times while all are accepted, which shows the cost of a row, unless :meth:`learn` has set
+    it. Windows are chosen after each pass of the target; they change for a gain of more than ``slack``, and at once
+    when a clip joins or leaves. While plain decoding is faster the draft rests: nothing is computed or measured, and at
+    growing intervals all resting clips try it in one round. While it drafts, a round of plain decoding, of half and of
+    double windows measures those at intervals. The trials take a small share of the time.
 
     Windows depend on times, so a token's random numbers must not depend on windows.
 
@@ -120,7 +135,7 @@ class Pace:
         trees: growth of the trees that are drafted instead of chains.
     """
 
-    def __init__(self, *, highest: int = 16, slack: float = 0.02, fade: float = 0.98) -> None:
+    def __init__(self, *, highest: int = HIGHEST, slack: float = 0.02, fade: float = 0.98) -> None:
         self.highest, self.slack, self.fade = highest, slack, fade
         self._windows: list[Window] = []
         self._seen = _Acceptance(PRIOR, PRIOR_TOKENS)
@@ -128,7 +143,10 @@ class Pace:
         self._told = False
         self._rounds = 0
         self._answers = 0
-        self._due: int | None = None
+        self._due: int | None = None  # the round of the next trial, if any clip rests
+        self._vain = 0  # trials in a row after which a clip rested still
+        self._asleep = False  # all rest until the next trial, or until a clip joins or leaves
+        self._load, self._loaded = 0, 0  # clips at once, and the round since which there are about so many
         self._looks = 0
         self._rate = 0.0
         self._tokens = self._seconds = 0.0
@@ -166,6 +184,8 @@ class Pace:
         self._seconds += seconds * passes
         if lane == "target":
             self._tokens, self._seconds = self.fade * self._tokens, self.fade * self._seconds
+            if self._asleep and rows == sequences and not self._is_due(HEARD):
+                return
             self._verify.add(sequences, rows, seconds)
             self._news = self._heard = True
         else:
@@ -257,10 +277,8 @@ class Pace:
         """So far; one of each clip in flight is a round."""
         return self._rounds
 
-    def _judged(self, drafted: int, accepted: int, beside: int = 0) -> None:
-        self._tokens += accepted + beside + 1
-        if drafted:
-            self._seen.judged(drafted, accepted, self.fade)
+    def _count(self, accepted: int = 0) -> None:
+        self._tokens += accepted + 1
         self._answers += 1
         if self._answers >= len(self._windows):  # one of each clip, which is a round
             self._answers = 0
@@ -272,6 +290,8 @@ class Pace:
         if not self._news or not self._windows:
             return
         self._news = False
+        if self._asleep and not self._changed and not self._is_due():
+            return
         windows = self._windows
         if not self._verify:
             for window in windows:
@@ -286,156 +306,70 @@ class Pace:
         betas = [window.beta for window in windows]
         chosen, rate = allot(betas, draft, verify, self.highest, self._rate)
         present = [window._chosen for window in windows]
-        now = _rate(betas, present, draft, verify)
+        now = tokens_per_second(betas, present, draft, verify)
         if not self._changed and chosen != present:
             needed = 1 + self.slack if any(chosen) else 1.0
             if rate <= now * needed:
                 chosen, rate = present, now
+        if 4 * abs(clips - self._load) > self._load:  # what was learned by trials is of another load
+            self._load, self._loaded, self._due, self._vain = clips, self._rounds, None, 0
         self._changed, self._rate = False, rate
         for window, gamma in zip(windows, chosen, strict=True):
             window._chosen = window._next = gamma
-        if self._rounds < 3 and not self._told:
+        if self._rounds < 3 and not self._told and any(chosen):
             for window in windows:
-                wide = window.start if self._rounds < 2 else 2 * window.start
+                doublings = self._rounds if window.beta > PRIOR else self._rounds // 2
+                wide = window.start << doublings
                 window._next = min(wide, 2 * window._chosen, self.highest)
-            return
-        self._try(betas, chosen, draft, verify)
+        else:
+            self._try(betas, chosen, draft, verify)
+        rests = not any(window._chosen or window._next for window in windows)
+        self._asleep = rests and self._rounds >= self._loaded + HEARD
+
+    def _is_due(self, ahead: int = 0) -> bool:
+        """Whether the next trial is at most so many rounds ahead."""
+        return self._due is not None and self._rounds >= self._due - ahead
 
     def _try(self, betas: list[float], chosen: list[int], draft: list[float], verify: Curve) -> None:
         """For one round, windows that were not chosen: a rested draft's, or ones with few measurements."""
         clips = len(chosen)
         if 0 not in chosen:
-            self._due = None
+            self._due, self._vain = None, 0
         elif self._due is None:
             self._due = self._rounds + REST
         tried = None
-        if self._due is not None and self._rounds >= self._due:
-            tried = [gamma or min(TRIAL, self.highest) for gamma in chosen]
-            self._due = self._rounds + 1 + self._rest(betas, tried, chosen, draft, verify)
+        if self._is_due():
+            trial = min(TRIAL[self._vain % len(TRIAL)], self.highest)
+            tried = [gamma or trial for gamma in chosen]
+            self._vain += 1
+            loss = self._loss(betas, tried, draft, verify) + self._catching_up()
+            rest = max(REST << min(self._vain, DOUBLINGS), self._rounds_for(loss, round_seconds(chosen, draft, verify)))
+            self._due = self._rounds + 1 + rest
         elif any(chosen) and self._rounds >= self._looks:
-            others = [[0] * clips, [gamma // 2 for gamma in chosen], [min(2 * g, self.highest) for g in chosen]]
+            # Of several that were never measured the widest first: nothing else shows what more rows cost.
+            others = [[min(2 * g, self.highest) for g in chosen], [0] * clips, [gamma // 2 for gamma in chosen]]
             seen = [self._verify.since(clips, clips + sum(other)) for other in others]
             if max(seen) >= UNSEEN:
                 tried = others[seen.index(max(seen))]
-                self._looks = self._rounds + self._rest(betas, tried, chosen, draft, verify)
+                loss = self._loss(betas, tried, draft, verify)
+                self._looks = self._rounds + max(REST, self._rounds_for(loss, round_seconds(chosen, draft, verify)))
         if tried is not None:
             for window, gamma in zip(self._windows, tried, strict=True):
                 window._next = gamma
 
-    def _rest(self, betas: list[float], tried: list[int], chosen: list[int], draft: list[float], verify: Curve) -> int:
-        """Rounds until the next trial, by the loss of this one."""
-        loss = _seconds(tried, draft, verify) * (1 - _rate(betas, tried, draft, verify) / self._rate)
-        return max(REST, math.ceil(loss / (TRYING * _seconds(chosen, draft, verify))))
+    def _loss(self, betas: list[float], tried: list[int], draft: list[float], verify: Curve) -> float:
+        """Seconds that a round with these windows loses to the chosen ones."""
+        return round_seconds(tried, draft, verify) * (1 - tokens_per_second(betas, tried, draft, verify) / self._rate)
 
+    def _catching_up(self) -> float:
+        """Seconds in which the draft reads what was emitted while it rested."""
+        idle = sum(window._idle for window in self._windows)
+        if not idle or not self._draft:
+            return 0.0
+        seconds = self._draft.by_rows(self.clips)
+        return seconds(self.clips + idle) - seconds(self.clips)
 
-def allot(
-    betas: Sequence[float],
-    draft: Sequence[float],
-    verify: Curve,
-    highest: int = 16,
-    rate: float = 0.0,
-) -> tuple[list[int], float]:
-    """The windows with the most tokens per second, and that rate.
-
-    For a guess of the rate (Dinkelbach) and the price of a row, each draft pass takes the clips that are worth it, the
-    highest acceptance first: the clips of pass g gain the sum of beta_i^g. If all rows cost the same this is exact.
-    Otherwise it tries each price of the curve, windows that end at its kinks, and windows of equal length.
-
-    Args:
-        betas: acceptance rate of each clip.
-        draft: seconds of a draft pass by clips, from 0 on.
-        verify: seconds of the target's pass by rows, with all clips in it.
-        highest: the longest window.
-        rate: a first guess of the rate.
-    """
-    clips = len(betas)
-    order = sorted(range(clips), key=lambda i: -betas[i])
-    sums = _sums([betas[i] for i in order], highest)
-    best: list[int] = []  # clips in the first, second, ... draft pass
-    fastest = clips / verify(clips)
-    ends = [x - clips for x in verify.kinks]
-
-    def reached(passes: list[int]) -> float:
-        nonlocal fastest, best
-        tokens, seconds, rows, most = float(clips), 0.0, clips, 0.0
-        for g, (gains, n) in enumerate(zip(sums, passes, strict=False), 1):
-            tokens += gains[n]
-            seconds += draft[n]
-            rows += n
-            most = max(most, found := tokens / (seconds + verify(rows)))
-            if found > fastest:
-                fastest, best = found, passes[:g]
-        return most
-
-    reached([clips] * highest)
-    guess = max(rate, fastest)
-    for _ in range(8):
-        found = []
-        for price in verify.prices:
-            passes = _worth(sums, [guess * (seconds + price * n) for n, seconds in enumerate(draft)])
-            found.append((reached(passes), passes))
-        at = max(range(len(found)), key=lambda k: found[k][0])
-        for (_, wider), (_, narrower) in pairwise(found[max(0, at - 1) : at + 2]):
-            for passes in _between(sums, narrower, wider, ends):
-                reached(passes)
-        if fastest - guess <= 0.01 * guess:
-            break
-        guess = fastest
-    gammas = [0] * clips
-    for place, i in enumerate(order):
-        gammas[i] = sum(n > place for n in best)
-    return gammas, fastest
-
-
-def _worth(sums: list[list[float]], costs: list[float]) -> list[int]:
-    """Clips in each draft pass, as many as gain most over their cost; 0 in all passes after the first with 0."""
-    costs[0] = 0.0
-    passes = []
-    for gains in sums:
-        worth = list(map(sub, gains, costs))
-        most = max(worth)
-        if most <= 0:
-            break
-        passes.append(worth.index(most))
-    return passes
-
-
-def _between(sums: list[list[float]], passes: list[int], wider: list[int], rows: list[float]) -> list[list[int]]:
-    """Windows between these and wider ones that end at so many drafted rows, rounded both ways."""
-    least, most = sum(passes), sum(wider)
-    ends = sorted({end for x in rows if least < x < most for end in (math.floor(x), math.ceil(x))} - {least, most})
-    if not ends:
-        return []
-    now = passes + [0] * (len(wider) - len(passes))
-    steps = [(sums[g][n] - sums[g][n + 1], g, n) for g, m in enumerate(now) for n in range(m, wider[g])]
-    steps.sort()
-    made = []
-    for start, end in pairwise([least, *ends]):
-        for _, g, _ in steps[start - least : end - least]:
-            now[g] += 1
-        made.append([n for n in now if n])
-    return made
-
-
-def _sums(betas: Sequence[float], highest: int) -> list[list[float]]:
-    """For each g from 1 on and each n, the sum of beta^g over the first n clips."""
-    powers = list(betas)
-    sums = []
-    for _ in range(highest):
-        sums.append(list(accumulate(powers, initial=0.0)))
-        powers = [power * beta for power, beta in zip(powers, betas, strict=True)]
-    return sums
-
-
-def _seconds(gammas: Sequence[int], draft: Sequence[float], verify: Callable[[float], float]) -> float:
-    """Duration of a round with these windows."""
-    passes = (sum(gamma >= g for gamma in gammas) for g in range(1, max(gammas) + 1))
-    return sum(draft[n] for n in passes) + verify(len(gammas) + sum(gammas))
-
-
-def _rate(
-    betas: Sequence[float], gammas: Sequence[int], draft: Sequence[float], verify: Callable[[float], float]
-) -> float:
-    """Tokens per second with these windows."""
-    tokens = sum(map(chain_tokens, betas, gammas))
-    return tokens / _seconds(gammas, draft, verify)
+    def _rounds_for(self, loss: float, seconds: float) -> int:
+        """Rounds of so many seconds of which a loss is the share that trials may cost."""
+        share = TRYING / 2 if self.trees.tried else TRYING
+        return math.ceil(loss / (share * seconds))

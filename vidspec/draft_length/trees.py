@@ -31,12 +31,13 @@ DEEPEST, MOST, WIDEST = 16, 64, 8
 EDGES, PRIOR_TOKENS, FADE = (0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97), 4.0, 0.998
 #: A first tree is grown after so many rounds, then so many in a row; what one showed counts that when the next did.
 FIRST, TRIALS, RECENT = 8, 4, 0.8
-#: The share of a round's tokens that trees have to gain, and that of all tokens that trials may cost.
-SLACK, TRYING = 0.02, 0.01
+#: The share of a round's tokens that trees have to gain, and that of all tokens that trials may cost; those of chains
+#: may cost as much.
+SLACK, TRYING = 0.02, 0.005
 #: A tree has at most this many times the widest measured number of rows.
 WIDER = 1.5
-#: The fewest rounds before the other kind is tried again.
-REST = 16
+#: The fewest rounds before the other kind is tried again; they double with every trial in vain, so many times at most.
+REST, DOUBLINGS = 16, 5
 
 
 class Budget(NamedTuple):
@@ -145,10 +146,14 @@ class Growth:
         return order[: max(1, gains.index(max(gains)))]
 
     @property
-    def gain(self) -> float:
-        """Expected accepted tokens of the kept nodes, less the cost of rows and passes."""
-        kept = self.kept()
-        return math.fsum(self.scores[node] for node in kept) - self.prices[len(kept)] - self.spent
+    def expected(self) -> float:
+        """Accepted tokens of the kept nodes, by their scores."""
+        return math.fsum(self.scores[node] for node in self.kept())
+
+    @property
+    def cost(self) -> float:
+        """That of the kept nodes' rows and of all passes, in tokens."""
+        return self.prices[len(self.kept())] + self.spent
 
     def as_chain(self, gamma: int) -> float:
         """Expected accepted tokens of a chain of ``gamma`` in place of the tree."""
@@ -177,7 +182,7 @@ class _Standing:
     def __init__(self) -> None:
         self.gain = self.weight = 0.0
         self.trees = False
-        self.due = FIRST
+        self.due, self.vain = FIRST, 0
 
     @property
     def mean(self) -> float:
@@ -204,25 +209,43 @@ class Trees:
         """Add the host's time of a clip after each pass for its tree."""
         self._own = RECENT * self._own + (1 - RECENT) * seconds if self._own else seconds
 
+    @property
+    def tried(self) -> bool:
+        """Whether any clip's drafter grows trees."""
+        return bool(self._standings)
+
+    @property
+    def _standing(self) -> _Standing:
+        return self._standings.setdefault(self.pace.clips.bit_length(), _Standing())
+
+    def rest(self) -> bool:
+        """Whether the next window is a chain, whatever rows cost."""
+        standing = self._standing
+        return not standing.trees and self.pace.rounds < standing.due
+
     def budget(self, window: Window, gamma: int) -> Budget:
         """The limits of a clip's next window, at most ``gamma`` deep.
 
         A width of 1 means a chain, whose length the pace chooses.
         """
+        now, standing = self.pace.rounds, self._standing
         wide = self.affordable(gamma)
         if wide.width == 1:
+            if now >= standing.due:
+                standing.due = now + REST
             return wide
-        now, clips = self.pace.rounds, self.pace.clips
-        standing = self._standings.setdefault(clips.bit_length(), _Standing())
-        tried = now >= standing.due + TRIALS
+        trials = TRIALS if window.chosen else 1
+        tried = now >= standing.due + trials
         if tried and not standing.weight:
             standing.due = now
         elif tried or (standing.trees and standing.mean < 0):
             tokens = max(1.0, chain_tokens(window.beta, window.chosen))
+            before = standing.trees
             standing.trees = standing.mean > (0.0 if standing.trees else SLACK * tokens)
-            rest = math.ceil(TRIALS * abs(standing.mean) / (TRYING * tokens))
-            standing.due = now + max(REST, rest)
-        trying = standing.due <= now < standing.due + (1 if standing.trees else TRIALS)
+            standing.vain = standing.vain + 1 if standing.trees == before else 0
+            rest = math.ceil(trials * abs(standing.mean) / (TRYING * tokens))
+            standing.due = now + max(REST << min(standing.vain, DOUBLINGS), rest)
+        trying = standing.due <= now < standing.due + (1 if standing.trees else trials)
         return wide if standing.trees != trying else CHAIN
 
     def affordable(self, gamma: int) -> Budget:
@@ -245,8 +268,16 @@ class Trees:
         levels = self.pace.prices_of_levels(WIDEST, self._own)
         return Growth(self.calibration, budget, self.pace.prices(MOST), levels, window.beta)
 
-    def grown(self, window: Window, growth: Growth) -> None:
-        """Add a finished tree: its gain over that of the clip's chain."""
-        gamma = window.chosen
+    def grown(self, growth: Growth, gamma: int, accepted: int) -> None:
+        """Add a verified tree: its gain over that of the clip's chain.
+
+        Where a chain would rest only what was accepted counts: the probabilities of such a draft promise too much.
+
+        Args:
+            growth: the tree.
+            gamma: the chain's window.
+            accepted: tokens of the tree.
+        """
+        gain = (growth.expected if gamma else accepted) - growth.cost
         chain = growth.as_chain(gamma) - growth.prices[gamma] - self.pace.price_of_drafting(gamma)
-        self._standings.setdefault(self.pace.clips.bit_length(), _Standing()).add(growth.gain - chain)
+        self._standing.add(gain - chain)

@@ -12,9 +12,10 @@ from itertools import takewhile
 from vidspec.draft_length.pace import Pace, Window
 from vidspec.draft_length.trees import Budget, Growth
 from vidspec.drafting.base import Draft
+from vidspec.drafting.chain import greedy_chain
 from vidspec.drafting.tree import TreeDrafter
 from vidspec.engine.forward import Engine
-from vidspec.engine.requests import Chain, Steps
+from vidspec.engine.requests import Steps
 from vidspec.engine.slab import KVSpan
 
 __all__ = ["AdaptiveDrafter"]
@@ -36,20 +37,30 @@ class AdaptiveDrafter(TreeDrafter):
         self._growth: Growth | None = None
         self._tokens: list[int] = []  # of all nodes that were offered
         self._kept: list[int] = []  # of those, the window
+        self._chain = 0  # the length of the chain in its place
 
     def set_pace(self, pace: Pace, window: Window) -> None:
         self.trees, self.window = pace.trees, window
+
+    def rest(self) -> bool:
+        return self.trees.rest() and self.window.rest()
+
+    def catch_up(self, token_ids: Sequence[int]) -> None:
+        for token in token_ids:
+            super().commit((), token)
 
     def propose(self, gamma: int) -> Steps[Draft]:
         self._growth, self._draft = None, Draft((), ())
         if gamma > 0 and (budget := self.trees.budget(self.window, gamma)).width > 1:
             yield from self._grown(budget)
         elif (length := min(self.window.gamma, gamma)) > 0:
-            tokens = yield Chain(self.engine, self.span, self._unread, length, history=self.history)
+            tokens = yield from greedy_chain(self.engine, self.span, self._unread, length, self.history)
             self.forwards += length
             self._base = self.span.length - (length - 1)
             self._entry = {node: node for node in range(length - 1)}
             self._draft = Draft(tuple(tokens), tuple(range(-1, length - 1)))
+        else:
+            self.declined += gamma > 0
         return self._draft
 
     def _grown(self, budget: Budget) -> Steps[None]:
@@ -65,8 +76,7 @@ class AdaptiveDrafter(TreeDrafter):
                 self._tokens += tokens
             frontier = growth.following()
             self.trees.took(time.perf_counter() - begun)
-        self.trees.grown(self.window, growth)
-        self._kept = growth.kept()
+        self._kept, self._chain = growth.kept(), self.window.chosen
         number = {-1: -1, **{node: index for index, node in enumerate(self._kept)}}
         self._entry = {number[node]: entry for node, entry in self._entry.items() if node in number}
         self._draft = Draft(
@@ -83,6 +93,7 @@ class AdaptiveDrafter(TreeDrafter):
 
     def _judged(self, growth: Growth, path: Sequence[int], token: int) -> None:
         """The target accepted ``path``, nodes in the order of growth, and continued with ``token``."""
+        self.trees.grown(growth, self._chain, len(path))
         reached = (-1, *path)
         wanted = (*(self._tokens[node] for node in path), token)
         for node, right in zip(reached, wanted, strict=True):

@@ -85,6 +85,7 @@ class Drafter(ABC):
     Attributes:
         forwards: passes of the draft model so far, prefill excluded.
         spans: sequences that hold the emitted text, or its beginning, after their prompts.
+        declined: rounds so far in which it would have cost more than it was expected to gain, and proposed nothing.
         paces: whether it chooses the length of its windows itself, up to the requested one; see :meth:`set_pace`.
         learns: whether it learns from the target's passes; see :meth:`observe`. A schedule that passes token ids only
             refuses it, as it does one with ``tapped``.
@@ -94,6 +95,7 @@ class Drafter(ABC):
     """
 
     forwards: int = 0
+    declined: int = 0
     spans: Sequence[KVSpan] = ()
     paces: bool = False
     learns: bool = False
@@ -114,6 +116,18 @@ class Drafter(ABC):
     @abstractmethod
     def commit(self, path: Sequence[int], token: int) -> None:
         """Take the verdict: the tokens at ``path`` of the last window were emitted, then the target's own ``token``."""
+
+    def rest(self) -> bool:
+        """Whether to propose nothing in the next round, which is plain decoding's then; called before every round.
+
+        Of such rounds it hears by :meth:`catch_up` only, before it proposes again or not at all.
+        """
+        return False
+
+    def catch_up(self, token_ids: Sequence[int]) -> None:
+        """Take the tokens that the target emitted while it rested."""
+        for token in token_ids:
+            self.commit((), token)
 
     def set_pace(self, pace: Pace, window: Window) -> None:  # noqa: B027
         """Take the measured cost of passes, and the clip's window, to which every round is reported.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,7 +14,35 @@ from vidspec.engine.rows import Rows
 from vidspec.engine.sampling import Draw, Sampling
 from vidspec.engine.slab import KVSpan
 
-__all__ = ["ChainDrafter", "ChainWindows"]
+if TYPE_CHECKING:
+    from vidspec.engine.penalties import History
+
+__all__ = ["ChainDrafter", "ChainWindows", "greedy_chain"]
+
+
+def greedy_chain(
+    engine: Engine, span: KVSpan, unread: Sequence[int], gamma: int, history: History | None
+) -> Steps[list[int]]:
+    """Continue a sequence by ``gamma`` tokens, at least one, in as many passes.
+
+    After a rest the first pass reads all tokens of the rest. It is a request of its own, so that its time is not taken
+    for that of a row.
+
+    Args:
+        engine: the drafting model.
+        span: the sequence; it grows by all tokens but the last.
+        unread: emitted tokens that it does not hold; two after a window that was accepted whole.
+        gamma: tokens to add.
+        history: of penalties on them.
+    """
+    if len(unread) <= 2:
+        return (yield Chain(engine, span, unread, gamma, history=history))  # type: ignore[no-any-return]
+    processor = history.after([()]) if history is not None else None
+    (passed,) = yield Forward(engine, [Rows(span, unread, processor=processor)], "draft")
+    first = passed.chosen[-1]
+    if gamma == 1:
+        return [first]
+    return [first, *(yield Chain(engine, span, [first], gamma - 1, history=history, path=[first]))]
 
 
 class ChainWindows(Drafter):
@@ -70,7 +99,7 @@ class ChainDrafter(ChainWindows):
         if not gamma:
             pass
         elif self.sampling.greedy:
-            tokens = yield Chain(self.engine, self.span, self._unread, gamma, history=self.history)
+            tokens = yield from greedy_chain(self.engine, self.span, self._unread, gamma, self.history)
         else:
             fed = self._unread
             for uniform in torch.rand(gamma, dtype=torch.float64, generator=self.rng).tolist():

@@ -67,6 +67,7 @@ class Hybrid(Drafter):
         self._looked_up = bool(found.tokens) and found.gain >= gain
         if self._looked_up:
             return self.lookup.proposed(found)
+        self.declined += gamma > 0 and not window
         self._drafted = yield from self.model.propose(window)
         self.forwards = self.model.forwards
         return self._drafted

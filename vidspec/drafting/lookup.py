@@ -164,7 +164,9 @@ class Lookup(FreeDrafter):
             return NOTHING
         most = min(gamma, LONGEST) if self._nodes is None else self._nodes
         prices = self._prices.prices(most) if self._prices is not None else []
-        return self._grown(found, min(gamma, LONGEST), most, prices)
+        grown = self._grown(found, min(gamma, LONGEST), most, prices)
+        self.declined += not grown.tokens
+        return grown
 
     def _grown(self, matches: list[Match], depth: int, most: int, prices: Sequence[float]) -> Found:
         """Continuations of ``matches``, the best first: as many as are worth their rows.

@@ -27,6 +27,7 @@ __all__ = [
     "Models",
     "Question",
     "Record",
+    "Resting",
     "Schedule",
     "Speed",
     "Video",
@@ -124,13 +125,22 @@ class Speed(TypedDict, total=False):
     baseline: Baseline
 
 
+class Resting(TypedDict):
+    """``share`` of the target's passes that had no drafted tokens, and of the passes in which there could have been
+    some, at a cost above the expected gain, ``by_cost``."""
+
+    share: float
+    by_cost: float
+
+
 class Schedule(TypedDict, total=False):
     """The last window ``gamma`` where windows change, and of the parallel one how many drafted tokens were
-    ``wasted``."""
+    ``wasted``. ``resting`` is None without a draft and for the parallel one."""
 
     kind: str
     gamma: int | None
     wasted: int | None
+    resting: Resting | None
 
 
 class Ensemble(TypedDict):

@@ -1,0 +1,169 @@
+"""Measures adaptive draft windows: ``python -m research.studies.draft_windows [--part useless|fixed] [--pair PAIR]``.
+
+*useless*: plain decoding, plain decoding again (the control) and the adaptive profiles with a draft whose weights have
+noise of 1.5 times their standard deviation. Windows begin as in a new process. *fixed*: the adaptive window and fixed
+ones with the pair's own draft. One thread; contenders share the models and take turns on every clip.
+
+Prints Markdown: seconds a token of a reference over those of each contender, on the same clip in the same turn, the
+median of turns for each clip. Wants a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from vidspec import video
+from vidspec.bench.tables import table
+from vidspec.bench.turns import rotated
+from vidspec.captioner import Captioner
+from vidspec.config import profiles
+from vidspec.draft_length.pace import Pace
+from vidspec.embedded.samples import shipped
+from vidspec.events.record import Caption
+from vidspec.models.loading import embedded_folder
+
+__all__ = ["add_noise", "main", "ratios"]
+
+#: Noise of the useless draft, in standard deviations of each tensor.
+NOISE = 1.5
+ADAPTIVE = ("vanilla-sd-auto", "sd-adaptive-tree")
+#: Fixed windows beside the adaptive one.
+GAMMAS = (4, 6, 8, 12, 16, 20, 24)
+
+
+def add_noise(folder: Path, out: Path, sigma: float = NOISE, seed: int = 0) -> None:
+    """Copy a checkpoint, with normal noise of ``sigma`` standard deviations added to each of its tensors."""
+    shutil.copytree(folder, out)
+    generator = torch.Generator().manual_seed(seed)
+    for file in out.glob("*.safetensors"):
+        tensors = load_file(file)
+        for name, weight in tensors.items():
+            if weight.is_floating_point() and weight.numel() > 1:
+                noise = torch.randn(weight.shape, generator=generator)
+                tensors[name] = (weight.float() + sigma * weight.float().std() * noise).to(weight.dtype)
+        file.chmod(0o644)
+        save_file(tensors, file, metadata={"format": "pt"})
+
+
+def settings(pair: str, draft: Path | None) -> dict[str, object]:
+    """Overrides of a pair's profiles, with another draft if one is given."""
+    common: dict[str, object] = {"models.threads": 1, "video.frames": 8}
+    if draft is None:
+        return {**common, "models.pair": pair}
+    target = str(embedded_folder(pair, "target"))
+    return {**common, "models.pair": None, "models.target": target, "models.draft": str(draft)}
+
+
+@contextmanager
+def opened(names: Mapping[str, str], changes: Mapping[str, object]) -> Iterator[dict[str, Captioner]]:
+    """Captioners by name, which share the models: of each the profile, ``+gamma=N`` after it for a fixed window."""
+    with Captioner.from_profile("vanilla-sd-auto", overrides=changes) as first:
+        made = {}
+        for name, wanted in names.items():
+            profile, _, gamma = wanted.partition("+gamma=")
+            plain = {key: value for key, value in changes.items() if profile != "ar" or key != "models.draft"}
+            loaded = profiles.load(profile, {**plain, **({"draft.gamma": int(gamma)} if gamma else {})})
+            draft = None if profile == "ar" or first.draft is None else first.draft.model
+            made[name] = Captioner(loaded, first.target.model, draft)
+        yield made
+
+
+def measure(
+    captioners: Mapping[str, Captioner], clips: Sequence[Path], repeats: int
+) -> dict[str, dict[Path, list[Caption]]]:
+    """Records of all turns by name and clip; of the warm-up nothing is kept, nor known to windows."""
+    frames = {clip: video.read(clip, frames=8) for clip in clips}
+    found: dict[str, dict[Path, list[Caption]]] = {name: {clip: [] for clip in clips} for name in captioners}
+    for captioner in captioners.values():
+        captioner.caption(clips[0], clip=frames[clips[0]])
+        if captioner.setup.pace is not None:
+            captioner.setup.pace = Pace()
+    gc.collect()
+    gc.freeze()
+    for turn in range(repeats):
+        for at, clip in enumerate(clips):
+            for name in rotated(list(captioners), turn + at):
+                gc.collect()
+                found[name][clip].append(captioners[name].caption(clip, clip=frames[clip]))
+    return found
+
+
+def _pace(record: Caption) -> float:
+    """Seconds of decoding for each token after the first."""
+    return record.timings["decode"] / (len(record.token_ids) - 1)
+
+
+def ratios(found: Mapping[Path, Sequence[Caption]], reference: Mapping[Path, Sequence[Caption]]) -> list[float]:
+    """Of each clip the median of turns: the reference's seconds a token over those of a contender."""
+    return [
+        median(_pace(a) / _pace(b) for a, b in zip(reference[clip], records, strict=True))
+        for clip, records in found.items()
+    ]
+
+
+def useless(pair: str, clips: Sequence[Path], repeats: int) -> str:
+    """The table of a draft that is never right."""
+    names = {"ar": "ar", "ar again": "ar", **{name: name for name in ADAPTIVE}}
+    with tempfile.TemporaryDirectory() as folder:
+        noisy = Path(folder) / "draft"
+        add_noise(embedded_folder(pair, "draft"), noisy)
+        with opened(names, settings(pair, noisy)) as captioners:
+            found = measure(captioners, clips, repeats)
+    lines = []
+    for name, records in found.items():
+        every = [one for some in records.values() for one in some]
+        rounds = sum(one.counters["target_forwards"] for one in every)
+        drafted = sum(len(one.counters["accepted_lengths"]) for one in every)
+        same = all(one.token_ids == found["ar"][clip][0].token_ids for clip in clips for one in records[clip])
+        by_clip = ratios(records, found["ar"])
+        cells = f"{median(by_clip):.3f}x", f"{min(by_clip):.3f}x", f"{rounds - drafted} of {rounds}"
+        lines.append((f"`{name}`", *cells, "yes" if same else "NO"))
+    heads = ("method", "decoding, median of clips", "worst clip", "rounds without a draft", "same tokens")
+    return table(heads, lines)
+
+
+def fixed(pair: str, clips: Sequence[Path], repeats: int) -> str:
+    """The table of fixed windows beside the adaptive one."""
+    names = {"auto": "vanilla-sd-auto", **{f"{gamma}": f"vanilla-sd+gamma={gamma}" for gamma in GAMMAS}}
+    with opened(names, settings(pair, None)) as captioners:
+        found = measure(captioners, clips, repeats)
+    lines = []
+    for name, records in found.items():
+        every = [one for some in records.values() for one in some]
+        windows = [one.schedule["gamma"] or 0 for one in every] if name == "auto" else [int(name)]
+        tokens = sum(len(one.token_ids) - 1 for one in every)
+        rate = tokens / sum(one.timings["decode"] for one in every)
+        tau = sum(one.counters["accepted"] for one in every) / sum(one.counters["target_forwards"] for one in every)
+        by_clip = ratios(records, found["auto"])
+        lines.append((name, f"{median(windows):g}", f"{tau:.2f}", f"{rate:.0f}", f"{median(by_clip):.3f}x"))
+    heads = ("window", "last window, median", "accepted per pass", "tokens/s", "over auto, median of clips")
+    return table(heads, lines)
+
+
+def main(args: list[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("clips", nargs="*", type=Path, help="the clips that come with the package if none are named")
+    parser.add_argument("--part", choices=("useless", "fixed"), action="append")
+    parser.add_argument("--pair", default="embedded")
+    parser.add_argument("--repeats", type=int, default=5)
+    asked = parser.parse_args(args)
+    tables = {"useless": useless, "fixed": fixed}
+    for part in asked.part or tables:
+        print(tables[part](asked.pair, asked.clips or shipped(), asked.repeats), end="\n\n", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

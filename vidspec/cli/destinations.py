@@ -80,7 +80,6 @@ def destinations_of(
     """
     from vidspec.dataset.formats import SUFFIXES
     from vidspec.dataset.sidecars import Names, check_names
-    from vidspec.dataset.outputs import journal_of
     from vidspec.dataset.stores import is_url
 
     if parts_wanted(request, forms, entries):

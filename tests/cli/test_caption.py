@@ -132,7 +132,7 @@ def test_quiet_prints_failures_only(vidspec, monkeypatch):
     assert vidspec("caption", *args, "-o", "o.jsonl").err.count("note: ") >= 3
 
 
-@pytest.mark.parametrize("options", [("--device", "cuda"), ("--set", "models.draft_device=cuda:7")])
+@pytest.mark.parametrize("options", [("--device", "cuda"), ("--set", "models.device=cuda:7")])
 def test_a_device_that_is_not_there_is_refused_before_anything_slow(vidspec, monkeypatch, options):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -171,7 +171,7 @@ def check_files_distinct(
         if place.path is not None and (journal := journal_of(place.path, place.forms[0])) != place.path:
             written.append(("the journal of the output", journal))
         elif place.parts is not None and not is_url(place.parts):
-            names = (f"{Path(entry.path).stem}.parquet" for entry in entries)
+            names = {f"{Path(entry.path).stem}.parquet" for entry in entries}  # two of a name are refused by Parts
             written += [(output, Path(place.parts, name)) for name in names]
     if others:
         written += [

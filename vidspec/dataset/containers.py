@@ -93,11 +93,12 @@ class _Headers:
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.size = file, file.seek(0, os.SEEK_END)
         file.seek(0)
-        self.begin()
+        self._left, self.members = MAX_HEADER, 0
 
     def begin(self) -> None:
         """The next member has all of :data:`MAX_HEADER` again."""
         self._left = MAX_HEADER
+        self.members += 1
 
     def read(self, size: int) -> bytes:
         self._left -= size
@@ -140,7 +141,7 @@ def _choose(name: str, headers: _Headers, chosen: dict[str, tarfile.TarInfo], al
             suffix = suffix.rpartition(".")[2].lower()
             if one.isreg() and not key.endswith("/") and (suffix in EXTENSIONS or suffix in IMAGES):
                 chosen[key] = one if suffix in EXTENSIONS else chosen.get(key, one)
-            if tar.offset <= at or len(tar.members) > MAX_MEMBERS:
+            if tar.offset <= at or headers.members > MAX_MEMBERS:
                 raise tarfile.ReadError("members without end")
             at = tar.offset
             headers.begin()
@@ -198,15 +199,16 @@ def _list_parquet(shard: Job, column: str | None, limits: FetchLimits, found: li
         for row, values in enumerate(_rows(table, [*filter(None, (ids, paths))])):
             try:
                 known = {key: value.as_py() for key, value in values.items()}
-                own = None if known.get(ids) is None else str(known[ids])
+                identity = None if ids is None else known[ids]
+                own = None if identity is None else str(identity)
                 if paths is None:
                     source = Source(name, row, size, None, column)
                     found.append(replace(shard, path=f"{name}/{row:05d}", id=own, source=source, shard=name))
                 elif (path := known[paths]) is not None and (path, own) not in seen:
                     seen.add((path, own))
                     path = limits.access.locate(name, path)
-                    source = Source(path) if is_url(path) else None
-                    found.append(replace(shard, path=path, id=own, source=source, shard=name))
+                    fetched = Source(path) if is_url(path) else None
+                    found.append(replace(shard, path=path, id=own, source=fetched, shard=name))
             except (ValueError, ArithmeticError, VideoError) as error:  # a value that cannot be read, or not be meant
                 path = f"{name}/{row:05d}"
                 if not isinstance(error, VideoError):

@@ -257,7 +257,8 @@ def _explained(name: str, error: Exception) -> tuple[VidspecError, bool]:
             return VideoError(message, kind="refused", hint=hint), True
     if isinstance(error, ImportError):
         return _lacking(name, error), True
-    status = next((one.status for one in causes if isinstance(getattr(one, "status", None), int)), None)
+    statuses = (getattr(one, "status", None) for one in causes)
+    status = next((one for one in statuses if isinstance(one, int)), None)
     named = not name.startswith("http") or status in (404, 410) or len(causes) == 1  # or it is any failure
     if isinstance(error, FileNotFoundError) and named:
         what = "file, or no such bucket" if is_url(name) else "file"

@@ -160,7 +160,7 @@ def test_chrome_slices_nest():
 def test_kinds_are_those_of_the_document():
     assert KINDS == (
         "decode_video", "preprocess", "vision", "caption", "target_prefill", "signals", "prune", "draft_prefill",
-        "draft", "verify", "accept", "rollback", "wait",
+        "draft", "verify", "accept", "rollback", "collect", "wait",
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ QUESTIONS = ("Describe the video.", "What moves?")
 #: Seconds after which a thread counts as blocked.
 BLOCKED = 60.0
 
-METHODS = {
+CALLS = {
     "caption": lambda one, path, clip: [one.caption(path, clip=clip).token_ids],
     "stream": lambda one, path, clip: [
         event.caption.token_ids for event in one.stream(path, clip=clip) if isinstance(event, Finished)
@@ -34,7 +34,7 @@ METHODS = {
     "serve": lambda one, path, clip: served(one, path, clip),
     "baseline": lambda one, path, clip: [one.baseline(path, clip=clip).token_ids],
 }
-PAIRS = list(itertools.combinations_with_replacement(METHODS, 2))
+PAIRS = list(itertools.combinations_with_replacement(CALLS, 2))
 
 
 def ids_of(dialogue):
@@ -95,13 +95,13 @@ def test_texts_are_those_of_one_call_at_a_time(loaded, clips, name, threads, cal
     captioner = other(loaded, name, **few, **({"lossy.retention": 0.5} if name == "fastv" else {}))
     clips = dict(itertools.islice(clips.items(), 2 if few else None))
     expected = {
-        (method, path): call(captioner, path, clip) for method, call in METHODS.items() for path, clip in clips.items()
+        (method, path): call(captioner, path, clip) for method, call in CALLS.items() for path, clip in clips.items()
     }
     draws, paths = random.Random(11), list(clips)
     order = itertools.islice(itertools.chain.from_iterable(itertools.cycle(PAIRS)), calls)
     work = [(method, draws.choice(paths)) for method in order]
     with ThreadPoolExecutor(threads) as pool:
-        found = list(pool.map(lambda one: METHODS[one[0]](captioner, one[1], clips[one[1]]), work))
+        found = list(pool.map(lambda one: CALLS[one[0]](captioner, one[1], clips[one[1]]), work))
     wrong = [one for one, ids in zip(work, found, strict=True) if ids != expected[one]]
     assert not wrong
     assert loaded.target.model.decoder.slab.used == loaded.draft.model.decoder.slab.used == 0

@@ -49,6 +49,8 @@ def test_exit_codes_stay():
         "GenerationError": 1,
         "OutputError": 1,
         "UsageError": 2,
+        "ArgumentError": 2,
+        "ClosedError": 2,
         "ProfileError": 2,
         "ModelError": 3,
         "DeviceError": 3,

@@ -39,7 +39,7 @@ def sequence(kind, pace, limits=LIMITS):
 
 
 def calls(schedule, one):
-    """Functions of Python that run from its first round to its last."""
+    """Functions of Python that run from its seventh round to its last."""
     count = [0]
 
     def profile(frame, event, argument):
@@ -49,7 +49,7 @@ def calls(schedule, one):
 
     def emitted(event):
         emit(event)
-        if len(one.rounds) == 2:
+        if len(one.rounds) == 7:  # the first rounds with so many clips are measured
             sys.setprofile(profile)
 
     one.emit = emitted
@@ -70,7 +70,7 @@ def test_a_round_that_rests_is_plain_decodings(kind):
     extra = calls(sequential, one) - calls(autoregressive, plain)
     assert one.token_ids == plain.token_ids and not engine.passes
     assert [(r.origins, r.drafted) for r in one.rounds] == [(r.origins, r.drafted) for r in plain.rounds]
-    assert extra <= CALLS * 14
+    assert extra <= CALLS * 9
     assert one.drafter.declined == 15
 
 

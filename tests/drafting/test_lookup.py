@@ -116,6 +116,14 @@ def test_windows_are_longer_behind_longer_matches_and_shorter_where_rows_are_dea
     assert by_price == sorted(by_price, reverse=True) and by_price[-1] == 0 < by_price[-2]
 
 
+def test_what_is_found_and_costs_more_than_it_gains_is_declined():
+    text = list(range(100, 164))
+    dear, cheap = (written(begun(remembering(text), price=price), [1, *text[10:20]]) for price in (1.0, 0.1))
+    unknown = written(begun(remembering(text), price=1.0), [1, 2, 3])
+    assert [len(proposed(one, 8).tokens) > 0 for one in (dear, cheap, unknown)] == [False, True, False]
+    assert [one.declined for one in (dear, cheap, unknown)] == [1, 0, 0]
+
+
 def test_reliance_follows_what_came_true():
     reliance = Reliance()
     assert [reliance(length) for length in (1, 2, 4, 8, 16, 99)] == pytest.approx([*PRIOR, PRIOR[-1]])

@@ -13,6 +13,7 @@ MACHINE = re.compile(r"(?<![\w.~$}/-])/(?:tmp|work|root|home/[\w.-]+|Users/[\w.-
 EXAMPLES = {
     "tests/test_machine_paths.py": ".*",
     "tests/models/record_preprocess.py": r"/tmp/tv\b",
+    **{f"tests/models/quantised/{name}.json": "/tmp/gptqmodel_" for name in ("awq", "gptq", "gptq_order")},
 }
 SKIPPED = {".mp4", ".ogv", ".png", ".safetensors", ".lock"}
 

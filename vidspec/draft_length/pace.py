@@ -200,7 +200,8 @@ class Pace:
             beta: an acceptance rate, with the weight of ``weight`` tokens.
         """
         self._verify, self._draft, self._grow = PassTimes(), PassTimes(), PassTimes()
-        for rows in range(1, self.highest + 2):
+        widest = self.highest + 1
+        for rows in (*range(1, min(17, widest)), *range(17, widest, 4), widest):  # fewer than PassTimes keeps
             for _ in range(3):
                 self._verify.add(1, rows, verify(rows))
         for _ in range(3):

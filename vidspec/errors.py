@@ -94,8 +94,8 @@ class VideoError(VidspecError):
 
     Kinds: ``missing``, ``folder``, ``unreadable``, ``empty``, ``not_video``, ``no_video_stream``, ``truncated``,
     ``damaged``, ``unsupported``, ``no_frames``, ``range``, ``memory``; of a reader's process also ``timeout``,
-    ``stalled`` and ``crashed``; of shards and URLs ``timeout``, ``too_large``, and ``refused`` where data name what they
-    may not.
+    ``stalled`` and ``crashed``; of shards and URLs ``timeout``, ``too_large``, and ``refused`` where data name what
+    they may not.
     """
 
     stage = "decode_video"
